@@ -1,0 +1,224 @@
+/*
+ * zero.h - client library of zerod, the parameter-partition service.
+ *
+ * A trainer describes its model once (a layout: groups of tensors), attaches to
+ * a job as one of its ranks, and then, step by step, fetches groups of
+ * parameters, pushes their gradients and asks for the update.  The daemon of the
+ * node holds what the trainer reads and writes in shared memory; no parameter
+ * and no gradient passes through the socket.
+ *
+ * Terms and arithmetic follow ZeRO (Rajbhandari et al., SC20, arXiv 1910.02054)
+ * and AdamW (Loshchilov and Hutter, arXiv 1711.05101).
+ *
+ * Errors: every call returns ZERO_OK (0) or another enum zero_status;
+ * zero_error() then holds a sentence that names the cause.  ret_* is written
+ * only on success.
+ * Blocking: calls marked [blocks] wait for the daemon, at most for the timeout
+ * given to zero_connect(), then return ZERO_EDEADLINE with the daemon's word
+ * on what is being waited for.
+ * Threads: a client may be used by one thread at a time.  Different clients
+ * are independent.
+ */
+#pragma once
+
+#include "zero_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct zero_client;
+struct zero_layout;
+
+/* All of a model's groups, where a number of groups is asked for. */
+#define ZERO_ALL UINT32_MAX
+/* Rank of a client that only reads: zeroctl, evaluation, export. */
+#define ZERO_OBSERVER (-1)
+
+/* ---- layout: what the model looks like -------------------------------- */
+
+struct zero_tensor {
+        const char *name;       /* unique in the layout, at most ZERO_NAME_MAX bytes */
+        uint32_t ndim;          /* 0 (a scalar) to ZERO_DIM_MAX */
+        const uint64_t *shape;  /* ndim extents; an extent of 0 is allowed */
+        bool frozen;            /* never updated; has no moments and no gradient */
+        uint32_t set;           /* which hyperparameter set of zero_step() applies */
+        enum zero_init init;
+        double init_value;
+        uint64_t init_seed;
+};
+
+/*
+ * A new, empty layout.  The caller owns it and frees it with
+ * zero_layout_free(), any time after zero_attach().
+ */
+int zero_layout_new(struct zero_layout **ret_layout);
+void zero_layout_free(struct zero_layout *layout);
+
+/*
+ * Appends a group: tensors that are fetched and pushed together (a transformer
+ * block, say), all of one dtype.  ranks lists the ranks that push gradients of this
+ * group (NULL: all); its gradient is the sum over them divided by divisor (0:
+ * their number).  Strings and arrays are copied.
+ */
+int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dtype dtype,
+                      const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
+
+/* Appends a tensor to a group; its index counts through the layout. */
+int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct zero_tensor *tensor,
+                       uint32_t *ret_tensor);
+
+uint32_t zero_layout_groups(const struct zero_layout *layout);
+uint32_t zero_layout_tensors(const struct zero_layout *layout);
+/* Where a tensor begins in its group's flat array, in elements (a multiple of 128). */
+uint64_t zero_layout_offset(const struct zero_layout *layout, uint32_t tensor);
+/* Elements of a tensor, and of a group's flat array, alignment gaps included. */
+uint64_t zero_layout_tensor_elements(const struct zero_layout *layout, uint32_t tensor);
+uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t group);
+/* What the last failed zero_layout_*() call found wrong. */
+const char *zero_layout_error(const struct zero_layout *layout);
+
+/* ---- connection ------------------------------------------------------- */
+
+struct zero_options {
+        const char *socket;        /* NULL: $ZEROD_SOCKET, else the default place */
+        const char *job;           /* at most ZERO_NAME_MAX bytes of [A-Za-z0-9._-]; NULL: no job */
+        int32_t rank;              /* 0 to world_size - 1, or ZERO_OBSERVER */
+        uint32_t world_size;
+        uint32_t local_world_size; /* ranks on this node; 0: world_size */
+        uint32_t timeout_ms;       /* of every blocking call; 0: 60000 */
+};
+
+/*
+ * Connects to the node's daemon. [blocks]  On failure *ret_client is untouched;
+ * zero_error(NULL) holds this thread's last connection error.
+ */
+int zero_connect(const struct zero_options *options, struct zero_client **ret_client);
+/* Ends the session; all views and gradient pointers become invalid.  NULL is allowed. */
+void zero_close(struct zero_client *client);
+/* The last error's sentence; owned by the client, valid until its next call. */
+const char *zero_error(const struct zero_client *client);
+/* The name of a status code, such as "ELAYOUT", and what it means. */
+const char *zero_status_name(int status);
+const char *zero_status_text(int status);
+/* A descriptor that polls readable when a reply waits; the library reads it. */
+int zero_fd(const struct zero_client *client);
+
+/* ---- attach ----------------------------------------------------------- */
+
+struct zero_needs {
+        uint32_t hold_groups; /* most groups held (fetched, not released) at once; ZERO_ALL
+                               * for stages 1 and 2 */
+        uint32_t push_groups; /* most gradients in flight at once; ZERO_ALL: room for all */
+        enum zero_dtype grad_dtype;   /* what is written to zero_grad() memory */
+        enum zero_dtype reduce_dtype; /* between nodes: ZERO_FP32 or ZERO_BF16; same on all ranks */
+};
+
+/*
+ * Joins the job as the rank given to zero_connect(), creating it if it is
+ * new. [blocks] until all ranks are there.  All ranks must bring the same
+ * layout: ZERO_ELAYOUT names the first difference.  The layout is copied.
+ * ZERO_EWINDOW says how large the window would have to be, ZERO_ERANK who has
+ * the rank.
+ */
+int zero_attach(struct zero_client *client, const struct zero_layout *layout,
+                const struct zero_needs *needs);
+/* Number of committed steps. */
+uint64_t zero_version(const struct zero_client *client);
+
+/* ---- one step --------------------------------------------------------- */
+
+/* Orders a call against work on another device.  None exists for host memory: pass NULL. */
+struct zero_sync;
+
+/*
+ * A read-only view of a group's parameters at the current version, in the
+ * group's dtype, laid flat (zero_layout_offset()). [blocks]  Valid until
+ * zero_release() or zero_step().  Fetching a held group again counts.
+ * Writing to it is a segmentation fault.
+ */
+int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *sync,
+               const void **ret_view);
+/* Asks that a group be gathered; does not wait, and never fails for lack of room. */
+int zero_prefetch(struct zero_client *client, uint32_t group);
+int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *sync);
+
+/*
+ * Memory for one gradient of a group, laid flat as the group, in
+ * needs.grad_dtype; contents are undefined. [blocks] until a slot is free.
+ * The caller owns it until zero_push().  Asking again before the push gives the
+ * same memory.
+ */
+int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
+/*
+ * Hands the gradient over; it does not wait.  present has one byte for each
+ * tensor of the group, 0 for a tensor without a gradient in this step (NULL: all
+ * trainable tensors have one).  last is false while more micro-batches of this
+ * step follow: their gradients are added up by the owners.
+ */
+int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
+              struct zero_sync *sync);
+
+/* AdamW, as torch.optim.AdamW does it (decoupled weight decay, bias correction). */
+struct zero_adamw {
+        double lr, beta1, beta2, eps, weight_decay;
+};
+
+struct zero_step {
+        const struct zero_adamw *sets; /* indexed by zero_tensor.set */
+        uint32_t n_sets;               /* 1 to ZERO_SET_MAX; 0: skip the update */
+        double clip_norm;              /* > 0: clip to this global norm; 0: no clipping */
+        double loss_scale;             /* what the loss was multiplied by; 0: 1 */
+        uint32_t growth_interval;      /* steps without overflow until the loss scale
+                                        * doubles; 0: the scale stays as it is */
+};
+
+struct zero_result {
+        uint64_t version; /* after the step */
+        bool skipped;     /* a gradient was not finite: nothing was updated */
+        double grad_norm; /* of the mean gradient, before clipping, loss scale taken out */
+        double loss_scale; /* to use next (dynamic loss scaling) */
+};
+
+/*
+ * Finishes the reduction and tells the global gradient norm (loss scale left
+ * in) and whether all is finite; nothing is updated yet. [blocks] for all ranks.
+ */
+int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
+/*
+ * Ends the step: groups this rank has not pushed count as without gradient,
+ * its leases end, and, when all ranks have called, the owners update. [blocks]
+ * until the decision; the update itself overlaps what comes next.  All ranks
+ * pass the same values (ZERO_ECONFLICT names the rank that does not).
+ */
+int zero_step(struct zero_client *client, const struct zero_step *step,
+              struct zero_result *ret_result);
+
+/* ---- reading and writing state ---------------------------------------- */
+
+/*
+ * Copies count elements of one tensor's plane, from element first on, between
+ * the service and the caller's memory: fp32 for MASTER, EXP_AVG, EXP_AVG_SQ; the
+ * group's dtype for SERVE (get only); one uint64_t for STEP. [blocks]
+ * zero_put() is for step boundaries (no gradient pushed yet) and one writer;
+ * writing MASTER makes every node gather the group anew.  Writing STEP of a
+ * tensor makes its bias correction continue from there.
+ */
+int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
+             uint64_t count, const void *src);
+int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
+             uint64_t count, void *dst);
+
+/* ---- the service ------------------------------------------------------ */
+
+/*
+ * Asks the daemon: what is "status", "jobs", "shards", "ping", "checksum",
+ * "config" or "drop"; argument a job name or NULL. [blocks]  *ret_json is a
+ * JSON text that the caller frees with free().
+ */
+int zero_query(struct zero_client *client, const char *what, const char *argument,
+               char **ret_json);
+
+#ifdef __cplusplus
+}
+#endif

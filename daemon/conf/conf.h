@@ -1,0 +1,52 @@
+/*
+ * conf.h - the daemon's options.  One table (conf_table.h) drives file, environment,
+ * command line, --help and man page.  Later sources win: default, file,
+ * environment, command line.  An unknown key is an error that names the nearest known one.
+ */
+#pragma once
+
+#include "daemon/conf/cluster.h"
+#include "proto/fault.h"
+
+enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_ARGUMENT };
+
+struct conf {
+        char *node;            /* this node's name; "" with no peers: host name */
+        char *peers;           /* "a=host:port b=host:port ...", all nodes, self included */
+        char *owners;          /* names of the nodes that hold shards; "": all */
+        char *key_file;        /* cluster key: 32 bytes, hex or raw, mode 0600 or stricter */
+        char *key_next_file;   /* second key during rotation */
+        char *socket;          /* "": $XDG_RUNTIME_DIR/zerod.sock, or /run/zerod/zerod.sock for root */
+        char *socket_mode;     /* octal, of the socket file */
+        char *state_dir;       /* "": $XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root */
+        char *device;          /* auto, host, host:scalar, host:avx2, host:avx512 */
+        char *bulk;            /* auto, ucx, tcp */
+        char *ucx_tls;         /* "" */
+        char *log_level;       /* error, warning, info, debug */
+        uint64_t threads;      /* compute threads; 0: one a CPU, at most 8 */
+        uint64_t window;       /* bytes of a job's gather window; 0: what its ranks declare */
+        uint64_t chunk;        /* elements of a chunk */
+        uint64_t memory_limit; /* bytes of all states, 0: none */
+        uint64_t session_limit; /* most connections of clients */
+        uint64_t job_limit;    /* most jobs of one user */
+        uint64_t reduce_buffers; /* bytes for sums and landings of gradients; 0: as needed by
+                                  * the largest group */
+        uint64_t delay_ms;     /* tests: messages between nodes wait up to this */
+};
+
+/*
+ * argv as main got it.  0: go on; 1: --help or --version was printed, or --check
+ * passed: exit 0.  Else a fault with file and line.  environ: "ZEROD_" and the key in capitals.
+ */
+int conf_load(int argc, char **argv, struct conf **ret, struct fault *fault);
+/* As conf_load() for a file's text alone; for tests and fuzzing. */
+int conf_parse(const char *name, const char *text, size_t size, struct conf **ret,
+               struct fault *fault);
+void conf_free(struct conf *conf);
+/* Every option with its value and source ("file /etc/zerod/zerod.conf:12"), in table order. */
+void conf_each(const struct conf *conf,
+               void (*each)(void *arg, const char *name, const char *value, const char *source,
+                            const char *doc),
+               void *arg);
+/* The cluster that peers, owners, node and key files describe. */
+int conf_cluster(const struct conf *conf, struct cluster *ret, struct fault *fault);

@@ -1,0 +1,84 @@
+/*
+ * device.h - one device that holds shards and computes on them: the host, or a GPU.
+ *
+ * Every operation is synchronous and runs on an offload thread, never on the loop.
+ * Memory is chosen by the caller; ranges of different arguments do not overlap unless
+ * stated.  All implementations agree to the bit (DESIGN: Arithmetic): fp32 in a
+ * fixed order, no contraction, correctly rounded division and square root.
+ * tests/conformance/device holds each of them against the scalar truth.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/device/exact_sum.h"
+#include "proto/zero_types.h"
+
+/*
+ * The scalars of one AdamW update in fp32, computed once in double by
+ * adamw_scalars() and recorded, so that a repeated update is the same to the bit:
+ *
+ *   g = grad * grad_scale
+ *   p = p * decay
+ *   m = m + (g - m) * one_minus_beta1
+ *   v = v * beta2 + (g * g) * one_minus_beta2
+ *   p = p - step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
+ *
+ * (torch.optim.AdamW's order of operations.)
+ */
+struct adamw_scalars {
+        float grad_scale;      /* clip factor / (divisor * loss scale) */
+        float decay;           /* 1 - lr * weight_decay */
+        float one_minus_beta1;
+        float beta2, one_minus_beta2;
+        float step_size;       /* lr / (1 - beta1^t) */
+        float sqrt_bias2;      /* sqrt(1 - beta2^t) */
+        float eps;
+};
+
+/* t counts from 1; lr, betas, eps, weight_decay as in zero.h. */
+struct adamw_scalars adamw_scalars(double lr, double beta1, double beta2, double eps,
+                                   double weight_decay, uint64_t t, double grad_scale);
+
+struct device_ops {
+        const char *name;
+
+        /*
+         * out_* = AdamW(p, m, v, grad) for n elements.  out_* may be the same
+         * addresses as the inputs (in place), else must not overlap them.
+         */
+        void (*adamw)(const struct adamw_scalars *s, size_t n, const float *p, const float *m,
+                      const float *v, const float *grad, float *out_p, float *out_m, float *out_v);
+        /*
+         * dst = src in another dtype, rounded to nearest even.  Any pair with fp32 on one
+         * side, or the same dtype twice (a copy).  Large copies bypass the cache.
+         */
+        void (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n);
+        /* As cast from fp32, by stores that bypass the cache: for the serve plane, which
+         * this core will not read again soon. */
+        void (*serve)(enum zero_dtype to, void *dst, const float *src, size_t n);
+        /* acc = src (first) or acc + src (else), src widened to fp32. */
+        void (*accumulate)(float *acc, enum zero_dtype from, const void *src, size_t n, bool first);
+        /*
+         * dst = the sum of k sources of one dtype, taken in order in fp32, rounded once to
+         * dtype `to` (fp32 or bf16).  k >= 1.
+         */
+        void (*sum)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
+                    size_t k, size_t n);
+        /*
+         * Adds scale * (sum of x squared) of each block of 128 elements (the last may
+         * be shorter) to *acc, and clears *finite if any x is NaN or infinite.  A block's sum
+         * is taken in double in a fixed order, so the result does not depend on how
+         * a range is cut at block boundaries, or on the order of calls.
+         */
+        void (*norm)(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite);
+        /* Zeroes / copies n bytes; for large n past the cache. */
+        void (*zero)(void *dst, size_t n);
+        void (*copy)(void *dst, const void *src, size_t n);
+};
+
+/* The host: "scalar", "avx2", "avx512", or NULL for the best this CPU has.
+ * Returns NULL if this CPU cannot run the one asked for (or it is unknown). */
+const struct device_ops *device_host(const char *isa);

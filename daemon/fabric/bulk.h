@@ -1,0 +1,78 @@
+/*
+ * bulk.h - how payloads travel between two nodes.
+ *
+ * Every payload is asked for by its receiver, who has made room first: bulk_expect()
+ * names a transfer and where it lands, then the request goes over the link, then the
+ * owner of the bytes calls bulk_send() with the same transfer number.  A
+ * payload nobody expects, of another length or with another token ends the
+ * connection with the peer.  Only the receiver writes its own memory.
+ *
+ * A bulk is one path (ucx, tcp, inproc); a bulk_peer is one peer on it.  All calls and
+ * callbacks are on the loop thread; no call runs a callback before it returns.
+ * tests/conformance/bulk runs on every implementation.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "daemon/fabric/channel.h"
+#include "proto/fault.h"
+
+struct bulk;
+struct bulk_peer;
+
+/* status: 0; -ECANCELED if the peer was closed first; -EPROTO, -EIO. */
+typedef void bulk_done(void *arg, int status);
+
+struct bulk_ops {
+        const char *name;
+        /* Sends n bytes at p, which stay the caller's and unchanged until done. */
+        int (*send)(struct bulk_peer *peer, uint64_t transfer, const void *p, size_t n,
+                    bulk_done *done, void *arg);
+        /* Expects n bytes at p; p may be written until done.  -EEXIST: number in use. */
+        int (*expect)(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n,
+                      bulk_done *done, void *arg);
+        /* Forgets an expected transfer (the owner refused it): done gets -ECANCELED.
+         * Idempotent; unknown numbers are ignored. */
+        void (*forget)(struct bulk_peer *peer, uint64_t transfer);
+        /* Ends the peer by force; every pending done gets -ECANCELED, then closed() is
+         * called and the peer is gone.  Never waits for the other side. */
+        void (*close)(struct bulk_peer *peer, void (*closed)(void *arg), void *arg);
+};
+
+struct bulk_peer {
+        const struct bulk_ops *ops;
+        /* called once if the path breaks by itself; then the owner closes the peer */
+        void (*broken)(void *arg, const char *why);
+        void *broken_arg;
+        uint64_t sent_bytes, received_bytes;
+};
+
+/* ---- tcp: an authenticated channel of its own (channel.h), role bulk ---- */
+
+/* Takes the channel over. Payload headers are authenticated with the channel's keys. */
+int bulk_tcp_peer_new(struct channel *channel, uint64_t token, void (*broken)(void *, const char *),
+                      void *arg, struct bulk_peer **ret);
+
+/* ---- ucx: active messages with rendezvous, no tcp transport, no listener ---- */
+
+struct bulk_ucx;
+/*
+ * tls: UCX_TLS to use; tcp is refused unless named explicitly.  NULL: what the
+ * environment says, else everything without tcp.  Without a usable transport: -ENODEV.
+ */
+int bulk_ucx_new(uv_loop_t *loop, const char *tls, struct bulk_ucx **ret, struct fault *fault);
+/* The worker's address; valid as long as the bulk. */
+const void *bulk_ucx_address(const struct bulk_ucx *ucx, size_t *ret_size);
+const char *bulk_ucx_tls(const struct bulk_ucx *ucx);
+int bulk_ucx_peer_new(struct bulk_ucx *ucx, const void *address, size_t size, uint64_t token,
+                      void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret);
+/* All peers must be closed. */
+void bulk_ucx_free(struct bulk_ucx *ucx);
+
+/* ---- inproc: two ends in one process, for tests and the thread sanitizer ---- */
+
+int bulk_inproc_pair(uv_loop_t *loop, uint64_t token, struct bulk_peer **ret_a,
+                     struct bulk_peer **ret_b);

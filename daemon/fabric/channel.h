@@ -1,0 +1,46 @@
+/*
+ * channel.h - an authenticated TCP connection to another node.
+ *
+ * Both sides prove that they hold the cluster key (challenge and response over both
+ * nonces), that they speak the same protocol version and mean the same owner list, and
+ * derive directional session keys from key, roles, node ids, nonces, version and list hash
+ * (handshake.h, I/O-free).  The door accepts and dials; before authentication
+ * connections are few (DOOR_HALF_OPEN_MAX) and time-limited (DOOR_HANDSHAKE_MS).
+ */
+#pragma once
+
+#include <sodium.h>
+#include <uv.h>
+
+#include "daemon/conf/cluster.h"
+#include "proto/fault.h"
+
+enum channel_role { CHANNEL_LINK = 1, CHANNEL_BULK = 2 };
+enum { DOOR_HALF_OPEN_MAX = 128, DOOR_HANDSHAKE_MS = 5000, CHANNEL_KEY = CLUSTER_KEY };
+
+/* After authentication.  Whoever holds it closes tcp and frees it. */
+struct channel {
+        uv_tcp_t tcp;         /* not reading; data is free for the holder */
+        uint32_t node;        /* the peer, index in the cluster */
+        enum channel_role role;
+        uint64_t token;       /* what the dialler said the channel is for (bulk: link token) */
+        uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY];
+        uint8_t *early;       /* bytes that came behind the handshake; owned */
+        size_t early_size;
+};
+/* Closes the connection and frees the channel. */
+void channel_close(struct channel *channel);
+
+struct door;
+struct door_events {
+        /* An authenticated peer came in; take the channel or channel_close() it. */
+        void (*incoming)(void *arg, struct channel *channel);
+        void *arg;
+};
+/* Listens at the cluster's own address; host "" or a cluster of one: listens nowhere. */
+int door_open(uv_loop_t *loop, const struct cluster *cluster, const struct door_events *events,
+              struct door **ret, struct fault *fault);
+/* done(channel or NULL, why): on the loop, within the handshake's deadline. */
+int door_dial(struct door *door, uint32_t node, enum channel_role role, uint64_t token,
+              void (*done)(void *arg, struct channel *channel, const char *why), void *arg);
+void door_close(struct door *door, void (*closed)(void *arg), void *arg);

@@ -1,0 +1,64 @@
+/*
+ * fabric.h - what the daemon sees of the other nodes: messages and payloads.
+ *
+ * Puts members (links) and bulk paths together.  When a link comes up both sides
+ * say how they can be reached (BulkHello), try UCX where both have it and a probe payload
+ * passes within FABRIC_PROBE_MS, and else take our own TCP; only then is the peer
+ * reported up.  When the link ends, the bulk peer is closed by force, all its
+ * payloads are cancelled, and then the peer is reported down.
+ *
+ * A node is also its own peer: messages to self come back through the loop, so the
+ * layers above need no special case.  Payloads to self are not possible (they are copies).
+ * Loop thread only; no call runs a callback before it returns.
+ */
+#pragma once
+
+#include "daemon/fabric/bulk.h"
+#include "daemon/fabric/members.h"
+
+enum { FABRIC_PROBE_MS = 3000 };
+
+struct fabric;
+
+/* Kinds of traffic that are counted. */
+enum traffic { TRAFFIC_GATHER, TRAFFIC_REDUCE, TRAFFIC_STATE, TRAFFIC_CONTROL, TRAFFIC_KINDS };
+
+struct fabric_events {
+        void (*up)(void *arg, uint32_t node);
+        void (*down)(void *arg, uint32_t node, const char *why);
+        void (*message)(void *arg, uint32_t node, const Zero__LinkMessage *m);
+        void *arg;
+};
+
+struct fabric_options {
+        const struct cluster *cluster; /* must outlive the fabric */
+        const char *bulk;              /* "auto", "ucx", "tcp" */
+        const char *ucx_tls;           /* NULL: default */
+        uint32_t delay_ms;             /* tests: every message waits a random time up to this */
+};
+
+struct fabric_info {
+        struct member_info link;
+        bool up;             /* link and bulk */
+        const char *bulk;    /* "ucx", "tcp", "self" or "none" */
+        char bulk_detail[96]; /* UCX transports, for instance */
+        uint64_t sent[TRAFFIC_KINDS], received[TRAFFIC_KINDS]; /* bytes */
+};
+
+int fabric_new(uv_loop_t *loop, const struct fabric_options *options,
+               const struct fabric_events *events, struct fabric **ret, struct fault *fault);
+void fabric_close(struct fabric *fabric, void (*closed)(void *arg), void *arg);
+
+/* A message for a node (or self).  -ENOTCONN if it is not up. */
+int fabric_send(struct fabric *fabric, uint32_t node, const Zero__LinkMessage *m);
+/* A fresh transfer number for a payload asked of `node`. */
+uint64_t fabric_transfer(struct fabric *fabric, uint32_t node);
+/* bulk.h's expect, send and forget, counted under a kind. */
+int fabric_expect(struct fabric *fabric, uint32_t node, uint64_t transfer, enum traffic kind,
+                  void *p, size_t n, bulk_done *done, void *arg);
+int fabric_payload(struct fabric *fabric, uint32_t node, uint64_t transfer, enum traffic kind,
+                   const void *p, size_t n, bulk_done *done, void *arg);
+void fabric_forget(struct fabric *fabric, uint32_t node, uint64_t transfer);
+/* The peer broke the protocol: its link is cut. */
+void fabric_cut(struct fabric *fabric, uint32_t node, const char *why);
+void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info *ret);

@@ -1,0 +1,29 @@
+/*
+ * The pool of compute threads.  A task is submitted on the loop thread, run() is
+ * called on a worker, then done() on the loop thread, in the order of completion.
+ * The submitter owns the task's memory until done() has been called; a task cannot be
+ * cancelled.  Tasks start in the order of submission.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <uv.h>
+
+struct offload;
+
+struct offload_task {
+        void (*run)(struct offload_task *task, uint32_t worker); /* worker: 0 to workers - 1 */
+        void (*done)(struct offload_task *task);
+        struct offload_task *next; /* private */
+};
+
+int offload_new(uv_loop_t *loop, uint32_t workers, struct offload **ret);
+uint32_t offload_workers(const struct offload *offload);
+void offload_submit(struct offload *offload, struct offload_task *task);
+/* Tasks submitted and not yet done. */
+uint32_t offload_pending(const struct offload *offload);
+/*
+ * Marks for closing; workers end when the queue is empty.  closed() is called on the
+ * loop thread after the last done(); then all is freed.
+ */
+void offload_close(struct offload *offload, void (*closed)(void *arg), void *arg);

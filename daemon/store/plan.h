@@ -1,0 +1,58 @@
+/*
+ * Where an owner's part of a job lies in its planes.  Pure: computed from layout,
+ * partition and owner.
+ *
+ * The master plane holds the owner's shard of every group, one behind the other, in
+ * group order (so a shard of an fp32 group is served from it as it stands).
+ * exp_avg, exp_avg_sq and grad hold the trainable segments only, in the same order:
+ * frozen tensors have neither moments nor gradient.  The serve plane holds the
+ * shards of bf16 and fp16 groups, each beginning at a multiple of 4096 bytes.
+ *
+ * A chunk is the unit of update and of commit: up to chunk_elements consecutive
+ * trainable elements of one shard, contiguous in every plane.
+ */
+#pragma once
+
+#include "proto/partition.h"
+
+enum { PLAN_CHUNK_ELEMENTS = 1280 };
+
+/* The part of a tensor inside this owner's shard, alignment gap behind it included
+ * (gaps count as trainable if their tensor is). */
+struct plan_segment {
+        uint32_t tensor, group;
+        uint64_t in_group; /* first element in the group's flat array */
+        uint64_t count;    /* elements, gap included */
+        uint64_t master;   /* first element in the master plane */
+        uint64_t moment;   /* ... in exp_avg, exp_avg_sq and grad; UINT64_MAX if frozen */
+};
+
+struct plan_shard {
+        struct range range;      /* in the group */
+        uint64_t master;         /* first element in the master plane */
+        uint64_t moment;         /* first element in the trainable planes */
+        uint64_t moment_count;   /* trainable elements of the shard */
+        uint64_t serve;          /* byte offset in the serve plane; UINT64_MAX for fp32 */
+        uint32_t first_segment, n_segments;
+        uint32_t first_chunk, n_chunks;
+};
+
+struct plan_chunk {
+        uint32_t group, n;     /* elements */
+        uint32_t first_segment; /* the segment the chunk's first element is in */
+        uint64_t master, moment, in_group;
+};
+
+struct plan {
+        uint32_t owner, n_groups, n_segments, n_chunks, chunk_elements;
+        struct plan_shard *shards; /* [group] */
+        struct plan_segment *segments;
+        struct plan_chunk *chunks;
+        uint64_t master_elements, moment_elements, serve_bytes;
+};
+
+int plan_new(const layout *l, const struct partition *p, uint32_t owner, uint32_t chunk_elements,
+             struct plan **ret);
+void plan_free(struct plan *p);
+/* Bytes of a plane (MASTER, EXP_AVG, EXP_AVG_SQ, GRAD, SERVE) over the owner's part. */
+uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane);

@@ -1,0 +1,25 @@
+/*
+ * Crash-consistent in-place update of a chunk at cache cost.
+ *
+ * Each updating thread owns one redo slot in the state file, small enough to stay
+ * in L1.  The new master | exp_avg | exp_avg_sq are written to the slot, the slot is
+ * marked valid (release), copied home, the chunk's version is raised (release),
+ * the slot is freed (release).  Whatever the instruction at which the process
+ * dies, the chunk is either at its old version and untouched, or restorable from
+ * a valid slot, or at its new version.
+ */
+#pragma once
+
+#include "daemon/store/state.h"
+
+struct redo_slot; /* in the state file */
+
+/* Where thread `slot` writes the new values; each holds plan->chunk_elements floats. */
+struct redo_view {
+        float *p, *m, *v;
+};
+struct redo_view redo_begin(struct state *state, uint32_t slot);
+/* Commits what redo_begin() gave as chunk's values at `version`. */
+void redo_commit(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version);
+/* After a crash: copies valid slots home.  Returns how many there were. */
+uint32_t redo_replay(struct state *state);

@@ -1,0 +1,16 @@
+/* Data types on the wire and in memory: sizes, names, and the scalar conversions
+ * that every kernel must agree with to the bit (round to nearest, ties to even). */
+#pragma once
+
+#include "proto/zero_types.h"
+
+bool dtype_valid(uint32_t dtype);
+/* Bytes an element; dtype must be valid. */
+size_t dtype_size(enum zero_dtype dtype);
+const char *dtype_name(enum zero_dtype dtype);
+
+/* NaN stays NaN (quiet); bf16 and fp16 overflow to infinity; subnormals are kept. */
+uint16_t dtype_bf16_from_fp32(float x);
+float dtype_fp32_from_bf16(uint16_t x);
+uint16_t dtype_fp16_from_fp32(float x);
+float dtype_fp32_from_fp16(uint16_t x);

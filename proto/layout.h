@@ -1,0 +1,75 @@
+/*
+ * A model's layout: ordered groups of ordered tensors, each group laid flat with
+ * its tensors aligned to LAYOUT_ALIGN elements (256 bytes at two bytes each).
+ * Pure.  A layout that came out of layout_from_message() or passed
+ * layout_check() satisfies every limit of zero_types.h; nothing needs checking
+ * again.
+ */
+#pragma once
+
+#include <stdio.h>
+
+#include "proto/fault.h"
+#include "proto/zero.pb-c.h"
+
+enum { LAYOUT_ALIGN = 128, LAYOUT_HASH = 32 };
+
+struct layout_tensor {
+        char *name;
+        uint32_t group;
+        uint32_t ndim;
+        uint64_t shape[ZERO_DIM_MAX];
+        bool frozen;
+        uint32_t set;
+        enum zero_init init;
+        double init_value;
+        uint64_t init_seed;
+        uint64_t elements;
+        uint64_t offset; /* in the group, elements */
+};
+
+struct layout_group {
+        char *name;
+        enum zero_dtype dtype;
+        uint32_t *ranks; /* ascending; NULL: all */
+        uint32_t n_ranks;
+        double divisor;  /* 0: number of ranks */
+        uint32_t first_tensor, n_tensors; /* consecutive in layout.tensors */
+        uint64_t elements; /* of the flat array, a multiple of LAYOUT_ALIGN; may be 0 */
+};
+
+struct zero_layout {
+        struct layout_group *groups;
+        uint32_t n_groups;
+        struct layout_tensor *tensors;
+        uint32_t n_tensors;
+        uint64_t elements; /* of all groups */
+        char error[256];
+};
+typedef struct zero_layout layout;
+
+int layout_new(layout **ret);
+void layout_free(layout *l);
+/* Tensors of a group must be added before the next group is begun. */
+int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const uint32_t *ranks,
+                     uint32_t n_ranks, double divisor, uint32_t *ret_group, struct fault *fault);
+int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
+                      struct fault *fault);
+/* Names unique, at least one group, totals in range. */
+int layout_check(const layout *l, struct fault *fault);
+
+/* BLAKE2b over everything that must agree between ranks. */
+void layout_hash(const layout *l, uint8_t ret_hash[static LAYOUT_HASH]);
+/* True if equal; else `text` names the first difference ("group 3 'h.2', tensor
+ * 'wte': shape [50257, 768] here, [50304, 768] there"). */
+bool layout_equal(const layout *here, const layout *there, char *text, size_t size);
+
+/* Whether a rank pushes gradients of the group; the group's divisor in effect. */
+bool layout_group_has_rank(const struct layout_group *g, uint32_t rank);
+double layout_group_divisor(const struct layout_group *g, uint32_t world_size);
+bool layout_group_trainable(const layout *l, uint32_t group);
+
+int layout_from_message(const Zero__Layout *m, layout **ret, struct fault *fault);
+/* An own copy as a message; freed with zero__layout__free_unpacked(m, NULL). */
+int layout_to_message(const layout *l, Zero__Layout **ret);
+int layout_copy(const layout *l, layout **ret);

@@ -1,0 +1,115 @@
+/*
+ * zero_types.h - the vocabulary that trainers, daemons and tools share:
+ * status codes, data types, planes, tensor flags.
+ *
+ * Installed beside zero.h.  Everything here is part of the wire protocol: codes
+ * are only ever appended.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * X(name, code, text).  Codes are positive; 0 is success.  Every function of
+ * libzero returns one of them, and every refusal on the wire carries one with a
+ * sentence that says what to do.
+ */
+#define ZERO_STATUS_MAP(X)                                                     \
+        X(OK, 0, "success")                                                    \
+        X(EINVAL, 1, "invalid argument")                                       \
+        X(EPROTO, 2, "protocol violation")                                     \
+        X(EVERSION, 3, "protocol version not supported by the other side")     \
+        X(ENOMEM, 4, "out of memory")                                          \
+        X(ESHM, 5, "out of shared memory")                                     \
+        X(EQUOTA, 6, "quota reached")                                          \
+        X(EPERM, 7, "not permitted")                                           \
+        X(ENOJOB, 8, "no such job")                                            \
+        X(ELAYOUT, 9, "layouts differ")                                        \
+        X(ERANK, 10, "rank is taken or out of range")                          \
+        X(ENOTATTACHED, 11, "not attached to a job")                           \
+        X(ENOGROUP, 12, "no such group or tensor")                             \
+        X(ERANGE, 13, "range lies outside the tensor or group")                \
+        X(ENOTHELD, 14, "group is not held")                                   \
+        X(EHELD, 15, "more groups held than declared")                         \
+        X(EWINDOW, 16, "gather window is too small")                           \
+        X(EORDER, 17, "call does not fit the state of the step")               \
+        X(ECONFLICT, 18, "ranks of the job do not agree")                      \
+        X(EDEADLINE, 19, "deadline passed")                                    \
+        X(ELOSTRANK, 20, "a rank of the job was lost")                         \
+        X(EPEER, 21, "a node of the cluster is not reachable")                 \
+        X(ECLOSED, 22, "connection closed")                                    \
+        X(EIO, 23, "input/output error")                                       \
+        X(EBUSY, 24, "busy")                                                   \
+        X(EINTERNAL, 25, "internal error")                                     \
+        X(EABORTED, 26, "the attempt was aborted")
+
+enum zero_status {
+#define X(name, code, text) ZERO_##name = code,
+        ZERO_STATUS_MAP(X)
+#undef X
+};
+
+/* X(name, code, bytes per element, text) */
+#define ZERO_DTYPE_MAP(X)                                                      \
+        X(FP32, 1, 4, "fp32")                                                  \
+        X(BF16, 2, 2, "bf16")                                                  \
+        X(FP16, 3, 2, "fp16")
+
+enum zero_dtype {
+#define X(name, code, bytes, text) ZERO_##name = code,
+        ZERO_DTYPE_MAP(X)
+#undef X
+};
+
+/*
+ * One array over a job's parameters (ZeRO, arXiv 1910.02054, section 3.1).
+ * MASTER, EXP_AVG and EXP_AVG_SQ are fp32.  SERVE is the parameter in the
+ * group's dtype.  STEP is one element a tensor: how often it was updated.
+ * GRAD is the accumulator; it cannot be read or written by clients.
+ */
+#define ZERO_PLANE_MAP(X)                                                      \
+        X(MASTER, 1, "master")                                                 \
+        X(EXP_AVG, 2, "exp_avg")                                               \
+        X(EXP_AVG_SQ, 3, "exp_avg_sq")                                         \
+        X(SERVE, 4, "serve")                                                   \
+        X(GRAD, 5, "grad")                                                     \
+        X(STEP, 6, "step")
+
+enum zero_plane {
+#define X(name, code, text) ZERO_PLANE_##name = code,
+        ZERO_PLANE_MAP(X)
+#undef X
+};
+
+/* How a tensor gets its first values. */
+enum zero_init {
+        ZERO_INIT_ZEROS = 0,
+        ZERO_INIT_CONSTANT = 1, /* init_value everywhere */
+        ZERO_INIT_NORMAL = 2,   /* mean 0, standard deviation init_value; the same
+                                 * for any partition: element i depends only on
+                                 * init_seed and i */
+        ZERO_INIT_PUT = 3,      /* zeros until zero_put() */
+};
+
+enum zero_limits {
+        ZERO_NAME_MAX = 255,     /* bytes of a job, group or tensor name */
+        ZERO_DIM_MAX = 8,        /* dimensions of a tensor */
+        ZERO_GROUP_MAX = 65536,  /* groups of a layout */
+        ZERO_TENSOR_MAX = 262144, /* tensors of a layout */
+        ZERO_SET_MAX = 64,       /* hyperparameter sets of a job */
+        ZERO_RANK_MAX = 4096,    /* ranks of a job */
+        ZERO_NODE_MAX = 64,      /* nodes of a cluster */
+};
+
+/* Most elements of one group: 2^40. */
+#define ZERO_GROUP_ELEMENTS_MAX ((uint64_t)1 << 40)
+
+#ifdef __cplusplus
+}
+#endif
