@@ -1,0 +1,150 @@
+/* The decision of a step.  Pure. */
+#include "daemon/job/decide.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* As torch.nn.utils.clip_grad_norm_ has it. */
+static const double clip_epsilon = 1e-6;
+static const double loss_scale_min = 1.0 / 65536, loss_scale_max = 16777216;
+
+double votes_norm(const struct votes *votes)
+{
+        return votes->finite ? sqrt(exact_sum_value(&votes->norm)) : NAN;
+}
+
+/* Dynamic loss scaling: halve on overflow, double after growth_interval good steps. */
+static void decide_loss_scale(struct decision *d, const struct step_params *params)
+{
+        if (params->growth_interval == 0)
+                return;
+        if (d->overflow) {
+                d->loss_scale = fmax(params->loss_scale / 2, loss_scale_min);
+                d->good_steps = 0;
+        } else if (d->commit && ++d->good_steps >= params->growth_interval) {
+                d->loss_scale = fmin(params->loss_scale * 2, loss_scale_max);
+                d->good_steps = 0;
+        }
+}
+
+struct decision decide(const struct votes *votes, const struct step_params *params,
+                       uint32_t good_steps)
+{
+        double norm = votes_norm(votes) / params->loss_scale;
+        struct decision d = {
+                .finite = votes->finite && isfinite(norm),
+                .grad_norm = norm,
+                .clip = 1,
+                .loss_scale = params->loss_scale,
+                .good_steps = good_steps,
+        };
+
+        d.overflow = !d.finite;
+        d.commit = d.finite && params->n_sets > 0;
+        if (d.finite && params->clip_norm > 0)
+                d.clip = fmin(1, params->clip_norm / (norm + clip_epsilon));
+        decide_loss_scale(&d, params);
+        return d;
+}
+
+double decision_grad_scale(double clip, double loss_scale, double divisor)
+{
+        return clip / (loss_scale * divisor);
+}
+
+static int set_check(const Zero__AdamW *m, size_t i, struct fault *fault)
+{
+        if (!isfinite(m->lr) || m->lr < 0)
+                return fault_set(fault, ZERO_EINVAL, "set %zu: lr %g is not a number >= 0", i, m->lr);
+        if (!(m->beta1 >= 0 && m->beta1 < 1) || !(m->beta2 >= 0 && m->beta2 < 1))
+                return fault_set(fault, ZERO_EINVAL, "set %zu: betas %g, %g are not in [0, 1)", i,
+                                 m->beta1, m->beta2);
+        if (!isfinite(m->eps) || m->eps < 0)
+                return fault_set(fault, ZERO_EINVAL, "set %zu: eps %g is not a number >= 0", i, m->eps);
+        if (!isfinite(m->weight_decay) || m->weight_decay < 0)
+                return fault_set(fault, ZERO_EINVAL, "set %zu: weight_decay %g is not a number >= 0",
+                                 i, m->weight_decay);
+        return 0;
+}
+
+int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
+                             struct fault *fault)
+{
+        struct step_params p = { .clip_norm = m->clip_norm,
+                                 .loss_scale = m->loss_scale == 0 ? 1 : m->loss_scale,
+                                 .growth_interval = m->growth_interval };
+
+        if (m->n_sets > ZERO_SET_MAX)
+                return fault_set(fault, ZERO_EINVAL, "%zu hyperparameter sets: at most %d are possible",
+                                 m->n_sets, ZERO_SET_MAX);
+        for (size_t i = 0; i < m->n_sets; i++) {
+                int r = set_check(m->sets[i], i, fault);
+                if (r)
+                        return r;
+                p.sets[i] = (struct step_set){ m->sets[i]->lr, m->sets[i]->beta1, m->sets[i]->beta2,
+                                               m->sets[i]->eps, m->sets[i]->weight_decay };
+        }
+        if (!isfinite(p.clip_norm) || p.clip_norm < 0)
+                return fault_set(fault, ZERO_EINVAL, "clip_norm %g is not a number >= 0", p.clip_norm);
+        if (!isfinite(p.loss_scale) || p.loss_scale <= 0)
+                return fault_set(fault, ZERO_EINVAL, "loss_scale %g is not a number > 0", p.loss_scale);
+        p.n_sets = (uint32_t)m->n_sets;
+        *ret = p;
+        return 0;
+}
+
+Zero__StepParams *step_params_to_message(const struct step_params *params,
+                                         struct step_params_message *ret)
+{
+        zero__step_params__init(&ret->message);
+        for (uint32_t i = 0; i < params->n_sets; i++) {
+                const struct step_set *set = &params->sets[i];
+
+                zero__adam_w__init(&ret->sets[i]);
+                ret->sets[i].lr = set->lr;
+                ret->sets[i].beta1 = set->beta1;
+                ret->sets[i].beta2 = set->beta2;
+                ret->sets[i].eps = set->eps;
+                ret->sets[i].weight_decay = set->weight_decay;
+                ret->pointers[i] = &ret->sets[i];
+        }
+        ret->message.n_sets = params->n_sets;
+        ret->message.sets = ret->pointers;
+        ret->message.clip_norm = params->clip_norm;
+        ret->message.loss_scale = params->loss_scale;
+        ret->message.growth_interval = params->growth_interval;
+        return &ret->message;
+}
+
+static bool same(const char *what, double a, double b, char *text, size_t size)
+{
+        if (memcmp(&a, &b, sizeof a) == 0)
+                return true;
+        snprintf(text, size, "%s %.17g and %.17g", what, a, b);
+        return false;
+}
+
+bool step_params_equal(const struct step_params *a, const struct step_params *b, char *text,
+                       size_t size)
+{
+        if (!same("number of hyperparameter sets", a->n_sets, b->n_sets, text, size) ||
+            !same("clip_norm", a->clip_norm, b->clip_norm, text, size) ||
+            !same("loss_scale", a->loss_scale, b->loss_scale, text, size) ||
+            !same("growth_interval", a->growth_interval, b->growth_interval, text, size))
+                return false;
+        for (uint32_t i = 0; i < a->n_sets; i++) {
+                const struct step_set *x = &a->sets[i], *y = &b->sets[i];
+                char part[160] = "";
+
+                if (same("lr", x->lr, y->lr, part, sizeof part) &&
+                    same("beta1", x->beta1, y->beta1, part, sizeof part) &&
+                    same("beta2", x->beta2, y->beta2, part, sizeof part) &&
+                    same("eps", x->eps, y->eps, part, sizeof part) &&
+                    same("weight_decay", x->weight_decay, y->weight_decay, part, sizeof part))
+                        continue;
+                snprintf(text, size, "set %u: %s", i, part);
+                return false;
+        }
+        return true;
+}

@@ -1,0 +1,57 @@
+/*
+ * The decision of a step: a pure function of the votes, the ranks' parameters and the state of
+ * the loss scale, so that whoever collects the same votes decides the same.
+ */
+#pragma once
+
+#include "daemon/device/device.h"
+#include "proto/fault.h"
+#include "proto/zero.pb-c.h"
+
+/* What all ranks agree on (StepParams, checked). */
+struct step_params {
+        uint32_t n_sets;
+        struct step_set {
+                double lr, beta1, beta2, eps, weight_decay;
+        } sets[ZERO_SET_MAX];
+        double clip_norm;
+        double loss_scale; /* never 0 */
+        uint32_t growth_interval;
+};
+
+/* The sum of all owners' votes. */
+struct votes {
+        struct exact_sum norm; /* of squares, divisors applied, loss scale left in */
+        bool finite;
+};
+
+struct decision {
+        bool commit;
+        bool overflow;     /* not committed because a gradient was not finite */
+        bool finite;
+        double grad_norm;  /* loss scale taken out */
+        double clip;       /* factor, at most 1 */
+        double loss_scale; /* to use next */
+        uint32_t good_steps;
+};
+
+/* The Euclidean norm that the votes add up to, loss scale left in; NaN if not finite. */
+double votes_norm(const struct votes *votes);
+struct decision decide(const struct votes *votes, const struct step_params *params,
+                       uint32_t good_steps);
+/* What multiplies a group's summed gradient before the update. */
+double decision_grad_scale(double clip, double loss_scale, double divisor);
+
+int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
+                             struct fault *fault);
+/* As a message for a send; sets must outlive it and have room for ZERO_SET_MAX. */
+struct step_params_message {
+        Zero__StepParams message;
+        Zero__AdamW sets[ZERO_SET_MAX];
+        Zero__AdamW *pointers[ZERO_SET_MAX];
+};
+Zero__StepParams *step_params_to_message(const struct step_params *params,
+                                         struct step_params_message *ret);
+/* True if equal; else text names the first difference ("set 0: lr 0.1 and 0.2"). */
+bool step_params_equal(const struct step_params *a, const struct step_params *b, char *text,
+                       size_t size);

@@ -1,0 +1,186 @@
+/* The coordinator's state machine.  No libuv, no UCX, no messages: events and actions. */
+#include "daemon/job/step.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint32_t n_owners)
+{
+        *s = (struct step){ .world_size = world_size,
+                            .n_nodes = n_nodes,
+                            .n_owners = n_owners,
+                            .loss_scale = 1 };
+        s->node_of_rank = malloc(world_size * sizeof *s->node_of_rank);
+        s->rank_lost = calloc(world_size, sizeof *s->rank_lost);
+        s->ready = calloc(n_nodes, sizeof *s->ready);
+        s->voted = calloc(n_owners, sizeof *s->voted);
+        s->done = calloc(n_owners, sizeof *s->done);
+        if (!s->node_of_rank || !s->rank_lost || !s->ready || !s->voted || !s->done) {
+                step_deinit(s);
+                return -ENOMEM;
+        }
+        for (uint32_t r = 0; r < world_size; r++)
+                s->node_of_rank[r] = RANK_ABSENT;
+        for (uint32_t o = 0; o < n_owners; o++)
+                s->done[o] = true;
+        return 0;
+}
+
+void step_deinit(struct step *s)
+{
+        free(s->node_of_rank);
+        free(s->rank_lost);
+        free(s->ready);
+        free(s->voted);
+        free(s->done);
+        *s = (struct step){ 0 };
+}
+
+bool step_node_has_ranks(const struct step *s, uint32_t node)
+{
+        for (uint32_t r = 0; r < s->world_size; r++)
+                if (s->node_of_rank[r] == node)
+                        return true;
+        return false;
+}
+
+/* Back to COLLECTING, nothing ready, nothing voted. */
+static void step_collect(struct step *s)
+{
+        s->phase = STEP_COLLECTING;
+        s->have_params = false;
+        s->collecting_norm = false;
+        s->votes = (struct votes){ .finite = true };
+        exact_sum_init(&s->votes.norm);
+        memset(s->ready, 0, s->n_nodes * sizeof *s->ready);
+        memset(s->voted, 0, s->n_owners * sizeof *s->voted);
+}
+
+static bool step_complete(const struct step *s)
+{
+        for (uint32_t r = 0; r < s->world_size; r++)
+                if (s->node_of_rank[r] == RANK_ABSENT)
+                        return false;
+        return true;
+}
+
+int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *ret,
+              struct fault *fault)
+{
+        if (rank >= s->world_size)
+                return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u", rank,
+                                 s->world_size);
+        if (s->node_of_rank[rank] != RANK_ABSENT)
+                return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank);
+        s->node_of_rank[rank] = node;
+        s->rank_lost[rank] = false;
+        *ret = STEP_NOTHING;
+        if (!step_complete(s))
+                return 0;
+        s->epoch++;
+        s->attempt++;
+        step_collect(s);
+        *ret = STEP_START;
+        return 0;
+}
+
+void step_part(struct step *s, uint32_t rank, bool orderly)
+{
+        if (rank >= s->world_size)
+                return;
+        s->node_of_rank[rank] = RANK_ABSENT;
+        s->rank_lost[rank] = !orderly;
+        s->phase = STEP_FORMING;
+}
+
+/* Nodes that ask for the norm and nodes that end the step are not mixed. */
+static int step_ready_check(struct step *s, const struct step_params *params, uint32_t rank,
+                            bool first, struct fault *fault)
+{
+        char text[240];
+
+        if (first)
+                return 0;
+        if (s->collecting_norm != (params == NULL))
+                return fault_set(fault, ZERO_ECONFLICT, "rank %u calls %s while rank %u calls %s", rank,
+                                 params ? "zero_step" : "zero_norm", s->params_rank,
+                                 params ? "zero_norm" : "zero_step");
+        if (params && s->have_params && !step_params_equal(&s->params, params, text, sizeof text))
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "ranks %u and %u pass different values to zero_step: %s",
+                                 s->params_rank, rank, text);
+        return 0;
+}
+
+int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct step_params *params,
+               uint32_t rank, enum step_action *ret, struct fault *fault)
+{
+        bool first = true, all = true;
+        int r;
+
+        *ret = STEP_NOTHING;
+        if (s->phase != STEP_COLLECTING || attempt != s->attempt || node >= s->n_nodes)
+                return fault_set(fault, ZERO_EORDER, "attempt %llu is not the current one (%llu)",
+                                 (unsigned long long)attempt, (unsigned long long)s->attempt);
+        for (uint32_t n = 0; n < s->n_nodes; n++)
+                if (s->ready[n])
+                        first = false;
+        r = step_ready_check(s, params, rank, first, fault);
+        if (r)
+                return r;
+        s->ready[node] = true;
+        s->collecting_norm = params == NULL;
+        if (first)
+                s->params_rank = rank;
+        if (params && !s->have_params) {
+                s->params = *params;
+                s->have_params = true;
+        }
+        for (uint32_t n = 0; n < s->n_nodes; n++)
+                all = all && (s->ready[n] || !step_node_has_ranks(s, n));
+        if (all) {
+                s->norm_only = params == NULL;
+                s->phase = STEP_VOTING;
+                *ret = STEP_PREPARE;
+        }
+        return 0;
+}
+
+static void step_decide(struct step *s)
+{
+        s->decision = decide(&s->votes, &s->params, s->good_steps);
+        s->loss_scale = s->decision.loss_scale;
+        s->good_steps = s->decision.good_steps;
+        s->version += s->decision.commit;
+        s->skipped += s->decision.overflow;
+        s->attempt++;
+        for (uint32_t o = 0; o < s->n_owners; o++)
+                s->done[o] = false;
+}
+
+void step_vote(struct step *s, uint32_t owner, uint64_t attempt, const struct votes *vote,
+               enum step_action *ret)
+{
+        *ret = STEP_NOTHING;
+        if (s->phase != STEP_VOTING || attempt != s->attempt || owner >= s->n_owners || s->voted[owner])
+                return;
+        s->voted[owner] = true;
+        exact_sum_merge(&s->votes.norm, &vote->norm);
+        s->votes.finite = s->votes.finite && vote->finite;
+        for (uint32_t o = 0; o < s->n_owners; o++)
+                if (!s->voted[o])
+                        return;
+        if (s->norm_only)
+                s->norm = votes_norm(&s->votes);
+        else
+                step_decide(s);
+        step_collect(s);
+        *ret = STEP_DECIDE;
+}
+
+void step_done(struct step *s, uint32_t owner, uint64_t attempt)
+{
+        if (owner < s->n_owners && attempt + 1 == s->attempt)
+                s->done[owner] = true;
+}
