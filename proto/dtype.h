@@ -9,7 +9,11 @@ bool dtype_valid(uint32_t dtype);
 size_t dtype_size(enum zero_dtype dtype);
 const char *dtype_name(enum zero_dtype dtype);
 
-/* NaN stays NaN (quiet); bf16 and fp16 overflow to infinity; subnormals are kept. */
+/*
+ * NaN stays NaN (quiet, but for fp32 from bf16, which is a plain shift) and keeps the
+ * upper bits of its payload, as F16C does it; bf16 and fp16 overflow to infinity;
+ * subnormals are kept.
+ */
 uint16_t dtype_bf16_from_fp32(float x);
 float dtype_fp32_from_bf16(uint16_t x);
 uint16_t dtype_fp16_from_fp32(float x);

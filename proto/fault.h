@@ -18,5 +18,6 @@ int fault_set(struct fault *fault, int status, const char *format, ...)
 /* For -errno from the system: EIO, ENOMEM or ESHM with strerror's text behind `what`. */
 int fault_errno(struct fault *fault, int error, const char *what);
 
-const char *zero_status_name(int status);
-const char *zero_status_text(int status);
+/* Part of libzero's interface (zero.h), hence visible. */
+__attribute__((visibility("default"))) const char *zero_status_name(int status);
+__attribute__((visibility("default"))) const char *zero_status_text(int status);

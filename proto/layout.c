@@ -1,0 +1,328 @@
+/*
+ * Layouts: building, checking, lookup.
+ *
+ * Every limit is checked in one place, here, whether a layout comes from a message or from
+ * calls: per group and tensor when it is added, unique names in layout_check().
+ * A refused addition leaves the layout as it was.  Arrays double when their length
+ * reaches a power of two, so that no capacity need be kept.
+ */
+#include "proto/layout.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+#include "proto/dtype.h"
+#include "proto/text.h"
+
+DEFINE_CLEANUP(layout *, layout_free)
+
+int layout_new(layout **ret)
+{
+        layout *l = calloc(1, sizeof(*l));
+        if (!l)
+                return -ENOMEM;
+        *ret = l;
+        return 0;
+}
+
+void layout_free(layout *l)
+{
+        if (!l)
+                return;
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                free(l->groups[g].name);
+                free(l->groups[g].ranks);
+        }
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                free(l->tensors[t].name);
+        free(l->groups);
+        free(l->tensors);
+        free(l);
+}
+
+/* Room for one more item behind n. */
+static int grow(void **items, uint32_t n, size_t size)
+{
+        if (n & (n - 1)) /* between two powers of two there is room */
+                return 0;
+
+        void *larger = reallocarray(*items, n ? (size_t)n * 2 : 1, size);
+        if (!larger)
+                return -ENOMEM;
+        *items = larger;
+        return 0;
+}
+
+/* ---- checks ------------------------------------------------------------- */
+
+static const char *name_flaw(const char *name)
+{
+        if (!name || !*name)
+                return "has no name";
+        if (strnlen(name, ZERO_NAME_MAX + 1) > ZERO_NAME_MAX)
+                return "has a name of more than 255 bytes";
+        if (!text_printable(name))
+                return "has a name with control characters, or that is not UTF-8";
+        return NULL;
+}
+
+static const char *ranks_flaw(const uint32_t *ranks, uint32_t n)
+{
+        if (!ranks)
+                return n > 0 ? "has no list of ranks but a number of them" : NULL;
+        if (n == 0)
+                return "has an empty list of ranks (no list means all)";
+        if (n > ZERO_RANK_MAX)
+                return "lists more than 4096 ranks";
+        for (uint32_t i = 0; i < n; i++) {
+                if (ranks[i] >= ZERO_RANK_MAX)
+                        return "lists a rank of 4096 or more";
+                if (i > 0 && ranks[i] <= ranks[i - 1])
+                        return "does not list its ranks in ascending order, each once";
+        }
+        return NULL;
+}
+
+static const char *group_flaw(uint32_t dtype, const uint32_t *ranks, uint32_t n_ranks,
+                              double divisor)
+{
+        if (!dtype_valid(dtype))
+                return "has an unknown dtype";
+        if (!isfinite(divisor) || divisor < 0)
+                return "has a divisor that is negative or not finite";
+        return ranks_flaw(ranks, n_ranks);
+}
+
+static const char *tensor_flaw(const struct layout_tensor *t)
+{
+        if (t->set >= ZERO_SET_MAX)
+                return "has a hyperparameter set of 64 or more";
+        if ((uint32_t)t->init > ZERO_INIT_PUT)
+                return "has an unknown kind of initialisation";
+        if (!isfinite(t->init_value) || fabs(t->init_value) > FLT_MAX)
+                return "has an initial value that does not fit fp32";
+        if (t->init == ZERO_INIT_NORMAL && t->init_value < 0)
+                return "has a negative standard deviation";
+        return NULL;
+}
+
+/* Elements of a shape, at most ZERO_GROUP_ELEMENTS_MAX. */
+static const char *count_elements(const struct layout_tensor *t, uint64_t *ret_elements)
+{
+        if (t->ndim > ZERO_DIM_MAX)
+                return "has more than 8 dimensions";
+
+        uint64_t elements = 1;
+        for (uint32_t i = 0; i < t->ndim; i++) {
+                if (t->shape[i] > ZERO_GROUP_ELEMENTS_MAX)
+                        return "has an extent of more than 2^40";
+                if (t->shape[i] == 0)
+                        elements = 0;
+        }
+        for (uint32_t i = 0; elements > 0 && i < t->ndim; i++) {
+                if (elements > ZERO_GROUP_ELEMENTS_MAX / t->shape[i])
+                        return "has more than 2^40 elements";
+                elements *= t->shape[i];
+        }
+        *ret_elements = elements;
+        return NULL;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+        return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int check_unique(const char **names, uint32_t n, const char *what, struct fault *fault)
+{
+        qsort(names, n, sizeof(*names), compare_names);
+        for (uint32_t i = 1; i < n; i++)
+                if (strcmp(names[i - 1], names[i]) == 0)
+                        return fault_set(fault, ZERO_EINVAL, "two %s are named %s", what,
+                                         text_quote(names[i]).text);
+        return 0;
+}
+
+int layout_check(const layout *l, struct fault *fault)
+{
+        if (l->n_groups == 0)
+                return fault_set(fault, ZERO_EINVAL, "the layout has no groups");
+
+        uint32_t most = l->n_groups > l->n_tensors ? l->n_groups : l->n_tensors;
+        CLEANUP(cleanup_free) const char **names = calloc(most, sizeof(*names));
+        if (!names)
+                return -ENOMEM;
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                names[g] = l->groups[g].name;
+        int r = check_unique(names, l->n_groups, "groups", fault);
+        if (r)
+                return r;
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                names[t] = l->tensors[t].name;
+        return check_unique(names, l->n_tensors, "tensors", fault);
+}
+
+/* ---- building ----------------------------------------------------------- */
+
+static int refuse_group(const layout *l, const char *name, const char *flaw, struct fault *fault)
+{
+        return fault_set(fault, ZERO_EINVAL, "group %u %s %s", l->n_groups, text_quote(name).text,
+                         flaw);
+}
+
+int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const uint32_t *ranks,
+                     uint32_t n_ranks, double divisor, uint32_t *ret_group, struct fault *fault)
+{
+        if (l->n_groups >= ZERO_GROUP_MAX)
+                return fault_set(fault, ZERO_EINVAL, "the layout has more than %d groups",
+                                 ZERO_GROUP_MAX);
+        const char *flaw = name_flaw(name);
+        if (flaw)
+                return fault_set(fault, ZERO_EINVAL, "group %u %s", l->n_groups, flaw);
+        flaw = group_flaw(dtype, ranks, n_ranks, divisor);
+        if (flaw)
+                return refuse_group(l, name, flaw, fault);
+
+        CLEANUP(cleanup_free) char *own_name = strdup(name);
+        CLEANUP(cleanup_free) uint32_t *own_ranks = NULL;
+        if (!own_name || grow((void **)&l->groups, l->n_groups, sizeof(*l->groups)) < 0)
+                return -ENOMEM;
+        if (ranks) {
+                own_ranks = malloc(n_ranks * sizeof(*ranks));
+                if (!own_ranks)
+                        return -ENOMEM;
+                memcpy(own_ranks, ranks, n_ranks * sizeof(*ranks));
+        }
+        l->groups[l->n_groups] = (struct layout_group){
+                .name = STEAL(own_name),
+                .dtype = dtype,
+                .ranks = STEAL(own_ranks),
+                .n_ranks = n_ranks,
+                .divisor = divisor,
+                .first_tensor = l->n_tensors,
+        };
+        *ret_group = l->n_groups++;
+        return 0;
+}
+
+static int check_tensor(const layout *l, const struct layout_tensor *t, uint64_t *ret_elements,
+                        struct fault *fault)
+{
+        if (l->n_groups == 0 || t->group != l->n_groups - 1)
+                return fault_set(fault, t->group < l->n_groups ? ZERO_EINVAL : ZERO_ENOGROUP,
+                                 "a tensor for group %u, but only the last of the %u groups can "
+                                 "still be given tensors",
+                                 t->group, l->n_groups);
+
+        const struct layout_group *g = &l->groups[t->group];
+        struct text_quote group = text_quote(g->name);
+        if (l->n_tensors >= ZERO_TENSOR_MAX)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "group %s: the layout has more than %d tensors", group.text,
+                                 ZERO_TENSOR_MAX);
+        const char *flaw = name_flaw(t->name);
+        if (flaw)
+                return fault_set(fault, ZERO_EINVAL, "tensor %u of group %s %s", g->n_tensors,
+                                 group.text, flaw);
+
+        uint64_t elements = 0;
+        flaw = tensor_flaw(t);
+        if (!flaw)
+                flaw = count_elements(t, &elements);
+        if (!flaw && elements > ZERO_GROUP_ELEMENTS_MAX - g->elements)
+                flaw = "brings its group to more than 2^40 elements";
+        if (flaw)
+                return fault_set(fault, ZERO_EINVAL, "tensor %s of group %s %s",
+                                 text_quote(t->name).text, group.text, flaw);
+        *ret_elements = elements;
+        return 0;
+}
+
+int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
+                      struct fault *fault)
+{
+        uint64_t elements = 0;
+        int r = check_tensor(l, t, &elements, fault);
+        if (r)
+                return r;
+
+        CLEANUP(cleanup_free) char *name = strdup(t->name);
+        if (!name || grow((void **)&l->tensors, l->n_tensors, sizeof(*l->tensors)) < 0)
+                return -ENOMEM;
+
+        struct layout_group *g = &l->groups[t->group];
+        struct layout_tensor *own = &l->tensors[l->n_tensors];
+        uint64_t padded = (elements + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN * LAYOUT_ALIGN;
+        *own = *t;
+        for (uint32_t i = t->ndim; i < ZERO_DIM_MAX; i++)
+                own->shape[i] = 0;
+        own->name = STEAL(name);
+        own->elements = elements;
+        own->offset = g->elements;
+        g->elements += padded;
+        g->n_tensors++;
+        l->elements += padded;
+        *ret_tensor = l->n_tensors++;
+        return 0;
+}
+
+static int copy_group(layout *to, const layout *from, uint32_t group)
+{
+        const struct layout_group *g = &from->groups[group];
+        uint32_t index;
+        int r = layout_add_group(to, g->name, g->dtype, g->ranks, g->n_ranks, g->divisor, &index,
+                                 NULL);
+
+        for (uint32_t t = 0; r == 0 && t < g->n_tensors; t++)
+                r = layout_add_tensor(to, &from->tensors[g->first_tensor + t], &index, NULL);
+        return r;
+}
+
+int layout_copy(const layout *l, layout **ret)
+{
+        CLEANUP(cleanup_layout_free) layout *copy = NULL;
+        int r = layout_new(&copy);
+
+        for (uint32_t g = 0; r == 0 && g < l->n_groups; g++)
+                r = copy_group(copy, l, g);
+        assert(r <= 0);
+        if (r < 0)
+                return r;
+        *ret = STEAL(copy);
+        return 0;
+}
+
+/* ---- lookup ------------------------------------------------------------- */
+
+static int compare_ranks(const void *a, const void *b)
+{
+        uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+        return (x > y) - (x < y);
+}
+
+bool layout_group_has_rank(const struct layout_group *g, uint32_t rank)
+{
+        return !g->ranks || bsearch(&rank, g->ranks, g->n_ranks, sizeof(rank), compare_ranks);
+}
+
+double layout_group_divisor(const struct layout_group *g, uint32_t world_size)
+{
+        if (g->divisor > 0)
+                return g->divisor;
+        return g->ranks ? g->n_ranks : world_size;
+}
+
+bool layout_group_trainable(const layout *l, uint32_t group)
+{
+        const struct layout_group *g = &l->groups[group];
+
+        for (uint32_t t = 0; t < g->n_tensors; t++)
+                if (!l->tensors[g->first_tensor + t].frozen)
+                        return true;
+        return false;
+}

@@ -1,0 +1,152 @@
+/*
+ * Layouts as messages.
+ *
+ * Rule: a message is hostile.  What can be checked is checked where layouts are built
+ * (layout.c); here only what does not fit into struct layout_tensor at all.
+ */
+#include "proto/layout.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+#include "proto/text.h"
+
+DEFINE_CLEANUP(layout *, layout_free)
+
+static void free_message(Zero__Layout *m)
+{
+        zero__layout__free_unpacked(m, NULL);
+}
+DEFINE_CLEANUP(Zero__Layout *, free_message)
+
+/* ---- from a message ----------------------------------------------------- */
+
+static int read_tensor(layout *l, const Zero__Tensor *m, struct fault *fault)
+{
+        struct layout_tensor t = {
+                .name = m->name,
+                .group = l->n_groups - 1,
+                .frozen = m->frozen,
+                .set = m->set,
+                .init = (enum zero_init)m->init,
+                .init_value = m->init_value,
+                .init_seed = m->init_seed,
+                .ndim = m->n_shape < UINT32_MAX ? (uint32_t)m->n_shape : UINT32_MAX,
+        };
+        uint32_t index;
+
+        /* a shape that is too long is refused by its length, before it is looked at */
+        if (m->n_shape > 0 && m->n_shape <= ZERO_DIM_MAX)
+                memcpy(t.shape, m->shape, m->n_shape * sizeof(*t.shape));
+        return layout_add_tensor(l, &t, &index, fault);
+}
+
+static int read_group(layout *l, const Zero__Group *m, struct fault *fault)
+{
+        uint32_t n_ranks = m->n_ranks < UINT32_MAX ? (uint32_t)m->n_ranks : UINT32_MAX;
+        uint32_t index;
+        int r = layout_add_group(l, m->name, (enum zero_dtype)m->dtype,
+                                 n_ranks > 0 ? m->ranks : NULL, n_ranks, m->divisor, &index, fault);
+
+        for (size_t i = 0; r == 0 && i < m->n_tensors; i++)
+                r = read_tensor(l, m->tensors[i], fault);
+        return r;
+}
+
+int layout_from_message(const Zero__Layout *m, layout **ret, struct fault *fault)
+{
+        if (!m)
+                return fault_set(fault, ZERO_EINVAL, "the message has no layout");
+
+        CLEANUP(cleanup_layout_free) layout *l = NULL;
+        int r = layout_new(&l);
+
+        for (size_t i = 0; r == 0 && i < m->n_groups; i++)
+                r = read_group(l, m->groups[i], fault);
+        if (r == 0)
+                r = layout_check(l, fault);
+        if (r)
+                return r;
+        *ret = STEAL(l);
+        return 0;
+}
+
+/* ---- to a message ------------------------------------------------------- */
+
+/* Each writer hangs its message into its place first: what is half-built is freed from the top. */
+static int write_tensor(const struct layout_tensor *t, Zero__Tensor **place)
+{
+        Zero__Tensor *m = malloc(sizeof(*m));
+        if (!m)
+                return -ENOMEM;
+        zero__tensor__init(m);
+        *place = m;
+
+        m->name = strdup(t->name);
+        m->shape = calloc(t->ndim + 1, sizeof(*m->shape));
+        if (!m->name || !m->shape)
+                return -ENOMEM;
+        memcpy(m->shape, t->shape, t->ndim * sizeof(*m->shape));
+        m->n_shape = t->ndim;
+        m->frozen = t->frozen;
+        m->set = t->set;
+        m->init = t->init;
+        m->init_value = t->init_value;
+        m->init_seed = t->init_seed;
+        return 0;
+}
+
+static int write_ranks(const struct layout_group *g, Zero__Group *m)
+{
+        if (!g->ranks)
+                return 0;
+        m->ranks = calloc(g->n_ranks, sizeof(*m->ranks));
+        if (!m->ranks)
+                return -ENOMEM;
+        memcpy(m->ranks, g->ranks, g->n_ranks * sizeof(*m->ranks));
+        m->n_ranks = g->n_ranks;
+        return 0;
+}
+
+static int write_group(const layout *l, const struct layout_group *g, Zero__Group **place)
+{
+        Zero__Group *m = malloc(sizeof(*m));
+        if (!m)
+                return -ENOMEM;
+        zero__group__init(m);
+        *place = m;
+
+        m->dtype = g->dtype;
+        m->divisor = g->divisor;
+        m->name = strdup(g->name);
+        m->tensors = calloc((size_t)g->n_tensors + 1, sizeof(*m->tensors));
+        if (!m->name || !m->tensors)
+                return -ENOMEM;
+        m->n_tensors = g->n_tensors;
+        int r = write_ranks(g, m);
+        for (uint32_t i = 0; r == 0 && i < g->n_tensors; i++)
+                r = write_tensor(&l->tensors[g->first_tensor + i], &m->tensors[i]);
+        return r;
+}
+
+int layout_to_message(const layout *l, Zero__Layout **ret)
+{
+        CLEANUP(cleanup_free_message) Zero__Layout *m = malloc(sizeof(*m));
+        if (!m)
+                return -ENOMEM;
+        zero__layout__init(m);
+
+        m->groups = calloc((size_t)l->n_groups + 1, sizeof(*m->groups));
+        if (!m->groups)
+                return -ENOMEM;
+        m->n_groups = l->n_groups;
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                int r = write_group(l, &l->groups[g], &m->groups[g]);
+                if (r < 0)
+                        return r;
+        }
+        *ret = STEAL(m);
+        return 0;
+}

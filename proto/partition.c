@@ -1,0 +1,105 @@
+/*
+ * The partition of every group over the owners; see partition.h for the rule.
+ *
+ * Invariants: the slices of a group lie one behind the other and cover it exactly; all
+ * owners hold the same number of slices, give or take one.
+ */
+#include "proto/partition.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+#include "proto/dtype.h"
+
+DEFINE_CLEANUP(struct partition *, partition_free)
+
+void partition_free(struct partition *p)
+{
+        if (!p)
+                return;
+        free(p->ranges);
+        free(p->start);
+        free(p->slices);
+        free(p);
+}
+
+static uint32_t slice_count(const struct layout_group *g, uint32_t n_owners)
+{
+        if (g->elements == 0)
+                return 0;
+
+        uint64_t n = g->elements * dtype_size(g->dtype) / PARTITION_SLICE_MIN;
+        if (n < 1)
+                return 1;
+        return n < n_owners ? (uint32_t)n : n_owners;
+}
+
+static void cut_group(struct partition *p, const struct layout_group *g, uint32_t group)
+{
+        uint64_t units = g->elements / LAYOUT_ALIGN;
+        uint32_t k = p->slices[group];
+
+        for (uint32_t i = 0; i < k; i++) {
+                uint64_t first = units * i / k, end = units * (i + 1) / k;
+                uint32_t owner = partition_owner(p, group, i);
+
+                p->ranges[(size_t)group * p->n_owners + owner] = (struct range){
+                        .first = first * LAYOUT_ALIGN,
+                        .count = (end - first) * LAYOUT_ALIGN,
+                };
+        }
+}
+
+int partition_new(const layout *l, uint32_t n_owners, struct partition **ret)
+{
+        assert(n_owners > 0);
+        CLEANUP(cleanup_partition_free) struct partition *p = calloc(1, sizeof(*p));
+        if (!p)
+                return -ENOMEM;
+        p->n_groups = l->n_groups;
+        p->n_owners = n_owners;
+        p->ranges = calloc((size_t)l->n_groups * n_owners + 1, sizeof(*p->ranges));
+        p->start = calloc((size_t)l->n_groups + 1, sizeof(*p->start));
+        p->slices = calloc((size_t)l->n_groups + 1, sizeof(*p->slices));
+        if (!p->ranges || !p->start || !p->slices)
+                return -ENOMEM;
+
+        uint32_t start = 0;
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                p->start[g] = start;
+                p->slices[g] = slice_count(&l->groups[g], n_owners);
+                cut_group(p, &l->groups[g], g);
+                start = (start + p->slices[g]) % n_owners;
+        }
+        *ret = STEAL(p);
+        return 0;
+}
+
+struct range partition_range(const struct partition *p, uint32_t group, uint32_t owner)
+{
+        assert(group < p->n_groups && owner < p->n_owners);
+        return p->ranges[(size_t)group * p->n_owners + owner];
+}
+
+uint32_t partition_owner(const struct partition *p, uint32_t group, uint32_t i)
+{
+        assert(group < p->n_groups && i < p->slices[group]);
+        return (p->start[group] + i) % p->n_owners;
+}
+
+int partition_sole_owner(const struct partition *p, uint32_t group)
+{
+        assert(group < p->n_groups);
+        return p->slices[group] == 1 ? (int)p->start[group] : -1;
+}
+
+uint64_t partition_elements(const struct partition *p, uint32_t owner)
+{
+        uint64_t elements = 0;
+
+        for (uint32_t g = 0; g < p->n_groups; g++)
+                elements += partition_range(p, g, owner).count;
+        return elements;
+}

@@ -1,0 +1,85 @@
+/*
+ * Slots of a window; see slots.h for the rule.
+ *
+ * Invariant: slots do not overlap and lie within `bytes`.
+ */
+#include "proto/slots.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+#include "proto/dtype.h"
+
+DEFINE_CLEANUP(struct slots *, slots_free)
+
+void slots_free(struct slots *s)
+{
+        if (!s)
+                return;
+        free(s->offsets);
+        free(s);
+}
+
+static uint64_t slot_size(const layout *l, uint32_t group, uint32_t dtype, const bool *skip)
+{
+        const struct layout_group *g = &l->groups[group];
+        if (skip && skip[group])
+                return 0;
+
+        uint64_t bytes = g->elements * dtype_size(dtype ? dtype : g->dtype);
+        return (bytes + SLOTS_ALIGN - 1) / SLOTS_ALIGN * SLOTS_ALIGN;
+}
+
+static int lay_whole(struct slots *s, const layout *l, uint32_t dtype, const bool *skip)
+{
+        s->whole = true;
+        s->n = l->n_groups;
+        s->offsets = calloc((size_t)l->n_groups + 1, sizeof(*s->offsets));
+        if (!s->offsets)
+                return -ENOMEM;
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                s->offsets[g] = s->bytes;
+                s->bytes += slot_size(l, g, dtype, skip);
+        }
+        return 0;
+}
+
+static void lay_equal(struct slots *s, const layout *l, uint32_t wanted, uint32_t dtype,
+                      const bool *skip)
+{
+        s->n = wanted;
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                uint64_t bytes = slot_size(l, g, dtype, skip);
+                if (bytes > s->slot_bytes)
+                        s->slot_bytes = bytes;
+        }
+        s->bytes = wanted * s->slot_bytes;
+}
+
+int slots_new(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip,
+              struct slots **ret)
+{
+        if (wanted == 0 || (dtype && !dtype_valid(dtype)))
+                return -EINVAL;
+
+        CLEANUP(cleanup_slots_free) struct slots *s = calloc(1, sizeof(*s));
+        if (!s)
+                return -ENOMEM;
+        if (wanted >= l->n_groups) {
+                int r = lay_whole(s, l, dtype, skip);
+                if (r < 0)
+                        return r;
+        } else {
+                lay_equal(s, l, wanted, dtype, skip);
+        }
+        *ret = STEAL(s);
+        return 0;
+}
+
+uint64_t slots_offset(const struct slots *s, uint32_t i)
+{
+        assert(i < s->n);
+        return s->whole ? s->offsets[i] : i * s->slot_bytes;
+}

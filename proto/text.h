@@ -1,0 +1,21 @@
+/*
+ * Text from outside: names that are safe to print, to log and to put into JSON.
+ * Pure.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { TEXT_QUOTE = 100 };
+
+struct text_quote {
+        char text[TEXT_QUOTE];
+};
+
+/* True if s is UTF-8 without control characters (C0, DEL, C1). */
+bool text_printable(const char *s);
+/* Drops a character at the end of s that lost its last bytes when s was cut. */
+void text_trim(char *s);
+/* A name in single quotes, shortened so that several fit into one sentence. */
+struct text_quote text_quote(const char *name);
