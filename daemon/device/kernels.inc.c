@@ -1,0 +1,297 @@
+/*
+ * The vector kernels, written once over sixteen lanes: the including file brings
+ * v16, h16 and d16 (lanes_*.h) and KERNELS_OPS, KERNELS_NAME.
+ *
+ * Rule: what is left at the ends of a range goes to the scalar truth.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "daemon/device/host.h"
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+enum { LINE = 64, PAIR = 32 /* elements: a line of 16-bit values */ };
+
+static void vector_adamw(const struct adamw_scalars *s, size_t n, const float *p, const float *m,
+                         const float *v, const float *grad, float *out_p, float *out_m,
+                         float *out_v)
+{
+        v16 grad_scale = v16_set(s->grad_scale), decay = v16_set(s->decay);
+        v16 one_minus_beta1 = v16_set(s->one_minus_beta1), beta2 = v16_set(s->beta2);
+        v16 one_minus_beta2 = v16_set(s->one_minus_beta2), step_size = v16_set(s->step_size);
+        v16 sqrt_bias2 = v16_set(s->sqrt_bias2), eps = v16_set(s->eps);
+        size_t i = 0;
+
+        for (; i + 16 <= n; i += 16) {
+                v16 g = v16_mul(v16_load(grad + i), grad_scale);
+                v16 new_p = v16_mul(v16_load(p + i), decay);
+                v16 old_m = v16_load(m + i);
+                v16 new_m = v16_add(old_m, v16_mul(v16_sub(g, old_m), one_minus_beta1));
+                v16 new_v = v16_add(v16_mul(v16_load(v + i), beta2),
+                                    v16_mul(v16_mul(g, g), one_minus_beta2));
+                v16 below = v16_add(v16_div(v16_sqrt(new_v), sqrt_bias2), eps);
+
+                new_p = v16_sub(new_p, v16_mul(step_size, v16_div(new_m, below)));
+                v16_store(out_p + i, new_p);
+                v16_store(out_m + i, new_m);
+                v16_store(out_v + i, new_v);
+        }
+        host_scalar_ops.adamw(s, n - i, p + i, m + i, v + i, grad + i, out_p + i, out_m + i,
+                              out_v + i);
+}
+
+/* Bytes to the next line, at most n. */
+static size_t to_line(const void *address, size_t n)
+{
+        size_t bytes = -(uintptr_t)address % LINE;
+
+        return bytes < n ? bytes : n;
+}
+
+static void vector_copy(void *dst, const void *src, size_t n)
+{
+        size_t i;
+
+        if (n < HOST_STREAM_MIN) {
+                host_scalar_ops.copy(dst, src, n);
+                return;
+        }
+        i = to_line(dst, n);
+        memcpy(dst, src, i);
+        for (; i + 4 * LINE <= n; i += 4 * LINE) {
+                float *to = (float *)((char *)dst + i);
+                const float *from = (const float *)((const char *)src + i);
+                v16 a = v16_load(from), b = v16_load(from + 16);
+                v16 c = v16_load(from + 32), d = v16_load(from + 48);
+
+                v16_stream(to, a);
+                v16_stream(to + 16, b);
+                v16_stream(to + 32, c);
+                v16_stream(to + 48, d);
+        }
+        memcpy((char *)dst + i, (const char *)src + i, n - i);
+        _mm_sfence();
+}
+
+static void vector_zero(void *dst, size_t n)
+{
+        size_t i;
+
+        if (n < HOST_STREAM_MIN) {
+                host_scalar_ops.zero(dst, n);
+                return;
+        }
+        i = to_line(dst, n);
+        memset(dst, 0, i);
+        for (; i + LINE <= n; i += LINE)
+                v16_stream((float *)((char *)dst + i), v16_set(0.0f));
+        memset((char *)dst + i, 0, n - i);
+        _mm_sfence();
+}
+
+ALWAYS_INLINE size_t size_of(enum zero_dtype dtype)
+{
+        return dtype == ZERO_FP32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+ALWAYS_INLINE const void *at(enum zero_dtype dtype, const void *base, size_t i)
+{
+        return (const char *)base + i * size_of(dtype);
+}
+
+ALWAYS_INLINE void *at_mutable(enum zero_dtype dtype, void *base, size_t i)
+{
+        return (char *)base + i * size_of(dtype);
+}
+
+ALWAYS_INLINE v16 load_as(enum zero_dtype from, const void *src, size_t i)
+{
+        switch (from) {
+        case ZERO_BF16:
+                return v16_from_bf16(h16_load(at(from, src, i)));
+        case ZERO_FP16:
+                return v16_from_fp16(h16_load(at(from, src, i)));
+        case ZERO_FP32:
+                break;
+        }
+        return v16_load(at(from, src, i));
+}
+
+ALWAYS_INLINE h16 narrow(enum zero_dtype to, v16 x)
+{
+        return to == ZERO_BF16 ? v16_to_bf16(x) : v16_to_fp16(x);
+}
+
+/* Stores 32 elements. */
+ALWAYS_INLINE void store_as(enum zero_dtype to, void *dst, size_t i, bool stream, v16 low, v16 high)
+{
+        void *place = at_mutable(to, dst, i);
+        float *floats = place;
+        uint16_t *halves = place;
+
+        if (to == ZERO_FP32) {
+                (stream ? v16_stream : v16_store)(floats, low);
+                (stream ? v16_stream : v16_store)(floats + 16, high);
+        } else if (stream) {
+                h32_stream(halves, narrow(to, low), narrow(to, high));
+        } else {
+                h16_store(halves, narrow(to, low));
+                h16_store(halves + 16, narrow(to, high));
+        }
+}
+
+/* Constant dtypes and `stream`: the switches inside fold away. */
+ALWAYS_INLINE void cast_loop(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src,
+                             size_t n, bool stream)
+{
+        size_t i = stream ? to_line(dst, n * size_of(to)) / size_of(to) : 0;
+
+        host_scalar_ops.cast(to, dst, from, src, i);
+        for (; i + PAIR <= n; i += PAIR)
+                store_as(to, dst, i, stream, load_as(from, src, i), load_as(from, src, i + 16));
+        host_scalar_ops.cast(to, at_mutable(to, dst, i), from, at(from, src, i), n - i);
+        if (stream)
+                _mm_sfence();
+}
+
+ALWAYS_INLINE void cast_pair(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src,
+                             size_t n, bool stream)
+{
+        if (to == ZERO_BF16)
+                cast_loop(ZERO_BF16, dst, ZERO_FP32, src, n, stream);
+        else if (to == ZERO_FP16)
+                cast_loop(ZERO_FP16, dst, ZERO_FP32, src, n, stream);
+        else if (from == ZERO_BF16)
+                cast_loop(ZERO_FP32, dst, ZERO_BF16, src, n, stream);
+        else if (from == ZERO_FP16)
+                cast_loop(ZERO_FP32, dst, ZERO_FP16, src, n, stream);
+        else
+                cast_loop(ZERO_FP32, dst, ZERO_FP32, src, n, stream);
+}
+
+static void vector_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src,
+                        size_t n)
+{
+        assert(to == from || to == ZERO_FP32 || from == ZERO_FP32);
+        if (to == from)
+                vector_copy(dst, src, n * size_of(to));
+        else if (n * size_of(to) >= HOST_STREAM_MIN)
+                cast_pair(to, dst, from, src, n, true);
+        else
+                cast_pair(to, dst, from, src, n, false);
+}
+
+static void vector_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
+{
+        cast_pair(to, dst, ZERO_FP32, src, n, true);
+}
+
+ALWAYS_INLINE void accumulate_loop(float *acc, enum zero_dtype from, const void *src, size_t n,
+                                   bool first)
+{
+        size_t i = 0;
+
+        for (; i + 16 <= n; i += 16) {
+                v16 x = load_as(from, src, i);
+
+                v16_store(acc + i, first ? x : v16_add(v16_load(acc + i), x));
+        }
+        host_scalar_ops.accumulate(acc + i, from, at(from, src, i), n - i, first);
+}
+
+ALWAYS_INLINE void accumulate_from(float *acc, enum zero_dtype from, const void *src, size_t n,
+                                   bool first)
+{
+        if (from == ZERO_BF16)
+                accumulate_loop(acc, ZERO_BF16, src, n, first);
+        else if (from == ZERO_FP16)
+                accumulate_loop(acc, ZERO_FP16, src, n, first);
+        else
+                accumulate_loop(acc, ZERO_FP32, src, n, first);
+}
+
+static void vector_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n,
+                              bool first)
+{
+        if (first)
+                accumulate_from(acc, from, src, n, true);
+        else
+                accumulate_from(acc, from, src, n, false);
+}
+
+ALWAYS_INLINE void sum_loop(enum zero_dtype to, void *dst, enum zero_dtype from,
+                            const void *const *src, size_t k, size_t n)
+{
+        for (size_t i = 0; i + PAIR <= n; i += PAIR) {
+                v16 low = load_as(from, src[0], i), high = load_as(from, src[0], i + 16);
+
+                for (size_t j = 1; j < k; j++) {
+                        low = v16_add(low, load_as(from, src[j], i));
+                        high = v16_add(high, load_as(from, src[j], i + 16));
+                }
+                store_as(to, dst, i, false, low, high);
+        }
+}
+
+ALWAYS_INLINE void sum_to(enum zero_dtype to, void *dst, enum zero_dtype from,
+                          const void *const *src, size_t k, size_t n)
+{
+        if (from == ZERO_BF16)
+                sum_loop(to, dst, ZERO_BF16, src, k, n);
+        else if (from == ZERO_FP16)
+                sum_loop(to, dst, ZERO_FP16, src, k, n);
+        else
+                sum_loop(to, dst, ZERO_FP32, src, k, n);
+}
+
+/* The elements behind the last full pair. */
+static void sum_rest(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
+                     size_t k, size_t n)
+{
+        float rest[PAIR];
+        size_t done = n - n % PAIR;
+
+        for (size_t j = 0; j < k; j++)
+                host_scalar_ops.accumulate(rest, from, at(from, src[j], done), n - done, j == 0);
+        host_scalar_ops.cast(to, at_mutable(to, dst, done), ZERO_FP32, rest, n - done);
+}
+
+static void vector_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
+                       size_t k, size_t n)
+{
+        assert(k >= 1);
+        if (to == ZERO_BF16)
+                sum_to(ZERO_BF16, dst, from, src, k, n);
+        else if (to == ZERO_FP16)
+                sum_to(ZERO_FP16, dst, from, src, k, n);
+        else
+                sum_to(ZERO_FP32, dst, from, src, k, n);
+        sum_rest(to, dst, from, src, k, n);
+}
+
+static void vector_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite)
+{
+        size_t i = 0;
+
+        for (; i + NORM_BLOCK <= n; i += NORM_BLOCK) {
+                d16 sum = d16_zero();
+
+                for (size_t j = 0; j < NORM_BLOCK; j += 16)
+                        sum = d16_add_squares(sum, v16_load(x + i + j));
+                norm_add_block(d16_total(sum), scale, acc, finite);
+        }
+        host_scalar_ops.norm(x + i, n - i, scale, acc, finite);
+}
+
+const struct device_ops KERNELS_OPS = {
+        .name = KERNELS_NAME,
+        .adamw = vector_adamw,
+        .cast = vector_cast,
+        .serve = vector_serve,
+        .accumulate = vector_accumulate,
+        .sum = vector_sum,
+        .norm = vector_norm,
+        .zero = vector_zero,
+        .copy = vector_copy,
+};

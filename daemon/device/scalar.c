@@ -1,0 +1,139 @@
+/*
+ * The scalar truth: every other implementation, of the host or of a GPU, is held
+ * against it to the bit.  Written to be read; speed is nobody's concern here.
+ */
+#include "daemon/device/host.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+static void scalar_adamw(const struct adamw_scalars *s, size_t n, const float *p, const float *m,
+                         const float *v, const float *grad, float *out_p, float *out_m,
+                         float *out_v)
+{
+        for (size_t i = 0; i < n; i++) {
+                float g = grad[i] * s->grad_scale;
+                float new_p = p[i] * s->decay;
+                float new_m = m[i] + (g - m[i]) * s->one_minus_beta1;
+                float new_v = v[i] * s->beta2 + (g * g) * s->one_minus_beta2;
+
+                new_p -= s->step_size * (new_m / (sqrtf(new_v) / s->sqrt_bias2 + s->eps));
+                out_p[i] = new_p;
+                out_m[i] = new_m;
+                out_v[i] = new_v;
+        }
+}
+
+static float load(enum zero_dtype from, const void *src, size_t i)
+{
+        switch (from) {
+        case ZERO_BF16:
+                return dtype_fp32_from_bf16(((const uint16_t *)src)[i]);
+        case ZERO_FP16:
+                return dtype_fp32_from_fp16(((const uint16_t *)src)[i]);
+        case ZERO_FP32:
+                break;
+        }
+        return ((const float *)src)[i];
+}
+
+static void store(enum zero_dtype to, void *dst, size_t i, float x)
+{
+        switch (to) {
+        case ZERO_BF16:
+                ((uint16_t *)dst)[i] = dtype_bf16_from_fp32(x);
+                return;
+        case ZERO_FP16:
+                ((uint16_t *)dst)[i] = dtype_fp16_from_fp32(x);
+                return;
+        case ZERO_FP32:
+                ((float *)dst)[i] = x;
+        }
+}
+
+static void scalar_copy(void *dst, const void *src, size_t n)
+{
+        if (n)
+                memcpy(dst, src, n);
+}
+
+static void scalar_zero(void *dst, size_t n)
+{
+        if (n)
+                memset(dst, 0, n);
+}
+
+static void scalar_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src,
+                        size_t n)
+{
+        assert(to == from || to == ZERO_FP32 || from == ZERO_FP32);
+        if (to == from) {
+                scalar_copy(dst, src, n * dtype_size(to));
+                return;
+        }
+        for (size_t i = 0; i < n; i++)
+                store(to, dst, i, load(from, src, i));
+}
+
+static void scalar_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
+{
+        scalar_cast(to, dst, ZERO_FP32, src, n);
+}
+
+static void scalar_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n,
+                              bool first)
+{
+        for (size_t i = 0; i < n; i++) {
+                float x = load(from, src, i);
+
+                acc[i] = first ? x : acc[i] + x;
+        }
+}
+
+static void scalar_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
+                       size_t k, size_t n)
+{
+        assert(k >= 1);
+        for (size_t i = 0; i < n; i++) {
+                float x = load(from, src[0], i);
+
+                for (size_t j = 1; j < k; j++)
+                        x += load(from, src[j], i);
+                store(to, dst, i, x);
+        }
+}
+
+static double block_squares(const float *x, size_t n)
+{
+        double lane[NORM_LANES] = { 0 };
+
+        for (size_t i = 0; i < n; i++)
+                lane[i % NORM_LANES] += (double)x[i] * (double)x[i];
+        for (int width = NORM_LANES / 2; width; width /= 2)
+                for (int l = 0; l < width; l++)
+                        lane[l] += lane[l + width];
+        return lane[0];
+}
+
+static void scalar_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite)
+{
+        for (size_t i = 0; i < n; i += NORM_BLOCK) {
+                size_t left = n - i;
+
+                norm_add_block(block_squares(x + i, left < NORM_BLOCK ? left : NORM_BLOCK), scale,
+                               acc, finite);
+        }
+}
+
+const struct device_ops host_scalar_ops = {
+        .name = "scalar",
+        .adamw = scalar_adamw,
+        .cast = scalar_cast,
+        .serve = scalar_serve,
+        .accumulate = scalar_accumulate,
+        .sum = scalar_sum,
+        .norm = scalar_norm,
+        .zero = scalar_zero,
+        .copy = scalar_copy,
+};
