@@ -15,7 +15,10 @@
  * only on success.
  * Blocking: calls marked [blocks] wait for the daemon, at most for the timeout
  * given to zero_connect(), then return ZERO_EDEADLINE with the daemon's word
- * on what is being waited for.
+ * on what is being waited for.  A daemon that does not speak up two seconds later
+ * either is given up: ZERO_EDEADLINE, and from then on ZERO_ECLOSED.
+ * Closing: ZERO_ECLOSED is final.  Views and gradient memory stay mapped until
+ * zero_close().
  * Threads: a client may be used by one thread at a time.  Different clients
  * are independent.
  */
@@ -25,6 +28,9 @@
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+#ifdef __GNUC__
+#pragma GCC visibility push(default)
 #endif
 
 struct zero_client;
@@ -75,6 +81,25 @@ uint64_t zero_layout_offset(const struct zero_layout *layout, uint32_t tensor);
 /* Elements of a tensor, and of a group's flat array, alignment gaps included. */
 uint64_t zero_layout_tensor_elements(const struct zero_layout *layout, uint32_t tensor);
 uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t group);
+/*
+ * Names, types and shapes, for readers that were given a job's layout
+ * (zero_client_layout()).  Strings and arrays belong to the layout.  An index
+ * out of range gives NULL or 0.  *ret_shape holds as many extents as returned.
+ */
+const char *zero_layout_group_name(const struct zero_layout *layout, uint32_t group);
+enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32_t group);
+/* How many tensors a group has; they are consecutive from *ret_first on. */
+uint32_t zero_layout_group_tensors(const struct zero_layout *layout, uint32_t group,
+                                   uint32_t *ret_first);
+const char *zero_layout_tensor_name(const struct zero_layout *layout, uint32_t tensor);
+uint32_t zero_layout_tensor_group(const struct zero_layout *layout, uint32_t tensor);
+uint32_t zero_layout_tensor_shape(const struct zero_layout *layout, uint32_t tensor,
+                                  const uint64_t **ret_shape);
+bool zero_layout_tensor_frozen(const struct zero_layout *layout, uint32_t tensor);
+/* The tensor of that name; ZERO_ENOGROUP if there is none.  Takes time linear in the tensors. */
+int zero_layout_find(const struct zero_layout *layout, const char *name, uint32_t *ret_tensor);
+/* Bytes of an element; 0 if dtype is none. */
+size_t zero_dtype_size(enum zero_dtype dtype);
 /* What the last failed zero_layout_*() call found wrong. */
 const char *zero_layout_error(const struct zero_layout *layout);
 
@@ -108,8 +133,9 @@ int zero_fd(const struct zero_client *client);
 
 struct zero_needs {
         uint32_t hold_groups; /* most groups held (fetched, not released) at once; ZERO_ALL
-                               * for stages 1 and 2 */
-        uint32_t push_groups; /* most gradients in flight at once; ZERO_ALL: room for all */
+                               * for stages 1 and 2; 0: 1 */
+        uint32_t push_groups; /* most gradients in flight at once; ZERO_ALL: room for all;
+                               * 0: 1 */
         enum zero_dtype grad_dtype;   /* what is written to zero_grad() memory */
         enum zero_dtype reduce_dtype; /* between nodes: ZERO_FP32 or ZERO_BF16; same on all ranks */
 };
@@ -119,12 +145,16 @@ struct zero_needs {
  * new. [blocks] until all ranks are there.  All ranks must bring the same
  * layout: ZERO_ELAYOUT names the first difference.  The layout is copied.
  * ZERO_EWINDOW says how large the window would have to be, ZERO_ERANK who has
- * the rank.
+ * the rank.  An observer passes NULL for both and is given the job's layout.
  */
 int zero_attach(struct zero_client *client, const struct zero_layout *layout,
                 const struct zero_needs *needs);
 /* Number of committed steps. */
 uint64_t zero_version(const struct zero_client *client);
+/* The loss scale the next zero_step() should use (dynamic loss scaling). */
+double zero_loss_scale(const struct zero_client *client);
+/* The job's layout, owned by the client; NULL before zero_attach(). */
+const struct zero_layout *zero_client_layout(const struct zero_client *client);
 
 /* ---- one step --------------------------------------------------------- */
 
@@ -146,8 +176,9 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
 /*
  * Memory for one gradient of a group, laid flat as the group, in
  * needs.grad_dtype; contents are undefined. [blocks] until a slot is free.
- * The caller owns it until zero_push().  Asking again before the push gives the
- * same memory.
+ * The caller owns it until zero_push() or zero_step().  Asking again before the
+ * push gives the same memory.  ZERO_EORDER if no slot can become free because
+ * the caller keeps all of them.
  */
 int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
 /*
@@ -155,6 +186,7 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
  * tensor of the group, 0 for a tensor without a gradient in this step (NULL: all
  * trainable tensors have one).  last is false while more micro-batches of this
  * step follow: their gradients are added up by the owners.
+ * The daemon's refusal of a push comes from a later call on the same client.
  */
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
               struct zero_sync *sync);
@@ -190,6 +222,9 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
  * its leases end, and, when all ranks have called, the owners update. [blocks]
  * until the decision; the update itself overlaps what comes next.  All ranks
  * pass the same values (ZERO_ECONFLICT names the rank that does not).
+ * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated,
+ * leases and gradients are gone, and the caller replays the step from its first fetch.
+ * ZERO_EDEADLINE and ZERO_ELOSTRANK leave the step as it is and name who is waited for.
  */
 int zero_step(struct zero_client *client, const struct zero_step *step,
               struct zero_result *ret_result);
@@ -219,6 +254,9 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);
 
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif

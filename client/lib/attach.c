@@ -1,0 +1,232 @@
+/*
+ * Joining a job: what is agreed, the windows it brings, and where a new attempt
+ * starts from.  A client is attached exactly when it has a layout.
+ *
+ * Once the daemon has said yes, a failure on this side ends the connection: there is no
+ * other way to tell it that the rank is not there.
+ */
+#include "client.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "proto/cleanup.h"
+#include "proto/dtype.h"
+
+/* ---- windows ----------------------------------------------------------- */
+
+static void unmap(struct mapping *m)
+{
+        if (m->base)
+                munmap(m->base, m->bytes);
+        *m = (struct mapping){ 0 };
+}
+
+static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int protection,
+                      const char *what, struct mapping *ret)
+{
+        CLEANUP(cleanup_close) int fd = wire_take_fd(&c->wire, index);
+        struct stat st;
+        void *base;
+
+        if (fd < 0 || fstat(fd, &st) < 0 || st.st_size < 0)
+                return client_shut(c, "zerod did not pass the %s", what);
+        if ((uint64_t)st.st_size < bytes || bytes > SIZE_MAX)
+                return client_shut(c, "the %s has %llu bytes, not the %llu that zerod says", what,
+                                   (unsigned long long)st.st_size, (unsigned long long)bytes);
+        base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_POPULATE, fd, 0);
+        if (base == MAP_FAILED)
+                return client_shut(c, "cannot map the %s of %llu bytes: %s", what,
+                                   (unsigned long long)bytes, strerror(errno));
+        *ret = (struct mapping){ base, bytes };
+        return 0;
+}
+
+static int map_windows(struct zero_client *c, const Zero__AttachReply *a)
+{
+        unsigned n = 1 + (a->gather_bytes > 0) + (a->serve_bytes > 0);
+        int r;
+
+        if (c->wire.n_fds != n)
+                return client_shut(c, "zerod passed %u descriptors instead of %u", c->wire.n_fds,
+                                   n);
+        if (a->transfer_bytes < sizeof(uint64_t) || a->session_bytes < a->transfer_bytes)
+                return client_shut(c, "zerod gave a session window without a transfer area");
+        r = map_window(c, 0, a->session_bytes, PROT_READ | PROT_WRITE, "session window",
+                       &c->session);
+        if (r == 0 && a->gather_bytes > 0)
+                r = map_window(c, 1, a->gather_bytes, PROT_READ, "gather window", &c->gather);
+        if (r == 0 && a->serve_bytes > 0)
+                r = map_window(c, n - 1, a->serve_bytes, PROT_READ, "serve segment", &c->serve);
+        return r;
+}
+
+/* ---- what the client keeps --------------------------------------------- */
+
+static int out_of_memory(struct zero_client *c, int r)
+{
+        return client_shut(c, "attaching: %s", strerror(-r));
+}
+
+static int keep_groups(struct zero_client *c, const layout *l)
+{
+        uint32_t most = 1;
+
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                most = l->groups[g].n_tensors > most ? l->groups[g].n_tensors : most;
+        c->groups = calloc(l->n_groups, sizeof(*c->groups));
+        c->present = calloc(most, sizeof(*c->present));
+        return c->groups && c->present ? 0 : -ENOMEM;
+}
+
+static int keep_rank(struct zero_client *c, const layout *l, const struct zero_needs *needs,
+                     const Zero__AttachReply *a)
+{
+        int r = push_init(&c->push, l, needs->push_groups ? needs->push_groups : 1,
+                          needs->grad_dtype);
+
+        if (r == 0)
+                r = keep_groups(c, l);
+        if (r == 0)
+                r = layout_copy(l, &c->layout);
+        if (r < 0)
+                return out_of_memory(c, r);
+        if (a->session_bytes - a->transfer_bytes < c->push.slots->bytes)
+                return client_shut(c, "zerod gave a push window of %llu bytes instead of %llu",
+                                   (unsigned long long)(a->session_bytes - a->transfer_bytes),
+                                   (unsigned long long)c->push.slots->bytes);
+        return 0;
+}
+
+static int keep_observer(struct zero_client *c, const Zero__AttachReply *a)
+{
+        struct fault fault = { 0 };
+        int r;
+
+        if (!a->layout)
+                return client_shut(c, "zerod did not pass the job's layout");
+        r = layout_from_message(a->layout, &c->layout, &fault);
+        if (r < 0)
+                return out_of_memory(c, r);
+        return r ? client_shut(c, "zerod passed a bad layout: %s", fault.text) : 0;
+}
+
+static int keep(struct zero_client *c, const layout *l, const struct zero_needs *needs,
+                const Zero__AttachReply *a)
+{
+        int r = map_windows(c, a);
+
+        if (r == 0)
+                r = l ? keep_rank(c, l, needs, a) : keep_observer(c, a);
+        if (r)
+                return r;
+        c->version = a->version;
+        c->attempt = a->attempt;
+        c->loss_scale = a->loss_scale > 0 ? a->loss_scale : 1;
+        c->transfer_bytes = a->transfer_bytes;
+        return 0;
+}
+
+void client_detach(struct zero_client *c)
+{
+        layout_free(c->layout);
+        c->layout = NULL;
+        push_deinit(&c->push);
+        free(c->groups);
+        c->groups = NULL;
+        free(c->present);
+        c->present = NULL;
+        unmap(&c->session);
+        unmap(&c->gather);
+        unmap(&c->serve);
+}
+
+void client_new_attempt(struct zero_client *c, const Zero__StepReply *step)
+{
+        assert(c->groups);
+        if (step) {
+                c->version = step->version;
+                c->attempt = step->attempt;
+                c->loss_scale = step->loss_scale > 0 ? step->loss_scale : c->loss_scale;
+        }
+        memset(c->groups, 0, c->layout->n_groups * sizeof(*c->groups));
+        push_reset(&c->push);
+}
+
+/* ---- asking ------------------------------------------------------------ */
+
+static int check_rank(struct zero_client *c, const struct zero_layout *l,
+                      const struct zero_needs *needs)
+{
+        int r;
+
+        if (!l || !needs)
+                return client_fail(c, ZERO_EINVAL, "a rank attaches with a layout and its needs");
+        if (!dtype_valid(needs->grad_dtype))
+                return client_fail(c, ZERO_EINVAL, "grad_dtype %d is no data type",
+                                   (int)needs->grad_dtype);
+        if (needs->reduce_dtype != ZERO_FP32 && needs->reduce_dtype != ZERO_BF16)
+                return client_fail(c, ZERO_EINVAL, "reduce_dtype is ZERO_FP32 or ZERO_BF16");
+        r = layout_check(l, &c->error);
+        return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
+}
+
+static int check(struct zero_client *c, const struct zero_layout *l, const struct zero_needs *needs)
+{
+        if (c->layout)
+                return client_fail(c, ZERO_EORDER, "the client is attached already");
+        if (!c->has_job)
+                return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
+        if (c->rank != ZERO_OBSERVER)
+                return check_rank(c, l, needs);
+        if (l || needs)
+                return client_fail(c, ZERO_EINVAL,
+                                   "an observer is given the layout: it attaches with NULL");
+        return 0;
+}
+
+static int make_message(struct zero_client *c, const layout *l, const struct zero_needs *needs,
+                        Zero__Attach *message)
+{
+        if (!l)
+                return 0;
+        message->hold_groups = needs->hold_groups ? needs->hold_groups : 1;
+        message->push_groups = needs->push_groups ? needs->push_groups : 1;
+        message->grad_dtype = needs->grad_dtype;
+        message->reduce_dtype = needs->reduce_dtype;
+        if (layout_to_message(l, &message->layout) < 0)
+                return client_fail(c, ZERO_ENOMEM, "out of memory");
+        return 0;
+}
+
+int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
+                const struct zero_needs *needs)
+{
+        Zero__Attach attach = ZERO__ATTACH__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        const Zero__Reply *reply;
+        int r = client_begin(client);
+
+        if (r == 0)
+                r = check(client, layout_in, needs);
+        if (r == 0)
+                r = make_message(client, layout_in, needs, &attach);
+        if (r)
+                return r;
+        request.body_case = ZERO__REQUEST__BODY_ATTACH;
+        request.attach = &attach;
+        wire_expect_fds(&client->wire, true);
+        r = client_call(client, &request, &reply);
+        if (attach.layout)
+                zero__layout__free_unpacked(attach.layout, NULL);
+        if (r == 0) {
+                r = keep(client, layout_in, needs, reply->attach);
+                if (r)
+                        client_detach(client);
+        }
+        wire_expect_fds(&client->wire, false);
+        return r;
+}

@@ -1,0 +1,336 @@
+/*
+ * The conversation: numbered requests out, replies in, in whatever order.
+ *
+ * Invariants: at most one reply is held, the one waited for; it is dropped before the
+ * next is unpacked.  A request is free in the ring exactly when its reply has come.
+ */
+#include "client.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+int client_gone(struct zero_client *c)
+{
+        if (!c->closed) {
+                c->closed = true;
+                shutdown(c->wire.fd, SHUT_RDWR);
+        }
+        return client_fail(c, ZERO_ECLOSED, "the connection to zerod is closed: %s", c->cause.text);
+}
+
+int64_t client_deadline(const struct zero_client *c)
+{
+        return wire_now() + (int64_t)c->timeout_ms + CLIENT_GRACE_MS;
+}
+
+/* ---- replies ----------------------------------------------------------- */
+
+void client_forget_reply(struct zero_client *c)
+{
+        if (c->reply)
+                zero__reply__free_unpacked(c->reply, &c->arena.allocator);
+        c->reply = NULL;
+        arena_reset(&c->arena);
+}
+
+static Zero__Reply__BodyCase expected_body(Zero__Request__BodyCase what)
+{
+        switch (what) {
+        case ZERO__REQUEST__BODY_HELLO:
+                return ZERO__REPLY__BODY_HELLO;
+        case ZERO__REQUEST__BODY_ATTACH:
+                return ZERO__REPLY__BODY_ATTACH;
+        case ZERO__REQUEST__BODY_FETCH:
+                return ZERO__REPLY__BODY_FETCH;
+        case ZERO__REQUEST__BODY_NORM:
+                return ZERO__REPLY__BODY_NORM;
+        case ZERO__REQUEST__BODY_STEP:
+                return ZERO__REPLY__BODY_STEP;
+        case ZERO__REQUEST__BODY_QUERY:
+                return ZERO__REPLY__BODY_QUERY;
+        default:
+                return ZERO__REPLY__BODY__NOT_SET;
+        }
+}
+
+static int status_of(const Zero__Reply *reply, struct fault *fault)
+{
+        if (reply->status == ZERO_OK)
+                return ZERO_OK;
+        if (reply->status > ZERO_EABORTED)
+                return fault_set(fault, ZERO_EINTERNAL, "zerod answered with status %u: %s",
+                                 (unsigned)reply->status, reply->text);
+        return fault_set(fault, (int)reply->status, "%s",
+                         reply->text[0] ? reply->text : zero_status_text((int)reply->status));
+}
+
+/* Replies of an attempt that is over already by what the client knows tell nothing new. */
+static bool is_stale_abort(const struct zero_client *c, const struct pending *p, int status)
+{
+        return status == ZERO_EABORTED && p->attempt != c->attempt;
+}
+
+static void adopt_abort(struct zero_client *c, const Zero__Reply *reply)
+{
+        const Zero__StepReply *step = NULL;
+
+        if (reply->body_case == ZERO__REPLY__BODY_STEP)
+                step = reply->step;
+        if (c->groups && !(step && step->attempt <= c->attempt))
+                client_new_attempt(c, step);
+}
+
+/* A refusal that nobody waits for is kept for the next call; an abort outweighs the rest. */
+static void defer(struct zero_client *c, const struct pending *p, const struct fault *fault)
+{
+        /* a prefetch is a hint: what hinders it, the fetch will say */
+        bool hint = p->what == ZERO__REQUEST__BODY_PREFETCH && fault->status != ZERO_EABORTED;
+
+        if (!hint && (c->deferred.status == ZERO_OK || fault->status == ZERO_EABORTED))
+                c->deferred = *fault;
+}
+
+static void take_unwaited(struct zero_client *c, const struct pending *p, const Zero__Reply *reply)
+{
+        struct fault fault = { 0 };
+
+        if (p->what == ZERO__REQUEST__BODY_PUSH)
+                push_done(&c->push, p->slot);
+        if (status_of(reply, &fault) == ZERO_OK)
+                return;
+        if (is_stale_abort(c, p, fault.status))
+                return;
+        if (fault.status == ZERO_EABORTED)
+                adopt_abort(c, reply);
+        defer(c, p, &fault);
+}
+
+static int take_reply(struct zero_client *c)
+{
+        const Zero__Reply *reply = c->reply;
+        struct pending *slot = &c->pending[reply->seq % CLIENT_PENDING], p = *slot;
+
+        if (reply->seq == 0 && reply->status != ZERO_OK)
+                return client_shut(c, "%s", reply->text);
+        if (reply->seq == 0 || p.seq != reply->seq)
+                return client_shut(c, "zerod answered request %llu, which was not made",
+                                   (unsigned long long)reply->seq);
+        if (reply->status == ZERO_OK && reply->body_case != expected_body(p.what))
+                return client_shut(c, "zerod's answer does not fit the request");
+        slot->seq = 0;
+        if (p.seq == c->call_seq) {
+                c->call_seq = 0;
+                return 0;
+        }
+        take_unwaited(c, &p, reply);
+        client_forget_reply(c);
+        return 0;
+}
+
+/* Takes in the frames that are in the buffer, up to the reply waited for. */
+static int take_frames(struct zero_client *c)
+{
+        const uint8_t *payload;
+        size_t size;
+        int r = 0;
+
+        while (!c->reply && (r = wire_next(&c->wire, &payload, &size)) == 1) {
+                c->reply = zero__reply__unpack(&c->arena.allocator, size, payload);
+                if (!c->reply)
+                        return client_shut(c, "zerod sent a message that cannot be decoded");
+                r = take_reply(c);
+                if (r)
+                        return r;
+        }
+        if (r == -EMSGSIZE)
+                return client_shut(c, "zerod announced a message above the size limit");
+        return r < 0 ? client_shut(c, "receiving: %s", strerror(-r)) : 0;
+}
+
+static int read_frames(struct zero_client *c, bool *ret_more)
+{
+        int r = wire_read(&c->wire);
+
+        *ret_more = r == 0;
+        if (r == -EPIPE)
+                return client_shut(c, "zerod ended the connection");
+        if (r < 0)
+                return client_shut(c, "receiving: %s", strerror(-r));
+        return take_frames(c);
+}
+
+int client_poll(struct zero_client *c)
+{
+        bool more = true;
+        int r = take_frames(c);
+
+        while (r == 0 && more && !c->reply)
+                r = read_frames(c, &more);
+        return r;
+}
+
+/* The daemon may have said why before it ended: hear it out. */
+static int send_failed(struct zero_client *c, int error)
+{
+        int r = client_poll(c);
+
+        return r ? r : client_shut(c, "sending: %s", strerror(-error));
+}
+
+int client_pump(struct zero_client *c, int64_t deadline_ms)
+{
+        int r = wire_wait(&c->wire, deadline_ms);
+
+        if (r == -ETIMEDOUT)
+                return client_fail(c, ZERO_EDEADLINE, "the daemon did not answer in time");
+        if (r < 0)
+                return client_shut(c, "waiting: %s", strerror(-r));
+        r = wire_flush(&c->wire);
+        if (r < 0)
+                return send_failed(c, r);
+        return client_poll(c);
+}
+
+/* ---- requests ---------------------------------------------------------- */
+
+/* A daemon past its own deadline is given up: what it did or did not do cannot be known. */
+static int pump_or_shut(struct zero_client *c, int64_t deadline_ms)
+{
+        int r = client_pump(c, deadline_ms);
+
+        if (r == ZERO_EDEADLINE) {
+                client_shut(c, "the daemon did not answer within %u ms",
+                            (unsigned)(c->timeout_ms + CLIENT_GRACE_MS));
+                return client_fail(c, ZERO_EDEADLINE, "%s", c->cause.text);
+        }
+        return r;
+}
+
+static int queue_failed(struct zero_client *c, int error)
+{
+        if (error == -EMSGSIZE)
+                return client_fail(c, ZERO_EINVAL, "the request is larger than %d MiB",
+                                   WIRE_FRAME_MAX >> 20);
+        return client_fail(c, ZERO_ENOMEM, "out of memory");
+}
+
+static int transmit(struct zero_client *c, int64_t deadline_ms)
+{
+        int r;
+
+        while ((r = wire_flush(&c->wire)) == 1) {
+                r = pump_or_shut(c, deadline_ms);
+                if (r)
+                        return r;
+        }
+        return r < 0 ? send_failed(c, r) : 0;
+}
+
+static int post(struct zero_client *c, Zero__Request *request, uint32_t slot, int64_t deadline_ms)
+{
+        struct pending *p = &c->pending[(c->last_seq + 1) % CLIENT_PENDING];
+        int r;
+
+        while (p->seq != 0) {
+                r = pump_or_shut(c, deadline_ms);
+                if (r)
+                        return r;
+        }
+        request->seq = c->last_seq + 1;
+        r = wire_queue(&c->wire, &request->base);
+        if (r < 0)
+                return queue_failed(c, r);
+        c->last_seq++;
+        *p = (struct pending){ request->seq, c->attempt, request->body_case, slot };
+        return 0;
+}
+
+int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot)
+{
+        int64_t deadline_ms = client_deadline(c);
+        int r;
+
+        client_forget_reply(c);
+        r = post(c, request, slot, deadline_ms);
+        return r ? r : transmit(c, deadline_ms);
+}
+
+static int report_deferred(struct zero_client *c)
+{
+        c->error = c->deferred;
+        c->deferred.status = ZERO_OK;
+        return c->error.status;
+}
+
+/* The end of a call: the reply's status.  An abort is told once, whichever reply brought it. */
+static int settle(struct zero_client *c, uint64_t attempt)
+{
+        int status = status_of(c->reply, &c->error);
+
+        if (c->deferred.status == ZERO_EABORTED)
+                return report_deferred(c);
+        if (status == ZERO_EABORTED && attempt == c->attempt)
+                adopt_abort(c, c->reply);
+        return status;
+}
+
+int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply)
+{
+        int64_t deadline_ms = client_deadline(c);
+        uint64_t attempt = c->attempt;
+        int r;
+
+        client_forget_reply(c);
+        r = post(c, request, PUSH_NONE, deadline_ms);
+        if (r)
+                return r;
+        c->call_seq = c->last_seq;
+        r = transmit(c, deadline_ms);
+        while (r == 0 && !c->reply)
+                r = pump_or_shut(c, deadline_ms);
+        c->call_seq = 0;
+        if (r)
+                return r;
+        r = settle(c, attempt);
+        if (r == 0)
+                *ret_reply = c->reply;
+        return r;
+}
+
+/* ---- the beginning of a call ------------------------------------------- */
+
+int client_open(struct zero_client *c)
+{
+        if (c->closed)
+                return client_gone(c);
+        client_forget_reply(c);
+        return take_frames(c);
+}
+
+int client_begin(struct zero_client *c)
+{
+        int r = client_open(c);
+
+        return r || c->deferred.status == ZERO_OK ? r : report_deferred(c);
+}
+
+int client_begin_aborted(struct zero_client *c)
+{
+        int r = client_open(c);
+
+        return r || c->deferred.status != ZERO_EABORTED ? r : report_deferred(c);
+}
+
+int client_check_group(struct zero_client *c, uint32_t group)
+{
+        if (!c->layout)
+                return client_fail(c, ZERO_ENOTATTACHED, "zero_attach() was not called yet");
+        if (c->rank == ZERO_OBSERVER)
+                return client_fail(c, ZERO_EPERM, "an observer reads by zero_get() only");
+        if (group >= c->layout->n_groups)
+                return client_fail(c, ZERO_ENOGROUP, "no group %u: the layout has %u",
+                                   (unsigned)group, (unsigned)c->layout->n_groups);
+        return 0;
+}

@@ -1,0 +1,212 @@
+/* Connecting, greeting, closing, and what a client tells about itself. */
+#include "client.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "proto/cleanup.h"
+
+DEFINE_CLEANUP(struct zero_client *, zero_close)
+
+static _Thread_local struct fault connect_fault; /* of this thread's last zero_connect() */
+
+#define refuse(code, ...) fault_set(&connect_fault, code, __VA_ARGS__)
+
+/* ---- where the daemon listens ------------------------------------------ */
+
+static int copy_path(struct sockaddr_un *address, const char *path)
+{
+        if (strlen(path) >= sizeof(address->sun_path))
+                return refuse(ZERO_EINVAL, "the socket's path is longer than %zu bytes: %s",
+                              sizeof(address->sun_path) - 1, path);
+        snprintf(address->sun_path, sizeof(address->sun_path), "%s", path);
+        return 0;
+}
+
+/* The user's own daemon if there is one, else the system's. */
+static int default_address(struct sockaddr_un *address)
+{
+        const char *directory = getenv("XDG_RUNTIME_DIR");
+        int n;
+
+        if (directory && directory[0]) {
+                n = snprintf(address->sun_path, sizeof(address->sun_path), "%s/zerod.sock",
+                             directory);
+                if (n > 0 && (size_t)n < sizeof(address->sun_path) &&
+                    access(address->sun_path, F_OK) == 0)
+                        return 0;
+        }
+        return copy_path(address, "/run/zerod/zerod.sock");
+}
+
+static int resolve(const char *socket_path, struct sockaddr_un *ret_address)
+{
+        const char *path = socket_path ? socket_path : getenv("ZEROD_SOCKET");
+
+        memset(ret_address, 0, sizeof(*ret_address));
+        ret_address->sun_family = AF_UNIX;
+        return path && path[0] ? copy_path(ret_address, path) : default_address(ret_address);
+}
+
+static int connect_failed(const char *path, int error)
+{
+        if (error == EACCES || error == EPERM)
+                return refuse(ZERO_EPERM, "no permission for zerod's socket %s", path);
+        if (error == EAGAIN)
+                return refuse(ZERO_EDEADLINE, "zerod does not accept connections on %s", path);
+        return refuse(ZERO_ECLOSED, "cannot connect to %s: %s; is zerod running?", path,
+                      strerror(error));
+}
+
+/* The send timeout bounds connect() where the daemon's queue is full. */
+static int open_socket(const struct sockaddr_un *address, uint32_t timeout_ms, int *ret_fd)
+{
+        struct timeval timeout = { timeout_ms / 1000, (timeout_ms % 1000) * 1000 };
+        CLEANUP(cleanup_close)
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        int r;
+
+        if (fd < 0)
+                return refuse(ZERO_EIO, "cannot make a socket: %s", strerror(errno));
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+        do {
+                r = connect(fd, (const struct sockaddr *)address, sizeof(*address));
+        } while (r < 0 && errno == EINTR);
+        if (r < 0)
+                return connect_failed(address->sun_path, errno);
+        *ret_fd = STEAL_FD(fd);
+        return 0;
+}
+
+/* ---- greeting ---------------------------------------------------------- */
+
+static bool job_name_valid(const char *name)
+{
+        size_t n = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                                "0123456789._-");
+
+        return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0';
+}
+
+static int check_options(const struct zero_options *o)
+{
+        if (!o)
+                return refuse(ZERO_EINVAL, "zero_connect() needs options");
+        if (o->job && !job_name_valid(o->job))
+                return refuse(ZERO_EINVAL, "a job's name is 1 to %d of A-Z a-z 0-9 . _ -",
+                              ZERO_NAME_MAX);
+        if (!o->job || o->rank == ZERO_OBSERVER)
+                return 0;
+        if (o->world_size < 1 || o->world_size > ZERO_RANK_MAX)
+                return refuse(ZERO_ERANK, "a world size is 1 to %d, not %u", ZERO_RANK_MAX,
+                              (unsigned)o->world_size);
+        if (o->rank < 0 || (uint32_t)o->rank >= o->world_size)
+                return refuse(ZERO_ERANK, "rank %d is not in a world of %u", (int)o->rank,
+                              (unsigned)o->world_size);
+        if (o->local_world_size > o->world_size)
+                return refuse(ZERO_EINVAL, "%u ranks on this node in a world of %u",
+                              (unsigned)o->local_world_size, (unsigned)o->world_size);
+        return 0;
+}
+
+static int greet(struct zero_client *c, const struct zero_options *o)
+{
+        Zero__Hello hello = ZERO__HELLO__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        const Zero__Reply *reply;
+        int r;
+
+        hello.protocol = CLIENT_PROTOCOL;
+        hello.job = (char *)(o->job ? o->job : "");
+        hello.rank = c->rank;
+        hello.world_size = o->world_size;
+        hello.local_world_size = o->local_world_size ? o->local_world_size : o->world_size;
+        hello.timeout_ms = c->timeout_ms;
+        request.body_case = ZERO__REQUEST__BODY_HELLO;
+        request.hello = &hello;
+        r = client_call(c, &request, &reply);
+        if (r)
+                return r;
+        if (reply->hello->protocol != CLIENT_PROTOCOL)
+                return client_fail(c, ZERO_EVERSION, "zerod speaks protocol %u, libzero %d",
+                                   (unsigned)reply->hello->protocol, CLIENT_PROTOCOL);
+        return 0;
+}
+
+static int client_new(const struct zero_options *o, struct zero_client **ret_client)
+{
+        struct zero_client *c = calloc(1, sizeof(*c));
+
+        if (!c)
+                return refuse(ZERO_ENOMEM, "out of memory");
+        wire_init(&c->wire, -1);
+        arena_init(&c->arena);
+        c->has_job = o->job != NULL;
+        c->rank = o->job ? o->rank : ZERO_OBSERVER;
+        c->world_size = o->world_size;
+        c->timeout_ms = o->timeout_ms ? o->timeout_ms : CLIENT_TIMEOUT_MS;
+        c->loss_scale = 1;
+        *ret_client = c;
+        return 0;
+}
+
+int zero_connect(const struct zero_options *options, struct zero_client **ret_client)
+{
+        CLEANUP(cleanup_zero_close) struct zero_client *c = NULL;
+        struct sockaddr_un address;
+        int r = check_options(options);
+
+        if (r == 0)
+                r = resolve(options->socket, &address);
+        if (r == 0)
+                r = client_new(options, &c);
+        if (r == 0)
+                r = open_socket(&address, c->timeout_ms, &c->wire.fd);
+        if (r)
+                return r;
+        r = greet(c, options);
+        if (r)
+                return refuse(r, "%s", c->error.text);
+        *ret_client = STEAL(c);
+        return 0;
+}
+
+void zero_close(struct zero_client *client)
+{
+        if (!client)
+                return;
+        client_forget_reply(client);
+        client_detach(client);
+        wire_deinit(&client->wire);
+        free(client);
+}
+
+/* ---- about the client -------------------------------------------------- */
+
+const char *zero_error(const struct zero_client *client)
+{
+        return client ? client->error.text : connect_fault.text;
+}
+
+int zero_fd(const struct zero_client *client)
+{
+        return client->wire.fd;
+}
+
+uint64_t zero_version(const struct zero_client *client)
+{
+        return client->version;
+}
+
+double zero_loss_scale(const struct zero_client *client)
+{
+        return client->loss_scale;
+}
+
+const struct zero_layout *zero_client_layout(const struct zero_client *client)
+{
+        return client->layout;
+}

@@ -1,0 +1,321 @@
+/* One step of a rank: fetch, release, push, norm, step. */
+#include "client.h"
+
+#include <assert.h>
+
+#include "proto/dtype.h"
+
+static const char *group_name(const struct zero_client *c, uint32_t group)
+{
+        return c->layout->groups[group].name;
+}
+
+/* ---- parameters -------------------------------------------------------- */
+
+static int view_of(struct zero_client *c, uint32_t group, const Zero__FetchReply *fetch,
+                   const void **ret_view)
+{
+        static const uint8_t nothing;
+        const struct mapping *m = fetch->serve ? &c->serve : &c->gather;
+        const struct layout_group *g = &c->layout->groups[group];
+        uint64_t bytes = g->elements * dtype_size(g->dtype);
+
+        if (bytes == 0) {
+                *ret_view = &nothing;
+                return 0;
+        }
+        if (fetch->offset > m->bytes || bytes > m->bytes - fetch->offset)
+                return client_shut(c, "zerod placed group '%s' outside its window", g->name);
+        *ret_view = (const uint8_t *)m->base + fetch->offset;
+        return 0;
+}
+
+static int ask_fetch(struct zero_client *c, uint32_t group, const void **ret_view)
+{
+        Zero__Fetch fetch = ZERO__FETCH__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        const Zero__Reply *reply;
+        int r;
+
+        fetch.group = group;
+        fetch.version = c->version;
+        request.body_case = ZERO__REQUEST__BODY_FETCH;
+        request.fetch = &fetch;
+        r = client_call(c, &request, &reply);
+        return r ? r : view_of(c, group, reply->fetch, ret_view);
+}
+
+int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *sync,
+               const void **ret_view)
+{
+        struct group_use *use;
+        int r = client_begin(client);
+
+        if (r == 0)
+                r = client_check_group(client, group);
+        if (r)
+                return r;
+        use = &client->groups[group];
+        if (use->held == 0) {
+                r = ask_fetch(client, group, &use->view);
+                if (r)
+                        return r;
+        }
+        use->held++;
+        *ret_view = use->view;
+        return 0;
+}
+
+int zero_prefetch(struct zero_client *client, uint32_t group)
+{
+        Zero__Prefetch prefetch = ZERO__PREFETCH__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        int r = client_begin_aborted(client);
+
+        if (r == 0)
+                r = client_check_group(client, group);
+        if (r || client->groups[group].held > 0)
+                return r;
+        prefetch.group = group;
+        prefetch.version = client->version;
+        request.body_case = ZERO__REQUEST__BODY_PREFETCH;
+        request.prefetch = &prefetch;
+        return client_send(client, &request, PUSH_NONE);
+}
+
+int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *sync)
+{
+        Zero__Release release = ZERO__RELEASE__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        int r = client_begin_aborted(client);
+
+        if (r == 0)
+                r = client_check_group(client, group);
+        if (r)
+                return r;
+        if (client->groups[group].held == 0)
+                return client_fail(client, ZERO_ENOTHELD,
+                                   "group %u '%s' is not held: it was not "
+                                   "fetched, or released already",
+                                   (unsigned)group, group_name(client, group));
+        if (--client->groups[group].held > 0)
+                return 0;
+        release.group = group;
+        request.body_case = ZERO__REQUEST__BODY_RELEASE;
+        request.release = &release;
+        return client_send(client, &request, PUSH_NONE);
+}
+
+/* ---- gradients --------------------------------------------------------- */
+
+static int check_pushes(struct zero_client *c, uint32_t group)
+{
+        int r = client_check_group(c, group);
+
+        if (r)
+                return r;
+        if (!layout_group_trainable(c->layout, group))
+                return client_fail(c, ZERO_EINVAL, "group %u '%s' has no trainable tensor",
+                                   (unsigned)group, group_name(c, group));
+        if (!layout_group_has_rank(&c->layout->groups[group], (uint32_t)c->rank))
+                return client_fail(c, ZERO_ERANK,
+                                   "rank %d is not among the ranks that push group "
+                                   "%u '%s'",
+                                   (int)c->rank, (unsigned)group, group_name(c, group));
+        if (c->groups[group].ended)
+                return client_fail(c, ZERO_EORDER,
+                                   "group %u '%s': the last micro-batch of this "
+                                   "step was pushed already",
+                                   (unsigned)group, group_name(c, group));
+        return 0;
+}
+
+static int wait_for_slot(struct zero_client *c, uint32_t group, uint32_t *ret_slot)
+{
+        int64_t deadline_ms = client_deadline(c);
+        uint32_t slot;
+        int r;
+
+        while ((slot = push_take(&c->push, group)) == PUSH_NONE) {
+                if (!push_may_wait(&c->push, group))
+                        return client_fail(c, ZERO_EORDER,
+                                           "all %u slots for gradients were given "
+                                           "out and not pushed yet",
+                                           (unsigned)c->push.n);
+                r = client_pump(c, deadline_ms);
+                if (r == ZERO_EDEADLINE)
+                        return client_fail(c, r,
+                                           "no slot for the gradient of group '%s' became "
+                                           "free: zerod has not taken earlier pushes",
+                                           group_name(c, group));
+                if (r == 0)
+                        r = client_begin(c);
+                if (r)
+                        return r;
+        }
+        *ret_slot = slot;
+        return 0;
+}
+
+int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad)
+{
+        uint32_t slot = PUSH_NONE;
+        int r = client_begin(client);
+
+        if (r == 0)
+                r = check_pushes(client, group);
+        if (r == 0)
+                r = wait_for_slot(client, group, &slot);
+        if (r)
+                return r;
+        *ret_grad = (uint8_t *)client->session.base + client->transfer_bytes +
+                    slots_offset(client->push.slots, slot);
+        return 0;
+}
+
+/* One byte a tensor, 0 or 1; frozen tensors have no gradient whatever the caller says. */
+static void set_present(struct zero_client *c, uint32_t group, const uint8_t *present,
+                        ProtobufCBinaryData *ret)
+{
+        const struct layout_group *g = &c->layout->groups[group];
+
+        for (uint32_t i = 0; i < g->n_tensors; i++)
+                c->present[i] = present[i] && !c->layout->tensors[g->first_tensor + i].frozen;
+        *ret = (ProtobufCBinaryData){ g->n_tensors, c->present };
+}
+
+int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
+              struct zero_sync *sync)
+{
+        Zero__Push push = ZERO__PUSH__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        int r = client_begin(client);
+
+        if (r == 0)
+                r = check_pushes(client, group);
+        if (r)
+                return r;
+        if (client->push.of_group[group] == PUSH_NONE)
+                return client_fail(client, ZERO_EORDER,
+                                   "group %u '%s' has no gradient memory: "
+                                   "zero_grad() comes before zero_push()",
+                                   (unsigned)group, group_name(client, group));
+        push.group = group;
+        push.attempt = client->attempt;
+        push.micro_batch = client->groups[group].micro_batches;
+        push.slot = push_send(&client->push, group);
+        push.last = last;
+        if (present)
+                set_present(client, group, present, &push.present);
+        request.body_case = ZERO__REQUEST__BODY_PUSH;
+        request.push = &push;
+        client->groups[group].micro_batches++;
+        client->groups[group].ended = last;
+        return client_send(client, &request, push.slot);
+}
+
+/* ---- the end of a step ------------------------------------------------- */
+
+/* For calls that need no group: attached as a rank, and no refusal waits to be told. */
+static int begin_step(struct zero_client *c)
+{
+        int r = client_begin(c);
+
+        if (r == 0)
+                r = client_check_group(c, 0);
+        if (r == 0)
+                r = client_poll(c);
+        return r ? r : client_begin(c);
+}
+
+int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
+{
+        Zero__Norm norm = ZERO__NORM__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        const Zero__Reply *reply;
+        int r = begin_step(client);
+
+        if (r)
+                return r;
+        norm.attempt = client->attempt;
+        request.body_case = ZERO__REQUEST__BODY_NORM;
+        request.norm = &norm;
+        r = client_call(client, &request, &reply);
+        if (r)
+                return r;
+        *ret_norm = reply->norm->norm;
+        *ret_finite = reply->norm->finite;
+        return 0;
+}
+
+static int check_step(struct zero_client *c, const struct zero_step *step)
+{
+        if (!step || step->n_sets > ZERO_SET_MAX || (step->n_sets > 0 && !step->sets))
+                return client_fail(c, ZERO_EINVAL, "a step has 0 to %d hyperparameter sets",
+                                   ZERO_SET_MAX);
+        for (uint32_t t = 0; step->n_sets > 0 && t < c->layout->n_tensors; t++) {
+                const struct layout_tensor *tensor = &c->layout->tensors[t];
+
+                if (!tensor->frozen && tensor->set >= step->n_sets)
+                        return client_fail(c, ZERO_EINVAL,
+                                           "tensor '%s' uses hyperparameter set "
+                                           "%u, but the step has %u",
+                                           tensor->name, (unsigned)tensor->set,
+                                           (unsigned)step->n_sets);
+        }
+        return 0;
+}
+
+static int ask_step(struct zero_client *c, const struct zero_step *step,
+                    const Zero__Reply **ret_reply)
+{
+        Zero__AdamW sets[ZERO_SET_MAX], *list[ZERO_SET_MAX];
+        Zero__StepParams params = ZERO__STEP_PARAMS__INIT;
+        Zero__Step message = ZERO__STEP__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+
+        for (uint32_t i = 0; i < step->n_sets; i++) {
+                const struct zero_adamw *a = &step->sets[i];
+
+                zero__adam_w__init(&sets[i]);
+                sets[i].lr = a->lr;
+                sets[i].beta1 = a->beta1;
+                sets[i].beta2 = a->beta2;
+                sets[i].eps = a->eps;
+                sets[i].weight_decay = a->weight_decay;
+                list[i] = &sets[i];
+        }
+        params.n_sets = step->n_sets;
+        params.sets = list;
+        params.clip_norm = step->clip_norm;
+        params.loss_scale = step->loss_scale == 0 ? 1 : step->loss_scale;
+        params.growth_interval = step->growth_interval;
+        message.attempt = c->attempt;
+        message.params = &params;
+        request.body_case = ZERO__REQUEST__BODY_STEP;
+        request.step = &message;
+        return client_call(c, &request, ret_reply);
+}
+
+int zero_step(struct zero_client *client, const struct zero_step *step,
+              struct zero_result *ret_result)
+{
+        const Zero__Reply *reply;
+        int r = begin_step(client);
+
+        if (r == 0)
+                r = check_step(client, step);
+        if (r == 0)
+                r = ask_step(client, step, &reply);
+        if (r)
+                return r;
+        client_new_attempt(client, reply->step);
+        if (ret_result)
+                *ret_result = (struct zero_result){
+                        .version = reply->step->version,
+                        .skipped = reply->step->skipped,
+                        .grad_norm = reply->step->grad_norm,
+                        .loss_scale = reply->step->loss_scale,
+                };
+        return 0;
+}

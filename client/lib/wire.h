@@ -1,0 +1,53 @@
+/*
+ * Frames and descriptors over one unix stream socket.  Knows nothing of what the
+ * frames mean.  Only wire_wait() blocks.
+ *
+ * Descriptors are kept only while the owner expects some; any other is closed at
+ * once, so that a peer cannot fill the process's descriptor table.
+ */
+#pragma once
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/frame.h"
+
+enum { WIRE_FDS = 3, WIRE_READ = 16384, WIRE_FRAME_MAX = 64 << 20 };
+
+struct wire {
+        int fd; /* owned; -1: none */
+        struct frame_reader reader;
+        bool whole; /* reader holds a frame that wire_next() gave out */
+        uint8_t in[WIRE_READ];
+        size_t in_begin, in_end;
+        uint8_t *out;
+        size_t out_begin, out_end, out_capacity;
+        bool expect_fds;
+        unsigned n_fds; /* that came, of which the first WIRE_FDS are kept */
+        int fds[WIRE_FDS];
+};
+
+void wire_init(struct wire *w, int fd);
+void wire_deinit(struct wire *w);
+
+/* Begins or ends the time in which descriptors are kept; drops those not taken. */
+void wire_expect_fds(struct wire *w, bool expect);
+/* The i-th descriptor that came, now the caller's; -1 if there is none. */
+int wire_take_fd(struct wire *w, unsigned i);
+
+/* Appends a message to what is to be sent.  -EMSGSIZE: above WIRE_FRAME_MAX, -ENOMEM. */
+int wire_queue(struct wire *w, const ProtobufCMessage *message);
+/* Sends what the socket takes.  0: all is out, 1: some is left, -errno. */
+int wire_flush(struct wire *w);
+/* Reads once; only when wire_next() said 0.  0, 1: nothing to read, -EPIPE: end of file, -errno. */
+int wire_read(struct wire *w);
+/* 1: *ret_payload is the next whole frame, valid until the next call; 0: more must be read;
+ * -errno (frame_reader_feed()). */
+int wire_next(struct wire *w, const uint8_t **ret_payload, size_t *ret_size);
+/* Until something can be read, or sent where something is left to send.  deadline_ms is
+ * of wire_now().  0, -ETIMEDOUT, -errno. */
+int wire_wait(struct wire *w, int64_t deadline_ms);
+/* Milliseconds of the monotonic clock. */
+int64_t wire_now(void);
