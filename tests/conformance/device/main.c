@@ -8,7 +8,7 @@
 
 enum { EXIT_SKIPPED = 77 };
 
-int main(int argc, char *argv[])
+__attribute__((visibility("default"))) int main(int argc, char *argv[])
 {
         const char *isa = getenv("ZEROD_TEST_ISA");
         struct criterion_test_set *tests;
