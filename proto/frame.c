@@ -1,8 +1,8 @@
 /*
  * The frame reader.
  *
- * Invariants: length <= capacity; capacity <= max(FRAME_START, 2 * length) and never more than
- * the frame needs beyond FRAME_START; nothing is reserved for a length above the limit.
+ * Invariants: length <= capacity; a reservation is at most FRAME_START, or twice what has come
+ * and not beyond the frame's end; between frames at most FRAME_KEEP is kept.
  */
 #include "proto/frame.h"
 

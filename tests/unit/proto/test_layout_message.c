@@ -1,0 +1,196 @@
+/* Layouts through messages: what is valid survives, what is malformed is refused by name. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "layouts.h"
+#include "proto/text.h"
+
+static Zero__Layout *message;
+
+/* A valid message of two groups, 'a' with tensors 't' and 'u', 'b' with 'v'. */
+static void make_message(void)
+{
+        static const uint32_t ranks[] = { 0, 1 };
+        static const char *const names[] = { "t", "u", "v" };
+        uint32_t index;
+        layout *l;
+
+        cr_assert_eq(layout_new(&l), 0);
+        for (uint32_t i = 0; i < 3; i++) {
+                struct layout_tensor t = { .name = (char *)names[i], .ndim = 2, .shape = { 3, 4 } };
+                if (i != 1)
+                        layout_add_group(l, i ? "b" : "a", ZERO_BF16, ranks, 2, 0, &index, NULL);
+                t.group = l->n_groups - 1;
+                cr_assert_eq(layout_add_tensor(l, &t, &index, NULL), 0);
+        }
+        cr_assert_eq(layout_to_message(l, &message), 0);
+        layout_free(l);
+}
+
+static void drop_message(void)
+{
+        zero__layout__free_unpacked(message, NULL);
+}
+
+TestSuite(layout_message, .init = make_message, .fini = drop_message);
+
+static void assert_refused(const char *reason)
+{
+        struct fault fault = { 0 };
+        layout *l = NULL;
+
+        cr_assert_eq(layout_from_message(message, &l, &fault), ZERO_EINVAL, "%s", reason);
+        cr_assert_null(l);
+        cr_assert_eq(fault.status, ZERO_EINVAL);
+        cr_assert(text_printable(fault.text));
+        cr_assert(strstr(fault.text, reason), "'%s' says nothing of '%s'", fault.text, reason);
+}
+
+static void rename_to(char **name, const char *to)
+{
+        free(*name);
+        *name = strdup(to);
+}
+
+static Zero__Group *second_group(void)
+{
+        return message->groups[1];
+}
+
+static Zero__Tensor *second_tensor(void)
+{
+        return message->groups[0]->tensors[1];
+}
+
+Test(layout_message, layouts_survive_the_way_through_packed_messages)
+{
+        for (uint64_t seed = 0; seed < 200; seed++) {
+                layout *l = layouts_random(seed), *back;
+                Zero__Layout *m;
+
+                cr_assert_eq(layout_to_message(l, &m), 0);
+                size_t n = zero__layout__get_packed_size(m);
+                uint8_t *packed = malloc(n + 1);
+                cr_assert_eq(zero__layout__pack(m, packed), n);
+                zero__layout__free_unpacked(m, NULL);
+                m = zero__layout__unpack(NULL, n, packed);
+                cr_assert_not_null(m);
+                cr_assert_eq(layout_from_message(m, &back, NULL), 0);
+                cr_assert(layout_equal(l, back, NULL, 0), "seed %u", (unsigned)seed);
+                cr_assert_eq(l->elements, back->elements);
+                zero__layout__free_unpacked(m, NULL);
+                free(packed);
+                layout_free(l);
+                layout_free(back);
+        }
+}
+
+Test(layout_message, the_sample_is_accepted)
+{
+        layout *l;
+
+        cr_assert_eq(layout_from_message(message, &l, NULL), 0);
+        cr_assert_eq(l->n_groups, 2);
+        cr_assert_eq(l->n_tensors, 3);
+        layout_free(l);
+}
+
+Test(layout_message, an_absent_layout_is_refused)
+{
+        struct fault fault = { 0 };
+        layout *l;
+
+        cr_assert_eq(layout_from_message(NULL, &l, &fault), ZERO_EINVAL);
+        cr_assert(fault.text[0]);
+}
+
+Test(layout_message, a_layout_without_groups_is_refused)
+{
+        Zero__Layout empty = ZERO__LAYOUT__INIT;
+        struct fault fault = { 0 };
+        layout *l;
+
+        cr_assert_eq(layout_from_message(&empty, &l, &fault), ZERO_EINVAL);
+        cr_assert_str_eq(fault.text, "the layout has no groups");
+}
+
+Test(layout_message, group_names)
+{
+        rename_to(&second_group()->name, "");
+        assert_refused("group 1 has no name");
+        rename_to(&second_group()->name, "b\x7f");
+        assert_refused("group 1 has a name with control characters");
+        rename_to(&second_group()->name, "a");
+        assert_refused("two groups are named 'a'");
+}
+
+Test(layout_message, tensor_names)
+{
+        rename_to(&second_tensor()->name, "");
+        assert_refused("tensor 1 of group 'a' has no name");
+        rename_to(&second_tensor()->name, "\xed\xa0\x80");
+        assert_refused("not UTF-8");
+        rename_to(&second_tensor()->name, "v");
+        assert_refused("two tensors are named 'v'");
+}
+
+Test(layout_message, dtype)
+{
+        second_group()->dtype = 0;
+        assert_refused("group 1 'b' has an unknown dtype");
+        second_group()->dtype = 0x80000001;
+        assert_refused("group 1 'b' has an unknown dtype");
+}
+
+Test(layout_message, ranks)
+{
+        second_group()->ranks[1] = 0;
+        assert_refused("group 1 'b' does not list its ranks in ascending order");
+        second_group()->ranks[1] = ZERO_RANK_MAX;
+        assert_refused("group 1 'b' lists a rank of 4096 or more");
+}
+
+Test(layout_message, divisor)
+{
+        second_group()->divisor = NAN;
+        assert_refused("group 1 'b' has a divisor");
+        second_group()->divisor = -0.5;
+        assert_refused("group 1 'b' has a divisor");
+}
+
+Test(layout_message, dimensions)
+{
+        Zero__Tensor *t = second_tensor();
+
+        t->shape = realloc(t->shape, 9 * sizeof(*t->shape));
+        for (t->n_shape = 0; t->n_shape < 9; t->n_shape++)
+                t->shape[t->n_shape] = 1;
+        assert_refused("tensor 'u' of group 'a' has more than 8 dimensions");
+}
+
+Test(layout_message, extents)
+{
+        second_tensor()->shape[0] = UINT64_MAX;
+        assert_refused("tensor 'u' of group 'a' has an extent");
+        second_tensor()->shape[0] = (uint64_t)1 << 39;
+        assert_refused("tensor 'u' of group 'a' has more than 2^40 elements");
+        second_tensor()->shape[0] = (uint64_t)1 << 38;
+        assert_refused("tensor 'u' of group 'a' brings its group to more than");
+}
+
+Test(layout_message, set)
+{
+        second_tensor()->set = UINT32_MAX;
+        assert_refused("tensor 'u' of group 'a' has a hyperparameter set");
+}
+
+Test(layout_message, init)
+{
+        second_tensor()->init = UINT32_MAX;
+        assert_refused("tensor 'u' of group 'a' has an unknown kind");
+        second_tensor()->init = ZERO_INIT_CONSTANT;
+        second_tensor()->init_value = INFINITY;
+        assert_refused("tensor 'u' of group 'a' has an initial value");
+}

@@ -1,0 +1,133 @@
+/* Slots: apart, aligned, large enough, and no larger than they need be. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "layouts.h"
+#include "proto/dtype.h"
+#include "proto/slots.h"
+
+static uint64_t group_bytes(const layout *l, uint32_t g, uint32_t dtype)
+{
+        return l->groups[g].elements * dtype_size(dtype ? dtype : l->groups[g].dtype);
+}
+
+static uint64_t slot_end(const struct slots *s, uint32_t i)
+{
+        return i + 1 < s->n ? slots_offset(s, i + 1) : s->bytes;
+}
+
+static bool any_of(struct rng *rng)
+{
+        return rng_below(rng, 3) == 0;
+}
+
+/* Every group fits where it may be put, without touching the next slot. */
+static void check_fits(const layout *l, const struct slots *s, uint32_t dtype, const bool *skip)
+{
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                if (skip[g])
+                        continue;
+                for (uint32_t i = s->whole ? g : 0; i < (s->whole ? g + 1 : s->n); i++)
+                        cr_assert_leq(slots_offset(s, i) + group_bytes(l, g, dtype), slot_end(s, i),
+                                      "group %u slot %u", g, i);
+        }
+        for (uint32_t i = 0; i < s->n; i++)
+                cr_assert_eq(slots_offset(s, i) % SLOTS_ALIGN, 0);
+        cr_assert_eq(s->bytes % SLOTS_ALIGN, 0);
+}
+
+Test(slots, every_group_fits_its_slot)
+{
+        struct rng rng = { 1 };
+
+        for (uint64_t seed = 0; seed < 200; seed++) {
+                layout *l = layouts_random(seed);
+                bool *skip = calloc(l->n_groups, sizeof(*skip));
+                for (uint32_t g = 0; g < l->n_groups; g++)
+                        skip[g] = any_of(&rng);
+                for (uint32_t wanted = 1; wanted <= l->n_groups + 1; wanted++) {
+                        uint32_t dtype = rng_below(&rng, 4);
+                        struct slots *s;
+                        cr_assert_eq(slots_new(l, wanted, dtype, skip, &s), 0);
+                        check_fits(l, s, dtype, skip);
+                        slots_free(s);
+                }
+                free(skip);
+                layout_free(l);
+        }
+}
+
+static const uint64_t sizes[] = { 1024, 2048, 0, 2049 };
+
+Test(slots, whole_gives_each_group_its_own_size)
+{
+        layout *l = layouts_sized(sizes, 4, ZERO_BF16);
+        struct slots *s;
+
+        cr_assert_eq(slots_new(l, UINT32_MAX, 0, NULL, &s), 0);
+        cr_assert(s->whole);
+        cr_assert_eq(s->n, 4);
+        cr_assert_eq(slots_offset(s, 1), 4096);
+        cr_assert_eq(slots_offset(s, 2), 8192);
+        cr_assert_eq(slots_offset(s, 3), 8192);
+        cr_assert_eq(s->bytes, 16384);
+        slots_free(s);
+        layout_free(l);
+}
+
+Test(slots, fewer_than_the_groups_gives_equal_slots_of_the_largest)
+{
+        layout *l = layouts_sized(sizes, 4, ZERO_BF16);
+        struct slots *s;
+
+        cr_assert_eq(slots_new(l, 3, 0, NULL, &s), 0);
+        cr_assert(!s->whole);
+        cr_assert_eq(s->n, 3);
+        cr_assert_eq(s->slot_bytes, 8192);
+        cr_assert_eq(slots_offset(s, 2), 16384);
+        cr_assert_eq(s->bytes, 24576);
+        slots_free(s);
+        layout_free(l);
+}
+
+Test(slots, a_dtype_of_its_own_changes_the_sizes)
+{
+        layout *l = layouts_sized(sizes, 4, ZERO_BF16);
+        struct slots *s;
+
+        cr_assert_eq(slots_new(l, 1, ZERO_FP32, NULL, &s), 0);
+        cr_assert_eq(s->slot_bytes, 12288);
+        slots_free(s);
+        layout_free(l);
+}
+
+Test(slots, skipped_groups_take_no_room)
+{
+        static const bool skip[] = { false, true, false, true };
+        layout *l = layouts_sized(sizes, 4, ZERO_BF16);
+        struct slots *s;
+
+        cr_assert_eq(slots_new(l, 4, 0, skip, &s), 0);
+        cr_assert_eq(s->bytes, 4096);
+        slots_free(s);
+        cr_assert_eq(slots_new(l, 2, 0, skip, &s), 0);
+        cr_assert_eq(s->slot_bytes, 4096);
+        slots_free(s);
+        layout_free(l);
+}
+
+Test(slots, senseless_requests_are_refused)
+{
+        layout *l = layouts_sized(sizes, 4, ZERO_BF16);
+        struct slots *s;
+
+        cr_assert_eq(slots_new(l, 0, 0, NULL, &s), -EINVAL);
+        cr_assert_eq(slots_new(l, 1, 9, NULL, &s), -EINVAL);
+        layout_free(l);
+}
+
+Test(slots, free_takes_null)
+{
+        slots_free(NULL);
+}
