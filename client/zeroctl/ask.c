@@ -1,0 +1,112 @@
+/* Asking the daemon, and reading what it says. */
+#include "ctl.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+void ctl_error(const char *format, ...)
+{
+        va_list arguments;
+        char text[1024];
+
+        va_start(arguments, format);
+        vsnprintf(text, sizeof(text), format, arguments);
+        va_end(arguments);
+        for (char *p = text; *p; p++)
+                *p = (unsigned char)*p < ' ' || *p == 0x7f ? '?' : *p;
+        fprintf(stderr, "zeroctl: %s\n", text);
+}
+
+/* Names come from other users: they must not steer the terminal (C0, DEL, C1 controls). */
+static void scrub_text(json_t *value)
+{
+        char *text = strdup(json_string_value(value));
+
+        if (!text)
+                return;
+        for (char *p = text; *p; p++) {
+                bool c1 = p[0] == '\xc2' && (unsigned char)p[1] >= 0x80 &&
+                          (unsigned char)p[1] <= 0x9f;
+
+                if ((unsigned char)*p < ' ' || *p == 0x7f)
+                        *p = '?';
+                if (c1)
+                        p[0] = p[1] = '?';
+        }
+        json_string_set(value, text);
+        free(text);
+}
+
+static void scrub(json_t *value)
+{
+        const char *key;
+        json_t *item;
+        size_t i;
+
+        if (json_is_string(value))
+                scrub_text(value);
+        json_array_foreach(value, i, item) scrub(item);
+        json_object_foreach(value, key, item) scrub(item);
+}
+
+int ctl_ask(struct ctl *ctl, const char *what, json_t **ret_answer)
+{
+        json_error_t error;
+        char *text = NULL;
+        json_t *answer;
+        int r = zero_query(ctl->client, what, ctl->argument, &text);
+
+        if (r) {
+                ctl_error("%s: %s (%s)", what, zero_error(ctl->client), zero_status_name(r));
+                return CTL_FAILED;
+        }
+        answer = json_loads(text, 0, &error);
+        free(text);
+        if (!json_is_object(answer)) {
+                ctl_error("%s: zerod's answer is no JSON object: %s", what, error.text);
+                json_decref(answer);
+                return CTL_FAILED;
+        }
+        if (!ctl->json)
+                scrub(answer);
+        *ret_answer = answer;
+        return CTL_OK;
+}
+
+int ctl_run(struct ctl *ctl, const struct command *command)
+{
+        json_t *answer;
+        int r = ctl_ask(ctl, command->name, &answer);
+
+        if (r != CTL_OK)
+                return r;
+        if (ctl->json) {
+                json_dumpf(answer, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+                putchar('\n');
+        } else {
+                command->show(ctl, stdout, answer);
+        }
+        json_decref(answer);
+        if (fflush(stdout) == 0 && !ferror(stdout))
+                return CTL_OK;
+        ctl_error("cannot write to standard output");
+        return CTL_FAILED;
+}
+
+const char *field_text(const json_t *object, const char *key)
+{
+        const char *text = json_string_value(json_object_get(object, key));
+
+        return text ? text : "";
+}
+
+double field_number(const json_t *object, const char *key)
+{
+        return json_number_value(json_object_get(object, key));
+}
+
+bool field_true(const json_t *object, const char *key)
+{
+        return json_is_true(json_object_get(object, key));
+}

@@ -1,0 +1,27 @@
+/* zeroctl checksum: a hash of a job's state that does not depend on its partition. */
+#include "ctl.h"
+
+#include "table.h"
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        static const char *const planes[] = { "master", "exp_avg", "exp_avg_sq" };
+        struct table t;
+
+        fprintf(out, "job %s at version %.0f\n", field_text(answer, "job"),
+                field_number(answer, "version"));
+        table_init(&t, "PLANE|CHECKSUM");
+        table_add(&t, PAINT_NONE, "all");
+        table_add(&t, PAINT_NONE, "%s", field_text(answer, "checksum"));
+        for (size_t i = 0; i < sizeof(planes) / sizeof(planes[0]); i++) {
+                table_add(&t, PAINT_NONE, "%s", planes[i]);
+                table_add(&t, PAINT_NONE, "%s",
+                          field_text(json_object_get(answer, "planes"), planes[i]));
+        }
+        table_print(&t, out, ctl->colour);
+        table_deinit(&t);
+}
+
+const struct command command_checksum = { "checksum", "JOB",
+                                          "hash of a job's state, however it is partitioned", show,
+                                          NULL };

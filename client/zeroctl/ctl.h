@@ -1,0 +1,59 @@
+/*
+ * What the subcommands of zeroctl share.  zeroctl knows the service through zero.h
+ * alone: it asks, is given JSON, and shows it, as it came (--json) or for people.
+ *
+ * Strings in JSON that is shown to people hold no control characters (ctl_ask()).
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "zero.h"
+
+/* Exit codes, part of the interface. */
+enum { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2, CTL_NO_CONNECTION = 3 };
+
+struct ctl {
+        struct zero_client *client;
+        const char *argument; /* of the subcommand, or NULL */
+        bool json;
+        bool once;   /* top: one picture */
+        bool colour; /* standard output is a terminal */
+};
+
+/*
+ * A subcommand either shows what the daemon says to `name` (show), or runs by itself
+ * (run).
+ */
+struct command {
+        const char *name;
+        const char *argument; /* "JOB", "[JOB]" or NULL */
+        const char *summary;
+        void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer);
+        int (*run)(struct ctl *ctl);
+};
+
+extern const struct command command_status, command_jobs, command_shards, command_top, command_ping,
+        command_checksum, command_config, command_drop;
+
+/* Asks the daemon; says on standard error what went wrong.  CTL_OK or CTL_FAILED. */
+int ctl_ask(struct ctl *ctl, const char *what, json_t **ret_answer);
+/* Asks and shows. */
+int ctl_run(struct ctl *ctl, const struct command *command);
+void ctl_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* The tables of jobs, alike in status, jobs and top. */
+void show_jobs(const struct ctl *ctl, FILE *out, const json_t *jobs);
+/* What is waited for. */
+void show_waiting(const struct ctl *ctl, FILE *out, const json_t *jobs);
+/* "version 12: a b c" lines of one job: windows, memory. */
+void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job);
+void show_memory(FILE *out, const json_t *memory);
+
+/* Fields of an object: "", 0 and false where there is none. */
+const char *field_text(const json_t *object, const char *key);
+double field_number(const json_t *object, const char *key);
+bool field_true(const json_t *object, const char *key);

@@ -1,0 +1,106 @@
+/* One job's ranks, windows and memory, as status tells them. */
+#include "ctl.h"
+
+#include "table.h"
+#include "units.h"
+
+static void show_ranks(const struct ctl *ctl, FILE *out, const json_t *job)
+{
+        json_t *rank;
+        size_t i;
+
+        fputs("  ranks   ", out);
+        json_array_foreach(json_object_get(job, "ranks"), i, rank)
+        {
+                enum paint paint = field_true(rank, "attached") ? PAINT_NONE : PAINT_WARN;
+                const char *node = field_text(rank, "node");
+
+                fprintf(out, " %s%.0f@%s%s%s", paint_begin(paint, ctl->colour),
+                        field_number(rank, "rank"), node[0] ? node : "?",
+                        paint == PAINT_NONE ? "" : "(absent)", paint_end(paint, ctl->colour));
+        }
+        fputc('\n', out);
+}
+
+static void show_owners(FILE *out, const json_t *job)
+{
+        json_t *owner;
+        size_t i;
+
+        fputs("  owners  ", out);
+        json_array_foreach(json_object_get(job, "owners"), i, owner)
+                fprintf(out, " %s", json_is_string(owner) ? json_string_value(owner) : "?");
+        fputc('\n', out);
+}
+
+static void show_sessions(FILE *out, const json_t *job)
+{
+        json_t *session;
+        size_t i;
+
+        json_array_foreach(json_object_get(job, "sessions"), i, session)
+                fprintf(out,
+                        "  session  rank %.0f, process %.0f, holds %.0f groups, push window "
+                        "%s\n",
+                        field_number(session, "rank"), field_number(session, "pid"),
+                        field_number(session, "held"),
+                        unit_bytes(field_number(session, "push_window")).text);
+}
+
+static void show_traffic(FILE *out, const json_t *job)
+{
+        const json_t *gather = json_object_get(job, "gather");
+        double hits = field_number(gather, "hits"), misses = field_number(gather, "misses");
+
+        fprintf(out, "  gather   window %s in %.0f slots, %s hits and %s misses",
+                unit_bytes(field_number(gather, "window_bytes")).text,
+                field_number(gather, "slots"), unit_count(hits).text, unit_count(misses).text);
+        if (hits + misses > 0)
+                fprintf(out, " (%.1f %%)", 100 * hits / (hits + misses));
+        fprintf(out, ", %s elements received\n",
+                unit_count(field_number(gather, "elements_received")).text);
+        fprintf(out, "  reduce   %s elements sent\n",
+                unit_count(field_number(json_object_get(job, "reduce"), "elements_sent")).text);
+}
+
+static void show_planes(FILE *out, const json_t *job)
+{
+        static const char *const names[] = { "master", "exp_avg", "exp_avg_sq", "grad", "serve" };
+        const json_t *planes = json_object_get(job, "planes");
+        const json_t *formula = json_object_get(job, "zero_formula");
+        double total = 0;
+
+        fputs("  memory  ", out);
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+                double bytes = field_number(planes, names[i]);
+
+                total += bytes;
+                fprintf(out, " %s %s,", names[i], unit_bytes(bytes).text);
+        }
+        fprintf(out, " together %s; ZeRO stage 3 by its formula (%.0f bytes a parameter): %s\n",
+                unit_bytes(total).text, field_number(formula, "bytes_per_parameter"),
+                unit_bytes(field_number(formula, "stage3_bytes")).text);
+}
+
+void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job)
+{
+        fprintf(out, "\n%sjob %s%s at version %.0f, attempt %.0f\n",
+                paint_begin(PAINT_HEAD, ctl->colour), field_text(job, "job"),
+                paint_end(PAINT_HEAD, ctl->colour), field_number(job, "version"),
+                field_number(job, "attempt"));
+        show_ranks(ctl, out, job);
+        show_owners(out, job);
+        show_sessions(out, job);
+        show_traffic(out, job);
+        show_planes(out, job);
+}
+
+void show_memory(FILE *out, const json_t *memory)
+{
+        double quota = field_number(memory, "state_quota");
+
+        fprintf(out, "memory: state %s", unit_bytes(field_number(memory, "state_used")).text);
+        if (quota > 0)
+                fprintf(out, " of %s", unit_bytes(quota).text);
+        fprintf(out, ", resident %s\n", unit_bytes(field_number(memory, "resident")).text);
+}

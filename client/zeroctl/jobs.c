@@ -1,0 +1,83 @@
+/* zeroctl jobs: the jobs of the cluster; their tables are also part of status and top. */
+#include "ctl.h"
+
+#include "table.h"
+#include "units.h"
+
+static enum paint state_paint(const char *state)
+{
+        return state[0] == 'r' ? PAINT_GOOD : PAINT_WARN; /* running */
+}
+
+static unsigned attached_ranks(const json_t *job)
+{
+        unsigned n = 0;
+        json_t *rank;
+        size_t i;
+
+        json_array_foreach(json_object_get(job, "ranks"), i, rank) n +=
+                field_true(rank, "attached");
+        return n;
+}
+
+static void add_job(struct table *t, const json_t *job)
+{
+        const char *state = field_text(job, "state");
+        unsigned attached = attached_ranks(job);
+        double world = field_number(job, "world_size"), skipped = field_number(job, "skipped");
+
+        table_add(t, PAINT_NONE, "%s", field_text(job, "job"));
+        table_add(t, state_paint(state), "%s", state);
+        table_add(t, attached < world ? PAINT_WARN : PAINT_NONE, "%u/%.0f", attached, world);
+        table_add(t, PAINT_NONE, "%.0f", field_number(job, "version"));
+        table_add(t, PAINT_NONE, "%.2f", field_number(job, "steps_per_s"));
+        table_add(t, PAINT_NONE, "%s", unit_number(field_number(job, "grad_norm")).text);
+        table_add(t, PAINT_NONE, "%s", unit_number(field_number(job, "loss_scale")).text);
+        table_add(t, skipped > 0 ? PAINT_WARN : PAINT_NONE, "%.0f", skipped);
+        table_add(t, PAINT_NONE, "%s", unit_count(field_number(job, "parameters")).text);
+        table_add(t, PAINT_NONE, "%.0f", field_number(job, "groups"));
+        table_add(t, PAINT_NONE, "%s", field_text(job, "coordinator"));
+        table_add(t, PAINT_NONE, "%.0f", field_number(job, "uid"));
+}
+
+void show_jobs(const struct ctl *ctl, FILE *out, const json_t *jobs)
+{
+        struct table t;
+        json_t *job;
+        size_t i;
+
+        if (json_array_size(jobs) == 0) {
+                fputs("no jobs\n", out);
+                return;
+        }
+        table_init(&t, "JOB|STATE|>RANKS|>STEP|>STEPS/S|>GRAD NORM|>LOSS SCALE|>SKIPPED|"
+                       ">PARAMETERS|>GROUPS|COORDINATOR|>UID");
+        json_array_foreach(jobs, i, job) add_job(&t, job);
+        table_print(&t, out, ctl->colour);
+        table_deinit(&t);
+}
+
+void show_waiting(const struct ctl *ctl, FILE *out, const json_t *jobs)
+{
+        json_t *job, *wait;
+        size_t i, k;
+
+        json_array_foreach(jobs, i, job)
+        {
+                json_array_foreach(json_object_get(job, "waiting"), k, wait) fprintf(
+                        out, "%s%s: waiting %s for %s: %s%s\n",
+                        paint_begin(PAINT_WARN, ctl->colour), field_text(job, "job"),
+                        unit_seconds(field_number(wait, "since_s")).text, field_text(wait, "for"),
+                        field_text(wait, "what"), paint_end(PAINT_WARN, ctl->colour));
+        }
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        const json_t *jobs = json_object_get(answer, "jobs");
+
+        show_jobs(ctl, out, jobs);
+        show_waiting(ctl, out, jobs);
+}
+
+const struct command command_jobs = { "jobs", NULL, "jobs and who they wait for", show, NULL };

@@ -1,0 +1,63 @@
+/* zeroctl shards: who holds which part of every group, and in how many bytes. */
+#include "ctl.h"
+
+#include "table.h"
+#include "units.h"
+
+static void add_shard(struct table *t, const json_t *group, const json_t *shard)
+{
+        static const char *const planes[] = { "master", "exp_avg", "exp_avg_sq", "grad", "serve" };
+        const json_t *bytes = json_object_get(shard, "bytes");
+        const json_t *version = json_object_get(shard, "version");
+        double first = field_number(shard, "first"), count = field_number(shard, "count");
+
+        table_add(t, PAINT_NONE, "%.0f", field_number(group, "index"));
+        table_add(t, PAINT_NONE, "%s", field_text(group, "group"));
+        table_add(t, PAINT_NONE, "%s", field_text(group, "dtype"));
+        table_add(t, PAINT_NONE, "%s", field_text(shard, "owner"));
+        table_add(t, PAINT_NONE, "%.0f-%.0f", first, first + count);
+        for (size_t k = 0; k < 5; k++)
+                table_add(t, PAINT_NONE, "%s", unit_bytes(field_number(bytes, planes[k])).text);
+        if (json_is_number(version))
+                table_add(t, PAINT_NONE, "%.0f", json_number_value(version));
+        else
+                table_add(t, PAINT_NONE, "-");
+}
+
+static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
+{
+        struct table t;
+        json_t *group, *shard;
+        size_t i, k;
+
+        fprintf(out, "%sjob %s%s\n", paint_begin(PAINT_HEAD, ctl->colour), field_text(job, "job"),
+                paint_end(PAINT_HEAD, ctl->colour));
+        table_init(&t, ">GROUP|NAME|DTYPE|OWNER|>ELEMENTS|>MASTER|>EXP_AVG|>EXP_AVG_SQ|>GRAD|"
+                       ">SERVE|>VERSION");
+        json_array_foreach(json_object_get(job, "groups"), i, group)
+        {
+                json_array_foreach(json_object_get(group, "shards"), k, shard)
+                        add_shard(&t, group, shard);
+        }
+        table_print(&t, out, ctl->colour);
+        table_deinit(&t);
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        const json_t *jobs = json_object_get(answer, "jobs");
+        json_t *job;
+        size_t i;
+
+        if (json_array_size(jobs) == 0)
+                fputs("no jobs\n", out);
+        json_array_foreach(jobs, i, job)
+        {
+                if (i > 0)
+                        fputc('\n', out);
+                show_job(ctl, out, job);
+        }
+}
+
+const struct command command_shards = { "shards", "[JOB]", "who holds which part of every group",
+                                        show, NULL };

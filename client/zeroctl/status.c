@@ -1,0 +1,114 @@
+/* zeroctl status: this node, its peers, and its jobs. */
+#include "ctl.h"
+
+#include "table.h"
+#include "units.h"
+
+static void add_peer_state(struct table *t, const json_t *peer)
+{
+        if (field_true(peer, "self"))
+                table_add(t, PAINT_NONE, "self");
+        else if (field_true(peer, "up"))
+                table_add(t, PAINT_GOOD, "up");
+        else
+                table_add(t, PAINT_BAD, "down");
+}
+
+static void add_peer_link(struct table *t, const json_t *peer)
+{
+        bool self = field_true(peer, "self"), up = field_true(peer, "up");
+
+        if (self)
+                table_add(t, PAINT_NONE, "-");
+        else
+                table_add(t, PAINT_NONE, "%s", unit_seconds(field_number(peer, "since_s")).text);
+        if (self || !up) {
+                table_add(t, PAINT_NONE, "-");
+                table_add(t, PAINT_NONE, "-");
+                table_add(t, PAINT_NONE, "%s", field_text(peer, "why"));
+                return;
+        }
+        table_add(t, PAINT_NONE, "%s", unit_seconds(field_number(peer, "heard_s")).text);
+        table_add(t, PAINT_NONE, "%s", unit_seconds(field_number(peer, "round_trip_s")).text);
+        table_add(t, PAINT_NONE, "%s %s", field_text(peer, "bulk"),
+                  field_text(peer, "bulk_detail"));
+}
+
+static void show_peers(const struct ctl *ctl, FILE *out, const json_t *peers)
+{
+        struct table t;
+        json_t *peer;
+        size_t i;
+
+        table_init(&t, "NODE|ADDRESS|OWNER|STATE|>FOR|>HEARD|>ROUND TRIP|BULK PATH");
+        json_array_foreach(peers, i, peer)
+        {
+                table_add(&t, PAINT_NONE, "%s", field_text(peer, "node"));
+                table_add(&t, PAINT_NONE, "%s", field_text(peer, "address"));
+                table_add(&t, PAINT_NONE, "%s", field_true(peer, "owner") ? "yes" : "no");
+                add_peer_state(&t, peer);
+                add_peer_link(&t, peer);
+        }
+        table_print(&t, out, ctl->colour);
+        table_deinit(&t);
+}
+
+static void show_bytes(const struct ctl *ctl, FILE *out, const json_t *peers)
+{
+        static const char *const kinds[] = { "gather", "reduce", "state", "control" };
+        struct table t;
+        json_t *peer;
+        size_t i;
+
+        table_init(&t, "NODE|>GATHER SENT|>RECEIVED|>REDUCE SENT|>RECEIVED|>STATE SENT|>RECEIVED|"
+                       ">CONTROL SENT|>RECEIVED");
+        json_array_foreach(peers, i, peer)
+        {
+                const json_t *sent = json_object_get(peer, "sent");
+                const json_t *received = json_object_get(peer, "received");
+
+                if (field_true(peer, "self"))
+                        continue;
+                table_add(&t, PAINT_NONE, "%s", field_text(peer, "node"));
+                for (size_t k = 0; k < 4; k++) {
+                        table_add(&t, PAINT_NONE, "%s",
+                                  unit_bytes(field_number(sent, kinds[k])).text);
+                        table_add(&t, PAINT_NONE, "%s",
+                                  unit_bytes(field_number(received, kinds[k])).text);
+                }
+        }
+        if (t.n_cells > t.n_columns)
+                fputc('\n', out);
+        table_print(&t, out, ctl->colour);
+        table_deinit(&t);
+}
+
+static void show_node(const struct ctl *ctl, FILE *out, const json_t *s)
+{
+        fprintf(out, "%snode %s%s: zerod %s, up %s, device %s\n",
+                paint_begin(PAINT_HEAD, ctl->colour), field_text(s, "node"),
+                paint_end(PAINT_HEAD, ctl->colour), field_text(s, "version"),
+                unit_seconds(field_number(s, "uptime_s")).text, field_text(s, "device"));
+        fprintf(out, "socket %s, state %s\n", field_text(s, "socket"), field_text(s, "state_dir"));
+        show_memory(out, json_object_get(s, "memory"));
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        const json_t *jobs = json_object_get(answer, "jobs");
+        const json_t *peers = json_object_get(answer, "peers");
+        json_t *job;
+        size_t i;
+
+        show_node(ctl, out, answer);
+        fputc('\n', out);
+        show_peers(ctl, out, peers);
+        show_bytes(ctl, out, peers);
+        fputc('\n', out);
+        show_jobs(ctl, out, jobs);
+        show_waiting(ctl, out, jobs);
+        json_array_foreach(jobs, i, job) show_job_details(ctl, out, job);
+}
+
+const struct command command_status = { "status", NULL, "this node, its peers, its jobs", show,
+                                        NULL };

@@ -1,0 +1,240 @@
+/*
+ * zeroctl top: jobs and traffic, once a second, on the terminal's alternate screen.
+ * The terminal is put back as it was on every way out: q, a signal, an error.
+ */
+#include "ctl.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "table.h"
+#include "units.h"
+
+static volatile sig_atomic_t ended;
+
+/* ---- the picture ------------------------------------------------------- */
+
+static double now(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static const json_t *find_peer(const json_t *status, const char *node)
+{
+        json_t *peer;
+        size_t i;
+
+        json_array_foreach(json_object_get(status, "peers"), i, peer)
+        {
+                if (strcmp(field_text(peer, "node"), node) == 0)
+                        return peer;
+        }
+        return NULL;
+}
+
+/* Bytes a second since the last picture; "-" if there was none. */
+static void add_rate(struct table *t, const json_t *peer, const json_t *before, const char *way,
+                     const char *kind, double seconds)
+{
+        double bytes = field_number(json_object_get(peer, way), kind);
+        double then = field_number(json_object_get(before, way), kind);
+
+        if (before && seconds > 0 && bytes >= then)
+                table_add(t, PAINT_NONE, "%s/s", unit_bytes((bytes - then) / seconds).text);
+        else
+                table_add(t, PAINT_NONE, "-");
+}
+
+static void show_rates(const struct ctl *ctl, FILE *out, const json_t *status, const json_t *before,
+                       double seconds)
+{
+        struct table t;
+        json_t *peer;
+        size_t i;
+
+        table_init(&t, "NODE|STATE|>ROUND TRIP|BULK|>GATHER OUT|>IN|>REDUCE OUT|>IN");
+        json_array_foreach(json_object_get(status, "peers"), i, peer)
+        {
+                const json_t *last = find_peer(before, field_text(peer, "node"));
+                bool up = field_true(peer, "up");
+
+                if (field_true(peer, "self"))
+                        continue;
+                table_add(&t, PAINT_NONE, "%s", field_text(peer, "node"));
+                table_add(&t, up ? PAINT_GOOD : PAINT_BAD, "%s", up ? "up" : "down");
+                table_add(&t, PAINT_NONE, "%s",
+                          up ? unit_seconds(field_number(peer, "round_trip_s")).text : "-");
+                table_add(&t, PAINT_NONE, "%s", field_text(peer, "bulk"));
+                add_rate(&t, peer, last, "sent", "gather", seconds);
+                add_rate(&t, peer, last, "received", "gather", seconds);
+                add_rate(&t, peer, last, "sent", "reduce", seconds);
+                add_rate(&t, peer, last, "received", "reduce", seconds);
+        }
+        table_print(&t, out, ctl->colour);
+        table_deinit(&t);
+}
+
+static void show_picture(const struct ctl *ctl, FILE *out, const json_t *status,
+                         const json_t *before, double seconds)
+{
+        const json_t *jobs = json_object_get(status, "jobs");
+
+        fprintf(out, "%snode %s%s: zerod %s, up %s\n", paint_begin(PAINT_HEAD, ctl->colour),
+                field_text(status, "node"), paint_end(PAINT_HEAD, ctl->colour),
+                field_text(status, "version"), unit_seconds(field_number(status, "uptime_s")).text);
+        show_memory(out, json_object_get(status, "memory"));
+        fputc('\n', out);
+        show_jobs(ctl, out, jobs);
+        show_waiting(ctl, out, jobs);
+        fputc('\n', out);
+        show_rates(ctl, out, status, before, seconds);
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        show_picture(ctl, out, answer, NULL, 0);
+}
+
+/* ---- the terminal ------------------------------------------------------ */
+
+static void end(int signal_number)
+{
+        ended = 1;
+}
+
+static void redraw(int signal_number)
+{
+        /* being interrupted is enough: the wait for a key ends */
+}
+
+static void catch_signals(void)
+{
+        struct sigaction ending = { .sa_handler = end }, redrawing = { .sa_handler = redraw };
+
+        sigaction(SIGINT, &ending, NULL);
+        sigaction(SIGTERM, &ending, NULL);
+        sigaction(SIGHUP, &ending, NULL);
+        sigaction(SIGWINCH, &redrawing, NULL);
+}
+
+/* Alternate screen, no cursor, no wrapping; keys come at once and are not shown. */
+static bool terminal_enter(struct termios *ret_before)
+{
+        struct termios raw;
+
+        if (tcgetattr(STDIN_FILENO, ret_before) < 0)
+                return false;
+        raw = *ret_before;
+        raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+        tcsetattr(STDIN_FILENO, TCSANOW, &raw);
+        fputs("\033[?1049h\033[?25l\033[?7l", stdout);
+        return true;
+}
+
+static void terminal_leave(const struct termios *before)
+{
+        fputs("\033[?7h\033[?25h\033[?1049l", stdout);
+        fflush(stdout);
+        tcsetattr(STDIN_FILENO, TCSANOW, before);
+}
+
+/* As many lines as the terminal has. */
+static void draw(const char *picture)
+{
+        struct winsize size = { 0 };
+        unsigned rows;
+
+        ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
+        rows = size.ws_row > 1 ? size.ws_row - 1u : 24;
+        fputs("\033[H", stdout);
+        for (const char *line = picture; *line && rows > 0; rows--) {
+                size_t n = strcspn(line, "\n");
+
+                fwrite(line, 1, n, stdout);
+                fputs("\033[K\r\n", stdout);
+                line += n + (line[n] == '\n');
+        }
+        fputs("\033[J", stdout);
+        fflush(stdout);
+}
+
+static bool quit_pressed(void)
+{
+        struct pollfd p = { .fd = STDIN_FILENO, .events = POLLIN };
+        char key;
+
+        if (poll(&p, 1, 1000) <= 0)
+                return false;
+        return read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 'Q';
+}
+
+static int draw_status(const struct ctl *ctl, const json_t *status, const json_t *before,
+                       double seconds)
+{
+        char *picture = NULL;
+        size_t size;
+        FILE *out = open_memstream(&picture, &size);
+
+        if (!out)
+                return CTL_FAILED;
+        show_picture(ctl, out, status, before, seconds);
+        fclose(out);
+        draw(picture);
+        free(picture);
+        return CTL_OK;
+}
+
+static int watch(struct ctl *ctl, json_t *status)
+{
+        json_t *before = NULL;
+        double drawn = now(), seconds = 0;
+        int r;
+
+        for (;;) {
+                r = draw_status(ctl, status, before, seconds);
+                json_decref(before);
+                before = status;
+                if (r != CTL_OK || ended || quit_pressed() || ended)
+                        break;
+                r = ctl_ask(ctl, "status", &status);
+                if (r != CTL_OK)
+                        break;
+                seconds = now() - drawn;
+                drawn += seconds;
+        }
+        json_decref(before);
+        return r;
+}
+
+static int run(struct ctl *ctl)
+{
+        static const struct command picture = { "status", NULL, NULL, show, NULL };
+        struct termios before;
+        json_t *status;
+        int r;
+
+        if (ctl->json || ctl->once || !isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
+                return ctl_run(ctl, &picture);
+        r = ctl_ask(ctl, "status", &status);
+        if (r != CTL_OK)
+                return r;
+        catch_signals();
+        if (!terminal_enter(&before)) {
+                json_decref(status);
+                return ctl_run(ctl, &picture);
+        }
+        r = watch(ctl, status);
+        terminal_leave(&before);
+        return r;
+}
+
+const struct command command_top = { "top", NULL, "jobs and traffic, live; q ends it", NULL, run };
