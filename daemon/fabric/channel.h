@@ -20,27 +20,41 @@ enum { DOOR_HALF_OPEN_MAX = 128, DOOR_HANDSHAKE_MS = 5000, CHANNEL_KEY = CLUSTER
 
 /* After authentication.  Whoever holds it closes tcp and frees it. */
 struct channel {
-        uv_tcp_t tcp;         /* not reading; data is free for the holder */
-        uint32_t node;        /* the peer, index in the cluster */
+        uv_tcp_t tcp;  /* not reading; data is free for the holder */
+        uint32_t node; /* the peer, index in the cluster */
         enum channel_role role;
-        uint64_t token;       /* what the dialler said the channel is for (bulk: link token) */
+        uint64_t token; /* what the dialler said the channel is for (bulk: link token) */
         uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY];
-        uint8_t *early;       /* bytes that came behind the handshake; owned */
+        uint8_t *early; /* bytes that came behind the handshake; owned */
         size_t early_size;
 };
 /* Closes the connection and frees the channel. */
 void channel_close(struct channel *channel);
+/* Frees a channel whose tcp is closed already; wipes its keys. */
+void channel_free(struct channel *channel);
 
 struct door;
 struct door_events {
         /* An authenticated peer came in; take the channel or channel_close() it. */
         void (*incoming)(void *arg, struct channel *channel);
+        /* A connection that called itself that node was refused; may be NULL. */
+        void (*refused)(void *arg, uint32_t node, const char *why);
         void *arg;
 };
-/* Listens at the cluster's own address; host "" or a cluster of one: listens nowhere. */
+/*
+ * Listens at the cluster's own address; host "" or a cluster of one: listens nowhere.
+ * Looks up its own host name, so it may block: before the loop runs.  The cluster must
+ * outlive the door.
+ */
 int door_open(uv_loop_t *loop, const struct cluster *cluster, const struct door_events *events,
               struct door **ret, struct fault *fault);
-/* done(channel or NULL, why): on the loop, within the handshake's deadline. */
+/* Of connections from now on; DOOR_HANDSHAKE_MS unless set. */
+void door_set_deadline(struct door *door, uint32_t ms);
+/*
+ * done(channel or NULL, why), once: on the loop, within the handshake's deadline, or when
+ * the door closes.  why is valid during the call.
+ */
 int door_dial(struct door *door, uint32_t node, enum channel_role role, uint64_t token,
               void (*done)(void *arg, struct channel *channel, const char *why), void *arg);
+/* Ends what is not authenticated yet; no peer comes in any more. */
 void door_close(struct door *door, void (*closed)(void *arg), void *arg);

@@ -2,9 +2,12 @@
  * members.h - the links to all other nodes of the cluster.
  *
  * One link a pair: the node with the lower index dials, again and again with back-off, so
- * daemons may start in any order.  A link carries LinkMessages through libsodium's
- * secretstream in both directions, in order, with heartbeats; one that is silent for
- * MEMBERS_SILENCE_MS is cut.  Loop thread only; no call runs a callback.
+ * daemons may start in any order.  A link (link.h) carries LinkMessages, encrypted, in
+ * order, with heartbeats; one that is silent for MEMBERS_SILENCE_MS is cut.  If a node
+ * comes with a new link while its old one still stands, the newer one wins: the old one is
+ * reported down, then the new one up.  Loop thread only; no call runs a callback.
+ *
+ * The process must ignore SIGPIPE.
  */
 #pragma once
 
@@ -27,19 +30,37 @@ struct members_events {
 
 struct member_info {
         bool up;
-        uint64_t since_ms;      /* loop time of the last change */
-        uint64_t last_heard_ms; /* loop time */
+        uint64_t since_ms;                   /* loop time of the last change */
+        uint64_t last_heard_ms;              /* loop time */
         uint64_t sent_bytes, received_bytes; /* of the link, frames included */
         uint64_t queued_bytes;
         uint64_t round_trip_ns; /* of the last heartbeat; 0: none yet */
         char why[160];          /* why it is down, if it was refused: what to do */
 };
 
-/* Listens and starts to dial at once. */
+/* Times in milliseconds; other than the default ones for tests. */
+struct members_options {
+        uint32_t heartbeat, silence, handshake;
+        uint32_t dial_first, dial_last; /* back-off between dials: doubled from first to last */
+        size_t queue_max;               /* bytes that may wait on one link */
+};
+extern const struct members_options members_default_options;
+
+/*
+ * Listens and starts to dial at once.  The cluster must outlive the members.  After a
+ * fault the loop must run once more before it is closed.
+ */
 int members_new(uv_loop_t *loop, const struct cluster *cluster, const struct members_events *events,
                 struct members **ret, struct fault *fault);
+int members_new_with(uv_loop_t *loop, const struct cluster *cluster,
+                     const struct members_options *options, const struct members_events *events,
+                     struct members **ret, struct fault *fault);
+/* Ends all links; no event is given any more, but bulk dials still get their done(). */
 void members_close(struct members *members, void (*closed)(void *arg), void *arg);
-/* -ENOTCONN if the link is down; the message is packed before the call returns. */
+/*
+ * The message is packed before the call returns.  -ENOTCONN if the link is down;
+ * -EMSGSIZE above LINK_MESSAGE_MAX; -ENOMEM.
+ */
 int members_send(struct members *members, uint32_t node, const Zero__LinkMessage *m);
 /* Cuts a link whose peer broke a rule of a layer above; it is dialled anew. */
 void members_cut(struct members *members, uint32_t node, const char *why);

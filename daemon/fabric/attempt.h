@@ -1,0 +1,70 @@
+/*
+ * attempt.h - one connection on its way to being authenticated, on either side.
+ *
+ * Looks the host up, connects (dialler), shakes hands, within one deadline.  Whatever
+ * happens, ended() is called once, later, on the loop; then the attempt is gone.  Before
+ * that a stranger costs one struct attempt, one struct channel and a descriptor.
+ */
+#pragma once
+
+#include "daemon/fabric/handshake.h"
+#include "proto/list.h"
+
+/* How long a refused connection may stay to read why. */
+enum { ATTEMPT_READ = 512, ATTEMPT_LINGER_MS = 1000 };
+
+/* What the attempts of one door share. */
+struct attempts {
+        uv_loop_t *loop;
+        const struct cluster *cluster;
+        uint32_t deadline_ms;
+        uint32_t pending; /* attempts and look-ups that are not gone yet */
+        /* something went; pending may be 0 now */
+        void (*less)(struct attempts *attempts);
+};
+
+struct attempt {
+        struct list item; /* the owner's */
+        void *owner;
+        uint32_t node;       /* whom it dials, or who it claims to be, or HANDSHAKE_NOBODY */
+        uint64_t started_ms; /* loop time */
+        char from[80];       /* the other side's address, when connected */
+
+        /* private */
+        struct attempts *attempts;
+        void (*ended)(struct attempt *attempt, struct channel *channel, const char *why);
+        struct channel *channel;
+        uv_timer_t timer;
+        uint32_t open;  /* handles not closed yet */
+        bool over;      /* the outcome is known */
+        bool lingering; /* refused; waits for the other side to hang up */
+        struct lookup *lookup;
+        struct addrinfo *found, *next; /* addresses; the next one to try */
+        struct addrinfo literal;       /* a numeric host needs no look-up */
+        struct sockaddr_storage address;
+        uv_connect_t connect;
+        struct handshake shake;
+        char why[320];
+        uint8_t buffer[ATTEMPT_READ];
+};
+
+/*
+ * Takes a connection from the listener.  ended(channel): the holder's now; or NULL and
+ * why.  -errno: no attempt was made, and ended() will not be called.
+ */
+int attempt_accept(struct attempts *attempts, uv_stream_t *listener, void *owner,
+                   void (*ended)(struct attempt *attempt, struct channel *channel, const char *why),
+                   struct attempt **ret);
+int attempt_dial(struct attempts *attempts, uint32_t node, enum channel_role role, uint64_t token,
+                 void *owner,
+                 void (*ended)(struct attempt *attempt, struct channel *channel, const char *why),
+                 struct attempt **ret);
+/* Ends it by force. Idempotent. */
+void attempt_stop(struct attempt *attempt, const char *why);
+
+/* A channel whose tcp is initialised. */
+int channel_new(uv_loop_t *loop, struct channel **ret);
+/* host as digits: 0; else -EINVAL. */
+int attempt_parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret);
+/* "10.0.0.1:7000", or "?". */
+void attempt_address_text(const uv_tcp_t *tcp, char *ret, size_t size);

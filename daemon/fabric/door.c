@@ -1,0 +1,287 @@
+/*
+ * door.c - where nodes come in, and where the way to other nodes begins.
+ *
+ * Connections that are not authenticated yet stand in a list of at most DOOR_HALF_OPEN_MAX,
+ * oldest first.  A full door closes newcomers at once; it also gives up its oldest visitor,
+ * if that one is slow, so that a few idle strangers cannot keep the nodes out.  What
+ * strangers do is logged at most once in LOG_PAUSE_MS.
+ */
+#include "daemon/base/log.h"
+#include "daemon/fabric/attempt.h"
+#include "proto/cleanup.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* SLOW_MS: a handshake takes two round trips; who needs longer gives way to others. */
+enum { BACKLOG = 256, SLOW_MS = 1000, LOG_PAUSE_MS = 1000 };
+
+struct dial {
+        struct list item;
+        struct door *door;
+        struct attempt *attempt;
+        void (*done)(void *arg, struct channel *channel, const char *why);
+        void *arg;
+};
+
+struct door {
+        struct attempts attempts;
+        struct door_events events;
+        uv_tcp_t listener;
+        bool listening; /* the listener is initialised and not closed yet */
+        struct list visitors;
+        uint32_t n_visitors;
+        struct list dials;
+        uint64_t logged_ms;
+        uint32_t not_logged;
+        bool closing;
+        void (*closed)(void *arg);
+        void *closed_arg;
+};
+
+static void door_log(struct door *door, const char *from, const char *why)
+{
+        uint64_t now = uv_now(door->attempts.loop);
+        if (door->logged_ms && now - door->logged_ms < LOG_PAUSE_MS) {
+                door->not_logged++;
+                return;
+        }
+        if (door->not_logged)
+                log_warning("%u more connections were refused", door->not_logged);
+        log_warning("refused a connection from %s: %s", from, why);
+        door->logged_ms = now;
+        door->not_logged = 0;
+}
+
+static void door_maybe_closed(struct door *door)
+{
+        if (!door->closing || door->listening || door->attempts.pending > 0)
+                return;
+        assert(list_empty(&door->visitors) && list_empty(&door->dials));
+        void (*closed)(void *arg) = door->closed;
+        void *arg = door->closed_arg;
+        free(door);
+        closed(arg);
+}
+
+static void on_less(struct attempts *attempts)
+{
+        door_maybe_closed(CONTAINER_OF(attempts, struct door, attempts));
+}
+
+/* ---- coming in ---- */
+
+static void on_visitor_ended(struct attempt *attempt, struct channel *channel, const char *why)
+{
+        struct door *door = attempt->owner;
+        list_remove(&attempt->item);
+        door->n_visitors--;
+        if (door->closing) {
+                channel_close(channel);
+        } else if (channel) {
+                door->events.incoming(door->events.arg, channel);
+        } else {
+                door_log(door, attempt->from, why);
+                if (attempt->node != HANDSHAKE_NOBODY && door->events.refused)
+                        door->events.refused(door->events.arg, attempt->node, why);
+        }
+}
+
+/* Takes the connection only to close it. */
+static void door_turn_away(struct door *door, const char *why)
+{
+        struct channel *channel;
+        char from[80] = "?";
+        if (channel_new(door->attempts.loop, &channel) < 0)
+                return;
+        if (uv_accept((uv_stream_t *)&door->listener, (uv_stream_t *)&channel->tcp) == 0)
+                attempt_address_text(&channel->tcp, from, sizeof from);
+        channel_close(channel);
+        door_log(door, from, why);
+}
+
+static void door_full(struct door *door)
+{
+        struct attempt *oldest = CONTAINER_OF(door->visitors.next, struct attempt, item);
+        if (uv_now(door->attempts.loop) - oldest->started_ms > SLOW_MS)
+                attempt_stop(oldest, "it was too slow, and others wait");
+        door_turn_away(door, "too many connections that are not authenticated yet");
+}
+
+static void on_connection(uv_stream_t *listener, int status)
+{
+        struct door *door = CONTAINER_OF(listener, struct door, listener);
+        struct attempt *attempt;
+        int r = status;
+        if (door->closing)
+                return;
+        if (r == 0 && door->n_visitors >= DOOR_HALF_OPEN_MAX) {
+                door_full(door);
+                return;
+        }
+        if (r == 0)
+                r = attempt_accept(&door->attempts, listener, door, on_visitor_ended, &attempt);
+        if (r < 0) {
+                door_log(door, "another node", uv_strerror(r));
+                return;
+        }
+        list_insert(&door->visitors, &attempt->item);
+        door->n_visitors++;
+}
+
+/* ---- opening ---- */
+
+static int find_own_address(const struct cluster_node *self, struct sockaddr_storage *ret,
+                            struct fault *fault)
+{
+        struct addrinfo hints = { .ai_family = AF_UNSPEC,
+                                  .ai_socktype = SOCK_STREAM,
+                                  .ai_flags = AI_PASSIVE };
+        struct addrinfo *found = NULL;
+        char port[8];
+        if (attempt_parse_address(self->host, self->port, ret) == 0)
+                return 0;
+        snprintf(port, sizeof port, "%u", self->port);
+        int r = getaddrinfo(self->host, port, &hints, &found);
+        if (r != 0)
+                return fault_set(fault, ZERO_EINVAL, "node %s: cannot find its own host %s: %s",
+                                 self->name, self->host, gai_strerror(r));
+        memcpy(ret, found->ai_addr, found->ai_addrlen);
+        freeaddrinfo(found);
+        return 0;
+}
+
+static void on_listener_closed(uv_handle_t *handle)
+{
+        struct door *door = CONTAINER_OF(handle, struct door, listener);
+        door->listening = false;
+        door_maybe_closed(door);
+}
+
+static void on_stillborn(void *arg)
+{
+}
+
+static int door_listen(struct door *door, struct fault *fault)
+{
+        const struct cluster *cluster = door->attempts.cluster;
+        const struct cluster_node *self = &cluster->nodes[cluster->self];
+        struct sockaddr_storage address;
+        int r = find_own_address(self, &address, fault);
+        if (r != 0)
+                return r;
+        r = uv_tcp_init(door->attempts.loop, &door->listener);
+        if (r == 0) {
+                door->listening = true;
+                r = uv_tcp_bind(&door->listener, (struct sockaddr *)&address, 0);
+        }
+        if (r == 0)
+                r = uv_listen((uv_stream_t *)&door->listener, BACKLOG, on_connection);
+        if (r < 0)
+                return fault_set(fault, ZERO_EIO,
+                                 "cannot listen at %s:%u, this node's address in peers: %s",
+                                 self->host, self->port, uv_strerror(r));
+        return 0;
+}
+
+int door_open(uv_loop_t *loop, const struct cluster *cluster, const struct door_events *events,
+              struct door **ret, struct fault *fault)
+{
+        struct door *door;
+        if (sodium_init() < 0)
+                return fault_set(fault, ZERO_EINTERNAL, "libsodium does not start");
+        if (cluster->n_nodes > 1 && !cluster->has_key)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "a cluster of several nodes needs a key: set key_file");
+        door = calloc(1, sizeof *door);
+        if (!door)
+                return fault_errno(fault, -ENOMEM, "opening the door to other nodes");
+        door->attempts = (struct attempts){
+                .loop = loop, .cluster = cluster, .deadline_ms = DOOR_HANDSHAKE_MS, .less = on_less
+        };
+        door->events = *events;
+        list_init(&door->visitors);
+        list_init(&door->dials);
+        if (cluster->n_nodes > 1 && cluster->nodes[cluster->self].host[0]) {
+                int r = door_listen(door, fault);
+                if (r != 0) {
+                        door_close(door, on_stillborn, NULL);
+                        return r;
+                }
+        }
+        *ret = door;
+        return 0;
+}
+
+void door_set_deadline(struct door *door, uint32_t ms)
+{
+        door->attempts.deadline_ms = ms;
+}
+
+/* ---- dialling ---- */
+
+static void on_dial_ended(struct attempt *attempt, struct channel *channel, const char *why)
+{
+        struct dial *dial = attempt->owner;
+        bool closing = dial->door->closing;
+        list_remove(&dial->item);
+        if (closing)
+                channel_close(STEAL(channel));
+        dial->done(dial->arg, channel, closing ? "this node is going down" : why);
+        free(dial);
+}
+
+int door_dial(struct door *door, uint32_t node, enum channel_role role, uint64_t token,
+              void (*done)(void *arg, struct channel *channel, const char *why), void *arg)
+{
+        struct dial *dial;
+        assert(node < door->attempts.cluster->n_nodes && node != door->attempts.cluster->self);
+        if (door->closing)
+                return -ECANCELED;
+        dial = calloc(1, sizeof *dial);
+        if (!dial)
+                return -ENOMEM;
+        dial->door = door;
+        dial->done = done;
+        dial->arg = arg;
+        int r = attempt_dial(&door->attempts, node, role, token, dial, on_dial_ended,
+                             &dial->attempt);
+        if (r < 0) {
+                free(dial);
+                return r;
+        }
+        list_insert(&door->dials, &dial->item);
+        return 0;
+}
+
+/* ---- closing ---- */
+
+/* A door that has nothing to wait for still closes later, on the loop. */
+static void door_close_listener(struct door *door)
+{
+        if (!door->listening) {
+                uv_tcp_init(door->attempts.loop, &door->listener);
+                door->listening = true;
+        }
+        uv_close((uv_handle_t *)&door->listener, on_listener_closed);
+}
+
+void door_close(struct door *door, void (*closed)(void *arg), void *arg)
+{
+        static const char why[] = "this node is going down";
+        if (!door) {
+                closed(arg);
+                return;
+        }
+        assert(!door->closing);
+        door->closing = true;
+        door->closed = closed;
+        door->closed_arg = arg;
+        list_for_each (&door->visitors, item)
+                attempt_stop(CONTAINER_OF(item, struct attempt, item), why);
+        list_for_each (&door->dials, item)
+                attempt_stop(CONTAINER_OF(item, struct dial, item)->attempt, why);
+        door_close_listener(door);
+}
