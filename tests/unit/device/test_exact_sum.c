@@ -168,22 +168,23 @@ Test(exact_sum, adds_subnormals_exactly)
         cr_assert_eq(value_of((double[]){ DBL_MIN, -0x1p-1074 }, 2), DBL_MIN - 0x1p-1074);
 }
 
-/* 2^30 additions of x leave 2^30 times its bins: put them there, and go on. */
+/* So many additions of x that the bins are one short of overflow: put them there, go on. */
 Test(exact_sum, survives_more_additions_than_a_bin_could_hold)
 {
         enum { MORE = 1000 };
+        const int64_t times = INT32_MAX;
         double x = -DBL_MAX / 0x1p200;
         struct exact_sum s = sum_of(&x, 1), merged;
 
         for (int i = 0; i < EXACT_SUM_BINS; i++)
-                s.bin[i] *= INT64_C(1) << 30;
-        s.pending = UINT32_C(1) << 30;
+                s.bin[i] *= times;
+        s.pending = (uint32_t)times;
         merged = s;
         for (int i = 0; i < MORE; i++)
                 exact_sum_add(&s, x);
-        cr_assert_eq(exact_sum_value(&s), x * (0x1p30 + MORE));
+        cr_assert_eq(exact_sum_value(&s), x * (double)(times + MORE));
         exact_sum_merge(&merged, &merged);
-        cr_assert_eq(exact_sum_value(&merged), x * 0x1p31);
+        cr_assert_eq(exact_sum_value(&merged), x * (double)(2 * times));
 }
 
 /* Bins from another node may be anything. */
