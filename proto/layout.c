@@ -259,8 +259,6 @@ int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_te
         struct layout_tensor *own = &l->tensors[l->n_tensors];
         uint64_t padded = (elements + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN * LAYOUT_ALIGN;
         *own = *t;
-        for (uint32_t i = t->ndim; i < ZERO_DIM_MAX; i++)
-                own->shape[i] = 0;
         own->name = STEAL(name);
         own->elements = elements;
         own->offset = g->elements;

@@ -175,6 +175,18 @@ Test(frame, memory_is_bounded_by_what_came)
         free(frame);
 }
 
+Test(frame, nothing_is_reserved_beyond_the_frame)
+{
+        uint8_t *frame = make_frame(LIMIT, 7);
+        size_t taken;
+
+        for (size_t at = 0; at < FRAME_HEADER + LIMIT; at += taken)
+                feed(frame + at, at + 1000 < LIMIT ? 1000 : FRAME_HEADER + LIMIT - at, &taken);
+        cr_assert_leq(reader.capacity, FRAME_HEADER + LIMIT);
+        assert_payload(frame + FRAME_HEADER, LIMIT);
+        free(frame);
+}
+
 Test(frame, the_buffer_of_a_large_frame_is_given_back)
 {
         uint8_t *frame = make_frame(LIMIT, 6);
