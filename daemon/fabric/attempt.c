@@ -69,16 +69,6 @@ void channel_close(struct channel *channel)
                 uv_close((uv_handle_t *)&channel->tcp, on_channel_closed);
 }
 
-int attempt_parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret)
-{
-        struct sockaddr_storage address = { 0 };
-        if (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 &&
-            uv_ip6_addr(host, port, (struct sockaddr_in6 *)&address) != 0)
-                return -EINVAL;
-        *ret = address;
-        return 0;
-}
-
 static uint16_t address_port(const struct sockaddr_storage *address)
 {
         return ntohs(address->ss_family == AF_INET6
@@ -430,6 +420,17 @@ static int attempt_look_up(struct attempt *a, const char *host)
         return 0;
 }
 
+/* host as digits: 0; else -EINVAL. */
+static int parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret)
+{
+        struct sockaddr_storage address = { 0 };
+        if (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 &&
+            uv_ip6_addr(host, port, (struct sockaddr_in6 *)&address) != 0)
+                return -EINVAL;
+        *ret = address;
+        return 0;
+}
+
 int attempt_dial(struct attempts *attempts, uint32_t node, enum channel_role role, uint64_t token,
                  void *owner, void (*ended)(struct attempt *, struct channel *, const char *),
                  struct attempt **ret)
@@ -442,7 +443,7 @@ int attempt_dial(struct attempts *attempts, uint32_t node, enum channel_role rol
         a->node = node;
         handshake_dial(&a->shake, attempts->cluster, node, role, token);
         *ret = a;
-        if (attempt_parse_address(to->host, to->port, &a->address) == 0) {
+        if (parse_address(to->host, to->port, &a->address) == 0) {
                 a->literal.ai_addr = (struct sockaddr *)&a->address;
                 a->next = &a->literal;
                 attempt_connect_next(a);

@@ -64,7 +64,5 @@ void attempt_stop(struct attempt *attempt, const char *why);
 
 /* A channel whose tcp is initialised. */
 int channel_new(uv_loop_t *loop, struct channel **ret);
-/* host as digits: 0; else -EINVAL. */
-int attempt_parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret);
 /* "10.0.0.1:7000", or "?". */
 void attempt_address_text(const uv_tcp_t *tcp, char *ret, size_t size);

@@ -133,23 +133,19 @@ static void on_connection(uv_stream_t *listener, int status)
 
 /* ---- opening ---- */
 
-static int find_own_address(const struct cluster_node *self, struct sockaddr_storage *ret,
-                            struct fault *fault)
+/* The own host's addresses, as digits or by look-up; freed by freeaddrinfo(). */
+static int find_own_addresses(const struct cluster_node *self, struct addrinfo **ret,
+                              struct fault *fault)
 {
         struct addrinfo hints = { .ai_family = AF_UNSPEC,
                                   .ai_socktype = SOCK_STREAM,
                                   .ai_flags = AI_PASSIVE };
-        struct addrinfo *found = NULL;
         char port[8];
-        if (attempt_parse_address(self->host, self->port, ret) == 0)
-                return 0;
         snprintf(port, sizeof port, "%u", self->port);
-        int r = getaddrinfo(self->host, port, &hints, &found);
+        int r = getaddrinfo(self->host, port, &hints, ret);
         if (r != 0)
                 return fault_set(fault, ZERO_EINVAL, "node %s: cannot find its own host %s: %s",
                                  self->name, self->host, gai_strerror(r));
-        memcpy(ret, found->ai_addr, found->ai_addrlen);
-        freeaddrinfo(found);
         return 0;
 }
 
@@ -164,21 +160,45 @@ static void on_stillborn(void *arg)
 {
 }
 
+static int bind_one(const struct addrinfo *address, int *ret_fd)
+{
+        CLEANUP(cleanup_close) int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        int on = 1;
+        if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 ||
+            bind(fd, address->ai_addr, address->ai_addrlen) < 0)
+                return -errno;
+        *ret_fd = STEAL_FD(fd);
+        return 0;
+}
+
+/* At the first of the addresses that can be bound. */
+static int door_bind(struct door *door, const struct addrinfo *addresses)
+{
+        int fd = -1, r = -EADDRNOTAVAIL;
+        for (const struct addrinfo *i = addresses; i && r < 0; i = i->ai_next)
+                r = bind_one(i, &fd);
+        if (r == 0)
+                r = uv_tcp_open(&door->listener, fd);
+        if (r < 0) {
+                cleanup_close(&fd);
+                return r;
+        }
+        return uv_listen((uv_stream_t *)&door->listener, BACKLOG, on_connection);
+}
+
 static int door_listen(struct door *door, struct fault *fault)
 {
         const struct cluster *cluster = door->attempts.cluster;
         const struct cluster_node *self = &cluster->nodes[cluster->self];
-        struct sockaddr_storage address;
-        int r = find_own_address(self, &address, fault);
+        struct addrinfo *addresses;
+        int r = find_own_addresses(self, &addresses, fault);
         if (r != 0)
                 return r;
         r = uv_tcp_init(door->attempts.loop, &door->listener);
-        if (r == 0) {
-                door->listening = true;
-                r = uv_tcp_bind(&door->listener, (struct sockaddr *)&address, 0);
-        }
-        if (r == 0)
-                r = uv_listen((uv_stream_t *)&door->listener, BACKLOG, on_connection);
+        assert(r == 0); /* without a family there is no socket yet */
+        door->listening = true;
+        r = door_bind(door, addresses);
+        freeaddrinfo(addresses);
         if (r < 0)
                 return fault_set(fault, ZERO_EIO,
                                  "cannot listen at %s:%u, this node's address in peers: %s",
