@@ -1,0 +1,54 @@
+/*
+ * Who holds the parameters and updates them: zerod, or this process (--local).
+ *
+ * A backend is a seam for the model plus the end of a step.  Calls return 0 or a zero_status;
+ * backend->fault then holds the sentence.  One thread.
+ */
+#pragma once
+
+#include "proto/fault.h"
+#include "seam.h"
+#include "spec.h"
+
+struct backend;
+
+struct backend_ops {
+        /* Ends the step as zero_step() does; all groups must have been pushed with last set.
+         * ZERO_EABORTED: nothing was updated, the caller computes the step again. */
+        int (*step)(struct backend *backend, const struct zero_step *step,
+                    struct zero_result *ret_result);
+        /* Committed steps. */
+        uint64_t (*version)(const struct backend *backend);
+        /* The loss scale to go on with after at least one committed step. */
+        double (*loss_scale)(const struct backend *backend);
+        void (*free)(struct backend *backend);
+};
+
+struct backend {
+        struct seam seam; /* first: the seam's calls find their backend by it */
+        const struct backend_ops *ops;
+        struct fault fault;
+};
+
+/* All in this process: fp32, AdamW on the spot.  spec must outlive the backend. */
+int backend_local_new(const struct gpt_spec *spec, uint64_t seed, struct fault *fault,
+                      struct backend **ret_backend);
+
+struct backend_zero_options {
+        struct zero_options connection;
+        enum zero_dtype dtype; /* of parameters and gradients, as in the spec */
+        uint32_t stage;        /* 1 to 3 (ZeRO's) */
+        bool accumulate;       /* micro-batches are added up here, not by the owners */
+        bool put;              /* a new job gets its first values from gpt_spec_values() */
+        uint64_t seed;
+};
+
+/* Connects and attaches; blocks until all ranks are there. */
+int backend_zero_new(const struct gpt_spec *spec, const struct backend_zero_options *options,
+                     struct fault *fault, struct backend **ret_backend);
+
+static inline void backend_free(struct backend *backend)
+{
+        if (backend)
+                backend->ops->free(backend);
+}

@@ -1,0 +1,343 @@
+/*
+ * The model states are zerod's: groups are fetched and pushed by libzero.
+ *
+ * The ZeRO stage is the trainer's habit only; the daemon does not know it.
+ *   1  every group is fetched at the step's first use and held; gradients are pushed
+ *      together when the backward has ended (which it does with group 0)
+ *   2  as 1, but a gradient is pushed as soon as it is ready
+ *   3  a group is also released after use, and fetched again for the backward; the one that comes
+ *      next is asked for meanwhile
+ * fp32 groups are computed on where they lie in shared memory, and their gradients written there.
+ * For bf16 and fp16 both pass through an fp32 buffer, one a group in use.
+ *
+ * Invariant: groups[].view is set exactly while this process holds the group.
+ */
+#include "backend.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "buffers.h"
+#include "proto/cleanup.h"
+#include "proto/dtype.h"
+
+enum {
+        HOLD_GROUPS = 3, /* at stage 3: the current one, the one prefetched, one to spare */
+        PUSH_GROUPS = 4, /* at stages 2 and 3: what reduction may lag behind */
+};
+
+struct group {
+        const void *view;   /* what zero_fetch() gave */
+        real *params, *sum; /* fp32 buffers: of the view, of the gradient so far */
+        bool started;       /* the gradient has been asked for in this step and not been pushed */
+};
+
+struct remote {
+        struct backend backend;
+        const struct gpt_spec *spec;
+        struct backend_zero_options options;
+        struct zero_client *client;
+        struct group *groups;
+        struct buffers buffers;
+};
+
+static struct remote *remote_of(const struct seam *seam)
+{
+        return (struct remote *)(void *)seam;
+}
+
+/* The views end with zero_release() or zero_step(); this is what is ours of them. */
+static void forget(struct remote *remote, struct group *group)
+{
+        group->view = NULL;
+        buffers_give(&remote->buffers, STEAL(group->params));
+}
+
+/* After a step, an aborted one too, no view and no gradient is left. */
+static void forget_all(struct remote *remote)
+{
+        for (uint32_t i = 0; i < remote->spec->n_groups; i++) {
+                struct group *group = &remote->groups[i];
+                forget(remote, group);
+                buffers_give(&remote->buffers, STEAL(group->sum));
+                group->started = false;
+        }
+}
+
+/* Keeps libzero's sentence. */
+static int settle(struct remote *remote, int status)
+{
+        if (status)
+                fault_set(&remote->backend.fault, status, "%s: %s", zero_status_name(status),
+                          zero_error(remote->client));
+        if (status == ZERO_EABORTED)
+                forget_all(remote);
+        return status;
+}
+
+static uint64_t elements(const struct remote *remote, uint32_t group)
+{
+        return zero_layout_group_elements(remote->spec->layout, group);
+}
+
+static bool buffered(const struct remote *remote)
+{
+        return remote->options.dtype != ZERO_FP32;
+}
+
+static void widen(enum zero_dtype from, uint64_t n, const uint16_t *src, float *dst)
+{
+        if (from == ZERO_BF16)
+                for (uint64_t i = 0; i < n; i++)
+                        dst[i] = dtype_fp32_from_bf16(src[i]);
+        else
+                for (uint64_t i = 0; i < n; i++)
+                        dst[i] = dtype_fp32_from_fp16(src[i]);
+}
+
+static void narrow(enum zero_dtype to, uint64_t n, const float *src, uint16_t *dst)
+{
+        if (to == ZERO_BF16)
+                for (uint64_t i = 0; i < n; i++)
+                        dst[i] = dtype_bf16_from_fp32(src[i]);
+        else
+                for (uint64_t i = 0; i < n; i++)
+                        dst[i] = dtype_fp16_from_fp32(src[i]);
+}
+
+static int take_buffer(struct remote *remote, real **ret_buffer)
+{
+        int r = buffers_take(&remote->buffers, ret_buffer);
+        return r ? fault_errno(&remote->backend.fault, r, "fp32 copy of a group") : 0;
+}
+
+static int fetch(struct remote *remote, uint32_t index)
+{
+        struct group *group = &remote->groups[index];
+        const void *view;
+        int r = settle(remote, zero_fetch(remote->client, index, NULL, &view));
+        if (r)
+                return r;
+        group->view = view;
+        if (!buffered(remote))
+                return 0;
+        r = take_buffer(remote, &group->params);
+        if (!r)
+                widen(remote->options.dtype, elements(remote, index), view, group->params);
+        return r;
+}
+
+static int fetch_all(struct remote *remote)
+{
+        int r = 0;
+        for (uint32_t i = 0; !r && i < remote->spec->n_groups; i++)
+                r = zero_prefetch(remote->client, i);
+        r = settle(remote, r);
+        for (uint32_t i = 0; !r && i < remote->spec->n_groups; i++)
+                r = fetch(remote, i);
+        return r;
+}
+
+static int remote_acquire(struct seam *seam, uint32_t group, uint32_t next, const real **ret_params)
+{
+        struct remote *remote = remote_of(seam);
+        const struct group *g = &remote->groups[group];
+        int r = 0;
+        if (!g->view && remote->options.stage < 3)
+                r = fetch_all(remote);
+        else if (!g->view)
+                r = fetch(remote, group);
+        if (!r && next != GPT_NO_GROUP && !remote->groups[next].view)
+                r = settle(remote, zero_prefetch(remote->client, next));
+        if (!r)
+                *ret_params = buffered(remote) ? g->params : g->view;
+        return r;
+}
+
+static int remote_release(struct seam *seam, uint32_t group)
+{
+        struct remote *remote = remote_of(seam);
+        if (remote->options.stage < 3)
+                return 0;
+        forget(remote, &remote->groups[group]);
+        return settle(remote, zero_release(remote->client, group, NULL));
+}
+
+static int gradient_memory(struct remote *remote, uint32_t index, real **ret_grad)
+{
+        struct group *group = &remote->groups[index];
+        void *memory;
+        if (!buffered(remote)) {
+                int r = settle(remote, zero_grad(remote->client, index, &memory));
+                if (!r)
+                        *ret_grad = memory;
+                return r;
+        }
+        int r = group->sum ? 0 : take_buffer(remote, &group->sum);
+        if (!r)
+                *ret_grad = group->sum;
+        return r;
+}
+
+static int remote_grad(struct seam *seam, uint32_t group, real **ret_grad)
+{
+        struct remote *remote = remote_of(seam);
+        real *grad;
+        int r = gradient_memory(remote, group, &grad);
+        if (r)
+                return r;
+        if (!remote->groups[group].started)
+                memset(grad, 0, elements(remote, group) * sizeof(*grad));
+        remote->groups[group].started = true;
+        *ret_grad = grad;
+        return 0;
+}
+
+static int hand_over(struct remote *remote, uint32_t index, bool last)
+{
+        struct group *group = &remote->groups[index];
+        if (buffered(remote)) {
+                void *memory;
+                int r = settle(remote, zero_grad(remote->client, index, &memory));
+                if (r)
+                        return r;
+                narrow(remote->options.dtype, elements(remote, index), group->sum, memory);
+                buffers_give(&remote->buffers, STEAL(group->sum));
+        }
+        group->started = false;
+        return settle(remote, zero_push(remote->client, index, NULL, last, NULL));
+}
+
+static int remote_push(struct seam *seam, uint32_t group, bool last)
+{
+        struct remote *remote = remote_of(seam);
+        if (remote->options.accumulate && !last)
+                return 0;
+        if (remote->options.stage > 1)
+                return hand_over(remote, group, last);
+        int r = 0;
+        for (uint32_t i = remote->spec->n_groups; group == 0 && !r && i > 0; i--)
+                r = hand_over(remote, i - 1, last);
+        return r;
+}
+
+static int remote_step(struct backend *backend, const struct zero_step *step,
+                       struct zero_result *ret_result)
+{
+        struct remote *remote = remote_of(&backend->seam);
+        int r = settle(remote, zero_step(remote->client, step, ret_result));
+        forget_all(remote);
+        return r;
+}
+
+static uint64_t remote_version(const struct backend *backend)
+{
+        return zero_version(remote_of(&backend->seam)->client);
+}
+
+static double remote_loss_scale(const struct backend *backend)
+{
+        return zero_loss_scale(remote_of(&backend->seam)->client);
+}
+
+static void remote_free(struct backend *backend)
+{
+        struct remote *remote = remote_of(&backend->seam);
+        if (remote->groups)
+                forget_all(remote);
+        free(remote->groups);
+        buffers_deinit(&remote->buffers);
+        zero_close(remote->client);
+        free(remote);
+}
+
+static struct zero_needs needs_of(const struct backend_zero_options *options)
+{
+        bool keeps_gradients =
+                options->stage == 1 || (options->accumulate && options->dtype == ZERO_FP32);
+        return (struct zero_needs){
+                .hold_groups = options->stage == 3 ? HOLD_GROUPS : ZERO_ALL,
+                .push_groups = keeps_gradients ? ZERO_ALL : PUSH_GROUPS,
+                .grad_dtype = options->dtype,
+                .reduce_dtype = options->dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_FP32,
+        };
+}
+
+static int put_values(struct remote *remote)
+{
+        real *values;
+        int r = take_buffer(remote, &values);
+        if (r)
+                return r;
+        for (uint32_t tensor = 0; !r && tensor < remote->spec->n_tensors; tensor++) {
+                gpt_spec_values(remote->spec, tensor, remote->options.seed, values);
+                r = settle(remote,
+                           zero_put(remote->client, tensor, ZERO_PLANE_MASTER, 0,
+                                    zero_layout_tensor_elements(remote->spec->layout, tensor),
+                                    values));
+        }
+        buffers_give(&remote->buffers, values);
+        return r;
+}
+
+/* Rank 0 writes the values; a step without update, which ends only when all ranks have called,
+ * keeps the others from reading before that. */
+static int start(struct remote *remote)
+{
+        if (!remote->options.put || zero_version(remote->client) > 0)
+                return 0;
+        int r = remote->options.connection.rank == 0 ? put_values(remote) : 0;
+        struct zero_step none = { 0 };
+        struct zero_result result;
+        return r ? r : settle(remote, zero_step(remote->client, &none, &result));
+}
+
+static int join(struct remote *remote)
+{
+        struct zero_needs needs = needs_of(&remote->options);
+        int r = zero_connect(&remote->options.connection, &remote->client);
+        if (r)
+                return fault_set(&remote->backend.fault, r, "%s: %s", zero_status_name(r),
+                                 zero_error(NULL));
+        r = settle(remote, zero_attach(remote->client, remote->spec->layout, &needs));
+        return r ? r : start(remote);
+}
+
+static const struct seam_ops seam_ops = {
+        .acquire = remote_acquire,
+        .release = remote_release,
+        .grad = remote_grad,
+        .push = remote_push,
+};
+
+static const struct backend_ops backend_ops = {
+        .step = remote_step,
+        .version = remote_version,
+        .loss_scale = remote_loss_scale,
+        .free = remote_free,
+};
+
+DEFINE_CLEANUP(struct backend *, backend_free)
+
+int backend_zero_new(const struct gpt_spec *spec, const struct backend_zero_options *options,
+                     struct fault *fault, struct backend **ret_backend)
+{
+        struct remote *remote = calloc(1, sizeof(*remote));
+        if (!remote)
+                return fault_errno(fault, -ENOMEM, "trainer");
+        remote->backend = (struct backend){ .seam.ops = &seam_ops, .ops = &backend_ops };
+        remote->spec = spec;
+        remote->options = *options;
+        buffers_init(&remote->buffers, gpt_spec_largest(spec));
+        CLEANUP(cleanup_backend_free) struct backend *backend = &remote->backend;
+        remote->groups = calloc(spec->n_groups, sizeof(*remote->groups));
+        if (!remote->groups)
+                return fault_errno(fault, -ENOMEM, "trainer");
+        int r = join(remote);
+        if (r) {
+                *fault = remote->backend.fault;
+                return r;
+        }
+        *ret_backend = STEAL(backend);
+        return 0;
+}

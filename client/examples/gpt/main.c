@@ -1,0 +1,48 @@
+/*
+ * gpt - trains a byte-level GPT-2 with its model states in zerod.
+ *
+ * Exit status: 0, 1 for an error, 2 for a wrong command line.
+ */
+#include <cblas.h>
+#include <stdio.h>
+
+#include "options.h"
+#include "proto/cleanup.h"
+#include "text.h"
+#include "train.h"
+
+static int complain(const struct fault *fault, int exit_status)
+{
+        fprintf(stderr, "gpt: %s\n", fault->text);
+        return exit_status;
+}
+
+static int run(const struct options *options)
+{
+        struct fault fault;
+        CLEANUP(text_deinit) struct text text = { 0 };
+        int r = text_load(options->data, options->context, &fault, &text);
+        if (r)
+                return complain(&fault, 1);
+        if (options->bigram) {
+                printf("gpt: bigram %.4f nats/byte\n",
+                       text_bigram_loss(&text, options->context, options->eval_windows));
+                return 0;
+        }
+        r = train(options, &text, &fault);
+        return r ? complain(&fault, 1) : 0;
+}
+
+int main(int argc, char **argv)
+{
+        struct options options;
+        struct fault fault;
+        if (options_parse(argc, argv, &fault, &options))
+                return complain(&fault, 2);
+        if (options.help) {
+                options_help();
+                return 0;
+        }
+        openblas_set_num_threads((int)options.threads);
+        return run(&options);
+}

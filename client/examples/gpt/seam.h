@@ -1,0 +1,33 @@
+/*
+ * What the model sees of the service that holds its parameters: a group's parameters
+ * while it works on the group, and a place for the group's gradient.
+ *
+ * Every call returns 0 or a positive code that the model only forwards; who made the seam knows
+ * the sentence that belongs to it.  Calls may block.
+ */
+#pragma once
+
+#include "real.h"
+
+#define GPT_NO_GROUP UINT32_MAX
+
+struct seam;
+
+struct seam_ops {
+        /*
+         * The group's parameters, flat, until release().  next is the group that will be
+         * acquired after this one, or GPT_NO_GROUP: it may be fetched meanwhile.
+         */
+        int (*acquire)(struct seam *seam, uint32_t group, uint32_t next, const real **ret_params);
+        int (*release)(struct seam *seam, uint32_t group);
+        /* Where to add the group's gradient, flat as the parameters, until push(); what is
+         * there is zero or what earlier micro-batches of this step left, alignment gaps too. */
+        int (*grad)(struct seam *seam, uint32_t group, real **ret_grad);
+        /* This micro-batch's gradient of the group is complete; last: no micro-batch follows.
+         * Groups come in descending order. */
+        int (*push)(struct seam *seam, uint32_t group, bool last);
+};
+
+struct seam {
+        const struct seam_ops *ops;
+};

@@ -1,0 +1,40 @@
+/*
+ * The text: its first nine tenths are for training, the rest is for validation.
+ *
+ * Rule: which bytes a sequence of a step holds depends on the seed, the step and the number of the
+ * sequence in the whole step (over all ranks and micro-batches) alone.  So n ranks with a
+ * batch of b see what one rank with a batch of n * b sees.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/fault.h"
+
+struct text {
+        uint8_t *bytes;
+        size_t size;
+        size_t n_train;
+};
+
+/* Reads a file; refuses one that is too short for a sequence of `context` bytes in either part. */
+int text_load(const char *path, uint32_t context, struct fault *fault, struct text *ret_text);
+void text_deinit(struct text *text);
+
+struct text_sequence {
+        uint64_t seed, step, index;
+};
+
+/* [context] bytes of the training part, and the bytes one further on. */
+void text_sample(const struct text *text, struct text_sequence which, uint32_t context,
+                 uint8_t *ret_inputs, uint8_t *ret_targets);
+
+/* Where window `index` of `count`, evenly spaced over the validation part, begins. */
+size_t text_window(const struct text *text, uint32_t context, uint32_t index, uint32_t count);
+
+/*
+ * Nats a byte that a byte-bigram model counted on the training part loses on the targets of
+ * the validation windows.  It is smoothed towards the counts of single bytes.
+ */
+double text_bigram_loss(const struct text *text, uint32_t context, uint32_t windows);

@@ -1,0 +1,237 @@
+/*
+ * Batches, learning rate, loss scale, validation; the same for both backends and all ranks.
+ *
+ * Rule: everything that goes into zero_step() depends only on the options and on results that all
+ * ranks share, so that all ranks pass the same values. Only rank 0 validates; the others go on to
+ * the next step and wait there.
+ */
+#include "train.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "model.h"
+#include "proto/cleanup.h"
+#include "report.h"
+
+struct trainer {
+        const struct options *options;
+        const struct text *text;
+        struct gpt_spec spec;
+        struct gpt *gpt;
+        struct backend *backend;
+        struct report report;
+        uint32_t sequences; /* of a micro-batch */
+        uint8_t *inputs, *targets;
+        double loss_scale;
+};
+
+static double learning_rate(const struct options *o, uint32_t step)
+{
+        if (step < o->warmup)
+                return o->lr * (step + 1) / o->warmup;
+        double progress = (double)(step - o->warmup) / (o->steps - o->warmup);
+        return o->min_lr + (o->lr - o->min_lr) * (1 + cos(M_PI * progress)) / 2;
+}
+
+static void fill(struct trainer *t, uint32_t step, uint32_t micro)
+{
+        const struct options *o = t->options;
+        for (uint32_t i = 0; i < t->sequences; i++) {
+                struct text_sequence which = {
+                        .seed = o->seed,
+                        .step = step,
+                        .index = (uint64_t)o->rank * o->batch + micro * t->sequences + i,
+                };
+                text_sample(t->text, which, o->context, t->inputs + (size_t)i * o->context,
+                            t->targets + (size_t)i * o->context);
+        }
+}
+
+/* Forward and backward of all micro-batches. */
+static int compute(struct trainer *t, uint32_t step, double *ret_loss)
+{
+        uint32_t n = t->options->micro_batches;
+        double sum = 0;
+        for (uint32_t micro = 0; micro < n; micro++) {
+                fill(t, step, micro);
+                struct gpt_batch batch = { t->sequences, t->inputs, t->targets };
+                double loss;
+                int r = gpt_train(t->gpt, &t->backend->seam, &batch, t->loss_scale / n,
+                                  micro == n - 1, &loss);
+                if (r)
+                        return r;
+                sum += loss;
+        }
+        *ret_loss = sum / n;
+        return 0;
+}
+
+static int update(struct trainer *t, double lr, struct zero_result *ret_result)
+{
+        const struct options *o = t->options;
+        struct zero_adamw sets[GPT_SETS];
+        for (int i = 0; i < GPT_SETS; i++)
+                sets[i] = (struct zero_adamw){
+                        .lr = lr,
+                        .beta1 = o->beta1,
+                        .beta2 = o->beta2,
+                        .eps = o->eps,
+                        .weight_decay = i == GPT_SET_DECAY ? o->weight_decay : 0,
+                };
+        struct zero_step step = {
+                .sets = sets,
+                .n_sets = GPT_SETS,
+                .clip_norm = o->clip,
+                .loss_scale = t->loss_scale,
+                .growth_interval = o->dtype == ZERO_FP16 ? 1000 : 0,
+        };
+        return t->backend->ops->step(t->backend, &step, ret_result);
+}
+
+/* An aborted attempt (a rank was replaced, say) is computed again from the same state. */
+static int train_step(struct trainer *t, uint32_t step)
+{
+        double loss, lr = learning_rate(t->options, step);
+        struct zero_result result;
+        int r;
+        do {
+                r = compute(t, step, &loss);
+                if (!r)
+                        r = update(t, lr, &result);
+        } while (r == ZERO_EABORTED);
+        if (r)
+                return r;
+        if (t->options->dtype == ZERO_FP16)
+                t->loss_scale = result.loss_scale;
+        report_step(&t->report, step + 1, loss, lr, &result);
+        return 0;
+}
+
+static int validate(struct trainer *t, double *ret_loss)
+{
+        const struct options *o = t->options;
+        double sum = 0;
+        for (uint32_t first = 0; first < o->eval_windows; first += t->sequences) {
+                uint32_t left = o->eval_windows - first;
+                uint32_t n = left < t->sequences ? left : t->sequences;
+                for (uint32_t i = 0; i < n; i++) {
+                        const uint8_t *at =
+                                t->text->bytes +
+                                text_window(t->text, o->context, first + i, o->eval_windows);
+                        memcpy(t->inputs + (size_t)i * o->context, at, o->context);
+                        memcpy(t->targets + (size_t)i * o->context, at + 1, o->context);
+                }
+                struct gpt_batch batch = { n, t->inputs, t->targets };
+                double loss;
+                int r = gpt_evaluate(t->gpt, &t->backend->seam, &batch, &loss);
+                if (r)
+                        return r;
+                sum += loss * n;
+        }
+        *ret_loss = sum / o->eval_windows;
+        return 0;
+}
+
+static int report_loss(struct trainer *t, uint32_t step, double *ret_loss)
+{
+        int r = validate(t, ret_loss);
+        if (!r)
+                report_validation(&t->report, step, *ret_loss);
+        return r;
+}
+
+static bool evaluates(const struct options *o, uint32_t step)
+{
+        return o->rank == 0 && o->eval_every && step % o->eval_every == 0 && step < o->steps;
+}
+
+static int loop(struct trainer *t)
+{
+        const struct options *o = t->options;
+        uint32_t step = (uint32_t)t->backend->ops->version(t->backend);
+        double loss;
+        int r = o->rank == 0 ? report_loss(t, step, &loss) : 0;
+        report_begin(&t->report, step);
+        for (; !r && step < o->steps;) {
+                r = train_step(t, step++);
+                if (!r && evaluates(o, step))
+                        r = report_loss(t, step, &loss);
+        }
+        if (r || o->rank > 0)
+                return r;
+        r = report_loss(t, step, &loss);
+        if (!r)
+                report_end(&t->report, step, loss,
+                           text_bigram_loss(t->text, o->context, o->eval_windows));
+        return r;
+}
+
+static int connect_backend(struct trainer *t, struct fault *fault)
+{
+        const struct options *o = t->options;
+        if (o->local)
+                return backend_local_new(&t->spec, o->seed, fault, &t->backend);
+        struct backend_zero_options options = {
+                .connection = { .socket = o->socket,
+                                .job = o->job,
+                                .rank = (int32_t)o->rank,
+                                .world_size = o->world_size,
+                                .local_world_size = o->local_world_size,
+                                .timeout_ms = o->timeout * 1000 },
+                .dtype = (enum zero_dtype)o->dtype,
+                .stage = o->stage,
+                .accumulate = o->micro_batches > 1 && o->accumulate == GPT_ACCUMULATE_TRAINER,
+                .put = o->init == GPT_INIT_PUT,
+                .seed = o->seed,
+        };
+        return backend_zero_new(&t->spec, &options, fault, &t->backend);
+}
+
+static int trainer_init(struct trainer *t, struct fault *fault)
+{
+        const struct options *o = t->options;
+        struct gpt_config config = { o->context, o->layers, o->heads, o->width };
+        int r = gpt_spec_init(&config, (enum zero_dtype)o->dtype, o->init == GPT_INIT_PUT, o->seed,
+                              &t->spec);
+        if (r)
+                return fault_set(fault, r, "layout: %s", zero_status_text(r));
+        t->sequences = o->batch / o->micro_batches;
+        t->inputs = malloc((size_t)t->sequences * o->context);
+        t->targets = malloc((size_t)t->sequences * o->context);
+        if (!t->inputs || !t->targets || gpt_new(&t->spec, t->sequences, &t->gpt))
+                return fault_errno(fault, -ENOMEM, "activations");
+        r = report_init(o, fault, &t->report);
+        if (r)
+                return r;
+        report_model(&t->report, gpt_spec_parameters(&t->spec), t->spec.n_groups);
+        r = connect_backend(t, fault);
+        if (r)
+                return r;
+        t->loss_scale = o->dtype == ZERO_FP16 ? o->loss_scale : 1;
+        if (o->dtype == ZERO_FP16 && t->backend->ops->version(t->backend) > 0)
+                t->loss_scale = t->backend->ops->loss_scale(t->backend);
+        return 0;
+}
+
+static void trainer_deinit(struct trainer *t)
+{
+        backend_free(t->backend);
+        report_deinit(&t->report);
+        gpt_free(t->gpt);
+        free(t->targets);
+        free(t->inputs);
+        gpt_spec_deinit(&t->spec);
+}
+
+int train(const struct options *options, const struct text *text, struct fault *fault)
+{
+        CLEANUP(trainer_deinit) struct trainer trainer = { .options = options, .text = text };
+        int r = trainer_init(&trainer, fault);
+        if (r)
+                return r;
+        r = loop(&trainer);
+        if (r)
+                *fault = trainer.backend->fault;
+        return r;
+}
