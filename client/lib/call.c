@@ -264,12 +264,15 @@ static int report_deferred(struct zero_client *c)
         return c->error.status;
 }
 
-/* The end of a call: the reply's status.  An abort is told once, whichever reply brought it. */
-static int settle(struct zero_client *c, uint64_t attempt)
+/*
+ * The end of a call: the reply's status.  An abort is told once, whichever reply brought
+ * it; a query is no part of the step and does not tell it.
+ */
+static int settle(struct zero_client *c, Zero__Request__BodyCase what, uint64_t attempt)
 {
         int status = status_of(c->reply, &c->error);
 
-        if (c->deferred.status == ZERO_EABORTED)
+        if (c->deferred.status == ZERO_EABORTED && what != ZERO__REQUEST__BODY_QUERY)
                 return report_deferred(c);
         if (status == ZERO_EABORTED && attempt == c->attempt)
                 adopt_abort(c, c->reply);
@@ -293,7 +296,7 @@ int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply
         c->call_seq = 0;
         if (r)
                 return r;
-        r = settle(c, attempt);
+        r = settle(c, request->body_case, attempt);
         if (r == 0)
                 *ret_reply = c->reply;
         return r;

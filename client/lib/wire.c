@@ -107,7 +107,7 @@ static void keep_fd(struct wire *w, int fd)
                 w->fds[w->n_fds] = fd;
         else
                 close(fd);
-        w->n_fds++;
+        w->n_fds += w->expect_fds;
 }
 
 static void collect_fds(struct wire *w, struct msghdr *message)

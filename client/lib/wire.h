@@ -25,7 +25,7 @@ struct wire {
         uint8_t *out;
         size_t out_begin, out_end, out_capacity;
         bool expect_fds;
-        unsigned n_fds; /* that came, of which the first WIRE_FDS are kept */
+        unsigned n_fds; /* that came while expected; the first WIRE_FDS are kept */
         int fds[WIRE_FDS];
 };
 

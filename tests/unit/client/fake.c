@@ -1,0 +1,362 @@
+/* See fake.h. */
+#include "fake.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+
+#include "proto/cleanup.h"
+#include "proto/slots.h"
+
+static void *run(void *data)
+{
+        struct fake *f = data;
+
+        f->script(f);
+        return NULL;
+}
+
+void fake_start(struct fake *f, void (*script)(struct fake *fake))
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+        *f = (struct fake){ .fd = -1, .script = script, .data = f->data };
+        snprintf(f->directory, sizeof(f->directory), "/tmp/zero-test-XXXXXX");
+        MUST(mkdtemp(f->directory));
+        snprintf(f->path, sizeof(f->path), "%s/sock", f->directory);
+        memcpy(address.sun_path, f->path, sizeof(f->path));
+        frame_reader_init(&f->reader, 64 << 20);
+        f->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        MUST(f->listener >= 0);
+        MUST(bind(f->listener, (struct sockaddr *)&address, sizeof(address)) == 0);
+        MUST(listen(f->listener, 4) == 0);
+        MUST(pthread_create(&f->thread, NULL, run, f) == 0);
+}
+
+/* The thread is given ten seconds. */
+void fake_stop(struct fake *f)
+{
+        struct timespec deadline;
+
+        clock_gettime(CLOCK_REALTIME, &deadline);
+        deadline.tv_sec += 10;
+        MUST(pthread_timedjoin_np(f->thread, NULL, &deadline) == 0);
+        if (f->request)
+                zero__request__free_unpacked(f->request, NULL);
+        if (f->session)
+                munmap(f->session, f->session_bytes);
+        if (f->gather)
+                munmap(f->gather, FAKE_GATHER);
+        if (f->serve)
+                munmap(f->serve, FAKE_SERVE);
+        frame_reader_deinit(&f->reader);
+        fake_hang_up(f);
+        close(f->listener);
+        unlink(f->path);
+        MUST(rmdir(f->directory) == 0);
+}
+
+void fake_accept(struct fake *f)
+{
+        struct timeval limit = { 10, 0 };
+
+        MUST(setsockopt(f->listener, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) == 0);
+        f->fd = accept4(f->listener, NULL, NULL, SOCK_CLOEXEC);
+        MUST(f->fd >= 0);
+        MUST(setsockopt(f->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) == 0);
+}
+
+void fake_hang_up(struct fake *f)
+{
+        if (f->fd >= 0)
+                close(f->fd);
+        f->fd = -1;
+}
+
+static bool next_frame(struct fake *f)
+{
+        for (;;) {
+                size_t taken;
+                ssize_t n;
+                int r = frame_reader_feed(&f->reader, f->in + f->in_begin, f->in_end - f->in_begin,
+                                          &taken);
+
+                MUST(r >= 0);
+                f->in_begin += taken;
+                if (r == 1)
+                        return true;
+                n = recv(f->fd, f->in, sizeof(f->in), 0);
+                if (n < 0 && errno == ECONNRESET)
+                        n = 0; /* the client had something left to read */
+                MUST(n >= 0);
+                if (n == 0)
+                        return false;
+                f->in_begin = 0;
+                f->in_end = (size_t)n;
+        }
+}
+
+Zero__Request *fake_expect(struct fake *f, Zero__Request__BodyCase what)
+{
+        const uint8_t *payload;
+        size_t size;
+
+        if (f->request)
+                zero__request__free_unpacked(f->request, NULL);
+        f->request = NULL;
+        MUST(next_frame(f));
+        payload = frame_reader_payload(&f->reader, &size);
+        f->request = zero__request__unpack(NULL, size, payload);
+        frame_reader_next(&f->reader);
+        MUST(f->request);
+        MUST(f->request->body_case == what);
+        return f->request;
+}
+
+void fake_expect_end(struct fake *f)
+{
+        MUST(!next_frame(f));
+}
+
+void fake_send_fds(struct fake *f, const void *bytes, size_t n, const int *fds, size_t n_fds)
+{
+        _Alignas(struct cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = { 0 };
+        struct iovec iov = { (void *)bytes, n };
+        struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+        if (n_fds > 0) {
+                struct cmsghdr *c = (struct cmsghdr *)control;
+
+                message.msg_control = control;
+                message.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
+                c->cmsg_level = SOL_SOCKET;
+                c->cmsg_type = SCM_RIGHTS;
+                c->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+                memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
+        }
+        MUST(sendmsg(f->fd, &message, MSG_NOSIGNAL) == (ssize_t)n);
+}
+
+void fake_send(struct fake *f, const void *bytes, size_t n)
+{
+        fake_send_fds(f, bytes, n, NULL, 0);
+}
+
+static void reply_fds(struct fake *f, const Zero__Reply *reply, const int *fds, size_t n_fds)
+{
+        size_t size = zero__reply__get_packed_size(reply);
+        CLEANUP(cleanup_free) uint8_t *frame = malloc(FRAME_HEADER + size);
+
+        MUST(frame);
+        frame_write_header(frame, (uint32_t)size);
+        zero__reply__pack(reply, frame + FRAME_HEADER);
+        fake_send_fds(f, frame, FRAME_HEADER + size, fds, n_fds);
+}
+
+void fake_reply(struct fake *f, const Zero__Reply *reply)
+{
+        reply_fds(f, reply, NULL, 0);
+}
+
+void fake_ok(struct fake *f, uint64_t seq)
+{
+        fake_refuse(f, seq, ZERO_OK, "");
+}
+
+void fake_refuse(struct fake *f, uint64_t seq, int status, const char *text)
+{
+        Zero__Reply reply = ZERO__REPLY__INIT;
+
+        reply.seq = seq;
+        reply.status = (uint32_t)status;
+        reply.text = (char *)text;
+        fake_reply(f, &reply);
+}
+
+void fake_fetched(struct fake *f, uint64_t seq, bool serve, uint64_t offset)
+{
+        Zero__FetchReply fetch = ZERO__FETCH_REPLY__INIT;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+
+        fetch.serve = serve;
+        fetch.offset = offset;
+        reply.seq = seq;
+        reply.body_case = ZERO__REPLY__BODY_FETCH;
+        reply.fetch = &fetch;
+        fake_reply(f, &reply);
+}
+
+void fake_stepped(struct fake *f, uint64_t seq, int status, uint64_t version, uint64_t attempt)
+{
+        Zero__StepReply step = ZERO__STEP_REPLY__INIT;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+
+        step.version = version;
+        step.attempt = attempt;
+        step.grad_norm = 0.5;
+        step.loss_scale = 1024;
+        reply.seq = seq;
+        reply.status = (uint32_t)status;
+        reply.body_case = ZERO__REPLY__BODY_STEP;
+        reply.step = &step;
+        fake_reply(f, &reply);
+}
+
+void fake_json(struct fake *f, uint64_t seq, const char *json)
+{
+        Zero__QueryReply query = ZERO__QUERY_REPLY__INIT;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+
+        query.json = (char *)json;
+        reply.seq = seq;
+        reply.body_case = ZERO__REPLY__BODY_QUERY;
+        reply.query = &query;
+        fake_reply(f, &reply);
+}
+
+void fake_hello(struct fake *f)
+{
+        Zero__HelloReply hello = ZERO__HELLO_REPLY__INIT;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+
+        fake_accept(f);
+        hello.protocol = fake_expect(f, ZERO__REQUEST__BODY_HELLO)->hello->protocol;
+        reply.seq = f->request->seq;
+        reply.body_case = ZERO__REPLY__BODY_HELLO;
+        reply.hello = &hello;
+        fake_reply(f, &reply);
+}
+
+int fake_memfd(size_t bytes, uint8_t **ret_map)
+{
+        int fd = memfd_create("fake", MFD_CLOEXEC);
+
+        MUST(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+        if (ret_map) {
+                *ret_map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+                MUST(*ret_map != MAP_FAILED);
+        }
+        return fd;
+}
+
+static uint64_t push_bytes(const Zero__Attach *attach)
+{
+        bool skip[FAKE_GROUPS] = { [FAKE_FROZEN] = true };
+        struct slots *slots;
+        struct fault fault;
+        uint64_t bytes;
+        layout *l;
+
+        MUST(layout_from_message(attach->layout, &l, &fault) == 0);
+        MUST(slots_new(l, attach->push_groups, attach->grad_dtype, skip, &slots) == 0);
+        bytes = slots->bytes;
+        slots_free(slots);
+        layout_free(l);
+        return bytes;
+}
+
+void fake_attach(struct fake *f)
+{
+        Zero__AttachReply attach = ZERO__ATTACH_REPLY__INIT;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        int fds[3];
+
+        f->session_bytes =
+                FAKE_TRANSFER + push_bytes(fake_expect(f, ZERO__REQUEST__BODY_ATTACH)->attach);
+        fds[0] = fake_memfd(f->session_bytes, &f->session);
+        fds[1] = fake_memfd(FAKE_GATHER, &f->gather);
+        fds[2] = fake_memfd(FAKE_SERVE, &f->serve);
+        attach.version = 7;
+        attach.attempt = 20;
+        attach.loss_scale = 2;
+        attach.session_bytes = f->session_bytes;
+        attach.transfer_bytes = FAKE_TRANSFER;
+        attach.gather_bytes = FAKE_GATHER;
+        attach.serve_bytes = FAKE_SERVE;
+        reply.seq = f->request->seq;
+        reply.body_case = ZERO__REPLY__BODY_ATTACH;
+        reply.attach = &attach;
+        reply_fds(f, &reply, fds, 3);
+        for (int i = 0; i < 3; i++)
+                close(fds[i]);
+}
+
+void fake_begin(struct fake *f)
+{
+        fake_hello(f);
+        fake_attach(f);
+}
+
+static void add_group(struct zero_layout *l, const char *name, enum zero_dtype dtype, bool others)
+{
+        static const uint32_t rank_one[] = { 1 };
+        uint32_t group;
+
+        MUST(zero_layout_group(l, name, dtype, others ? rank_one : NULL, others, 0, &group) == 0);
+}
+
+static void add_tensor(struct zero_layout *l, uint32_t group, const char *name, uint64_t n,
+                       bool frozen)
+{
+        struct zero_tensor t = { .name = name, .ndim = 1, .shape = &n, .frozen = frozen };
+        uint32_t tensor;
+
+        MUST(zero_layout_tensor(l, group, &t, &tensor) == 0);
+}
+
+struct zero_layout *fake_layout(void)
+{
+        struct zero_layout *l;
+
+        MUST(zero_layout_new(&l) == 0);
+        add_group(l, "embed", ZERO_BF16, false);
+        add_tensor(l, FAKE_BF16, "wte", 300, false);
+        add_tensor(l, FAKE_BF16, "mask", 10, true);
+        add_group(l, "h.0", ZERO_FP32, false);
+        add_tensor(l, FAKE_FP32, "h.0.w", 3000, false);
+        add_group(l, "fixed", ZERO_FP32, false);
+        add_tensor(l, FAKE_FROZEN, "fixed.w", 5, true);
+        add_group(l, "expert", ZERO_FP32, true);
+        add_tensor(l, FAKE_OTHERS, "expert.w", 5, false);
+        return l;
+}
+
+struct zero_options fake_options(const struct fake *f)
+{
+        return (struct zero_options){
+                .socket = f->path,
+                .job = "job",
+                .rank = 0,
+                .world_size = 2,
+                .timeout_ms = 5000,
+        };
+}
+
+struct zero_client *fake_connect(const struct fake *f)
+{
+        struct zero_options options = fake_options(f);
+        struct zero_client *c = NULL;
+
+        MUST(zero_connect(&options, &c) == 0);
+        return c;
+}
+
+struct zero_client *fake_client(const struct fake *f, uint32_t push_groups)
+{
+        struct zero_needs needs = {
+                .hold_groups = 2,
+                .push_groups = push_groups,
+                .grad_dtype = ZERO_FP32,
+                .reduce_dtype = ZERO_FP32,
+        };
+        struct zero_layout *l = fake_layout();
+        struct zero_client *c = fake_connect(f);
+
+        MUST(zero_attach(c, l, &needs) == 0);
+        zero_layout_free(l);
+        return c;
+}

@@ -1,0 +1,94 @@
+/*
+ * A daemon for one client: a thread that follows a script of what it expects and
+ * answers.  It speaks the real protocol, with real windows.  What does not go by the
+ * script ends the test's process with a word on why; nothing waits longer than ten
+ * seconds.
+ */
+#pragma once
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/frame.h"
+#include "proto/layout.h"
+#include "zero.h"
+
+enum {
+        FAKE_TRANSFER = 4096,
+        FAKE_GATHER = 65536,
+        FAKE_SERVE = 32768,
+        FAKE_GROUPS = 4,
+        /* the model of fake_layout() */
+        FAKE_BF16 = 0,   /* two tensors, the second frozen */
+        FAKE_FP32 = 1,   /* one tensor */
+        FAKE_FROZEN = 2, /* nothing to train */
+        FAKE_OTHERS = 3, /* pushed by rank 1 only */
+};
+
+/* For scripts: Criterion's assertions belong to the test's own thread. */
+#define MUST(condition)                                                                          \
+        do {                                                                                     \
+                if (!(condition)) {                                                              \
+                        fprintf(stderr, "%s, line %d: %s: %s\n", __FILE__, __LINE__, #condition, \
+                                strerror(errno));                                                \
+                        abort();                                                                 \
+                }                                                                                \
+        } while (0)
+
+struct fake {
+        char directory[64], path[96];
+        int listener, fd;
+        pthread_t thread;
+        void (*script)(struct fake *fake);
+        const void *data; /* for the script */
+        struct frame_reader reader;
+        uint8_t in[4096];
+        size_t in_begin, in_end;
+        Zero__Request *request;            /* the last one */
+        uint8_t *session, *gather, *serve; /* the daemon's own view */
+        size_t session_bytes;
+};
+
+void fake_start(struct fake *fake, void (*script)(struct fake *fake));
+/* Waits for the script's end. */
+void fake_stop(struct fake *fake);
+
+/* ---- for scripts ---- */
+
+void fake_accept(struct fake *fake);
+/* The next request, which must be of this kind; valid until the next call. */
+Zero__Request *fake_expect(struct fake *fake, Zero__Request__BodyCase what);
+/* The client must end the connection now, without another request. */
+void fake_expect_end(struct fake *fake);
+void fake_hang_up(struct fake *fake);
+void fake_send(struct fake *fake, const void *bytes, size_t n);
+void fake_send_fds(struct fake *fake, const void *bytes, size_t n, const int *fds, size_t n_fds);
+void fake_reply(struct fake *fake, const Zero__Reply *reply);
+void fake_ok(struct fake *fake, uint64_t seq);
+void fake_refuse(struct fake *fake, uint64_t seq, int status, const char *text);
+void fake_fetched(struct fake *fake, uint64_t seq, bool serve, uint64_t offset);
+void fake_stepped(struct fake *fake, uint64_t seq, int status, uint64_t version, uint64_t attempt);
+void fake_json(struct fake *fake, uint64_t seq, const char *json);
+/* Accepts, and answers the greeting. */
+void fake_hello(struct fake *fake);
+/* Answers an attach with windows of the sizes above: version 7, attempt 20. */
+void fake_attach(struct fake *fake);
+/* fake_hello() and fake_attach(). */
+void fake_begin(struct fake *fake);
+/* A memfd of so many bytes; *ret_map (may be NULL) is mapped and owned by the test. */
+int fake_memfd(size_t bytes, uint8_t **ret_map);
+
+/* ---- for tests ---- */
+
+struct zero_layout *fake_layout(void);
+struct zero_options fake_options(const struct fake *fake);
+struct zero_client *fake_connect(const struct fake *fake);
+/* Connected, and attached with fake_layout(); push_groups slots of fp32. */
+struct zero_client *fake_client(const struct fake *fake, uint32_t push_groups);

@@ -1,0 +1,276 @@
+/* zeroctl as a program: what it prints and how it exits, for answers given. */
+#include <criterion/criterion.h>
+#include <sys/wait.h>
+
+#include "fake.h"
+
+struct answer {
+        const char *what, *argument, *json;
+};
+
+static char output[65536];
+
+static void answer_query(struct fake *f)
+{
+        const struct answer *a = f->data;
+        const Zero__Query *q;
+
+        fake_hello(f);
+        q = fake_expect(f, ZERO__REQUEST__BODY_QUERY)->query;
+        MUST(strcmp(q->what, a->what) == 0);
+        MUST(strcmp(q->argument, a->argument ? a->argument : "") == 0);
+        if (a->json)
+                fake_json(f, f->request->seq, a->json);
+        else
+                fake_refuse(f, f->request->seq, ZERO_ENOJOB, "no job \033[31m'x'");
+        fake_expect_end(f);
+}
+
+/* Runs zeroctl; both its outputs go to `output`.  The exit code. */
+static int run(const char *arguments)
+{
+        char command[512];
+        size_t n;
+        FILE *p;
+        int status;
+
+        snprintf(command, sizeof(command), "%s %s 2>&1 </dev/null", ZEROCTL, arguments);
+        p = popen(command, "r");
+        cr_assert(p);
+        n = fread(output, 1, sizeof(output) - 1, p);
+        output[n] = '\0';
+        status = pclose(p);
+        cr_assert(WIFEXITED(status), "%s", output);
+        return WEXITSTATUS(status);
+}
+
+static int ask(const char *arguments, const struct answer *answer)
+{
+        struct fake f = { .data = answer };
+        char with_socket[256];
+        int r;
+
+        fake_start(&f, answer_query);
+        snprintf(with_socket, sizeof(with_socket), "--socket %s %s", f.path, arguments);
+        r = run(with_socket);
+        fake_stop(&f);
+        return r;
+}
+
+#define SHOWS(text) cr_assert(strstr(output, text), "no '%s' in:\n%s", text, output)
+#define HIDES(text) cr_assert(!strstr(output, text), "'%s' in:\n%s", text, output)
+
+#define BYTES "{\"gather\":1048576,\"reduce\":2048,\"state\":0,\"control\":12}"
+#define JOB                                                                                        \
+        "{\"job\":\"gpt\",\"uid\":1000,\"coordinator\":\"a\",\"world_size\":2,"                    \
+        "\"ranks\":[{\"rank\":0,\"node\":\"a\",\"attached\":true},"                                \
+        "{\"rank\":1,\"node\":null,\"attached\":false}],\"state\":\"incomplete\",\"version\":12,"  \
+        "\"attempt\":13,\"steps_per_s\":2.5,\"grad_norm\":0.75,\"loss_scale\":65536,"              \
+        "\"skipped\":1,\"parameters\":124439808,\"groups\":14,\"owners\":[\"a\",\"b\"],"           \
+        "\"waiting\":[{\"for\":\"rank 1 on b\",\"what\":\"push of group 'h.3' (11 of 14 pushed)\"" \
+        ",\"since_s\":3.2}],\"gather\":{\"window_bytes\":67108864,\"slots\":6,\"hits\":30,"        \
+        "\"misses\":10,\"elements_received\":5000000},\"reduce\":{\"elements_sent\":4000},"        \
+        "\"planes\":{\"master\":1073741824,\"exp_avg\":1073741824,\"exp_avg_sq\":1073741824,"      \
+        "\"grad\":1073741824,\"serve\":536870912},\"zero_formula\":{\"bytes_per_parameter\":16,"   \
+        "\"stage3_bytes\":4831838208},\"sessions\":[{\"rank\":0,\"pid\":77,\"held\":2,"            \
+        "\"push_window\":8192}]}"
+#define STATUS                                                                                     \
+        "{\"node\":\"a\",\"version\":\"0.1.0\",\"uptime_s\":133,\"socket\":\"/run/z.sock\","       \
+        "\"state_dir\":\"/var/lib/zerod\",\"device\":\"host (avx512)\",\"peers\":["                \
+        "{\"node\":\"a\",\"address\":\"10.0.0.1:7077\",\"owner\":true,\"self\":true,\"up\":true,"  \
+        "\"why\":\"\",\"bulk\":\"\",\"bulk_detail\":\"\",\"since_s\":1,\"heard_s\":0,"             \
+        "\"round_trip_s\":0,\"sent\":" BYTES ",\"received\":" BYTES "},"                           \
+        "{\"node\":\"b\",\"address\":\"10.0.0.2:7077\",\"owner\":true,\"self\":false,\"up\":true," \
+        "\"why\":\"\",\"bulk\":\"ucx\",\"bulk_detail\":\"posix,cma\",\"since_s\":61,"              \
+        "\"heard_s\":0.02,\"round_trip_s\":0.00012,\"sent\":" BYTES ",\"received\":" BYTES "},"    \
+        "{\"node\":\"c\",\"address\":\"10.0.0.3:7077\",\"owner\":false,\"self\":false,"            \
+        "\"up\":false,\"why\":\"another key\",\"bulk\":\"\",\"bulk_detail\":\"\",\"since_s\":5,"   \
+        "\"heard_s\":0,\"round_trip_s\":0,\"sent\":" BYTES ",\"received\":" BYTES "}],"            \
+        "\"jobs\":[" JOB "],\"memory\":{\"state_used\":1024,\"state_quota\":1073741824,"           \
+        "\"resident\":52428800}}"
+
+static const struct answer status_answer = { "status", NULL, STATUS };
+
+Test(zeroctl, status_tells_node_peers_and_jobs)
+{
+        cr_assert_eq(ask("status", &status_answer), 0, "%s", output);
+        SHOWS("node a: zerod 0.1.0, up 2 m 13 s, device host (avx512)");
+        SHOWS("120 us  ucx posix,cma");
+        SHOWS("another key");
+        SHOWS("1.00 MiB");
+        SHOWS("gpt: waiting 3.2 s for rank 1 on b: push of group 'h.3' (11 of 14 pushed)");
+        SHOWS("1@?(absent)");
+        SHOWS("(75.0 %)");
+        SHOWS("together 4.50 GiB");
+        SHOWS("124.4 M");
+}
+
+Test(zeroctl, without_a_terminal_there_is_no_colour)
+{
+        cr_assert_eq(ask("status", &status_answer), 0);
+        HIDES("\033");
+}
+
+Test(zeroctl, json_comes_as_it_was_given)
+{
+        const struct answer a = { "ping", NULL, "{\"peers\":[{\"node\":\"b\",\"new\":[1,2]}]}" };
+
+        cr_assert_eq(ask("ping --json", &a), 0);
+        cr_assert_str_eq(output, "{\n  \"peers\": [\n    {\n      \"node\": \"b\",\n"
+                                 "      \"new\": [\n        1,\n        2\n      ]\n    }\n"
+                                 "  ]\n}\n");
+}
+
+Test(zeroctl, jobs_are_tabled)
+{
+        const struct answer a = { "jobs", NULL, "{\"jobs\":[" JOB "]}" };
+
+        cr_assert_eq(ask("jobs", &a), 0);
+        SHOWS("JOB  STATE       RANKS  STEP  STEPS/S");
+        SHOWS("gpt  incomplete    1/2    12     2.50");
+}
+
+Test(zeroctl, no_jobs_are_said)
+{
+        const struct answer a = { "jobs", NULL, "{\"jobs\":[]}" };
+
+        cr_assert_eq(ask("jobs", &a), 0);
+        cr_assert_str_eq(output, "no jobs\n");
+}
+
+Test(zeroctl, shards_tell_range_bytes_and_version)
+{
+        const struct answer a = {
+                "shards", "gpt",
+                "{\"jobs\":[{\"job\":\"gpt\",\"groups\":[{\"group\":\"h.0\",\"index\":1,"
+                "\"elements\":4096,\"dtype\":\"bf16\",\"shards\":[{\"owner\":\"a\",\"first\":0,"
+                "\"count\":2048,\"bytes\":{\"master\":8192,\"exp_avg\":8192,\"exp_avg_sq\":8192,"
+                "\"grad\":8192,\"serve\":4096},\"version\":12},{\"owner\":\"b\",\"first\":2048,"
+                "\"count\":2048,\"bytes\":{},\"version\":null}]}]}]}"
+        };
+
+        cr_assert_eq(ask("shards gpt", &a), 0);
+        SHOWS("0-2048");
+        SHOWS("8.00 KiB");
+        SHOWS("2048-4096");
+        SHOWS("      -\n");
+}
+
+Test(zeroctl, ping_tells_round_trips)
+{
+        const struct answer a = {
+                "ping", NULL,
+                "{\"peers\":[{\"node\":\"b\",\"up\":true,\"round_trip_s\":0.0032},"
+                "{\"node\":\"c\",\"up\":false,\"round_trip_s\":null}]}"
+        };
+
+        cr_assert_eq(ask("ping", &a), 0);
+        cr_assert_str_eq(output, "NODE  STATE  ROUND TRIP\n"
+                                 "b     up         3.2 ms\n"
+                                 "c     down            -\n");
+}
+
+Test(zeroctl, checksum_is_shown_by_plane)
+{
+        const struct answer a = { "checksum", "gpt",
+                                  "{\"job\":\"gpt\",\"version\":3,\"checksum\":\"00ff\",\"planes\":"
+                                  "{\"master\":\"aa\",\"exp_avg\":\"bb\",\"exp_avg_sq\":\"cc\"}}" };
+
+        cr_assert_eq(ask("checksum gpt", &a), 0);
+        SHOWS("job gpt at version 3");
+        SHOWS("all         00ff");
+        SHOWS("exp_avg_sq  cc");
+}
+
+Test(zeroctl, config_tells_the_source)
+{
+        const struct answer a = { "config", NULL,
+                                  "{\"options\":[{\"name\":\"node\",\"value\":\"a\",\"source\":"
+                                  "\"/etc/zerod.conf:3\",\"doc\":\"this node's name\"}]}" };
+
+        cr_assert_eq(ask("config", &a), 0);
+        SHOWS("node    a      /etc/zerod.conf:3  this node's name");
+}
+
+Test(zeroctl, drop_confirms)
+{
+        const struct answer a = { "drop", "gpt", "{\"job\":\"gpt\",\"dropped\":true}" };
+
+        cr_assert_eq(ask("drop gpt", &a), 0);
+        cr_assert_str_eq(output, "job gpt: dropped\n");
+}
+
+Test(zeroctl, top_once_is_one_picture)
+{
+        cr_assert_eq(ask("top --once", &status_answer), 0);
+        SHOWS("node a: zerod 0.1.0");
+        SHOWS("GATHER OUT");
+        HIDES("\033");
+}
+
+Test(zeroctl, names_cannot_steer_the_terminal)
+{
+        const struct answer a = { "drop", "x",
+                                  "{\"job\":\"\\u001b[2J\\u009b1m\\u007f\",\"dropped\":true}" };
+
+        cr_assert_eq(ask("drop x", &a), 0);
+        cr_assert_str_eq(output, "job ?[2J??1m?: dropped\n");
+}
+
+Test(zeroctl, refusal_exits_with_1)
+{
+        const struct answer a = { "checksum", "x", NULL };
+
+        cr_assert_eq(ask("checksum x", &a), 1);
+        SHOWS("zeroctl: checksum: no job ?[31m'x'");
+}
+
+Test(zeroctl, answer_that_is_no_json_exits_with_1)
+{
+        const struct answer a = { "jobs", NULL, "{\"jobs\":" };
+
+        cr_assert_eq(ask("jobs", &a), 1);
+        SHOWS("no JSON");
+}
+
+Test(zeroctl, wrong_types_in_the_answer_are_borne)
+{
+        const struct answer a = { "status", NULL,
+                                  "{\"node\":3,\"peers\":{\"a\":1},\"jobs\":[3,[],{\"ranks\":7}],"
+                                  "\"memory\":[]}" };
+
+        cr_assert_eq(ask("status", &a), 0, "%s", output);
+}
+
+Test(zeroctl, no_daemon_exits_with_3)
+{
+        cr_assert_eq(run("--socket /nowhere/sock status"), 3);
+        SHOWS("is zerod running?");
+}
+
+Test(zeroctl, misspelt_command_names_the_nearest)
+{
+        cr_assert_eq(run("stauts"), 2);
+        SHOWS("did you mean 'status'?");
+        cr_assert_eq(run("frobnicate"), 2);
+        HIDES("did you mean");
+}
+
+Test(zeroctl, wrong_usage_exits_with_2)
+{
+        static const char *const wrong[] = {
+                "",           "drop",        "status now",  "drop a b",
+                "--nonsense", "-t 0 status", "-t x status", "status --once"
+        };
+
+        for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+                cr_assert_eq(run(wrong[i]), 2, "zeroctl %s: %s", wrong[i], output);
+}
+
+Test(zeroctl, help_and_version)
+{
+        cr_assert_eq(run("--help"), 0);
+        SHOWS("Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no connection to zerod.");
+        cr_assert_eq(run("--version"), 0);
+        SHOWS("zeroctl " ZEROD_VERSION);
+}
