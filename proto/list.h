@@ -32,5 +32,5 @@ static inline void list_remove(struct list *item)
         list_init(item);
 }
 #define list_for_each(head, item)                                              \
-        for (struct list *item = (head)->next, *next_ = item->next;            \
-             item != (head); item = next_, next_ = item->next)
+        for (struct list *item = (head)->next, *item##_next = item->next;      \
+             item != (head); item = item##_next, item##_next = item->next)

@@ -38,15 +38,14 @@ void request_end(struct request *r, int status, const char *format, ...)
 
 static void request_expire(struct request *r)
 {
-        char who[160] = "", what[200] = "";
+        struct wait_line line = { .who = "the daemon" };
+        int status = r->describe ? r->describe(r, &line) : ZERO_EDEADLINE;
 
-        if (r->describe)
-                r->describe(r, who, sizeof who, what, sizeof what);
         if (r->forget)
                 r->forget(r);
-        request_end(r, ZERO_EDEADLINE, "no answer within %.1f s: waiting for %s%s%s",
-                    (double)(r->deadline_ms - r->since_ms) / 1000, who[0] ? who : "the daemon",
-                    what[0] ? ": " : "", what);
+        request_end(r, status, "no answer within %.1f s: waiting for %s%s%s",
+                    (double)(r->deadline_ms - r->since_ms) / 1000, line.who, line.what[0] ? ": " : "",
+                    line.what);
 }
 
 /* Ending one request may end others, so the walk begins anew after each. */

@@ -11,6 +11,13 @@
 #include "proto/fault.h"
 #include "proto/list.h"
 
+/* Who keeps others waiting, for what. */
+struct wait_line {
+        char who[96], what[160];
+        uint64_t since_ms; /* loop time of its last sign of progress */
+        bool lost;         /* a rank whose session ended */
+};
+
 struct requests {
         struct list all;
 };
@@ -19,9 +26,8 @@ struct request {
         struct list wait;     /* where it waits, by what; or alone */
         struct list deadline; /* in requests.all */
         uint64_t since_ms, deadline_ms; /* loop time */
-        /* Who is being waited for, and for what; either may stay empty. */
-        void (*describe)(const struct request *r, char *who, size_t who_size, char *what,
-                         size_t what_size);
+        /* Who is being waited for, and for what; the status it ends with at its deadline. */
+        int (*describe)(const struct request *r, struct wait_line *ret);
         void *subject;  /* for describe */
         uint32_t group; /* for describe */
         /* Called before an expired or cancelled request ends, to forget it; may be NULL. */

@@ -1,0 +1,357 @@
+/*
+ * exchange.h - what moves and computes a job's bytes on this node.
+ *
+ *   gather.c       parameters to trainers: one gather a group and version, however many ask
+ *   reduce.c       this node's side of a gradient: contributions of local ranks, summed, offered
+ *   landing.c      an owner's side: nodes' offers, pulled and accumulated in node order
+ *   update.c       AdamW on chunks, group by group
+ *   access.c       reading and writing planes for clients
+ *   coordinator.c  drives job/step.c: joins, votes, decisions
+ *   local.c        the ranks that run on this node
+ *   job.c          making, finding and dropping jobs
+ *   shard.c        this owner's shards as others read them
+ *   ask.c, call.c  payloads asked for; messages that want an answer
+ *   exchange.c     start and stop, the tick, messages to the parts above
+ *
+ * Everything here runs on the loop thread, except what is handed to the offload pool.
+ * An operation in flight holds a reference to its job; a dropped job is `dead` and goes when
+ * the last of them ends.
+ */
+#pragma once
+
+#include <uv.h>
+
+#include "daemon/conf/conf.h"
+#include "daemon/exchange/request.h"
+#include "daemon/fabric/fabric.h"
+#include "daemon/job/step.h"
+#include "daemon/loop/offload.h"
+#include "daemon/store/segment.h"
+#include "daemon/store/state.h"
+#include "proto/dtype.h"
+#include "proto/list.h"
+#include "proto/slots.h"
+
+struct gather;
+struct reduce;
+struct landing;
+struct update;
+struct coordinator;
+struct call;
+
+enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000, NO_OWNER = -1 };
+
+struct exchange {
+        uv_loop_t *loop;
+        const struct conf *conf;
+        const struct cluster *cluster;
+        struct fabric *fabric;
+        struct store *store;
+        struct offload *offload;
+        const struct device_ops *ops;
+
+        uint32_t n_owners;
+        uint32_t owner_node[ZERO_NODE_MAX]; /* [owner] */
+        int32_t owner;                      /* this node's, or NO_OWNER */
+        struct list jobs, dead_jobs; /* dead: dropped, with operations still in flight */
+        struct list coordinators, calls, asks, accesses;
+        struct list works;   /* reads and writes that wait for the end of an update */
+        struct list joining; /* ranks whose job has not started for them yet */
+        struct requests requests;
+        uint64_t last_call, last_put;
+        uv_timer_t tick;
+        uint64_t progress_ms; /* loop time of the last progress report */
+        void (*closed)(void *arg); /* set once it stops */
+        void *closed_arg;
+};
+
+/* Starts the tick.  All but exchange->{loop..ops} is set here. */
+int exchange_start(struct exchange *x);
+/* Ends all requests and jobs (state files stay); closed() comes when nothing is in flight. */
+void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg);
+void exchange_up(struct exchange *x, uint32_t node);
+void exchange_down(struct exchange *x, uint32_t node, const char *why);
+void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+uint64_t exchange_now(const struct exchange *x);
+const char *node_name(const struct exchange *x, uint32_t node);
+
+/* ---- jobs ---------------------------------------------------------------- */
+
+enum { WAIT_LINES = 32 };
+
+struct job {
+        struct list link;
+        struct exchange *x;
+        uint32_t references;
+        bool dead;
+        bool opening;        /* its state is being made */
+        bool drop_state;     /* delete the state file with it */
+        char name[ZERO_NAME_MAX + 1];
+        uint32_t uid, world_size, coordinator; /* coordinator: node */
+        enum zero_dtype reduce_dtype;
+        enum zero_dtype grad_dtype; /* what local ranks push; set by the first of them */
+        layout *layout;
+        struct partition *partition;
+        struct state *state;     /* NULL where this node holds no shards */
+
+        /* The step, as this node last heard of it. */
+        bool started;            /* all ranks are there (Start) */
+        uint64_t epoch, version, attempt;
+        double loss_scale, grad_norm;
+        uint32_t skipped;
+        uint32_t *node_of_rank;  /* [rank] */
+        uint64_t step_times_ms[16]; /* loop times of the last decisions, a ring */
+        uint32_t n_step_times;
+        bool reported;           /* the last progress report said something */
+        struct wait_line waits[WAIT_LINES];
+        uint32_t n_waits;
+
+        /* This owner's shards. */
+        uint64_t *shard_version; /* [group]: version of the bytes */
+        uint32_t *pins;          /* [group]: payloads and copies that read the shard */
+        struct list *pulls;      /* [group]: struct pull that wait for a version */
+
+        struct rank **ranks;     /* [rank]: sessions on this node */
+        uint32_t n_local;        /* ranks that run on this node, by the coordinator's table */
+        uint32_t n_attached;     /* sessions in ranks */
+        struct gather *gather;
+        struct reduce *reduce;
+        struct landing *landing; /* NULL without state */
+        struct update *update;   /* NULL without state */
+};
+
+struct job *job_find(struct exchange *x, const char *name);
+void job_ref(struct job *job);
+void job_unref(struct job *job);
+bool job_name_valid(const char *name);
+/* The version a group's bytes have when the job is at `version`: frozen groups stay at 0. */
+uint64_t group_version(const struct job *job, uint32_t group, uint64_t version);
+uint32_t coordinator_of(const struct exchange *x, const char *job);
+/* Ends every waiting request of the job's local ranks. */
+void job_fail_requests(struct job *job, int status, const char *text);
+void job_detach(struct job *job); /* out of the list, dead; freed with its last reference */
+void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void job_drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void job_start_message(struct job *job, const Zero__LinkMessage *m);
+void job_decision_message(struct job *job, const Zero__Decision *d);
+/* Over the last decisions; 0: not known yet. */
+double job_steps_per_second(const struct job *job);
+
+/* ---- a group's bytes ------------------------------------------------------- */
+
+/* Readers of this owner's shard: the update waits until there are none. */
+void shard_pin(struct job *job, uint32_t group);
+void shard_unpin(struct job *job, uint32_t group);
+/* The shard has reached a version: waiting pulls and gathers go on. */
+void shard_ready(struct job *job, uint32_t group, uint64_t version);
+void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
+void shard_forget_node(struct job *job, uint32_t node);
+
+/* ---- local ranks ----------------------------------------------------------- */
+
+/* Memory of one session that its trainer writes; lives as long as somebody reads it. */
+struct push_window {
+        uint32_t references;
+        struct segment segment;
+        uint64_t transfer_bytes;
+        struct slots *slots; /* NULL for observers */
+};
+void push_window_unref(struct push_window *w);
+/* l NULL: a transfer area only. */
+int push_window_new(struct push_window **ret, const layout *l, uint32_t push_groups,
+                    enum zero_dtype grad_dtype, struct fault *fault);
+
+struct rank_needs {
+        uint32_t uid, pid, rank, world_size, local_world_size;
+        uint32_t hold_groups, push_groups, timeout_ms;
+        enum zero_dtype grad_dtype, reduce_dtype;
+};
+
+enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD };
+
+struct rank {
+        struct list link;          /* exchange.joining */
+        struct exchange *x;
+        char job_name[ZERO_NAME_MAX + 1];
+        struct job *job;           /* NULL until it has joined */
+        Zero__Layout *layout;      /* its own, until it has joined */
+        struct rank_needs needs;
+        bool calling, left;        /* a join is under way; the session has ended meanwhile */
+        uint32_t rank, pid;
+        uint32_t hold_groups, held; /* held: asked for or held */
+        enum hold *holds;        /* [group] */
+        struct push_window *window;
+        enum zero_dtype grad_dtype;
+        struct request *attaching; /* waits for the job to start */
+        struct request *closing;   /* waits in zero_norm() or zero_step() */
+        bool closed;             /* pushes nothing more in this attempt */
+        bool wants_norm;         /* closing is a norm request */
+        struct step_params params;
+        uint32_t pushed;         /* groups, in this attempt */
+        uint32_t last_pushed;    /* group */
+        uint64_t active_ms;      /* loop time of its last call */
+};
+
+/*
+ * A rank attaches: its layout goes to the coordinator; r ends when the job has started.
+ * *ret_rank is the session's handle at once; it is given back by rank_leave().
+ */
+int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
+                const struct rank_needs *needs, struct request *r, struct rank **ret_rank,
+                struct fault *fault);
+/* The session has ended. */
+void rank_leave(struct rank *rank, bool orderly);
+int rank_fetch(struct rank *rank, uint32_t group, uint64_t version, struct request *r,
+               struct fault *fault);
+/* The fetch has ended: the rank holds the group from here on, or does not. */
+void rank_fetched(struct rank *rank, uint32_t group, bool ok);
+void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
+int rank_release(struct rank *rank, uint32_t group, struct fault *fault);
+int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
+/* params NULL: zero_norm(). */
+int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
+               struct request *r, struct fault *fault);
+/* The job's first late rank or node, as its coordinator last told. */
+int job_describe(const struct job *job, struct wait_line *ret);
+/* Joins that wait for their coordinator to come up. */
+void ranks_up(struct exchange *x, uint32_t node);
+/* What this node's ranks and owners keep others waiting for. */
+uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
+
+/* ---- gather ---------------------------------------------------------------- */
+
+struct gather_info {
+        uint64_t window_bytes, hits, misses, elements_received;
+        uint32_t slots;
+};
+int gather_new(struct job *job, struct gather **ret);
+void gather_free(struct gather *g);
+/* Makes the window at the first rank, checks it at every further one. */
+int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
+                 struct fault *fault);
+/* The last local rank has left. */
+void gather_vacate(struct job *job);
+const struct segment *gather_segment(const struct gather *g);
+void gather_fetch(struct job *job, uint32_t group, uint64_t version, struct request *r);
+void gather_prefetch(struct job *job, uint32_t group, uint64_t version);
+void gather_release(struct job *job, uint32_t group);
+/* A node is there again: what waited for it goes on. */
+void gather_up(struct job *job);
+/* A shard of this node is ready at a new version. */
+void gather_shard_ready(struct job *job, uint32_t group);
+/* The group's bytes were changed by a put. */
+void gather_dirty(struct job *job, uint32_t group);
+/* Whether the group is served by mapping the serve plane. */
+bool gather_mapped(const struct job *job, uint32_t group);
+void gather_info(const struct job *job, struct gather_info *ret);
+/* Ends every waiting fetch. */
+void gather_fail(struct job *job, int status, const char *text);
+
+/* ---- reduce (this node's contributions) -------------------------------------- */
+
+int reduce_new(struct job *job, struct reduce **ret);
+void reduce_free(struct reduce *r);
+int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
+/* The rank pushes nothing more in this attempt. */
+void reduce_close(struct job *job, uint32_t rank);
+/* A new attempt begins; what is left of the old one is void. */
+void reduce_reset(struct job *job);
+void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
+/* This node's owner reads its range of an offered parcel; taken: it needs it no more. */
+struct parcel;
+void parcel_read_begin(struct parcel *p);
+void parcel_read_end(struct parcel *p, bool taken);
+const void *parcel_data(const struct parcel *p, uint64_t first);
+uint64_t reduce_elements_sent(const struct reduce *r);
+
+/* ---- landing (an owner's reduction) ------------------------------------------ */
+
+int landing_new(struct job *job, struct landing **ret);
+void landing_free(struct landing *l);
+/* An offer of a node; parcel is NULL for other nodes'. */
+int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
+/* Finish the reduction and vote; params NULL: for the norm. */
+void landing_prepare(struct job *job, uint64_t attempt, const struct step_params *params);
+void landing_reset(struct job *job);
+/* The group's update is over: its gradient may be overwritten. */
+void landing_group_free(struct job *job, uint32_t group);
+/* The whole update is over. */
+void landing_updated(struct job *job);
+uint32_t landing_waits(struct job *job, struct wait_line *lines, uint32_t n);
+
+/* ---- update ------------------------------------------------------------------ */
+
+int update_new(struct job *job, struct update **ret);
+void update_free(struct update *u);
+void update_begin(struct job *job, const struct step_params *params, const Zero__Decision *d);
+/* A group's last reader is gone. */
+void update_unpinned(struct job *job);
+bool update_running(const struct update *u);
+/* Whether the group's gradient is still being read. */
+bool update_reads(const struct update *u, uint32_t group);
+
+/* ---- access ------------------------------------------------------------------ */
+
+int access_start(struct job *job, struct push_window *window, const Zero__Access *access, bool put,
+                 uint64_t timeout_ms, struct request *r, struct fault *fault);
+/* The job is dropped: its clients are answered. */
+void access_fail(struct job *job);
+/* No update runs any more: what waited for that goes on. */
+void access_updated(struct job *job);
+void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
+void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
+
+/* An order-independent hash of a plane over this owner's part: sums of block hashes. */
+struct checksum {
+        uint64_t sum[3][2]; /* master, exp_avg, exp_avg_sq */
+};
+/* Computes it on an offload thread once no update runs. */
+void checksum_start(struct job *job, void (*done)(void *arg, const struct checksum *sum), void *arg);
+
+/* ---- coordinator --------------------------------------------------------------- */
+
+void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void coordinator_up(struct exchange *x, uint32_t node);
+void coordinator_down(struct exchange *x, uint32_t node);
+void coordinator_tick(struct exchange *x);
+void coordinator_drop(struct exchange *x, const char *job);
+void coordinators_free(struct exchange *x);
+/* The coordinator's state of a job for reports; NULL if it is elsewhere or has none. */
+const struct step *coordinator_step(const struct exchange *x, const char *job);
+
+/* ---- payloads that this node asks for -------------------------------------------- */
+
+/* Embedded in whatever waits for the payload; valid until `done` was called. */
+struct ask {
+        struct list link; /* exchange.asks */
+        struct exchange *x;
+        uint32_t node;
+        uint64_t transfer;
+        int status;       /* why the owner refused; 0: it did not */
+        void (*done)(struct ask *ask, int status); /* -ECANCELED: refused, or the link ended */
+};
+/*
+ * Makes room for n bytes at p, then sends the pull (its transfer number is set here).
+ * Not 0: nothing was started and done will not be called.
+ */
+int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
+             void *p, size_t n);
+void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m);
+void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
+
+/* ---- calls --------------------------------------------------------------------- */
+
+typedef void call_done(void *arg, int status, const char *text, const Zero__LinkMessage *answer);
+/* Sends m as a call; done is called exactly once, never before this returns. */
+void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
+               call_done *done, void *arg);
+void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void calls_down(struct exchange *x, uint32_t node, const char *why);
+void calls_expire(struct exchange *x);
+/* Answers m; a message that was no call is not answered. */
+void answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
+            const char *text);
+/* A message of a job, ready to get its body. */
+Zero__LinkMessage job_message(const struct job *job);
+/* To every node, this one included. */
+void send_all(struct exchange *x, const Zero__LinkMessage *m);

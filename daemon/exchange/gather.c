@@ -1,0 +1,593 @@
+/*
+ * Parameters to trainers.
+ *
+ * A group that one local owner holds in a serve plane is mapped: nothing moves.  Any other is
+ * gathered into a slab of the window, once a version, however many ranks ask; those who
+ * ask meanwhile wait for the same gather, those who ask later hit the window.
+ *
+ * Invariants: at most one gather a group is in flight; a slab being filled is pinned; a
+ * request waits in exactly one entry; an entry that waits for a slab is in `starving`, in
+ * the order of asking.  A fetch never sees a mix of versions: an entry is READY only if all
+ * its slices were at `version`, and nobody writes the slab afterwards while it is leased.
+ */
+#include "daemon/exchange/exchange.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/exchange/window.h"
+#include "proto/cleanup.h"
+
+enum { SLICES_IN_FLIGHT = 8 };
+enum entry_phase { ENTRY_EMPTY, ENTRY_STARVING, ENTRY_FILLING, ENTRY_READY };
+
+struct entry {
+        enum entry_phase phase;
+        struct list waiting;   /* struct request.wait */
+        struct list starving;  /* gather.starving */
+        uint64_t version;      /* asked for, being filled, or there */
+        bool again;            /* made dirty or a link ended while filling: fill once more */
+        int refused;           /* an owner refused a slice: the gather fails */
+        uint32_t slab;
+        uint32_t next_slice, landed, in_flight; /* of the partition's slices */
+};
+
+struct gather {
+        struct job *job;
+        struct entry *entries; /* [group] */
+        struct window window;
+        bool has_window;
+        bool *skip;            /* [group]: mapped, needs no slab */
+        struct segment segment;
+        struct list starving;
+        uint64_t admitted;     /* groups that the local ranks may hold, summed */
+        uint64_t hits, misses, elements_received;
+};
+
+/* One slice on its way: from another node, or copied from this one's shard. */
+struct slice {
+        struct offload_task task;
+        struct ask ask;
+        struct job *job;
+        uint32_t group;
+        void *dst;
+        const void *src;
+        size_t bytes;
+        uint64_t elements;
+};
+
+static void gather_advance(struct job *job, uint32_t group);
+
+int gather_new(struct job *job, struct gather **ret)
+{
+        uint32_t n = job->layout->n_groups;
+        struct gather *g = calloc(1, sizeof *g);
+
+        if (!g)
+                return -ENOMEM;
+        g->job = job;
+        g->entries = calloc(n, sizeof *g->entries);
+        g->skip = calloc(n, sizeof *g->skip);
+        if (!g->entries || !g->skip) {
+                gather_free(g);
+                return -ENOMEM;
+        }
+        g->segment.fd = -1;
+        list_init(&g->starving);
+        for (uint32_t i = 0; i < n; i++) {
+                list_init(&g->entries[i].waiting);
+                list_init(&g->entries[i].starving);
+                g->entries[i].slab = SLAB_NONE;
+        }
+        *ret = g;
+        return 0;
+}
+
+void gather_free(struct gather *g)
+{
+        if (!g)
+                return;
+        if (g->has_window) {
+                window_deinit(&g->window);
+                segment_free(&g->segment);
+        }
+        free(g->entries);
+        free(g->skip);
+        free(g);
+}
+
+/* Groups that need no slab. */
+static bool slabless(const struct job *job, uint32_t group)
+{
+        return gather_mapped(job, group) || job->layout->groups[group].elements == 0;
+}
+
+bool gather_mapped(const struct job *job, uint32_t group)
+{
+        return job->x->owner != NO_OWNER && job->state && job->state->serve &&
+               partition_sole_owner(job->partition, group) == job->x->owner &&
+               job->layout->groups[group].dtype != ZERO_FP32;
+}
+
+const struct segment *gather_segment(const struct gather *g)
+{
+        return g->has_window && g->segment.bytes ? &g->segment : NULL;
+}
+
+/* ---- admission ----------------------------------------------------------- */
+
+static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
+{
+        return groups < n_groups ? (uint32_t)groups : n_groups;
+}
+
+/* The window by configuration: as many slabs as fit; else as many as the ranks declare. */
+static int gather_make_slots(struct job *job, uint64_t groups, struct slots **ret)
+{
+        struct gather *g = job->gather;
+        uint32_t wanted = gather_wanted(groups, job->layout->n_groups);
+        uint64_t limit = job->x->conf->window;
+        struct slots *one = NULL;
+
+        if (!limit)
+                return slots_new(job->layout, wanted, 0, g->skip, ret);
+        if (slots_new(job->layout, job->layout->n_groups, 0, g->skip, ret))
+                return -ENOMEM;
+        if ((*ret)->bytes <= limit)
+                return 0;
+        slots_free(*ret);
+        if (slots_new(job->layout, 1, 0, g->skip, &one))
+                return -ENOMEM;
+        wanted = one->bytes ? (uint32_t)(limit / one->bytes) : 1;
+        slots_free(one);
+        return slots_new(job->layout, wanted ? wanted : 1, 0, g->skip, ret);
+}
+
+static int gather_make_window(struct job *job, uint64_t groups, struct fault *fault)
+{
+        struct gather *g = job->gather;
+        struct slots *slots = NULL;
+        int r;
+
+        for (uint32_t i = 0; i < job->layout->n_groups; i++)
+                g->skip[i] = slabless(job, i);
+        if (gather_make_slots(job, groups, &slots))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        if (slots->bytes) {
+                r = segment_new("zerod-gather", slots->bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE,
+                                &g->segment, fault);
+                if (r) {
+                        slots_free(slots);
+                        return r;
+                }
+        }
+        if (window_init(&g->window, job->layout->n_groups, slots)) {
+                segment_free(&g->segment);
+                slots_free(slots);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        g->has_window = true;
+        return 0;
+}
+
+int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
+                 struct fault *fault)
+{
+        struct gather *g = job->gather;
+        uint32_t n = job->layout->n_groups;
+        uint64_t own = gather_wanted(hold_groups, n), total = g->admitted + own;
+        struct slots *needed = NULL;
+        int r = 0;
+
+        if (!g->has_window)
+                r = gather_make_window(job, own * local_world_size, fault);
+        if (r)
+                return r;
+        if (g->window.slots->bytes && !g->window.slots->whole &&
+            gather_wanted(total, n) > g->window.slots->n) {
+                if (slots_new(job->layout, gather_wanted(total, n), 0, g->skip, &needed))
+                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
+                fault_set(fault, ZERO_EWINDOW,
+                          "the gather window of this node holds %u groups (%llu bytes), its ranks "
+                          "declare %llu: set window to at least %llu bytes, or attach all %u local ranks "
+                          "with the same needs",
+                          g->window.slots->n, (unsigned long long)g->window.slots->bytes,
+                          (unsigned long long)total, (unsigned long long)needed->bytes,
+                          local_world_size);
+                slots_free(needed);
+                return ZERO_EWINDOW;
+        }
+        g->admitted = total;
+        return 0;
+}
+
+static void gather_drop_window(struct job *job)
+{
+        struct gather *g = job->gather;
+
+        window_deinit(&g->window);
+        segment_free(&g->segment);
+        g->segment = (struct segment){ .fd = -1 };
+        g->has_window = false;
+}
+
+void gather_vacate(struct job *job)
+{
+        struct gather *g = job->gather;
+
+        g->admitted = 0;
+        for (uint32_t i = 0; i < job->layout->n_groups; i++)
+                if (g->entries[i].in_flight || !list_empty(&g->entries[i].waiting))
+                        return; /* the window stays for the next ranks */
+        for (uint32_t i = 0; i < job->layout->n_groups; i++) {
+                list_remove(&g->entries[i].starving);
+                g->entries[i].phase = ENTRY_EMPTY;
+                g->entries[i].slab = SLAB_NONE;
+        }
+        if (g->has_window)
+                gather_drop_window(job);
+}
+
+/* ---- filling a slab --------------------------------------------------------- */
+
+static void slice_end(struct slice *s, bool ok)
+{
+        struct job *job = s->job;
+        struct entry *e = &job->gather->entries[s->group];
+
+        e->in_flight--;
+        if (ok)
+                e->landed++;
+        else
+                e->again = true;
+        if (!job->dead)
+                gather_advance(job, s->group);
+        free(s);
+        job_unref(job);
+}
+
+static void slice_copy(struct offload_task *task, uint32_t worker)
+{
+        struct slice *s = CONTAINER_OF(task, struct slice, task);
+
+        s->job->x->ops->copy(s->dst, s->src, s->bytes);
+}
+
+static void slice_copied(struct offload_task *task)
+{
+        struct slice *s = CONTAINER_OF(task, struct slice, task);
+
+        shard_unpin(s->job, s->group);
+        slice_end(s, true);
+}
+
+static void slice_landed(struct ask *ask, int status)
+{
+        struct slice *s = CONTAINER_OF(ask, struct slice, ask);
+
+        if (status == 0)
+                s->job->gather->elements_received += s->elements;
+        if (ask->status)
+                s->job->gather->entries[s->group].refused = ask->status;
+        slice_end(s, status == 0);
+}
+
+static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct range range)
+{
+        Zero__Pull pull = ZERO__PULL__INIT;
+
+        pull.kind = ZERO__PULL__KIND__PARAM;
+        pull.group = s->group;
+        pull.owner = owner;
+        pull.version = version;
+        pull.first = range.first;
+        pull.count = range.count;
+        s->ask.done = slice_landed;
+        return ask_send(&s->ask, s->job, s->job->x->owner_node[owner], TRAFFIC_GATHER, &pull, s->dst,
+                        s->bytes);
+}
+
+/* Starts the i-th slice; false if it cannot start now (shard not ready, node not up). */
+static bool slice_start(struct job *job, uint32_t group, uint32_t i)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+        uint32_t owner = partition_owner(job->partition, group, i);
+        struct range range = partition_range(job->partition, group, owner);
+        size_t size = dtype_size(job->layout->groups[group].dtype);
+        bool local = (int32_t)owner == job->x->owner;
+        struct slice *s;
+
+        if (local && job->shard_version[group] != e->version)
+                return false;
+        s = calloc(1, sizeof *s);
+        if (!s)
+                return false;
+        *s = (struct slice){ .job = job,
+                             .group = group,
+                             .dst = (char *)g->segment.data + window_offset(&g->window, e->slab) +
+                                    range.first * size,
+                             .bytes = range.count * size,
+                             .elements = range.count };
+        if (!local && slice_ask(s, owner, e->version, range)) {
+                free(s);
+                return false;
+        }
+        job_ref(job);
+        e->in_flight++;
+        if (local) {
+                s->src = state_shard(job->state, job->layout, group);
+                s->task.run = slice_copy;
+                s->task.done = slice_copied;
+                shard_pin(job, group);
+                offload_submit(job->x->offload, &s->task);
+        }
+        return true;
+}
+
+/*
+ * The slice to take as the k-th.  Every node begins behind its own slice, so that no owner is
+ * asked by all at once, and the own one, a copy, comes last.
+ */
+static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
+{
+        uint32_t n = job->partition->slices[group], own = job->x->cluster->self % n;
+
+        for (uint32_t i = 0; i < n; i++)
+                if ((int32_t)partition_owner(job->partition, group, i) == job->x->owner)
+                        own = i;
+        return (own + 1 + k) % n;
+}
+
+static void entry_answer(struct job *job, uint32_t group)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+
+        while (!list_empty(&e->waiting)) {
+                struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
+
+                window_lease(&g->window, e->slab);
+                r->result.fetch.serve = false;
+                r->result.fetch.offset = window_offset(&g->window, e->slab);
+                request_end(r, ZERO_OK, NULL);
+        }
+}
+
+/* An owner refused: it has gone on to another version, so the ranks' step was aborted. */
+static void entry_fail(struct job *job, uint32_t group)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+
+        e->phase = ENTRY_EMPTY;
+        g->window.slabs[e->slab].pinned = false;
+        requests_end_all(&e->waiting, e->refused,
+                         "an owner refused its slice of the group: the version asked for is over");
+}
+
+/* Slabs have become free: those who wait for one go on, in order. */
+static void gather_feed(struct job *job)
+{
+        struct gather *g = job->gather;
+
+        list_for_each(&g->starving, item)
+        {
+                struct entry *e = CONTAINER_OF(item, struct entry, starving);
+
+                if (!g->window.slots->whole && window_available(&g->window) == 0)
+                        return;
+                gather_advance(job, (uint32_t)(e - g->entries));
+        }
+}
+
+/* Gets the entry a slab, or puts it among the starving. */
+static bool entry_slab(struct job *job, uint32_t group)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+        uint32_t evicted = SLAB_NONE;
+
+        if (e->slab == SLAB_NONE)
+                e->slab = window_take(&g->window, group, &evicted);
+        if (evicted != SLAB_NONE && evicted != group) {
+                g->entries[evicted].slab = SLAB_NONE;
+                if (g->entries[evicted].phase == ENTRY_READY)
+                        g->entries[evicted].phase = ENTRY_EMPTY;
+        }
+        if (e->slab == SLAB_NONE) {
+                if (e->phase != ENTRY_STARVING)
+                        list_insert(&g->starving, &e->starving);
+                e->phase = ENTRY_STARVING;
+                return false;
+        }
+        list_remove(&e->starving);
+        return true;
+}
+
+static void entry_begin(struct job *job, uint32_t group)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+
+        e->phase = ENTRY_FILLING;
+        e->next_slice = e->landed = 0;
+        e->again = false;
+        e->refused = 0;
+        g->window.slabs[e->slab].pinned = true;
+}
+
+/* Moves an entry on as far as it goes now. */
+static void gather_advance(struct job *job, uint32_t group)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+        uint32_t slices = job->partition->slices[group];
+
+        if (e->phase == ENTRY_STARVING && entry_slab(job, group))
+                entry_begin(job, group);
+        if (e->phase != ENTRY_FILLING)
+                return;
+        if (e->refused && e->in_flight == 0) {
+                entry_fail(job, group);
+                return;
+        }
+        if (e->again && e->in_flight == 0)
+                entry_begin(job, group);
+        while (!e->again && e->next_slice < slices && e->in_flight < SLICES_IN_FLIGHT &&
+               slice_start(job, group, slice_order(job, group, e->next_slice)))
+                e->next_slice++;
+        if (e->again || e->landed < slices)
+                return;
+        e->phase = ENTRY_READY;
+        g->window.slabs[e->slab].pinned = false;
+        entry_answer(job, group);
+        gather_feed(job);
+}
+
+/* ---- asking -------------------------------------------------------------------- */
+
+/* Begins to bring the group to a version, if it is not there or under way already. */
+static void gather_want(struct job *job, uint32_t group, uint64_t version)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+
+        if (e->phase == ENTRY_FILLING || e->phase == ENTRY_STARVING) {
+                if (e->version == version)
+                        return;
+                e->version = version;
+                e->again = e->phase == ENTRY_FILLING;
+                gather_advance(job, group);
+                return;
+        }
+        e->version = version;
+        g->misses++;
+        if (!entry_slab(job, group))
+                return;
+        entry_begin(job, group);
+        gather_advance(job, group);
+}
+
+static int gather_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct job *job = r->subject;
+        const struct entry *e = &job->gather->entries[r->group];
+        int status = job_describe(job, ret);
+
+        snprintf(ret->what, sizeof ret->what, "group '%.80s' at version %llu%s",
+                 job->layout->groups[r->group].name, (unsigned long long)e->version,
+                 e->phase == ENTRY_STARVING ? ", no slab of the window is free" : "");
+        return status;
+}
+
+void gather_fetch(struct job *job, uint32_t group, uint64_t version, struct request *r)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+
+        r->describe = gather_describe;
+        r->subject = job;
+        r->group = group;
+        if (job->layout->groups[group].elements == 0) {
+                r->result.fetch.serve = false;
+                r->result.fetch.offset = 0;
+                request_end(r, ZERO_OK, NULL);
+                return;
+        }
+        if (gather_mapped(job, group) && job->shard_version[group] == version) {
+                r->result.fetch.serve = true;
+                r->result.fetch.offset = job->state->plan->shards[group].serve;
+                request_end(r, ZERO_OK, NULL);
+                return;
+        }
+        list_insert(&e->waiting, &r->wait);
+        if (gather_mapped(job, group))
+                return; /* shard_ready() will answer */
+        if (e->phase == ENTRY_READY && e->version == version) {
+                g->hits++;
+                entry_answer(job, group);
+                return;
+        }
+        gather_want(job, group, version);
+}
+
+void gather_prefetch(struct job *job, uint32_t group, uint64_t version)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+
+        if (slabless(job, group) || e->phase == ENTRY_FILLING || e->phase == ENTRY_STARVING ||
+            (e->phase == ENTRY_READY && e->version == version))
+                return;
+        if (e->slab == SLAB_NONE && window_available(&g->window) == 0)
+                return;
+        if (e->slab != SLAB_NONE && g->window.slabs[e->slab].leases > 0)
+                return;
+        gather_want(job, group, version);
+}
+
+void gather_release(struct job *job, uint32_t group)
+{
+        struct gather *g = job->gather;
+        struct entry *e = &g->entries[group];
+
+        if (slabless(job, group))
+                return;
+        assert(e->slab != SLAB_NONE);
+        if (window_release(&g->window, e->slab) && !job->dead)
+                gather_feed(job);
+}
+
+void gather_up(struct job *job)
+{
+        for (uint32_t i = 0; i < job->layout->n_groups; i++)
+                gather_advance(job, i);
+}
+
+void gather_shard_ready(struct job *job, uint32_t group)
+{
+        struct entry *e = &job->gather->entries[group];
+
+        if (!gather_mapped(job, group)) {
+                gather_advance(job, group);
+                return;
+        }
+        while (!list_empty(&e->waiting)) {
+                struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
+
+                r->result.fetch.serve = true;
+                r->result.fetch.offset = job->state->plan->shards[group].serve;
+                request_end(r, ZERO_OK, NULL);
+        }
+}
+
+void gather_dirty(struct job *job, uint32_t group)
+{
+        struct entry *e = &job->gather->entries[group];
+
+        if (e->phase == ENTRY_READY)
+                e->phase = ENTRY_EMPTY;
+        else if (e->phase == ENTRY_FILLING)
+                e->again = true;
+}
+
+void gather_fail(struct job *job, int status, const char *text)
+{
+        for (uint32_t i = 0; i < job->layout->n_groups; i++)
+                requests_end_all(&job->gather->entries[i].waiting, status, text);
+}
+
+void gather_info(const struct job *job, struct gather_info *ret)
+{
+        const struct gather *g = job->gather;
+
+        *ret = (struct gather_info){ .hits = g->hits,
+                                     .misses = g->misses,
+                                     .elements_received = g->elements_received };
+        if (g->has_window) {
+                ret->window_bytes = g->window.slots->bytes;
+                ret->slots = g->window.slots->n;
+        }
+}

@@ -1,0 +1,461 @@
+/*
+ * Jobs on this node: made when the coordinator opens them, started when all ranks are
+ * there, moved on by its decisions, dropped by their owner.
+ */
+#include "daemon/exchange/exchange.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* ---- names and lookups ---------------------------------------------------- */
+
+bool job_name_valid(const char *name)
+{
+        size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+
+        return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0' && name[0] != '.';
+}
+
+struct job *job_find(struct exchange *x, const char *name)
+{
+        list_for_each(&x->jobs, item)
+        {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (strcmp(job->name, name) == 0)
+                        return job;
+        }
+        return NULL;
+}
+
+/* Jobs are spread over the owners by their names (FNV-1a). */
+uint32_t coordinator_of(const struct exchange *x, const char *job)
+{
+        uint64_t h = 14695981039346656037u;
+
+        for (; *job; job++)
+                h = (h ^ (uint8_t)*job) * 1099511628211u;
+        return x->owner_node[(h >> 32) % x->n_owners];
+}
+
+uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
+{
+        return layout_group_trainable(job->layout, group) ? version : 0;
+}
+
+double job_steps_per_second(const struct job *job)
+{
+        uint32_t slots = sizeof job->step_times_ms / sizeof job->step_times_ms[0];
+        uint32_t n = job->n_step_times < slots ? job->n_step_times : slots;
+        uint64_t newest, oldest;
+
+        if (n < 2)
+                return 0;
+        newest = job->step_times_ms[(job->n_step_times - 1) % slots];
+        oldest = job->step_times_ms[(job->n_step_times - n) % slots];
+        return newest > oldest ? (n - 1) * 1000.0 / (double)(newest - oldest) : 0;
+}
+
+/* ---- lifetime ---------------------------------------------------------------- */
+
+void job_ref(struct job *job)
+{
+        job->references++;
+}
+
+static void job_free(struct job *job)
+{
+        update_free(job->update);
+        landing_free(job->landing);
+        reduce_free(job->reduce);
+        gather_free(job->gather);
+        if (job->drop_state)
+                state_drop(job->state);
+        else
+                state_close(job->state);
+        partition_free(job->partition);
+        layout_free(job->layout);
+        free(job->node_of_rank);
+        free(job->shard_version);
+        free(job->pins);
+        free(job->pulls);
+        free(job->ranks);
+        list_remove(&job->link);
+        free(job);
+}
+
+void job_unref(struct job *job)
+{
+        assert(job->references > 0);
+        if (--job->references == 0)
+                job_free(job);
+}
+
+void job_fail_requests(struct job *job, int status, const char *text)
+{
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                struct rank *rank = job->ranks[r];
+
+                if (rank && rank->closing)
+                        request_end(STEAL(rank->closing), status, "%s", text);
+        }
+        gather_fail(job, status, text);
+}
+
+void job_detach(struct job *job)
+{
+        if (job->dead)
+                return;
+        job->dead = true;
+        list_remove(&job->link);
+        list_insert(&job->x->dead_jobs, &job->link);
+        job_fail_requests(job, ZERO_ENOJOB, "the job was dropped or the daemon stops");
+        access_fail(job);
+        if (job->landing)
+                landing_reset(job);
+        reduce_reset(job);
+        for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
+                shard_forget_node(job, n);
+        job_unref(job);
+}
+
+static bool job_alloc(struct job *job)
+{
+        uint32_t n = job->layout->n_groups;
+
+        job->node_of_rank = malloc(job->world_size * sizeof *job->node_of_rank);
+        job->ranks = calloc(job->world_size, sizeof *job->ranks);
+        job->shard_version = calloc(n, sizeof *job->shard_version);
+        job->pins = calloc(n, sizeof *job->pins);
+        job->pulls = malloc(n * sizeof *job->pulls);
+        if (!job->node_of_rank || !job->ranks || !job->shard_version || !job->pins || !job->pulls)
+                return false;
+        for (uint32_t r = 0; r < job->world_size; r++)
+                job->node_of_rank[r] = RANK_ABSENT;
+        for (uint32_t g = 0; g < n; g++)
+                list_init(&job->pulls[g]);
+        if (partition_new(job->layout, job->x->n_owners, &job->partition) ||
+            gather_new(job, &job->gather) || reduce_new(job, &job->reduce))
+                return false;
+        return job->x->owner == NO_OWNER ||
+               (landing_new(job, &job->landing) == 0 && update_new(job, &job->update) == 0);
+}
+
+/* Takes the layout over in any case. */
+static struct job *job_new(struct exchange *x, const char *name, const Zero__Open *open, layout *l)
+{
+        struct job *job = calloc(1, sizeof *job);
+
+        if (!job) {
+                layout_free(l);
+                return NULL;
+        }
+        job->x = x;
+        job->references = 1;
+        job->opening = true;
+        snprintf(job->name, sizeof job->name, "%s", name);
+        job->uid = open->uid;
+        job->world_size = open->world_size;
+        job->reduce_dtype = (enum zero_dtype)open->reduce_dtype;
+        job->grad_dtype = ZERO_FP32;
+        job->loss_scale = 1;
+        job->coordinator = coordinator_of(x, name);
+        job->layout = l;
+        list_init(&job->link);
+        if (!job_alloc(job)) {
+                job_unref(job);
+                return NULL;
+        }
+        return job;
+}
+
+/* ---- opening ------------------------------------------------------------------- */
+
+/* The job's state is made on an offload thread; then Open is answered. */
+struct make {
+        struct offload_task task;
+        struct job *job;
+        uint32_t node;
+        uint64_t call;
+        int status;
+        struct fault fault;
+};
+
+static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, const struct job *job,
+                          bool created)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Opened opened = ZERO__OPENED__INIT;
+
+        opened.created = created;
+        opened.owner = job->state != NULL;
+        opened.version = job->version;
+        opened.attempt = job->attempt;
+        opened.loss_scale = job->loss_scale;
+        if (job->state) {
+                opened.good_steps = job->state->record->good_steps;
+                opened.skipped = job->state->record->skipped;
+        }
+        m.answer = call;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
+        m.opened = &opened;
+        fabric_send(x->fabric, node, &m);
+}
+
+static void make_run(struct offload_task *task, uint32_t worker)
+{
+        struct make *make = CONTAINER_OF(task, struct make, task);
+        struct job *job = make->job;
+        struct exchange *x = job->x;
+        struct plan *plan = NULL;
+        struct state_identity id = { .job = job->name,
+                                     .uid = job->uid,
+                                     .world_size = job->world_size,
+                                     .n_owners = x->n_owners,
+                                     .reduce_dtype = job->reduce_dtype };
+
+        if (plan_new(job->layout, job->partition, (uint32_t)x->owner, (uint32_t)x->conf->chunk, &plan)) {
+                make->status = fault_set(&make->fault, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        make->status = state_create(x->store, &id, job->layout, plan, offload_workers(x->offload),
+                                    &job->state, &make->fault);
+        if (make->status) {
+                plan_free(plan);
+                return;
+        }
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                state_init_group(job->state, job->layout, g, x->ops);
+}
+
+static void make_done(struct offload_task *task)
+{
+        struct make *make = CONTAINER_OF(task, struct make, task);
+        struct job *job = make->job;
+        struct exchange *x = job->x;
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        job->opening = false;
+        m.call = make->call;
+        m.job = job->name;
+        if (job->dead) {
+                job->drop_state = true;
+                answer(x, make->node, &m, ZERO_ENOJOB, "the job was dropped while it was made");
+        } else if (make->status) {
+                log_error("job %s: %s", job->name, make->fault.text);
+                answer(x, make->node, &m, make->status, make->fault.text);
+                job_detach(job);
+        } else {
+                log_info("job %s: opened, %llu parameters in %u groups, %llu bytes of state here", job->name,
+                         (unsigned long long)job->layout->elements, job->layout->n_groups,
+                         (unsigned long long)state_bytes(job->state));
+                job->loss_scale = job->state->record->loss_scale > 0 ? job->state->record->loss_scale :
+                                                                       job->loss_scale;
+                opened_answer(x, make->node, make->call, job, true);
+        }
+        free(make);
+        job_unref(job);
+}
+
+static void job_make(struct job *job, uint32_t node, uint64_t call)
+{
+        struct make *make = calloc(1, sizeof *make);
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        if (!make) {
+                m.call = call;
+                answer(job->x, node, &m, ZERO_ENOMEM, "out of memory");
+                job_detach(job);
+                return;
+        }
+        *make = (struct make){ .task = { .run = make_run, .done = make_done },
+                               .job = job,
+                               .node = node,
+                               .call = call };
+        job_ref(job);
+        offload_submit(job->x->offload, &make->task);
+}
+
+/* A job of that name that is here must be the one that is meant. */
+static int open_check(const struct job *job, const Zero__Open *open, const layout *l,
+                      struct fault *fault)
+{
+        char text[300];
+
+        if (job->opening)
+                return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", job->name);
+        if (job->uid != open->uid)
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name, job->uid);
+        if (job->world_size != open->world_size || job->reduce_dtype != open->reduce_dtype)
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "job '%s' has world size %u and reduce_dtype %s (drop it to begin anew)",
+                                 job->name, job->world_size, dtype_name(job->reduce_dtype));
+        if (!layout_equal(l, job->layout, text, sizeof text))
+                return fault_set(fault, ZERO_ELAYOUT,
+                                 "job '%s' exists with another layout: %s (drop it to begin anew)", job->name,
+                                 text);
+        return 0;
+}
+
+static int quota_check(struct exchange *x, uint32_t uid, struct fault *fault)
+{
+        uint64_t n = 0;
+
+        list_for_each(&x->jobs, item)
+        {
+                n += CONTAINER_OF(item, struct job, link)->uid == uid;
+        }
+        if (n < x->conf->job_limit)
+                return 0;
+        return fault_set(fault, ZERO_EQUOTA, "user %u has %llu jobs, as many as job_limit allows: drop one",
+                         uid, (unsigned long long)n);
+}
+
+void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        const Zero__Open *open = m->open;
+        struct job *job = job_find(x, m->job);
+        struct fault fault;
+        layout *l = NULL;
+        int r = 0;
+
+        if (!job_name_valid(m->job) || !open->layout || open->world_size < 1 ||
+            open->world_size > ZERO_RANK_MAX || !dtype_valid(open->reduce_dtype) ||
+            node != coordinator_of(x, m->job)) {
+                answer(x, node, m, ZERO_EPROTO, "malformed open");
+                return;
+        }
+        r = layout_from_message(open->layout, &l, &fault);
+        if (!r)
+                r = job ? open_check(job, open, l, &fault) : quota_check(x, open->uid, &fault);
+        if (r || job) {
+                layout_free(l);
+                if (r)
+                        answer(x, node, m, r, fault.text);
+                else
+                        opened_answer(x, node, m->call, job, false);
+                return;
+        }
+        job = job_new(x, m->job, open, l);
+        if (!job) {
+                answer(x, node, m, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        list_insert(&x->jobs, &job->link);
+        if (x->owner != NO_OWNER) {
+                job_make(job, node, m->call);
+                return;
+        }
+        job->opening = false;
+        opened_answer(x, node, m->call, job, true);
+}
+
+void job_drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct job *job = job_find(x, m->job);
+
+        coordinator_drop(x, m->job);
+        if (job) {
+                job->drop_state = true;
+                job_detach(job);
+        }
+        answer(x, node, m, ZERO_OK, "");
+}
+
+/* ---- the coordinator's word ------------------------------------------------------ */
+
+static void job_begin_attempt(struct job *job)
+{
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                struct rank *rank = job->ranks[r];
+
+                if (!rank)
+                        continue;
+                rank->closed = rank->wants_norm = false;
+                rank->pushed = 0;
+        }
+        reduce_reset(job);
+        if (job->landing)
+                landing_reset(job);
+}
+
+void job_start_message(struct job *job, const Zero__LinkMessage *m)
+{
+        const Zero__Start *start = m->start;
+
+        if (start->n_node_of_rank != job->world_size)
+                return;
+        job->started = true;
+        job->epoch = start->epoch;
+        job->version = start->version;
+        job->attempt = start->attempt;
+        job->loss_scale = start->loss_scale;
+        job->n_local = 0;
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                job->node_of_rank[r] = start->node_of_rank[r];
+                job->n_local += job->node_of_rank[r] == job->x->cluster->self;
+        }
+        job_fail_requests(job, ZERO_EABORTED, "a rank attached anew: replay the step");
+        if (job->state && !update_running(job->update))
+                state_abort(job->state, job->attempt);
+        job_begin_attempt(job);
+}
+
+static void decision_answer(struct job *job, const Zero__Decision *d)
+{
+        for (uint32_t i = 0; i < job->world_size; i++) {
+                struct rank *rank = job->ranks[i];
+                struct request *r = rank ? rank->closing : NULL;
+
+                if (!r || rank->wants_norm != d->norm_only)
+                        continue;
+                if (d->norm_only) {
+                        r->result.norm.norm = d->grad_norm;
+                        r->result.norm.finite = d->finite;
+                } else {
+                        r->result.step.version = job->version;
+                        r->result.step.attempt = job->attempt;
+                        r->result.step.skipped = !d->commit;
+                        r->result.step.grad_norm = d->grad_norm;
+                        r->result.step.loss_scale = d->loss_scale;
+                }
+                rank->closing = NULL;
+                rank->active_ms = exchange_now(job->x);
+                request_end(r, ZERO_OK, NULL);
+        }
+}
+
+void job_decision_message(struct job *job, const Zero__Decision *d)
+{
+        struct step_params params;
+        struct fault fault;
+
+        if (d->attempt != job->attempt)
+                return;
+        if (d->norm_only) {
+                decision_answer(job, d);
+                return;
+        }
+        if (!d->params || step_params_from_message(d->params, &params, &fault)) {
+                log_error("job %s: malformed decision of its coordinator", job->name);
+                return;
+        }
+        job->version = d->version;
+        job->attempt = d->attempt + 1;
+        job->loss_scale = d->loss_scale;
+        job->grad_norm = d->grad_norm;
+        job->skipped += d->overflow;
+        job->step_times_ms[job->n_step_times++ % (sizeof job->step_times_ms / sizeof job->step_times_ms[0])] =
+                exchange_now(job->x);
+        if (d->overflow)
+                log_warning("job %s: step skipped, a gradient was not finite; loss scale is now %g",
+                            job->name, d->loss_scale);
+        if (job->state)
+                update_begin(job, &params, d);
+        job_begin_attempt(job);
+        decision_answer(job, d);
+}

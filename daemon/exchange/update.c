@@ -1,0 +1,302 @@
+/*
+ * AdamW on this owner's chunks, after a decision.
+ *
+ * Groups are updated in layout order, which is the order in which the next forward pass wants
+ * them; a group whose old bytes are still being read (pinned) is passed over until they are
+ * not.  Each worker commits chunk by chunk through its redo slot.  A group that is through
+ * is at the new version at once; the record is finished when all are.
+ */
+#include "daemon/exchange/exchange.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/store/redo.h"
+#include "proto/cleanup.h"
+
+enum { TASK_CHUNKS = 128 };
+enum group_phase { GROUP_PENDING, GROUP_RUNNING, GROUP_FINISHED };
+
+struct update_group {
+        enum group_phase phase;
+        uint32_t next_chunk, in_flight; /* tasks */
+};
+
+struct update {
+        struct job *job;
+        bool running;
+        uint64_t version, attempt;       /* to be reached; the attempt decided */
+        struct adamw_scalars *scalars;   /* [tensor] */
+        struct update_group *groups;     /* [group] */
+        uint32_t unfinished, in_flight;  /* groups; tasks */
+};
+
+struct update_task {
+        struct offload_task task;
+        struct job *job;
+        uint32_t group, first, end; /* chunks */
+};
+
+int update_new(struct job *job, struct update **ret)
+{
+        struct update *u = calloc(1, sizeof *u);
+
+        if (!u)
+                return -ENOMEM;
+        u->job = job;
+        u->scalars = calloc(job->layout->n_tensors + 1, sizeof *u->scalars);
+        u->groups = calloc(job->layout->n_groups, sizeof *u->groups);
+        if (!u->scalars || !u->groups) {
+                update_free(u);
+                return -ENOMEM;
+        }
+        *ret = u;
+        return 0;
+}
+
+void update_free(struct update *u)
+{
+        if (!u)
+                return;
+        free(u->scalars);
+        free(u->groups);
+        free(u);
+}
+
+bool update_running(const struct update *u)
+{
+        return u->running;
+}
+
+bool update_reads(const struct update *u, uint32_t group)
+{
+        return u->running && u->groups[group].phase != GROUP_FINISHED;
+}
+
+/* ---- one chunk, on an offload thread -------------------------------------------- */
+
+static bool chunk_present(const struct job *job, const struct plan_chunk *c)
+{
+        const struct plan *plan = job->state->plan;
+        uint64_t end = c->in_group + c->n;
+
+        for (uint32_t i = c->first_segment; i < plan->n_segments; i++) {
+                const struct plan_segment *s = &plan->segments[i];
+
+                if (s->group != c->group || s->in_group >= end)
+                        break;
+                if (job->state->present[s->tensor])
+                        return true;
+        }
+        return false;
+}
+
+/* New values of the chunk into the redo buffer, tensor by tensor. */
+static void chunk_compute(const struct job *job, const struct plan_chunk *c, struct redo_view out)
+{
+        const struct state *state = job->state;
+        uint32_t segment = c->first_segment, done = 0;
+
+        while (done < c->n) {
+                const struct plan_segment *s = &state->plan->segments[segment++];
+                uint64_t left = s->in_group + s->count - (c->in_group + done);
+                uint32_t n = left < c->n - done ? (uint32_t)left : c->n - done;
+                uint64_t p = c->master + done, m = c->moment + done;
+
+                if (state->present[s->tensor]) {
+                        job->x->ops->adamw(&job->update->scalars[s->tensor], n, state->master + p,
+                                           state->exp_avg + m, state->exp_avg_sq + m, state->grad + m,
+                                           out.p + done, out.m + done, out.v + done);
+                } else {
+                        memcpy(out.p + done, state->master + p, n * sizeof(float));
+                        memcpy(out.m + done, state->exp_avg + m, n * sizeof(float));
+                        memcpy(out.v + done, state->exp_avg_sq + m, n * sizeof(float));
+                }
+                done += n;
+        }
+}
+
+static void chunk_update(const struct job *job, uint32_t chunk, uint32_t worker)
+{
+        struct state *state = job->state;
+        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_shard *shard = &state->plan->shards[c->group];
+        enum zero_dtype dtype = job->layout->groups[c->group].dtype;
+
+        if (!chunk_present(job, c)) {
+                __atomic_store_n(&state->chunk_version[chunk], job->update->version, __ATOMIC_RELEASE);
+                return;
+        }
+        chunk_compute(job, c, redo_begin(state, worker));
+        redo_commit(state, worker, chunk, job->update->version);
+        if (shard->serve != UINT64_MAX)
+                job->x->ops->serve(dtype,
+                                   state->serve + shard->serve +
+                                           (c->in_group - shard->range.first) * dtype_size(dtype),
+                                   state->master + c->master, c->n);
+}
+
+static void update_run(struct offload_task *task, uint32_t worker)
+{
+        struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+
+        for (uint32_t c = t->first; c < t->end; c++)
+                chunk_update(t->job, c, worker);
+}
+
+/* ---- the order of groups ---------------------------------------------------------- */
+
+static void update_finish(struct job *job)
+{
+        struct update *u = job->update;
+        Zero__LinkMessage m = job_message(job);
+        Zero__Done done = ZERO__DONE__INIT;
+
+        u->running = false;
+        state_finish(job->state);
+        done.attempt = u->attempt;
+        done.owner = (uint32_t)job->x->owner;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_DONE;
+        m.done = &done;
+        fabric_send(job->x->fabric, job->coordinator, &m);
+        landing_updated(job);
+        access_updated(job);
+}
+
+static void group_finish(struct job *job, uint32_t group)
+{
+        struct update *u = job->update;
+        bool last = --u->unfinished == 0;
+
+        u->groups[group].phase = GROUP_FINISHED;
+        shard_ready(job, group, u->version);
+        if (last)
+                update_finish(job);
+        else
+                landing_group_free(job, group);
+}
+
+static void update_advance(struct job *job);
+
+static void update_done(struct offload_task *task)
+{
+        struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+        struct job *job = t->job;
+        struct update_group *g = &job->update->groups[t->group];
+        uint32_t group = t->group;
+
+        free(t);
+        job->update->in_flight--;
+        g->in_flight--;
+        if (g->in_flight == 0 &&
+            g->next_chunk == job->state->plan->shards[group].first_chunk +
+                                     job->state->plan->shards[group].n_chunks)
+                group_finish(job, group);
+        update_advance(job);
+        job_unref(job);
+}
+
+static bool group_submit(struct job *job, uint32_t group)
+{
+        struct update_group *g = &job->update->groups[group];
+        const struct plan_shard *shard = &job->state->plan->shards[group];
+        uint32_t end = shard->first_chunk + shard->n_chunks;
+        struct update_task *t;
+
+        if (g->phase == GROUP_FINISHED || g->next_chunk == end ||
+            (g->phase == GROUP_PENDING && job->pins[group]))
+                return false;
+        t = calloc(1, sizeof *t);
+        if (!t)
+                return false;
+        *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
+                                   .job = job,
+                                   .group = group,
+                                   .first = g->next_chunk,
+                                   .end = end - g->next_chunk > TASK_CHUNKS ? g->next_chunk + TASK_CHUNKS :
+                                                                              end };
+        g->phase = GROUP_RUNNING;
+        g->next_chunk = t->end;
+        g->in_flight++;
+        job->update->in_flight++;
+        job_ref(job);
+        offload_submit(job->x->offload, &t->task);
+        return true;
+}
+
+/* Keeps the workers busy, but not more, so that gathers find their turn in between. */
+static void update_advance(struct job *job)
+{
+        struct update *u = job->update;
+        uint32_t limit = offload_workers(job->x->offload) + 1, group = 0;
+
+        if (!u->running)
+                return;
+        while (u->in_flight < limit && group < job->layout->n_groups)
+                if (!group_submit(job, group))
+                        group++;
+}
+
+void update_unpinned(struct job *job)
+{
+        update_advance(job);
+}
+
+/* ---- the decision -------------------------------------------------------------------- */
+
+static void update_scalars(struct job *job, const struct step_params *params,
+                           const Zero__Decision *d)
+{
+        for (uint32_t i = 0; i < job->layout->n_tensors; i++) {
+                const struct layout_tensor *t = &job->layout->tensors[i];
+                const struct step_set *set = &params->sets[t->set < params->n_sets ? t->set : 0];
+                double divisor = layout_group_divisor(&job->layout->groups[t->group], job->world_size);
+
+                job->update->scalars[i] =
+                        adamw_scalars(set->lr, set->beta1, set->beta2, set->eps, set->weight_decay,
+                                      job->state->tensor_step[i] + 1,
+                                      decision_grad_scale(d->clip, params->loss_scale, divisor));
+        }
+}
+
+static void update_record(struct job *job, const Zero__Decision *d)
+{
+        struct state_record record = *job->state->record;
+
+        record.phase = ATTEMPT_DECIDED;
+        record.commit = d->commit;
+        record.grad_scale = d->clip;
+        record.loss_scale = d->loss_scale;
+        record.grad_norm = d->grad_norm;
+        record.good_steps = d->good_steps;
+        record.skipped += d->overflow;
+        state_decide(job->state, &record);
+}
+
+void update_begin(struct job *job, const struct step_params *params, const Zero__Decision *d)
+{
+        struct update *u = job->update;
+
+        assert(!u->running);
+        u->running = true;
+        u->attempt = d->attempt;
+        u->version = d->version;
+        u->unfinished = 1; /* held until all groups have been looked at */
+        update_record(job, d);
+        if (d->commit)
+                update_scalars(job, params, d);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                const struct plan_shard *shard = &job->state->plan->shards[g];
+                bool work = d->commit && shard->n_chunks > 0;
+
+                u->groups[g] = (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
+                                                      .next_chunk = shard->first_chunk };
+                u->unfinished += work;
+                if (d->commit && !work && layout_group_trainable(job->layout, g))
+                        shard_ready(job, g, d->version); /* nothing of it to update here */
+        }
+        update_advance(job);
+        if (--u->unfinished == 0)
+                update_finish(job);
+}
