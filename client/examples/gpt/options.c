@@ -199,6 +199,7 @@ static int set_arguments(int argc, char **argv, struct fault *fault, struct opti
         for (int i = 0; i < ENTRIES; i++)
                 table[i] = (struct option){ entries[i].name, entries[i].kind != FLAG, NULL, i };
         opterr = 0;
+        optind = 0; /* start anew */
         int index, r = 0;
         while (!r && (index = getopt_long(argc, argv, "+:", table, NULL)) != -1) {
                 char from[64];
