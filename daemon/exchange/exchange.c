@@ -293,6 +293,8 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 job_open_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {
                 job_drop_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
+                x->query(x->query_arg, node, m);
         } else if (for_coordinator(m)) {
                 coordinator_message(x, node, m);
         } else {

@@ -61,6 +61,9 @@ struct exchange {
         uint64_t last_call, last_put;
         uv_timer_t tick;
         uint64_t progress_ms; /* loop time of the last progress report */
+        /* Questions of other nodes about this one (rpc/query.c). */
+        void (*query)(void *arg, uint32_t node, const Zero__LinkMessage *m);
+        void *query_arg;
         void (*closed)(void *arg); /* set once it stops */
         void *closed_arg;
 };

@@ -103,11 +103,11 @@ static bool slabless(const struct job *job, uint32_t group)
         return gather_mapped(job, group) || job->layout->groups[group].elements == 0;
 }
 
+/* Only where this node holds everything: else a trainer would map more than its windows. */
 bool gather_mapped(const struct job *job, uint32_t group)
 {
-        return job->x->owner != NO_OWNER && job->state && job->state->serve &&
-               partition_sole_owner(job->partition, group) == job->x->owner &&
-               job->layout->groups[group].dtype != ZERO_FP32;
+        return job->x->n_owners == 1 && job->state && job->state->serve &&
+               job->layout->groups[group].dtype != ZERO_FP32 && job->layout->groups[group].elements > 0;
 }
 
 const struct segment *gather_segment(const struct gather *g)

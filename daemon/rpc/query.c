@@ -1,0 +1,376 @@
+/*
+ * Queries: what this node knows is answered at once; what all nodes must tell is asked for,
+ * with the session's deadline, and put together when the last has answered.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/rpc/report.h"
+#include "daemon/rpc/session.h"
+#include "proto/cleanup.h"
+
+/* A question to all nodes. */
+struct survey {
+        struct rpc *rpc;
+        struct pending_call *call; /* NULL once it has ended */
+        struct job *job;           /* the job asked about, or NULL */
+        const char *what;
+        uint32_t pending;
+        int status;
+        char text[300];
+        struct answer {
+                json_t *json;
+                uint64_t asked_ns, took_ns;
+                bool came;
+        } answers[ZERO_NODE_MAX];
+};
+
+struct question {
+        struct survey *survey;
+        uint32_t node;
+};
+
+static void call_answer(struct pending_call *call, json_t *json)
+{
+        call->json = json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(17));
+        json_decref(json);
+        if (call->json)
+                request_end(&call->request, ZERO_OK, NULL);
+        else
+                request_end(&call->request, ZERO_ENOMEM, "out of memory");
+}
+
+/* ---- putting the answers together -------------------------------------------- */
+
+static json_t *survey_ping(struct survey *s)
+{
+        const struct exchange *x = s->rpc->x;
+        json_t *j = json_object(), *peers = json_array();
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                json_t *peer = json_object();
+
+                if (n != x->cluster->self) {
+                        json_object_set_new(peer, "node", json_string(node_name(x, n)));
+                        json_object_set_new(peer, "up", json_boolean(s->answers[n].came));
+                        json_object_set_new(peer, "round_trip_s",
+                                            s->answers[n].came ?
+                                                    json_real((double)s->answers[n].took_ns / 1e9) :
+                                                    json_null());
+                        json_array_append(peers, peer);
+                }
+                json_decref(peer);
+        }
+        json_object_set_new(j, "peers", peers);
+        return j;
+}
+
+static json_t *survey_shards(struct survey *s)
+{
+        const struct exchange *x = s->rpc->x;
+        json_t *versions[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
+
+        for (uint32_t o = 0; o < x->n_owners; o++)
+                versions[o] = s->answers[x->owner_node[o]].json;
+        json_array_append_new(jobs, report_shards(s->job, versions));
+        json_object_set_new(j, "jobs", jobs);
+        return j;
+}
+
+static const char *const checksum_planes[] = { "master", "exp_avg", "exp_avg_sq" };
+
+static json_t *survey_checksum(struct survey *s)
+{
+        const struct exchange *x = s->rpc->x;
+        json_t *j = json_object(), *planes = json_object();
+        char hex[33];
+
+        json_object_set_new(j, "job", json_string(s->job->name));
+        json_object_set_new(j, "version", json_integer((json_int_t)s->job->version));
+        for (size_t p = 0; p < 3; p++) {
+                uint64_t sum[2] = { 0, 0 };
+
+                for (uint32_t o = 0; o < x->n_owners; o++) {
+                        json_t *part = json_object_get(s->answers[x->owner_node[o]].json, checksum_planes[p]);
+
+                        for (size_t i = 0; i < 2; i++)
+                                sum[i] += (uint64_t)json_integer_value(json_array_get(part, i));
+                }
+                snprintf(hex, sizeof hex, "%016llx%016llx", (unsigned long long)sum[0],
+                         (unsigned long long)sum[1]);
+                if (p == 0)
+                        json_object_set_new(j, "checksum", json_string(hex));
+                json_object_set_new(planes, checksum_planes[p], json_string(hex));
+        }
+        json_object_set_new(j, "planes", planes);
+        return j;
+}
+
+static json_t *survey_drop(struct survey *s)
+{
+        json_t *j = json_object();
+
+        json_object_set_new(j, "job", json_string(s->job->name));
+        json_object_set_new(j, "dropped", json_true());
+        return j;
+}
+
+static const struct survey_kind {
+        const char *what;     /* asked by clients */
+        const char *question; /* put to the nodes */
+        bool of_job, owners_only, all_must;
+        json_t *(*finish)(struct survey *s);
+} survey_kinds[] = {
+        { "ping", "ping", false, false, false, survey_ping },
+        { "shards", "versions", true, true, false, survey_shards },
+        { "checksum", "checksum", true, true, true, survey_checksum },
+        { "drop", "drop", true, false, true, survey_drop },
+};
+
+static const struct survey_kind *survey_kind(const char *what)
+{
+        for (size_t i = 0; i < sizeof survey_kinds / sizeof survey_kinds[0]; i++)
+                if (strcmp(survey_kinds[i].what, what) == 0)
+                        return &survey_kinds[i];
+        return NULL;
+}
+
+/* ---- asking ---------------------------------------------------------------------- */
+
+static void survey_end(struct survey *s)
+{
+        if (s->call && s->status)
+                request_end(&s->call->request, s->status, "%s", s->text);
+        else if (s->call)
+                call_answer(s->call, survey_kind(s->what)->finish(s));
+        for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
+                json_decref(s->answers[n].json);
+        if (s->job)
+                job_unref(s->job);
+        free(s);
+}
+
+static void question_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct question *q = arg;
+        struct survey *s = q->survey;
+        struct answer *a = &s->answers[q->node];
+
+        if (status == ZERO_OK) {
+                a->came = true;
+                a->took_ns = uv_hrtime() - a->asked_ns;
+                if (m && m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY_REPLY)
+                        a->json = json_loads(m->query_reply->json, 0, NULL);
+        } else if (survey_kind(s->what)->all_must && !s->status) {
+                s->status = status;
+                snprintf(s->text, sizeof s->text, "%s", text);
+        }
+        free(q);
+        if (--s->pending == 0)
+                survey_end(s);
+}
+
+static void survey_ask(struct survey *s, uint32_t node, const char *question, uint64_t timeout_ms)
+{
+        struct question *q = malloc(sizeof *q);
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Query query = ZERO__QUERY__INIT;
+
+        if (!q)
+                return;
+        *q = (struct question){ s, node };
+        s->pending++;
+        s->answers[node].asked_ns = uv_hrtime();
+        query.what = (char *)question;
+        m.job = s->job ? s->job->name : (char *)"";
+        m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
+        m.query = &query;
+        call_send(s->rpc->x, node, &m, timeout_ms, question_answered, q);
+}
+
+static void survey_forget(struct request *r)
+{
+        struct survey *s = r->subject;
+
+        s->call = NULL;
+}
+
+static int survey_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct survey *s = r->subject;
+
+        snprintf(ret->who, sizeof ret->who, "the other nodes");
+        snprintf(ret->what, sizeof ret->what, "their answer to '%s'", s->what);
+        return ZERO_EDEADLINE;
+}
+
+/* Reading a job's state is its owner's and root's. */
+static int job_for(struct pending_call *call, const char *name, struct job **ret,
+                   struct fault *fault)
+{
+        struct session *session = call->session;
+        struct job *job;
+
+        if (!name[0])
+                return fault_set(fault, ZERO_EINVAL, "name a job");
+        job = job_find(session->rpc->x, name);
+        if (!job || job->opening)
+                return fault_set(fault, ZERO_ENOJOB, "there is no job '%.100s' on this node", name);
+        if (session->uid != 0 && session->uid != job->uid)
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name, job->uid);
+        *ret = job;
+        return 0;
+}
+
+static int survey_start(struct pending_call *call, const struct survey_kind *kind,
+                        const char *argument, struct fault *fault)
+{
+        struct rpc *rpc = call->session->rpc;
+        const struct exchange *x = rpc->x;
+        struct job *job = NULL;
+        struct survey *s;
+        int r = 0;
+
+        if (kind->of_job)
+                r = job_for(call, argument, &job, fault);
+        if (r)
+                return r;
+        s = calloc(1, sizeof *s);
+        if (!s)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        s->rpc = rpc;
+        s->call = call;
+        s->job = job;
+        s->what = kind->what;
+        if (job)
+                job_ref(job);
+        call->request.subject = s;
+        call->request.describe = survey_describe;
+        call->request.forget = survey_forget;
+        s->pending = 1;
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                if (!kind->owners_only || x->cluster->nodes[n].owner)
+                        survey_ask(s, n, kind->question, call->session->timeout_ms);
+        s->pending--; /* answers come from the loop, never before: at least this node's own is due */
+        return 0;
+}
+
+/* All jobs' shards, of this node's knowledge only, where no job is named. */
+static json_t *all_shards(const struct rpc *rpc)
+{
+        json_t *versions[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
+
+        list_for_each(&rpc->x->jobs, item)
+        {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->opening)
+                        continue;
+                if (rpc->x->owner != NO_OWNER)
+                        versions[rpc->x->owner] = report_versions(job);
+                json_array_append_new(jobs, report_shards(job, versions));
+                if (rpc->x->owner != NO_OWNER)
+                        json_decref(versions[rpc->x->owner]);
+        }
+        json_object_set_new(j, "jobs", jobs);
+        return j;
+}
+
+int query_start(struct pending_call *call, const char *what, const char *argument,
+                struct fault *fault)
+{
+        struct rpc *rpc = call->session->rpc;
+        const struct survey_kind *kind = survey_kind(what);
+        json_t *j;
+
+        if (strcmp(what, "status") == 0) {
+                call_answer(call, report_status(rpc));
+        } else if (strcmp(what, "jobs") == 0) {
+                j = json_object();
+                json_object_set_new(j, "jobs", report_jobs(rpc));
+                call_answer(call, j);
+        } else if (strcmp(what, "config") == 0) {
+                call_answer(call, report_config(rpc));
+        } else if (strcmp(what, "shards") == 0 && !argument[0]) {
+                call_answer(call, all_shards(rpc));
+        } else if (kind) {
+                return survey_start(call, kind, argument, fault);
+        } else {
+                return fault_set(fault, ZERO_EINVAL, "this daemon does not know the query '%.60s'", what);
+        }
+        return 0;
+}
+
+/* ---- questions of nodes --------------------------------------------------------------- */
+
+static void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__QueryReply reply = ZERO__QUERY_REPLY__INIT;
+
+        reply.json = json ? json_dumps(json, JSON_COMPACT) : NULL;
+        json_decref(json);
+        m.answer = call;
+        if (!reply.json) {
+                m.status = ZERO_ENOMEM;
+        } else {
+                m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY_REPLY;
+                m.query_reply = &reply;
+        }
+        fabric_send(x->fabric, node, &m);
+        free(reply.json);
+}
+
+struct checksum_question {
+        struct exchange *x;
+        uint32_t node;
+        uint64_t call;
+};
+
+static void checksum_done(void *arg, const struct checksum *sum)
+{
+        struct checksum_question *q = arg;
+        json_t *j = json_object();
+
+        for (size_t p = 0; p < 3; p++)
+                json_object_set_new(j, checksum_planes[p],
+                                    json_pack("[I,I]", (json_int_t)sum->sum[p][0],
+                                              (json_int_t)sum->sum[p][1]));
+        query_answer(q->x, q->node, q->call, j);
+        free(q);
+}
+
+static void query_checksum(struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct checksum_question *q = malloc(sizeof *q);
+
+        if (!q || !job->state) {
+                free(q);
+                answer(job->x, node, m, ZERO_ENOMEM, "no state here");
+                return;
+        }
+        *q = (struct checksum_question){ job->x, node, m->call };
+        checksum_start(job, checksum_done, q);
+}
+
+void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct rpc *rpc = arg;
+        struct exchange *x = rpc->x;
+        const char *what = m->query->what;
+        struct job *job = job_find(x, m->job);
+
+        if (strcmp(what, "ping") == 0)
+                answer(x, node, m, ZERO_OK, "");
+        else if (strcmp(what, "drop") == 0)
+                job_drop_message(x, node, m);
+        else if (!job || job->opening)
+                answer(x, node, m, ZERO_ENOJOB, "no such job on this node");
+        else if (strcmp(what, "versions") == 0)
+                query_answer(x, node, m->call, report_versions(job));
+        else if (strcmp(what, "checksum") == 0)
+                query_checksum(job, node, m);
+        else
+                answer(x, node, m, ZERO_EINVAL, "unknown query");
+}

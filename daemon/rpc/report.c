@@ -1,0 +1,367 @@
+/* Reports as JSON. */
+#include "daemon/rpc/report.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "daemon/rpc/session.h"
+#include "proto/cleanup.h"
+
+static json_t *number(uint64_t n)
+{
+        return json_integer((json_int_t)n);
+}
+
+/* JSON has no NaN. */
+static json_t *real(double x)
+{
+        return isfinite(x) ? json_real(x) : json_null();
+}
+
+/* Bytes from outside (names in messages) were checked for UTF-8 where they came in. */
+static json_t *text(const char *s)
+{
+        json_t *j = json_string(s);
+
+        return j ? j : json_string("?");
+}
+
+/* ---- jobs -------------------------------------------------------------------- */
+
+static json_t *report_ranks(const struct job *job)
+{
+        json_t *ranks = json_array();
+
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                json_t *rank = json_object();
+                bool known = job->node_of_rank[r] != RANK_ABSENT;
+
+                json_object_set_new(rank, "rank", number(r));
+                json_object_set_new(rank, "node", known ? text(node_name(job->x, job->node_of_rank[r])) :
+                                                          json_null());
+                json_object_set_new(rank, "attached", json_boolean(known));
+                json_array_append_new(ranks, rank);
+        }
+        return ranks;
+}
+
+static json_t *report_waiting(const struct job *job)
+{
+        json_t *waiting = json_array();
+
+        for (uint32_t i = 0; i < job->n_waits; i++) {
+                const struct wait_line *line = &job->waits[i];
+                json_t *wait = json_object();
+                uint64_t now = exchange_now(job->x);
+
+                json_object_set_new(wait, "for", text(line->who));
+                json_object_set_new(wait, "what", text(line->what));
+                json_object_set_new(wait, "since_s",
+                                    real(now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0));
+                json_array_append_new(waiting, wait);
+        }
+        return waiting;
+}
+
+static json_t *report_gather(const struct job *job)
+{
+        struct gather_info info;
+        json_t *j = json_object();
+
+        gather_info(job, &info);
+        json_object_set_new(j, "window_bytes", number(info.window_bytes));
+        json_object_set_new(j, "slots", number(info.slots));
+        json_object_set_new(j, "hits", number(info.hits));
+        json_object_set_new(j, "misses", number(info.misses));
+        json_object_set_new(j, "elements_received", number(info.elements_received));
+        return j;
+}
+
+/* Bytes of one plane over a range of this owner's plan; plan NULL: nothing here. */
+static uint64_t plane_bytes(const struct job *job, enum zero_plane plane)
+{
+        return job->state ? plan_plane_bytes(job->state->plan, plane) : 0;
+}
+
+static json_t *report_planes(const struct job *job)
+{
+        static const struct {
+                enum zero_plane plane;
+                const char *name;
+        } planes[] = { { ZERO_PLANE_MASTER, "master" },
+                       { ZERO_PLANE_EXP_AVG, "exp_avg" },
+                       { ZERO_PLANE_EXP_AVG_SQ, "exp_avg_sq" },
+                       { ZERO_PLANE_GRAD, "grad" },
+                       { ZERO_PLANE_SERVE, "serve" } };
+        json_t *j = json_object();
+
+        for (size_t i = 0; i < sizeof planes / sizeof planes[0]; i++)
+                json_object_set_new(j, planes[i].name, number(plane_bytes(job, planes[i].plane)));
+        return j;
+}
+
+/* ZeRO's 16 bytes a parameter (SC20, section 3.1), over the owners. */
+static json_t *report_formula(const struct job *job)
+{
+        json_t *j = json_object();
+
+        json_object_set_new(j, "bytes_per_parameter", number(16));
+        json_object_set_new(j, "stage3_bytes", number(16 * job->layout->elements / job->x->n_owners));
+        return j;
+}
+
+static json_t *report_sessions(const struct job *job)
+{
+        json_t *sessions = json_array();
+
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                const struct rank *rank = job->ranks[r];
+                json_t *s;
+
+                if (!rank)
+                        continue;
+                s = json_object();
+                json_object_set_new(s, "rank", number(r));
+                json_object_set_new(s, "pid", number(rank->pid));
+                json_object_set_new(s, "held", number(rank->held));
+                json_object_set_new(s, "push_window", number(rank->window->segment.bytes));
+                json_array_append_new(sessions, s);
+        }
+        return sessions;
+}
+
+static const char *job_state_name(const struct job *job)
+{
+        if (job->opening)
+                return "opening";
+        return job->started && job->n_attached == job->n_local ? "running" : "incomplete";
+}
+
+static json_t *report_owners(const struct job *job)
+{
+        json_t *owners = json_array();
+
+        for (uint32_t o = 0; o < job->x->n_owners; o++)
+                json_array_append_new(owners, text(node_name(job->x, job->x->owner_node[o])));
+        return owners;
+}
+
+json_t *report_job(const struct job *job)
+{
+        json_t *j = json_object(), *reduce = json_object();
+
+        json_object_set_new(j, "job", text(job->name));
+        json_object_set_new(j, "uid", number(job->uid));
+        json_object_set_new(j, "coordinator", text(node_name(job->x, job->coordinator)));
+        json_object_set_new(j, "world_size", number(job->world_size));
+        json_object_set_new(j, "ranks", report_ranks(job));
+        json_object_set_new(j, "state", text(job_state_name(job)));
+        json_object_set_new(j, "version", number(job->version));
+        json_object_set_new(j, "attempt", number(job->attempt));
+        json_object_set_new(j, "steps_per_s", real(job_steps_per_second(job)));
+        json_object_set_new(j, "grad_norm", real(job->grad_norm));
+        json_object_set_new(j, "loss_scale", real(job->loss_scale));
+        json_object_set_new(j, "skipped", number(job->skipped));
+        json_object_set_new(j, "parameters", number(job->layout->elements));
+        json_object_set_new(j, "groups", number(job->layout->n_groups));
+        json_object_set_new(j, "owners", report_owners(job));
+        json_object_set_new(j, "waiting", report_waiting(job));
+        json_object_set_new(j, "gather", report_gather(job));
+        json_object_set_new(reduce, "elements_sent", number(reduce_elements_sent(job->reduce)));
+        json_object_set_new(j, "reduce", reduce);
+        json_object_set_new(j, "planes", report_planes(job));
+        json_object_set_new(j, "zero_formula", report_formula(job));
+        json_object_set_new(j, "sessions", report_sessions(job));
+        return j;
+}
+
+json_t *report_jobs(const struct rpc *rpc)
+{
+        json_t *jobs = json_array();
+
+        list_for_each(&rpc->x->jobs, item)
+        {
+                json_array_append_new(jobs, report_job(CONTAINER_OF(item, struct job, link)));
+        }
+        return jobs;
+}
+
+/* ---- the node -------------------------------------------------------------------- */
+
+static json_t *report_traffic(const uint64_t bytes[TRAFFIC_KINDS])
+{
+        static const char *const names[TRAFFIC_KINDS] = { "gather", "reduce", "state", "control" };
+        json_t *j = json_object();
+
+        for (size_t i = 0; i < TRAFFIC_KINDS; i++)
+                json_object_set_new(j, names[i], number(bytes[i]));
+        return j;
+}
+
+static json_t *report_peer(const struct exchange *x, uint32_t node)
+{
+        const struct cluster_node *n = &x->cluster->nodes[node];
+        struct fabric_info info;
+        json_t *j = json_object();
+        char address[300];
+        uint64_t now = exchange_now(x);
+
+        fabric_info(x->fabric, node, &info);
+        snprintf(address, sizeof address, "%s:%u", n->host, n->port);
+        json_object_set_new(j, "node", text(n->name));
+        json_object_set_new(j, "address", text(n->host[0] ? address : ""));
+        json_object_set_new(j, "owner", json_boolean(n->owner));
+        json_object_set_new(j, "self", json_boolean(node == x->cluster->self));
+        json_object_set_new(j, "up", json_boolean(info.up));
+        json_object_set_new(j, "why", text(info.link.why));
+        json_object_set_new(j, "bulk", text(info.bulk));
+        json_object_set_new(j, "bulk_detail", text(info.bulk_detail));
+        json_object_set_new(j, "since_s", real((double)(now - info.link.since_ms) / 1000));
+        json_object_set_new(j, "heard_s", real((double)(now - info.link.last_heard_ms) / 1000));
+        json_object_set_new(j, "round_trip_s", real((double)info.link.round_trip_ns / 1e9));
+        json_object_set_new(j, "sent", report_traffic(info.sent));
+        json_object_set_new(j, "received", report_traffic(info.received));
+        return j;
+}
+
+static uint64_t resident_bytes(void)
+{
+        unsigned long size, resident = 0;
+        FILE *f = fopen("/proc/self/statm", "re");
+
+        if (f && fscanf(f, "%lu %lu", &size, &resident) != 2)
+                resident = 0;
+        if (f)
+                fclose(f);
+        return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+json_t *report_status(const struct rpc *rpc)
+{
+        const struct exchange *x = rpc->x;
+        json_t *j = json_object(), *peers = json_array(), *memory = json_object();
+
+        json_object_set_new(j, "node", text(node_name(x, x->cluster->self)));
+        json_object_set_new(j, "version", text(ZEROD_VERSION));
+        json_object_set_new(j, "uptime_s", real((double)(exchange_now(x) - rpc->started_ms) / 1000));
+        json_object_set_new(j, "socket", text(x->conf->socket));
+        json_object_set_new(j, "state_dir", text(x->conf->state_dir));
+        json_object_set_new(j, "device", text(x->ops->name));
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                json_array_append_new(peers, report_peer(x, n));
+        json_object_set_new(j, "peers", peers);
+        json_object_set_new(j, "jobs", report_jobs(rpc));
+        json_object_set_new(memory, "state_used", number(store_used(x->store)));
+        json_object_set_new(memory, "state_quota", number(store_quota(x->store)));
+        json_object_set_new(memory, "resident", number(resident_bytes()));
+        json_object_set_new(j, "memory", memory);
+        return j;
+}
+
+static void config_option(void *arg, const char *name, const char *value, const char *source,
+                          const char *doc)
+{
+        json_t *j = json_object();
+
+        json_object_set_new(j, "name", text(name));
+        json_object_set_new(j, "value", text(value));
+        json_object_set_new(j, "source", text(source));
+        json_object_set_new(j, "doc", text(doc));
+        json_array_append_new(arg, j);
+}
+
+json_t *report_config(const struct rpc *rpc)
+{
+        json_t *j = json_object(), *options = json_array();
+
+        conf_each(rpc->x->conf, config_option, options);
+        json_object_set_new(j, "options", options);
+        return j;
+}
+
+/* ---- shards ------------------------------------------------------------------------ */
+
+json_t *report_versions(const struct job *job)
+{
+        json_t *versions = json_array();
+
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                json_array_append_new(versions, job->state && job->state->plan->shards[g].range.count ?
+                                                        number(job->shard_version[g]) :
+                                                        json_null());
+        return versions;
+}
+
+/* Trainable elements of a range of a group, gaps behind trainable tensors included. */
+static uint64_t trainable_elements(const struct job *job, uint32_t group, struct range range)
+{
+        const struct layout_group *g = &job->layout->groups[group];
+        uint64_t n = 0, end = range.first + range.count;
+
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+                const struct layout_tensor *t = &job->layout->tensors[g->first_tensor + i];
+                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN * LAYOUT_ALIGN;
+
+                from = from < range.first ? range.first : from;
+                to = to > end ? end : to;
+                if (!t->frozen && to > from)
+                        n += to - from;
+        }
+        return n;
+}
+
+static json_t *report_shard(const struct job *job, uint32_t group, uint32_t owner, json_t *version)
+{
+        struct range range = partition_range(job->partition, group, owner);
+        enum zero_dtype dtype = job->layout->groups[group].dtype;
+        uint64_t moments = trainable_elements(job, group, range) * sizeof(float);
+        json_t *j = json_object(), *bytes = json_object();
+
+        json_object_set_new(j, "owner", text(node_name(job->x, job->x->owner_node[owner])));
+        json_object_set_new(j, "first", number(range.first));
+        json_object_set_new(j, "count", number(range.count));
+        json_object_set_new(bytes, "master", number(range.count * sizeof(float)));
+        json_object_set_new(bytes, "exp_avg", number(moments));
+        json_object_set_new(bytes, "exp_avg_sq", number(moments));
+        json_object_set_new(bytes, "grad", number(moments));
+        json_object_set_new(bytes, "serve",
+                            number(dtype == ZERO_FP32 ? 0 : range.count * dtype_size(dtype)));
+        json_object_set_new(j, "bytes", bytes);
+        if (version)
+                json_object_set(j, "version", version);
+        else
+                json_object_set_new(j, "version", json_null());
+        return j;
+}
+
+static json_t *report_group(const struct job *job, uint32_t group, json_t *const *versions)
+{
+        const struct layout_group *g = &job->layout->groups[group];
+        json_t *j = json_object(), *shards = json_array();
+
+        json_object_set_new(j, "group", text(g->name));
+        json_object_set_new(j, "index", number(group));
+        json_object_set_new(j, "elements", number(g->elements));
+        json_object_set_new(j, "dtype", text(dtype_name(g->dtype)));
+        for (uint32_t i = 0; i < job->partition->slices[group]; i++) {
+                uint32_t owner = partition_owner(job->partition, group, i);
+
+                json_array_append_new(shards,
+                                      report_shard(job, group, owner,
+                                                   versions[owner] ? json_array_get(versions[owner], group) :
+                                                                     NULL));
+        }
+        json_object_set_new(j, "shards", shards);
+        return j;
+}
+
+json_t *report_shards(const struct job *job, json_t *const *versions)
+{
+        json_t *j = json_object(), *groups = json_array();
+
+        json_object_set_new(j, "job", text(job->name));
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                json_array_append_new(groups, report_group(job, g, versions));
+        json_object_set_new(j, "groups", groups);
+        return j;
+}

@@ -1,0 +1,15 @@
+/* What this node knows, as JSON (the stable output that zeroctl prints). */
+#pragma once
+
+#include <jansson.h>
+
+#include "daemon/rpc/rpc.h"
+
+json_t *report_status(const struct rpc *rpc);
+json_t *report_jobs(const struct rpc *rpc);
+json_t *report_job(const struct job *job);
+json_t *report_config(const struct rpc *rpc);
+/* Versions of this owner's shards: [group] -> number, or null where it holds nothing. */
+json_t *report_versions(const struct job *job);
+/* A job's groups and shards; versions[owner] as report_versions() has them (may be NULL). */
+json_t *report_shards(const struct job *job, json_t *const *versions);

@@ -1,0 +1,145 @@
+/* The listening unix socket. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "daemon/base/log.h"
+#include "daemon/rpc/session.h"
+#include "proto/cleanup.h"
+
+static void server_accept(struct rpc *rpc)
+{
+        int fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+        if (fd < 0) {
+                if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+                        log_warning("cannot accept a client: %s", strerror(errno));
+                return;
+        }
+        if (rpc->n_sessions >= rpc->x->conf->session_limit) {
+                log_warning("a client was turned away: %u sessions, as many as session_limit allows",
+                            rpc->n_sessions);
+                close(fd);
+                return;
+        }
+        if (session_new(rpc, fd))
+                close(fd);
+}
+
+static void server_polled(uv_poll_t *poll, int status, int events)
+{
+        if (status == 0)
+                server_accept(CONTAINER_OF(poll, struct rpc, listener));
+}
+
+static int socket_address(const char *path, struct sockaddr_un *ret, struct fault *fault)
+{
+        *ret = (struct sockaddr_un){ .sun_family = AF_UNIX };
+        if (strlen(path) >= sizeof ret->sun_path)
+                return fault_set(fault, ZERO_EINVAL, "socket path '%s' is longer than %zu bytes", path,
+                                 sizeof ret->sun_path - 1);
+        strcpy(ret->sun_path, path);
+        return 0;
+}
+
+/* A socket file that nobody listens on is left over: it goes. */
+static int socket_clear(const struct sockaddr_un *address, struct fault *fault)
+{
+        CLEANUP(cleanup_close) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        struct stat st;
+
+        if (fd < 0)
+                return fault_errno(fault, errno, "socket");
+        if (lstat(address->sun_path, &st))
+                return 0;
+        if (!S_ISSOCK(st.st_mode))
+                return fault_set(fault, ZERO_EINVAL, "%s is there and is no socket", address->sun_path);
+        if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0)
+                return fault_set(fault, ZERO_EBUSY,
+                                 "a daemon listens at %s already: stop it or set another socket",
+                                 address->sun_path);
+        unlink(address->sun_path);
+        return 0;
+}
+
+static int socket_listen(const char *path, const char *mode, int *ret_fd, struct fault *fault)
+{
+        CLEANUP(cleanup_close) int fd = -1;
+        struct sockaddr_un address;
+        int r = socket_address(path, &address, fault);
+
+        if (!r)
+                r = socket_clear(&address, fault);
+        if (r)
+                return r;
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (fd < 0)
+                return fault_errno(fault, errno, "socket");
+        if (bind(fd, (struct sockaddr *)&address, sizeof address))
+                return fault_set(fault, ZERO_EIO, "cannot make the socket %s: %s", path, strerror(errno));
+        if (chmod(path, (mode_t)strtoul(mode, NULL, 8)) || listen(fd, 128)) {
+                r = fault_set(fault, ZERO_EIO, "cannot listen at %s: %s", path, strerror(errno));
+                unlink(path);
+                return r;
+        }
+        *ret_fd = STEAL_FD(fd);
+        return 0;
+}
+
+int rpc_open(struct exchange *x, int passed_fd, struct rpc **ret, struct fault *fault)
+{
+        struct rpc *rpc = calloc(1, sizeof *rpc);
+        int r = 0;
+
+        if (!rpc)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        rpc->x = x;
+        rpc->fd = passed_fd;
+        rpc->started_ms = uv_now(x->loop);
+        list_init(&rpc->sessions);
+        if (passed_fd < 0) {
+                r = socket_listen(x->conf->socket, x->conf->socket_mode, &rpc->fd, fault);
+                rpc->unlink_socket = r == 0;
+        }
+        if (!r && uv_poll_init(x->loop, &rpc->listener, rpc->fd))
+                r = fault_set(fault, ZERO_EIO, "cannot poll the socket");
+        if (r) {
+                if (rpc->fd >= 0)
+                        close(rpc->fd);
+                free(rpc);
+                return r;
+        }
+        uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
+        x->query = query_message;
+        x->query_arg = rpc;
+        *ret = rpc;
+        return 0;
+}
+
+static void listener_closed(uv_handle_t *handle)
+{
+        struct rpc *rpc = CONTAINER_OF((uv_poll_t *)handle, struct rpc, listener);
+
+        close(rpc->fd);
+        if (rpc->unlink_socket)
+                unlink(rpc->x->conf->socket);
+        rpc->fd = -1;
+        if (--rpc->n_sessions == 0)
+                rpc->closed(rpc->closed_arg);
+}
+
+void rpc_close(struct rpc *rpc, void (*closed)(void *arg), void *arg)
+{
+        rpc->closing = true;
+        rpc->closed = closed;
+        rpc->closed_arg = arg;
+        rpc->n_sessions++; /* the listener counts as one, until it is closed */
+        list_for_each(&rpc->sessions, item)
+        {
+                session_end(CONTAINER_OF(item, struct session, link));
+        }
+        uv_close((uv_handle_t *)&rpc->listener, listener_closed);
+}

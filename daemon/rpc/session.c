@@ -1,0 +1,428 @@
+/* Sessions: requests in, replies out. */
+#include "daemon/rpc/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* ---- replies --------------------------------------------------------------- */
+
+void session_reply(struct session *s, const Zero__Reply *reply, const int *fds, size_t n_fds)
+{
+        size_t n = zero__reply__get_packed_size(reply);
+
+        if (s->ending)
+                return;
+        if (n + FRAME_HEADER > s->scratch_size) {
+                uint8_t *p = realloc(s->scratch, n + FRAME_HEADER);
+
+                if (!p)
+                        return;
+                s->scratch = p;
+                s->scratch_size = n + FRAME_HEADER;
+        }
+        zero__reply__pack(reply, s->scratch + FRAME_HEADER);
+        if (conn_send(s->conn, s->scratch, n, fds, n_fds))
+                conn_shutdown(s->conn);
+}
+
+static void reply_attach(struct pending_call *call, Zero__Reply *reply)
+{
+        struct session *s = call->session;
+        struct rank *rank = s->rank;
+        struct job *job = rank->job;
+        const struct segment *gather = gather_segment(job->gather);
+        Zero__AttachReply attach = ZERO__ATTACH_REPLY__INIT;
+        int fds[CONN_FDS_MAX];
+        size_t n = 0;
+
+        attach.version = job->version;
+        attach.attempt = job->attempt;
+        attach.loss_scale = job->loss_scale;
+        attach.session_bytes = rank->window->segment.bytes;
+        attach.transfer_bytes = rank->window->transfer_bytes;
+        fds[n++] = rank->window->segment.fd;
+        if (gather) {
+                attach.gather_bytes = gather->bytes;
+                fds[n++] = gather->fd;
+        }
+        if (job->x->n_owners == 1 && job->state && job->state->serve) {
+                attach.serve_bytes = job->state->plan->serve_bytes;
+                fds[n++] = job->state->serve_fd;
+        }
+        reply->body_case = ZERO__REPLY__BODY_ATTACH;
+        reply->attach = &attach;
+        session_reply(s, reply, fds, n);
+}
+
+static void reply_ok(struct pending_call *call, Zero__Reply *reply)
+{
+        const struct request *r = &call->request;
+        Zero__FetchReply fetch = ZERO__FETCH_REPLY__INIT;
+        Zero__NormReply norm = ZERO__NORM_REPLY__INIT;
+        Zero__StepReply step = ZERO__STEP_REPLY__INIT;
+        Zero__QueryReply query = ZERO__QUERY_REPLY__INIT;
+
+        switch (call->kind) {
+        case ZERO__REQUEST__BODY_ATTACH:
+                reply_attach(call, reply);
+                return;
+        case ZERO__REQUEST__BODY_FETCH:
+                fetch.serve = r->result.fetch.serve;
+                fetch.offset = r->result.fetch.offset;
+                reply->body_case = ZERO__REPLY__BODY_FETCH;
+                reply->fetch = &fetch;
+                break;
+        case ZERO__REQUEST__BODY_NORM:
+                norm.norm = r->result.norm.norm;
+                norm.finite = r->result.norm.finite;
+                reply->body_case = ZERO__REPLY__BODY_NORM;
+                reply->norm = &norm;
+                break;
+        case ZERO__REQUEST__BODY_STEP:
+                step.version = r->result.step.version;
+                step.attempt = r->result.step.attempt;
+                step.skipped = r->result.step.skipped;
+                step.grad_norm = r->result.step.grad_norm;
+                step.loss_scale = r->result.step.loss_scale;
+                reply->body_case = ZERO__REPLY__BODY_STEP;
+                reply->step = &step;
+                break;
+        case ZERO__REQUEST__BODY_QUERY:
+                query.json = call->json;
+                reply->body_case = ZERO__REPLY__BODY_QUERY;
+                reply->query = &query;
+                break;
+        default:
+                break;
+        }
+        session_reply(call->session, reply, NULL, 0);
+}
+
+/* A replayed step needs the attempt that counts now. */
+static void reply_aborted(struct pending_call *call, Zero__Reply *reply)
+{
+        const struct job *job = call->session->rank ? call->session->rank->job : NULL;
+        Zero__StepReply step = ZERO__STEP_REPLY__INIT;
+
+        if (job) {
+                step.version = job->version;
+                step.attempt = job->attempt;
+                step.loss_scale = job->loss_scale;
+                reply->body_case = ZERO__REPLY__BODY_STEP;
+                reply->step = &step;
+        }
+        session_reply(call->session, reply, NULL, 0);
+}
+
+static void call_reply(struct pending_call *call, int status, const char *text)
+{
+        Zero__Reply reply = ZERO__REPLY__INIT;
+
+        reply.seq = call->seq;
+        reply.status = (uint32_t)status;
+        reply.text = (char *)text;
+        if (status == ZERO_OK)
+                reply_ok(call, &reply);
+        else if (status == ZERO_EABORTED)
+                reply_aborted(call, &reply);
+        else
+                session_reply(call->session, &reply, NULL, 0);
+}
+
+static void call_finish(struct request *r, int status, const char *text)
+{
+        struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
+        struct session *s = call->session;
+
+        list_remove(&call->link);
+        s->n_pending--;
+        if (call->kind == ZERO__REQUEST__BODY_FETCH && s->rank && s->rank->job)
+                rank_fetched(s->rank, call->group, status == ZERO_OK);
+        if (!r->gone)
+                call_reply(call, status, text);
+        free(call->json);
+        free(call);
+}
+
+/* ---- requests ----------------------------------------------------------------- */
+
+static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct fault *fault)
+{
+        struct session *s = call->session;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        Zero__HelloReply hello = ZERO__HELLO_REPLY__INIT;
+        struct exchange *x = s->rpc->x;
+
+        if (m->protocol != ZERO_PROTOCOL)
+                return fault_set(fault, ZERO_EVERSION, "this daemon speaks protocol %d, the client %u",
+                                 ZERO_PROTOCOL, m->protocol);
+        if (s->greeted)
+                return fault_set(fault, ZERO_EORDER, "hello was said already");
+        if (m->job[0] && !job_name_valid(m->job))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
+                                 "with a dot",
+                                 ZERO_NAME_MAX);
+        snprintf(s->job_name, sizeof s->job_name, "%s", m->job);
+        s->rank_number = m->rank;
+        s->world_size = m->world_size;
+        s->local_world_size = m->local_world_size ? m->local_world_size : m->world_size;
+        s->timeout_ms = m->timeout_ms ? m->timeout_ms : 60000;
+        if (s->timeout_ms > SESSION_TIMEOUT_MAX_MS)
+                s->timeout_ms = SESSION_TIMEOUT_MAX_MS;
+        s->greeted = true;
+        hello.protocol = ZERO_PROTOCOL;
+        hello.node = (char *)node_name(x, x->cluster->self);
+        hello.version = (char *)ZEROD_VERSION;
+        reply.seq = call->seq;
+        reply.body_case = ZERO__REPLY__BODY_HELLO;
+        reply.hello = &hello;
+        session_reply(s, &reply, NULL, 0);
+        call->request.gone = true;
+        request_end(&call->request, ZERO_OK, NULL);
+        return 0;
+}
+
+static int attach_observer(struct pending_call *call, struct fault *fault)
+{
+        struct session *s = call->session;
+        struct job *job = job_find(s->rpc->x, s->job_name);
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        Zero__AttachReply attach = ZERO__ATTACH_REPLY__INIT;
+        int r;
+
+        if (!job || job->opening)
+                return fault_set(fault, ZERO_ENOJOB, "there is no job '%s' on this node", s->job_name);
+        if (s->uid != 0 && s->uid != job->uid)
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name, job->uid);
+        if (s->job)
+                return fault_set(fault, ZERO_EORDER, "attached already");
+        r = push_window_new(&s->window, NULL, 0, ZERO_FP32, fault);
+        if (r)
+                return r;
+        if (layout_to_message(job->layout, &attach.layout))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        s->job = job;
+        job_ref(job);
+        attach.version = job->version;
+        attach.attempt = job->attempt;
+        attach.loss_scale = job->loss_scale;
+        attach.session_bytes = s->window->segment.bytes;
+        attach.transfer_bytes = s->window->transfer_bytes;
+        reply.seq = call->seq;
+        reply.body_case = ZERO__REPLY__BODY_ATTACH;
+        reply.attach = &attach;
+        session_reply(s, &reply, &s->window->segment.fd, 1);
+        zero__layout__free_unpacked(attach.layout, NULL);
+        call->request.gone = true;
+        request_end(&call->request, ZERO_OK, NULL);
+        return 0;
+}
+
+static int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault)
+{
+        struct session *s = call->session;
+        struct rank_needs needs = { .uid = s->uid,
+                                    .pid = (uint32_t)s->pid,
+                                    .rank = (uint32_t)s->rank_number,
+                                    .world_size = s->world_size,
+                                    .local_world_size = s->local_world_size,
+                                    .hold_groups = m->hold_groups,
+                                    .push_groups = m->push_groups,
+                                    .timeout_ms = (uint32_t)s->timeout_ms,
+                                    .grad_dtype = (enum zero_dtype)m->grad_dtype,
+                                    .reduce_dtype = (enum zero_dtype)m->reduce_dtype };
+
+        if (s->job_name[0] == '\0')
+                return fault_set(fault, ZERO_EINVAL, "the session names no job: give one at connect");
+        if (s->rank_number < 0)
+                return attach_observer(call, fault);
+        if (s->rank)
+                return fault_set(fault, ZERO_EORDER, "attached already");
+        if (!m->layout)
+                return fault_set(fault, ZERO_EINVAL, "a rank brings its layout");
+        return rank_attach(s->rpc->x, s->job_name, m->layout, &needs, &call->request, &s->rank, fault);
+}
+
+static int handle_access(struct pending_call *call, const Zero__Access *m, bool put,
+                         struct fault *fault)
+{
+        struct session *s = call->session;
+        struct job *job = s->rank && s->rank->job ? s->rank->job : s->job;
+        struct push_window *window = s->rank && s->rank->job ? s->rank->window : s->window;
+
+        if (!job)
+                return fault_set(fault, ZERO_ENOTATTACHED, "attach first");
+        if (job->dead)
+                return fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", job->name);
+        return access_start(job, window, m, put, s->timeout_ms, &call->request, fault);
+}
+
+static int handle_step(struct pending_call *call, const Zero__Step *m, struct fault *fault)
+{
+        struct step_params params;
+        int r;
+
+        if (!m->params)
+                return fault_set(fault, ZERO_EINVAL, "a step needs its parameters");
+        r = step_params_from_message(m->params, &params, fault);
+        if (r)
+                return r;
+        return rank_close(call->session->rank, m->attempt, &params, &call->request, fault);
+}
+
+/* Requests of an attached rank. */
+static int handle_rank(struct pending_call *call, const Zero__Request *m, struct fault *fault)
+{
+        struct rank *rank = call->session->rank;
+        int r;
+
+        if (!rank || !rank->job)
+                return fault_set(fault, ZERO_ENOTATTACHED, "attach as a rank first");
+        switch (m->body_case) {
+        case ZERO__REQUEST__BODY_FETCH:
+                call->group = m->fetch->group;
+                r = rank_fetch(rank, m->fetch->group, m->fetch->version, &call->request, fault);
+                if (r)
+                        call->kind = ZERO__REQUEST__BODY__NOT_SET; /* it never asked */
+                return r;
+        case ZERO__REQUEST__BODY_PREFETCH:
+                rank_prefetch(rank, m->prefetch->group, m->prefetch->version);
+                request_end(&call->request, ZERO_OK, NULL);
+                return 0;
+        case ZERO__REQUEST__BODY_RELEASE:
+                r = rank_release(rank, m->release->group, fault);
+                if (r == 0)
+                        request_end(&call->request, ZERO_OK, NULL);
+                return r;
+        case ZERO__REQUEST__BODY_PUSH:
+                return rank_push(rank, m->push, &call->request, fault);
+        case ZERO__REQUEST__BODY_NORM:
+                return rank_close(rank, m->norm->attempt, NULL, &call->request, fault);
+        case ZERO__REQUEST__BODY_STEP:
+                return handle_step(call, m->step, fault);
+        default:
+                return fault_set(fault, ZERO_EPROTO, "request not understood");
+        }
+}
+
+static int handle(struct pending_call *call, const Zero__Request *m, struct fault *fault)
+{
+        if (m->body_case == ZERO__REQUEST__BODY_HELLO)
+                return handle_hello(call, m->hello, fault);
+        if (!call->session->greeted)
+                return fault_set(fault, ZERO_EPROTO, "the first request is hello");
+        switch (m->body_case) {
+        case ZERO__REQUEST__BODY_ATTACH:
+                return handle_attach(call, m->attach, fault);
+        case ZERO__REQUEST__BODY_PUT:
+                return handle_access(call, m->put, true, fault);
+        case ZERO__REQUEST__BODY_GET:
+                return handle_access(call, m->get, false, fault);
+        case ZERO__REQUEST__BODY_BYE:
+                call->session->orderly = true;
+                request_end(&call->request, ZERO_OK, NULL);
+                return 0;
+        case ZERO__REQUEST__BODY_QUERY:
+                return query_start(call, m->query->what, m->query->argument, fault);
+        default:
+                return handle_rank(call, m, fault);
+        }
+}
+
+/* ---- the connection -------------------------------------------------------------- */
+
+static int session_frame(void *arg, const uint8_t *p, size_t n)
+{
+        struct session *s = arg;
+        Zero__Request *m = zero__request__unpack(NULL, n, p);
+        struct pending_call *call = m ? calloc(1, sizeof *call) : NULL;
+        struct fault fault = { 0 };
+        int r;
+
+        if (!call || s->n_pending >= SESSION_PENDING_MAX) {
+                if (m)
+                        zero__request__free_unpacked(m, NULL);
+                free(call);
+                return -EPROTO;
+        }
+        call->session = s;
+        call->seq = m->seq;
+        call->kind = m->body_case;
+        call->request.finish = call_finish;
+        list_insert(&s->pending, &call->link);
+        s->n_pending++;
+        request_begin(&s->rpc->x->requests, &call->request, uv_now(s->rpc->x->loop), s->timeout_ms);
+        r = handle(call, m, &fault);
+        zero__request__free_unpacked(m, NULL);
+        if (r) /* refused: nobody else knows of it */
+                request_end(&call->request, r, "%s", fault.text);
+        return !s->greeted ? -EPROTO : 0;
+}
+
+static void session_ended(void *arg, const char *why)
+{
+        struct session *s = arg;
+
+        log_debug("session of pid %d: %s", (int)s->pid, why);
+        session_end(s);
+}
+
+static void session_closed(void *arg)
+{
+        struct session *s = arg;
+        struct rpc *rpc = s->rpc;
+
+        list_remove(&s->link);
+        free(s->scratch);
+        free(s);
+        rpc->n_sessions--;
+        if (rpc->closing && rpc->n_sessions == 0)
+                rpc->closed(rpc->closed_arg);
+}
+
+void session_end(struct session *s)
+{
+        struct rank *rank;
+
+        if (s->ending)
+                return;
+        s->ending = true;
+        while (!list_empty(&s->pending))
+                request_cancel(
+                        &CONTAINER_OF(s->pending.next, struct pending_call, link)->request);
+        rank = s->rank;
+        s->rank = NULL;
+        rank_leave(rank, s->orderly || s->rpc->closing);
+        push_window_unref(s->window);
+        if (s->job)
+                job_unref(s->job);
+        conn_close(s->conn, session_closed, s);
+}
+
+int session_new(struct rpc *rpc, int fd)
+{
+        struct session *s = calloc(1, sizeof *s);
+        struct conn_events events = { .frame = session_frame, .ended = session_ended, .arg = s };
+        int r;
+
+        if (!s)
+                return -ENOMEM;
+        s->rpc = rpc;
+        s->timeout_ms = 60000;
+        s->rank_number = -1;
+        list_init(&s->pending);
+        r = conn_new(rpc->x->loop, fd, &events, &s->conn);
+        if (r) {
+                free(s);
+                return r;
+        }
+        list_insert(&rpc->sessions, &s->link);
+        rpc->n_sessions++;
+        if (conn_credentials(s->conn, &s->uid, &s->pid))
+                session_end(s);
+        return 0;
+}

@@ -1,0 +1,64 @@
+/* One connection of a client: its messages decoded, checked, handed on, and answered. */
+#pragma once
+
+#include "daemon/rpc/conn.h"
+#include "daemon/rpc/rpc.h"
+
+enum { SESSION_PENDING_MAX = 4096, SESSION_TIMEOUT_MAX_MS = 24 * 3600 * 1000 };
+
+struct rpc {
+        struct exchange *x;
+        uv_poll_t listener;
+        int fd;
+        bool unlink_socket, closing;
+        uint32_t n_sessions;
+        struct list sessions;
+        uint64_t started_ms;
+        void (*closed)(void *arg);
+        void *closed_arg;
+};
+
+struct session {
+        struct list link; /* rpc.sessions */
+        struct rpc *rpc;
+        struct conn *conn;
+        uid_t uid;
+        pid_t pid;
+        bool greeted, ending;
+        bool orderly; /* it has said bye */
+        char job_name[ZERO_NAME_MAX + 1];
+        int32_t rank_number; /* ZERO_OBSERVER or the rank it may attach as */
+        uint32_t world_size, local_world_size;
+        uint64_t timeout_ms;
+        struct rank *rank;            /* while attached (or attaching) as a rank */
+        struct job *job;              /* observers: the job they look at */
+        struct push_window *window;   /* observers */
+        uint32_t n_pending;
+        struct list pending;          /* struct pending_call.link */
+        uint8_t *scratch;             /* packed replies, reused */
+        size_t scratch_size;
+};
+
+/* A request on its way to its reply. */
+struct pending_call {
+        struct request request;
+        struct list link; /* session.pending */
+        struct session *session;
+        uint64_t seq;
+        Zero__Request__BodyCase kind;
+        uint32_t group;
+        char *json; /* the answer of a query */
+};
+
+int session_new(struct rpc *rpc, int fd);
+/* Ends it at once; what it waited for is forgotten. Never called from inside a request's handler. */
+void session_end(struct session *session);
+void session_reply(struct session *session, const Zero__Reply *reply, const int *fds, size_t n_fds);
+
+/* ---- query.c ---- */
+
+/* Answers call with JSON, now or later. */
+int query_start(struct pending_call *call, const char *what, const char *argument,
+                struct fault *fault);
+/* Questions of other nodes; arg is the rpc. */
+void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m);
