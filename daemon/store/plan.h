@@ -28,17 +28,17 @@ struct plan_segment {
 };
 
 struct plan_shard {
-        struct range range;      /* in the group */
-        uint64_t master;         /* first element in the master plane */
-        uint64_t moment;         /* first element in the trainable planes */
-        uint64_t moment_count;   /* trainable elements of the shard */
-        uint64_t serve;          /* byte offset in the serve plane; UINT64_MAX for fp32 */
+        struct range range;    /* in the group */
+        uint64_t master;       /* first element in the master plane */
+        uint64_t moment;       /* first element in the trainable planes */
+        uint64_t moment_count; /* trainable elements of the shard */
+        uint64_t serve;        /* byte offset in the serve plane; UINT64_MAX for fp32 */
         uint32_t first_segment, n_segments;
         uint32_t first_chunk, n_chunks;
 };
 
 struct plan_chunk {
-        uint32_t group, n;     /* elements */
+        uint32_t group, n;      /* elements */
         uint32_t first_segment; /* the segment the chunk's first element is in */
         uint64_t master, moment, in_group;
 };
@@ -51,6 +51,10 @@ struct plan {
         uint64_t master_elements, moment_elements, serve_bytes;
 };
 
+/*
+ * chunk_elements: a multiple of LAYOUT_ALIGN.  The tables take about 40 bytes a chunk: ask
+ * store_admit() first.  -EOVERFLOW for more than 2^32 chunks.
+ */
 int plan_new(const layout *l, const struct partition *p, uint32_t owner, uint32_t chunk_elements,
              struct plan **ret);
 void plan_free(struct plan *p);

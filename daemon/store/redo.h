@@ -12,14 +12,18 @@
 
 #include "daemon/store/state.h"
 
-struct redo_slot; /* in the state file */
-
 /* Where thread `slot` writes the new values; each holds plan->chunk_elements floats. */
 struct redo_view {
         float *p, *m, *v;
 };
 struct redo_view redo_begin(struct state *state, uint32_t slot);
-/* Commits what redo_begin() gave as chunk's values at `version`. */
+/*
+ * Commits what redo_begin() gave as chunk's values at `version` (the record's, plus 1).
+ * The view stays readable until the slot's next redo_begin(), so that serve is
+ * written from values that are in the cache.
+ */
 void redo_commit(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version);
+/* The same for a chunk whose values stay as they are (no tensor of it has a gradient). */
+void redo_keep(struct state *state, uint32_t chunk, uint64_t version);
 /* After a crash: copies valid slots home.  Returns how many there were. */
 uint32_t redo_replay(struct state *state);

@@ -14,15 +14,17 @@
 
 #include "daemon/device/device.h"
 #include "daemon/store/plan.h"
+#include "daemon/store/segment.h"
 
 struct store;
+struct record_copy;
 
 struct state_identity {
-        const char *job;
-        uint32_t uid;           /* who owns the job */
+        const char *job; /* state.id: in the file's mapping */
+        uint32_t uid;    /* who owns the job */
         uint32_t world_size;
         uint32_t n_owners;
-        uint32_t reduce_dtype;  /* enum zero_dtype */
+        uint32_t reduce_dtype; /* enum zero_dtype */
 };
 
 /* What an attempt has come to, in the record. */
@@ -33,60 +35,92 @@ enum attempt_phase {
 };
 
 struct state_record {
-        uint64_t version;       /* committed steps, before this attempt */
+        uint64_t version; /* committed steps, before this attempt */
         uint64_t attempt;
-        uint32_t phase;         /* enum attempt_phase */
-        uint32_t commit;        /* decided: 1 update, 0 skip */
-        double grad_scale;      /* of the decision: clip / loss scale; per group divisor apart */
-        double loss_scale;      /* to use next */
-        uint32_t good_steps;    /* since the last overflow or growth */
-        uint32_t skipped;       /* steps, in all */
+        uint32_t phase;      /* enum attempt_phase */
+        uint32_t commit;     /* decided: 1 update, 0 skip */
+        double grad_scale;   /* of the decision: clip / loss scale; per group divisor apart */
+        double loss_scale;   /* to use next */
+        uint32_t good_steps; /* since the last overflow or growth */
+        uint32_t skipped;    /* steps, in all */
         double grad_norm;
         uint32_t n_sets;
         uint32_t finite;
-        struct { double lr, beta1, beta2, eps, weight_decay; } sets[ZERO_SET_MAX];
-        struct exact_sum norm;  /* this owner's partial */
+        struct {
+                double lr, beta1, beta2, eps, weight_decay;
+        } sets[ZERO_SET_MAX];
+        struct exact_sum norm; /* this owner's partial */
 };
 
 struct state {
         struct store *store;
-        struct plan *plan;          /* owned */
+        struct state_identity id;
+        struct plan *plan;                           /* owned */
         float *master, *exp_avg, *exp_avg_sq, *grad; /* in the file's mapping */
-        uint8_t *serve;             /* NULL if there is nothing to serve from */
-        int serve_fd;               /* memfd, sealed against resizing and later writers; -1 */
-        uint64_t *chunk_version;    /* [chunk]; atomic */
-        uint64_t *tensor_step;      /* [tensor]: updates so far; in the file */
-        uint8_t *present;           /* [tensor]: has a gradient in this attempt; in the file */
-        struct state_record *record; /* in the file; change it by state_*() only */
+        uint8_t *serve;                              /* NULL if there is nothing to serve from */
+        int serve_fd;            /* memfd, sealed against resizing and later writers; -1 */
+        uint64_t *chunk_version; /* [chunk]; atomic */
+        /* [tensor]: updates so far; in the file; another array after state_finish() */
+        uint64_t *tensor_step;
+        uint8_t *present; /* [tensor]: has a gradient in this attempt; in the file */
+        /* in the file; change it by state_*() only; another copy after each of them */
+        const struct state_record *record;
         /* private from here */
         void *map;
         size_t map_bytes;
         int fd;
-        uint32_t n_redo;
+        uint32_t n_redo, n_tensors;
         struct redo_slot *redo;
-        char *path;
+        struct record_copy *copies[2];
+        uint64_t *steps[2];
+        struct segment serve_segment;
+        char *file; /* name in the directory */
 };
 
 /* ---- the directory ---- */
 
 /*
  * Opens (makes) the state directory, mode 0700, and locks it: a second daemon gets
- * ZERO_EBUSY.  quota: most bytes of all state files and serve planes; 0: no limit.
+ * ZERO_EBUSY.  ZERO_EPERM if it belongs to somebody else or others may enter it.
+ * quota: most bytes of all state files and serve planes; 0: no limit.
+ * Outlives every state.
  */
 int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault);
 void store_close(struct store *store);
 uint64_t store_used(const struct store *store);
 uint64_t store_quota(const struct store *store);
+/*
+ * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM.  To be asked before a plan is made,
+ * whose tables grow with the elements (12 to 18 bytes each).  `what` is named in the fault.
+ */
+int store_admit(const struct store *store, uint64_t bytes, const char *what, struct fault *fault);
+/*
+ * Calls each() for every state file there is, with the name for state_open(); stops
+ * when it returns non-zero, and returns that; -errno if the directory cannot be read.
+ */
+int store_each(const struct store *store, int (*each)(const char *file, void *arg), void *arg);
 
 /* ---- a job's state ---- */
 
 /*
  * Makes the state of a new job: space is reserved at once (ZERO_ESHM, ZERO_EQUOTA
  * leave nothing behind), contents are zero.  n_redo: how many threads will update
- * at once.  Takes the plan over on success.
+ * at once.  Takes the plan over on success; it must be plan_new()'s for
+ * partition_new(l, id->n_owners).  ZERO_EBUSY if the job has a state here already.
+ * For an offload thread: reserving takes about 0.3 s a GiB.
  */
 int state_create(struct store *store, const struct state_identity *id, const layout *l,
                  struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault);
+/*
+ * Opens the state that an earlier process left, as store_each() names it.  Everything is
+ * checked; a damaged file is refused (ZERO_EIO) and never used.  Valid redo slots
+ * are copied home, so that each chunk is at record->version or, if the record says
+ * commit, at the next; presence marks of an attempt that had not been prepared
+ * are cleared.  The serve plane is empty until state_serve_group().
+ * The layout is the caller's; the identity is in state->id.
+ */
+int state_open(struct store *store, const char *file, struct state **ret, layout **ret_layout,
+               struct fault *fault);
 /* Unmaps; the file stays.  NULL is allowed. */
 void state_close(struct state *state);
 /* Deletes the file and closes. */
@@ -99,14 +133,28 @@ uint64_t state_bytes(const struct state *state);
  */
 void state_init_group(struct state *state, const layout *l, uint32_t group,
                       const struct device_ops *ops);
+/* Writes serve from master for a shard (nothing to do for fp32 groups). */
+void state_serve_group(struct state *state, const layout *l, uint32_t group,
+                       const struct device_ops *ops);
 /* The shard as trainers get it: in serve, or in master for fp32 groups. */
 const void *state_shard(const struct state *state, const layout *l, uint32_t group);
 
-/* ---- the record: each call leaves the file consistent at every instruction ---- */
+/*
+ * ---- the record: each call leaves the file consistent at every instruction ----
+ *
+ * OPEN -> PREPARED (again and again, if need be) -> DECIDED -> OPEN.  The version and the
+ * attempt of what is passed must be the record's own; the phase is set here.
+ * `present` must not change from state_prepare() until the attempt is over.
+ */
 
 void state_prepare(struct state *state, const struct state_record *vote);
 void state_decide(struct state *state, const struct state_record *decision);
-/* Every chunk is at version + 1 (or the step was skipped): the attempt is over. */
+/*
+ * Every chunk is at version + 1 (or the step was skipped): the attempt is over.  After a commit
+ * tensor_step of every present tensor is one higher: exactly one, also if the
+ * process dies in here and finishes again later.
+ */
 void state_finish(struct state *state);
-/* The attempt is void: gradients count for nothing, a new attempt begins. */
+/* The attempt is void: gradients count for nothing, a new attempt begins.  Not after
+ * the decision. */
 void state_abort(struct state *state, uint64_t next_attempt);

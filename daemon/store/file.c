@@ -1,0 +1,146 @@
+/* The places in a state file, its header and its checks; see file.h. */
+#include "daemon/store/file.h"
+
+#include <errno.h>
+#include <sodium.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 's', 't' };
+
+void file_hash(uint8_t ret[static FILE_HASH], const void *data, size_t size)
+{
+        crypto_generichash(ret, FILE_HASH, data, size, NULL, 0);
+}
+
+void file_plan_hash(const struct plan *plan, uint8_t ret[static FILE_HASH])
+{
+        crypto_generichash_state state;
+
+        crypto_generichash_init(&state, NULL, 0, FILE_HASH);
+        for (uint32_t g = 0; g < plan->n_groups; g++)
+                crypto_generichash_update(&state, (const uint8_t *)&plan->shards[g].range,
+                                          sizeof(plan->shards[g].range));
+        crypto_generichash_final(&state, ret, FILE_HASH);
+}
+
+size_t file_redo_stride(uint32_t chunk_elements)
+{
+        size_t bytes = sizeof(struct redo_slot) + (size_t)chunk_elements * 3 * sizeof(float);
+
+        return (bytes + 127) / 128 * 128; /* two lines: they are prefetched in pairs */
+}
+
+static uint64_t place(uint64_t *end, uint64_t bytes)
+{
+        uint64_t at = *end;
+
+        *end = (at + bytes + FILE_ALIGN - 1) / FILE_ALIGN * FILE_ALIGN;
+        return at;
+}
+
+struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_redo,
+                         uint64_t layout_bytes)
+{
+        uint64_t steps = n_tensors * sizeof(uint64_t);
+        uint64_t moment = plan_plane_bytes(plan, ZERO_PLANE_EXP_AVG);
+        struct file_map m;
+        uint64_t end = 0;
+
+        place(&end, sizeof(struct file_header));
+        m.layout = place(&end, layout_bytes);
+        for (int i = 0; i < 2; i++)
+                m.copies[i] = place(&end, sizeof(struct record_copy));
+        for (int i = 0; i < 2; i++)
+                m.steps[i] = place(&end, steps);
+        m.present = place(&end, n_tensors);
+        m.versions = place(&end, plan->n_chunks * sizeof(uint64_t));
+        m.redo = place(&end, n_redo * file_redo_stride(plan->chunk_elements));
+        m.master = place(&end, plan_plane_bytes(plan, ZERO_PLANE_MASTER));
+        m.exp_avg = place(&end, moment);
+        m.exp_avg_sq = place(&end, moment);
+        m.grad = place(&end, moment);
+        m.bytes = end;
+        return m;
+}
+
+void file_bind(struct state *state, const struct file_map *map)
+{
+        uint8_t *base = state->map;
+
+        for (int i = 0; i < 2; i++) {
+                state->copies[i] = (void *)(base + map->copies[i]);
+                state->steps[i] = (void *)(base + map->steps[i]);
+        }
+        state->present = base + map->present;
+        state->chunk_version = (void *)(base + map->versions);
+        state->redo = (void *)(base + map->redo);
+        state->master = (void *)(base + map->master);
+        state->exp_avg = (void *)(base + map->exp_avg);
+        state->exp_avg_sq = (void *)(base + map->exp_avg_sq);
+        state->grad = (void *)(base + map->grad);
+}
+
+void file_write(void *map, const struct file_map *places, const struct file_header *header,
+                const void *packed_layout)
+{
+        struct file_header *h = map;
+
+        memcpy((uint8_t *)map + places->layout, packed_layout, header->layout_bytes);
+        *h = *header;
+        memcpy(h->magic, magic, sizeof(magic));
+        h->format = FILE_FORMAT;
+        h->header_bytes = sizeof(struct file_header);
+        h->record_bytes = sizeof(struct record_copy);
+        h->file_bytes = places->bytes;
+        file_hash(h->layout_hash, packed_layout, header->layout_bytes);
+        file_hash(h->hash, h, offsetof(struct file_header, hash));
+}
+
+int file_damaged(struct fault *fault, const char *name, const char *why)
+{
+        return fault_set(fault, ZERO_EIO,
+                         "state file %s cannot be used: %s; move it away, or delete it to give "
+                         "its job up",
+                         name, why);
+}
+
+static const char *header_flaw(const struct file_header *h, uint64_t bytes)
+{
+        uint8_t hash[FILE_HASH];
+
+        if (memcmp(h->magic, magic, sizeof(magic)) != 0)
+                return "it is no state file";
+        if (h->format != FILE_FORMAT)
+                return "it was written by another version of zerod";
+        file_hash(hash, h, offsetof(struct file_header, hash));
+        if (memcmp(hash, h->hash, FILE_HASH) != 0)
+                return "the checksum of its header is wrong";
+        if (h->header_bytes != sizeof(*h) || h->record_bytes != sizeof(struct record_copy))
+                return "it was written by another build of zerod";
+        if (h->file_bytes != bytes || h->layout_bytes > bytes)
+                return "its length is wrong";
+        if (!memchr(h->job, 0, sizeof(h->job)) || h->n_redo < 1 || h->n_redo > FILE_REDO_MAX ||
+            h->chunk_elements < 1 || h->chunk_elements % LAYOUT_ALIGN || h->n_owners < 1 ||
+            h->owner >= h->n_owners)
+                return "its header makes no sense";
+        return NULL;
+}
+
+int file_read_header(int fd, uint64_t bytes, const char *name, struct file_header *ret,
+                     struct fault *fault)
+{
+        struct file_header h;
+
+        ssize_t n = pread(fd, &h, sizeof(h), 0);
+        if (n < 0)
+                return fault_errno(fault, errno, name);
+        if (n != sizeof(h))
+                return file_damaged(fault, name, "it is too short");
+        const char *flaw = header_flaw(&h, bytes);
+        if (flaw)
+                return file_damaged(fault, name, flaw);
+        *ret = h;
+        return 0;
+}

@@ -1,0 +1,98 @@
+/*
+ * A state file: its header and the place of each part.  Private to the store.
+ *
+ *   header            struct file_header; never changes after creation
+ *   layout            zero.Layout, packed; never changes
+ *   record copies     two struct record_copy, the newer valid one counts (record.c)
+ *   tensor steps      two uint64_t [tensor], the record says which one counts
+ *   present           uint8_t [tensor]
+ *   chunk versions    uint64_t [chunk]
+ *   redo slots        struct redo_slot [n_redo] with their values (redo.c)
+ *   master            float [plan->master_elements]
+ *   exp_avg, exp_avg_sq, grad
+ *                     float [plan->moment_elements] each
+ *
+ * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are the machine's own: a
+ * file never leaves it.
+ */
+#pragma once
+
+#include "daemon/store/state.h"
+
+enum {
+        FILE_ALIGN = 4096,
+        /* To be raised with any change of what this page says, of struct state_record
+         * or of partition or plan. */
+        FILE_FORMAT = 1,
+        /* To be raised when an update gives other bits than before.  An attempt that was
+         * prepared with one arithmetic is not continued with another. */
+        FILE_ARITHMETIC = 1,
+        FILE_HASH = 32,
+        FILE_REDO_MAX = 4096,
+};
+
+struct file_header {
+        char magic[8];
+        uint32_t format, header_bytes, record_bytes;
+        uint32_t chunk_elements, n_redo, n_tensors;
+        uint32_t uid, world_size, n_owners, owner, reduce_dtype, unused;
+        uint64_t layout_bytes, file_bytes;
+        uint8_t layout_hash[FILE_HASH]; /* of the packed layout */
+        uint8_t plan_hash[FILE_HASH];   /* of which range of each group lies here */
+        char job[ZERO_NAME_MAX + 1];
+        uint8_t hash[FILE_HASH]; /* of all before */
+};
+
+_Static_assert(sizeof(struct file_header) <= FILE_ALIGN, "the layout lies behind one page");
+
+struct record_copy {
+        uint64_t sequence; /* the higher of two valid copies counts */
+        uint32_t arithmetic;
+        uint32_t side; /* which tensor step array counts */
+        struct state_record record;
+        uint8_t hash[FILE_HASH]; /* of all before */
+};
+
+struct redo_slot {
+        uint32_t valid; /* atomic */
+        uint32_t chunk;
+        uint64_t version;
+        uint64_t unused[6]; /* values begin at a cache line */
+        float values[];     /* p | m | v, chunk_elements each */
+};
+
+/* Byte offsets of the parts. */
+struct file_map {
+        uint64_t layout, copies[2], steps[2], present, versions, redo;
+        uint64_t master, exp_avg, exp_avg_sq, grad, bytes;
+};
+
+struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_redo,
+                         uint64_t layout_bytes);
+/* Bytes from one redo slot to the next. */
+size_t file_redo_stride(uint32_t chunk_elements);
+/* Points the state's arrays into its mapping. */
+void file_bind(struct state *state, const struct file_map *map);
+
+/* Writes header and layout into a mapping. */
+void file_write(void *map, const struct file_map *places, const struct file_header *header,
+                const void *packed_layout);
+/* The header of an open file of `bytes` bytes, checked; `name` is for the fault. */
+int file_read_header(int fd, uint64_t bytes, const char *name, struct file_header *ret,
+                     struct fault *fault);
+void file_hash(uint8_t ret[static FILE_HASH], const void *data, size_t size);
+void file_plan_hash(const struct plan *plan, uint8_t ret[static FILE_HASH]);
+/* ZERO_EIO: the file is damaged, and what to do. */
+int file_damaged(struct fault *fault, const char *name, const char *why);
+
+/* ---- record.c ---- */
+
+/* The first record of a new file: version 0, attempt 0, open. */
+void record_init(struct state *state);
+/* Finds the newest valid copy in the mapping; ZERO_EIO if there is none or it makes no sense. */
+int record_load(struct state *state, struct fault *fault);
+
+/* ---- redo.c ---- */
+
+/* Whether versions and slots are such as an interrupted process can have left. */
+int redo_check(const struct state *state, struct fault *fault);

@@ -1,0 +1,231 @@
+/*
+ * Where an owner's part of a job lies; see plan.h for the rule.
+ *
+ * The tables are built by walking the layout twice: the first walk only counts.
+ *
+ * Invariants: the segments of a shard lie one behind the other and cover it; the chunks of
+ * a shard cover its trainable segments, each once, in order; every offset and count
+ * of a segment is a multiple of LAYOUT_ALIGN elements.
+ */
+#include "daemon/store/plan.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+#include "proto/dtype.h"
+
+enum { SERVE_ALIGN = 4096 };
+
+/* Trainable elements that are contiguous in the master and in the trainable planes. */
+struct run {
+        uint64_t count, master, moment, in_group;
+        uint32_t first_segment;
+};
+
+DEFINE_CLEANUP(struct plan *, plan_free)
+
+void plan_free(struct plan *p)
+{
+        if (!p)
+                return;
+        free(p->shards);
+        free(p->segments);
+        free(p->chunks);
+        free(p);
+}
+
+static uint64_t align_up(uint64_t n, uint64_t unit)
+{
+        return (n + unit - 1) / unit * unit;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+/* Chunks of equal length but for the last, so that no short remainder is left. */
+static uint64_t chunk_length(const struct plan *p, uint64_t count)
+{
+        uint64_t n = (count + p->chunk_elements - 1) / p->chunk_elements;
+
+        return align_up((count + n - 1) / n, LAYOUT_ALIGN);
+}
+
+static uint32_t segment_at(const struct plan *p, uint32_t segment, uint64_t in_group)
+{
+        while (in_group >= p->segments[segment].in_group + p->segments[segment].count)
+                segment++;
+        return segment;
+}
+
+static void cut_run(struct plan *p, uint32_t group, const struct run *run)
+{
+        if (run->count == 0)
+                return;
+
+        uint64_t length = chunk_length(p, run->count);
+        uint32_t n = (uint32_t)((run->count + length - 1) / length);
+        uint32_t segment = run->first_segment;
+
+        for (uint32_t i = 0; p->chunks && i < n; i++) {
+                uint64_t at = i * length;
+
+                segment = segment_at(p, segment, run->in_group + at);
+                p->chunks[p->n_chunks + i] = (struct plan_chunk){
+                        .group = group,
+                        .n = (uint32_t)min_u64(length, run->count - at),
+                        .first_segment = segment,
+                        .master = run->master + at,
+                        .moment = run->moment + at,
+                        .in_group = run->in_group + at,
+                };
+        }
+        p->n_chunks += n;
+}
+
+static void add_segment(struct plan *p, const struct plan_segment *s)
+{
+        if (p->segments)
+                p->segments[p->n_segments] = *s;
+        p->n_segments++;
+        p->master_elements += s->count;
+        if (s->moment != UINT64_MAX)
+                p->moment_elements += s->count;
+}
+
+/* The part of tensor t, gap included, inside the range; false if there is none. */
+static bool cut_tensor(const layout *l, uint32_t t, struct range range, struct plan_segment *ret)
+{
+        const struct layout_tensor *tensor = &l->tensors[t];
+        uint64_t end = align_up(tensor->offset + tensor->elements, LAYOUT_ALIGN);
+        uint64_t first = tensor->offset > range.first ? tensor->offset : range.first;
+
+        end = min_u64(end, range.first + range.count);
+        if (first >= end)
+                return false;
+        *ret = (struct plan_segment){
+                .tensor = t,
+                .group = tensor->group,
+                .in_group = first,
+                .count = end - first,
+                .moment = UINT64_MAX,
+        };
+        return true;
+}
+
+static void extend_run(struct plan *p, struct run *run, const struct plan_segment *s)
+{
+        if (run->count == 0)
+                *run = (struct run){ .master = s->master,
+                                     .moment = s->moment,
+                                     .in_group = s->in_group,
+                                     .first_segment = p->n_segments };
+        run->count += s->count;
+}
+
+static void walk_segments(struct plan *p, const layout *l, uint32_t group, struct range range)
+{
+        const struct layout_group *g = &l->groups[group];
+        struct run run = { 0 };
+
+        for (uint32_t t = g->first_tensor; t < g->first_tensor + g->n_tensors; t++) {
+                struct plan_segment s;
+
+                if (!cut_tensor(l, t, range, &s))
+                        continue;
+                s.master = p->master_elements;
+                if (l->tensors[t].frozen) {
+                        cut_run(p, group, &run);
+                        run.count = 0;
+                } else {
+                        s.moment = p->moment_elements;
+                        extend_run(p, &run, &s);
+                }
+                add_segment(p, &s);
+        }
+        cut_run(p, group, &run);
+}
+
+static void walk_group(struct plan *p, const layout *l, uint32_t group, struct range range)
+{
+        struct plan_shard *shard = &p->shards[group];
+        enum zero_dtype dtype = l->groups[group].dtype;
+
+        *shard = (struct plan_shard){
+                .range = range,
+                .master = p->master_elements,
+                .moment = p->moment_elements,
+                .serve = dtype == ZERO_FP32 ? UINT64_MAX : p->serve_bytes,
+                .first_segment = p->n_segments,
+                .first_chunk = p->n_chunks,
+        };
+        walk_segments(p, l, group, range);
+        shard->moment_count = p->moment_elements - shard->moment;
+        shard->n_segments = p->n_segments - shard->first_segment;
+        shard->n_chunks = p->n_chunks - shard->first_chunk;
+        if (dtype != ZERO_FP32)
+                p->serve_bytes += align_up(range.count * dtype_size(dtype), SERVE_ALIGN);
+        assert(p->master_elements == shard->master + range.count);
+}
+
+static void walk(struct plan *p, const layout *l, const struct partition *partition)
+{
+        p->n_segments = p->n_chunks = 0;
+        p->master_elements = p->moment_elements = p->serve_bytes = 0;
+        for (uint32_t g = 0; g < p->n_groups; g++)
+                walk_group(p, l, g, partition_range(partition, g, p->owner));
+}
+
+/* Never NULL for lack of items: NULL in a walk means "count only". */
+static void *table(uint32_t n, size_t size)
+{
+        return calloc(n ? n : 1, size);
+}
+
+int plan_new(const layout *l, const struct partition *partition, uint32_t owner,
+             uint32_t chunk_elements, struct plan **ret)
+{
+        assert(chunk_elements > 0 && chunk_elements % LAYOUT_ALIGN == 0);
+        assert(partition->n_groups == l->n_groups && owner < partition->n_owners);
+        /* a chunk is at least half full, but for one a segment */
+        if (partition_elements(partition, owner) / chunk_elements >= UINT32_MAX / 4)
+                return -EOVERFLOW;
+
+        CLEANUP(cleanup_plan_free) struct plan *p = calloc(1, sizeof(*p));
+        if (!p)
+                return -ENOMEM;
+        *p = (struct plan){ .owner = owner,
+                            .n_groups = l->n_groups,
+                            .chunk_elements = chunk_elements };
+        p->shards = table(l->n_groups, sizeof(*p->shards));
+        if (!p->shards)
+                return -ENOMEM;
+        walk(p, l, partition);
+        p->segments = table(p->n_segments, sizeof(*p->segments));
+        p->chunks = table(p->n_chunks, sizeof(*p->chunks));
+        if (!p->segments || !p->chunks)
+                return -ENOMEM;
+        walk(p, l, partition);
+        *ret = STEAL(p);
+        return 0;
+}
+
+uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
+{
+        switch (plane) {
+        case ZERO_PLANE_MASTER:
+                return p->master_elements * sizeof(float);
+        case ZERO_PLANE_EXP_AVG:
+        case ZERO_PLANE_EXP_AVG_SQ:
+        case ZERO_PLANE_GRAD:
+                return p->moment_elements * sizeof(float);
+        case ZERO_PLANE_SERVE:
+                return p->serve_bytes;
+        case ZERO_PLANE_STEP:
+                break;
+        }
+        return 0;
+}

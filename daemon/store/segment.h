@@ -1,0 +1,31 @@
+/*
+ * Memory that is passed to other processes: anonymous files (memfd) of mode 0600, mapped
+ * writable here, sealed against every change of size.  The descriptor is
+ * inherited by nobody and is passed over a socket only.
+ */
+#pragma once
+
+#include "proto/fault.h"
+
+enum segment_flags {
+        SEGMENT_SHARED = 0,    /* whoever gets the descriptor may write */
+        SEGMENT_READ_ONLY = 1, /* nobody but this mapping ever writes, also not through /proc */
+        SEGMENT_SPARSE = 2,    /* memory is taken as it is touched, not reserved at once */
+};
+
+struct segment {
+        int fd; /* -1: none */
+        void *data;
+        uint64_t bytes;
+};
+
+/*
+ * bytes > 0; name is seen in /proc/PID/maps.  ZERO_ESHM if there is not that much memory
+ * (never for SEGMENT_SPARSE, whose writer is killed instead).  Contents are zero.
+ */
+int segment_new(const char *name, uint64_t bytes, unsigned flags, struct segment *ret,
+                struct fault *fault);
+/* For one that segment_new() made or { .fd = -1 }; leaves the latter. */
+void segment_free(struct segment *s);
+/* Gives a file this size and its space at once, or -errno. */
+int segment_reserve(int fd, uint64_t bytes);

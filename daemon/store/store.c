@@ -1,0 +1,251 @@
+/*
+ * The state directory.
+ *
+ * Rule: one process at a time, by a lock on a file in it that is held as long as the
+ * store is open.  What lies there counts against the quota whether it is in use or not.
+ *
+ * A file is called after its job and owner: what is harmless of the job's name, for
+ * people, and a hash of all of it, so that no name leads out of the directory, is too
+ * long or meets another.
+ */
+#include "daemon/store/store.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+static const char lock_name[] = ".lock", temporary_prefix[] = ".new-", suffix[] = ".state";
+
+DEFINE_CLEANUP(struct store *, store_close)
+
+static void cleanup_closedir(DIR **d)
+{
+        if (*d)
+                closedir(*d);
+}
+
+/* ---- names ---- */
+
+void store_file_name(const char *job, uint32_t owner, char ret[static STORE_FILE_NAME])
+{
+        enum { READABLE = 64, HASH = 16 };
+        static const char harmless[] =
+                "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
+        uint8_t hash[HASH];
+        char readable[READABLE + 1], hex[2 * HASH + 1];
+        size_t n = 0;
+
+        for (; n < READABLE && job[n]; n++)
+                readable[n] = strchr(harmless, job[n]) ? job[n] : '_';
+        readable[n] = 0;
+        crypto_generichash(hash, sizeof(hash), (const uint8_t *)job, strlen(job), NULL, 0);
+        sodium_bin2hex(hex, sizeof(hex), hash, sizeof(hash));
+        snprintf(ret, STORE_FILE_NAME, "%s-%s.%" PRIu32 "%s", readable, hex, owner, suffix);
+}
+
+void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME])
+{
+        assert(strlen(file) + sizeof(temporary_prefix) <= STORE_FILE_NAME);
+        snprintf(ret, STORE_FILE_NAME, "%s%s", temporary_prefix, file);
+}
+
+bool store_is_state(const char *name)
+{
+        size_t n = strlen(name), m = sizeof(suffix) - 1;
+
+        return name[0] != '.' && !strchr(name, '/') && n > m &&
+               n + sizeof(temporary_prefix) <= STORE_FILE_NAME && strcmp(name + n - m, suffix) == 0;
+}
+
+/* ---- opening ---- */
+
+static int open_directory(const char *path, int *ret, struct fault *fault)
+{
+        struct stat st;
+
+        if (mkdir(path, 0700) < 0 && errno != EEXIST)
+                return fault_set(fault, ZERO_EIO, "cannot make the state directory %s: %s", path,
+                                 strerror(errno));
+        CLEANUP(cleanup_close)
+        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0 || fstat(fd, &st) < 0)
+                return fault_set(fault, ZERO_EIO, "cannot open the state directory %s: %s", path,
+                                 strerror(errno));
+        if (st.st_uid != geteuid())
+                return fault_set(fault, ZERO_EPERM,
+                                 "state directory %s belongs to user %u, zerod runs as %u", path,
+                                 (unsigned)st.st_uid, (unsigned)geteuid());
+        if (st.st_mode & 077)
+                return fault_set(fault, ZERO_EPERM,
+                                 "state directory %s is open to others (mode %03o): chmod 700 it",
+                                 path, (unsigned)st.st_mode & 0777);
+        *ret = STEAL_FD(fd);
+        return 0;
+}
+
+static int refuse_second(int lock, const char *path, struct fault *fault)
+{
+        char pid[16] = "";
+        ssize_t n = pread(lock, pid, sizeof(pid) - 1, 0);
+
+        for (ssize_t i = 0; i < n; i++)
+                if (pid[i] < '0' || pid[i] > '9')
+                        pid[i] = 0;
+        return fault_set(fault, ZERO_EBUSY,
+                         "state directory %s is in use by process %s: stop it, or give this "
+                         "daemon a directory of its own",
+                         path, pid[0] ? pid : "(unknown)");
+}
+
+static int lock_directory(int dir, const char *path, int *ret, struct fault *fault)
+{
+        CLEANUP(cleanup_close)
+        int fd = openat(dir, lock_name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (fd < 0)
+                return fault_errno(fault, errno, path);
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+                return errno == EWOULDBLOCK ? refuse_second(fd, path, fault)
+                                            : fault_errno(fault, errno, path);
+
+        char pid[16];
+        int n = snprintf(pid, sizeof(pid), "%ld\n", (long)getpid());
+        if (ftruncate(fd, 0) < 0 || pwrite(fd, pid, (size_t)n, 0) != n)
+                return fault_errno(fault, errno, path);
+        *ret = STEAL_FD(fd);
+        return 0;
+}
+
+static int read_directory(const struct store *s, DIR **ret)
+{
+        CLEANUP(cleanup_close) int fd = openat(s->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+                return -errno;
+        DIR *d = fdopendir(fd);
+        if (!d)
+                return -errno;
+        fd = -1;
+        *ret = d;
+        return 0;
+}
+
+/* Deletes what was never completed, and charges what is there. */
+static int take_stock(struct store *s)
+{
+        CLEANUP(cleanup_closedir) DIR *d = NULL;
+        int r = read_directory(s, &d);
+        if (r)
+                return r;
+        for (struct dirent *e; (e = readdir(d));) {
+                struct stat st;
+
+                if (strncmp(e->d_name, temporary_prefix, sizeof(temporary_prefix) - 1) == 0)
+                        unlinkat(s->dir, e->d_name, 0);
+                else if (store_is_state(e->d_name) &&
+                         fstatat(s->dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+                        s->used += (uint64_t)st.st_size;
+        }
+        return 0;
+}
+
+int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault)
+{
+        CLEANUP(cleanup_store_close) struct store *s = calloc(1, sizeof(*s));
+        if (!s)
+                return fault_errno(fault, ENOMEM, directory);
+        *s = (struct store){ .dir = -1, .lock = -1, .quota = quota };
+        s->path = strdup(directory);
+        if (!s->path)
+                return fault_errno(fault, ENOMEM, directory);
+        int r = open_directory(directory, &s->dir, fault);
+        if (r)
+                return r;
+        r = lock_directory(s->dir, directory, &s->lock, fault);
+        if (r)
+                return r;
+        r = take_stock(s);
+        if (r)
+                return fault_errno(fault, r, directory);
+        *ret = STEAL(s);
+        return 0;
+}
+
+void store_close(struct store *store)
+{
+        if (!store)
+                return;
+        cleanup_close(&store->lock);
+        cleanup_close(&store->dir);
+        free(store->path);
+        free(store);
+}
+
+int store_each(const struct store *store, int (*each)(const char *file, void *arg), void *arg)
+{
+        CLEANUP(cleanup_closedir) DIR *d = NULL;
+        int r = read_directory(store, &d);
+
+        for (struct dirent *e; r == 0 && (e = readdir(d));)
+                if (store_is_state(e->d_name))
+                        r = each(e->d_name, arg);
+        return r;
+}
+
+/* ---- quota ---- */
+
+uint64_t store_used(const struct store *store)
+{
+        return store->used;
+}
+
+uint64_t store_quota(const struct store *store)
+{
+        return store->quota;
+}
+
+int store_admit(const struct store *store, uint64_t bytes, const char *what, struct fault *fault)
+{
+        uint64_t used = store->used;
+        struct statvfs fs;
+
+        if (store->quota && (used > store->quota || bytes > store->quota - used))
+                return fault_set(fault, ZERO_EQUOTA,
+                                 "%s needs %" PRIu64 " bytes of state; %" PRIu64
+                                 " of the quota of %" PRIu64 " are in use",
+                                 what, bytes, used, store->quota);
+        if (fstatvfs(store->dir, &fs) < 0)
+                return fault_errno(fault, errno, store->path);
+        if (bytes / fs.f_frsize >= fs.f_bavail)
+                return fault_set(fault, ZERO_ESHM,
+                                 "%s needs %" PRIu64 " bytes of state; %s has %" PRIu64 " free",
+                                 what, bytes, store->path,
+                                 (uint64_t)fs.f_bavail * (uint64_t)fs.f_frsize);
+        return 0;
+}
+
+int store_take(struct store *store, uint64_t bytes, const char *what, struct fault *fault)
+{
+        uint64_t used = store->used;
+        int r;
+
+        do
+                r = store_admit(store, bytes, what, fault);
+        while (r == 0 && !atomic_compare_exchange_weak(&store->used, &used, used + bytes));
+        return r;
+}
+
+void store_give(struct store *store, uint64_t bytes)
+{
+        assert(store->used >= bytes);
+        store->used -= bytes;
+}

@@ -1,0 +1,28 @@
+/*
+ * The state directory: the lock, the quota and the names of files.  Private to the store.
+ * The counters may be used from any thread; everything else does not change.
+ */
+#pragma once
+
+#include <stdatomic.h>
+
+#include "daemon/store/state.h"
+
+enum { STORE_FILE_NAME = 160 };
+
+struct store {
+        char *path;
+        int dir, lock;
+        uint64_t quota;
+        _Atomic uint64_t used;
+};
+
+/* Charges the quota; ZERO_EQUOTA or ZERO_ESHM. */
+int store_take(struct store *store, uint64_t bytes, const char *what, struct fault *fault);
+void store_give(struct store *store, uint64_t bytes);
+/* The name of a job's file: safe and short whatever the job is called. */
+void store_file_name(const char *job, uint32_t owner, char ret[static STORE_FILE_NAME]);
+/* The same before the file is complete; such files are deleted when the store is opened. */
+void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME]);
+/* Whether a directory entry is called like a state file. */
+bool store_is_state(const char *name);
