@@ -1,14 +1,11 @@
 /* Training in one process: AdamW against a double-precision reference, whole runs. */
 #include <criterion/criterion.h>
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "backend.h"
 #include "random.h"
-#include "train.h"
+#include "runs.h"
 
 static const struct gpt_config tiny = { 8, 1, 2, 8 };
 static const struct zero_adamw sets[GPT_SETS] = { { 1e-2, 0.9, 0.95, 1e-8, 0.1 },
@@ -108,81 +105,32 @@ Test(gpt_local, a_step_with_infinite_gradients_is_skipped)
         gpt_spec_deinit(&spec);
 }
 
-static struct text phrase(void)
-{
-        static const char words[] = "the quick brown fox jumps over the lazy dog. ";
-        struct text text = { malloc(4000), 4000, 3600 };
-        for (size_t i = 0; i < text.size; i++)
-                text.bytes[i] = (uint8_t)words[i % (sizeof(words) - 1)];
-        return text;
-}
-
-/* Losses by step of a run with the given batch. */
-static void run(uint32_t batch, uint32_t micro_batches, double *ret_losses, size_t n)
-{
-        char path[] = "/tmp/gpt-loss-XXXXXX";
-        close(mkstemp(path));
-        cr_assert_not_null(freopen("/dev/null", "w", stdout));
-        char *argv[] = { "gpt",
-                         "--data",
-                         "-",
-                         "--local",
-                         "--loss-file",
-                         path,
-                         "--context",
-                         "32",
-                         "--width",
-                         "32",
-                         "--layers",
-                         "2",
-                         "--steps",
-                         "50",
-                         "--lr",
-                         "1e-2",
-                         "--warmup",
-                         "5",
-                         "--eval-windows",
-                         "2",
-                         NULL };
-        struct options options;
-        struct fault fault;
-        cr_assert_eq(options_parse(sizeof(argv) / sizeof(argv[0]) - 1, argv, &fault, &options), 0,
-                     "%s", fault.text);
-        options.batch = batch;
-        options.micro_batches = micro_batches;
-        struct text text = phrase();
-        cr_assert_eq(train(&options, &text, &fault), 0, "%s", fault.text);
-        FILE *file = fopen(path, "r");
-        unsigned step;
-        for (size_t i = 0; i < n; i++)
-                cr_assert(fscanf(file, "%u %lf", &step, &ret_losses[i]) == 2 && step == i + 1);
-        fclose(file);
-        unlink(path);
-        text_deinit(&text);
-}
-
 Test(gpt_local, the_loss_falls_on_a_simple_text)
 {
-        double losses[50];
-        run(4, 1, losses, 50);
+        double losses[RUN_STEPS];
+        struct options options = run_options();
+        run(&options, losses);
         cr_assert_gt(losses[0], 5);
-        cr_assert_lt(losses[49], 1.5);
+        cr_assert_lt(losses[RUN_STEPS - 1], 1.5);
 }
 
 Test(gpt_local, two_runs_are_equal_to_the_bit)
 {
-        double first[50], second[50];
-        run(4, 1, first, 50);
-        run(4, 1, second, 50);
+        double first[RUN_STEPS], second[RUN_STEPS];
+        struct options options = run_options();
+        run(&options, first);
+        run(&options, second);
         cr_assert_eq(memcmp(first, second, sizeof(first)), 0);
 }
 
 Test(gpt_local, micro_batches_change_only_rounding)
 {
-        double whole[50], parts[50];
-        run(4, 1, whole, 50);
-        run(4, 2, parts, 50);
-        for (int i = 0; i < 50; i++)
+        double whole[RUN_STEPS], parts[RUN_STEPS];
+        struct options options = run_options();
+        run(&options, whole);
+        options.micro_batches = 2;
+        run(&options, parts);
+        for (int i = 0; i < RUN_STEPS; i++)
                 cr_assert_float_eq(whole[i], parts[i], 2e-3, "step %d: %g, %g", i, whole[i],
                                    parts[i]);
 }

@@ -1,0 +1,20 @@
+/*
+ * libzero's calls of one rank, played by a strict service in this process.
+ *
+ * Strict: views and gradients are poisoned when they end, every rule of zero.h that a trainer can
+ * break is asserted.  The update is plain gradient descent with the first set's lr.
+ */
+#pragma once
+
+#include <stdint.h>
+
+struct fake_zero {
+        uint32_t hold_groups, push_groups; /* as declared */
+        uint32_t most_held, most_open;     /* groups held, gradients asked for and not pushed */
+        uint32_t fetches, prefetches, pushes, puts;
+        uint32_t pushes_before_fetch; /* most of a step, before a fetch in the same step */
+        uint32_t abort_at; /* the call of zero_step() or zero_fetch() that aborts; 0: none */
+        uint32_t skipped;  /* steps, for gradients that were not finite */
+        uint32_t calls;    /* of these */
+};
+extern struct fake_zero fake_zero;
