@@ -122,6 +122,12 @@ void fake_expect_end(struct fake *f)
         MUST(!next_frame(f));
 }
 
+void fake_drain(struct fake *f)
+{
+        while (next_frame(f))
+                frame_reader_next(&f->reader);
+}
+
 void fake_send_fds(struct fake *f, const void *bytes, size_t n, const int *fds, size_t n_fds)
 {
         _Alignas(struct cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = { 0 };
@@ -138,7 +144,8 @@ void fake_send_fds(struct fake *f, const void *bytes, size_t n, const int *fds, 
                 c->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
                 memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
         }
-        MUST(sendmsg(f->fd, &message, MSG_NOSIGNAL) == (ssize_t)n);
+        /* a client may close without waiting for the answer to a release */
+        MUST(sendmsg(f->fd, &message, MSG_NOSIGNAL) == (ssize_t)n || errno == EPIPE);
 }
 
 void fake_send(struct fake *f, const void *bytes, size_t n)
@@ -291,6 +298,12 @@ void fake_begin(struct fake *f)
         fake_attach(f);
 }
 
+void fake_only_begin(struct fake *f)
+{
+        fake_begin(f);
+        fake_expect_end(f);
+}
+
 static void add_group(struct zero_layout *l, const char *name, enum zero_dtype dtype, bool others)
 {
         static const uint32_t rank_one[] = { 1 };
@@ -359,4 +372,17 @@ struct zero_client *fake_client(const struct fake *f, uint32_t push_groups)
         MUST(zero_attach(c, l, &needs) == 0);
         zero_layout_free(l);
         return c;
+}
+
+struct zero_client *fake_open(struct fake *f, void (*script)(struct fake *fake),
+                              uint32_t push_groups)
+{
+        fake_start(f, script);
+        return fake_client(f, push_groups);
+}
+
+void fake_close(struct fake *f, struct zero_client *c)
+{
+        zero_close(c);
+        fake_stop(f);
 }

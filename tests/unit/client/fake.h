@@ -67,6 +67,8 @@ void fake_accept(struct fake *fake);
 Zero__Request *fake_expect(struct fake *fake, Zero__Request__BodyCase what);
 /* The client must end the connection now, without another request. */
 void fake_expect_end(struct fake *fake);
+/* Takes whatever comes until the client ends the connection. */
+void fake_drain(struct fake *fake);
 void fake_hang_up(struct fake *fake);
 void fake_send(struct fake *fake, const void *bytes, size_t n);
 void fake_send_fds(struct fake *fake, const void *bytes, size_t n, const int *fds, size_t n_fds);
@@ -82,6 +84,8 @@ void fake_hello(struct fake *fake);
 void fake_attach(struct fake *fake);
 /* fake_hello() and fake_attach(). */
 void fake_begin(struct fake *fake);
+/* fake_begin(), and no request after it. */
+void fake_only_begin(struct fake *fake);
 /* A memfd of so many bytes; *ret_map (may be NULL) is mapped and owned by the test. */
 int fake_memfd(size_t bytes, uint8_t **ret_map);
 
@@ -92,3 +96,7 @@ struct zero_options fake_options(const struct fake *fake);
 struct zero_client *fake_connect(const struct fake *fake);
 /* Connected, and attached with fake_layout(); push_groups slots of fp32. */
 struct zero_client *fake_client(const struct fake *fake, uint32_t push_groups);
+/* fake_start() and fake_client(); zero_close() and fake_stop(). */
+struct zero_client *fake_open(struct fake *fake, void (*script)(struct fake *fake),
+                              uint32_t push_groups);
+void fake_close(struct fake *fake, struct zero_client *client);

@@ -8,18 +8,6 @@ enum { WTE = 0, MASK = 1, H0 = 2, PIECE = FAKE_TRANSFER / sizeof(float) };
 static struct fake f;
 static float stored[3000];
 
-static struct zero_client *begin(void (*script)(struct fake *fake))
-{
-        fake_start(&f, script);
-        return fake_client(&f, 1);
-}
-
-static void end(struct zero_client *c)
-{
-        zero_close(c);
-        fake_stop(&f);
-}
-
 static void store(struct fake *d)
 {
         uint64_t next = 100;
@@ -48,7 +36,7 @@ static void store(struct fake *d)
 
 Test(state, what_is_put_in_pieces_is_got_again)
 {
-        struct zero_client *c = begin(store);
+        struct zero_client *c = fake_open(&f, store, 1);
         float in[2800], out[2800] = { 0 };
 
         for (int i = 0; i < 2800; i++)
@@ -56,7 +44,7 @@ Test(state, what_is_put_in_pieces_is_got_again)
         cr_assert_eq(zero_put(c, H0, ZERO_PLANE_MASTER, 100, 2800, in), ZERO_OK);
         cr_assert_eq(zero_get(c, H0, ZERO_PLANE_MASTER, 100, 2800, out), ZERO_OK);
         cr_assert_arr_eq(in, out, sizeof(in));
-        end(c);
+        fake_close(&f, c);
 }
 
 static void serve_bf16(struct fake *d)
@@ -70,13 +58,13 @@ static void serve_bf16(struct fake *d)
 
 Test(state, serve_is_read_in_the_groups_dtype)
 {
-        struct zero_client *c = begin(serve_bf16);
+        struct zero_client *c = fake_open(&f, serve_bf16, 1);
         uint16_t out[301] = { 0 };
 
         cr_assert_eq(zero_get(c, WTE, ZERO_PLANE_SERVE, 0, 300, out), ZERO_OK);
         cr_assert_eq(out[299], 0x3f3f);
         cr_assert_eq(out[300], 0);
-        end(c);
+        fake_close(&f, c);
 }
 
 static void steps(struct fake *d)
@@ -92,24 +80,18 @@ static void steps(struct fake *d)
 
 Test(state, step_is_one_number_a_tensor)
 {
-        struct zero_client *c = begin(steps);
+        struct zero_client *c = fake_open(&f, steps, 1);
         uint64_t step = 0;
 
         cr_assert_eq(zero_get(c, H0, ZERO_PLANE_STEP, 0, 1, &step), ZERO_OK);
         cr_assert_eq(step, 12u);
         cr_assert_eq(zero_get(c, H0, ZERO_PLANE_STEP, 1, 1, &step), ZERO_ERANGE);
-        end(c);
-}
-
-static void only_begin(struct fake *d)
-{
-        fake_begin(d);
-        fake_expect_end(d);
+        fake_close(&f, c);
 }
 
 Test(state, ranges_and_planes_are_checked_here)
 {
-        struct zero_client *c = begin(only_begin);
+        struct zero_client *c = fake_open(&f, fake_only_begin, 1);
         float x = 0;
 
         cr_assert_eq(zero_get(c, 99, ZERO_PLANE_MASTER, 0, 1, &x), ZERO_ENOGROUP);
@@ -121,7 +103,7 @@ Test(state, ranges_and_planes_are_checked_here)
         cr_assert_eq(zero_get(c, H0, 77, 0, 1, &x), ZERO_EINVAL);
         cr_assert_eq(zero_get(c, MASK, ZERO_PLANE_EXP_AVG, 0, 1, &x), ZERO_EINVAL);
         cr_assert_eq(zero_get(c, H0, ZERO_PLANE_MASTER, 3000, 0, &x), ZERO_OK);
-        end(c);
+        fake_close(&f, c);
 }
 
 static void refuse_second_piece(struct fake *d)
@@ -135,10 +117,10 @@ static void refuse_second_piece(struct fake *d)
 
 Test(state, refusal_ends_the_transfer)
 {
-        struct zero_client *c = begin(refuse_second_piece);
+        struct zero_client *c = fake_open(&f, refuse_second_piece, 1);
         float in[3000] = { 0 };
 
         cr_assert_eq(zero_put(c, H0, ZERO_PLANE_MASTER, 0, 3000, in), ZERO_EORDER);
         cr_assert_str_eq(zero_error(c), "not at a step boundary");
-        end(c);
+        fake_close(&f, c);
 }
