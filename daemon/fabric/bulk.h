@@ -61,11 +61,13 @@ int bulk_tcp_peer_new(struct channel *channel, uint64_t token, void (*broken)(vo
 struct bulk_ucx;
 /*
  * tls: UCX_TLS to use; tcp is refused unless named explicitly.  NULL: what the
- * environment says, else everything without tcp.  Without a usable transport: -ENODEV.
+ * environment says, else everything without tcp.  Without a usable transport: -ENODEV;
+ * where tcp would be used without being named: a fault.
  */
 int bulk_ucx_new(uv_loop_t *loop, const char *tls, struct bulk_ucx **ret, struct fault *fault);
 /* The worker's address; valid as long as the bulk. */
 const void *bulk_ucx_address(const struct bulk_ucx *ucx, size_t *ret_size);
+/* The transports it has, with commas. */
 const char *bulk_ucx_tls(const struct bulk_ucx *ucx);
 int bulk_ucx_peer_new(struct bulk_ucx *ucx, const void *address, size_t size, uint64_t token,
                       void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret);
