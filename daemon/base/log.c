@@ -1,0 +1,123 @@
+/*
+ * log.c - one line an event on standard error.
+ *
+ * A line is put together on the stack and leaves in one write(), so that lines of several
+ * threads do not mix.  What does not fit is cut and ends in "...".
+ */
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LOG_TEXT = 1536, LOG_LINE = 2048 };
+
+static _Atomic int log_level_ = LOG_LEVEL_INFO;
+static pthread_once_t journal_once = PTHREAD_ONCE_INIT;
+static bool to_journal;
+
+/* $JOURNAL_STREAM is "device:inode" of the stream that the journal reads. */
+static void journal_detect(void)
+{
+        const char *stream = getenv("JOURNAL_STREAM");
+        unsigned long long device, inode;
+        struct stat st;
+
+        to_journal = stream && sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
+                     fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device && st.st_ino == inode;
+}
+
+static const char *level_name(enum log_level level)
+{
+        switch (level) {
+        case LOG_LEVEL_ERROR:
+                return "error";
+        case LOG_LEVEL_WARNING:
+                return "warning";
+        case LOG_LEVEL_INFO:
+                return "info";
+        default:
+                return "debug";
+        }
+}
+
+static size_t write_prefix(char *line, size_t size, enum log_level level)
+{
+        struct timespec now;
+        struct tm tm;
+        char text[32];
+
+        if (to_journal)
+                return (size_t)snprintf(line, size, "<%d>", (int)level);
+        clock_gettime(CLOCK_REALTIME, &now);
+        gmtime_r(&now.tv_sec, &tm);
+        strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &tm);
+        return (size_t)snprintf(line, size, "%s.%03ldZ %s: ", text, now.tv_nsec / 1000000,
+                                level_name(level));
+}
+
+/* Appends text, escaped, and a line feed; leaves room for the mark of a cut. */
+static size_t write_text(char *line, size_t n, size_t size, const char *text, bool cut)
+{
+        const size_t room = size - strlen("...\n") - strlen("\\xff") - 1;
+
+        for (; *text && n <= room; text++) {
+                unsigned char c = (unsigned char)*text;
+
+                if (c == '\\')
+                        n += (size_t)sprintf(line + n, "\\\\");
+                else if (c >= 0x20 && c < 0x7f)
+                        line[n++] = (char)c;
+                else
+                        n += (size_t)sprintf(line + n, "\\x%02x", c);
+        }
+        return n + (size_t)sprintf(line + n, "%s\n", cut || *text ? "..." : "");
+}
+
+static void write_all(const char *line, size_t n)
+{
+        while (n > 0) {
+                ssize_t k = write(STDERR_FILENO, line, n);
+
+                if (k < 0 && errno == EINTR)
+                        continue;
+                if (k <= 0) /* nobody reads: a log line is not worth more */
+                        return;
+                line += k;
+                n -= (size_t)k;
+        }
+}
+
+void log_set_level(enum log_level level)
+{
+        atomic_store_explicit(&log_level_, (int)level, memory_order_relaxed);
+}
+
+void log_write(enum log_level level, const char *format, ...)
+{
+        char text[LOG_TEXT], line[LOG_LINE];
+        int saved = errno, length;
+        size_t n;
+        va_list args;
+
+        if ((int)level > atomic_load_explicit(&log_level_, memory_order_relaxed))
+                return;
+        pthread_once(&journal_once, journal_detect);
+        va_start(args, format);
+        length = vsnprintf(text, sizeof(text), format, args);
+        va_end(args);
+        if (length < 0)
+                text[0] = '\0';
+        n = write_prefix(line, sizeof(line), level);
+        n = write_text(line, n, sizeof(line), text, length >= (int)sizeof(text));
+        write_all(line, n);
+        errno = saved;
+}
