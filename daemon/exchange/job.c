@@ -218,6 +218,12 @@ static void make_run(struct offload_task *task, uint32_t worker)
                                      .n_owners = x->n_owners,
                                      .reduce_dtype = job->reduce_dtype };
 
+        /* tables grow with the elements, so the state's room is asked for before the plan is made */
+        make->status = store_admit(x->store,
+                                   partition_elements(job->partition, (uint32_t)x->owner) * 4 * sizeof(float),
+                                   job->name, &make->fault);
+        if (make->status)
+                return;
         if (plan_new(job->layout, job->partition, (uint32_t)x->owner, (uint32_t)x->conf->chunk, &plan)) {
                 make->status = fault_set(&make->fault, ZERO_ENOMEM, "out of memory");
                 return;
@@ -400,8 +406,6 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
         job_fail_requests(job, ZERO_EABORTED, "a rank attached anew: replay the step");
-        if (job->state && !update_running(job->update))
-                state_abort(job->state, job->attempt);
         job_begin_attempt(job);
 }
 

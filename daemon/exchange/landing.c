@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
 enum { OFFERS_MAX = 4096 }; /* of one node to one group, not yet accumulated */
@@ -38,6 +37,7 @@ struct offer {
         uint64_t generation;  /* of the landing, when its accumulation began */
         struct parcel *parcel; /* of this node's own ranks */
         uint8_t *present;     /* one bit a tensor */
+        size_t present_bytes;
         void *buffer;         /* landing buffer */
 };
 
@@ -56,7 +56,8 @@ struct landing {
         struct job *job;
         struct landing_group *groups; /* [group] */
         uint8_t *present;      /* [tensor]: has a gradient in this attempt */
-        struct list early;     /* offers of the next attempt */
+        struct list early;     /* offers of attempts that this node has not heard of yet */
+        uint32_t n_early;
         uint64_t buffer_bytes;
         bool preparing;        /* the coordinator wants this owner's vote */
         bool have_params;      /* ... to end the step, not for the norm only */
@@ -223,45 +224,46 @@ static void offer_pull(struct offer *o, bool its_turn)
         o->phase = OFFER_PULLING;
 }
 
-static int offer_check(struct job *job, uint32_t node, const Zero__Offer *m)
+/* Whether the rules allow the offer, now that its attempt is the current one. */
+static bool offer_allowed(const struct offer *o, size_t present_bytes)
 {
-        struct landing *l = job->landing;
+        const struct job *job = o->job;
 
-        if (!l || m->group >= job->layout->n_groups || (int32_t)m->owner != job->x->owner ||
-            !landing_has(job, m->group) || !node_contributes(job, m->group, node))
-                return -EPROTO;
-        if (m->attempt != job->attempt && m->attempt != job->attempt + 1)
-                return m->attempt < job->attempt ? -ESTALE : -EPROTO;
-        if (!m->empty && m->present.len != (job->layout->groups[m->group].n_tensors + 7) / 8)
-                return -EPROTO;
-        return m->micro_batch >= OFFERS_MAX ? -EPROTO : 0;
+        return landing_has(job, o->group) && node_contributes(job, o->group, o->node) &&
+               (o->empty || present_bytes == (job->layout->groups[o->group].n_tensors + 7) / 8) &&
+               o->micro_batch == job->landing->groups[o->group].offered[o->node] &&
+               o->micro_batch < OFFERS_MAX;
 }
 
-static void offer_queue(struct offer *o)
+static int offer_queue(struct offer *o)
 {
         struct landing_group *lg = &o->job->landing->groups[o->group];
 
-        if (o->micro_batch != lg->offered[o->node]) {
-                log_warning("node %s offers micro-batch %u of a group where %u is next: ignored",
-                            node_name(o->job->x, o->node), o->micro_batch, lg->offered[o->node]);
+        if (!offer_allowed(o, o->present_bytes)) {
                 offer_free(o);
-                return;
+                return -EPROTO;
         }
         lg->offered[o->node]++;
         list_insert(&lg->queues[o->node], &o->link);
         offer_pull(o, false);
+        return 0;
 }
 
-int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
+static struct offer *offer_new(struct job *job, uint32_t node, const Zero__Offer *m,
+                               struct parcel *parcel)
 {
-        struct offer *o;
-        int r = offer_check(job, node, m);
+        struct offer *o = calloc(1, sizeof *o);
 
-        if (r)
-                return r;
-        o = calloc(1, sizeof *o);
         if (!o)
-                return -ENOMEM;
+                return NULL;
+        o->present = malloc(m->present.len + 1);
+        if (!o->present) {
+                free(o);
+                return NULL;
+        }
+        if (m->present.len)
+                memcpy(o->present, m->present.data, m->present.len);
+        o->present_bytes = m->present.len;
         list_init(&o->link);
         o->job = job;
         job_ref(job);
@@ -272,19 +274,33 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct p
         o->last = m->last;
         o->empty = m->empty;
         o->parcel = parcel;
-        o->present = malloc(m->present.len + 1);
-        if (!o->present) {
-                offer_free(o);
+        return o;
+}
+
+int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
+{
+        struct landing *l = job->landing;
+        struct offer *o;
+        int r;
+
+        if (!l || m->group >= job->layout->n_groups || (int32_t)m->owner != job->x->owner)
+                return -EPROTO;
+        if (m->attempt < job->attempt)
+                return 0; /* of an attempt that is over */
+        if (m->attempt > job->attempt && l->n_early >= OFFERS_MAX + job->layout->n_groups)
+                return -EPROTO;
+        o = offer_new(job, node, m, parcel);
+        if (!o)
                 return -ENOMEM;
-        }
-        memcpy(o->present, m->present.data ? m->present.data : (uint8_t *)"", m->present.len);
-        if (m->attempt != job->attempt) {
-                list_insert(&job->landing->early, &o->link);
+        if (m->attempt > job->attempt) {
+                list_insert(&l->early, &o->link);
+                l->n_early++;
                 return 0;
         }
-        offer_queue(o);
-        landing_advance(job, m->group);
-        return 0;
+        r = offer_queue(o);
+        if (r == 0)
+                landing_advance(job, m->group);
+        return r;
 }
 
 /* ---- accumulation -------------------------------------------------------------- */
@@ -396,12 +412,12 @@ static void measure_run(struct offload_task *task, uint32_t worker)
 static void landing_record(struct job *job, const struct exact_sum *sum, bool finite)
 {
         const struct step_params *params = &job->landing->params;
-        struct state_record record = *job->state->record;
+        struct state_record record;
 
+        if (job->state->record->attempt < job->attempt) /* attempts were aborted meanwhile */
+                state_abort(job->state, job->attempt);
+        record = *job->state->record;
         memcpy(job->state->present, job->landing->present, job->layout->n_tensors);
-        record.version = job->version;
-        record.attempt = job->attempt;
-        record.phase = ATTEMPT_PREPARED;
         record.finite = finite;
         record.norm = *sum;
         record.n_sets = params->n_sets;
@@ -574,6 +590,27 @@ static void landing_reset_group(struct job *job, struct landing_group *lg)
         lg->complete = lg->measured = false;
 }
 
+/* Offers whose attempt has begun now; those of attempts that never will are dropped. */
+static void landing_take_early(struct job *job)
+{
+        struct landing *l = job->landing;
+
+        list_for_each(&l->early, item)
+        {
+                struct offer *o = CONTAINER_OF(item, struct offer, link);
+                uint32_t node = o->node;
+
+                if (!job->dead && o->attempt > job->attempt)
+                        continue;
+                list_remove(&o->link);
+                l->n_early--;
+                if (job->dead || o->attempt < job->attempt)
+                        offer_free(o);
+                else if (offer_queue(o))
+                        fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");
+        }
+}
+
 void landing_reset(struct job *job)
 {
         struct landing *l = job->landing;
@@ -585,18 +622,7 @@ void landing_reset(struct job *job)
                 if (!l->groups[g].busy) /* else when its task ends */
                         landing_forget_present(job, g);
         }
-        list_for_each(&l->early, item)
-        {
-                struct offer *o = CONTAINER_OF(item, struct offer, link);
-
-                list_remove(&o->link);
-                if (o->attempt == job->attempt)
-                        offer_queue(o);
-                else if (o->attempt < job->attempt)
-                        offer_free(o);
-                else
-                        list_insert(&l->early, &o->link);
-        }
+        landing_take_early(job);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 landing_advance(job, g);
 }

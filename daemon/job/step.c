@@ -113,6 +113,18 @@ static int step_ready_check(struct step *s, const struct step_params *params, ui
         return 0;
 }
 
+/* The attempt cannot be ended without all ranks. */
+static int step_missing(const struct step *s, struct fault *fault)
+{
+        uint32_t r = 0;
+
+        while (r < s->world_size && s->node_of_rank[r] != RANK_ABSENT)
+                r++;
+        return fault_set(fault, ZERO_ELOSTRANK, "rank %u %s", r,
+                         r < s->world_size && s->rank_lost[r] ? "was lost: its session ended" :
+                                                                "has left the job");
+}
+
 int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct step_params *params,
                uint32_t rank, enum step_action *ret, struct fault *fault)
 {
@@ -120,6 +132,8 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
         int r;
 
         *ret = STEP_NOTHING;
+        if (s->phase == STEP_FORMING)
+                return step_missing(s, fault);
         if (s->phase != STEP_COLLECTING || attempt != s->attempt || node >= s->n_nodes)
                 return fault_set(fault, ZERO_EORDER, "attempt %llu is not the current one (%llu)",
                                  (unsigned long long)attempt, (unsigned long long)s->attempt);

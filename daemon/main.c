@@ -1,0 +1,20 @@
+/* zerod: arguments, configuration, run, exit code. */
+#include <stdio.h>
+
+#include "daemon/node.h"
+
+int main(int argc, char **argv)
+{
+        struct conf *conf = NULL;
+        struct fault fault = { 0 };
+        int r = conf_load(argc, argv, &conf, &fault);
+
+        if (r == 1)
+                return 0;
+        if (r == 0)
+                r = node_run(conf, &fault);
+        if (r)
+                fprintf(stderr, "zerod: %s\n", fault.text);
+        conf_free(conf);
+        return r ? 1 : 0;
+}

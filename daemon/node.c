@@ -1,0 +1,198 @@
+/*
+ * The composition root.
+ *
+ * Start: offload, store, exchange, fabric, rpc, then readiness.  Stop, in the opposite order and each only
+ * when the one before is through: sessions, jobs, links, compute threads.  State files
+ * stay.  A stop that takes longer than STOP_MS ends the process: no state is lost by that.
+ */
+#include "daemon/node.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/loop/service.h"
+#include "daemon/loop/signals.h"
+#include "daemon/rpc/rpc.h"
+#include "proto/cleanup.h"
+
+enum { STOP_MS = 10000, THREADS_MAX = 8 };
+
+struct node {
+        uv_loop_t loop;
+        const struct conf *conf;
+        struct cluster cluster;
+        struct exchange x;
+        struct rpc *rpc;
+        struct signals *signals;
+        struct service *service;
+        uv_timer_t stop_timer;
+        bool stopping;
+};
+
+/* ---- stop, step by step ---------------------------------------------------- */
+
+static void offload_gone(void *arg)
+{
+        struct node *node = arg;
+
+        uv_close((uv_handle_t *)&node->stop_timer, NULL);
+        signals_close(node->signals);
+        service_close(node->service);
+}
+
+static void fabric_gone(void *arg)
+{
+        struct node *node = arg;
+
+        offload_close(node->x.offload, offload_gone, node);
+}
+
+static void exchange_gone(void *arg)
+{
+        struct node *node = arg;
+
+        fabric_close(node->x.fabric, fabric_gone, node);
+}
+
+static void sessions_gone(void *arg)
+{
+        struct node *node = arg;
+
+        exchange_stop(&node->x, exchange_gone, node);
+}
+
+static void stop_late(uv_timer_t *timer)
+{
+        log_error("the stop did not end within %d s: the process ends now, its state files are whole",
+                  STOP_MS / 1000);
+        _exit(1);
+}
+
+static void node_stop(void *arg)
+{
+        struct node *node = arg;
+
+        if (node->stopping)
+                return;
+        node->stopping = true;
+        log_info("stopping");
+        service_stopping(node->service);
+        uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
+        if (node->rpc)
+                rpc_close(node->rpc, sessions_gone, node);
+        else
+                sessions_gone(node);
+}
+
+/* ---- start ------------------------------------------------------------------- */
+
+static void node_up(void *arg, uint32_t peer)
+{
+        struct node *node = arg;
+
+        exchange_up(&node->x, peer);
+}
+
+static void node_down(void *arg, uint32_t peer, const char *why)
+{
+        struct node *node = arg;
+
+        exchange_down(&node->x, peer, why);
+}
+
+static void node_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
+{
+        struct node *node = arg;
+
+        exchange_message(&node->x, peer, m);
+}
+
+static int node_device(struct node *node, struct fault *fault)
+{
+        const char *device = node->conf->device;
+        const char *isa = strchr(device, ':');
+
+        node->x.ops = device_host(isa ? isa + 1 : NULL);
+        if (node->x.ops)
+                return 0;
+        return fault_set(fault, ZERO_EINVAL, "device = %s: this CPU cannot run it", device);
+}
+
+static int node_offload(struct node *node, struct fault *fault)
+{
+        uint32_t threads = (uint32_t)node->conf->threads;
+
+        if (threads == 0)
+                threads = uv_available_parallelism() < THREADS_MAX ? uv_available_parallelism() : THREADS_MAX;
+        return offload_new(&node->loop, threads, &node->x.offload) ?
+                       fault_set(fault, ZERO_ENOMEM, "cannot start %u compute threads", threads) :
+                       0;
+}
+
+static int node_fabric(struct node *node, struct fault *fault)
+{
+        const struct conf *conf = node->conf;
+        struct fabric_options options = { .cluster = &node->cluster,
+                                          .bulk = conf->bulk,
+                                          .ucx_tls = conf->ucx_tls[0] ? conf->ucx_tls : NULL,
+                                          .delay_ms = (uint32_t)conf->delay_ms };
+        struct fabric_events events = { node_up, node_down, node_message, node };
+
+        return fabric_new(&node->loop, &options, &events, &node->x.fabric, fault);
+}
+
+/* What an earlier process left is not lost, and not used behind anybody's back. */
+static int node_found_state(const char *file, void *arg)
+{
+        log_warning("state of an earlier run is there: %s", file);
+        return 0;
+}
+
+static int node_start(struct node *node, struct fault *fault)
+{
+        const struct conf *conf = node->conf;
+        int r = conf_cluster(conf, &node->cluster, fault);
+
+        if (!r)
+                r = node_device(node, fault);
+        if (!r)
+                r = store_open(conf->state_dir, conf->memory_limit, &node->x.store, fault);
+        if (!r)
+                r = node_offload(node, fault);
+        if (!r && exchange_start(&node->x))
+                r = fault_set(fault, ZERO_EIO, "cannot start the event loop");
+        if (!r)
+                r = node_fabric(node, fault);
+        if (!r)
+                r = rpc_open(&node->x, service_socket(), &node->rpc, fault);
+        if (r)
+                return r;
+        store_each(node->x.store, node_found_state, node);
+        log_info("zerod " ZEROD_VERSION ": node %s of %u, %s, socket %s, state in %s",
+                 node_name(&node->x, node->cluster.self), node->cluster.n_nodes, node->x.ops->name,
+                 conf->socket, conf->state_dir);
+        return 0;
+}
+
+int node_run(const struct conf *conf, struct fault *fault)
+{
+        static struct node node; /* one a process */
+        int r;
+
+        node.conf = node.x.conf = conf;
+        node.x.loop = &node.loop;
+        node.x.cluster = &node.cluster;
+        uv_loop_init(&node.loop);
+        uv_timer_init(&node.loop, &node.stop_timer);
+        r = node_start(&node, fault);
+        if (r)
+                return r; /* the process ends, and what was started with it */
+        uv_run(&node.loop, UV_RUN_DEFAULT);
+        store_close(node.x.store);
+        r = uv_loop_close(&node.loop);
+        assert(r == 0); /* every handle was closed */
+        log_info("stopped");
+        return 0;
+}
