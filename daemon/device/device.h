@@ -57,7 +57,8 @@ struct device_ops {
          */
         void (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n);
         /* As cast from fp32, by stores that bypass the cache: for the serve plane, which
-         * this core will not read again soon. */
+         * this core will not read again soon.  Other threads see them in order after a
+         * mutex or a system call of this thread, not after a mere release store. */
         void (*serve)(enum zero_dtype to, void *dst, const float *src, size_t n);
         /* acc = src (first) or acc + src (else), src widened to fp32. */
         void (*accumulate)(float *acc, enum zero_dtype from, const void *src, size_t n, bool first);

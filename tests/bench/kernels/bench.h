@@ -6,14 +6,16 @@
  */
 #pragma once
 
+#include <limits.h> /* generated code in plan.h needs it */
 #include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/device/device.h"
+#include "daemon/store/plan.h"
 #include "tests/bench/kernels/limits.h"
 
 enum {
-        BENCH_CHUNK = 1280, /* elements of the redo buffer, as the store's */
+        BENCH_CHUNK = PLAN_CHUNK_ELEMENTS,
         BENCH_CHUNK_MAX = 65536,
         BENCH_THREADS_MAX = 64,
 };
