@@ -6,13 +6,12 @@
  */
 #pragma once
 
-#include <limits.h> /* generated code in plan.h needs it */
 #include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/device/device.h"
 #include "daemon/store/plan.h"
-#include "tests/bench/kernels/limits.h"
+#include "tests/bench/kernels/limit.h"
 
 enum {
         BENCH_CHUNK = PLAN_CHUNK_ELEMENTS,

@@ -1,6 +1,6 @@
 /* The limits, over the lanes that the including file brings.  n is a multiple of 32, and the
  * planes lie on lines. */
-#include "tests/bench/kernels/limits.h"
+#include "tests/bench/kernels/limit.h"
 
 /* Moves 16 elements of a plane through a register. */
 static inline void touch(float *x)
