@@ -70,7 +70,8 @@ struct device_ops {
                     size_t k, size_t n);
         /*
          * Adds scale * (sum of x squared) of each block of 128 elements (the last may
-         * be shorter) to *acc, and clears *finite if any x is NaN or infinite.  A block's sum
+         * be shorter) to *acc.  A block with a NaN or an infinity, or whose scaled sum is
+         * beyond a double, is left out and clears *finite (never set here).  A block's sum
          * is taken in double in a fixed order, so the result does not depend on how
          * a range is cut at block boundaries, or on the order of calls.
          */
