@@ -174,10 +174,25 @@ int zero_connect(const struct zero_options *options, struct zero_client **ret_cl
         return 0;
 }
 
+/* Tells the daemon that this is no loss; nothing waits for it, so nothing is done if it fails. */
+static void say_bye(struct zero_client *c)
+{
+        Zero__Request request = ZERO__REQUEST__INIT;
+        Zero__Bye bye = ZERO__BYE__INIT;
+
+        request.seq = ++c->last_seq;
+        request.body_case = ZERO__REQUEST__BODY_BYE;
+        request.bye = &bye;
+        if (wire_queue(&c->wire, &request.base) == 0)
+                wire_flush(&c->wire);
+}
+
 void zero_close(struct zero_client *client)
 {
         if (!client)
                 return;
+        if (client->wire.fd >= 0)
+                say_bye(client);
         client_forget_reply(client);
         client_detach(client);
         wire_deinit(&client->wire);

@@ -117,9 +117,24 @@ Zero__Request *fake_expect(struct fake *f, Zero__Request__BodyCase what)
         return f->request;
 }
 
+void fake_expect_bye(struct fake *f)
+{
+        fake_expect(f, ZERO__REQUEST__BODY_BYE);
+        MUST(!next_frame(f));
+}
+
 void fake_expect_end(struct fake *f)
 {
-        MUST(!next_frame(f));
+        if (next_frame(f)) {
+                size_t size;
+                const uint8_t *payload = frame_reader_payload(&f->reader, &size);
+                Zero__Request *request = zero__request__unpack(NULL, size, payload);
+
+                MUST(request && request->body_case == ZERO__REQUEST__BODY_BYE);
+                zero__request__free_unpacked(request, NULL);
+                frame_reader_next(&f->reader);
+                MUST(!next_frame(f));
+        }
 }
 
 void fake_drain(struct fake *f)

@@ -67,6 +67,8 @@ void fake_accept(struct fake *fake);
 Zero__Request *fake_expect(struct fake *fake, Zero__Request__BodyCase what);
 /* The client must end the connection now, without another request. */
 void fake_expect_end(struct fake *fake);
+/* The client leaves in order. */
+void fake_expect_bye(struct fake *fake);
 /* Takes whatever comes until the client ends the connection. */
 void fake_drain(struct fake *fake);
 void fake_hang_up(struct fake *fake);
