@@ -189,6 +189,7 @@ struct rank {
         struct request *closing;   /* waits in zero_norm() or zero_step() */
         bool closed;             /* pushes nothing more in this attempt */
         bool wants_norm;         /* closing is a norm request */
+        bool refused;            /* a gradient of this attempt was not accepted */
         struct step_params params;
         uint32_t pushed;         /* groups, in this attempt */
         uint32_t last_pushed;    /* group */

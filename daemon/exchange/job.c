@@ -381,7 +381,7 @@ static void job_begin_attempt(struct job *job)
 
                 if (!rank)
                         continue;
-                rank->closed = rank->wants_norm = false;
+                rank->closed = rank->wants_norm = rank->refused = false;
                 rank->pushed = 0;
         }
         reduce_reset(job);

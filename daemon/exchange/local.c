@@ -371,6 +371,8 @@ int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, stru
 
         if (!status)
                 status = reduce_push(rank, push, r, fault);
+        if (status && push->attempt == rank->job->attempt)
+                rank->refused = true; /* the step must not go on without it */
         if (status)
                 return status;
         rank->active_ms = exchange_now(rank->x);
@@ -452,6 +454,9 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                                  (unsigned long long)attempt);
         if (rank->closing)
                 return fault_set(fault, ZERO_EORDER, "the step is being ended already");
+        if (rank->refused)
+                return fault_set(fault, ZERO_EORDER,
+                                 "a gradient of rank %u was refused in this attempt: attach anew", rank->rank);
         for (uint32_t i = 0; params && params->n_sets && i < job->layout->n_tensors; i++)
                 if (job->layout->tensors[i].set >= params->n_sets)
                         return fault_set(fault, ZERO_EINVAL, "tensor '%s' uses hyperparameter set %u, %u are given",

@@ -15,7 +15,7 @@
 #include "daemon/store/redo.h"
 #include "proto/cleanup.h"
 
-enum { TASK_CHUNKS = 128 };
+enum { TASK_CHUNKS = 512 };
 enum group_phase { GROUP_PENDING, GROUP_RUNNING, GROUP_FINISHED };
 
 struct update_group {
