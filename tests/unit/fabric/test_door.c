@@ -258,6 +258,21 @@ Test(door, garbage_is_shown_out_without_a_word)
         end(&s);
 }
 
+/* A later version may say more than this one reads. */
+Test(door, another_version_gets_its_refusal_however_much_it_says)
+{
+        static const char hello[8192] = { 'z', 'e', 'r', 'o', 'd', '\r', '\n', 0x1a, 9 };
+        struct scene s;
+        init(&s);
+        open_both(&s);
+        struct visit visit = { .fd = stranger(&s) };
+        cr_assert_eq(write(visit.fd, hello, sizeof hello), sizeof hello);
+        run_until(&s.loop, is_shown_out, &visit, SOON_MS);
+        cr_assert_eq(visit.heard, 16);
+        close(visit.fd);
+        end(&s);
+}
+
 Test(door, who_says_nothing_is_shown_out_in_time)
 {
         struct scene s;
