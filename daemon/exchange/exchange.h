@@ -40,6 +40,7 @@ struct coordinator;
 struct call;
 
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000, NO_OWNER = -1 };
+enum { MICRO_BATCHES_MAX = 4096 }; /* of one group in one attempt */
 
 struct exchange {
         uv_loop_t *loop;

@@ -21,7 +21,6 @@
 
 #include "proto/cleanup.h"
 
-enum { OFFERS_MAX = 4096 }; /* of one node to one group, not yet accumulated */
 enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
 
 struct offer {
@@ -232,7 +231,7 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
         return landing_has(job, o->group) && node_contributes(job, o->group, o->node) &&
                (o->empty || present_bytes == (job->layout->groups[o->group].n_tensors + 7) / 8) &&
                o->micro_batch == job->landing->groups[o->group].offered[o->node] &&
-               o->micro_batch < OFFERS_MAX;
+               o->micro_batch < MICRO_BATCHES_MAX;
 }
 
 static int offer_queue(struct offer *o)
@@ -277,6 +276,12 @@ static struct offer *offer_new(struct job *job, uint32_t node, const Zero__Offer
         return o;
 }
 
+/* So many that no node which keeps the rules is cut: all of them may be far ahead. */
+static uint64_t early_max(const struct job *job)
+{
+        return (uint64_t)job->x->cluster->n_nodes * (MICRO_BATCHES_MAX + job->layout->n_groups);
+}
+
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
 {
         struct landing *l = job->landing;
@@ -287,7 +292,7 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct p
                 return -EPROTO;
         if (m->attempt < job->attempt)
                 return 0; /* of an attempt that is over */
-        if (m->attempt > job->attempt && l->n_early >= OFFERS_MAX + job->layout->n_groups)
+        if (m->attempt > job->attempt && l->n_early >= early_max(job))
                 return -EPROTO;
         o = offer_new(job, node, m, parcel);
         if (!o)

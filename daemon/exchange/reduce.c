@@ -23,6 +23,7 @@ struct contribution {
         struct list link;        /* contributor.queue */
         struct job *job;
         struct push_window *window;
+        uint32_t slot;           /* of the window */
         const void *data;
         struct request *request; /* to acknowledge; NULL if its session is gone */
         uint8_t *present;        /* [tensor of the group]; NULL: all */
@@ -173,6 +174,9 @@ static int push_check(const struct rank *rank, const Zero__Push *push, struct fa
         if (push->micro_batch != c->pushed)
                 return fault_set(fault, ZERO_EORDER, "group '%s': micro-batch %u where %u is next", g->name,
                                  push->micro_batch, c->pushed);
+        if (push->micro_batch + 1 >= MICRO_BATCHES_MAX) /* the last place is for the mark of the end */
+                return fault_set(fault, ZERO_ERANGE, "group '%s': a step has at most %d micro-batches",
+                                 g->name, MICRO_BATCHES_MAX - 1);
         if (slots->whole ? push->slot != push->group : push->slot >= slots->n)
                 return fault_set(fault, ZERO_ERANGE, "group '%s': slot %u is not its place", g->name,
                                  push->slot);
@@ -182,14 +186,21 @@ static int push_check(const struct rank *rank, const Zero__Push *push, struct fa
         return 0;
 }
 
-static bool slot_busy(const struct rank *rank, const void *data)
+static bool contribution_is_in(const struct contribution *c, const struct rank *rank,
+                               uint32_t slot)
+{
+        return c && c->window == rank->window && c->slot == slot;
+}
+
+/* Places of empty groups coincide with others', so slots are compared, not addresses. */
+static bool slot_busy(const struct rank *rank, uint32_t slot)
 {
         struct job *job = rank->job;
 
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 list_for_each(&contributor_of(job->reduce, g, rank->rank)->queue, item)
                 {
-                        if (CONTAINER_OF(item, struct contribution, link)->data == data)
+                        if (contribution_is_in(CONTAINER_OF(item, struct contribution, link), rank, slot))
                                 return true;
                 }
         list_for_each(&job->reduce->parcels, item)
@@ -197,7 +208,7 @@ static bool slot_busy(const struct rank *rank, const void *data)
                 struct parcel *p = CONTAINER_OF(item, struct parcel, link);
 
                 for (uint32_t i = 0; i < p->n_sources; i++)
-                        if (p->sources[i] && p->sources[i]->data == data)
+                        if (contribution_is_in(p->sources[i], rank, slot))
                                 return true;
         }
         return false;
@@ -215,7 +226,7 @@ int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, st
                 return status;
         data = (const char *)rank->window->segment.data + rank->window->transfer_bytes +
                slots_offset(rank->window->slots, push->slot);
-        if (slot_busy(rank, data))
+        if (slot_busy(rank, push->slot))
                 return fault_set(fault, ZERO_EBUSY, "slot %u is still being read", push->slot);
         c = calloc(1, sizeof *c);
         if (!c)
@@ -231,6 +242,7 @@ int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, st
         c->job = job;
         c->window = rank->window;
         c->window->references++;
+        c->slot = push->slot;
         c->data = data;
         c->micro_batch = push->micro_batch;
         c->last = push->last;
