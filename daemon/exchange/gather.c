@@ -41,6 +41,7 @@ struct gather {
         bool *skip;            /* [group]: mapped, needs no slab */
         struct segment segment;
         struct list starving;
+        bool feeding;
         uint64_t admitted;     /* groups that the local ranks may hold, summed */
         uint64_t hits, misses, elements_received;
 };
@@ -51,6 +52,7 @@ struct slice {
         struct ask ask;
         struct job *job;
         uint32_t group;
+        uint64_t version;
         void *dst;
         const void *src;
         size_t bytes;
@@ -265,11 +267,12 @@ static void slice_copied(struct offload_task *task)
 static void slice_landed(struct ask *ask, int status)
 {
         struct slice *s = CONTAINER_OF(ask, struct slice, ask);
+        struct entry *e = &s->job->gather->entries[s->group];
 
         if (status == 0)
                 s->job->gather->elements_received += s->elements;
-        if (ask->status)
-                s->job->gather->entries[s->group].refused = ask->status;
+        if (ask->status && s->version == e->version) /* else a later one is wanted by now */
+                e->refused = ask->status;
         slice_end(s, status == 0);
 }
 
@@ -306,6 +309,7 @@ static bool slice_start(struct job *job, uint32_t group, uint32_t i)
                 return false;
         *s = (struct slice){ .job = job,
                              .group = group,
+                             .version = e->version,
                              .dst = (char *)g->segment.data + window_offset(&g->window, e->slab) +
                                     range.first * size,
                              .bytes = range.count * size,
@@ -355,6 +359,25 @@ static void entry_answer(struct job *job, uint32_t group)
         }
 }
 
+/* Slabs have become free: those who wait for one go on, in order. */
+static void gather_feed(struct job *job)
+{
+        struct gather *g = job->gather;
+
+        if (g->feeding) /* an entry fed just now failed: its slab is taken by the next */
+                return;
+        g->feeding = true;
+        list_for_each(&g->starving, item)
+        {
+                struct entry *e = CONTAINER_OF(item, struct entry, starving);
+
+                if (!g->window.slots->whole && window_available(&g->window) == 0)
+                        break;
+                gather_advance(job, (uint32_t)(e - g->entries));
+        }
+        g->feeding = false;
+}
+
 /* An owner refused: it has gone on to another version, so the ranks' step was aborted. */
 static void entry_fail(struct job *job, uint32_t group)
 {
@@ -365,21 +388,17 @@ static void entry_fail(struct job *job, uint32_t group)
         g->window.slabs[e->slab].pinned = false;
         requests_end_all(&e->waiting, e->refused,
                          "an owner refused its slice of the group: the version asked for is over");
+        gather_feed(job);
 }
 
-/* Slabs have become free: those who wait for one go on, in order. */
-static void gather_feed(struct job *job)
+/* This node's own shard, too, may have gone on before its slice was begun. */
+static bool entry_overtaken(const struct job *job, uint32_t group)
 {
-        struct gather *g = job->gather;
+        const struct entry *e = &job->gather->entries[group];
 
-        list_for_each(&g->starving, item)
-        {
-                struct entry *e = CONTAINER_OF(item, struct entry, starving);
-
-                if (!g->window.slots->whole && window_available(&g->window) == 0)
-                        return;
-                gather_advance(job, (uint32_t)(e - g->entries));
-        }
+        return job->x->owner != NO_OWNER && e->next_slice < job->partition->slices[group] &&
+               partition_range(job->partition, group, (uint32_t)job->x->owner).count > 0 &&
+               job->shard_version[group] > e->version;
 }
 
 /* Gets the entry a slab, or puts it among the starving. */
@@ -429,16 +448,18 @@ static void gather_advance(struct job *job, uint32_t group)
                 entry_begin(job, group);
         if (e->phase != ENTRY_FILLING)
                 return;
-        if (e->refused && e->in_flight == 0) {
-                entry_fail(job, group);
-                return;
-        }
-        if (e->again && e->in_flight == 0)
+        if (e->again && !e->refused && e->in_flight == 0)
                 entry_begin(job, group);
-        while (!e->again && e->next_slice < slices && e->in_flight < SLICES_IN_FLIGHT &&
+        if (!e->again && entry_overtaken(job, group))
+                e->refused = ZERO_EABORTED;
+        if (e->refused && e->in_flight == 0)
+                entry_fail(job, group);
+        if (e->phase != ENTRY_FILLING)
+                return;
+        while (!e->again && !e->refused && e->next_slice < slices && e->in_flight < SLICES_IN_FLIGHT &&
                slice_start(job, group, slice_order(job, group, e->next_slice)))
                 e->next_slice++;
-        if (e->again || e->landed < slices)
+        if (e->again || e->refused || e->landed < slices)
                 return;
         e->phase = ENTRY_READY;
         g->window.slabs[e->slab].pinned = false;
@@ -459,6 +480,7 @@ static void gather_want(struct job *job, uint32_t group, uint64_t version)
                         return;
                 e->version = version;
                 e->again = e->phase == ENTRY_FILLING;
+                e->refused = 0;
                 gather_advance(job, group);
                 return;
         }
