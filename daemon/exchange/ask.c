@@ -20,6 +20,7 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
         int r;
 
         ask->x = x;
+        ask->job = job;
         ask->node = node;
         ask->transfer = fabric_transfer(x->fabric, node);
         ask->status = 0;
@@ -33,6 +34,17 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
         if (fabric_send(x->fabric, node, &m))
                 fabric_forget(x->fabric, node, ask->transfer); /* done will say -ECANCELED */
         return 0;
+}
+
+void asks_forget(const struct job *job)
+{
+        list_for_each(&job->x->asks, item)
+        {
+                struct ask *ask = (struct ask *)item; /* link is its first member */
+
+                if (ask->job == job)
+                        fabric_forget(job->x->fabric, ask->node, ask->transfer);
+        }
 }
 
 void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m)

@@ -138,8 +138,11 @@ static void coordinator_start(struct coordinator *c)
         joins_end(c, ZERO_OK, "");
 }
 
+/* All are looked at before any is answered: one that claims a taken rank is refused. */
 static void joins_admit(struct coordinator *c)
 {
+        bool start = false;
+
         list_for_each(&c->joins, item)
         {
                 struct join *j = CONTAINER_OF(item, struct join, link);
@@ -155,11 +158,10 @@ static void joins_admit(struct coordinator *c)
                         continue;
                 }
                 j->admitted = true;
-                if (action == STEP_START) {
-                        coordinator_start(c);
-                        return;
-                }
+                start = start || action == STEP_START;
         }
+        if (start)
+                coordinator_start(c);
 }
 
 /* ---- opening the job on all nodes --------------------------------------------------- */
@@ -342,11 +344,35 @@ static void coordinator_join(struct exchange *x, uint32_t node, const Zero__Link
 
 /* ---- ranks leave -------------------------------------------------------------------- */
 
+/* A session that ended while it attached wants no answer any more. */
+static void join_forget(struct coordinator *c, uint32_t node, uint32_t rank)
+{
+        list_for_each(&c->joins, item)
+        {
+                struct join *j = CONTAINER_OF(item, struct join, link);
+
+                if (j->node != node || j->rank != rank)
+                        continue;
+                join_end(c, j, ZERO_ECLOSED, "the rank's session has ended");
+                return;
+        }
+}
+
 static void coordinator_part(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
 {
+        Zero__LinkMessage m = coordinator_to(c);
+        Zero__Part part = ZERO__PART__INIT;
+
+        join_forget(c, node, rank);
         if (rank >= c->step.world_size || c->step.node_of_rank[rank] != node)
                 return;
         step_part(&c->step, rank, orderly);
+        part.rank = rank;
+        part.orderly = orderly;
+        part.told = true;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
+        m.part = &part;
+        send_all(c->x, &m);
         if (!orderly)
                 log_warning("job %s: rank %u on %s was lost", c->name, rank, node_name(c->x, node));
 }

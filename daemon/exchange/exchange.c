@@ -215,6 +215,10 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
                 if (trusted)
                         job_start_message(job, m);
                 break;
+        case ZERO__LINK_MESSAGE__BODY_PART:
+                if (trusted)
+                        job_part_message(job, m->part);
+                break;
         case ZERO__LINK_MESSAGE__BODY_DECISION:
                 if (trusted)
                         job_decision_message(job, m->decision);
@@ -250,11 +254,12 @@ static bool for_coordinator(const Zero__LinkMessage *m)
 {
         switch (m->body_case) {
         case ZERO__LINK_MESSAGE__BODY_JOIN:
-        case ZERO__LINK_MESSAGE__BODY_PART:
         case ZERO__LINK_MESSAGE__BODY_READY:
         case ZERO__LINK_MESSAGE__BODY_PREPARED:
         case ZERO__LINK_MESSAGE__BODY_DONE:
                 return true;
+        case ZERO__LINK_MESSAGE__BODY_PART:
+                return !m->part->told;
         case ZERO__LINK_MESSAGE__BODY_PROGRESS:
                 return !m->progress->summary;
         default:

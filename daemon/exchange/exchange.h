@@ -103,7 +103,8 @@ struct job {
         uint64_t epoch, version, attempt;
         double loss_scale, grad_norm;
         uint32_t skipped;
-        uint32_t *node_of_rank;  /* [rank] */
+        uint32_t *node_of_rank;  /* [rank]: as of the last start */
+        bool *here;              /* [rank]: its session lives, as the coordinator knows */
         uint64_t step_times_ms[16]; /* loop times of the last decisions, a ring */
         uint32_t n_step_times;
         bool reported;           /* the last progress report said something */
@@ -137,6 +138,7 @@ void job_detach(struct job *job); /* out of the list, dead; freed with its last 
 void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 void job_drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 void job_start_message(struct job *job, const Zero__LinkMessage *m);
+void job_part_message(struct job *job, const Zero__Part *part);
 void job_decision_message(struct job *job, const Zero__Decision *d);
 /* Over the last decisions; 0: not known yet. */
 double job_steps_per_second(const struct job *job);
@@ -330,6 +332,7 @@ const struct step *coordinator_step(const struct exchange *x, const char *job);
 struct ask {
         struct list link; /* exchange.asks */
         struct exchange *x;
+        const struct job *job;
         uint32_t node;
         uint64_t transfer;
         int status;       /* why the owner refused; 0: it did not */
@@ -341,6 +344,8 @@ struct ask {
  */
 int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
              void *p, size_t n);
+/* The job is dropped: nothing is waited for any more; done says -ECANCELED. */
+void asks_forget(const struct job *job);
 void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m);
 void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
 

@@ -80,6 +80,7 @@ static void job_free(struct job *job)
         partition_free(job->partition);
         layout_free(job->layout);
         free(job->node_of_rank);
+        free(job->here);
         free(job->shard_version);
         free(job->pins);
         free(job->pulls);
@@ -120,6 +121,7 @@ void job_detach(struct job *job)
         reduce_reset(job);
         for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
                 shard_forget_node(job, n);
+        asks_forget(job);
         job_unref(job);
 }
 
@@ -128,11 +130,12 @@ static bool job_alloc(struct job *job)
         uint32_t n = job->layout->n_groups;
 
         job->node_of_rank = malloc(job->world_size * sizeof *job->node_of_rank);
+        job->here = calloc(job->world_size, sizeof *job->here);
         job->ranks = calloc(job->world_size, sizeof *job->ranks);
         job->shard_version = calloc(n, sizeof *job->shard_version);
         job->pins = calloc(n, sizeof *job->pins);
         job->pulls = malloc(n * sizeof *job->pulls);
-        if (!job->node_of_rank || !job->ranks || !job->shard_version || !job->pins || !job->pulls)
+        if (!job->node_of_rank || !job->here || !job->ranks || !job->shard_version || !job->pins || !job->pulls)
                 return false;
         for (uint32_t r = 0; r < job->world_size; r++)
                 job->node_of_rank[r] = RANK_ABSENT;
@@ -403,10 +406,18 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
         job->n_local = 0;
         for (uint32_t r = 0; r < job->world_size; r++) {
                 job->node_of_rank[r] = start->node_of_rank[r];
+                job->here[r] = true;
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
         job_fail_requests(job, ZERO_EABORTED, "a rank attached anew: replay the step");
         job_begin_attempt(job);
+}
+
+/* The coordinator tells all nodes that a rank has gone. */
+void job_part_message(struct job *job, const Zero__Part *part)
+{
+        if (part->rank < job->world_size)
+                job->here[part->rank] = false;
 }
 
 static void decision_answer(struct job *job, const Zero__Decision *d)

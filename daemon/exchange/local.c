@@ -157,15 +157,17 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
         struct fault fault = { 0 };
 
         rank->calling = false;
-        if (rank->left) {
-                if (status == ZERO_OK)
-                        rank_part(rank->x, rank->job_name, rank->rank, true);
+        if (rank->left) { /* rank_leave() has told the coordinator */
                 rank_free(rank);
                 return;
         }
         if (status == ZERO_EPEER)
                 return; /* again when the coordinator is up, until the deadline */
         list_remove(&rank->link);
+        if (!rank->attaching && (status == ZERO_OK || !m)) { /* the client has given up */
+                rank_part(rank->x, rank->job_name, rank->rank, true);
+                return;
+        }
         if (status == ZERO_OK) {
                 status = rank_enter(rank, &fault);
                 text = fault.text;
@@ -284,15 +286,17 @@ void rank_leave(struct rank *rank, bool orderly)
         if (!job) {
                 rank->left = true;
                 list_remove(&rank->link);
-                if (!rank->calling)
+                if (rank->calling)
+                        rank_part(rank->x, rank->job_name, rank->rank, orderly);
+                else
                         rank_free(rank);
                 return;
         }
         rank_release_all(rank);
-        if (job->ranks[rank->rank] == rank) {
+        if (--job->n_attached == 0)
+                gather_vacate(job);
+        if (job->ranks[rank->rank] == rank) { /* else a newer session is the rank */
                 job->ranks[rank->rank] = NULL;
-                if (--job->n_attached == 0)
-                        gather_vacate(job);
                 if (!job->dead)
                         rank_part(job->x, job->name, rank->rank, orderly);
         }
@@ -302,6 +306,14 @@ void rank_leave(struct rank *rank, bool orderly)
 
 /* ---- holding -------------------------------------------------------------------- */
 
+/* The newest session is the rank. */
+static int rank_check(const struct rank *rank, struct fault *fault)
+{
+        if (rank->job->ranks[rank->rank] == rank)
+                return 0;
+        return fault_set(fault, ZERO_ERANK, "rank %u has attached anew in another session", rank->rank);
+}
+
 static int group_check(const struct rank *rank, uint32_t group, struct fault *fault)
 {
         if (rank->job->dead)
@@ -309,7 +321,7 @@ static int group_check(const struct rank *rank, uint32_t group, struct fault *fa
         if (group >= rank->job->layout->n_groups)
                 return fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u", group,
                                  rank->job->layout->n_groups);
-        return 0;
+        return rank_check(rank, fault);
 }
 
 int rank_fetch(struct rank *rank, uint32_t group, uint64_t version, struct request *r,
@@ -329,6 +341,8 @@ int rank_fetch(struct rank *rank, uint32_t group, uint64_t version, struct reque
         if (rank->held >= rank->hold_groups)
                 return fault_set(fault, ZERO_EHELD, "%u groups are held, as many as were declared at attach",
                                  rank->held);
+        if (rank->closing && !rank->wants_norm)
+                return fault_set(fault, ZERO_EORDER, "the step is being ended: its result comes first");
         rank->active_ms = exchange_now(job->x);
         rank->holds[group] = HOLD_ASKED;
         rank->held++;
@@ -457,6 +471,10 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
         if (rank->refused)
                 return fault_set(fault, ZERO_EORDER,
                                  "a gradient of rank %u was refused in this attempt: attach anew", rank->rank);
+        for (uint32_t g = 0; params && g < job->layout->n_groups; g++)
+                if (rank->holds[g] == HOLD_ASKED)
+                        return fault_set(fault, ZERO_EORDER, "group '%s' is still being fetched",
+                                         job->layout->groups[g].name);
         for (uint32_t i = 0; params && params->n_sets && i < job->layout->n_tensors; i++)
                 if (job->layout->tensors[i].set >= params->n_sets)
                         return fault_set(fault, ZERO_EINVAL, "tensor '%s' uses hyperparameter set %u, %u are given",
@@ -479,6 +497,8 @@ int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *pa
 {
         int status = close_check(rank, attempt, params, fault);
 
+        if (!status)
+                status = rank_check(rank, fault);
         if (status)
                 return status;
         rank->active_ms = exchange_now(rank->x);

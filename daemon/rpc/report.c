@@ -39,7 +39,7 @@ static json_t *report_ranks(const struct job *job)
                 json_object_set_new(rank, "rank", number(r));
                 json_object_set_new(rank, "node", known ? text(node_name(job->x, job->node_of_rank[r])) :
                                                           json_null());
-                json_object_set_new(rank, "attached", json_boolean(known));
+                json_object_set_new(rank, "attached", json_boolean(job->here[r]));
                 json_array_append_new(ranks, rank);
         }
         return ranks;
@@ -132,9 +132,13 @@ static json_t *report_sessions(const struct job *job)
 
 static const char *job_state_name(const struct job *job)
 {
+        bool all = job->started;
+
+        for (uint32_t r = 0; r < job->world_size; r++)
+                all = all && job->here[r];
         if (job->opening)
                 return "opening";
-        return job->started && job->n_attached == job->n_local ? "running" : "incomplete";
+        return all ? "running" : "incomplete";
 }
 
 static json_t *report_owners(const struct job *job)

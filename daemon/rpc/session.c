@@ -240,6 +240,8 @@ static int handle_attach(struct pending_call *call, const Zero__Attach *m, struc
                 return fault_set(fault, ZERO_EINVAL, "the session names no job: give one at connect");
         if (s->rank_number < 0)
                 return attach_observer(call, fault);
+        if (s->rank && !s->rank->job && !s->rank->attaching) /* an earlier try was refused */
+                rank_leave(STEAL(s->rank), true);
         if (s->rank)
                 return fault_set(fault, ZERO_EORDER, "attached already");
         if (!m->layout)
