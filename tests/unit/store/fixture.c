@@ -1,0 +1,132 @@
+#include "fixture.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+char *fixture_directory(void)
+{
+        char path[] = "/dev/shm/zerod-test-XXXXXX";
+        char *made = mkdtemp(path);
+
+        assert(made);
+        return strdup(made);
+}
+
+void fixture_remove(char *directory)
+{
+        DIR *d = opendir(directory);
+
+        assert(d);
+        for (struct dirent *e; (e = readdir(d));)
+                if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+                        assert(unlinkat(dirfd(d), e->d_name, 0) == 0);
+        closedir(d);
+        assert(rmdir(directory) == 0);
+        free(directory);
+}
+
+struct store *fixture_store(const char *directory)
+{
+        struct fault fault = { 0 };
+        struct store *store = NULL;
+
+        if (store_open(directory, 0, &store, &fault))
+                fprintf(stderr, "%s\n", fault.text);
+        assert(store);
+        return store;
+}
+
+struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, uint32_t chunk)
+{
+        struct partition *partition = NULL;
+        struct plan *plan = NULL;
+
+        assert(partition_new(l, n_owners, &partition) == 0);
+        assert(plan_new(l, partition, owner, chunk, &plan) == 0);
+        partition_free(partition);
+        return plan;
+}
+
+struct state *fixture_state(struct store *store, const char *job, const layout *l,
+                            uint32_t n_owners, uint32_t owner, uint32_t n_redo)
+{
+        struct state_identity id = { .job = job,
+                                     .uid = 1234,
+                                     .world_size = 6,
+                                     .n_owners = n_owners,
+                                     .reduce_dtype = ZERO_BF16 };
+        struct plan *plan = fixture_plan(l, n_owners, owner, LAYOUT_ALIGN);
+        struct state *state = NULL;
+        struct fault fault = { 0 };
+
+        if (state_create(store, &id, l, plan, n_redo, &state, &fault))
+                fprintf(stderr, "%s\n", fault.text);
+        assert(state);
+        return state;
+}
+
+static char only_file[256];
+
+static int remember(const char *file, void *arg)
+{
+        assert(!only_file[0] && strlen(file) < sizeof(only_file));
+        strcpy(only_file, file);
+        return 0;
+}
+
+const char *fixture_only_file(struct store *store)
+{
+        only_file[0] = 0;
+        assert(store_each(store, remember, NULL) == 0);
+        return only_file;
+}
+
+struct state *fixture_reopen(struct store *store, layout **ret_layout)
+{
+        struct fault fault = { 0 };
+        struct state *state = NULL;
+
+        if (state_open(store, fixture_only_file(store), &state, ret_layout, &fault))
+                fprintf(stderr, "%s\n", fault.text);
+        assert(state);
+        return state;
+}
+
+static void add(layout *l, const char *name, uint64_t elements, bool frozen)
+{
+        char text[32];
+        uint32_t index;
+        struct layout_tensor t = { .name = strcpy(text, name),
+                                   .group = l->n_groups - 1,
+                                   .ndim = 1,
+                                   .shape = { elements },
+                                   .frozen = frozen,
+                                   .init = ZERO_INIT_NORMAL,
+                                   .init_value = 0.5,
+                                   .init_seed = l->n_tensors };
+        assert(layout_add_tensor(l, &t, &index, NULL) == 0);
+}
+
+layout *fixture_layout(void)
+{
+        layout *l = NULL;
+        uint32_t group;
+
+        assert(layout_new(&l) == 0);
+        assert(layout_add_group(l, "a", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
+        add(l, "a.0", 300, false);
+        add(l, "a.1", 1, false);
+        add(l, "a.2", 200, true);
+        add(l, "a.3", 130, false);
+        assert(layout_add_group(l, "b", ZERO_FP32, NULL, 0, 0, &group, NULL) == 0);
+        add(l, "b.0", 0, false);
+        add(l, "b.1", 257, false);
+        assert(layout_check(l, NULL) == 0);
+        return l;
+}

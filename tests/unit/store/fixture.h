@@ -1,0 +1,21 @@
+/* A state directory of its own for a test, and states in it.  They abort on failure. */
+#pragma once
+
+#include "daemon/store/state.h"
+
+/* A new empty directory, mode 0700; fixture_remove() deletes it with what is in it. */
+char *fixture_directory(void);
+void fixture_remove(char *directory);
+
+struct store *fixture_store(const char *directory);
+struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, uint32_t chunk);
+struct state *fixture_state(struct store *store, const char *job, const layout *l,
+                            uint32_t n_owners, uint32_t owner, uint32_t n_redo);
+/* Opens the one state there is. */
+struct state *fixture_reopen(struct store *store, layout **ret_layout);
+/* Its file name; static memory. */
+const char *fixture_only_file(struct store *store);
+
+/* A small layout: several chunks at LAYOUT_ALIGN elements each, gaps, a frozen tensor between
+ * trainable ones, an empty tensor, two groups of different dtypes. */
+layout *fixture_layout(void);

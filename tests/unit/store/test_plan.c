@@ -1,0 +1,222 @@
+/* Properties of plans over random layouts, numbers of owners and chunk sizes. */
+#include <criterion/criterion.h>
+#include <errno.h>
+
+#include "daemon/store/plan.h"
+#include "proto/cleanup.h"
+#include "proto/dtype.h"
+#include "tests/unit/proto/layouts.h"
+
+DEFINE_CLEANUP(layout *, layout_free)
+DEFINE_CLEANUP(struct partition *, partition_free)
+DEFINE_CLEANUP(struct plan *, plan_free)
+
+enum { LAYOUTS = 40 };
+
+typedef void property(const layout *l, const struct partition *partition, const struct plan *p);
+
+static void hold(const layout *l, uint32_t n_owners, uint32_t chunk, property *check)
+{
+        CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
+
+        cr_assert_eq(partition_new(l, n_owners, &partition), 0);
+        for (uint32_t owner = 0; owner < n_owners; owner++) {
+                CLEANUP(cleanup_plan_free) struct plan *p = NULL;
+
+                cr_assert_eq(plan_new(l, partition, owner, chunk, &p), 0);
+                check(l, partition, p);
+        }
+}
+
+static void for_plans(property *check)
+{
+        static const uint32_t owners[] = { 1, 2, 3, 5, 16 }, chunks[] = { 128, 1280, 4096 };
+
+        for (uint64_t seed = 0; seed < LAYOUTS; seed++) {
+                CLEANUP(cleanup_layout_free) layout *l = layouts_random(seed);
+
+                /* the tables of large layouts would take seconds to touch */
+                hold(l, owners[seed % 5], chunks[seed % 3] << (l->elements > 1 << 22 ? 8 : 0),
+                     check);
+        }
+}
+
+static void covers_shard(const layout *l, const struct partition *partition, const struct plan *p)
+{
+        uint64_t master = 0, moment = 0;
+
+        for (uint32_t g = 0; g < p->n_groups; g++) {
+                const struct plan_shard *shard = &p->shards[g];
+                const struct plan_segment *s = p->segments + shard->first_segment;
+                uint64_t at = shard->range.first;
+
+                cr_assert_eq(shard->master, master);
+                cr_assert_eq(shard->moment, moment);
+                for (uint32_t i = 0; i < shard->n_segments; i++, s++) {
+                        cr_assert_eq(s->group, g);
+                        cr_assert_eq(s->in_group, at);
+                        cr_assert_eq(s->master, master);
+                        cr_assert(s->count > 0 && s->count % LAYOUT_ALIGN == 0);
+                        at += s->count;
+                        master += s->count;
+                        if (l->tensors[s->tensor].frozen) {
+                                cr_assert_eq(s->moment, UINT64_MAX);
+                        } else {
+                                cr_assert_eq(s->moment, moment);
+                                moment += s->count;
+                        }
+                }
+                cr_assert_eq(at, shard->range.first + shard->range.count);
+                cr_assert_eq(shard->moment_count, moment - shard->moment);
+        }
+        cr_assert_eq(p->master_elements, master);
+        cr_assert_eq(p->moment_elements, moment);
+}
+
+Test(plan, segments_cover_the_shard_without_hole_or_overlap)
+{
+        for_plans(covers_shard);
+}
+
+static void inside_tensor(const layout *l, const struct partition *partition, const struct plan *p)
+{
+        for (uint32_t i = 0; i < p->n_segments; i++) {
+                const struct plan_segment *s = &p->segments[i];
+                const struct layout_tensor *t = &l->tensors[s->tensor];
+
+                cr_assert_gt(t->elements, 0);
+                cr_assert_eq(t->group, s->group);
+                cr_assert_geq(s->in_group, t->offset);
+                cr_assert_lt(s->in_group, t->offset + t->elements);
+                cr_assert_lt(s->in_group + s->count, t->offset + t->elements + LAYOUT_ALIGN);
+        }
+}
+
+Test(plan, a_segment_is_a_part_of_its_tensor_and_the_gap_behind)
+{
+        for_plans(inside_tensor);
+}
+
+static void covered_by_chunks(const layout *l, const struct partition *partition,
+                              const struct plan *p)
+{
+        uint64_t moment = 0;
+
+        for (uint32_t g = 0; g < p->n_groups; g++) {
+                const struct plan_shard *shard = &p->shards[g];
+                const struct plan_chunk *c = p->chunks + shard->first_chunk;
+
+                for (uint32_t i = 0; i < shard->n_chunks; i++, c++) {
+                        const struct plan_segment *s = &p->segments[c->first_segment];
+
+                        cr_assert_eq(c->group, g);
+                        cr_assert_eq(c->moment, moment);
+                        cr_assert(c->n > 0 && c->n <= p->chunk_elements);
+                        cr_assert(c->in_group >= s->in_group &&
+                                  c->in_group < s->in_group + s->count);
+                        cr_assert_eq(c->master - s->master, c->in_group - s->in_group);
+                        cr_assert_eq(c->moment - s->moment, c->in_group - s->in_group);
+                        moment += c->n;
+                }
+                cr_assert_eq(moment, shard->moment + shard->moment_count);
+        }
+}
+
+Test(plan, chunks_cover_the_trainable_elements_once_and_in_order)
+{
+        for_plans(covered_by_chunks);
+}
+
+static void contiguous(const layout *l, const struct partition *partition, const struct plan *p)
+{
+        for (uint32_t i = 0; i < p->n_chunks; i++) {
+                const struct plan_chunk *c = &p->chunks[i];
+                const struct plan_segment *s = &p->segments[c->first_segment];
+
+                const struct plan_shard *shard = &p->shards[c->group];
+                const struct plan_segment *end =
+                        p->segments + shard->first_segment + shard->n_segments;
+
+                cr_assert_leq(c->in_group + c->n, shard->range.first + shard->range.count);
+                for (; s < end && s->in_group < c->in_group + c->n; s++)
+                        cr_assert_neq(s->moment, UINT64_MAX);
+        }
+}
+
+Test(plan, a_chunk_holds_trainable_elements_of_one_shard_alone)
+{
+        for_plans(contiguous);
+}
+
+static void serve_places(const layout *l, const struct partition *partition, const struct plan *p)
+{
+        uint64_t end = 0;
+
+        for (uint32_t g = 0; g < p->n_groups; g++) {
+                const struct plan_shard *shard = &p->shards[g];
+
+                if (l->groups[g].dtype == ZERO_FP32) {
+                        cr_assert_eq(shard->serve, UINT64_MAX);
+                        continue;
+                }
+                cr_assert_eq(shard->serve % 4096, 0);
+                cr_assert_geq(shard->serve, end);
+                end = shard->serve + shard->range.count * dtype_size(l->groups[g].dtype);
+        }
+        cr_assert_geq(p->serve_bytes, end);
+        cr_assert_lt(p->serve_bytes, end + 4096);
+}
+
+Test(plan, serve_has_a_page_aligned_place_for_every_low_precision_shard)
+{
+        for_plans(serve_places);
+}
+
+Test(plan, the_owners_planes_add_up_to_the_layout)
+{
+        for (uint64_t seed = 0; seed < LAYOUTS; seed++) {
+                CLEANUP(cleanup_layout_free) layout *l = layouts_random(seed);
+                CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
+                uint64_t master = 0;
+
+                cr_assert_eq(partition_new(l, 3, &partition), 0);
+                for (uint32_t owner = 0; owner < 3; owner++) {
+                        CLEANUP(cleanup_plan_free) struct plan *p = NULL;
+
+                        cr_assert_eq(plan_new(l, partition, owner, 1 << 20, &p), 0);
+                        master += plan_plane_bytes(p, ZERO_PLANE_MASTER);
+                        cr_assert_eq(plan_plane_bytes(p, ZERO_PLANE_GRAD), 4 * p->moment_elements);
+                }
+                cr_assert_eq(master, 4 * l->elements);
+        }
+}
+
+Test(plan, no_short_chunk_is_left_at_the_end_of_a_long_run)
+{
+        uint64_t elements = 1280 * 7 + 128;
+        CLEANUP(cleanup_layout_free) layout *l = layouts_sized(&elements, 1, ZERO_BF16);
+        CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
+        CLEANUP(cleanup_plan_free) struct plan *p = NULL;
+
+        cr_assert_eq(partition_new(l, 1, &partition), 0);
+        cr_assert_eq(plan_new(l, partition, 0, 1280, &p), 0);
+        cr_assert_eq(p->n_chunks, 8);
+        for (uint32_t c = 0; c < p->n_chunks; c++)
+                cr_assert_geq(p->chunks[c].n, 1024);
+}
+
+Test(plan, more_chunks_than_can_be_counted_are_refused_at_once)
+{
+        enum { GROUPS = 8 };
+        uint64_t elements[GROUPS];
+
+        for (int i = 0; i < GROUPS; i++)
+                elements[i] = ZERO_GROUP_ELEMENTS_MAX;
+        CLEANUP(cleanup_layout_free) layout *l = layouts_sized(elements, GROUPS, ZERO_BF16);
+        CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
+        struct plan *p = NULL;
+
+        cr_assert_eq(partition_new(l, 1, &partition), 0);
+        cr_assert_eq(plan_new(l, partition, 0, 1280, &p), -EOVERFLOW);
+        cr_assert_null(p);
+}

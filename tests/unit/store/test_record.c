@@ -1,0 +1,184 @@
+/* The step record: phases, tensor steps, and copies of which one is torn. */
+#include <criterion/criterion.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "daemon/store/file.h"
+#include "fixture.h"
+#include "toy.h"
+
+static char *directory;
+static struct store *store;
+static layout *l;
+static struct state *s;
+
+static void begin(void)
+{
+        directory = fixture_directory();
+        store = fixture_store(directory);
+        l = fixture_layout();
+        s = fixture_state(store, "j", l, 1, 0, 1);
+        toy_init(s);
+}
+
+static void end(void)
+{
+        state_close(s);
+        store_close(store);
+        layout_free(l);
+        fixture_remove(directory);
+}
+
+TestSuite(record, .init = begin, .fini = end);
+
+static void reopen(void)
+{
+        layout *stored = NULL;
+
+        state_close(s);
+        s = fixture_reopen(store, &stored);
+        layout_free(stored);
+}
+
+Test(record, a_vote_outlives_the_process_with_its_presence_marks)
+{
+        struct state_record vote = *s->record;
+
+        s->present[0] = 1;
+        vote.finite = 1;
+        vote.n_sets = 1;
+        vote.sets[0].lr = 0.25;
+        vote.norm.bin[3] = -17;
+        state_prepare(s, &vote);
+        reopen();
+        cr_assert_eq(s->record->phase, ATTEMPT_PREPARED);
+        cr_assert_eq(s->record->finite, 1);
+        cr_assert_eq(s->record->sets[0].lr, 0.25);
+        cr_assert_eq(s->record->norm.bin[3], -17);
+        cr_assert_eq(s->present[0], 1);
+}
+
+Test(record, marks_of_an_attempt_without_a_vote_do_not)
+{
+        s->present[0] = 1;
+        reopen();
+        cr_assert_eq(s->record->phase, ATTEMPT_OPEN);
+        cr_assert_eq(s->present[0], 0);
+}
+
+Test(record, finish_raises_the_steps_of_present_tensors_alone)
+{
+        uint8_t present[16];
+
+        for (uint64_t step = 0; step < 3; step++) {
+                uint64_t before[16];
+
+                toy_decide(s, l);
+                memcpy(present, s->present, l->n_tensors);
+                memcpy(before, s->tensor_step, l->n_tensors * sizeof(*before));
+                toy_update(s, 0, 0, 1);
+                state_finish(s);
+                cr_assert_eq(s->record->version, step + 1);
+                for (uint32_t t = 0; t < l->n_tensors; t++) {
+                        cr_assert_eq(s->tensor_step[t], before[t] + present[t]);
+                        cr_assert_eq(s->present[t], 0);
+                }
+        }
+        cr_assert_gt(s->tensor_step[0] + s->tensor_step[1], 0);
+}
+
+Test(record, a_skipped_attempt_changes_neither_version_nor_steps)
+{
+        struct state_record r = *s->record;
+
+        s->present[0] = 1;
+        state_prepare(s, &r);
+        r.commit = 0;
+        r.loss_scale = 512;
+        state_decide(s, &r);
+        state_finish(s);
+        cr_assert_eq(s->record->version, 0);
+        cr_assert_eq(s->record->attempt, 1);
+        cr_assert_eq(s->record->loss_scale, 512);
+        cr_assert_eq(s->tensor_step[0], 0);
+        cr_assert_eq(s->present[0], 0);
+}
+
+Test(record, an_aborted_attempt_counts_for_nothing)
+{
+        struct state_record r = *s->record;
+
+        s->present[0] = 1;
+        state_prepare(s, &r);
+        state_abort(s, 5);
+        cr_assert_eq(s->record->phase, ATTEMPT_OPEN);
+        cr_assert_eq(s->record->attempt, 5);
+        cr_assert_eq(s->record->version, 0);
+        cr_assert_eq(s->present[0], 0);
+}
+
+Test(record, steps_that_were_put_are_counted_on)
+{
+        s->tensor_step[1] = 1000;
+        toy_attempt(s, l); /* tensor 1 has a gradient at version 0 */
+        cr_assert_eq(s->tensor_step[1], 1001);
+        reopen();
+        cr_assert_eq(s->tensor_step[1], 1001);
+}
+
+static struct record_copy *newest(void)
+{
+        return s->copies[s->record == &s->copies[1]->record];
+}
+
+Test(record, a_torn_copy_leaves_the_one_before)
+{
+        struct state_record r = *s->record;
+
+        state_prepare(s, &r);
+        r.commit = 1;
+        state_decide(s, &r);
+        for (size_t at = 0; at < sizeof(struct record_copy); at += 7) {
+                uint8_t *byte = (uint8_t *)newest() + at;
+
+                *byte ^= 0x40;
+                cr_assert_eq(record_load(s, NULL), 0);
+                cr_assert_eq(s->record->phase, ATTEMPT_PREPARED);
+                *byte ^= 0x40;
+                cr_assert_eq(record_load(s, NULL), 0);
+                cr_assert_eq(s->record->phase, ATTEMPT_DECIDED);
+        }
+}
+
+Test(record, two_torn_copies_are_refused)
+{
+        struct state *other = NULL;
+        layout *stored = NULL;
+        struct fault fault;
+
+        toy_decide(s, l);
+        s->copies[0]->record.attempt ^= 1;
+        s->copies[1]->record.attempt ^= 1;
+        cr_assert_eq(state_open(store, fixture_only_file(store), &other, &stored, &fault),
+                     ZERO_EIO);
+        cr_assert(strstr(fault.text, "step record"));
+}
+
+static void set_arithmetic(uint32_t arithmetic)
+{
+        struct record_copy *copy = newest();
+
+        copy->arithmetic = arithmetic;
+        file_hash(copy->hash, copy, offsetof(struct record_copy, hash));
+}
+
+Test(record, another_arithmetic_is_accepted_between_steps_only)
+{
+        set_arithmetic(FILE_ARITHMETIC + 1);
+        cr_assert_eq(record_load(s, NULL), 0);
+        toy_decide(s, l);
+        set_arithmetic(FILE_ARITHMETIC + 1);
+        cr_assert_eq(record_load(s, NULL), ZERO_EIO);
+        set_arithmetic(FILE_ARITHMETIC);
+        cr_assert_eq(record_load(s, NULL), 0);
+}

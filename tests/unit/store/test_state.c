@@ -1,0 +1,321 @@
+/* States: what a file gives back, and which files are refused. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/store/file.h"
+#include "daemon/store/init.h"
+#include "daemon/store/store.h"
+#include "fixture.h"
+#include "toy.h"
+
+static char *directory;
+static struct store *store;
+static layout *l;
+
+static void begin(void)
+{
+        directory = fixture_directory();
+        store = fixture_store(directory);
+        l = fixture_layout();
+}
+
+static void end(void)
+{
+        store_close(store);
+        layout_free(l);
+        fixture_remove(directory);
+}
+
+TestSuite(state, .init = begin, .fini = end);
+
+static struct state *make(void)
+{
+        return fixture_state(store, "job.1", l, 2, 0, 3);
+}
+
+Test(state, a_new_one_is_at_version_zero_and_empty)
+{
+        struct state *s = make();
+
+        cr_assert_eq(s->record->version, 0);
+        cr_assert_eq(s->record->attempt, 0);
+        cr_assert_eq(s->record->phase, ATTEMPT_OPEN);
+        for (uint64_t i = 0; i < s->plan->moment_elements; i++)
+                cr_assert(s->exp_avg[i] == 0 && s->exp_avg_sq[i] == 0 && s->grad[i] == 0);
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                cr_assert(s->tensor_step[t] == 0 && s->present[t] == 0);
+        state_close(s);
+}
+
+Test(state, a_file_gives_back_who_it_belongs_to_and_its_layout)
+{
+        layout *stored = NULL;
+        char text[256] = "";
+
+        state_close(fixture_state(store, "job.1", l, 1, 0, 3));
+        struct state *s = fixture_reopen(store, &stored);
+
+        cr_assert_str_eq(s->id.job, "job.1");
+        cr_assert_eq(s->id.uid, 1234);
+        cr_assert_eq(s->id.world_size, 6);
+        cr_assert_eq(s->id.n_owners, 1);
+        cr_assert_eq(s->id.reduce_dtype, ZERO_BF16);
+        cr_assert_eq(s->plan->owner, 0);
+        cr_assert_eq(s->plan->chunk_elements, LAYOUT_ALIGN);
+        cr_assert_eq(s->n_redo, 3);
+        cr_assert(layout_equal(l, stored, text, sizeof(text)), "%s", text);
+        state_close(s);
+        layout_free(stored);
+}
+
+Test(state, planes_and_record_outlive_the_mapping)
+{
+        layout *stored = NULL;
+        struct state *s = fixture_state(store, "j", l, 1, 0, 1);
+        float first, last;
+
+        toy_init(s);
+        for (int i = 0; i < 7; i++)
+                toy_attempt(s, l);
+        first = s->master[0];
+        last = s->exp_avg_sq[s->plan->moment_elements - 1];
+        state_close(s);
+
+        s = fixture_reopen(store, &stored);
+        cr_assert_eq(s->record->version, 6);
+        cr_assert_eq(s->record->attempt, 7);
+        cr_assert_eq(s->record->skipped, 1);
+        cr_assert_eq(s->master[0], first);
+        cr_assert_eq(s->exp_avg_sq[s->plan->moment_elements - 1], last);
+        state_close(s);
+        layout_free(stored);
+}
+
+Test(state, a_second_one_of_the_same_job_is_refused)
+{
+        struct state_identity id = { .job = "job.1", .n_owners = 2 };
+        struct plan *plan = fixture_plan(l, 2, 0, LAYOUT_ALIGN);
+        struct state *s = make(), *second = NULL;
+        struct fault fault;
+        uint64_t used = store_used(store);
+
+        cr_assert_eq(state_create(store, &id, l, plan, 1, &second, &fault), ZERO_EBUSY);
+        cr_assert_null(second);
+        cr_assert(strstr(fault.text, "job.1"));
+        cr_assert_eq(store_used(store), used);
+        state_close(s);
+        plan_free(plan);
+}
+
+Test(state, drop_leaves_no_file)
+{
+        state_drop(make());
+        cr_assert_str_eq(fixture_only_file(store), "");
+        cr_assert_eq(store_used(store), 0);
+}
+
+Test(state, the_file_is_its_owners_alone)
+{
+        struct state *s = make();
+        struct stat st;
+
+        cr_assert_eq(fstat(s->fd, &st), 0);
+        cr_assert_eq(st.st_mode & 07777, 0600);
+        cr_assert_geq(st.st_blocks * 512, st.st_size, "its space is reserved");
+        state_close(s);
+}
+
+/* ---- contents ---- */
+
+static void check_shard(const struct state *s, uint32_t group)
+{
+        const struct plan_shard *shard = &s->plan->shards[group];
+        const struct plan_segment *segment = s->plan->segments + shard->first_segment;
+
+        for (uint32_t i = 0; i < shard->n_segments; i++, segment++) {
+                const struct layout_tensor *t = &l->tensors[segment->tensor];
+                float *expected = malloc(segment->count * sizeof(float));
+
+                init_fill(expected, t, segment->in_group - t->offset, segment->count);
+                cr_assert_arr_eq(expected, s->master + segment->master,
+                                 segment->count * sizeof(float));
+                free(expected);
+        }
+}
+
+Test(state, init_fills_master_with_the_tensors_values)
+{
+        struct state *s = fixture_state(store, "j", l, 1, 0, 1);
+
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                state_init_group(s, l, g, device_host("scalar"));
+                check_shard(s, g);
+        }
+        state_close(s);
+}
+
+Test(state, trainers_get_master_rounded_to_the_groups_dtype)
+{
+        struct state *s = fixture_state(store, "j", l, 1, 0, 1);
+        const struct device_ops *ops = device_host("scalar");
+        const struct plan_shard *shard = &s->plan->shards[0];
+        uint16_t *expected = malloc(shard->range.count * sizeof(*expected));
+
+        state_init_group(s, l, 0, ops);
+        state_init_group(s, l, 1, ops);
+        ops->cast(ZERO_BF16, expected, ZERO_FP32, s->master + shard->master, shard->range.count);
+        cr_assert_arr_eq(state_shard(s, l, 0), expected, shard->range.count * sizeof(*expected));
+        cr_assert_eq(state_shard(s, l, 1), s->master + s->plan->shards[1].master);
+        free(expected);
+        state_close(s);
+}
+
+Test(state, serve_is_made_again_after_reopening)
+{
+        struct state *s = fixture_state(store, "j", l, 1, 0, 1);
+        const struct device_ops *ops = device_host("scalar");
+        size_t bytes = s->plan->shards[0].range.count * 2;
+        void *before = malloc(bytes);
+        layout *stored = NULL;
+
+        state_init_group(s, l, 0, ops);
+        memcpy(before, state_shard(s, l, 0), bytes);
+        state_close(s);
+        s = fixture_reopen(store, &stored);
+        state_serve_group(s, l, 0, ops);
+        cr_assert_arr_eq(state_shard(s, l, 0), before, bytes);
+        free(before);
+        state_close(s);
+        layout_free(stored);
+}
+
+/* ---- damaged files ---- */
+
+static int open_only(struct fault *fault)
+{
+        struct state *s = NULL;
+        layout *stored = NULL;
+        uint64_t used = store_used(store);
+        int r = state_open(store, fixture_only_file(store), &s, &stored, fault);
+
+        cr_assert_eq(r != 0, s == NULL);
+        state_close(s);
+        layout_free(stored);
+        cr_assert_eq(store_used(store), used);
+        return r;
+}
+
+static int only_fd(void)
+{
+        int fd = openat(store->dir, fixture_only_file(store), O_RDWR);
+
+        cr_assert_geq(fd, 0);
+        return fd;
+}
+
+/* Whether the file is refused while the byte at `at` has another value. */
+static bool flip_is_refused(int fd, off_t at)
+{
+        struct fault fault;
+        uint8_t byte;
+
+        cr_assert_eq(pread(fd, &byte, 1, at), 1);
+        uint8_t other = (uint8_t)~byte;
+        cr_assert_eq(pwrite(fd, &other, 1, at), 1);
+        int r = open_only(&fault);
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+        return r == ZERO_EIO && strstr(fault.text, "delete it");
+}
+
+Test(state, any_flipped_byte_of_header_or_layout_is_refused)
+{
+        struct state *s = make();
+        const struct file_header *h = s->map;
+        off_t layout_end = FILE_ALIGN + (off_t)h->layout_bytes;
+        state_close(s);
+
+        int fd = only_fd();
+        for (off_t at = 0; at < (off_t)sizeof(struct file_header); at++)
+                cr_assert(flip_is_refused(fd, at), "%ld", (long)at);
+        for (off_t at = FILE_ALIGN; at < layout_end; at++)
+                cr_assert(flip_is_refused(fd, at), "%ld", (long)at);
+        cr_assert_eq(open_only(NULL), 0);
+        close(fd);
+}
+
+Test(state, a_file_of_another_length_is_refused)
+{
+        struct state *s = make();
+        off_t size = (off_t)s->map_bytes;
+        state_close(s);
+
+        int fd = only_fd();
+        const off_t sizes[] = { size + 4096, size - 4096, 5000, 4096, 100, 1, 0 };
+        for (int i = 0; i < 7; i++) {
+                cr_assert_eq(ftruncate(fd, sizes[i]), 0);
+                cr_assert_eq(open_only(NULL), ZERO_EIO);
+        }
+        close(fd);
+}
+
+Test(state, a_file_that_others_may_open_is_refused)
+{
+        state_close(make());
+        int fd = only_fd();
+
+        cr_assert_eq(fchmod(fd, 0640), 0);
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        close(fd);
+}
+
+Test(state, the_file_of_another_job_is_refused)
+{
+        struct fault fault;
+
+        state_close(make());
+        cr_assert_eq(renameat(store->dir, fixture_only_file(store), store->dir, "x.0.state"), 0);
+        cr_assert_eq(open_only(&fault), ZERO_EIO);
+        cr_assert(strstr(fault.text, "another job"));
+}
+
+Test(state, names_that_are_no_states_are_refused)
+{
+        static const char *const names[] = { "../x.state", "/etc/passwd",  ".lock",
+                                             "",           ".new-x.state", "absent.state" };
+        struct state *s = NULL;
+        layout *stored = NULL;
+
+        for (int i = 0; i < 6; i++)
+                cr_assert_gt(state_open(store, names[i], &s, &stored, NULL), 0);
+}
+
+Test(state, impossible_chunk_versions_and_slots_are_refused)
+{
+        struct state *s = make();
+        s->chunk_version[1] = 1; /* nothing was decided */
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        s->chunk_version[1] = 0;
+        s->redo->valid = 1;
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        s->redo->valid = 0;
+
+        toy_decide(s, l);
+        s->redo->valid = 1;
+        s->redo->version = 1;
+        s->redo->chunk = s->plan->n_chunks;
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        s->redo->chunk = 0;
+        s->redo->version = 2;
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        s->redo->valid = 2;
+        s->redo->version = 1;
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        s->redo->valid = 0;
+        cr_assert_eq(open_only(NULL), 0);
+        state_close(s);
+}

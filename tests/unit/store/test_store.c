@@ -1,0 +1,256 @@
+/* The state directory: who may open it, and what counts. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/store/store.h"
+#include "fixture.h"
+
+enum { NOBODY = 65534 };
+
+static int refuse(const char *directory, struct fault *fault)
+{
+        struct store *store = NULL;
+        int r = store_open(directory, 0, &store, fault);
+
+        cr_assert_null(store);
+        return r;
+}
+
+Test(store, makes_its_directory_for_itself_alone)
+{
+        char *directory = fixture_directory();
+        struct stat st;
+
+        rmdir(directory);
+        store_close(fixture_store(directory));
+        cr_assert_eq(stat(directory, &st), 0);
+        cr_assert_eq(st.st_mode & 07777, 0700);
+        fixture_remove(directory);
+}
+
+Test(store, a_second_one_is_told_who_has_the_directory)
+{
+        char *directory = fixture_directory(), pid[32];
+        struct store *store = fixture_store(directory);
+        struct fault fault;
+
+        cr_assert_eq(refuse(directory, &fault), ZERO_EBUSY);
+        cr_assert(strstr(fault.text, directory));
+        snprintf(pid, sizeof(pid), "process %ld:", (long)getpid());
+        cr_assert(strstr(fault.text, pid), "%s", fault.text);
+        store_close(store);
+        fixture_remove(directory);
+}
+
+Test(store, a_killed_holder_leaves_the_directory_free)
+{
+        char *directory = fixture_directory(), byte;
+        int ready[2], status;
+
+        cr_assert_eq(pipe(ready), 0);
+        pid_t pid = fork();
+        if (pid == 0) {
+                fixture_store(directory);
+                if (write(ready[1], "x", 1) == 1)
+                        pause();
+                _exit(1);
+        }
+        cr_assert_eq(read(ready[0], &byte, 1), 1);
+        kill(pid, SIGKILL);
+        waitpid(pid, &status, 0);
+        store_close(fixture_store(directory));
+        fixture_remove(directory);
+}
+
+Test(store, a_directory_open_to_others_is_refused)
+{
+        char *directory = fixture_directory();
+        struct fault fault;
+
+        chmod(directory, 0750);
+        cr_assert_eq(refuse(directory, &fault), ZERO_EPERM);
+        cr_assert(strstr(fault.text, "750"));
+        chmod(directory, 0700);
+        fixture_remove(directory);
+}
+
+Test(store, a_directory_of_another_user_is_refused)
+{
+        if (geteuid() != 0)
+                cr_skip_test("only root can give a directory away");
+        char *directory = fixture_directory();
+        struct fault fault;
+
+        cr_assert_eq(chown(directory, NOBODY, NOBODY), 0);
+        cr_assert_eq(refuse(directory, &fault), ZERO_EPERM);
+        cr_assert(strstr(fault.text, "65534"));
+        fixture_remove(directory);
+}
+
+Test(store, a_symbolic_link_is_refused)
+{
+        char *directory = fixture_directory(), link[256];
+
+        snprintf(link, sizeof(link), "%s.link", directory);
+        cr_assert_eq(symlink(directory, link), 0);
+        cr_assert_eq(refuse(link, NULL), ZERO_EIO);
+        unlink(link);
+        fixture_remove(directory);
+}
+
+Test(store, half_made_files_are_deleted)
+{
+        char *directory = fixture_directory(), temporary[STORE_FILE_NAME], path[512];
+
+        store_temporary_name("x.0.state", temporary);
+        snprintf(path, sizeof(path), "%s/%s", directory, temporary);
+        close(open(path, O_CREAT | O_WRONLY, 0600));
+        cr_assert_eq(access(path, F_OK), 0);
+        store_close(fixture_store(directory));
+        cr_assert_neq(access(path, F_OK), 0);
+        fixture_remove(directory);
+}
+
+Test(store, file_names_stay_inside_the_directory)
+{
+        static const char *const jobs[] = {
+                "a", "../../etc/passwd", ".", "..", "", "-rf", "\n\xff"
+        };
+        char name[STORE_FILE_NAME], other[STORE_FILE_NAME], longest[ZERO_NAME_MAX + 1];
+
+        memset(longest, 'x', ZERO_NAME_MAX);
+        longest[ZERO_NAME_MAX] = 0;
+        for (int i = 0; i < 8; i++) {
+                store_file_name(i < 7 ? jobs[i] : longest, UINT32_MAX, name);
+                cr_assert(store_is_state(name), "%s", name);
+                cr_assert_null(strchr(name, '/'));
+                store_temporary_name(name, other);
+                cr_assert(!store_is_state(other));
+        }
+}
+
+Test(store, different_jobs_and_owners_have_different_files)
+{
+        char a[STORE_FILE_NAME], b[STORE_FILE_NAME], job[ZERO_NAME_MAX + 1];
+
+        memset(job, 'x', ZERO_NAME_MAX);
+        job[ZERO_NAME_MAX] = 0;
+        store_file_name(job, 1, a);
+        job[ZERO_NAME_MAX - 1] = 'y';
+        store_file_name(job, 1, b);
+        cr_assert_str_neq(a, b);
+        store_file_name("a/b", 1, a);
+        store_file_name("a.b", 1, b);
+        cr_assert_str_neq(a, b);
+        store_file_name("a.b", 2, a);
+        cr_assert_str_neq(a, b);
+}
+
+Test(store, quota_is_charged_for_what_lies_there)
+{
+        char *directory = fixture_directory();
+        struct store *store = fixture_store(directory);
+        layout *l = fixture_layout();
+        struct state *state = fixture_state(store, "j", l, 1, 0, 1);
+        uint64_t bytes = state_bytes(state), serve = state->plan->serve_bytes;
+
+        cr_assert_gt(serve, 0);
+        cr_assert_eq(store_used(store), bytes);
+        state_close(state);
+        cr_assert_eq(store_used(store), bytes - serve);
+        store_close(store);
+
+        store = fixture_store(directory);
+        cr_assert_eq(store_used(store), bytes - serve);
+        layout_free(l);
+        state = fixture_reopen(store, &l);
+        cr_assert_eq(store_used(store), bytes);
+        state_drop(state);
+        cr_assert_eq(store_used(store), 0);
+        store_close(store);
+        layout_free(l);
+        fixture_remove(directory);
+}
+
+static int count(const char *file, void *arg)
+{
+        ++*(int *)arg;
+        return 0;
+}
+
+static int create(struct store *store, const layout *l, struct fault *fault)
+{
+        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct plan *plan = fixture_plan(l, 1, 0, LAYOUT_ALIGN);
+        struct state *state = NULL;
+        int r = state_create(store, &id, l, plan, 1, &state, fault);
+
+        if (r)
+                plan_free(plan);
+        state_close(state);
+        return r;
+}
+
+Test(store, a_state_beyond_the_quota_is_refused_and_leaves_nothing)
+{
+        char *directory = fixture_directory();
+        struct store *store = NULL;
+        layout *l = fixture_layout();
+        struct fault fault;
+        int files = 0;
+
+        cr_assert_eq(store_open(directory, 20000, &store, &fault), 0);
+        cr_assert_eq(create(store, l, &fault), ZERO_EQUOTA);
+        cr_assert(strstr(fault.text, "20000"), "%s", fault.text);
+        cr_assert_eq(store_used(store), 0);
+        cr_assert_eq(store_each(store, count, &files), 0);
+        cr_assert_eq(files, 0);
+        store_close(store);
+        layout_free(l);
+        fixture_remove(directory);
+}
+
+Test(store, more_than_the_file_system_has_is_refused_with_figures)
+{
+        char *directory = fixture_directory();
+        struct store *store = fixture_store(directory);
+        struct fault fault;
+
+        cr_assert_eq(store_admit(store, UINT64_C(1) << 60, "job j", &fault), ZERO_ESHM);
+        cr_assert(strstr(fault.text, "1152921504606846976"), "%s", fault.text);
+        cr_assert(strstr(fault.text, "job j"));
+        store_close(store);
+        fixture_remove(directory);
+}
+
+static int stop(const char *file, void *arg)
+{
+        ++*(int *)arg;
+        return 7;
+}
+
+Test(store, each_names_every_state_until_told_to_stop)
+{
+        char *directory = fixture_directory();
+        struct store *store = fixture_store(directory);
+        layout *l = fixture_layout();
+        int n = 0;
+
+        state_close(fixture_state(store, "a", l, 1, 0, 1));
+        state_close(fixture_state(store, "b", l, 1, 0, 1));
+        cr_assert_eq(store_each(store, count, &n), 0);
+        cr_assert_eq(n, 2);
+        n = 0;
+        cr_assert_eq(store_each(store, stop, &n), 7);
+        cr_assert_eq(n, 1);
+        store_close(store);
+        layout_free(l);
+        fixture_remove(directory);
+}

@@ -1,0 +1,123 @@
+#include "toy.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static float noise(uint64_t a, uint64_t b)
+{
+        uint64_t x =
+                (a + 1) * UINT64_C(0x9e3779b97f4a7c15) ^ (b + 1) * UINT64_C(0xff51afd7ed558ccd);
+
+        x = (x ^ (x >> 32)) * UINT64_C(0xd6e8feb86659fd93);
+        return (float)(x >> 40) / 16777216.0f - 0.5f;
+}
+
+void toy_init(struct state *s)
+{
+        for (uint64_t i = 0; i < s->plan->master_elements; i++)
+                s->master[i] = noise(1, i);
+        for (uint64_t i = 0; i < s->plan->moment_elements; i++) {
+                s->exp_avg[i] = noise(2, i);
+                s->exp_avg_sq[i] = noise(3, i);
+        }
+}
+
+static void push_gradients(struct state *s, const layout *l)
+{
+        for (uint64_t i = 0; i < s->plan->moment_elements; i++)
+                s->grad[i] = noise(s->record->version + 10, i);
+        for (uint32_t t = 0; t < s->n_tensors; t++)
+                s->present[t] = !l->tensors[t].frozen && (t + s->record->version) % 3 != 0;
+}
+
+void toy_decide(struct state *s, const layout *l)
+{
+        if (s->record->phase == ATTEMPT_OPEN) {
+                push_gradients(s, l);
+                struct state_record vote = *s->record;
+                vote.finite = 1;
+                vote.grad_norm = (double)vote.version;
+                state_prepare(s, &vote);
+        }
+        if (s->record->phase == ATTEMPT_PREPARED) {
+                struct state_record decision = *s->record;
+                decision.commit = decision.attempt % 5 != 4;
+                decision.skipped += !decision.commit;
+                state_decide(s, &decision);
+        }
+}
+
+static void update_element(struct redo_view to, uint32_t at, float p, float m, float v, float g)
+{
+        to.m[at] = m * 0.75f + g * 0.25f;
+        to.v[at] = v * 0.875f + g * g;
+        to.p[at] = p * 0.984375f - to.m[at] * 0.125f + to.v[at] * 0.03125f;
+}
+
+static void keep_element(struct redo_view to, uint32_t at, float p, float m, float v)
+{
+        to.p[at] = p;
+        to.m[at] = m;
+        to.v[at] = v;
+}
+
+static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk)
+{
+        const struct plan_chunk *c = &s->plan->chunks[chunk];
+        const struct plan_segment *segment = &s->plan->segments[c->first_segment];
+        struct redo_view to = redo_begin(s, slot);
+
+        for (uint32_t i = 0; i < c->n; i++) {
+                while (c->in_group + i >= segment->in_group + segment->count)
+                        segment++;
+                float p = s->master[c->master + i], m = s->exp_avg[c->moment + i];
+                float v = s->exp_avg_sq[c->moment + i], g = s->grad[c->moment + i];
+                if (s->present[segment->tensor])
+                        update_element(to, i, p, m, v, g);
+                else
+                        keep_element(to, i, p, m, v);
+        }
+        redo_commit(s, slot, chunk, s->record->version + 1);
+}
+
+void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)
+{
+        for (uint32_t c = first; s->record->commit && c < s->plan->n_chunks; c += stride)
+                if (s->chunk_version[c] == s->record->version)
+                        update_chunk(s, slot, c);
+}
+
+void toy_attempt(struct state *s, const layout *l)
+{
+        toy_decide(s, l);
+        toy_update(s, 0, 0, 1);
+        state_finish(s);
+}
+
+static bool same(const char *what, const void *a, const void *b, size_t bytes)
+{
+        if (memcmp(a, b, bytes) == 0)
+                return true;
+        fprintf(stderr, "%s differs\n", what);
+        return false;
+}
+
+bool toy_equal(const struct state *a, const struct state *b)
+{
+        const struct plan *p = a->plan;
+        const struct state_record *r = a->record, *q = b->record;
+        size_t moments = p->moment_elements * sizeof(float);
+
+        if (r->version != q->version || r->attempt != q->attempt || r->phase != q->phase ||
+            r->skipped != q->skipped) {
+                fprintf(stderr, "the record differs\n");
+                return false;
+        }
+        return same("master", a->master, b->master, p->master_elements * sizeof(float)) &&
+               same("exp_avg", a->exp_avg, b->exp_avg, moments) &&
+               same("exp_avg_sq", a->exp_avg_sq, b->exp_avg_sq, moments) &&
+               same("tensor_step", a->tensor_step, b->tensor_step,
+                    a->n_tensors * sizeof(uint64_t)) &&
+               same("chunk_version", a->chunk_version, b->chunk_version,
+                    p->n_chunks * sizeof(uint64_t));
+}

@@ -1,0 +1,19 @@
+/*
+ * A deterministic optimizer for tests of the store: gradients depend on the version and the
+ * element alone, new values on the old ones and the gradient.  Some tensors have no
+ * gradient in some steps; some attempts are skipped.
+ */
+#pragma once
+
+#include "daemon/store/redo.h"
+
+/* First values in every plane. */
+void toy_init(struct state *s);
+/* Brings the attempt, whatever it has come to, to the decision. */
+void toy_decide(struct state *s, const layout *l);
+/* Updates every `stride`-th chunk from `first` on that is at the old version. */
+void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride);
+/* All of it: from any phase to the end of the attempt. */
+void toy_attempt(struct state *s, const layout *l);
+/* Whether the two have the same record, planes and tensor steps; says what differs. */
+bool toy_equal(const struct state *a, const struct state *b);
