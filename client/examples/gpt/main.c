@@ -8,7 +8,7 @@
 
 #include "options.h"
 #include "proto/cleanup.h"
-#include "text.h"
+#include "corpus.h"
 #include "train.h"
 
 static int complain(const struct fault *fault, int exit_status)
@@ -20,13 +20,13 @@ static int complain(const struct fault *fault, int exit_status)
 static int run(const struct options *options)
 {
         struct fault fault;
-        CLEANUP(text_deinit) struct text text = { 0 };
-        int r = text_load(options->data, options->context, &fault, &text);
+        CLEANUP(corpus_deinit) struct corpus text = { 0 };
+        int r = corpus_load(options->data, options->context, &fault, &text);
         if (r)
                 return complain(&fault, 1);
         if (options->bigram) {
                 printf("gpt: bigram %.4f nats/byte\n",
-                       text_bigram_loss(&text, options->context, options->eval_windows));
+                       corpus_bigram_loss(&text, options->context, options->eval_windows));
                 return 0;
         }
         r = train(options, &text, &fault);

@@ -16,7 +16,7 @@
 
 struct trainer {
         const struct options *options;
-        const struct text *text;
+        const struct corpus *text;
         struct gpt_spec spec;
         struct gpt *gpt;
         struct backend *backend;
@@ -38,13 +38,13 @@ static void fill(struct trainer *t, uint32_t step, uint32_t micro)
 {
         const struct options *o = t->options;
         for (uint32_t i = 0; i < t->sequences; i++) {
-                struct text_sequence which = {
+                struct corpus_sequence which = {
                         .seed = o->seed,
                         .step = step,
                         .index = (uint64_t)o->rank * o->batch + micro * t->sequences + i,
                 };
-                text_sample(t->text, which, o->context, t->inputs + (size_t)i * o->context,
-                            t->targets + (size_t)i * o->context);
+                corpus_sample(t->text, which, o->context, t->inputs + (size_t)i * o->context,
+                              t->targets + (size_t)i * o->context);
         }
 }
 
@@ -118,7 +118,7 @@ static int validate(struct trainer *t, double *ret_loss)
                 for (uint32_t i = 0; i < n; i++) {
                         const uint8_t *at =
                                 t->text->bytes +
-                                text_window(t->text, o->context, first + i, o->eval_windows);
+                                corpus_window(t->text, o->context, first + i, o->eval_windows);
                         memcpy(t->inputs + (size_t)i * o->context, at, o->context);
                         memcpy(t->targets + (size_t)i * o->context, at + 1, o->context);
                 }
@@ -163,7 +163,7 @@ static int loop(struct trainer *t)
         r = report_loss(t, step, &loss);
         if (!r)
                 report_end(&t->report, step, loss,
-                           text_bigram_loss(t->text, o->context, o->eval_windows));
+                           corpus_bigram_loss(t->text, o->context, o->eval_windows));
         return r;
 }
 
@@ -224,7 +224,7 @@ static void trainer_deinit(struct trainer *t)
         gpt_spec_deinit(&t->spec);
 }
 
-int train(const struct options *options, const struct text *text, struct fault *fault)
+int train(const struct options *options, const struct corpus *text, struct fault *fault)
 {
         CLEANUP(trainer_deinit) struct trainer trainer = { .options = options, .text = text };
         int r = trainer_init(&trainer, fault);

@@ -22,10 +22,10 @@ struct options run_options(void)
         return options;
 }
 
-static struct text phrase(void)
+static struct corpus phrase(void)
 {
         static const char words[] = "the quick brown fox jumps over the lazy dog. ";
-        struct text text = { malloc(4000), 4000, 3600 };
+        struct corpus text = { malloc(4000), 4000, 3600 };
         for (size_t i = 0; i < text.size; i++)
                 text.bytes[i] = (uint8_t)words[i % (sizeof(words) - 1)];
         return text;
@@ -46,12 +46,12 @@ void run(const struct options *options, double ret_losses[static RUN_STEPS])
         char path[] = "/tmp/gpt-loss-XXXXXX";
         struct options o = *options;
         struct fault fault;
-        struct text text = phrase();
+        struct corpus text = phrase();
         close(mkstemp(path));
         o.loss_file = path;
         cr_assert_not_null(freopen("/dev/null", "w", stdout));
         cr_assert_eq(train(&o, &text, &fault), 0, "%s", fault.text);
         read_losses(path, ret_losses);
         unlink(path);
-        text_deinit(&text);
+        corpus_deinit(&text);
 }

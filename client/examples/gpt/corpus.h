@@ -12,29 +12,29 @@
 
 #include "proto/fault.h"
 
-struct text {
+struct corpus {
         uint8_t *bytes;
         size_t size;
         size_t n_train;
 };
 
 /* Reads a file; refuses one that is too short for a sequence of `context` bytes in either part. */
-int text_load(const char *path, uint32_t context, struct fault *fault, struct text *ret_text);
-void text_deinit(struct text *text);
+int corpus_load(const char *path, uint32_t context, struct fault *fault, struct corpus *ret_text);
+void corpus_deinit(struct corpus *text);
 
-struct text_sequence {
+struct corpus_sequence {
         uint64_t seed, step, index;
 };
 
 /* [context] bytes of the training part, and the bytes one further on. */
-void text_sample(const struct text *text, struct text_sequence which, uint32_t context,
-                 uint8_t *ret_inputs, uint8_t *ret_targets);
+void corpus_sample(const struct corpus *text, struct corpus_sequence which, uint32_t context,
+                   uint8_t *ret_inputs, uint8_t *ret_targets);
 
 /* Where window `index` of `count`, evenly spaced over the validation part, begins. */
-size_t text_window(const struct text *text, uint32_t context, uint32_t index, uint32_t count);
+size_t corpus_window(const struct corpus *text, uint32_t context, uint32_t index, uint32_t count);
 
 /*
  * Nats a byte that a byte-bigram model counted on the training part loses on the targets of
  * the validation windows.  It is smoothed towards the counts of single bytes.
  */
-double text_bigram_loss(const struct text *text, uint32_t context, uint32_t windows);
+double corpus_bigram_loss(const struct corpus *text, uint32_t context, uint32_t windows);

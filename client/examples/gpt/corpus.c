@@ -1,7 +1,7 @@
 /*
  * Reading the text, sampling from it, and the bigram baseline.
  */
-#include "text.h"
+#include "corpus.h"
 
 #include <errno.h>
 #include <math.h>
@@ -40,18 +40,18 @@ static int read_all(FILE *file, uint8_t **ret_bytes, size_t *ret_size)
         return 0;
 }
 
-int text_load(const char *path, uint32_t context, struct fault *fault, struct text *ret_text)
+int corpus_load(const char *path, uint32_t context, struct fault *fault, struct corpus *ret_text)
 {
         CLEANUP(cleanup_fclose) FILE *file = fopen(path, "re");
         if (!file)
                 return fault_errno(fault, -errno, path);
-        struct text text = { 0 };
+        struct corpus text = { 0 };
         int r = read_all(file, &text.bytes, &text.size);
         if (r)
                 return fault_errno(fault, r, path);
         text.n_train = text.size - text.size / 10;
         if (text.size / 10 < (size_t)context + 1) {
-                text_deinit(&text);
+                corpus_deinit(&text);
                 return fault_set(fault, ZERO_EINVAL,
                                  "%s has %zu bytes; a context of %u needs at least %zu", path,
                                  text.size, context, ((size_t)context + 1) * 10);
@@ -60,14 +60,14 @@ int text_load(const char *path, uint32_t context, struct fault *fault, struct te
         return 0;
 }
 
-void text_deinit(struct text *text)
+void corpus_deinit(struct corpus *text)
 {
         free(text->bytes);
-        *text = (struct text){ 0 };
+        *text = (struct corpus){ 0 };
 }
 
-void text_sample(const struct text *text, struct text_sequence which, uint32_t context,
-                 uint8_t *ret_inputs, uint8_t *ret_targets)
+void corpus_sample(const struct corpus *text, struct corpus_sequence which, uint32_t context,
+                   uint8_t *ret_inputs, uint8_t *ret_targets)
 {
         uint64_t key = random_key(which.seed, which.step);
         const uint8_t *at = text->bytes + random_below(key, which.index, text->n_train - context);
@@ -75,7 +75,7 @@ void text_sample(const struct text *text, struct text_sequence which, uint32_t c
         memcpy(ret_targets, at + 1, context);
 }
 
-size_t text_window(const struct text *text, uint32_t context, uint32_t index, uint32_t count)
+size_t corpus_window(const struct corpus *text, uint32_t context, uint32_t index, uint32_t count)
 {
         uint64_t places = text->size - text->n_train - context;
         return text->n_train + (size_t)(places * index / count);
@@ -86,7 +86,7 @@ struct bigram {
         uint64_t singles[256], total;
 };
 
-static void count(const struct text *text, struct bigram *counts)
+static void count(const struct corpus *text, struct bigram *counts)
 {
         for (size_t i = 1; i < text->n_train; i++) {
                 counts->pairs[text->bytes[i - 1]][text->bytes[i]]++;
@@ -118,7 +118,7 @@ static void log_probabilities(const struct bigram *counts, double (*ret)[256])
         }
 }
 
-double text_bigram_loss(const struct text *text, uint32_t context, uint32_t windows)
+double corpus_bigram_loss(const struct corpus *text, uint32_t context, uint32_t windows)
 {
         static struct bigram counts;
         static double probabilities[256][256];
@@ -127,7 +127,7 @@ double text_bigram_loss(const struct text *text, uint32_t context, uint32_t wind
         log_probabilities(&counts, probabilities);
         double loss = 0;
         for (uint32_t i = 0; i < windows; i++) {
-                const uint8_t *at = text->bytes + text_window(text, context, i, windows);
+                const uint8_t *at = text->bytes + corpus_window(text, context, i, windows);
                 for (uint32_t k = 0; k < context; k++)
                         loss -= probabilities[at[k]][at[k + 1]];
         }
