@@ -1,0 +1,150 @@
+# What the scripts share: packages, build trees, processes.  Sourced by bash, not run.
+#
+# Rule: a wait has a deadline, and a process is ended by its id alone.
+# shellcheck shell=bash
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+self=$(basename "$0")
+jobs=$(nproc)
+
+say() {
+        printf '%s: %s\n' "$self" "$*"
+}
+
+# Milliseconds on a clock that only goes forward.
+now_ms() {
+        local up
+        read -r up _ </proc/uptime
+        echo $((10#${up/./} * 10))
+}
+
+# ---- packages ----------------------------------------------------------------
+
+# The packages of the given sets that are not installed.
+packages_missing() {
+        local set package state
+        while read -r set package; do
+                [[ " $* " == *" $set "* ]] || continue
+                # shellcheck disable=SC2016 # ${Status} is dpkg-query's
+                state=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) || state=
+                [[ $state == 'install ok installed' ]] || echo "$package"
+        done <"$root/deploy/packages"
+}
+
+# As root, by sudo if need be; apt-get asks nothing.
+as_root() {
+        local become=()
+        if ((EUID)); then
+                become=(sudo)
+                # nobody is there to type a password
+                [[ -t 0 ]] || become+=(-n)
+        fi
+        "${become[@]}" env DEBIAN_FRONTEND=noninteractive "$@" </dev/null
+}
+
+apt_install() {
+        as_root apt-get install -y -q --no-install-recommends "$@"
+}
+
+# Installs what is missing of the given sets.  $packages_installed tells whether anything was.
+packages_install() {
+        local missing
+        packages_installed=false
+        if ! command -v dpkg-query >/dev/null; then
+                say "no dpkg here: install by hand what deploy/packages names" >&2
+                return
+        fi
+        mapfile -t missing < <(packages_missing "$@")
+        ((${#missing[@]})) || return 0
+        if ((EUID)) && ! command -v sudo >/dev/null; then
+                say "these packages are missing: ${missing[*]}" >&2
+                say "neither root nor sudo is at hand; as root, run: apt-get install ${missing[*]}" >&2
+                return 1
+        fi
+        say "installing ${missing[*]}"
+        # package lists may be absent, or older than the archive
+        if ! compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null || ! apt_install "${missing[@]}"; then
+                if ! as_root apt-get update -q || ! apt_install "${missing[@]}"; then
+                        say "apt-get could not install ${missing[*]}" >&2
+                        return 1
+                fi
+        fi
+        packages_installed=true
+}
+
+# ---- build trees -------------------------------------------------------------
+
+# Those of the options NAME=VALUE that the build tree has otherwise.
+tree_differences() {
+        local tree=$1
+        shift
+        meson introspect "$tree" --buildoptions | python3 -c '
+import json, sys
+now = {o["name"]: o["value"] for o in json.load(sys.stdin)}
+text = lambda v: str(v).lower() if isinstance(v, bool) else str(v)
+print(*(a for a in sys.argv[1:] if text(now.get(a.split("=")[0])) != a.split("=")[1]), sep="\n")
+' "$@"
+}
+
+# tree_setup DIR NAME=VALUE...: configures the build tree, or sets these options in the one that
+# is there.
+tree_setup() {
+        local tree=$1 log options
+        shift
+        if [[ ! -f $tree/build.ninja ]]; then
+                log=$(meson setup "$tree" "$root" "${@/#/-D}" 2>&1)
+        elif $packages_installed; then
+                # what meson did not find then may be there now
+                log=$(meson configure --clearcache "$tree" 2>&1 &&
+                        meson setup --reconfigure "$tree" "$root" "${@/#/-D}" 2>&1)
+        else
+                mapfile -t options < <(tree_differences "$tree" "$@" | sed '/^$/d')
+                ((${#options[@]})) || return 0
+                log=$(meson configure "$tree" "${options[@]/#/-D}" 2>&1)
+        fi || {
+                printf '%s\n' "$log" >&2
+                say "meson could not configure $tree" >&2
+                return 1
+        }
+}
+
+# tree_build DIR TARGET...: all targets if none is named.
+tree_build() {
+        local tree=$1
+        shift
+        ninja -C "$tree" -j "$jobs" "$@" </dev/null
+}
+
+# ---- processes ---------------------------------------------------------------
+
+alive() {
+        kill -0 "$1" 2>/dev/null
+}
+
+# wait_ends MS PID...: waits until the processes are gone; fails at the deadline.
+wait_ends() {
+        local end=$(($(now_ms) + $1)) pid
+        shift
+        for pid; do
+                while alive "$pid"; do
+                        (($(now_ms) < end)) || return 1
+                        sleep 0.05
+                done
+        done
+}
+
+# stop_all MS PID...: SIGTERM, and SIGKILL for those that are there MS later.
+stop_all() {
+        local ms=$1 pid
+        shift
+        (($#)) || return 0
+        for pid; do
+                kill -TERM "$pid" 2>/dev/null
+                kill -CONT "$pid" 2>/dev/null
+        done
+        wait_ends "$ms" "$@" && return 0
+        for pid; do
+                alive "$pid" && kill -KILL "$pid" 2>/dev/null
+        done
+        wait_ends 5000 "$@"
+}

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Counts the tests of one build tree, for run.sh.
+
+usage: summary.py TREE REPORTS COUNTS LOG...
+
+TREE names the tree, REPORTS is the directory of the sanitizers' reports, each LOG is a
+testlog.json of meson (absent: no test of it was run).  Prints a line a suite, what failed with
+the end of its output, and what was skipped; writes "passed failed skipped" to COUNTS.
+
+Rule: a Criterion executable counts for the tests in it, any other for one, and one that meson
+calls failed fails at least once, whatever it says of itself.
+"""
+import json
+import os
+import re
+import sys
+
+SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)")
+SKIPPED = re.compile(r"^\[SKIP\] *(.*)$", re.M)
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+TAIL = 60
+
+
+class Suite:
+    def __init__(self):
+        self.passed = self.failed = self.skipped = 0
+        self.seconds = 0.0
+
+
+def read(path):
+    if not os.path.exists(path):
+        return
+    with open(path, encoding="utf-8", errors="replace") as log:
+        for line in log:
+            yield json.loads(line)
+
+
+def output(test):
+    return ESCAPE.sub("", (test.get("stdout") or "") + (test.get("stderr") or ""))
+
+
+def count(test):
+    """Passed, failed, names of the skipped."""
+    result, text = test["result"], output(test)
+    if result == "SKIP":
+        return 0, 0, [test["name"]]
+    bad = result not in ("OK", "EXPECTEDFAIL")
+    told = SYNTHESIS.findall(text)
+    if not told:
+        return int(not bad), int(bad), []
+    _, passing, failing, crashing = map(int, told[-1])
+    skipped = [f"{test['name']}: {name}" for name in SKIPPED.findall(text)]
+    failed = failing + crashing
+    return passing, max(failed, 1) if bad else failed, skipped
+
+
+def show_failure(tree, test):
+    print(f"{tree:8} FAILED {test['name']}: {test['result'].lower()}, exit status {test.get('returncode')}")
+    for line in output(test).splitlines()[-TAIL:]:
+        print("        " + line)
+
+
+def show_reports(tree, directory):
+    names = sorted(os.listdir(directory))
+    for name in names:
+        print(f"{tree:8} FAILED report of a sanitizer: {name}")
+        with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as report:
+            for line in report.read().splitlines()[:TAIL]:
+                print("        " + line)
+    return len(names)
+
+
+def main(tree, reports, counts, *logs):
+    suites, skipped = {}, []
+    for log in logs:
+        for test in read(log):
+            name = ", ".join(s.split(":")[-1] for s in test["suite"]) or "other"
+            suite = suites.setdefault(name, Suite())
+            passed, failed, names = count(test)
+            suite.passed += passed
+            suite.failed += failed
+            suite.skipped += len(names)
+            suite.seconds += test.get("duration") or 0
+            skipped += names
+            if failed:
+                show_failure(tree, test)
+    for name, s in sorted(suites.items()):
+        print(f"{tree:8} {name:14} {s.passed:5} passed {s.failed:4} failed {s.skipped:4} skipped {s.seconds:8.1f} s")
+    for name in skipped:
+        print(f"{tree:8} skipped {name}")
+    found = show_reports(tree, reports)
+    with open(counts, "w", encoding="utf-8") as out:
+        print(sum(s.passed for s in suites.values()), sum(s.failed for s in suites.values()) + found,
+              len(skipped), file=out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
