@@ -7,8 +7,9 @@
  * reported up.  When the link ends, the bulk peer is closed by force, all its
  * payloads are cancelled, and then the peer is reported down.
  *
- * A node is also its own peer: messages to self come back through the loop, so the
- * layers above need no special case.  Payloads to self are not possible (they are copies).
+ * A node is also its own peer: it is reported up in the loop's first turn, and messages to
+ * self come back through the loop, so the layers above need no special case.  Payloads to self
+ * are not possible (they are copies).
  * Loop thread only; no call runs a callback before it returns.
  */
 #pragma once
@@ -45,8 +46,11 @@ struct fabric_info {
         uint64_t sent[TRAFFIC_KINDS], received[TRAFFIC_KINDS]; /* bytes */
 };
 
+/* A cluster of one needs no key, listens nowhere and dials nobody.  After a fault the loop
+ * must run once more before it is closed. */
 int fabric_new(uv_loop_t *loop, const struct fabric_options *options,
                const struct fabric_events *events, struct fabric **ret, struct fault *fault);
+/* Pending payloads end as cancelled; no event is given any more. */
 void fabric_close(struct fabric *fabric, void (*closed)(void *arg), void *arg);
 
 /* A message for a node (or self).  -ENOTCONN if it is not up. */

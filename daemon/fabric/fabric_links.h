@@ -1,0 +1,69 @@
+/*
+ * fabric_links.h - the fabric between real nodes: members for the messages, and for each of
+ * them a bulk path that both sides agree on (fabric_choice.h) before the node is reported up.
+ *
+ * fabric_links.c listens to members and the other side; fabric_agree.c carries out what the
+ * negotiation asks for.
+ *
+ * Invariants: a node's negotiation begins only when the bulk paths of its former link are
+ * closed (`closing` is 0); a dial's result belongs to the link that had its token.
+ */
+#pragma once
+
+#include "daemon/fabric/fabric_choice.h"
+#include "daemon/fabric/fabric_core.h"
+#include "daemon/fabric/fabric_probe.h"
+#include "daemon/fabric/fabric_reach.h"
+
+enum { LINK_ADDRESS_MAX = 4096 };
+
+struct link_peer {
+        struct links *links;
+        uint32_t node;
+        bool linked;   /* members say so */
+        bool reported; /* up, to the core */
+        bool lost;     /* down is to be reported when its bulk path is closed */
+        struct choice choice;
+        uint64_t token; /* of this link, chosen by the lower node */
+        bool heard;     /* its hello, which is kept here */
+        bool may_ucx;
+        uint8_t address[LINK_ADDRESS_MAX];
+        size_t address_size;
+        struct bulk_peer *bulk;
+        unsigned closing; /* bulk peers on their way out */
+        struct probe *probe;
+        uv_timer_t deadline;
+        char why_tcp[96];   /* why it is not UCX */
+        char why_down[160]; /* to be reported */
+};
+
+struct links {
+        struct fabric *fabric;
+        const struct cluster *cluster;
+        struct members *members;
+        struct bulk_ucx *ucx; /* NULL: none here */
+        bool ucx_only;
+        char why_no_ucx[96];
+        uint32_t n_nodes, self;
+        uint8_t host[REACH_HOST];
+        bool closing, ending;
+        unsigned open_handles;
+        struct link_peer peers[ZERO_NODE_MAX];
+};
+
+/* Of the two nodes of a link. */
+static inline bool link_peer_is_lower(const struct link_peer *peer)
+{
+        return peer->links->self < peer->node;
+}
+
+/* The link stands and the old bulk paths are closed: says hello. */
+void link_peer_begin(struct link_peer *peer);
+void link_peer_step(struct link_peer *peer, enum choice_event event);
+/* Closes the bulk path, if there is one; then links_bulk_closed(). */
+void link_peer_drop_bulk(struct link_peer *peer);
+/* Takes a bulk channel over, or closes it. */
+void link_peer_take_channel(struct link_peer *peer, struct channel *channel);
+
+/* The last bulk path of a peer that was to be closed is. */
+void links_bulk_closed(struct link_peer *peer);
