@@ -143,13 +143,6 @@ static int node_fabric(struct node *node, struct fault *fault)
         return fabric_new(&node->loop, &options, &events, &node->x.fabric, fault);
 }
 
-/* What an earlier process left is not lost, and not used behind anybody's back. */
-static int node_found_state(const char *file, void *arg)
-{
-        log_warning("state of an earlier run is there: %s", file);
-        return 0;
-}
-
 static int node_start(struct node *node, struct fault *fault)
 {
         const struct conf *conf = node->conf;
@@ -169,7 +162,7 @@ static int node_start(struct node *node, struct fault *fault)
                 r = rpc_open(&node->x, service_socket(), &node->rpc, fault);
         if (r)
                 return r;
-        store_each(node->x.store, node_found_state, node);
+        jobs_resume(&node->x);
         log_info("zerod " ZEROD_VERSION ": node %s of %u, %s, socket %s, state in %s",
                  node_name(&node->x, node->cluster.self), node->cluster.n_nodes, node->x.ops->name,
                  conf->socket, conf->state_dir);

@@ -32,7 +32,7 @@ struct coordinator {
         struct step step;
         enum open_phase phase;
         enum node_open nodes[ZERO_NODE_MAX];
-        bool created;         /* the job was made by this opening: nothing lost if it is dropped */
+        bool created[ZERO_NODE_MAX]; /* made there by this opening: nothing is lost if it is dropped */
         bool version_known;   /* some owner has told where its state stands */
         struct fault fault;   /* why opening failed */
         struct list joins;
@@ -174,8 +174,9 @@ static void open_fail(struct coordinator *c, int status, const char *text)
         c->phase = OPEN_FAILED;
         m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;
         m.drop = &drop;
-        if (c->created)
-                send_all(c->x, &m);
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
+                if (c->created[n])
+                        fabric_send(c->x->fabric, n, &m);
         coordinator_close(c, status, text);
 }
 
@@ -183,7 +184,7 @@ static void open_note(struct coordinator *c, uint32_t node, const Zero__Opened *
 {
         struct step *s = &c->step;
 
-        c->created = c->created || o->created;
+        c->created[node] = o->created;
         if (!o->owner)
                 return;
         if (c->version_known && o->version != s->version) {
@@ -224,7 +225,7 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
                         if (c->nodes[n] != NODE_OPEN)
                                 c->phase = OPEN_ASKING;
                 if (c->phase == OPEN_DONE && c->fault.status)
-                        coordinator_close(c, c->fault.status, c->fault.text);
+                        open_fail(c, c->fault.status, c->fault.text);
                 else if (c->phase == OPEN_DONE)
                         joins_admit(c);
         }

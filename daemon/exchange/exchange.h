@@ -9,6 +9,7 @@
  *   coordinator.c  drives job/step.c: joins, votes, decisions
  *   local.c        the ranks that run on this node
  *   job.c          making, finding and dropping jobs
+ *   resume.c       jobs that an earlier process left
  *   shard.c        this owner's shards as others read them
  *   ask.c, call.c  payloads asked for; messages that want an answer
  *   exchange.c     start and stop, the tick, messages to the parts above
@@ -40,6 +41,8 @@ struct coordinator;
 struct call;
 
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000, NO_OWNER = -1 };
+/* Of every state file, whatever the number of compute threads is now. */
+enum { REDO_SLOTS = 64 };
 enum { MICRO_BATCHES_MAX = 4096 }; /* of one group in one attempt */
 
 struct exchange {
@@ -126,6 +129,14 @@ struct job {
 };
 
 struct job *job_find(struct exchange *x, const char *name);
+/* An empty job; takes the layout over in any case.  NULL: out of memory. */
+struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
+                    uint32_t reduce_dtype, layout *l);
+/*
+ * Takes up the states that an earlier process left: a decided step is finished, one that was not is
+ * void.  Damaged or foreign files are reported and left alone.  Before the loop runs.
+ */
+void jobs_resume(struct exchange *x);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
 bool job_name_valid(const char *name);
@@ -291,6 +302,8 @@ uint32_t landing_waits(struct job *job, struct wait_line *lines, uint32_t n);
 int update_new(struct job *job, struct update **ret);
 void update_free(struct update *u);
 void update_begin(struct job *job, const struct step_params *params, const Zero__Decision *d);
+/* Carries out the decision in the state's record, from wherever a crash has left it. */
+void update_start(struct job *job);
 /* A group's last reader is gone. */
 void update_unpinned(struct job *job);
 bool update_running(const struct update *u);

@@ -148,8 +148,8 @@ static bool job_alloc(struct job *job)
                (landing_new(job, &job->landing) == 0 && update_new(job, &job->update) == 0);
 }
 
-/* Takes the layout over in any case. */
-static struct job *job_new(struct exchange *x, const char *name, const Zero__Open *open, layout *l)
+struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
+                    uint32_t reduce_dtype, layout *l)
 {
         struct job *job = calloc(1, sizeof *job);
 
@@ -161,9 +161,9 @@ static struct job *job_new(struct exchange *x, const char *name, const Zero__Ope
         job->references = 1;
         job->opening = true;
         snprintf(job->name, sizeof job->name, "%s", name);
-        job->uid = open->uid;
-        job->world_size = open->world_size;
-        job->reduce_dtype = (enum zero_dtype)open->reduce_dtype;
+        job->uid = uid;
+        job->world_size = world_size;
+        job->reduce_dtype = (enum zero_dtype)reduce_dtype;
         job->grad_dtype = ZERO_FP32;
         job->loss_scale = 1;
         job->coordinator = coordinator_of(x, name);
@@ -231,8 +231,8 @@ static void make_run(struct offload_task *task, uint32_t worker)
                 make->status = fault_set(&make->fault, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        make->status = state_create(x->store, &id, job->layout, plan, offload_workers(x->offload),
-                                    &job->state, &make->fault);
+        make->status = state_create(x->store, &id, job->layout, plan, REDO_SLOTS, &job->state,
+                                    &make->fault);
         if (make->status) {
                 plan_free(plan);
                 return;
@@ -349,7 +349,7 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                         opened_answer(x, node, m->call, job, false);
                 return;
         }
-        job = job_new(x, m->job, open, l);
+        job = job_new(x, m->job, open->uid, open->world_size, open->reduce_dtype, l);
         if (!job) {
                 answer(x, node, m, ZERO_ENOMEM, "out of memory");
                 return;

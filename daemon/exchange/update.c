@@ -124,6 +124,8 @@ static void chunk_update(const struct job *job, uint32_t chunk, uint32_t worker)
         const struct plan_shard *shard = &state->plan->shards[c->group];
         enum zero_dtype dtype = job->layout->groups[c->group].dtype;
 
+        if (__atomic_load_n(&state->chunk_version[chunk], __ATOMIC_ACQUIRE) == job->update->version)
+                return; /* it was committed before a crash; serve was made from it since */
         if (!chunk_present(job, c)) {
                 __atomic_store_n(&state->chunk_version[chunk], job->update->version, __ATOMIC_RELEASE);
                 return;
@@ -245,58 +247,61 @@ void update_unpinned(struct job *job)
 
 /* ---- the decision -------------------------------------------------------------------- */
 
-static void update_scalars(struct job *job, const struct step_params *params,
-                           const Zero__Decision *d)
+/* Everything follows from the record, so an update that is taken up after a crash has the same bits. */
+static void update_scalars(struct job *job)
 {
+        const struct state_record *record = job->state->record;
+
         for (uint32_t i = 0; i < job->layout->n_tensors; i++) {
                 const struct layout_tensor *t = &job->layout->tensors[i];
-                const struct step_set *set = &params->sets[t->set < params->n_sets ? t->set : 0];
                 double divisor = layout_group_divisor(&job->layout->groups[t->group], job->world_size);
+                uint32_t set = t->set < record->n_sets ? t->set : 0;
 
                 job->update->scalars[i] =
-                        adamw_scalars(set->lr, set->beta1, set->beta2, set->eps, set->weight_decay,
-                                      job->state->tensor_step[i] + 1,
-                                      decision_grad_scale(d->clip, params->loss_scale, divisor));
+                        adamw_scalars(record->sets[set].lr, record->sets[set].beta1, record->sets[set].beta2,
+                                      record->sets[set].eps, record->sets[set].weight_decay,
+                                      job->state->tensor_step[i] + 1, record->grad_scale / divisor);
         }
 }
 
-static void update_record(struct job *job, const Zero__Decision *d)
+void update_start(struct job *job)
+{
+        const struct state_record *record = job->state->record;
+        bool commit = record->commit;
+        struct update *u = job->update;
+
+        assert(!u->running && record->phase == ATTEMPT_DECIDED);
+        u->running = true;
+        u->attempt = record->attempt;
+        u->version = record->version + commit;
+        u->unfinished = 1; /* held until all groups have been looked at */
+        if (commit)
+                update_scalars(job);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                const struct plan_shard *shard = &job->state->plan->shards[g];
+                bool work = commit && shard->n_chunks > 0;
+
+                u->groups[g] = (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
+                                                      .next_chunk = shard->first_chunk };
+                u->unfinished += work;
+                if (commit && !work && layout_group_trainable(job->layout, g))
+                        shard_ready(job, g, u->version); /* nothing of it to update here */
+        }
+        update_advance(job);
+        if (--u->unfinished == 0)
+                update_finish(job);
+}
+
+void update_begin(struct job *job, const struct step_params *params, const Zero__Decision *d)
 {
         struct state_record record = *job->state->record;
 
-        record.phase = ATTEMPT_DECIDED;
         record.commit = d->commit;
-        record.grad_scale = d->clip;
+        record.grad_scale = decision_grad_scale(d->clip, params->loss_scale);
         record.loss_scale = d->loss_scale;
         record.grad_norm = d->grad_norm;
         record.good_steps = d->good_steps;
         record.skipped += d->overflow;
         state_decide(job->state, &record);
-}
-
-void update_begin(struct job *job, const struct step_params *params, const Zero__Decision *d)
-{
-        struct update *u = job->update;
-
-        assert(!u->running);
-        u->running = true;
-        u->attempt = d->attempt;
-        u->version = d->version;
-        u->unfinished = 1; /* held until all groups have been looked at */
-        update_record(job, d);
-        if (d->commit)
-                update_scalars(job, params, d);
-        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
-                const struct plan_shard *shard = &job->state->plan->shards[g];
-                bool work = d->commit && shard->n_chunks > 0;
-
-                u->groups[g] = (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
-                                                      .next_chunk = shard->first_chunk };
-                u->unfinished += work;
-                if (d->commit && !work && layout_group_trainable(job->layout, g))
-                        shard_ready(job, g, d->version); /* nothing of it to update here */
-        }
-        update_advance(job);
-        if (--u->unfinished == 0)
-                update_finish(job);
+        update_start(job);
 }

@@ -1,6 +1,7 @@
 /* The decision of a step.  Pure. */
 #include "daemon/job/decide.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,23 +49,31 @@ struct decision decide(const struct votes *votes, const struct step_params *para
         return d;
 }
 
-double decision_grad_scale(double clip, double loss_scale, double divisor)
+double decision_grad_scale(double clip, double loss_scale)
 {
-        return clip / (loss_scale * divisor);
+        return clip / loss_scale;
+}
+
+/* The kernels compute in fp32: a value beyond it would turn parameters into NaN. */
+static bool fp32_holds(double value)
+{
+        return value >= 0 && value <= (double)FLT_MAX;
 }
 
 static int set_check(const Zero__AdamW *m, size_t i, struct fault *fault)
 {
-        if (!isfinite(m->lr) || m->lr < 0)
-                return fault_set(fault, ZERO_EINVAL, "set %zu: lr %g is not a number >= 0", i, m->lr);
+        if (!fp32_holds(m->lr))
+                return fault_set(fault, ZERO_EINVAL, "set %zu: lr %g is not an fp32 number >= 0", i, m->lr);
         if (!(m->beta1 >= 0 && m->beta1 < 1) || !(m->beta2 >= 0 && m->beta2 < 1))
                 return fault_set(fault, ZERO_EINVAL, "set %zu: betas %g, %g are not in [0, 1)", i,
                                  m->beta1, m->beta2);
-        if (!isfinite(m->eps) || m->eps < 0)
-                return fault_set(fault, ZERO_EINVAL, "set %zu: eps %g is not a number >= 0", i, m->eps);
-        if (!isfinite(m->weight_decay) || m->weight_decay < 0)
-                return fault_set(fault, ZERO_EINVAL, "set %zu: weight_decay %g is not a number >= 0",
-                                 i, m->weight_decay);
+        if (!fp32_holds(m->eps))
+                return fault_set(fault, ZERO_EINVAL, "set %zu: eps %g is not an fp32 number >= 0", i,
+                                 m->eps);
+        if (!fp32_holds(m->weight_decay) || !fp32_holds(m->lr * m->weight_decay))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "set %zu: weight_decay %g (times lr) is not an fp32 number >= 0", i,
+                                 m->weight_decay);
         return 0;
 }
 
@@ -87,8 +96,9 @@ int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
         }
         if (!isfinite(p.clip_norm) || p.clip_norm < 0)
                 return fault_set(fault, ZERO_EINVAL, "clip_norm %g is not a number >= 0", p.clip_norm);
-        if (!isfinite(p.loss_scale) || p.loss_scale <= 0)
-                return fault_set(fault, ZERO_EINVAL, "loss_scale %g is not a number > 0", p.loss_scale);
+        if (!fp32_holds(p.loss_scale) || !fp32_holds(1 / p.loss_scale))
+                return fault_set(fault, ZERO_EINVAL, "loss_scale %g is not an fp32 number > 0",
+                                 p.loss_scale);
         p.n_sets = (uint32_t)m->n_sets;
         *ret = p;
         return 0;

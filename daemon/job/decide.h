@@ -39,8 +39,9 @@ struct decision {
 double votes_norm(const struct votes *votes);
 struct decision decide(const struct votes *votes, const struct step_params *params,
                        uint32_t good_steps);
-/* What multiplies a group's summed gradient before the update. */
-double decision_grad_scale(double clip, double loss_scale, double divisor);
+/* What multiplies a summed gradient before the update, its group's divisor apart.  Recorded with
+ * the decision: an update that is repeated from the record has the same bits. */
+double decision_grad_scale(double clip, double loss_scale);
 
 int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                              struct fault *fault);

@@ -134,14 +134,14 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
         *ret = STEP_NOTHING;
         if (s->phase == STEP_FORMING)
                 return step_missing(s, fault);
-        if (s->phase != STEP_COLLECTING || attempt != s->attempt || node >= s->n_nodes)
+        if (attempt != s->attempt || node >= s->n_nodes)
                 return fault_set(fault, ZERO_EORDER, "attempt %llu is not the current one (%llu)",
                                  (unsigned long long)attempt, (unsigned long long)s->attempt);
         for (uint32_t n = 0; n < s->n_nodes; n++)
                 if (s->ready[n])
                         first = false;
         r = step_ready_check(s, params, rank, first, fault);
-        if (r)
+        if (r || s->phase == STEP_VOTING) /* ranks that ask again wait for the same decision */
                 return r;
         s->ready[node] = true;
         s->collecting_norm = params == NULL;
