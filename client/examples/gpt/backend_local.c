@@ -124,8 +124,9 @@ static int local_step(struct backend *backend, const struct zero_step *step,
         double norm = gradient_norm(local);
         bool skipped = !isfinite(norm);
         if (!skipped) {
-                bool clip = step->clip_norm > 0 && norm > step->clip_norm;
-                update(local, step, clip ? step->clip_norm / norm : 1);
+                /* as the daemon and torch.nn.utils.clip_grad_norm_ have it */
+                double clip = step->clip_norm > 0 ? step->clip_norm / (norm + 1e-6) : 1;
+                update(local, step, fmin(1, clip));
         }
         for (uint32_t group = 0; group < local->spec->n_groups; group++)
                 memset(local->groups[group].grads, 0, elements(local, group) * sizeof(float));
