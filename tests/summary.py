@@ -35,6 +35,12 @@ def read(path):
             yield json.loads(line)
 
 
+def names_of(name):
+    """Suite and test of "project:suite / test"."""
+    suite, slash, test = name.rpartition(" / ")
+    return (suite.partition(":")[2] or suite, test) if slash else ("other", name)
+
+
 def output(test):
     return ESCAPE.sub("", (test.get("stdout") or "") + (test.get("stderr") or ""))
 
@@ -74,8 +80,8 @@ def main(tree, reports, counts, *logs):
     suites, skipped = {}, []
     for log in logs:
         for test in read(log):
-            name = ", ".join(s.split(":")[-1] for s in test["suite"]) or "other"
-            suite = suites.setdefault(name, Suite())
+            suite_name, test["name"] = names_of(test["name"])
+            suite = suites.setdefault(suite_name, Suite())
             passed, failed, names = count(test)
             suite.passed += passed
             suite.failed += failed
