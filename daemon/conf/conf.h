@@ -11,14 +11,14 @@
 enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_ARGUMENT };
 
 struct conf {
-        char *node;            /* this node's name; "" with no peers: host name */
+        char *node;            /* this node's name; "": host name */
         char *peers;           /* "a=host:port b=host:port ...", all nodes, self included */
         char *owners;          /* names of the nodes that hold shards; "": all */
         char *key_file;        /* cluster key: 32 bytes, hex or raw, mode 0600 or stricter */
         char *key_next_file;   /* second key during rotation */
-        char *socket;          /* "": $XDG_RUNTIME_DIR/zerod.sock, or /run/zerod/zerod.sock for root */
+        char *socket;          /* "": see conf_table.h */
         char *socket_mode;     /* octal, of the socket file */
-        char *state_dir;       /* "": $XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root */
+        char *state_dir;       /* "": see conf_table.h */
         char *device;          /* auto, host, host:scalar, host:avx2, host:avx512 */
         char *bulk;            /* auto, ucx, tcp */
         char *ucx_tls;         /* "" */
@@ -34,8 +34,11 @@ struct conf {
         uint64_t delay_ms;     /* tests: messages between nodes wait up to this */
 };
 
+/* Beyond every zero_status. */
+enum { CONF_DONE = 1000 };
+
 /*
- * argv as main got it.  0: go on; 1: --help or --version was printed, or --check
+ * argv as main got it.  0: go on; CONF_DONE: --help or --version was printed, or --check
  * passed: exit 0.  Else a fault with file and line.  environ: "ZEROD_" and the key in capitals.
  */
 int conf_load(int argc, char **argv, struct conf **ret, struct fault *fault);

@@ -1,0 +1,262 @@
+/*
+ * cluster.c - the cluster that peers, owners, node and the key files describe.
+ *
+ * Invariant of what is returned: names are unique and made of plain characters, self is one
+ * of the nodes, at least one node owns shards, and more than one node share a key.
+ */
+#include "daemon/conf/cluster_parse.h"
+
+#include <sodium.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char blanks[] = " ";
+
+/* Where the next word of *p begins, its length in *ret_n; NULL at the end.  *p moves on. */
+static const char *next_word(const char **p, size_t *ret_n)
+{
+        const char *word = *p + strspn(*p, blanks);
+
+        *ret_n = strcspn(word, blanks);
+        *p = word + *ret_n;
+        return *ret_n ? word : NULL;
+}
+
+bool node_name_valid(const char *name)
+{
+        static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                    "0123456789._-";
+        size_t n = strspn(name, plain);
+
+        return n > 0 && !name[n] && n <= NODE_NAME_MAX && name[0] != '-' && name[0] != '.';
+}
+
+static int find_node(const struct cluster *c, const char *name)
+{
+        for (uint32_t i = 0; i < c->n_nodes; i++) {
+                if (strcmp(c->nodes[i].name, name) == 0)
+                        return (int)i;
+        }
+        return -1;
+}
+
+static bool host_valid(const char *host, bool brackets)
+{
+        static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                    "0123456789._-";
+        static const char address6[] = "0123456789abcdefABCDEF:.";
+        size_t n = strspn(host, brackets ? address6 : plain);
+
+        if (brackets && host[n] == '%') /* the interface of a link-local address */
+                n += 1 + strspn(host + n + 1, plain);
+        return n > 0 && !host[n];
+}
+
+static bool port_valid(const char *text, uint16_t *ret)
+{
+        size_t n = strspn(text, "0123456789");
+        long port = strtol(text, NULL, 10);
+
+        if (n == 0 || n > 5 || text[n] || port < 1 || port > UINT16_MAX)
+                return false;
+        *ret = (uint16_t)port;
+        return true;
+}
+
+/* "host:port" or "[address]:port". */
+static int parse_address(char *text, struct cluster_node *ret, struct fault *fault)
+{
+        bool brackets = text[0] == '[';
+        char *host = text + brackets;
+        char *end = brackets ? strchr(text, ']') : strchr(text, ':');
+        char *colon = end && brackets ? end + 1 : end;
+
+        if (!end || *colon != ':')
+                return fault_set(fault, ZERO_EINVAL, "peers: node %s: expected HOST:PORT, found %s",
+                                 text_quote(ret->name).text, text_quote(text).text);
+        if (!port_valid(colon + 1, &ret->port))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "peers: node %s: port %s must be a number from 1 to 65535",
+                                 text_quote(ret->name).text, text_quote(colon + 1).text);
+        *end = '\0';
+        if (strlen(host) >= sizeof(ret->host) || !host_valid(host, brackets))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "peers: node %s: %s is no host name or address",
+                                 text_quote(ret->name).text, text_quote(host).text);
+        strcpy(ret->host, host);
+        return 0;
+}
+
+/* "name=host:port"; the word may be changed. */
+static int parse_peer(struct cluster *c, char *word, struct fault *fault)
+{
+        struct cluster_node node = { .owner = true };
+        char *equals = strchr(word, '=');
+        int r;
+
+        if (!equals)
+                return fault_set(fault, ZERO_EINVAL, "peers: expected NAME=HOST:PORT, found %s",
+                                 text_quote(word).text);
+        *equals = '\0';
+        if (!node_name_valid(word))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "peers: %s is no node name: 1 to %d letters, digits, '_', '-', "
+                                 "'.', beginning with none of the last two",
+                                 text_quote(word).text, NODE_NAME_MAX);
+        if (find_node(c, word) >= 0)
+                return fault_set(fault, ZERO_EINVAL, "peers: node %s is there twice",
+                                 text_quote(word).text);
+        strcpy(node.name, word);
+        r = parse_address(equals + 1, &node, fault);
+        if (r)
+                return r;
+        for (uint32_t i = 0; i < c->n_nodes; i++) {
+                if (c->nodes[i].port == node.port && strcmp(c->nodes[i].host, node.host) == 0)
+                        return fault_set(
+                                fault, ZERO_EINVAL, "peers: nodes %s and %s have the same address",
+                                text_quote(c->nodes[i].name).text, text_quote(node.name).text);
+        }
+        if (c->n_nodes == ZERO_NODE_MAX)
+                return fault_set(fault, ZERO_EINVAL, "peers: more than %d nodes", ZERO_NODE_MAX);
+        c->nodes[c->n_nodes++] = node;
+        return 0;
+}
+
+static int parse_peers(struct cluster *c, const char *peers, struct fault *fault)
+{
+        const char *word;
+        size_t n;
+
+        while ((word = next_word(&peers, &n))) {
+                CLEANUP(cleanup_free)
+                char *copy = strndup(word, n);
+                int r = copy ? parse_peer(c, copy, fault)
+                             : fault_set(fault, ZERO_ENOMEM, "out of memory");
+
+                if (r)
+                        return r;
+        }
+        return 0;
+}
+
+static int add_self(struct cluster *c, const char *name, struct fault *fault)
+{
+        if (!node_name_valid(name))
+                return fault_set(fault, ZERO_EINVAL, "node: %s is no node name",
+                                 text_quote(name).text);
+        strcpy(c->nodes[0].name, name);
+        c->nodes[0].owner = true;
+        c->n_nodes = 1;
+        return 0;
+}
+
+static int find_self(struct cluster *c, const char *name, struct fault *fault)
+{
+        int i = find_node(c, name);
+
+        if (i < 0)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "node: %s is not among the peers; set `node` to this node's name "
+                                 "there",
+                                 text_quote(name).text);
+        c->self = (uint32_t)i;
+        return 0;
+}
+
+static int mark_owner(struct cluster *c, const char *name, struct fault *fault)
+{
+        int i = find_node(c, name);
+
+        if (i < 0)
+                return fault_set(fault, ZERO_EINVAL, "owners: %s is not among the peers",
+                                 text_quote(name).text);
+        if (c->nodes[i].owner)
+                return fault_set(fault, ZERO_EINVAL, "owners: %s is there twice",
+                                 text_quote(name).text);
+        c->nodes[i].owner = true;
+        return 0;
+}
+
+static int parse_owners(struct cluster *c, const char *owners, struct fault *fault)
+{
+        const char *word = owners;
+        size_t n;
+
+        if (!next_word(&word, &n))
+                return 0; /* all */
+        for (uint32_t i = 0; i < c->n_nodes; i++)
+                c->nodes[i].owner = false;
+        while ((word = next_word(&owners, &n))) {
+                CLEANUP(cleanup_free)
+                char *copy = strndup(word, n);
+                int r = copy ? mark_owner(c, copy, fault)
+                             : fault_set(fault, ZERO_ENOMEM, "out of memory");
+
+                if (r)
+                        return r;
+        }
+        return 0;
+}
+
+static int read_keys(struct cluster *c, const struct conf *conf, struct fault *fault)
+{
+        int r = 0;
+
+        c->has_key = conf->key_file[0] != '\0';
+        c->has_key_next = conf->key_next_file[0] != '\0';
+        if (c->has_key_next && !c->has_key)
+                return fault_set(fault, ZERO_EINVAL, "key_next_file: needs key_file beside it");
+        if (c->n_nodes > 1 && !c->has_key)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "key_file: needed by a cluster of %u nodes; make one with "
+                                 "`head -c 32 /dev/urandom`, mode 0600, the same on every node",
+                                 c->n_nodes);
+        if (c->has_key)
+                r = key_read("key_file", conf->key_file, c->key, fault);
+        if (r == 0 && c->has_key_next)
+                r = key_read("key_next_file", conf->key_next_file, c->key_next, fault);
+        return r;
+}
+
+/* Of names in order and of owners; each name ends with a byte 0. */
+static void hash_nodes(struct cluster *c)
+{
+        static const char domain[] = "zerod cluster 1";
+        crypto_generichash_state state;
+
+        crypto_generichash_init(&state, NULL, 0, sizeof(c->hash));
+        crypto_generichash_update(&state, (const uint8_t *)domain, sizeof(domain));
+        for (uint32_t i = 0; i < c->n_nodes; i++) {
+                const struct cluster_node *n = &c->nodes[i];
+                uint8_t owner = n->owner;
+
+                crypto_generichash_update(&state, (const uint8_t *)n->name, strlen(n->name) + 1);
+                crypto_generichash_update(&state, &owner, 1);
+        }
+        crypto_generichash_final(&state, c->hash, sizeof(c->hash));
+}
+
+int conf_cluster(const struct conf *conf, struct cluster *ret, struct fault *fault)
+{
+        CLEANUP(cleanup_free)
+        struct cluster *c = calloc(1, sizeof(*c));
+        int r;
+
+        if (!c || sodium_init() < 0)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = parse_peers(c, conf->peers, fault);
+        if (r == 0 && c->n_nodes == 0)
+                r = add_self(c, conf->node, fault);
+        if (r == 0)
+                r = find_self(c, conf->node, fault);
+        if (r == 0)
+                r = parse_owners(c, conf->owners, fault);
+        if (r == 0)
+                r = read_keys(c, conf, fault);
+        if (r == 0) {
+                hash_nodes(c);
+                *ret = *c;
+        }
+        sodium_memzero(c, sizeof(*c));
+        return r;
+}

@@ -1,0 +1,234 @@
+/*
+ * conf.c - puts the sources together: defaults, file, environment, command line, and
+ * at last those defaults that depend on where the process runs.
+ */
+#include "daemon/conf/cluster_parse.h"
+#include "daemon/conf/source.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char default_file[] = "/etc/zerod/zerod.conf";
+
+static struct loaded *loaded_of(const struct conf *conf)
+{
+        return CONTAINER_OF(conf, struct loaded, conf);
+}
+
+void conf_free(struct conf *conf)
+{
+        struct loaded *l;
+
+        if (!conf)
+                return;
+        l = loaded_of(conf);
+        for (uint32_t i = 0; i < N_OPTIONS; i++) {
+                if (option_is_string(&options[i]))
+                        free(*(char **)(void *)((char *)conf + options[i].offset));
+        }
+        free(l->file);
+        free(l);
+}
+
+static void loaded_free(struct loaded *l)
+{
+        conf_free(&l->conf);
+}
+DEFINE_CLEANUP(struct loaded *, loaded_free)
+
+int loaded_set(struct loaded *l, const struct option *o, const char *value, struct origin origin,
+               const char *where, struct fault *fault)
+{
+        struct fault inner = { 0 };
+        int r = option_set(o, &l->conf, value, &inner);
+
+        if (r)
+                return fault_set(fault, r, "%s: %s", where, inner.text);
+        l->origin[o - options] = origin;
+        return 0;
+}
+
+static int loaded_new(struct loaded **ret, struct fault *fault)
+{
+        CLEANUP(cleanup_loaded_free)
+        struct loaded *l = calloc(1, sizeof(*l));
+        int r = 0;
+
+        if (!l)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        for (uint32_t i = 0; i < N_OPTIONS && r == 0; i++)
+                r = loaded_set(l, &options[i], options[i].preset, (struct origin){ CONF_DEFAULT },
+                               "default", fault);
+        if (r == 0)
+                *ret = STEAL(l);
+        return r;
+}
+
+/* A path below $XDG_RUNTIME_DIR, which root and services do not have. */
+static int resolve_path(struct loaded *l, const char *name, const char *below, const char *fixed,
+                        struct fault *fault)
+{
+        const struct option *o = option_find(name, strlen(name));
+        const char *directory = geteuid() == 0 ? NULL : getenv("XDG_RUNTIME_DIR");
+        char scratch[OPTION_NUMBER];
+        CLEANUP(cleanup_free)
+        char *path = NULL;
+
+        if (option_get(o, &l->conf, scratch)[0])
+                return 0;
+        if (!directory || directory[0] != '/')
+                return loaded_set(l, o, fixed, (struct origin){ CONF_DEFAULT }, "default", fault);
+        if (asprintf(&path, "%s/%s", directory, below) < 0) {
+                path = NULL;
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        return loaded_set(l, o, path, (struct origin){ CONF_DEFAULT }, "$XDG_RUNTIME_DIR", fault);
+}
+
+static int resolve_node(struct loaded *l, struct fault *fault)
+{
+        const struct option *o = option_find("node", strlen("node"));
+        char host[NODE_NAME_MAX + 1];
+
+        if (l->conf.node[0])
+                return 0;
+        if (gethostname(host, sizeof(host)) != 0 || !node_name_valid(host))
+                strcpy(host, "localhost");
+        return loaded_set(l, o, host, (struct origin){ CONF_DEFAULT }, "host name", fault);
+}
+
+static int resolve(struct loaded *l, struct fault *fault)
+{
+        int r = resolve_node(l, fault);
+
+        if (r == 0)
+                r = resolve_path(l, "socket", "zerod.sock", "/run/zerod/zerod.sock", fault);
+        if (r == 0)
+                r = resolve_path(l, "state_dir", "zerod", "/dev/shm/zerod", fault);
+        return r;
+}
+
+int conf_parse(const char *name, const char *text, size_t size, struct conf **ret,
+               struct fault *fault)
+{
+        CLEANUP(cleanup_loaded_free)
+        struct loaded *l = NULL;
+        int r = loaded_new(&l, fault);
+
+        if (r)
+                return r;
+        l->file = strdup(name);
+        if (!l->file)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = source_text(l, name, text, size, fault);
+        if (r == 0)
+                r = resolve(l, fault);
+        if (r == 0)
+                *ret = &STEAL(l)->conf;
+        return r;
+}
+
+static int load_sources(struct loaded *l, const struct arguments *a, struct fault *fault)
+{
+        const char *named = a->config ? a->config : getenv("ZEROD_CONFIG");
+        int r = source_file(l, named ? named : default_file, named != NULL, fault);
+
+        if (r == 0)
+                r = source_environment(l, environ, fault);
+        if (r == 0)
+                r = source_arguments(l, a, fault);
+        if (r == 0)
+                r = resolve(l, fault);
+        return r;
+}
+
+static void print_option(void *arg, const char *name, const char *value, const char *source,
+                         const char *doc)
+{
+        printf("%s = %s  ; %s\n", name, value, source);
+}
+
+/* What --check prints; as for a start, the key files are read. */
+static int report(const struct conf *conf, struct fault *fault)
+{
+        struct cluster cluster;
+        int r = conf_cluster(conf, &cluster, fault);
+
+        if (r)
+                return r;
+        conf_each(conf, print_option, NULL);
+        printf("; %u node%s, %s; the configuration is good\n", cluster.n_nodes,
+               cluster.n_nodes == 1 ? "" : "s",
+               cluster.has_key_next ? "two keys"
+               : cluster.has_key    ? "one key"
+                                    : "no key");
+        explicit_bzero(&cluster, sizeof(cluster));
+        return CONF_DONE;
+}
+
+int conf_load(int argc, char **argv, struct conf **ret, struct fault *fault)
+{
+        CLEANUP(cleanup_loaded_free)
+        struct loaded *l = NULL;
+        struct arguments a;
+        int r = arguments_read(argc, argv, &a, fault);
+
+        if (r)
+                return r;
+        if (a.help || a.version) {
+                if (a.help)
+                        conf_help(stdout);
+                else
+                        puts("zerod " ZEROD_VERSION);
+                return CONF_DONE;
+        }
+        r = loaded_new(&l, fault);
+        if (r == 0)
+                r = load_sources(l, &a, fault);
+        if (r == 0 && a.check)
+                r = report(&l->conf, fault);
+        if (r == 0)
+                *ret = &STEAL(l)->conf;
+        return r;
+}
+
+static void source_name(const struct loaded *l, const struct option *o, char *ret_text, size_t size)
+{
+        struct origin origin = l->origin[o - options];
+        int n = 0;
+
+        switch (origin.source) {
+        case CONF_DEFAULT:
+                snprintf(ret_text, size, "default");
+                break;
+        case CONF_FILE:
+                snprintf(ret_text, size, "file %s:%u", l->file, origin.line);
+                break;
+        case CONF_ENVIRONMENT:
+                n = snprintf(ret_text, size, "environment ZEROD_%s", o->name);
+                for (int i = (int)strlen("environment "); i < n; i++)
+                        if (ret_text[i] >= 'a' && ret_text[i] <= 'z')
+                                ret_text[i] -= 'a' - 'A';
+                break;
+        case CONF_ARGUMENT:
+                snprintf(ret_text, size, "command line");
+                break;
+        }
+}
+
+void conf_each(const struct conf *conf,
+               void (*each)(void *arg, const char *name, const char *value, const char *source,
+                            const char *doc),
+               void *arg)
+{
+        const struct loaded *l = loaded_of(conf);
+        char source[PATH_MAX + 32], scratch[OPTION_NUMBER];
+
+        for (uint32_t i = 0; i < N_OPTIONS; i++) {
+                const struct option *o = &options[i];
+
+                source_name(l, o, source, sizeof(source));
+                each(arg, o->name, option_get(o, conf, scratch), source, o->doc);
+        }
+}

@@ -1,0 +1,67 @@
+/*
+ * conf_table.h - every option of the daemon, once.
+ *
+ * S(section, name, kind, placeholder, default, longest value, doc)    a string
+ * N(section, name, kind, unit, default, least, most, doc)             a number
+ *
+ * Kinds are those of enum conf_kind.  The placeholder of a CHOICE lists its values.
+ * Rows of one section of --help and of the man page stand together.
+ */
+#pragma once
+
+/* clang-format off */
+#define CONF_TABLE(S, N)                                                                           \
+        S("Cluster", node, TEXT, "NAME", "", 63,                                                   \
+          "Name of this node among the peers. Empty: the host name.")                              \
+        S("Cluster", peers, LIST, "NAME=HOST:PORT ...", "", 32768,                                 \
+          "All nodes of the cluster, this one included, in the same order on every node; at most " \
+          "64. An IPv6 address stands in brackets: a=[fd00::1]:7600. Empty: this node alone, and " \
+          "no port is opened.")                                                                    \
+        S("Cluster", owners, LIST, "NAME ...", "", 8192,                                           \
+          "Names of the nodes that hold shards; the same on every node. Empty: all nodes.")        \
+        S("Cluster", key_file, PATH, "FILE", "", 4095,                                             \
+          "Key that the nodes of the cluster share: 32 bytes, raw or as 64 hexadecimal digits. "   \
+          "Nobody but the owner of the file may have access to it (mode 0600 or 0400). Needed "    \
+          "where there is more than one node.")                                                    \
+        S("Cluster", key_next_file, PATH, "FILE", "", 4095,                                        \
+          "A second key that is accepted while the key is being changed.")                         \
+        S("Cluster", bulk, CHOICE, "auto|ucx|tcp", "auto", 16,                                     \
+          "Path of payloads between nodes. ucx: RDMA or shared memory; tcp: own TCP connections; " \
+          "auto: UCX where it reaches the peer, else TCP.")                                        \
+        S("Cluster", ucx_tls, TEXT, "LIST", "", 255,                                               \
+          "Transports that UCX may use, as in UCX_TLS. Empty: all but tcp. UCX's tcp opens ports " \
+          "that do not survive hostile bytes: only for closed networks.")                          \
+        S("Clients", socket, PATH, "FILE", "", 107,                                                \
+          "Unix socket for trainers and zeroctl. Empty: $XDG_RUNTIME_DIR/zerod.sock, or "          \
+          "/run/zerod/zerod.sock for root and where that variable is not set. A socket passed by " \
+          "systemd goes first.")                                                                   \
+        S("Clients", socket_mode, MODE, "MODE", "0666", 4,                                         \
+          "Permissions of the socket, octal. Who may touch which job is decided by the user of "   \
+          "the client's process.")                                                                 \
+        N("Clients", session_limit, COUNT, "connections", "1024", 1, 65536,                        \
+          "Most connections of clients at once.")                                                  \
+        N("Clients", job_limit, COUNT, "jobs", "16", 1, 4096, "Most jobs of one user.")            \
+        S("State and memory", state_dir, PATH, "DIRECTORY", "", 4000,                              \
+          "Where model states live: on tmpfs, outlasting the daemon's process. Empty: "            \
+          "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and where that variable is not "     \
+          "set.")                                                                                  \
+        N("State and memory", memory_limit, SIZE, "bytes", "0", 0, 1ull << 60,                     \
+          "Most memory for the states of all jobs. 0: no limit.")                                  \
+        N("State and memory", window, SIZE, "bytes", "0", 0, 1ull << 50,                           \
+          "Gather window of a job on this node. 0: what its ranks declare that they hold.")        \
+        N("State and memory", reduce_buffers, SIZE, "bytes", "0", 0, 1ull << 50,                   \
+          "Buffers of a job for sums and landings of gradients. 0: as needed by the largest "      \
+          "group.")                                                                                \
+        S("Computing", device, CHOICE, "auto|host|host:scalar|host:avx2|host:avx512", "auto", 16,  \
+          "What holds and updates shards. All give the same bits; host:... asks for one "          \
+          "instruction set.")                                                                      \
+        N("Computing", threads, COUNT, "threads", "0", 0, 1024,                                    \
+          "Compute threads. 0: one for each CPU, at most 8.")                                      \
+        N("Computing", chunk, CHUNK, "elements", "1280", 128, 65536,                               \
+          "Elements that are updated and committed at once, a multiple of 128. The default keeps " \
+          "an update's working set in a first-level cache of 32 KiB or more.")                     \
+        S("Running", log_level, CHOICE, "error|warning|info|debug", "info", 16,                    \
+          "The least grave messages that are written.")                                            \
+        N("Running", delay_ms, COUNT, "milliseconds", "0", 0, 60000,                               \
+          "For tests: every message between nodes waits a random time up to this.")
+/* clang-format on */

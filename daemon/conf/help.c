@@ -1,0 +1,101 @@
+/*
+ * help.c - what `zerod --help` prints, out of the table.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/conf/source.h"
+
+enum { WIDTH = 80, INDENT = 6 };
+
+static void end_line(FILE *out, uint32_t *column)
+{
+        fputc('\n', out);
+        *column = 0;
+}
+
+/* Words of text, indented, broken before WIDTH; *column is where the line stands. */
+static void print_words(FILE *out, const char *text, uint32_t *column)
+{
+        while (*text) {
+                size_t n = strcspn(text, " ");
+
+                if (*column > INDENT && *column + 1 + n > WIDTH)
+                        end_line(out, column);
+                if (*column == 0)
+                        *column = (uint32_t)fprintf(out, "%*s", INDENT, "");
+                else
+                        *column += (uint32_t)fprintf(out, " ");
+                *column += (uint32_t)fprintf(out, "%.*s", (int)n, text);
+                text += n + (text[n] == ' ');
+        }
+}
+
+static const char *kind_name(const struct option *o)
+{
+        switch (o->kind) {
+        case CONF_LIST:
+                return "list";
+        case CONF_PATH:
+                return "path";
+        case CONF_CHOICE:
+                return "choice";
+        case CONF_MODE:
+                return "octal mode";
+        case CONF_COUNT:
+        case CONF_CHUNK:
+                return "number";
+        case CONF_SIZE:
+                return "size";
+        default:
+                return "text";
+        }
+}
+
+void option_facts(const struct option *o, char ret_text[static OPTION_FACTS])
+{
+        char range[4 * OPTION_NUMBER] = "";
+
+        if (!option_is_string(o))
+                option_range(o, range);
+        snprintf(ret_text, OPTION_FACTS, "(%s%s%s; default %s)", kind_name(o), range[0] ? ", " : "",
+                 range, o->preset[0] ? o->preset : "empty");
+}
+
+static void print_option(FILE *out, const struct option *o)
+{
+        char facts[OPTION_FACTS];
+        uint32_t column = 0;
+
+        fputs("  --", out);
+        for (const char *p = o->name; *p; p++)
+                fputc(*p == '_' ? '-' : *p, out);
+        fprintf(out, "=%s\n", option_is_string(o) ? o->placeholder : "N");
+        option_facts(o, facts);
+        print_words(out, o->doc, &column);
+        print_words(out, facts, &column);
+        end_line(out, &column);
+}
+
+void conf_help(FILE *out)
+{
+        const char *section = "";
+
+        fputs("usage: zerod [--config FILE] [--OPTION=VALUE ...]\n\n"
+              "Holds the model states of training jobs, partitioned over the nodes of a\n"
+              "cluster.  Each option can also stand in the file, in a section [zerod], as\n"
+              "`key_file = ...`, and in the environment, as ZEROD_KEY_FILE.  The command line\n"
+              "goes before the environment, and that before the file.  Sizes take the\n"
+              "suffixes K, M, G and T, powers of 1024.\n\n"
+              "  --config=FILE\n"
+              "      The file (default /etc/zerod/zerod.conf, if it is there).\n"
+              "  --check\n"
+              "      Reads everything, reports it with its sources, and exits.\n"
+              "  --help, --version\n",
+              out);
+        for (uint32_t i = 0; i < N_OPTIONS; i++) {
+                if (strcmp(section, options[i].section) != 0)
+                        fprintf(out, "\n%s\n", section = options[i].section);
+                print_option(out, &options[i]);
+        }
+}

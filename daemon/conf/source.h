@@ -1,0 +1,46 @@
+/*
+ * source.h - an option's value and where it came from; and the sources: file,
+ * environment, command line.  Each source is applied on top of those before it.
+ */
+#pragma once
+
+#include <stdio.h>
+
+#include "daemon/conf/option.h"
+
+struct origin {
+        enum conf_source source;
+        uint32_t line; /* in the file */
+};
+
+struct loaded {
+        struct conf conf;
+        struct origin origin[N_OPTIONS];
+        char *file; /* that was read, or NULL */
+};
+
+/* What the command line says; strings belong to argv. */
+struct arguments {
+        const char *config; /* NULL: not given */
+        bool check, help, version;
+        const char *value[N_OPTIONS]; /* NULL: not given; the last one counts */
+};
+
+/* Sets one option and its origin; the fault begins with `where`. */
+int loaded_set(struct loaded *l, const struct option *o, const char *value, struct origin origin,
+               const char *where, struct fault *fault);
+
+int source_text(struct loaded *l, const char *name, const char *text, size_t size,
+                struct fault *fault);
+/* A missing file is a fault only if it has to be there. */
+int source_file(struct loaded *l, const char *path, bool needed, struct fault *fault);
+
+int arguments_read(int argc, char **argv, struct arguments *ret, struct fault *fault);
+int source_arguments(struct loaded *l, const struct arguments *a, struct fault *fault);
+/* *ret_config: the value of ZEROD_CONFIG, or NULL. */
+int source_environment(struct loaded *l, char **environment, struct fault *fault);
+
+/* "(number, 1 to 4096 jobs; default 16)", for help and man page. */
+void option_facts(const struct option *o, char ret_text[static OPTION_FACTS]);
+/* What --help prints. */
+void conf_help(FILE *out);
