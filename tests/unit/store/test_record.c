@@ -73,7 +73,8 @@ Test(record, finish_raises_the_steps_of_present_tensors_alone)
         for (uint64_t step = 0; step < 3; step++) {
                 uint64_t before[16];
 
-                toy_decide(s, l);
+                toy_push(s, l);
+                toy_decide(s);
                 memcpy(present, s->present, l->n_tensors);
                 memcpy(before, s->tensor_step, l->n_tensors * sizeof(*before));
                 toy_update(s, 0, 0, 1);
@@ -156,7 +157,8 @@ Test(record, two_torn_copies_are_refused)
         layout *stored = NULL;
         struct fault fault;
 
-        toy_decide(s, l);
+        toy_push(s, l);
+        toy_decide(s);
         s->copies[0]->record.attempt ^= 1;
         s->copies[1]->record.attempt ^= 1;
         cr_assert_eq(state_open(store, fixture_only_file(store), &other, &stored, &fault),
@@ -176,7 +178,8 @@ Test(record, another_arithmetic_is_accepted_between_steps_only)
 {
         set_arithmetic(FILE_ARITHMETIC + 1);
         cr_assert_eq(record_load(s, NULL), 0);
-        toy_decide(s, l);
+        toy_push(s, l);
+        toy_decide(s);
         set_arithmetic(FILE_ARITHMETIC + 1);
         cr_assert_eq(record_load(s, NULL), ZERO_EIO);
         set_arithmetic(FILE_ARITHMETIC);

@@ -304,7 +304,8 @@ Test(state, impossible_chunk_versions_and_slots_are_refused)
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         s->redo->valid = 0;
 
-        toy_decide(s, l);
+        toy_push(s, l);
+        toy_decide(s);
         s->redo->valid = 1;
         s->redo->version = 1;
         s->redo->chunk = s->plan->n_chunks;

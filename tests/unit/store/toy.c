@@ -22,7 +22,7 @@ void toy_init(struct state *s)
         }
 }
 
-static void push_gradients(struct state *s, const layout *l)
+void toy_push(struct state *s, const layout *l)
 {
         for (uint64_t i = 0; i < s->plan->moment_elements; i++)
                 s->grad[i] = noise(s->record->version + 10, i);
@@ -30,10 +30,9 @@ static void push_gradients(struct state *s, const layout *l)
                 s->present[t] = !l->tensors[t].frozen && (t + s->record->version) % 3 != 0;
 }
 
-void toy_decide(struct state *s, const layout *l)
+void toy_decide(struct state *s)
 {
         if (s->record->phase == ATTEMPT_OPEN) {
-                push_gradients(s, l);
                 struct state_record vote = *s->record;
                 vote.finite = 1;
                 vote.grad_norm = (double)vote.version;
@@ -89,7 +88,9 @@ void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)
 
 void toy_attempt(struct state *s, const layout *l)
 {
-        toy_decide(s, l);
+        if (s->record->phase == ATTEMPT_OPEN)
+                toy_push(s, l);
+        toy_decide(s);
         toy_update(s, 0, 0, 1);
         state_finish(s);
 }

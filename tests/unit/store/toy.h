@@ -9,8 +9,10 @@
 
 /* First values in every plane. */
 void toy_init(struct state *s);
-/* Brings the attempt, whatever it has come to, to the decision. */
-void toy_decide(struct state *s, const layout *l);
+/* The gradients of an open attempt. */
+void toy_push(struct state *s, const layout *l);
+/* Brings the attempt, whatever it has come to, to the decision, with what was pushed. */
+void toy_decide(struct state *s);
 /* Updates every `stride`-th chunk from `first` on that is at the old version. */
 void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride);
 /* All of it: from any phase to the end of the attempt. */

@@ -1,0 +1,244 @@
+/*
+ * A process that dies at any instruction of an update leaves a state that can be brought
+ * to the same bits as if nothing had happened.
+ *
+ * Once by SIGKILL at random instants, two threads updating at once; once by running an
+ * attempt instruction by instruction and recovering from what the file holds after each that
+ * changed it.
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/store/store.h"
+#include "fixture.h"
+#include "toy.h"
+
+enum { KILLS = 300, LIMIT_NS = 3000000 };
+
+static char *directory, *other_directory;
+static struct store *other;
+static layout *l;
+static struct state *undisturbed;
+
+static void begin(void)
+{
+        cr_assert_geq(sodium_init(), 0); /* picks the fast hash: fewer instructions */
+        directory = fixture_directory();
+        other_directory = fixture_directory();
+        other = fixture_store(other_directory);
+        l = fixture_layout();
+        undisturbed = fixture_state(other, "undisturbed", l, 1, 0, 2);
+        toy_init(undisturbed);
+}
+
+static void end(void)
+{
+        state_close(undisturbed);
+        store_close(other);
+        layout_free(l);
+        fixture_remove(directory);
+        fixture_remove(other_directory);
+}
+
+TestSuite(kill, .init = begin, .fini = end);
+
+static void make_first(void)
+{
+        struct store *store = fixture_store(directory);
+        struct state *s = fixture_state(store, "j", l, 1, 0, 2);
+
+        toy_init(s);
+        state_close(s);
+        store_close(store);
+}
+
+/* Runs the undisturbed one to the end of the same attempt. */
+static void follow(const struct state *s)
+{
+        while (undisturbed->record->attempt < s->record->attempt)
+                toy_attempt(undisturbed, l);
+}
+
+/* ---- random instants ---- */
+
+static void *update_odd(void *arg)
+{
+        toy_update(arg, 1, 1, 2);
+        return NULL;
+}
+
+static void attempt_by_two_threads(struct state *s)
+{
+        pthread_t thread;
+
+        if (s->record->phase == ATTEMPT_OPEN)
+                toy_push(s, l);
+        toy_decide(s);
+        if (pthread_create(&thread, NULL, update_odd, s))
+                abort();
+        toy_update(s, 0, 0, 2);
+        pthread_join(thread, NULL);
+        state_finish(s);
+}
+
+/* SIGKILL, sent by the kernel, whatever the process is just doing. */
+static void die_in(long ns)
+{
+        struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL };
+        struct itimerspec when = { .it_value.tv_nsec = ns };
+        timer_t timer;
+
+        if (timer_create(CLOCK_MONOTONIC, &event, &timer) || timer_settime(timer, 0, &when, NULL))
+                abort();
+}
+
+static void run_until_killed(long ns)
+{
+        layout *stored = NULL;
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        struct state *s = fixture_reopen(fixture_store(directory), &stored);
+        die_in(ns);
+        for (;;)
+                attempt_by_two_threads(s);
+}
+
+static void run_and_kill(long ns)
+{
+        int status;
+
+        pid_t pid = fork();
+        if (pid == 0)
+                run_until_killed(ns);
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "%d", status);
+}
+
+static void finish_and_compare(void)
+{
+        struct store *store = fixture_store(directory);
+        layout *stored = NULL;
+        struct state *s = fixture_reopen(store, &stored);
+
+        toy_attempt(s, l);
+        follow(s);
+        cr_assert(toy_equal(s, undisturbed));
+        state_close(s);
+        store_close(store);
+        layout_free(stored);
+}
+
+Test(kill, at_random_instants_leaves_the_bits_of_an_undisturbed_run)
+{
+        make_first();
+        srandom(1);
+        for (int i = 0; i < KILLS; i++) {
+                run_and_kill(1 + random() % LIMIT_NS);
+                if (i % 10 == 9)
+                        finish_and_compare();
+        }
+        cr_assert_gt(undisturbed->record->version, KILLS);
+}
+
+/* ---- every instruction ---- */
+
+/* The traced process: from the vote to the end of an attempt. */
+static void run_traced(struct state *s)
+{
+        toy_push(s, l);
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL))
+                _exit(77);
+        raise(SIGSTOP);
+        toy_decide(s);
+        toy_update(s, 0, 0, 1);
+        state_finish(s);
+        _exit(0);
+}
+
+struct trace {
+        struct state *seen; /* the file as the traced process has it */
+        uint8_t *before;    /* what it held at the last look */
+        uint64_t instants;
+};
+
+/* A process that died now, and its successor. */
+static void recover(struct trace *t)
+{
+        layout *stored = NULL;
+        struct store *store = fixture_store(directory);
+        int fd = openat(store->dir, t->seen->file, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+
+        cr_assert_geq(fd, 0);
+        cr_assert_eq(write(fd, t->seen->map, t->seen->map_bytes), (ssize_t)t->seen->map_bytes);
+        close(fd);
+        struct state *s = fixture_reopen(store, &stored);
+        toy_attempt(s, l);
+        follow(s);
+        cr_assert(toy_equal(s, undisturbed), "after %lu changes", (unsigned long)t->instants);
+        state_close(s);
+        store_close(store);
+        layout_free(stored);
+}
+
+static void look(struct trace *t)
+{
+        /* gradients do not count before the vote, and there are many */
+        size_t bytes = (size_t)((uint8_t *)t->seen->grad - (uint8_t *)t->seen->map);
+
+        if (memcmp(t->before, t->seen->map, bytes) == 0)
+                return;
+        memcpy(t->before, t->seen->map, bytes);
+        t->instants++;
+        recover(t);
+}
+
+static bool step(pid_t pid)
+{
+        int status;
+
+        cr_assert_eq(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        cr_assert(WIFSTOPPED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
+        return WIFSTOPPED(status);
+}
+
+static bool traced(pid_t pid)
+{
+        int status;
+
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        return WIFSTOPPED(status);
+}
+
+Test(kill, at_every_instruction_leaves_the_bits_of_an_undisturbed_run, .timeout = 120)
+{
+        struct state *s = fixture_state(other, "j", l, 1, 0, 2);
+        struct trace t = { .seen = s, .before = malloc(s->map_bytes) };
+
+        toy_init(s);
+        toy_attempt(s, l);
+        memcpy(t.before, s->map, s->map_bytes);
+        pid_t pid = fork();
+        if (pid == 0)
+                run_traced(s);
+        if (!traced(pid))
+                cr_skip_test("processes cannot be traced here");
+        while (step(pid))
+                look(&t);
+        cr_assert_gt(t.instants, 1000, "%lu", (unsigned long)t.instants);
+        free(t.before);
+        state_close(s);
+}
