@@ -100,7 +100,8 @@ static int make_ucx(struct link_peer *peer)
         if (r == 0)
                 r = probe_new(peer->bulk, peer->token, on_probed, peer, &peer->probe);
         if (r)
-                snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: %s", strerror(-r));
+                snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: %s",
+                         r == -ENODEV ? "no transport reaches it" : strerror(-r));
         return r;
 }
 

@@ -15,7 +15,8 @@ static void on_up(void *arg, uint32_t node)
 
         peer->linked = true;
         peer->heard = false;
-        snprintf(peer->why_tcp, sizeof peer->why_tcp, "%s", links->why_no_ucx);
+        snprintf(peer->why_tcp, sizeof peer->why_tcp, "%s",
+                 links->ucx ? "the other side chose so" : links->why_no_ucx);
         if (peer->closing == 0 && !links->closing)
                 link_peer_begin(peer);
 }

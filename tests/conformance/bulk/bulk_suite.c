@@ -16,6 +16,9 @@
 
 #include "tests/conformance/bulk/bulk_path.h"
 
+/* The path under test: BULK_PATH comes from the build. */
+static const struct bulk_path_ops *const path = &BULK_PATH;
+
 enum { DEADLINE_MS = 20000, OPS_MAX = 1024 };
 
 /* An op's outcome; ended counts calls of done. */
@@ -81,7 +84,7 @@ static void adopt(int side)
 static void pair_open_tokens(uint64_t a, uint64_t b)
 {
         loop_open();
-        bulk_path_pair(&pair.loop, (uint64_t[]){ a, b }, &pair.path, pair.peer);
+        path->pair(&pair.loop, (uint64_t[]){ a, b }, &pair.path, pair.peer);
         adopt(0);
         adopt(1);
 }
@@ -121,7 +124,7 @@ static void pair_close(void)
                 run_until(&pair.closed[i], 1);
         }
         if (pair.path)
-                bulk_path_free(pair.path);
+                path->free(pair.path);
         uv_close((uv_handle_t *)&pair.deadline, NULL);
         uv_run(&pair.loop, UV_RUN_DEFAULT);
         cr_assert_eq(uv_loop_close(&pair.loop), 0);
@@ -327,7 +330,7 @@ Test(bulk, a_much_longer_payload_breaks)
 
 Test(bulk, another_token_breaks)
 {
-        if (!bulk_path_is_remote)
+        if (!path->remote)
                 cr_skip_test("both ends have the one token");
         pair_open_tokens(77, 78);
         breaks(5, 100);
@@ -420,7 +423,7 @@ Test(bulk, close_cancels_everything_that_is_pending)
                              0);
                 cr_assert_eq(send_from(0, (uint64_t)i, out, n, &pair.send[i]), 0);
         }
-        if (bulk_path_is_remote)
+        if (path->remote)
                 uv_run(&pair.loop, UV_RUN_NOWAIT);
         close_side(0);
         run_until(&pair.closed[0], 1);
@@ -483,7 +486,7 @@ static pid_t other_side(const struct bulk_rendezvous *at, void (*act)(void))
                 return child;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         loop_open();
-        bulk_path_side(&pair.loop, at, 1, 7, &pair.path, &pair.peer[1]);
+        path->side(&pair.loop, at, 1, 7, &pair.path, &pair.peer[1]);
         act();
         _exit(0);
 }
@@ -520,12 +523,12 @@ static void loses_its_peer_to(int signal)
         uint64_t begun;
         pid_t child;
 
-        if (!bulk_path_is_remote)
+        if (!path->remote)
                 cr_skip_test("both ends are in one process");
         rendezvous(&at);
         child = other_side(&at, load_without_end);
         loop_open();
-        bulk_path_side(&pair.loop, &at, 0, 7, &pair.path, &pair.peer[0]);
+        path->side(&pair.loop, &at, 0, 7, &pair.path, &pair.peer[0]);
         adopt(0);
         for (uint64_t i = 0; i < N; i++) {
                 cr_assert_eq(expect_at(0, i, bulk_in, sizeof bulk_in, &pair.land[i]), 0);

@@ -3,22 +3,16 @@
 
 #include <stdlib.h>
 
-const bool bulk_path_is_remote = false;
-
-void bulk_path_pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
-                    struct bulk_peer *ret_peer[2])
+static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
+                 struct bulk_peer *ret_peer[2])
 {
         if (bulk_inproc_pair(loop, token[0], &ret_peer[0], &ret_peer[1]))
                 abort();
         *ret = NULL;
 }
 
-void bulk_path_side(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,
-                    struct bulk_path **ret, struct bulk_peer **ret_peer)
+static void path_free(struct bulk_path *path)
 {
-        abort();
 }
 
-void bulk_path_free(struct bulk_path *path)
-{
-}
+const struct bulk_path_ops bulk_path_inproc = { .pair = pair, .free = path_free };

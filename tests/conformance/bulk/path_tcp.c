@@ -7,8 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-const bool bulk_path_is_remote = true;
-
 static void must(int ok)
 {
         if (!ok)
@@ -49,8 +47,8 @@ static int dial(const struct sockaddr_in *to)
         return fd;
 }
 
-void bulk_path_pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
-                    struct bulk_peer *ret_peer[2])
+static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
+                 struct bulk_peer *ret_peer[2])
 {
         struct sockaddr_in address;
         int listener = listen_on_loopback(&address), fd[2] = { dial(&address) };
@@ -66,8 +64,8 @@ void bulk_path_pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path *
 }
 
 /* Side 0 listens and tells its port, side 1 dials. */
-void bulk_path_side(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,
-                    struct bulk_path **ret, struct bulk_peer **ret_peer)
+static void side_open(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,
+                      struct bulk_path **ret, struct bulk_peer **ret_peer)
 {
         struct sockaddr_in address;
         int fd;
@@ -86,6 +84,10 @@ void bulk_path_side(uv_loop_t *loop, const struct bulk_rendezvous *at, int side,
         *ret = NULL;
 }
 
-void bulk_path_free(struct bulk_path *path)
+static void path_free(struct bulk_path *path)
 {
 }
+
+const struct bulk_path_ops bulk_path_tcp = {
+        .remote = true, .pair = pair, .side = side_open, .free = path_free
+};

@@ -1,10 +1,12 @@
-/* The suite's end of the path by UCX, over the transports it takes by itself. */
+/*
+ * The suite's ends of the path by UCX: over the transports it takes by itself, and with
+ * rendezvous, for which reading another process's memory (cma) stands in for RDMA.
+ */
 #include "tests/conformance/bulk/bulk_path.h"
 
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <unistd.h>
-
-const bool bulk_path_is_remote = true;
 
 struct bulk_path {
         struct bulk_ucx *ucx[2];
@@ -24,8 +26,8 @@ static struct bulk_path *path_new(void)
         return path;
 }
 
-void bulk_path_pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
-                    struct bulk_peer *ret_peer[2])
+static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
+                 struct bulk_peer *ret_peer[2])
 {
         struct bulk_path *path = path_new();
 
@@ -40,8 +42,8 @@ void bulk_path_pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path *
         *ret = path;
 }
 
-void bulk_path_side(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,
-                    struct bulk_path **ret, struct bulk_peer **ret_peer)
+static void side_open(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,
+                      struct bulk_path **ret, struct bulk_peer **ret_peer)
 {
         struct bulk_path *path = path_new();
         uint8_t theirs[4096];
@@ -58,9 +60,39 @@ void bulk_path_side(uv_loop_t *loop, const struct bulk_rendezvous *at, int side,
         *ret = path;
 }
 
-void bulk_path_free(struct bulk_path *path)
+static void path_free(struct bulk_path *path)
 {
         bulk_ucx_free(path->ucx[0]);
         bulk_ucx_free(path->ucx[1]);
         free(path);
 }
+
+const struct bulk_path_ops bulk_path_ucx = {
+        .remote = true, .pair = pair, .side = side_open, .free = path_free
+};
+
+/* Processes that are not each other's parents may read each other, too. */
+static void choose_get(void)
+{
+        setenv("UCX_TLS", "posix,cma,self", 1);
+        setenv("UCX_CMA_MEMORY_INVALIDATE", "y", 1);
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+}
+
+static void pair_get(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
+                     struct bulk_peer *ret_peer[2])
+{
+        choose_get();
+        pair(loop, token, ret, ret_peer);
+}
+
+static void side_get(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,
+                     struct bulk_path **ret, struct bulk_peer **ret_peer)
+{
+        choose_get();
+        side_open(loop, at, side, token, ret, ret_peer);
+}
+
+const struct bulk_path_ops bulk_path_ucx_get = {
+        .remote = true, .pair = pair_get, .side = side_get, .free = path_free
+};
