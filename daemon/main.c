@@ -9,7 +9,7 @@ int main(int argc, char **argv)
         struct fault fault = { 0 };
         int r = conf_load(argc, argv, &conf, &fault);
 
-        if (r == 1)
+        if (r == CONF_DONE)
                 return 0;
         if (r == 0)
                 r = node_run(conf, &fault);
