@@ -106,7 +106,7 @@ test_tree() {
                 return
         }
         tree_build "$tree" >"$work/build.out" 2>&1 || {
-                grep -v '^\[' "$work/build.out"
+                sed -n '/^FAILED/,$p' "$work/build.out"
                 one_failed "$name" 'the build'
                 return
         }
