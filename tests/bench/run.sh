@@ -1,0 +1,87 @@
+#!/bin/bash
+# Runs the benchmarks of the release build, prints a table and writes build/bench.json.
+#
+#   tests/bench/run.sh [--quick] [NAME...]
+#
+#   --quick   few rounds: shows that they run, not how fast
+#   NAME      only these, of those listed in PROGRAMS below
+#
+# Every figure is a ratio to a limit or a peer measured in turn with it in the same run.  Each
+# program writes one line of JSON a figure: name, median_ratio, spread (quartiles).  Programs that
+# are not built are named as left out.  Exit status: 0, or 1 if a program failed or none ran.
+set -uo pipefail
+# shellcheck source=deploy/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
+
+# Name, and arguments with which it is run; the program is NAME/bench-NAME under tests/bench.
+PROGRAMS=(
+        'kernels --threads 1'
+        "kernels --threads $jobs"
+        'bulk'
+        'fetch'
+        'step'
+)
+QUICK='--repeat 3'
+
+tree=$root/build
+work=
+
+usage() {
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+        echo "Programs: kernels bulk fetch step"
+}
+
+finish() {
+        [[ -z $work ]] || rm -rf -- "$work"
+}
+
+# run_one FILE NAME ARGUMENT...: 0, 1 it failed, 2 it is not built.
+run_one() {
+        local file=$1 name=$2
+        local program=$tree/tests/bench/$name/bench-$name
+        shift 2
+        [[ -x $program ]] || return 2
+        echo "== bench-$name $*"
+        "$program" "$@" --json "$file" </dev/null || return 1
+        echo
+}
+
+main() {
+        local quick=() only=() entry words failed=0 n=0 name left=()
+        while (($#)); do
+                case $1 in
+                --quick) read -r -a quick <<<"$QUICK" ;;
+                -h | --help)
+                        usage
+                        exit 0
+                        ;;
+                -*)
+                        echo "run.sh: $1: no such option; see --help" >&2
+                        exit 2
+                        ;;
+                *) only+=("$1") ;;
+                esac
+                shift
+        done
+        trap finish EXIT
+        packages_install build bench test || exit 1
+        tree_setup "$tree" buildtype=release examples=enabled tests=enabled || exit 1
+        tree_build "$tree" >/dev/null || exit 1
+        work=$(mktemp -d) || exit 1
+        for entry in "${PROGRAMS[@]}"; do
+                read -r -a words <<<"$entry"
+                name=${words[0]}
+                ((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $name "* ]] || continue
+                run_one "$work/$(printf '%02d' "$n")-$name" "${words[@]}" "${quick[@]}"
+                case $? in
+                1) failed=1 ;;
+                2) left+=("$name") ;;
+                esac
+                n=$((n + 1))
+        done
+        python3 "$root/tests/bench/merge.py" "$tree/bench.json" "$work"/* || failed=1
+        ((${#left[@]} == 0)) || echo "left out, not built: ${left[*]}"
+        exit "$failed"
+}
+
+main "$@"
