@@ -17,7 +17,7 @@
 #include "daemon/rpc/rpc.h"
 #include "proto/cleanup.h"
 
-enum { STOP_MS = 10000, THREADS_MAX = 8 };
+enum { STOP_MS = 10000, THREADS_DEFAULT_MAX = 8 };
 
 struct node {
         uv_loop_t loop;
@@ -74,16 +74,35 @@ static void node_stop(void *arg)
 {
         struct node *node = arg;
 
-        if (node->stopping)
+        if (node->stopping) {
+                log_info("still stopping");
                 return;
+        }
         node->stopping = true;
         log_info("stopping");
         service_stopping(node->service);
         uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
-        if (node->rpc)
-                rpc_close(node->rpc, sessions_gone, node);
-        else
-                sessions_gone(node);
+        rpc_close(node->rpc, sessions_gone, node);
+}
+
+/* SIGHUP: the key files are read again, for rotation; links that stand keep their keys. */
+static void node_reload(void *arg)
+{
+        struct node *node = arg;
+        struct cluster fresh;
+        struct fault fault;
+
+        service_reloading(node->service);
+        if (conf_cluster(node->conf, &fresh, &fault)) {
+                log_error("reload: %s; the keys stay as they were", fault.text);
+        } else {
+                memcpy(node->cluster.key, fresh.key, sizeof fresh.key);
+                memcpy(node->cluster.key_next, fresh.key_next, sizeof fresh.key_next);
+                node->cluster.has_key = fresh.has_key;
+                node->cluster.has_key_next = fresh.has_key_next;
+                log_info("reload: key files were read again");
+        }
+        service_ready(node->service);
 }
 
 /* ---- start ------------------------------------------------------------------- */
@@ -109,6 +128,22 @@ static void node_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
         exchange_message(&node->x, peer, m);
 }
 
+static enum log_level node_log_level(const struct conf *conf)
+{
+        static const struct {
+                const char *name;
+                enum log_level level;
+        } levels[] = { { "error", LOG_LEVEL_ERROR },
+                       { "warning", LOG_LEVEL_WARNING },
+                       { "info", LOG_LEVEL_INFO },
+                       { "debug", LOG_LEVEL_DEBUG } };
+
+        for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
+                if (strcmp(conf->log_level, levels[i].name) == 0)
+                        return levels[i].level;
+        return LOG_LEVEL_INFO;
+}
+
 static int node_device(struct node *node, struct fault *fault)
 {
         const char *device = node->conf->device;
@@ -125,7 +160,8 @@ static int node_offload(struct node *node, struct fault *fault)
         uint32_t threads = (uint32_t)node->conf->threads;
 
         if (threads == 0)
-                threads = uv_available_parallelism() < THREADS_MAX ? uv_available_parallelism() : THREADS_MAX;
+                threads = uv_available_parallelism() < THREADS_DEFAULT_MAX ? uv_available_parallelism() :
+                                                                                     THREADS_DEFAULT_MAX;
         return offload_new(&node->loop, threads, &node->x.offload) ?
                        fault_set(fault, ZERO_ENOMEM, "cannot start %u compute threads", threads) :
                        0;
@@ -141,6 +177,16 @@ static int node_fabric(struct node *node, struct fault *fault)
         struct fabric_events events = { node_up, node_down, node_message, node };
 
         return fabric_new(&node->loop, &options, &events, &node->x.fabric, fault);
+}
+
+static int node_manager(struct node *node, struct fault *fault)
+{
+        struct signals_events events = { node_stop, node_reload, node };
+
+        if (signals_new(&node->loop, &events, &node->signals) ||
+            service_new(&node->loop, &node->service))
+                return fault_set(fault, ZERO_EIO, "cannot watch for signals");
+        return 0;
 }
 
 static int node_start(struct node *node, struct fault *fault)
@@ -159,6 +205,8 @@ static int node_start(struct node *node, struct fault *fault)
         if (!r)
                 r = node_fabric(node, fault);
         if (!r)
+                r = node_manager(node, fault); /* after UCX, which takes signals of its own */
+        if (!r)
                 r = rpc_open(&node->x, service_socket(), &node->rpc, fault);
         if (r)
                 return r;
@@ -166,6 +214,7 @@ static int node_start(struct node *node, struct fault *fault)
         log_info("zerod " ZEROD_VERSION ": node %s of %u, %s, socket %s, state in %s",
                  node_name(&node->x, node->cluster.self), node->cluster.n_nodes, node->x.ops->name,
                  conf->socket, conf->state_dir);
+        service_ready(node->service);
         return 0;
 }
 
@@ -177,6 +226,7 @@ int node_run(const struct conf *conf, struct fault *fault)
         node.conf = node.x.conf = conf;
         node.x.loop = &node.loop;
         node.x.cluster = &node.cluster;
+        log_set_level(node_log_level(conf));
         uv_loop_init(&node.loop);
         uv_timer_init(&node.loop, &node.stop_timer);
         r = node_start(&node, fault);

@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/text.h"
+
 enum { LOG_TEXT = 1536, LOG_LINE = 2048 };
 
 static _Atomic int log_level_ = LOG_LEVEL_INFO;
@@ -64,9 +66,13 @@ static size_t write_prefix(char *line, size_t size, enum log_level level)
                                 level_name(level));
 }
 
-/* Appends text, escaped, and a line feed; leaves room for the mark of a cut. */
+/*
+ * Appends text and a line feed; leaves room for the mark of a cut.  Text that is not
+ * printable UTF-8 as a whole loses all that is not ASCII to escapes.
+ */
 static size_t write_text(char *line, size_t n, size_t size, const char *text, bool cut)
 {
+        const bool printable = text_printable(text);
         const size_t room = size - strlen("...\n") - strlen("\\xff") - 1;
 
         for (; *text && n <= room; text++) {
@@ -74,7 +80,7 @@ static size_t write_text(char *line, size_t n, size_t size, const char *text, bo
 
                 if (c == '\\')
                         n += (size_t)sprintf(line + n, "\\\\");
-                else if (c >= 0x20 && c < 0x7f)
+                else if (printable || (c >= 0x20 && c < 0x7f))
                         line[n++] = (char)c;
                 else
                         n += (size_t)sprintf(line + n, "\\x%02x", c);
@@ -116,6 +122,7 @@ void log_write(enum log_level level, const char *format, ...)
         va_end(args);
         if (length < 0)
                 text[0] = '\0';
+        text_trim(text);
         n = write_prefix(line, sizeof(line), level);
         n = write_text(line, n, sizeof(line), text, length >= (int)sizeof(text));
         write_all(line, n);

@@ -6,7 +6,12 @@
  */
 #pragma once
 
-enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARNING = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
+enum log_level {
+        LOG_LEVEL_ERROR = 3,
+        LOG_LEVEL_WARNING = 4,
+        LOG_LEVEL_INFO = 6,
+        LOG_LEVEL_DEBUG = 7
+};
 
 void log_set_level(enum log_level level);
 void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -198,7 +198,8 @@ static void open_note(struct coordinator *c, uint32_t node, const Zero__Opened *
         s->version = o->version;
         if (o->attempt > s->attempt)
                 s->attempt = o->attempt;
-        s->loss_scale = o->loss_scale;
+        if (o->loss_scale > 0) /* else no step was decided yet */
+                s->loss_scale = o->loss_scale;
         s->good_steps = o->good_steps;
         s->skipped = o->skipped;
 }

@@ -43,6 +43,8 @@ struct call;
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000, NO_OWNER = -1 };
 /* Of every state file, whatever the number of compute threads is now. */
 enum { REDO_SLOTS = 64 };
+/* The first attempt of a state whose parameters have their first values. */
+enum { JOB_FILLED = 1 };
 enum { MICRO_BATCHES_MAX = 4096 }; /* of one group in one attempt */
 
 struct exchange {

@@ -198,8 +198,8 @@ static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, cons
         opened.owner = job->state != NULL;
         opened.version = job->version;
         opened.attempt = job->attempt;
-        opened.loss_scale = job->loss_scale;
         if (job->state) {
+                opened.loss_scale = job->state->record->loss_scale;
                 opened.good_steps = job->state->record->good_steps;
                 opened.skipped = job->state->record->skipped;
         }
@@ -239,6 +239,7 @@ static void make_run(struct offload_task *task, uint32_t worker)
         }
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 state_init_group(job->state, job->layout, g, x->ops);
+        state_abort(job->state, JOB_FILLED); /* from here on it can be taken up again */
 }
 
 static void make_done(struct offload_task *task)
@@ -262,8 +263,7 @@ static void make_done(struct offload_task *task)
                 log_info("job %s: opened, %llu parameters in %u groups, %llu bytes of state here", job->name,
                          (unsigned long long)job->layout->elements, job->layout->n_groups,
                          (unsigned long long)state_bytes(job->state));
-                job->loss_scale = job->state->record->loss_scale > 0 ? job->state->record->loss_scale :
-                                                                       job->loss_scale;
+                job->attempt = job->state->record->attempt;
                 opened_answer(x, make->node, make->call, job, true);
         }
         free(make);

@@ -53,6 +53,12 @@ static int resume_job(const char *file, void *arg)
                 log_error("state file %s is not used: %s", file, fault.text);
                 return 0;
         }
+        if (state->record->attempt < JOB_FILLED) {
+                log_warning("state file %s was never filled: it is deleted", file);
+                layout_free(l);
+                state_drop(state);
+                return 0;
+        }
         if (!resume_fits(x, state, file)) {
                 layout_free(l);
                 state_close(state);

@@ -123,20 +123,22 @@ static void chunk_update(const struct job *job, uint32_t chunk, uint32_t worker)
         const struct plan_chunk *c = &state->plan->chunks[chunk];
         const struct plan_shard *shard = &state->plan->shards[c->group];
         enum zero_dtype dtype = job->layout->groups[c->group].dtype;
+        struct redo_view view;
 
         if (__atomic_load_n(&state->chunk_version[chunk], __ATOMIC_ACQUIRE) == job->update->version)
                 return; /* it was committed before a crash; serve was made from it since */
         if (!chunk_present(job, c)) {
-                __atomic_store_n(&state->chunk_version[chunk], job->update->version, __ATOMIC_RELEASE);
+                redo_keep(state, chunk, job->update->version);
                 return;
         }
-        chunk_compute(job, c, redo_begin(state, worker));
+        view = redo_begin(state, worker);
+        chunk_compute(job, c, view);
         redo_commit(state, worker, chunk, job->update->version);
         if (shard->serve != UINT64_MAX)
                 job->x->ops->serve(dtype,
                                    state->serve + shard->serve +
                                            (c->in_group - shard->range.first) * dtype_size(dtype),
-                                   state->master + c->master, c->n);
+                                   view.p, c->n);
 }
 
 static void update_run(struct offload_task *task, uint32_t worker)
