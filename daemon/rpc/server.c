@@ -65,6 +65,18 @@ static int socket_clear(const struct sockaddr_un *address, struct fault *fault)
         return 0;
 }
 
+/* /run is empty after a boot: the socket's own folder is made, not those above it. */
+static void socket_make_folder(const char *path)
+{
+        CLEANUP(cleanup_free) char *folder = strdup(path);
+        char *slash = folder ? strrchr(folder, '/') : NULL;
+
+        if (!slash || slash == folder)
+                return;
+        *slash = '\0';
+        mkdir(folder, 0755); /* what is wrong with it, bind() will say */
+}
+
 static int socket_listen(const char *path, const char *mode, int *ret_fd, struct fault *fault)
 {
         CLEANUP(cleanup_close) int fd = -1;
@@ -78,6 +90,7 @@ static int socket_listen(const char *path, const char *mode, int *ret_fd, struct
         fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
         if (fd < 0)
                 return fault_errno(fault, errno, "socket");
+        socket_make_folder(path);
         if (bind(fd, (struct sockaddr *)&address, sizeof address))
                 return fault_set(fault, ZERO_EIO, "cannot make the socket %s: %s", path, strerror(errno));
         if (chmod(path, (mode_t)strtoul(mode, NULL, 8)) || listen(fd, 128)) {
