@@ -1,0 +1,10 @@
+/* The cases of exchange-inproc. */
+#pragma once
+
+struct test_case {
+        const char *name;
+        void (*run)(void);
+};
+
+/* Each ends with a case without a name. */
+extern const struct test_case bitwise_cases[], plane_cases[], trouble_cases[];

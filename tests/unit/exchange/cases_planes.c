@@ -1,0 +1,2 @@
+#include "cases.h"
+const struct test_case plane_cases[] = { { 0 } };

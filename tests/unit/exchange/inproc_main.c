@@ -1,0 +1,37 @@
+/*
+ * The exchange over several nodes in one process.  Plain main, so that it runs under the
+ * thread sanitizer.  Arguments: names of the cases to run; without any, all.
+ */
+#include <signal.h>
+#include <sodium.h>
+#include <string.h>
+
+#include "cases.h"
+#include "check.h"
+
+static bool wanted(const char *name, int argc, char **argv)
+{
+        for (int i = 1; i < argc; i++)
+                if (strcmp(argv[i], name) == 0)
+                        return true;
+        return argc < 2;
+}
+
+int main(int argc, char **argv)
+{
+        const struct test_case *const lists[] = { bitwise_cases, plane_cases, trouble_cases };
+        int ran = 0;
+
+        CHECK(sodium_init() >= 0);
+        for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+                for (const struct test_case *c = lists[i]; c->name; c++) {
+                        if (!wanted(c->name, argc, argv))
+                                continue;
+                        printf("%s\n", c->name);
+                        fflush(stdout);
+                        c->run();
+                        ran++;
+                }
+        printf("%d cases passed\n", ran);
+        return ran ? 0 : 1;
+}

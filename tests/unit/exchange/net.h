@@ -1,0 +1,58 @@
+/*
+ * Several nodes' exchanges in one process and one loop, over the in-process fabric, each
+ * with its own compute threads and its own state directory.  Everything fails by exit.
+ */
+#pragma once
+
+#include "daemon/exchange/exchange.h"
+#include "daemon/fabric/fabric_inproc.h"
+
+enum { NET_NODES_MAX = 6, NET_WAIT_MS = 20000 };
+
+struct net_options {
+        uint32_t nodes;
+        uint32_t owners;   /* the first so many nodes hold shards */
+        uint32_t delay_ms; /* messages wait a random time up to this */
+        uint32_t threads;  /* of each node; 0: 2 */
+        uint64_t window;   /* bytes; 0: what ranks declare */
+        uint64_t chunk;    /* elements; 0: the default */
+        uint64_t reduce_buffers;
+        const char *isa; /* NULL: the best */
+};
+
+struct net_node {
+        struct net *net;
+        struct conf conf;
+        struct cluster cluster;
+        struct exchange x;
+        char directory[128];
+        uint32_t up; /* nodes that it sees */
+        bool closed;
+};
+
+struct net {
+        uv_loop_t loop;
+        uv_timer_t alarm; /* so that waiting ends */
+        bool late;
+        struct net_options options;
+        struct inproc_net *inproc;
+        char root[64];
+        struct net_node nodes[NET_NODES_MAX];
+};
+
+void net_open(struct net *net, const struct net_options *options);
+/* Stops every node and closes the loop, which must come out clean; keeps the state files. */
+void net_stop(struct net *net);
+/* The same nodes again, on the state files that net_stop() kept. */
+void net_restart(struct net *net);
+/* net_stop(), and the state files are deleted. */
+void net_close(struct net *net);
+/* Runs the loop until condition(arg) is true; fails, with what, if that takes too long. */
+void net_wait(struct net *net, bool (*condition)(void *arg), void *arg, const char *what);
+/* One turn of the loop, or 10 ms. */
+void net_turn(struct net *net);
+struct job *net_job(struct net *net, uint32_t node, const char *name);
+/* The job is dropped on all nodes, and nothing of it may be left. */
+void net_drop(struct net *net, const char *name);
+/* The job's checksum over all owners. */
+struct checksum net_checksum(struct net *net, const char *name);

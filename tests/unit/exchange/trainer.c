@@ -1,0 +1,325 @@
+/* Ranks as programs. */
+#include "trainer.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "check.h"
+#include "proto/cleanup.h"
+
+enum { TIMEOUT_MS = 15000 };
+
+/* One request under way; plays the session's part. */
+struct task {
+        struct task *next;
+        struct request request;
+        struct trainer *trainer;
+        struct op op;
+        uint32_t slot;
+        bool waited; /* the program goes on when it ends */
+};
+
+static uint64_t mix(uint64_t z)
+{
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+        z = (z ^ z >> 27) * 0x94d049bb133111eb;
+        return z ^ z >> 31;
+}
+
+float trainer_gradient(uint64_t step, uint32_t rank, uint32_t tensor, uint32_t micro_batch,
+                       uint64_t element)
+{
+        uint64_t h = mix(step * 0x9e3779b97f4a7c15 + rank);
+
+        h = mix(h ^ ((uint64_t)tensor << 32 | micro_batch));
+        h = mix(h + element * 0xd1342543de82ef95);
+        return (float)((double)(int64_t)h * 0x1p-63);
+}
+
+void trainer_add(struct trainer *t, struct op op)
+{
+        t->ops = realloc(t->ops, (t->n_ops + 1) * sizeof *t->ops);
+        CHECK(t->ops);
+        t->ops[t->n_ops++] = op;
+}
+
+/* ---- the end of a request ---- */
+
+static void task_unlink(struct task *task)
+{
+        struct task **p = &task->trainer->tasks;
+
+        while (*p != task)
+                p = &(*p)->next;
+        *p = task->next;
+        task->trainer->n_tasks--;
+}
+
+static void note_result(struct trainer *t, const struct task *task)
+{
+        const struct request *r = &task->request;
+
+        if (task->op.kind == OP_NORM) {
+                t->norm = r->result.norm.norm;
+                t->finite = r->result.norm.finite;
+        } else if (task->op.kind == OP_STEP) {
+                t->version = r->result.step.version;
+                t->skipped = r->result.step.skipped;
+                t->grad_norm = r->result.step.grad_norm;
+                t->loss_scale = r->result.step.loss_scale;
+        }
+}
+
+static void heard(struct trainer *t, const struct op *op, int status, const char *text,
+                  const struct request *r)
+{
+        if (t->heard)
+                t->heard(t, op, status, text, r);
+        else
+                CHECK(status == 0, "rank %u, operation %d, group %u: %s: %s", t->needs.rank,
+                      op->kind, op->group, zero_status_name(status), text);
+}
+
+static void task_finish(struct request *r, int status, const char *text)
+{
+        struct task *task = CONTAINER_OF(r, struct task, request);
+        struct trainer *t = task->trainer;
+
+        task_unlink(task);
+        if (task->op.kind == OP_FETCH && t->rank && t->rank->job)
+                rank_fetched(t->rank, task->op.group, status == ZERO_OK);
+        if (task->op.kind == OP_PUSH)
+                t->slots[task->slot] = 0;
+        if (!r->gone) {
+                if (task->waited)
+                        t->busy = false;
+                if (status == 0)
+                        note_result(t, task);
+                heard(t, &task->op, status, text, r);
+        }
+        free(task);
+}
+
+static struct task *task_new(struct trainer *t, const struct op *op)
+{
+        struct task *task = calloc(1, sizeof *task);
+
+        CHECK(task);
+        task->trainer = t;
+        task->op = *op;
+        task->next = t->tasks;
+        t->tasks = task;
+        t->n_tasks++;
+        task->request.finish = task_finish;
+        task->waited = op->kind != OP_PUSH;
+        if (task->waited)
+                t->busy = true;
+        request_begin(&t->net->nodes[t->node].x.requests, &task->request, uv_now(&t->net->loop),
+                      t->needs.timeout_ms ? t->needs.timeout_ms : TIMEOUT_MS);
+        return task;
+}
+
+/* ---- pushing ---- */
+
+static bool free_slot(const struct trainer *t, uint32_t group, uint32_t *ret)
+{
+        const struct slots *slots = t->rank->window->slots;
+
+        for (uint32_t i = slots->whole ? group : 0; i < (slots->whole ? group + 1 : slots->n); i++)
+                if (!t->slots[i]) {
+                        *ret = i;
+                        return true;
+                }
+        return false;
+}
+
+static void write_gradient(const struct trainer *t, const struct op *op, uint32_t slot)
+{
+        const struct push_window *w = t->rank->window;
+        const struct layout_group *g = &t->layout->groups[op->group];
+        enum zero_dtype dtype = t->needs.grad_dtype;
+        char *dst = (char *)w->segment.data + w->transfer_bytes + slots_offset(w->slots, slot);
+
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+                const struct layout_tensor *tensor = &t->layout->tensors[g->first_tensor + i];
+                CLEANUP(cleanup_free)
+                float *values = malloc((tensor->elements + 1) * sizeof *values);
+
+                CHECK(values);
+                for (uint64_t e = 0; e < tensor->elements; e++)
+                        values[e] = trainer_gradient(t->step, t->needs.rank, g->first_tensor + i,
+                                                     op->micro_batch, e);
+                if (op->poison && tensor->elements && !tensor->frozen)
+                        values[tensor->elements / 2] = t->needs.rank % 2 ? NAN : INFINITY;
+                if (tensor->elements)
+                        t->net->nodes[t->node].x.ops->cast(dtype,
+                                                           dst + tensor->offset * dtype_size(dtype),
+                                                           ZERO_FP32, values, tensor->elements);
+        }
+}
+
+/* False: its slot is still in use. */
+static bool begin_push(struct trainer *t, const struct op *op)
+{
+        const struct layout_group *g = &t->layout->groups[op->group];
+        Zero__Push push = ZERO__PUSH__INIT;
+        struct fault fault = { 0 };
+        struct task *task;
+        uint32_t slot;
+        int r;
+
+        if (!free_slot(t, op->group, &slot))
+                return false;
+        write_gradient(t, op, slot);
+        task = task_new(t, op);
+        task->slot = slot;
+        t->slots[slot] = 1;
+        push.group = op->group;
+        push.attempt = t->rank->job->attempt;
+        push.micro_batch = op->micro_batch;
+        push.slot = slot;
+        push.last = op->last;
+        if (op->present) {
+                push.present.data = (uint8_t *)op->present;
+                push.present.len = g->n_tensors;
+        }
+        r = rank_push(t->rank, &push, &task->request, &fault);
+        if (r)
+                request_end(&task->request, r, "%s", fault.text);
+        return true;
+}
+
+/* ---- the other operations ---- */
+
+static void begin_attach(struct trainer *t, const struct op *op)
+{
+        struct exchange *x = &t->net->nodes[t->node].x;
+        struct task *task = task_new(t, op);
+        struct fault fault = { 0 };
+        Zero__Layout *m;
+        int r;
+
+        CHECK(layout_to_message(t->layout, &m) == 0);
+        r = rank_attach(x, t->job_name, m, &t->needs, &task->request, &t->rank, &fault);
+        zero__layout__free_unpacked(m, NULL);
+        free(t->slots);
+        t->slots = calloc(t->layout->n_groups + t->needs.push_groups + 1, 1);
+        CHECK(t->slots);
+        if (r)
+                request_end(&task->request, r, "%s", fault.text);
+}
+
+static void begin_waiting(struct trainer *t, const struct op *op)
+{
+        struct task *task = task_new(t, op);
+        struct fault fault = { 0 };
+        struct job *job = t->rank->job;
+        int r;
+
+        if (op->kind == OP_FETCH)
+                r = rank_fetch(t->rank, op->group, job->version, &task->request, &fault);
+        else
+                r = rank_close(t->rank, job->attempt, op->kind == OP_STEP ? op->params : NULL,
+                               &task->request, &fault);
+        if (!r)
+                return;
+        task->op.kind = op->kind == OP_FETCH ? OP_NORM : op->kind; /* it never held the group */
+        request_end(&task->request, r, "%s", fault.text);
+}
+
+static bool op_begin(struct trainer *t, const struct op *op)
+{
+        struct fault fault = { 0 };
+        int r;
+
+        switch (op->kind) {
+        case OP_ATTACH:
+                begin_attach(t, op);
+                return true;
+        case OP_PUSH:
+                return begin_push(t, op);
+        case OP_PREFETCH:
+                rank_prefetch(t->rank, op->group, t->rank->job->version);
+                return true;
+        case OP_RELEASE:
+                r = rank_release(t->rank, op->group, &fault);
+                heard(t, op, r, fault.text, NULL);
+                return true;
+        case OP_LEAVE:
+                trainer_kill(t);
+                return true;
+        default:
+                begin_waiting(t, op);
+                return true;
+        }
+}
+
+const void *trainer_view(const struct trainer *t, uint32_t group, const struct request *r)
+{
+        const struct job *job = t->rank->job;
+        const struct segment *gather = gather_segment(job->gather);
+
+        if (r->result.fetch.serve)
+                return job->state->serve + r->result.fetch.offset;
+        return gather ? (const char *)gather->data + r->result.fetch.offset : NULL;
+}
+
+/* ---- running ---- */
+
+static uint64_t next_random(uint64_t *seed)
+{
+        return mix(*seed += 0x9e3779b97f4a7c15);
+}
+
+bool trainers_turn(struct trainer *ts, uint32_t n, uint64_t *seed)
+{
+        bool going = false, begun = false;
+        uint32_t first = (uint32_t)(next_random(seed) % n);
+
+        for (uint32_t i = 0; i < n; i++) {
+                struct trainer *t = &ts[(first + i) % n];
+
+                if (!t->busy && t->next < t->n_ops && next_random(seed) % 4 &&
+                    op_begin(t, &t->ops[t->next])) {
+                        t->next++;
+                        begun = true;
+                }
+                going = going || t->busy || t->next < t->n_ops || t->n_tasks;
+        }
+        if (begun)
+                uv_run(&ts[0].net->loop, UV_RUN_NOWAIT);
+        else if (going)
+                net_turn(ts[0].net);
+        return going;
+}
+
+void trainers_run(struct trainer *ts, uint32_t n, uint64_t seed)
+{
+        uint64_t begun = uv_hrtime();
+
+        while (trainers_turn(ts, n, &seed))
+                CHECK(uv_hrtime() - begun < 60000000000u, "the ranks do not come to an end");
+        for (uint32_t i = 0; i < n; i++) {
+                free(STEAL(ts[i].ops));
+                ts[i].n_ops = ts[i].next = 0;
+        }
+}
+
+void trainer_kill(struct trainer *t)
+{
+        struct rank *rank;
+
+        while (t->tasks)
+                request_cancel(&t->tasks->request);
+        t->busy = false;
+        rank = t->rank;
+        t->rank = NULL;
+        rank_leave(rank, false);
+}
+
+void trainer_free(struct trainer *t)
+{
+        trainer_kill(t);
+        free(t->ops);
+        free(t->slots);
+}
