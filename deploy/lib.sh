@@ -4,7 +4,7 @@
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-self=$(basename "$0")
+self=$(basename "$0" .sh)
 jobs=$(nproc)
 
 say() {

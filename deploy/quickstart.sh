@@ -119,6 +119,7 @@ END
 # configure NODE PEERS
 configure() {
         cat >"$directory/$1.conf" <<END
+[zerod]
 node = $1
 peers = $2
 key_file = $directory/key
