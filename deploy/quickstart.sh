@@ -221,6 +221,7 @@ wait_training() {
                 sleep 0.2
         done
         show_progress
+        check_trainers
         wait_ends "$end_ms" "${trainers[@]}" || trainers_failed 'rank 0 has ended, the others have not'
         check_trainers
         trainers=()
