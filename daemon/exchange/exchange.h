@@ -1,18 +1,22 @@
 /*
  * exchange.h - what moves and computes a job's bytes on this node.
  *
+ *   exchange.c     start and stop, the tick, messages to the parts below
+ *   job.c          making, finding and dropping jobs      resume.c  those that a process left
+ *   attach.c       ranks of this node come and go         rank.c    what they do
  *   gather.c       parameters to trainers: one gather a group and version, however many ask
- *   reduce.c       this node's side of a gradient: contributions of local ranks, summed, offered
- *   landing.c      an owner's side: nodes' offers, pulled and accumulated in node order
- *   update.c       AdamW on chunks, group by group
- *   access.c       reading and writing planes for clients
- *   coordinator.c  drives job/step.c: joins, votes, decisions
- *   local.c        the ranks that run on this node
- *   job.c          making, finding and dropping jobs
- *   resume.c       jobs that an earlier process left
+ *   admission.c    the gather window (window.c: its slabs, pure)
  *   shard.c        this owner's shards as others read them
+ *   reduce.c       contributions of local ranks           parcel.c  summed, offered, read
+ *   offer.c        an owner's side: nodes' offers, pulled
+ *   landing.c      accumulated in node order              vote.c    norm and vote
+ *   update.c       AdamW on chunks, group by group
+ *   access.c       clients read and write planes          work.c    an owner's part of it
+ *   checksum.c     a hash that does not depend on the partition
+ *   coordinator.c  drives job/step.c                      opening.c joins, opening a job
+ *   lateness.c     who is late
  *   ask.c, call.c  payloads asked for; messages that want an answer
- *   exchange.c     start and stop, the tick, messages to the parts above
+ *   request.c      clients' calls that wait: deadlines and names
  *
  * Everything here runs on the loop thread, except what is handed to the offload pool.
  * An operation in flight holds a reference to its job; a dropped job is `dead` and goes when
@@ -59,7 +63,7 @@ struct exchange {
         uint32_t n_owners;
         uint32_t owner_node[ZERO_NODE_MAX]; /* [owner] */
         int32_t owner;                      /* this node's, or NO_OWNER */
-        struct list jobs, dead_jobs; /* dead: dropped, with operations still in flight */
+        struct list jobs, dead_jobs;        /* dead: dropped, with operations still in flight */
         struct list coordinators, calls, asks, accesses;
         struct list works;   /* reads and writes that wait for the end of an update */
         struct list joining; /* ranks whose job has not started for them yet */
@@ -93,26 +97,26 @@ struct job {
         struct exchange *x;
         uint32_t references;
         bool dead;
-        bool opening;        /* its state is being made */
-        bool drop_state;     /* delete the state file with it */
+        bool opening;    /* its state is being made */
+        bool drop_state; /* delete the state file with it */
         char name[ZERO_NAME_MAX + 1];
         uint32_t uid, world_size, coordinator; /* coordinator: node */
         enum zero_dtype reduce_dtype;
         enum zero_dtype grad_dtype; /* what local ranks push; set by the first of them */
         layout *layout;
         struct partition *partition;
-        struct state *state;     /* NULL where this node holds no shards */
+        struct state *state; /* NULL where this node holds no shards */
 
         /* The step, as this node last heard of it. */
-        bool started;            /* all ranks are there (Start) */
+        bool started; /* all ranks are there (Start) */
         uint64_t epoch, version, attempt;
         double loss_scale, grad_norm;
         uint32_t skipped;
-        uint32_t *node_of_rank;  /* [rank]: as of the last start */
-        bool *here;              /* [rank]: its session lives, as the coordinator knows */
+        uint32_t *node_of_rank;     /* [rank]: as of the last start */
+        bool *here;                 /* [rank]: its session lives, as the coordinator knows */
         uint64_t step_times_ms[16]; /* loop times of the last decisions, a ring */
         uint32_t n_step_times;
-        bool reported;           /* the last progress report said something */
+        bool reported; /* the last progress report said something */
         struct wait_line waits[WAIT_LINES];
         uint32_t n_waits;
 
@@ -121,9 +125,9 @@ struct job {
         uint32_t *pins;          /* [group]: payloads and copies that read the shard */
         struct list *pulls;      /* [group]: struct pull that wait for a version */
 
-        struct rank **ranks;     /* [rank]: sessions on this node */
-        uint32_t n_local;        /* ranks that run on this node, by the coordinator's table */
-        uint32_t n_attached;     /* sessions in ranks */
+        struct rank **ranks; /* [rank]: sessions on this node */
+        uint32_t n_local;    /* ranks that run on this node, by the coordinator's table */
+        uint32_t n_attached; /* sessions in ranks */
         struct gather *gather;
         struct reduce *reduce;
         struct landing *landing; /* NULL without state */
@@ -189,27 +193,27 @@ struct rank_needs {
 enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD };
 
 struct rank {
-        struct list link;          /* exchange.joining */
+        struct list link; /* exchange.joining */
         struct exchange *x;
         char job_name[ZERO_NAME_MAX + 1];
-        struct job *job;           /* NULL until it has joined */
-        Zero__Layout *layout;      /* its own, until it has joined */
+        struct job *job;      /* NULL until it has joined */
+        Zero__Layout *layout; /* its own, until it has joined */
         struct rank_needs needs;
-        bool calling, left;        /* a join is under way; the session has ended meanwhile */
+        bool calling, left; /* a join is under way; the session has ended meanwhile */
         uint32_t rank, pid;
         uint32_t hold_groups, held; /* held: asked for or held */
-        enum hold *holds;        /* [group] */
+        enum hold *holds;           /* [group] */
         struct push_window *window;
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits for the job to start */
         struct request *closing;   /* waits in zero_norm() or zero_step() */
-        bool closed;             /* pushes nothing more in this attempt */
-        bool wants_norm;         /* closing is a norm request */
-        bool refused;            /* a gradient of this attempt was not accepted */
+        bool closed;               /* pushes nothing more in this attempt */
+        bool wants_norm;           /* closing is a norm request */
+        bool refused;              /* a gradient of this attempt was not accepted */
         struct step_params params;
-        uint32_t pushed;         /* groups, in this attempt */
-        uint32_t last_pushed;    /* group */
-        uint64_t active_ms;      /* loop time of its last call */
+        uint32_t pushed;      /* groups, in this attempt */
+        uint32_t last_pushed; /* group */
+        uint64_t active_ms;   /* loop time of its last call */
 };
 
 /*
@@ -328,7 +332,8 @@ struct checksum {
         uint64_t sum[3][2]; /* master, exp_avg, exp_avg_sq */
 };
 /* Computes it on an offload thread once no update runs. */
-void checksum_start(struct job *job, void (*done)(void *arg, const struct checksum *sum), void *arg);
+void checksum_start(struct job *job, void (*done)(void *arg, const struct checksum *sum),
+                    void *arg);
 
 /* ---- coordinator --------------------------------------------------------------- */
 
@@ -350,7 +355,7 @@ struct ask {
         const struct job *job;
         uint32_t node;
         uint64_t transfer;
-        int status;       /* why the owner refused; 0: it did not */
+        int status;                                /* why the owner refused; 0: it did not */
         void (*done)(struct ask *ask, int status); /* -ECANCELED: refused, or the link ended */
 };
 /*

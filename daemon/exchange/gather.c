@@ -10,41 +10,15 @@
  * the order of asking.  A fetch never sees a mix of versions: an entry is READY only if all
  * its slices were at `version`, and nobody writes the slab afterwards while it is leased.
  */
-#include "daemon/exchange/exchange.h"
+#include "daemon/exchange/gather.h"
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "daemon/base/log.h"
-#include "daemon/exchange/window.h"
 #include "proto/cleanup.h"
 
 enum { SLICES_IN_FLIGHT = 8 };
-enum entry_phase { ENTRY_EMPTY, ENTRY_STARVING, ENTRY_FILLING, ENTRY_READY };
-
-struct entry {
-        enum entry_phase phase;
-        struct list waiting;   /* struct request.wait */
-        struct list starving;  /* gather.starving */
-        uint64_t version;      /* asked for, being filled, or there */
-        bool again;            /* made dirty or a link ended while filling: fill once more */
-        int refused;           /* an owner refused a slice: the gather fails */
-        uint32_t slab;
-        uint32_t next_slice, landed, in_flight; /* of the partition's slices */
-};
-
-struct gather {
-        struct job *job;
-        struct entry *entries; /* [group] */
-        struct window window;
-        bool has_window;
-        bool *skip;            /* [group]: mapped, needs no slab */
-        struct segment segment;
-        struct list starving;
-        bool feeding;
-        uint64_t admitted;     /* groups that the local ranks may hold, summed */
-        uint64_t hits, misses, elements_received;
-};
 
 /* One slice on its way: from another node, or copied from this one's shard. */
 struct slice {
@@ -60,176 +34,6 @@ struct slice {
 };
 
 static void gather_advance(struct job *job, uint32_t group);
-
-int gather_new(struct job *job, struct gather **ret)
-{
-        uint32_t n = job->layout->n_groups;
-        struct gather *g = calloc(1, sizeof *g);
-
-        if (!g)
-                return -ENOMEM;
-        g->job = job;
-        g->entries = calloc(n, sizeof *g->entries);
-        g->skip = calloc(n, sizeof *g->skip);
-        if (!g->entries || !g->skip) {
-                gather_free(g);
-                return -ENOMEM;
-        }
-        g->segment.fd = -1;
-        list_init(&g->starving);
-        for (uint32_t i = 0; i < n; i++) {
-                list_init(&g->entries[i].waiting);
-                list_init(&g->entries[i].starving);
-                g->entries[i].slab = SLAB_NONE;
-        }
-        *ret = g;
-        return 0;
-}
-
-void gather_free(struct gather *g)
-{
-        if (!g)
-                return;
-        if (g->has_window) {
-                window_deinit(&g->window);
-                segment_free(&g->segment);
-        }
-        free(g->entries);
-        free(g->skip);
-        free(g);
-}
-
-/* Groups that need no slab. */
-static bool slabless(const struct job *job, uint32_t group)
-{
-        return gather_mapped(job, group) || job->layout->groups[group].elements == 0;
-}
-
-/* Only where this node holds everything: else a trainer would map more than its windows. */
-bool gather_mapped(const struct job *job, uint32_t group)
-{
-        return job->x->n_owners == 1 && job->state && job->state->serve &&
-               job->layout->groups[group].dtype != ZERO_FP32 && job->layout->groups[group].elements > 0;
-}
-
-const struct segment *gather_segment(const struct gather *g)
-{
-        return g->has_window && g->segment.bytes ? &g->segment : NULL;
-}
-
-/* ---- admission ----------------------------------------------------------- */
-
-static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
-{
-        return groups < n_groups ? (uint32_t)groups : n_groups;
-}
-
-/* The window by configuration: as many slabs as fit; else as many as the ranks declare. */
-static int gather_make_slots(struct job *job, uint64_t groups, struct slots **ret)
-{
-        struct gather *g = job->gather;
-        uint32_t wanted = gather_wanted(groups, job->layout->n_groups);
-        uint64_t limit = job->x->conf->window;
-        struct slots *one = NULL;
-
-        if (!limit)
-                return slots_new(job->layout, wanted, 0, g->skip, ret);
-        if (slots_new(job->layout, job->layout->n_groups, 0, g->skip, ret))
-                return -ENOMEM;
-        if ((*ret)->bytes <= limit)
-                return 0;
-        slots_free(*ret);
-        if (slots_new(job->layout, 1, 0, g->skip, &one))
-                return -ENOMEM;
-        wanted = one->bytes ? (uint32_t)(limit / one->bytes) : 1;
-        slots_free(one);
-        return slots_new(job->layout, wanted ? wanted : 1, 0, g->skip, ret);
-}
-
-static int gather_make_window(struct job *job, uint64_t groups, struct fault *fault)
-{
-        struct gather *g = job->gather;
-        struct slots *slots = NULL;
-        int r;
-
-        for (uint32_t i = 0; i < job->layout->n_groups; i++)
-                g->skip[i] = slabless(job, i);
-        if (gather_make_slots(job, groups, &slots))
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        if (slots->bytes) {
-                r = segment_new("zerod-gather", slots->bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE,
-                                &g->segment, fault);
-                if (r) {
-                        slots_free(slots);
-                        return r;
-                }
-        }
-        if (window_init(&g->window, job->layout->n_groups, slots)) {
-                segment_free(&g->segment);
-                slots_free(slots);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        }
-        g->has_window = true;
-        return 0;
-}
-
-int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
-                 struct fault *fault)
-{
-        struct gather *g = job->gather;
-        uint32_t n = job->layout->n_groups;
-        uint64_t own = gather_wanted(hold_groups, n), total = g->admitted + own;
-        struct slots *needed = NULL;
-        int r = 0;
-
-        if (!g->has_window)
-                r = gather_make_window(job, own * local_world_size, fault);
-        if (r)
-                return r;
-        if (g->window.slots->bytes && !g->window.slots->whole &&
-            gather_wanted(total, n) > g->window.slots->n) {
-                if (slots_new(job->layout, gather_wanted(total, n), 0, g->skip, &needed))
-                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
-                fault_set(fault, ZERO_EWINDOW,
-                          "the gather window of this node holds %u groups (%llu bytes), its ranks "
-                          "declare %llu: set window to at least %llu bytes, or attach all %u local ranks "
-                          "with the same needs",
-                          g->window.slots->n, (unsigned long long)g->window.slots->bytes,
-                          (unsigned long long)total, (unsigned long long)needed->bytes,
-                          local_world_size);
-                slots_free(needed);
-                return ZERO_EWINDOW;
-        }
-        g->admitted = total;
-        return 0;
-}
-
-static void gather_drop_window(struct job *job)
-{
-        struct gather *g = job->gather;
-
-        window_deinit(&g->window);
-        segment_free(&g->segment);
-        g->segment = (struct segment){ .fd = -1 };
-        g->has_window = false;
-}
-
-void gather_vacate(struct job *job)
-{
-        struct gather *g = job->gather;
-
-        g->admitted = 0;
-        for (uint32_t i = 0; i < job->layout->n_groups; i++)
-                if (g->entries[i].in_flight || !list_empty(&g->entries[i].waiting))
-                        return; /* the window stays for the next ranks */
-        for (uint32_t i = 0; i < job->layout->n_groups; i++) {
-                list_remove(&g->entries[i].starving);
-                g->entries[i].phase = ENTRY_EMPTY;
-                g->entries[i].slab = SLAB_NONE;
-        }
-        if (g->has_window)
-                gather_drop_window(job);
-}
 
 /* ---- filling a slab --------------------------------------------------------- */
 
@@ -287,8 +91,8 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
         pull.first = range.first;
         pull.count = range.count;
         s->ask.done = slice_landed;
-        return ask_send(&s->ask, s->job, s->job->x->owner_node[owner], TRAFFIC_GATHER, &pull, s->dst,
-                        s->bytes);
+        return ask_send(&s->ask, s->job, s->job->x->owner_node[owner], TRAFFIC_GATHER, &pull,
+                        s->dst, s->bytes);
 }
 
 /* Starts the i-th slice; false if it cannot start now (shard not ready, node not up). */
@@ -367,8 +171,7 @@ static void gather_feed(struct job *job)
         if (g->feeding) /* an entry fed just now failed: its slab is taken by the next */
                 return;
         g->feeding = true;
-        list_for_each(&g->starving, item)
-        {
+        list_for_each (&g->starving, item) {
                 struct entry *e = CONTAINER_OF(item, struct entry, starving);
 
                 if (!g->window.slots->whole && window_available(&g->window) == 0)
@@ -456,7 +259,8 @@ static void gather_advance(struct job *job, uint32_t group)
                 entry_fail(job, group);
         if (e->phase != ENTRY_FILLING)
                 return;
-        while (!e->again && !e->refused && e->next_slice < slices && e->in_flight < SLICES_IN_FLIGHT &&
+        while (!e->again && !e->refused && e->next_slice < slices &&
+               e->in_flight < SLICES_IN_FLIGHT &&
                slice_start(job, group, slice_order(job, group, e->next_slice)))
                 e->next_slice++;
         if (e->again || e->refused || e->landed < slices)

@@ -4,8 +4,8 @@
  * Contributions are keyed (attempt, group, micro-batch, rank).  When every local rank of a
  * group has pushed a micro-batch, or will not, the pushed ones are summed in fp32 in rank
  * order and rounded once to the wire dtype: a parcel.  A parcel is offered to every owner of the
- * group; it lives until each has taken its range.  One contribution that has the wire dtype already is
- * its own parcel, in place: nothing is copied.
+ * group; it lives until each has taken its range.  One contribution that has the wire dtype already
+ * is its own parcel, in place: nothing is copied.
  *
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
  * once; parcels of a group are offered in the order of micro-batches; the last is marked.
@@ -113,31 +113,33 @@ static int push_check(const struct rank *rank, const Zero__Push *push, struct fa
                 return fault_set(fault, ZERO_EABORTED, "attempt %llu is over, replay the step",
                                  (unsigned long long)push->attempt);
         if (!layout_group_trainable(job->layout, push->group))
-                return fault_set(fault, ZERO_EINVAL, "group '%s' is frozen: it takes no gradient", g->name);
+                return fault_set(fault, ZERO_EINVAL, "group '%s' is frozen: it takes no gradient",
+                                 g->name);
         if (!layout_group_has_rank(g, rank->rank))
                 return fault_set(fault, ZERO_ERANK, "rank %u is not in the rank set of group '%s'",
                                  rank->rank, g->name);
         c = contributor_of(job->reduce, push->group, rank->rank);
         if (rank->closed || c->finished)
-                return fault_set(fault, ZERO_EORDER, "group '%s': its last gradient of this step was pushed",
-                                 g->name);
+                return fault_set(fault, ZERO_EORDER,
+                                 "group '%s': its last gradient of this step was pushed", g->name);
         if (push->micro_batch != c->pushed)
-                return fault_set(fault, ZERO_EORDER, "group '%s': micro-batch %u where %u is next", g->name,
-                                 push->micro_batch, c->pushed);
-        if (push->micro_batch + 1 >= MICRO_BATCHES_MAX) /* the last place is for the mark of the end */
-                return fault_set(fault, ZERO_ERANGE, "group '%s': a step has at most %d micro-batches",
-                                 g->name, MICRO_BATCHES_MAX - 1);
+                return fault_set(fault, ZERO_EORDER, "group '%s': micro-batch %u where %u is next",
+                                 g->name, push->micro_batch, c->pushed);
+        if (push->micro_batch + 1 >=
+            MICRO_BATCHES_MAX) /* the last place is for the mark of the end */
+                return fault_set(fault, ZERO_ERANGE,
+                                 "group '%s': a step has at most %d micro-batches", g->name,
+                                 MICRO_BATCHES_MAX - 1);
         if (slots->whole ? push->slot != push->group : push->slot >= slots->n)
-                return fault_set(fault, ZERO_ERANGE, "group '%s': slot %u is not its place", g->name,
-                                 push->slot);
+                return fault_set(fault, ZERO_ERANGE, "group '%s': slot %u is not its place",
+                                 g->name, push->slot);
         if (push->present.len && push->present.len != g->n_tensors)
-                return fault_set(fault, ZERO_EINVAL, "group '%s': mask of %zu bytes for %u tensors", g->name,
-                                 push->present.len, g->n_tensors);
+                return fault_set(fault, ZERO_EINVAL, "group '%s': mask of %zu bytes for %u tensors",
+                                 g->name, push->present.len, g->n_tensors);
         return 0;
 }
 
-static bool contribution_is_in(const struct contribution *c, const struct rank *rank,
-                               uint32_t slot)
+static bool contribution_is_in(const struct contribution *c, const struct rank *rank, uint32_t slot)
 {
         return c && c->window == rank->window && c->slot == slot;
 }
@@ -148,13 +150,12 @@ static bool slot_busy(const struct rank *rank, uint32_t slot)
         struct job *job = rank->job;
 
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                list_for_each(&contributor_of(job->reduce, g, rank->rank)->queue, item)
-                {
-                        if (contribution_is_in(CONTAINER_OF(item, struct contribution, link), rank, slot))
+                list_for_each (&contributor_of(job->reduce, g, rank->rank)->queue, item) {
+                        if (contribution_is_in(CONTAINER_OF(item, struct contribution, link), rank,
+                                               slot))
                                 return true;
                 }
-        list_for_each(&job->reduce->parcels, item)
-        {
+        list_for_each (&job->reduce->parcels, item) {
                 struct parcel *p = CONTAINER_OF(item, struct parcel, link);
 
                 for (uint32_t i = 0; i < p->n_sources; i++)
@@ -219,22 +220,7 @@ void reduce_close(struct job *job, uint32_t rank)
         }
 }
 
-/* ---- parcels ----------------------------------------------------------------- */
-
-static void group_offer(struct job *job, uint32_t group);
-
-static struct parcel *parcel_ready(struct job *job, uint32_t group, uint32_t micro_batch)
-{
-        list_for_each(&job->reduce->parcels, item)
-        {
-                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
-
-                if (p->ready && !p->offered && !p->void_ && p->group == group &&
-                    p->micro_batch == micro_batch)
-                        return p;
-        }
-        return NULL;
-}
+/* ---- reducing ------------------------------------------------------------------ */
 
 /* Reduces every micro-batch of the group that no local rank is missing from any more. */
 static void reduce_advance(struct job *job, uint32_t group)
@@ -282,7 +268,8 @@ void reduce_reset(struct job *job)
                 struct contributor *c = &r->contributors[i];
 
                 while (!list_empty(&c->queue)) {
-                        struct contribution *x = CONTAINER_OF(c->queue.next, struct contribution, link);
+                        struct contribution *x =
+                                CONTAINER_OF(c->queue.next, struct contribution, link);
 
                         list_remove(&x->link);
                         contribution_free(x, ZERO_EABORTED, "the attempt is over");
@@ -291,8 +278,7 @@ void reduce_reset(struct job *job)
                 c->finished = false;
         }
         memset(r->groups, 0, job->layout->n_groups * sizeof *r->groups);
-        list_for_each(&r->parcels, item)
-        {
+        list_for_each (&r->parcels, item) {
                 struct parcel *p = CONTAINER_OF(item, struct parcel, link);
 
                 if (p->void_)

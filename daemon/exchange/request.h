@@ -23,8 +23,8 @@ struct requests {
 };
 
 struct request {
-        struct list wait;     /* where it waits, by what; or alone */
-        struct list deadline; /* in requests.all */
+        struct list wait;               /* where it waits, by what; or alone */
+        struct list deadline;           /* in requests.all */
         uint64_t since_ms, deadline_ms; /* loop time */
         /* Who is being waited for, and for what; the status it ends with at its deadline. */
         int (*describe)(const struct request *r, struct wait_line *ret);
@@ -33,10 +33,16 @@ struct request {
         /* Called before an expired or cancelled request ends, to forget it; may be NULL. */
         void (*forget)(struct request *r);
         void (*finish)(struct request *r, int status, const char *text);
-        bool gone;      /* the session has ended: finish() replies nothing */
+        bool gone; /* the session has ended: finish() replies nothing */
         union {
-                struct { bool serve; uint64_t offset; } fetch;
-                struct { double norm; bool finite; } norm;
+                struct {
+                        bool serve;
+                        uint64_t offset;
+                } fetch;
+                struct {
+                        double norm;
+                        bool finite;
+                } norm;
                 struct {
                         uint64_t version, attempt;
                         bool skipped;

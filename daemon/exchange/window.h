@@ -15,8 +15,8 @@ enum { SLAB_NONE = UINT32_MAX };
 struct slab {
         uint32_t group; /* SLAB_NONE: free */
         uint32_t leases;
-        bool pinned;    /* being filled */
-        uint64_t used;  /* clock of the last use */
+        bool pinned;   /* being filled */
+        uint64_t used; /* clock of the last use */
 };
 
 struct window {

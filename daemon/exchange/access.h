@@ -1,0 +1,56 @@
+/*
+ * access.h - shared by what reads and writes planes: the client's call (access.c), an
+ * owner's part of it (work.c), checksums (checksum.c).
+ */
+#pragma once
+
+#include "daemon/exchange/exchange.h"
+
+/* A client's call, in as many parts as there are owners to ask. */
+struct access {
+        struct list link; /* exchange.accesses */
+        struct job *job;
+        struct push_window *window;
+        struct request *request; /* NULL once it has ended */
+        bool put;
+        uint64_t id; /* other nodes name a put by it */
+        uint32_t tensor;
+        enum zero_plane plane;
+        uint64_t first, count;
+        uint64_t timeout_ms;
+        uint32_t pending;
+        int status;
+        char text[200];
+};
+
+/* What an owner does for a get or put, its own or another node's, once no update runs. */
+struct work {
+        struct list link; /* exchange.works while it waits */
+        struct offload_task task;
+        struct ask ask;
+        struct job *job;
+        void (*begin)(struct work *w);
+        void (*end)(struct work *w, int status);
+        struct access *access; /* of this node's client; NULL for another node's */
+        bool put;
+        uint32_t node;
+        uint64_t transfer, call;
+        uint32_t tensor, group;
+        enum zero_plane plane;
+        uint64_t first, count; /* in the tensor */
+        void *buffer;          /* the client's memory, or a landing buffer */
+        bool owns_buffer, pinned;
+        void (*checksum_done)(void *arg, const struct checksum *sum);
+        void *checksum_arg;
+        struct checksum checksum;
+};
+
+/* Bytes an element of a plane. */
+size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane);
+
+/* An owner's part: made, started once no update runs, copied on an offload thread, freed. */
+struct work *work_new(struct job *job, uint32_t tensor, enum zero_plane plane, uint64_t first,
+                      uint64_t count);
+void work_start(struct work *w);
+void work_submit(struct work *w);
+void work_free(struct work *w);

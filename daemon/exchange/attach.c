@@ -1,0 +1,298 @@
+/*
+ * The ranks that run on this node: attaching, holding, pushing, ending the step.
+ *
+ * Attaching: the rank's layout goes to the job's coordinator (join); when every rank is there the
+ * coordinator starts the job on all nodes and answers.  If the coordinator is not up yet, the
+ * join waits for it.
+ */
+#include "daemon/exchange/local.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+/* A session's transfer area: pages appear when they are touched. */
+enum { TRANSFER_BYTES = 4 << 20 };
+
+void push_window_unref(struct push_window *w)
+{
+        if (!w || --w->references)
+                return;
+        segment_free(&w->segment);
+        slots_free(w->slots);
+        free(w);
+}
+
+int push_window_new(struct push_window **ret, const layout *l, uint32_t push_groups,
+                    enum zero_dtype grad_dtype, struct fault *fault)
+{
+        struct push_window *w = calloc(1, sizeof *w);
+        bool *skip = l ? calloc(l->n_groups, sizeof *skip) : NULL;
+        int r = 0;
+
+        if (!w || (l && !skip)) {
+                free(w);
+                free(skip);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        w->references = 1;
+        w->transfer_bytes = TRANSFER_BYTES;
+        for (uint32_t g = 0; l && g < l->n_groups; g++)
+                skip[g] = !layout_group_trainable(l, g);
+        if (l && slots_new(l, push_groups < 1 ? 1 : push_groups, grad_dtype, skip, &w->slots))
+                r = fault_set(fault, ZERO_ENOMEM, "out of memory");
+        free(skip);
+        if (!r)
+                r = segment_new("zerod-session",
+                                w->transfer_bytes + (w->slots ? w->slots->bytes : 0),
+                                SEGMENT_SHARED | SEGMENT_SPARSE, &w->segment, fault);
+        if (r) {
+                slots_free(w->slots);
+                free(w);
+                return r;
+        }
+        *ret = w;
+        return 0;
+}
+
+/* ---- attaching ---------------------------------------------------------------- */
+
+static void rank_free(struct rank *rank)
+{
+        list_remove(&rank->link);
+        if (rank->layout)
+                zero__layout__free_unpacked(rank->layout, NULL);
+        push_window_unref(rank->window);
+        free(rank->holds);
+        free(rank);
+}
+
+static void rank_part(struct exchange *x, const char *job, uint32_t rank, bool orderly)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Part part = ZERO__PART__INIT;
+
+        m.job = (char *)job;
+        part.rank = rank;
+        part.orderly = orderly;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
+        m.part = &part;
+        fabric_send(x->fabric, coordinator_of(x, job), &m);
+}
+
+static void attach_end(struct rank *rank, int status, const char *text)
+{
+        struct request *r = rank->attaching;
+
+        rank->attaching = NULL;
+        if (r)
+                request_end(r, status, "%s", text);
+}
+
+static void attach_forget(struct request *r)
+{
+        struct rank *rank = r->subject;
+
+        rank->attaching = NULL;
+}
+
+static int attach_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct rank *rank = r->subject;
+        struct exchange *x = rank->x;
+        const struct job *job = job_find(x, rank->job_name);
+
+        if (job && job->n_waits)
+                return job_describe(job, ret);
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct fabric_info info;
+
+                fabric_info(x->fabric, n, &info);
+                if (info.up)
+                        continue;
+                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
+                snprintf(ret->what, sizeof ret->what, "to come up (%.100s)",
+                         info.link.why[0] ? info.link.why : "not connected");
+                return ZERO_EDEADLINE;
+        }
+        snprintf(ret->who, sizeof ret->who, "the other ranks");
+        snprintf(ret->what, sizeof ret->what, "to attach");
+        return ZERO_EDEADLINE;
+}
+
+/* The job has started with this rank in it. */
+static int rank_enter(struct rank *rank, struct fault *fault)
+{
+        struct job *job = job_find(rank->x, rank->job_name);
+        const struct rank_needs *needs = &rank->needs;
+        int r;
+
+        if (!job || !job->started)
+                return fault_set(fault, ZERO_EABORTED, "the job ended while the rank attached");
+        if (job->n_attached && job->grad_dtype != needs->grad_dtype)
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "ranks of one node push one dtype: %s here, %s so far",
+                                 dtype_name(needs->grad_dtype), dtype_name(job->grad_dtype));
+        rank->holds = calloc(job->layout->n_groups, sizeof *rank->holds);
+        if (!rank->holds)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = push_window_new(&rank->window, job->layout, needs->push_groups, needs->grad_dtype,
+                            fault);
+        if (!r)
+                r = gather_admit(job, needs->hold_groups, needs->local_world_size, fault);
+        if (r)
+                return r;
+        job->grad_dtype = needs->grad_dtype;
+        job->ranks[rank->rank] = rank;
+        job->n_attached++;
+        job_ref(job);
+        rank->job = job;
+        rank->active_ms = exchange_now(rank->x);
+        zero__layout__free_unpacked(STEAL(rank->layout), NULL);
+        return 0;
+}
+
+static void rank_joined(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct rank *rank = arg;
+        struct fault fault = { 0 };
+
+        rank->calling = false;
+        if (rank->left) { /* rank_leave() has told the coordinator */
+                rank_free(rank);
+                return;
+        }
+        if (status == ZERO_EPEER)
+                return; /* again when the coordinator is up, until the deadline */
+        list_remove(&rank->link);
+        if (!rank->attaching && (status == ZERO_OK || !m)) { /* the client has given up */
+                rank_part(rank->x, rank->job_name, rank->rank, true);
+                return;
+        }
+        if (status == ZERO_OK) {
+                status = rank_enter(rank, &fault);
+                text = fault.text;
+                if (status)
+                        rank_part(rank->x, rank->job_name, rank->rank, true);
+        }
+        attach_end(rank, status, text);
+}
+
+static void rank_join(struct rank *rank)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Join join = ZERO__JOIN__INIT;
+
+        join.uid = rank->needs.uid;
+        join.rank = rank->rank;
+        join.world_size = rank->needs.world_size;
+        join.reduce_dtype = rank->needs.reduce_dtype;
+        join.layout = rank->layout;
+        m.job = rank->job_name;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
+        m.join = &join;
+        rank->calling = true;
+        call_send(rank->x, coordinator_of(rank->x, rank->job_name), &m,
+                  rank->needs.timeout_ms + 2 * TICK_MS, rank_joined, rank);
+}
+
+void ranks_up(struct exchange *x, uint32_t node)
+{
+        list_for_each (&x->joining, item) {
+                struct rank *rank = CONTAINER_OF(item, struct rank, link);
+
+                if (!rank->calling && coordinator_of(x, rank->job_name) == node)
+                        rank_join(rank);
+        }
+}
+
+static int needs_check(const char *job, const struct rank_needs *n, struct fault *fault)
+{
+        if (!job_name_valid(job))
+                return fault_set(
+                        fault, ZERO_EINVAL,
+                        "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
+                        "with a dot",
+                        ZERO_NAME_MAX);
+        if (n->world_size < 1 || n->world_size > ZERO_RANK_MAX)
+                return fault_set(fault, ZERO_ERANK, "world size %u is not in 1..%d", n->world_size,
+                                 ZERO_RANK_MAX);
+        if (n->rank >= n->world_size)
+                return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u", n->rank,
+                                 n->world_size);
+        if (n->local_world_size > n->world_size)
+                return fault_set(fault, ZERO_ERANK, "local world size %u exceeds the world size %u",
+                                 n->local_world_size, n->world_size);
+        if (!dtype_valid(n->grad_dtype) || !dtype_valid(n->reduce_dtype) ||
+            n->reduce_dtype == ZERO_FP16)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "grad_dtype is fp32, bf16 or fp16; reduce_dtype is fp32 or bf16");
+        if (n->hold_groups < 1 || n->push_groups < 1)
+                return fault_set(fault, ZERO_EINVAL, "hold_groups and push_groups are at least 1");
+        return 0;
+}
+
+int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message,
+                const struct rank_needs *needs, struct request *r, struct rank **ret_rank,
+                struct fault *fault)
+{
+        struct rank *rank;
+        layout *l = NULL;
+        int status = needs_check(job, needs, fault);
+
+        if (!status)
+                status = layout_from_message(message, &l, fault);
+        if (status)
+                return status;
+        rank = calloc(1, sizeof *rank);
+        if (!rank || layout_to_message(l, &rank->layout)) {
+                free(rank);
+                layout_free(l);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        layout_free(l);
+        rank->x = x;
+        snprintf(rank->job_name, sizeof rank->job_name, "%s", job);
+        rank->needs = *needs;
+        rank->rank = needs->rank;
+        rank->pid = needs->pid;
+        rank->hold_groups = needs->hold_groups;
+        rank->grad_dtype = needs->grad_dtype;
+        rank->attaching = r;
+        r->subject = rank;
+        r->describe = attach_describe;
+        r->forget = attach_forget;
+        list_insert(&x->joining, &rank->link);
+        rank_join(rank);
+        *ret_rank = rank;
+        return 0;
+}
+
+void rank_leave(struct rank *rank, bool orderly)
+{
+        struct job *job;
+
+        if (!rank)
+                return;
+        job = rank->job;
+        if (!job) {
+                rank->left = true;
+                list_remove(&rank->link);
+                if (rank->calling)
+                        rank_part(rank->x, rank->job_name, rank->rank, orderly);
+                else
+                        rank_free(rank);
+                return;
+        }
+        rank_release_all(rank);
+        if (--job->n_attached == 0)
+                gather_vacate(job);
+        if (job->ranks[rank->rank] == rank) { /* else a newer session is the rank */
+                job->ranks[rank->rank] = NULL;
+                if (!job->dead)
+                        rank_part(job->x, job->name, rank->rank, orderly);
+        }
+        rank_free(rank);
+        job_unref(job);
+}

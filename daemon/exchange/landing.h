@@ -1,0 +1,71 @@
+/*
+ * landing.h - shared by an owner's reduction (landing.c), the offers it takes (offer.c) and
+ * its vote (vote.c).
+ */
+#pragma once
+
+#include "daemon/exchange/exchange.h"
+
+enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
+
+struct offer {
+        struct list link; /* landing_group.queues[node], or landing.early */
+        struct ask ask;
+        struct offload_task task;
+        struct job *job;
+        enum offer_phase phase;
+        uint32_t node, group, micro_batch;
+        uint64_t attempt;
+        bool last, empty;
+        bool void_;            /* its attempt is over: freed when its payload has ended */
+        uint64_t generation;   /* of the landing, when its accumulation began */
+        struct parcel *parcel; /* of this node's own ranks */
+        uint8_t *present;      /* one bit a tensor */
+        size_t present_bytes;
+        void *buffer; /* landing buffer */
+};
+
+struct landing_group {
+        struct list *queues;          /* [node] */
+        uint32_t *offered;            /* [node]: micro-batches offered so far */
+        bool *finished;               /* [node]: its last was accumulated, or it has no ranks */
+        uint32_t micro_batch, cursor; /* whose turn it is */
+        bool busy;                    /* an accumulation or the norm is running */
+        bool complete, measured;
+        struct exact_sum norm;
+        bool finite;
+};
+
+struct landing {
+        struct job *job;
+        struct landing_group *groups; /* [group] */
+        uint8_t *present;             /* [tensor]: has a gradient in this attempt */
+        struct list early;            /* offers of attempts that this node has not heard of yet */
+        uint32_t n_early;
+        uint64_t buffer_bytes;
+        bool preparing;   /* the coordinator wants this owner's vote */
+        bool have_params; /* ... to end the step, not for the norm only */
+        struct step_params params;
+        uint64_t generation; /* tasks of an older one end in nothing */
+};
+
+/* Whether this owner reduces the group at all; whether ranks of a node contribute to it. */
+bool landing_has(const struct job *job, uint32_t group);
+bool node_contributes(const struct job *job, uint32_t group, uint32_t node);
+
+/* offer.c */
+void offer_free(struct offer *o);
+void offer_pull(struct offer *o, bool its_turn);
+void offer_void(struct offer *o);
+void landing_take_early(struct job *job);
+
+/* vote.c: the norm of a complete group, and the vote once all have theirs. */
+void landing_measure(struct job *job, uint32_t group);
+void landing_vote(struct job *job);
+
+/* Elements of a segment that belong to its tensor: the gap behind it has no gradient. */
+uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segment *s);
+
+/* landing.c */
+void landing_advance(struct job *job, uint32_t group);
+void landing_forget_present(struct job *job, uint32_t group);

@@ -1,0 +1,232 @@
+/*
+ * Offers of nodes: checked, queued, and pulled into landing buffers within a budget.
+ *
+ * The offer whose turn it is may always be pulled; those of an attempt this node has not heard
+ * of yet wait until it has.
+ */
+#include "daemon/exchange/landing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+/* Whether this owner reduces the group at all. */
+bool landing_has(const struct job *job, uint32_t group)
+{
+        return job->state->plan->shards[group].range.count > 0 &&
+               layout_group_trainable(job->layout, group);
+}
+
+bool node_contributes(const struct job *job, uint32_t group, uint32_t node)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->node_of_rank[r] == node &&
+                    layout_group_has_rank(&job->layout->groups[group], r))
+                        return true;
+        return false;
+}
+
+static uint64_t landing_bytes(const struct job *job, uint32_t group)
+{
+        return job->state->plan->shards[group].range.count * dtype_size(job->reduce_dtype);
+}
+
+/* Room for four of the largest ranges from every node, if not configured. */
+static uint64_t landing_budget(const struct job *job)
+{
+        uint64_t largest = 0;
+
+        if (job->x->conf->reduce_buffers)
+                return job->x->conf->reduce_buffers;
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                if (landing_bytes(job, g) > largest)
+                        largest = landing_bytes(job, g);
+        return 4 * largest * job->x->cluster->n_nodes;
+}
+
+/* ---- offers ------------------------------------------------------------------ */
+
+static void offer_drop_buffer(struct offer *o)
+{
+        if (!o->buffer)
+                return;
+        o->job->landing->buffer_bytes -= landing_bytes(o->job, o->group);
+        free(STEAL(o->buffer));
+}
+
+void offer_free(struct offer *o)
+{
+        offer_drop_buffer(o);
+        list_remove(&o->link);
+        free(o->present);
+        job_unref(o->job);
+        free(o);
+}
+
+static void offer_landed(struct ask *ask, int status)
+{
+        struct offer *o = CONTAINER_OF(ask, struct offer, ask);
+
+        if (o->void_) {
+                offer_free(o);
+                return;
+        }
+        if (status) { /* the link ended, or the node's attempt is over: the job says which */
+                offer_drop_buffer(o);
+                o->phase = OFFER_WAITING;
+                return;
+        }
+        o->phase = OFFER_LANDED;
+        landing_advance(o->job, o->group);
+}
+
+/* its_turn: beyond the budget if need be. */
+void offer_pull(struct offer *o, bool its_turn)
+{
+        struct job *job = o->job;
+        struct landing *l = job->landing;
+        struct range range = job->state->plan->shards[o->group].range;
+        uint64_t bytes = landing_bytes(job, o->group);
+        Zero__Pull pull = ZERO__PULL__INIT;
+
+        if (o->phase != OFFER_WAITING || o->empty || o->parcel)
+                return;
+        if (!its_turn && l->buffer_bytes + bytes > landing_budget(job))
+                return;
+        o->buffer = malloc(bytes);
+        if (!o->buffer)
+                return;
+        l->buffer_bytes += bytes;
+        pull.kind = ZERO__PULL__KIND__GRAD;
+        pull.group = o->group;
+        pull.owner = (uint32_t)job->x->owner;
+        pull.attempt = o->attempt;
+        pull.micro_batch = o->micro_batch;
+        pull.first = range.first;
+        pull.count = range.count;
+        o->ask.done = offer_landed;
+        if (ask_send(&o->ask, job, o->node, TRAFFIC_REDUCE, &pull, o->buffer, bytes)) {
+                offer_drop_buffer(o);
+                return;
+        }
+        o->phase = OFFER_PULLING;
+}
+
+/* Whether the rules allow the offer, now that its attempt is the current one. */
+static bool offer_allowed(const struct offer *o, size_t present_bytes)
+{
+        const struct job *job = o->job;
+
+        return landing_has(job, o->group) && node_contributes(job, o->group, o->node) &&
+               (o->empty || present_bytes == (job->layout->groups[o->group].n_tensors + 7) / 8) &&
+               o->micro_batch == job->landing->groups[o->group].offered[o->node] &&
+               o->micro_batch < MICRO_BATCHES_MAX;
+}
+
+static int offer_queue(struct offer *o)
+{
+        struct landing_group *lg = &o->job->landing->groups[o->group];
+
+        if (!offer_allowed(o, o->present_bytes)) {
+                offer_free(o);
+                return -EPROTO;
+        }
+        lg->offered[o->node]++;
+        list_insert(&lg->queues[o->node], &o->link);
+        offer_pull(o, false);
+        return 0;
+}
+
+static struct offer *offer_new(struct job *job, uint32_t node, const Zero__Offer *m,
+                               struct parcel *parcel)
+{
+        struct offer *o = calloc(1, sizeof *o);
+
+        if (!o)
+                return NULL;
+        o->present = malloc(m->present.len + 1);
+        if (!o->present) {
+                free(o);
+                return NULL;
+        }
+        if (m->present.len)
+                memcpy(o->present, m->present.data, m->present.len);
+        o->present_bytes = m->present.len;
+        list_init(&o->link);
+        o->job = job;
+        job_ref(job);
+        o->node = node;
+        o->group = m->group;
+        o->micro_batch = m->micro_batch;
+        o->attempt = m->attempt;
+        o->last = m->last;
+        o->empty = m->empty;
+        o->parcel = parcel;
+        return o;
+}
+
+/* So many that no node which keeps the rules is cut: all of them may be far ahead. */
+static uint64_t early_max(const struct job *job)
+{
+        return (uint64_t)job->x->cluster->n_nodes * (MICRO_BATCHES_MAX + job->layout->n_groups);
+}
+
+int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
+{
+        struct landing *l = job->landing;
+        struct offer *o;
+        int r;
+
+        if (!l || m->group >= job->layout->n_groups || (int32_t)m->owner != job->x->owner)
+                return -EPROTO;
+        if (m->attempt < job->attempt)
+                return 0; /* of an attempt that is over */
+        if (m->attempt > job->attempt && l->n_early >= early_max(job))
+                return -EPROTO;
+        o = offer_new(job, node, m, parcel);
+        if (!o)
+                return -ENOMEM;
+        if (m->attempt > job->attempt) {
+                list_insert(&l->early, &o->link);
+                l->n_early++;
+                return 0;
+        }
+        r = offer_queue(o);
+        if (r == 0)
+                landing_advance(job, m->group);
+        return r;
+}
+
+/* ---- attempts ---------------------------------------------------------------------- */
+
+void offer_void(struct offer *o)
+{
+        if (o->phase == OFFER_PULLING) {
+                o->void_ = true;
+                list_remove(&o->link);
+                fabric_forget(o->job->x->fabric, o->ask.node, o->ask.transfer);
+        } else {
+                offer_free(o);
+        }
+}
+
+/* Offers whose attempt has begun now; those of attempts that never will are dropped. */
+void landing_take_early(struct job *job)
+{
+        struct landing *l = job->landing;
+
+        list_for_each (&l->early, item) {
+                struct offer *o = CONTAINER_OF(item, struct offer, link);
+                uint32_t node = o->node;
+
+                if (!job->dead && o->attempt > job->attempt)
+                        continue;
+                list_remove(&o->link);
+                l->n_early--;
+                if (job->dead || o->attempt < job->attempt)
+                        offer_free(o);
+                else if (offer_queue(o))
+                        fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");
+        }
+}

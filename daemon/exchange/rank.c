@@ -1,0 +1,279 @@
+/* What an attached rank does: holding groups, pushing gradients, ending the step. */
+#include "daemon/exchange/local.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+/* ---- attaching ---------------------------------------------------------------- */
+
+void rank_release_all(struct rank *rank)
+{
+        for (uint32_t g = 0; g < rank->job->layout->n_groups; g++)
+                if (rank->holds[g] == HOLD_HELD) {
+                        rank->holds[g] = HOLD_NONE;
+                        rank->held--;
+                        gather_release(rank->job, g);
+                }
+}
+
+/* ---- holding -------------------------------------------------------------------- */
+
+/* The newest session is the rank. */
+static int rank_check(const struct rank *rank, struct fault *fault)
+{
+        if (rank->job->ranks[rank->rank] == rank)
+                return 0;
+        return fault_set(fault, ZERO_ERANK, "rank %u has attached anew in another session",
+                         rank->rank);
+}
+
+static int group_check(const struct rank *rank, uint32_t group, struct fault *fault)
+{
+        if (rank->job->dead)
+                return fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", rank->job->name);
+        if (group >= rank->job->layout->n_groups)
+                return fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u",
+                                 group, rank->job->layout->n_groups);
+        return rank_check(rank, fault);
+}
+
+int rank_fetch(struct rank *rank, uint32_t group, uint64_t version, struct request *r,
+               struct fault *fault)
+{
+        struct job *job = rank->job;
+        int status = group_check(rank, group, fault);
+
+        if (status)
+                return status;
+        if (version != job->version)
+                return fault_set(fault, ZERO_EABORTED, "version %llu is over, the job is at %llu",
+                                 (unsigned long long)version, (unsigned long long)job->version);
+        if (rank->holds[group] != HOLD_NONE)
+                return fault_set(fault, ZERO_EBUSY, "group '%s' is held already",
+                                 job->layout->groups[group].name);
+        if (rank->held >= rank->hold_groups)
+                return fault_set(fault, ZERO_EHELD,
+                                 "%u groups are held, as many as were declared at attach",
+                                 rank->held);
+        if (rank->closing && !rank->wants_norm)
+                return fault_set(fault, ZERO_EORDER,
+                                 "the step is being ended: its result comes first");
+        rank->active_ms = exchange_now(job->x);
+        rank->holds[group] = HOLD_ASKED;
+        rank->held++;
+        gather_fetch(job, group, group_version(job, group, version), r);
+        return 0;
+}
+
+void rank_fetched(struct rank *rank, uint32_t group, bool ok)
+{
+        rank->holds[group] = ok ? HOLD_HELD : HOLD_NONE;
+        rank->held -= !ok;
+}
+
+void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version)
+{
+        struct fault fault;
+
+        if (group_check(rank, group, &fault) == 0 && version == rank->job->version)
+                gather_prefetch(rank->job, group, group_version(rank->job, group, version));
+}
+
+int rank_release(struct rank *rank, uint32_t group, struct fault *fault)
+{
+        int status = group_check(rank, group, fault);
+
+        if (status)
+                return status;
+        if (rank->holds[group] != HOLD_HELD)
+                return fault_set(fault, ZERO_ENOTHELD, "group '%s' is not held",
+                                 rank->job->layout->groups[group].name);
+        rank->holds[group] = HOLD_NONE;
+        rank->held--;
+        gather_release(rank->job, group);
+        return 0;
+}
+
+int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
+{
+        int status = group_check(rank, push->group, fault);
+
+        if (!status)
+                status = reduce_push(rank, push, r, fault);
+        if (status && push->attempt == rank->job->attempt)
+                rank->refused = true; /* the step must not go on without it */
+        if (status)
+                return status;
+        rank->active_ms = exchange_now(rank->x);
+        rank->pushed++;
+        rank->last_pushed = push->group;
+        return 0;
+}
+
+/* ---- ending the step ---------------------------------------------------------------- */
+
+static int close_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct rank *rank = r->subject;
+
+        return job_describe(rank->job, ret);
+}
+
+static void close_forget(struct request *r)
+{
+        struct rank *rank = r->subject;
+
+        rank->closing = NULL;
+}
+
+static void close_end_all(struct job *job, int status, const char *text)
+{
+        for (uint32_t i = 0; i < job->world_size; i++) {
+                struct rank *rank = job->ranks[i];
+
+                if (rank && rank->closing)
+                        request_end(STEAL(rank->closing), status, "%s", text);
+        }
+}
+
+static void ready_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct job *job = arg;
+
+        if (status != ZERO_OK && !job->dead)
+                close_end_all(job, status, text);
+        job_unref(job);
+}
+
+/* When every local rank waits for the same thing, the coordinator hears of it. */
+static void close_report(struct job *job, const struct rank *last)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Ready ready = ZERO__READY__INIT;
+        struct step_params_message params;
+
+        for (uint32_t i = 0; i < job->world_size; i++) {
+                const struct rank *rank = job->ranks[i];
+
+                if (job->node_of_rank[i] != job->x->cluster->self)
+                        continue;
+                if (!rank || !rank->closing || rank->wants_norm != last->wants_norm)
+                        return;
+        }
+        ready.attempt = job->attempt;
+        ready.rank = last->rank;
+        if (!last->wants_norm)
+                ready.params = step_params_to_message(&last->params, &params);
+        m.body_case = ZERO__LINK_MESSAGE__BODY_READY;
+        m.ready = &ready;
+        job_ref(job);
+        call_send(job->x, job->coordinator, &m, CALL_MS, ready_answered, job);
+}
+
+static int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,
+                       struct fault *fault)
+{
+        const struct job *job = rank->job;
+        char text[240];
+
+        if (job->dead)
+                return fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", job->name);
+        if (attempt != job->attempt)
+                return fault_set(fault, ZERO_EABORTED, "attempt %llu is over, replay the step",
+                                 (unsigned long long)attempt);
+        if (rank->closing)
+                return fault_set(fault, ZERO_EORDER, "the step is being ended already");
+        if (rank->refused)
+                return fault_set(fault, ZERO_EORDER,
+                                 "a gradient of rank %u was refused in this attempt: attach anew",
+                                 rank->rank);
+        for (uint32_t g = 0; params && g < job->layout->n_groups; g++)
+                if (rank->holds[g] == HOLD_ASKED)
+                        return fault_set(fault, ZERO_EORDER, "group '%s' is still being fetched",
+                                         job->layout->groups[g].name);
+        for (uint32_t i = 0; params && params->n_sets && i < job->layout->n_tensors; i++)
+                if (job->layout->tensors[i].set >= params->n_sets)
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "tensor '%s' uses hyperparameter set %u, %u are given",
+                                         job->layout->tensors[i].name, job->layout->tensors[i].set,
+                                         params->n_sets);
+        for (uint32_t i = 0; params && i < job->world_size; i++) {
+                const struct rank *other = job->ranks[i];
+
+                if (other && other->closing && !other->wants_norm &&
+                    !step_params_equal(&other->params, params, text, sizeof text))
+                        return fault_set(fault, ZERO_ECONFLICT,
+                                         "ranks %u and %u pass different values to zero_step: %s",
+                                         i, rank->rank, text);
+        }
+        return 0;
+}
+
+int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
+               struct request *r, struct fault *fault)
+{
+        int status = close_check(rank, attempt, params, fault);
+
+        if (!status)
+                status = rank_check(rank, fault);
+        if (status)
+                return status;
+        rank->active_ms = exchange_now(rank->x);
+        rank->wants_norm = params == NULL;
+        if (params) {
+                rank->params = *params;
+                rank_release_all(rank);
+        }
+        rank->closing = r;
+        r->subject = rank;
+        r->describe = close_describe;
+        r->forget = close_forget;
+        if (!rank->closed)
+                reduce_close(rank->job, rank->rank);
+        rank->closed = true;
+        close_report(rank->job, rank);
+        return 0;
+}
+
+/* ---- names ------------------------------------------------------------------------------ */
+
+int job_describe(const struct job *job, struct wait_line *ret)
+{
+        if (job->n_waits == 0)
+                snprintf(ret->who, sizeof ret->who, "the other ranks");
+        else
+                *ret = job->waits[0];
+        return ret->lost ? ZERO_ELOSTRANK : ZERO_EDEADLINE;
+}
+
+static bool rank_waits(const struct rank *rank)
+{
+        return rank && rank->closing;
+}
+
+uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting)
+{
+        uint32_t used = 0;
+
+        *ret_waiting = false;
+        for (uint32_t i = 0; i < job->world_size && used < n; i++) {
+                const struct rank *rank = job->ranks[i];
+                struct wait_line *line = &lines[used];
+
+                if (rank_waits(rank))
+                        *ret_waiting = true;
+                if (!rank || rank->closing)
+                        continue;
+                *line = (struct wait_line){ .since_ms = rank->active_ms };
+                snprintf(line->who, sizeof line->who, "rank %u on %.60s", i,
+                         node_name(job->x, job->x->cluster->self));
+                snprintf(line->what, sizeof line->what, "zero_step (pushed %u gradients%s%.60s%s)",
+                         rank->pushed, rank->pushed ? ", the last of group '" : "",
+                         rank->pushed ? job->layout->groups[rank->last_pushed].name : "",
+                         rank->pushed ? "'" : "");
+                used++;
+        }
+        return used + (used < n ? landing_waits(job, lines + used, n - used) : 0);
+}

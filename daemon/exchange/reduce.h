@@ -1,0 +1,67 @@
+/* reduce.h - shared by contributions (reduce.c) and the parcels made of them (parcel.c). */
+#pragma once
+
+#include "daemon/exchange/exchange.h"
+
+/* What a rank pushed for one micro-batch. */
+struct contribution {
+        struct list link; /* contributor.queue */
+        struct job *job;
+        struct push_window *window;
+        uint32_t slot; /* of the window */
+        const void *data;
+        struct request *request; /* to acknowledge; NULL if its session is gone */
+        uint8_t *present;        /* [tensor of the group]; NULL: all */
+        uint32_t micro_batch;
+        bool last;
+};
+
+/* A local rank of a group. */
+struct contributor {
+        struct list queue;
+        uint32_t pushed; /* micro-batches so far */
+        bool finished;   /* pushed its last, or closed */
+};
+
+struct reduce_group {
+        uint32_t micro_batch; /* next to be reduced */
+        uint32_t offered;     /* next to be offered: sums end in any order */
+        bool ended;           /* no parcel is made any more */
+        bool ends_empty;      /* behind the last parcel comes an empty offer */
+};
+
+struct reduce {
+        struct job *job;
+        struct reduce_group *groups;      /* [group] */
+        struct contributor *contributors; /* [group * world_size + rank] */
+        struct list parcels;              /* all, in the order of making */
+        uint64_t buffer_bytes;            /* of sums */
+        uint64_t elements_sent;
+};
+
+struct parcel {
+        struct list link; /* reduce.parcels */
+        struct offload_task task;
+        struct job *job;
+        uint32_t group, micro_batch;
+        uint64_t attempt;
+        bool last, summing, ready, offered, starved, void_;
+        uint32_t untaken; /* owners that have not taken their range yet */
+        uint32_t readers; /* payloads and copies under way */
+        uint8_t *present; /* one bit a tensor */
+        void *buffer;     /* the sum; NULL: in place */
+        const void *data;
+        uint32_t n_sources;
+        struct contribution *sources[];
+};
+
+/* reduce.c */
+struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
+bool is_local(const struct job *job, uint32_t group, uint32_t rank);
+void contribution_free(struct contribution *c, int status, const char *text);
+
+/* parcel.c */
+struct parcel *parcel_new(struct job *job, uint32_t group);
+void parcel_start(struct parcel *p);
+void parcel_free(struct parcel *p);
+void group_offer(struct job *job, uint32_t group);

@@ -1,0 +1,163 @@
+/*
+ * An owner's vote: the norm of each complete group, and, once all groups are complete and the
+ * coordinator has asked, everything the vote follows from is recorded, then it is sent.
+ */
+#include "daemon/exchange/landing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+/* The norm of one group, on an offload thread. */
+struct measure {
+        struct offload_task task;
+        struct job *job;
+        uint32_t group;
+        uint64_t generation;
+        struct exact_sum norm;
+        bool finite;
+};
+
+/* ---- accumulation -------------------------------------------------------------- */
+
+/* Real elements of a segment: the gap behind the tensor has no gradient. */
+uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segment *s)
+{
+        uint64_t first = s->in_group - t->offset;
+
+        if (first >= t->elements)
+                return 0;
+        return s->count < t->elements - first ? s->count : t->elements - first;
+}
+
+/* ---- completion and vote ---------------------------------------------------------- */
+
+static void measure_run(struct offload_task *task, uint32_t worker)
+{
+        struct measure *m = CONTAINER_OF(task, struct measure, task);
+        const struct job *job = m->job;
+        const struct plan_shard *shard = &job->state->plan->shards[m->group];
+        double divisor = layout_group_divisor(&job->layout->groups[m->group], job->world_size);
+
+        for (uint32_t i = 0; i < shard->n_segments; i++) {
+                const struct plan_segment *s =
+                        &job->state->plan->segments[shard->first_segment + i];
+                uint64_t n = segment_elements(&job->layout->tensors[s->tensor], s);
+
+                if (n && !job->layout->tensors[s->tensor].frozen &&
+                    job->landing->present[s->tensor])
+                        job->x->ops->norm(job->state->grad + s->moment, n, 1 / (divisor * divisor),
+                                          &m->norm, &m->finite);
+        }
+}
+
+/* The vote, with all it follows from, into memory that outlives the process. */
+static void landing_record(struct job *job, const struct exact_sum *sum, bool finite)
+{
+        const struct step_params *params = &job->landing->params;
+        struct state_record record;
+
+        if (job->state->record->attempt < job->attempt) /* attempts were aborted meanwhile */
+                state_abort(job->state, job->attempt);
+        record = *job->state->record;
+        memcpy(job->state->present, job->landing->present, job->layout->n_tensors);
+        record.finite = finite;
+        record.norm = *sum;
+        record.n_sets = params->n_sets;
+        for (uint32_t i = 0; i < params->n_sets; i++) {
+                record.sets[i].lr = params->sets[i].lr;
+                record.sets[i].beta1 = params->sets[i].beta1;
+                record.sets[i].beta2 = params->sets[i].beta2;
+                record.sets[i].eps = params->sets[i].eps;
+                record.sets[i].weight_decay = params->sets[i].weight_decay;
+        }
+        state_prepare(job->state, &record);
+}
+
+void landing_vote(struct job *job)
+{
+        struct landing *l = job->landing;
+        Zero__LinkMessage m = job_message(job);
+        Zero__Prepared vote = ZERO__PREPARED__INIT;
+        struct exact_sum sum;
+        bool finite = true;
+
+        if (!l->preparing || update_running(job->update))
+                return;
+        exact_sum_init(&sum);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                if (!landing_has(job, g))
+                        continue;
+                if (!l->groups[g].measured)
+                        return;
+                exact_sum_merge(&sum, &l->groups[g].norm);
+                finite = finite && l->groups[g].finite;
+        }
+        exact_sum_normalize(&sum);
+        l->preparing = false;
+        if (l->have_params)
+                landing_record(job, &sum, finite);
+        vote.attempt = job->attempt;
+        vote.owner = (uint32_t)job->x->owner;
+        vote.finite = finite;
+        vote.closing = l->have_params;
+        vote.n_norm = EXACT_SUM_BINS;
+        vote.norm = sum.bin;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARED;
+        m.prepared = &vote;
+        fabric_send(job->x->fabric, job->coordinator, &m);
+}
+
+static void measure_done(struct offload_task *task)
+{
+        struct measure *m = CONTAINER_OF(task, struct measure, task);
+        struct job *job = m->job;
+        struct landing_group *lg = &job->landing->groups[m->group];
+
+        lg->busy = false;
+        if (m->generation == job->landing->generation) {
+                lg->norm = m->norm;
+                lg->finite = m->finite;
+                lg->measured = true;
+                if (!job->dead)
+                        landing_vote(job);
+        } else {
+                landing_forget_present(job, m->group);
+                landing_advance(job, m->group);
+        }
+        free(m);
+        job_unref(job);
+}
+
+void landing_measure(struct job *job, uint32_t group)
+{
+        struct measure *m = calloc(1, sizeof *m);
+
+        if (!m)
+                return;
+        m->job = job;
+        job_ref(job);
+        m->group = group;
+        m->generation = job->landing->generation;
+        m->finite = true;
+        exact_sum_init(&m->norm);
+        m->task.run = measure_run;
+        m->task.done = measure_done;
+        job->landing->groups[group].complete = true;
+        job->landing->groups[group].busy = true;
+        offload_submit(job->x->offload, &m->task);
+}
+
+void landing_prepare(struct job *job, uint64_t attempt, const struct step_params *params)
+{
+        struct landing *l = job->landing;
+
+        if (!l || attempt != job->attempt)
+                return;
+        l->preparing = true;
+        l->have_params = params != NULL;
+        if (params)
+                l->params = *params;
+        landing_vote(job);
+}
