@@ -1,0 +1,49 @@
+/* Material for conversations with the step machine. */
+#include "steps.h"
+
+#include <stdlib.h>
+
+/* splitmix64 */
+uint64_t rng_next(struct rng *rng)
+{
+        uint64_t z = rng->state += 0x9e3779b97f4a7c15;
+
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+        z = (z ^ z >> 27) * 0x94d049bb133111eb;
+        return z ^ z >> 31;
+}
+
+uint32_t rng_below(struct rng *rng, uint32_t n)
+{
+        return (uint32_t)(rng_next(rng) % n);
+}
+
+struct step_params steps_params(void)
+{
+        return (struct step_params){ .n_sets = 1,
+                                     .sets = { { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
+                                     .loss_scale = 1 };
+}
+
+struct votes steps_vote(double squared_norm, bool finite)
+{
+        struct votes v = { .finite = finite };
+
+        exact_sum_init(&v.norm);
+        exact_sum_add(&v.norm, squared_norm);
+        return v;
+}
+
+void steps_start(struct step *s, uint32_t world_size, const uint32_t *node_of_rank,
+                 uint32_t n_nodes, uint32_t n_owners)
+{
+        enum step_action action = STEP_NOTHING;
+
+        if (step_init(s, world_size, n_nodes, n_owners))
+                abort();
+        for (uint32_t r = 0; r < world_size; r++)
+                if (step_join(s, r, node_of_rank[r], &action, NULL))
+                        abort();
+        if (action != STEP_START)
+                abort();
+}

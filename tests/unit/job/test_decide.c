@@ -1,0 +1,249 @@
+/* The decision of a step: clipping, overflow, loss scale, and which parameters are refused. */
+#include <criterion/criterion.h>
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "steps.h"
+
+static struct decision decide_on(double squared_norm, bool finite, const struct step_params *params)
+{
+        struct votes v = steps_vote(squared_norm, finite);
+
+        return decide(&v, params, 0);
+}
+
+Test(decide, commits_without_clipping_by_default)
+{
+        struct step_params p = steps_params();
+        struct decision d = decide_on(9, true, &p);
+
+        cr_assert(d.commit && d.finite && !d.overflow);
+        cr_assert_float_eq(d.grad_norm, 3, 1e-15);
+        cr_assert_eq(d.clip, 1);
+}
+
+Test(decide, clips_to_the_norm_with_the_scale_taken_out)
+{
+        struct step_params p = steps_params();
+        struct decision d;
+
+        p.loss_scale = 1024;
+        p.clip_norm = 0.5;
+        d = decide_on(4.0 * 1024 * 1024, true, &p);
+        cr_assert_float_eq(d.grad_norm, 2, 1e-15);
+        cr_assert_float_eq(d.clip * d.grad_norm, 0.5, 1e-6);
+}
+
+Test(decide, never_enlarges_a_small_gradient)
+{
+        struct step_params p = steps_params();
+
+        p.clip_norm = 10;
+        cr_assert_eq(decide_on(1e-6, true, &p).clip, 1);
+        cr_assert_eq(decide_on(0, true, &p).clip, 1);
+}
+
+Test(decide, skips_what_is_not_finite)
+{
+        struct step_params p = steps_params();
+        struct decision d = decide_on(1, false, &p);
+
+        cr_assert(!d.commit && d.overflow && !d.finite);
+        cr_assert(isnan(d.grad_norm));
+}
+
+Test(decide, skips_a_norm_beyond_double)
+{
+        struct step_params p = steps_params();
+        struct votes v = steps_vote(DBL_MAX, true);
+
+        for (int i = 0; i < 4; i++) {
+                struct votes again = v;
+
+                exact_sum_merge(&v.norm, &again.norm);
+        }
+        cr_assert(decide(&v, &p, 0).overflow);
+}
+
+Test(decide, skips_without_overflow_where_no_sets_are_given)
+{
+        struct step_params p = steps_params();
+        struct decision d;
+
+        p.n_sets = 0;
+        p.growth_interval = 1;
+        p.loss_scale = 8;
+        d = decide_on(4, true, &p);
+        cr_assert(!d.commit && !d.overflow && d.finite);
+        cr_assert_eq(d.loss_scale, 8);
+        cr_assert_eq(d.good_steps, 0);
+}
+
+Test(decide, halves_the_scale_on_overflow_down_to_a_minimum)
+{
+        struct step_params p = steps_params();
+        struct votes bad = steps_vote(0, false);
+
+        p.growth_interval = 3;
+        p.loss_scale = 4;
+        cr_assert_eq(decide(&bad, &p, 2).loss_scale, 2);
+        cr_assert_eq(decide(&bad, &p, 2).good_steps, 0);
+        p.loss_scale = 1.0 / 65536;
+        cr_assert_eq(decide(&bad, &p, 0).loss_scale, 1.0 / 65536);
+}
+
+Test(decide, doubles_the_scale_after_the_interval_up_to_a_maximum)
+{
+        struct step_params p = steps_params();
+        struct votes good = steps_vote(1, true);
+        uint32_t steps = 0;
+
+        p.growth_interval = 3;
+        p.loss_scale = 4;
+        for (int i = 0; i < 2; i++) {
+                struct decision d = decide(&good, &p, steps);
+
+                cr_assert_eq(d.loss_scale, 4);
+                steps = d.good_steps;
+        }
+        cr_assert_eq(decide(&good, &p, steps).loss_scale, 8);
+        cr_assert_eq(decide(&good, &p, steps).good_steps, 0);
+        p.loss_scale = 16777216;
+        cr_assert_eq(decide(&good, &p, 2).loss_scale, 16777216);
+}
+
+Test(decide, keeps_the_scale_without_an_interval)
+{
+        struct step_params p = steps_params();
+
+        p.loss_scale = 4;
+        cr_assert_eq(decide_on(0, false, &p).loss_scale, 4);
+        cr_assert_eq(decide_on(1, true, &p).loss_scale, 4);
+}
+
+/* ---- parameters from outside ---- */
+
+struct message {
+        Zero__StepParams params;
+        Zero__AdamW set;
+        Zero__AdamW *sets[1];
+};
+
+static void message_init(struct message *m)
+{
+        zero__step_params__init(&m->params);
+        zero__adam_w__init(&m->set);
+        m->sets[0] = &m->set;
+        m->params.n_sets = 1;
+        m->params.sets = m->sets;
+}
+
+/* Whether the message is refused with EINVAL and a sentence about `field`. */
+static bool refused(const struct message *m, const char *field)
+{
+        struct step_params p = { .n_sets = 77 };
+        struct fault fault = { 0 };
+        int r = step_params_from_message(&m->params, &p, &fault);
+
+        return r == ZERO_EINVAL && fault.status == r && strstr(fault.text, field) && p.n_sets == 77;
+}
+
+static const double wrong[] = { NAN, INFINITY, -INFINITY, -1, -DBL_MIN };
+
+#define EACH_WRONG_IS_REFUSED(field, name)                               \
+        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {    \
+                struct message m;                                        \
+                                                                         \
+                message_init(&m);                                        \
+                m.field = wrong[i];                                      \
+                cr_assert(refused(&m, name), "%s = %g", name, wrong[i]); \
+        }
+
+Test(params, nan_infinite_and_negative_are_refused)
+{
+        EACH_WRONG_IS_REFUSED(set.lr, "lr");
+        EACH_WRONG_IS_REFUSED(set.beta1, "beta");
+        EACH_WRONG_IS_REFUSED(set.beta2, "beta");
+        EACH_WRONG_IS_REFUSED(set.eps, "eps");
+        EACH_WRONG_IS_REFUSED(set.weight_decay, "weight_decay");
+        EACH_WRONG_IS_REFUSED(params.clip_norm, "clip_norm");
+        EACH_WRONG_IS_REFUSED(params.loss_scale, "loss_scale");
+}
+
+Test(params, a_beta_of_one_is_refused)
+{
+        struct message m;
+
+        message_init(&m);
+        m.set.beta2 = 1;
+        cr_assert(refused(&m, "beta"));
+}
+
+Test(params, what_fp32_cannot_hold_is_refused)
+{
+        struct message m;
+
+        message_init(&m);
+        m.set.lr = 1e39;
+        cr_assert(refused(&m, "lr"));
+        message_init(&m);
+        m.set.lr = m.set.weight_decay = 1e30;
+        cr_assert(refused(&m, "weight_decay"));
+        message_init(&m);
+        m.params.loss_scale = 1e-39;
+        cr_assert(refused(&m, "loss_scale"));
+}
+
+Test(params, too_many_sets_are_refused_before_they_are_read)
+{
+        struct message m;
+
+        message_init(&m);
+        m.params.n_sets = ZERO_SET_MAX + 1;
+        cr_assert(refused(&m, "sets"));
+}
+
+Test(params, a_loss_scale_of_zero_means_one)
+{
+        struct step_params p;
+        struct message m;
+
+        message_init(&m);
+        cr_assert_eq(step_params_from_message(&m.params, &p, NULL), 0);
+        cr_assert_eq(p.loss_scale, 1);
+}
+
+Test(params, survive_the_way_through_a_message)
+{
+        struct step_params_message m;
+        struct step_params p = steps_params(), q;
+        char text[240];
+
+        p.n_sets = ZERO_SET_MAX;
+        for (uint32_t i = 0; i < p.n_sets; i++)
+                p.sets[i] = (struct step_set){ 1e-3 * i, 0.5, 0.25, 1e-8, 0.125 * i };
+        p.clip_norm = 3;
+        p.growth_interval = 7;
+        cr_assert_eq(step_params_from_message(step_params_to_message(&p, &m), &q, NULL), 0);
+        cr_assert(step_params_equal(&p, &q, text, sizeof text));
+}
+
+Test(params, the_first_difference_is_named)
+{
+        struct step_params p = steps_params(), q = steps_params();
+        char text[240];
+
+        p.n_sets = q.n_sets = 2;
+        q.sets[1].beta2 = 0.5;
+        cr_assert(!step_params_equal(&p, &q, text, sizeof text));
+        cr_assert_str_eq(text, "set 1: beta2 0 and 0.5");
+        q.clip_norm = 1;
+        cr_assert(!step_params_equal(&p, &q, text, sizeof text));
+        cr_assert_str_eq(text, "clip_norm 0 and 1");
+}
+
+Test(params, the_scale_of_a_gradient_takes_clip_and_loss_scale_out)
+{
+        cr_assert_eq(decision_grad_scale(0.5, 8), 0.0625);
+}
