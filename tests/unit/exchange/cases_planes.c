@@ -1,2 +1,346 @@
+/* Planes read and written by clients, over any number of owners; one step against a reference. */
+#include <math.h>
+#include <string.h>
+
 #include "cases.h"
-const struct test_case plane_cases[] = { { 0 } };
+#include "check.h"
+#include "proto/cleanup.h"
+#include "training.h"
+
+/* ---- a client of its own that reads and writes ---- */
+
+struct client {
+        struct net *net;
+        uint32_t node;
+        struct push_window *window;
+        struct request request;
+        bool done;
+        int status;
+        char text[480];
+};
+
+static void client_finish(struct request *r, int status, const char *text)
+{
+        struct client *c = CONTAINER_OF(r, struct client, request);
+
+        c->done = true;
+        c->status = status;
+        snprintf(c->text, sizeof c->text, "%s", text);
+}
+
+static void client_open(struct client *c, struct net *net, uint32_t node)
+{
+        *c = (struct client){ .net = net, .node = node };
+        CHECK(push_window_new(&c->window, NULL, 0, ZERO_FP32, NULL) == 0);
+}
+
+static bool client_done(void *arg)
+{
+        return ((struct client *)arg)->done;
+}
+
+static int client_access(struct client *c, bool put, uint32_t tensor, enum zero_plane plane,
+                         uint64_t first, uint64_t count)
+{
+        struct exchange *x = &c->net->nodes[c->node].x;
+        struct job *job = net_job(c->net, c->node, "zoo");
+        Zero__Access m = ZERO__ACCESS__INIT;
+        struct fault fault = { 0 };
+        int r;
+
+        m.tensor = tensor;
+        m.plane = plane;
+        m.first = first;
+        m.count = count;
+        c->done = false;
+        c->request = (struct request){ .finish = client_finish };
+        request_begin(&x->requests, &c->request, uv_now(x->loop), 10000);
+        r = access_start(job, c->window, &m, put, 10000, &c->request, &fault);
+        if (r)
+                request_end(&c->request, r, "%s", fault.text);
+        net_wait(c->net, client_done, c, "a plane");
+        return c->status;
+}
+
+static void get(struct client *c, uint32_t tensor, enum zero_plane plane, uint64_t first,
+                uint64_t count, void *dst, size_t size)
+{
+        CHECK(client_access(c, false, tensor, plane, first, count) == 0, "%s", c->text);
+        memcpy(dst, c->window->segment.data, count * size);
+}
+
+static void put(struct client *c, uint32_t tensor, enum zero_plane plane, uint64_t first,
+                uint64_t count, const void *src, size_t size)
+{
+        memcpy(c->window->segment.data, src, count * size);
+        CHECK(client_access(c, true, tensor, plane, first, count) == 0, "%s", c->text);
+}
+
+static void client_close(struct client *c)
+{
+        push_window_unref(c->window);
+}
+
+/* ---- every plane over owners ---- */
+
+static float value(uint32_t tensor, enum zero_plane plane, uint64_t i)
+{
+        return trainer_gradient(plane, tensor, 0, 0, i) + (float)plane;
+}
+
+static void put_tensor(struct client *c, const layout *l, uint32_t tensor, enum zero_plane plane)
+{
+        const struct layout_tensor *t = &l->tensors[tensor];
+        CLEANUP(cleanup_free) float *values = malloc((t->elements + 1) * sizeof *values);
+        uint64_t half = t->elements / 3;
+
+        CHECK(values);
+        for (uint64_t i = 0; i < t->elements; i++)
+                values[i] = value(tensor, plane, i);
+        put(c, tensor, plane, half, t->elements - half, values + half, sizeof *values);
+        put(c, tensor, plane, 0, half, values, sizeof *values);
+}
+
+static void check_tensor(struct client *c, const layout *l, uint32_t tensor, enum zero_plane plane)
+{
+        const struct layout_tensor *t = &l->tensors[tensor];
+        CLEANUP(cleanup_free) float *values = malloc((t->elements + 1) * sizeof *values);
+
+        CHECK(values);
+        get(c, tensor, plane, 0, t->elements, values, sizeof *values);
+        for (uint64_t i = 0; i < t->elements; i++)
+                CHECK(values[i] == value(tensor, plane, i), "tensor %u, plane %d, element %llu: %g",
+                      tensor, plane, (unsigned long long)i, (double)values[i]);
+}
+
+/* Serve is master, rounded. */
+static void check_serve(struct client *c, const layout *l, uint32_t tensor)
+{
+        const struct layout_tensor *t = &l->tensors[tensor];
+        enum zero_dtype dtype = l->groups[t->group].dtype;
+        CLEANUP(cleanup_free) float *values = malloc((t->elements + 1) * sizeof *values);
+        CLEANUP(cleanup_free) char *rounded = malloc(t->elements * 4 + 4);
+
+        CHECK(values && rounded);
+        for (uint64_t i = 0; i < t->elements; i++)
+                values[i] = value(tensor, ZERO_PLANE_MASTER, i);
+        device_host("scalar")->cast(dtype, rounded, ZERO_FP32, values, t->elements);
+        get(c, tensor, ZERO_PLANE_SERVE, 0, t->elements, values, dtype_size(dtype));
+        CHECK(memcmp(values, rounded, t->elements * dtype_size(dtype)) == 0, "tensor %u", tensor);
+}
+
+static void each_plane_is_what_was_put(uint32_t owners)
+{
+        static const enum zero_plane planes[] = { ZERO_PLANE_MASTER, ZERO_PLANE_EXP_AVG,
+                                                  ZERO_PLANE_EXP_AVG_SQ };
+        struct training t = training_default();
+        struct session s;
+        struct client writer, reader;
+
+        t.net = (struct net_options){ .nodes = 5, .owners = owners, .delay_ms = 1 };
+        session_open(&s, &t);
+        session_attach(&s);
+        client_open(&writer, &s.net, 4);
+        client_open(&reader, &s.net, 1);
+        for (uint32_t i = 0; i < s.layout->n_tensors; i++)
+                for (int p = 0; p < (s.layout->tensors[i].frozen ? 1 : 3); p++)
+                        put_tensor(&writer, s.layout, i, planes[p]);
+        for (uint32_t i = 0; i < s.layout->n_tensors; i++) {
+                for (int p = 0; p < (s.layout->tensors[i].frozen ? 1 : 3); p++)
+                        check_tensor(&reader, s.layout, i, planes[p]);
+                check_serve(&reader, s.layout, i);
+        }
+        client_close(&writer);
+        client_close(&reader);
+        session_close(&s);
+}
+
+static void planes_over_owners(void)
+{
+        each_plane_is_what_was_put(1);
+        each_plane_is_what_was_put(2);
+        each_plane_is_what_was_put(5);
+}
+
+static void the_step_count_is_kept_by_every_owner(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct client c;
+        uint64_t steps = 41;
+
+        t.net = (struct net_options){ .nodes = 3, .owners = 3 };
+        session_open(&s, &t);
+        session_attach(&s);
+        client_open(&c, &s.net, 2);
+        put(&c, 0, ZERO_PLANE_STEP, 0, 1, &steps, sizeof steps);
+        session_program(&s, 1);
+        session_run(&s);
+        for (uint32_t n = 0; n < 3; n++) {
+                const struct job *job = net_job(&s.net, n, "zoo");
+
+                CHECK(job->state->tensor_step[0] == 42, "owner %u: %llu", n,
+                      (unsigned long long)job->state->tensor_step[0]);
+        }
+        get(&c, 0, ZERO_PLANE_STEP, 0, 1, &steps, sizeof steps);
+        CHECK(steps == 42);
+        client_close(&c);
+        session_close(&s);
+}
+
+static void what_makes_no_sense_is_refused(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct client c;
+        uint64_t n;
+
+        session_open(&s, &t);
+        session_attach(&s);
+        client_open(&c, &s.net, 0);
+        n = s.layout->tensors[0].elements;
+        CHECK(client_access(&c, false, s.layout->n_tensors, ZERO_PLANE_MASTER, 0, 1) ==
+              ZERO_ENOGROUP);
+        CHECK(client_access(&c, false, 0, ZERO_PLANE_GRAD, 0, 1) == ZERO_EINVAL);
+        CHECK(client_access(&c, false, 0, 77, 0, 1) == ZERO_EINVAL);
+        CHECK(client_access(&c, true, 0, ZERO_PLANE_SERVE, 0, 1) == ZERO_EINVAL);
+        CHECK(client_access(&c, false, 1, ZERO_PLANE_EXP_AVG, 0, 1) == ZERO_EINVAL);
+        CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, n, 1) == ZERO_ERANGE);
+        CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, 1, UINT64_MAX) == ZERO_ERANGE);
+        CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, UINT64_MAX, 2) == ZERO_ERANGE);
+        CHECK(client_access(&c, false, 0, ZERO_PLANE_STEP, 0, 2) == ZERO_ERANGE);
+        CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, n, 0) == 0);
+        client_close(&c);
+        session_close(&s);
+}
+
+/* What was fetched before a put is gathered anew behind it. */
+static void a_put_reaches_every_window(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct client c;
+        float *values;
+        const struct layout_tensor *weight;
+
+        t.net = (struct net_options){ .nodes = 2, .owners = 2, .delay_ms = 2 };
+        t.hold_groups = ZOO_GROUPS - 1; /* a window that keeps what was fetched */
+        session_open(&s, &t);
+        session_attach(&s);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                session_fetches(&s, r);
+        session_run(&s);
+        weight = &s.layout->tensors[0];
+        values = calloc(weight->elements, sizeof *values);
+        client_open(&c, &s.net, 0);
+        put(&c, 0, ZERO_PLANE_MASTER, 0, weight->elements, values, sizeof *values);
+        memset(s.outcome.views[0], 0, sizeof s.outcome.views[0]);
+        for (uint32_t r = 0; r < t.ranks; r++) {
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_FETCH, .group = ZOO_BIG });
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_RELEASE, .group = ZOO_BIG });
+        }
+        session_run(&s);
+        for (uint32_t n = 0; n < 2; n++) {
+                const struct job *job = net_job(&s.net, n, "zoo");
+                struct gather_info info;
+
+                gather_info(job, &info);
+                CHECK(info.misses > ZOO_GROUPS - 2, "node %u gathered the group once only", n);
+        }
+        free(values);
+        client_close(&c);
+        session_close(&s);
+}
+
+/* ---- one step against AdamW in double precision ---- */
+
+static double mean_gradient(const struct training *t, const layout *l, uint32_t tensor, uint64_t e)
+{
+        const struct layout_group *g = &l->groups[l->tensors[tensor].group];
+        double sum = 0;
+
+        for (uint32_t r = 0; r < t->ranks; r++)
+                for (uint32_t mb = 0; mb < t->micro_batches; mb++)
+                        if (layout_group_has_rank(g, r))
+                                sum += (double)trainer_gradient(1, r, tensor, mb, e);
+        return sum / layout_group_divisor(g, t->ranks);
+}
+
+static double global_norm(const struct training *t, const layout *l)
+{
+        double sum = 0;
+
+        for (uint32_t i = 0; i < l->n_tensors; i++)
+                for (uint64_t e = 0; !l->tensors[i].frozen && e < l->tensors[i].elements; e++)
+                        sum += pow(mean_gradient(t, l, i, e), 2);
+        return sqrt(sum);
+}
+
+static double first_step(double p, double g, const struct step_set *set)
+{
+        p *= 1 - set->lr * set->weight_decay;
+        return p - set->lr * g / (fabs(g) + set->eps); /* both bias corrections cancel at t = 1 */
+}
+
+/* Relative error, norm-wise, of one tensor after the step. */
+static double error_of(struct session *s, struct client *c, uint32_t tensor, const float *before,
+                       double clip)
+{
+        const struct layout_tensor *t = &s->layout->tensors[tensor];
+        CLEANUP(cleanup_free) float *after = malloc((t->elements + 1) * sizeof *after);
+        double difference = 0, size = 0;
+
+        CHECK(after);
+        get(c, tensor, ZERO_PLANE_MASTER, 0, t->elements, after, sizeof *after);
+        for (uint64_t e = 0; e < t->elements; e++) {
+                double g = clip * mean_gradient(s->training, s->layout, tensor, e);
+                double p = t->frozen ? (double)before[e]
+                                     : first_step((double)before[e], g, &s->params.sets[t->set]);
+
+                difference += pow(p - (double)after[e], 2);
+                size += p * p;
+        }
+        return size > 0 ? sqrt(difference / size) : 0;
+}
+
+static void one_step_is_adamw(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct client c;
+        float *before[32];
+        double norm;
+
+        t.net = (struct net_options){ .nodes = 3, .owners = 3 };
+        session_open(&s, &t);
+        session_attach(&s);
+        client_open(&c, &s.net, 0);
+        for (uint32_t i = 0; i < s.layout->n_tensors; i++) {
+                uint64_t n = s.layout->tensors[i].elements;
+
+                before[i] = malloc((n + 1) * sizeof(float));
+                get(&c, i, ZERO_PLANE_MASTER, 0, n, before[i], sizeof(float));
+        }
+        session_program(&s, 1);
+        session_run(&s);
+        norm = global_norm(&t, s.layout);
+        CHECK(fabs(s.trainers[0].grad_norm / norm - 1) < 1e-6, "%.9g, not %.9g",
+              s.trainers[0].grad_norm, norm);
+        for (uint32_t i = 0; i < s.layout->n_tensors; i++) {
+                double error = error_of(&s, &c, i, before[i], fmin(1, t.clip_norm / norm));
+
+                CHECK(error < 1e-6, "tensor %s: %g", s.layout->tensors[i].name, error);
+                free(before[i]);
+        }
+        client_close(&c);
+        session_close(&s);
+}
+
+const struct test_case plane_cases[] = {
+        { "planes-over-owners", planes_over_owners },
+        { "the-step-count-is-kept-by-every-owner", the_step_count_is_kept_by_every_owner },
+        { "what-makes-no-sense-is-refused", what_makes_no_sense_is_refused },
+        { "a-put-reaches-every-window", a_put_reaches_every_window },
+        { "one-step-is-adamw", one_step_is_adamw },
+        { 0 },
+};
