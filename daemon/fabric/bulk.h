@@ -56,7 +56,8 @@ struct bulk_peer {
 int bulk_tcp_peer_new(struct channel *channel, uint64_t token, void (*broken)(void *, const char *),
                       void *arg, struct bulk_peer **ret);
 
-/* ---- ucx: active messages with rendezvous, no tcp transport, no listener ---- */
+/* ---- ucx: active messages, by rendezvous where remote memory can be read; no tcp transport,
+ * no listener ---- */
 
 struct bulk_ucx;
 /*

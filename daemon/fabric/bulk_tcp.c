@@ -23,7 +23,7 @@
 
 #include "proto/cleanup.h"
 
-enum { HEADER_MAC = 16, HEADER = 4 * sizeof(uint64_t) + HEADER_MAC, STAGE = 16 << 10 };
+enum { HEADER_MAC = 16, HEADER = 4 * sizeof(uint64_t) + HEADER_MAC, STAGE = 64 << 10 };
 
 struct tcp_peer {
         struct bulk_base base;

@@ -10,6 +10,8 @@
 
 /* sysv as well: of the two shared memories posix leaves nothing behind after a crash. */
 static const char DEFAULT_TLS[] = "^tcp,sysv";
+/* Bytes; a piece fits with its headers. */
+#define UCX_SEGMENT "65000"
 
 int bulk_ucx_error(ucs_status_t status)
 {
@@ -96,11 +98,14 @@ static int list_transports(ucp_context_h context, char **ret)
 
 static int configure(ucp_config_t *config, const char *tls)
 {
-        /* Error mode PEER silently leaves shared memory out unless this is set.  Rendezvous by
-         * get: only the receiver writes its own memory. */
         const char *const settings[][2] = {
                 { "TLS", tls },
+                /* error mode PEER silently leaves shared memory out unless this is set */
                 { "MM_ERROR_HANDLING", "y" },
+                /* shared memory's buffers: larger ones triple the speed; lengths have 16 bits */
+                { "MM_SEG_SIZE", UCX_SEGMENT },
+                { "MM_RX_BUFS_GROW", "128" },
+                /* only the receiver writes its own memory */
                 { "RNDV_SCHEME", "get_zcopy" },
         };
 

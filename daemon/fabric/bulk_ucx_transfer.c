@@ -12,7 +12,7 @@
 
 enum {
         RENDEZVOUS = 16 << 10, /* bytes from which a payload goes by it, where possible */
-        PIECE = 8000,          /* bytes; with headers it fits UCX's own buffers (8256) */
+        PIECE = 64000,         /* bytes; with headers it fits one buffer (bulk_ucx_context.c) */
         ROUND = 512 << 10,     /* bytes of pieces before the next peer's turn */
 };
 
