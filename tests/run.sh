@@ -31,6 +31,15 @@ left_processes() {
                 sed 's|^/proc/||;s|/environ$||'
 }
 
+# Command line, executable and state.
+process_name() {
+        {
+                tr '\0' ' ' <"/proc/$1/cmdline"
+                readlink "/proc/$1/exe"
+                grep ^State "/proc/$1/status"
+        } 2>/dev/null | tr '\n' ' '
+}
+
 left_files() {
         compgen -G "/dev/shm/zerod-test*" | grep -vxF -f "$work/shm"
 }
@@ -62,7 +71,7 @@ check_left() {
                 mapfile -t pids < <(left_processes)
         done
         for pid in "${pids[@]}"; do
-                one_failed "$1" "left running: $pid $(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline")"
+                one_failed "$1" "left running: $pid $(process_name "$pid")"
         done
         stop_all 2000 "${pids[@]}"
         mapfile -t files < <(left_files)
