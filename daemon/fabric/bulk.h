@@ -57,7 +57,8 @@ int bulk_tcp_peer_new(struct channel *channel, uint64_t token, void (*broken)(vo
                       void *arg, struct bulk_peer **ret);
 
 /* ---- ucx: active messages, by rendezvous where remote memory can be read; no tcp transport,
- * no listener ---- */
+ * no listener.  Every link has a worker of its own, a port: ending the worker is the one way to be
+ * sure that UCX lets go of everything at once, whatever state the other side is in. ---- */
 
 struct bulk_ucx;
 /*
@@ -65,15 +66,22 @@ struct bulk_ucx;
  * environment says, else everything without tcp.  Without a usable transport: -ENODEV;
  * where tcp would be used without being named: a fault.
  */
-int bulk_ucx_new(uv_loop_t *loop, const char *tls, struct bulk_ucx **ret, struct fault *fault);
-/* The worker's address; valid as long as the bulk. */
-const void *bulk_ucx_address(const struct bulk_ucx *ucx, size_t *ret_size);
+int bulk_ucx_new(const char *tls, struct bulk_ucx **ret, struct fault *fault);
 /* The transports it has, with commas. */
 const char *bulk_ucx_tls(const struct bulk_ucx *ucx);
-int bulk_ucx_peer_new(struct bulk_ucx *ucx, const void *address, size_t size, uint64_t token,
-                      void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret);
-/* All peers must be closed. */
+/* All peers must be closed, all ports freed. */
 void bulk_ucx_free(struct bulk_ucx *ucx);
+
+struct bulk_ucx_port;
+int bulk_ucx_port_new(struct bulk_ucx *ucx, uv_loop_t *loop, struct bulk_ucx_port **ret);
+/* The worker's address, for the other side; valid as long as the port. */
+const void *bulk_ucx_port_address(const struct bulk_ucx_port *port, size_t *ret_size);
+/* Of a port that became no peer. */
+void bulk_ucx_port_free(struct bulk_ucx_port *port);
+
+/* Takes the port over, if it succeeds.  -ENODEV: no transport reaches the address. */
+int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t size, uint64_t token,
+                      void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret);
 
 /* ---- inproc: two ends in one process, for tests and the thread sanitizer ---- */
 

@@ -4,7 +4,7 @@
  * Receiving runs inside UCX's progress and only notes what happened; sending is done piece by
  * piece from the loop, as UCX takes them.
  */
-#include "daemon/fabric/bulk_ucx_peer.h"
+#include "daemon/fabric/bulk_ucx_port.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -13,67 +13,52 @@
 enum {
         RENDEZVOUS = 16 << 10, /* bytes from which a payload goes by it, where possible */
         PIECE = 64000,         /* bytes; with headers it fits one buffer (bulk_ucx_context.c) */
-        ROUND = 512 << 10,     /* bytes of pieces before the next peer's turn */
+        ROUND = 512 << 10,     /* bytes of pieces before progress has its turn */
 };
 
 /* Of a whole payload (rendezvous), or of one piece. */
 struct ucx_header {
-        uint64_t token, transfer, length, offset, sender;
+        uint64_t token, transfer, length, offset;
 };
 
 struct ucx_send {
         struct bulk_op op;
         struct list link;
-        struct ucx_peer *peer;
+        struct bulk_ucx_port *port;
         const uint8_t *p;
         size_t piece;
         struct ucx_header header; /* offset: what was given */
 };
 
 struct ucx_landing {
-        struct ucx_peer *peer;
+        struct list link;
+        struct bulk_ucx_port *port;
         struct landing *landing;
 };
 
 /* ---- receiving ---- */
 
-static struct ucx_peer *find_peer(struct bulk_ucx *ucx, const struct ucx_header *header)
+static void end_landing(struct ucx_landing *in, bool whole)
 {
-        list_for_each (&ucx->peers, item) {
-                struct ucx_peer *peer = CONTAINER_OF(item, struct ucx_peer, link);
-                if (peer->sender == header->sender)
-                        return peer;
-        }
-        return NULL;
-}
+        struct bulk_ucx_port *port = in->port;
 
-static bool token_was_closed(const struct bulk_ucx *ucx, uint64_t token)
-{
-        for (size_t i = 0; i < UCX_CLOSED_TOKENS && i < ucx->n_closed; i++) {
-                if (ucx->closed_tokens[i] == token)
-                        return true;
-        }
-        return false;
+        if (!whole)
+                bulk_base_break(&port->base, "a payload failed on its way");
+        bulk_base_landed(&port->base, in->landing,
+                         whole ? 0 : (port->base.closing ? -ECANCELED : -EIO));
+        list_remove(&in->link);
+        free(in);
 }
 
 static void on_landed(void *request, ucs_status_t status, size_t length, void *arg)
 {
         struct ucx_landing *in = arg;
-        struct ucx_peer *peer = in->peer;
-        bool whole = status == UCS_OK && length == in->landing->n;
 
-        if (!whole)
-                bulk_base_break(&peer->base, "a payload failed on its way");
-        bulk_base_landed(&peer->base, in->landing,
-                         whole ? 0 : (peer->base.closing ? -ECANCELED : -EIO));
-        peer->landings--;
-        ucx_peer_finish(peer);
-        free(in);
-        if (request)
-                ucp_request_free(request);
+        end_landing(in, status == UCS_OK && length == in->landing->n);
+        ucp_request_free(request);
 }
 
-static void land_rendezvous(struct ucx_peer *peer, struct landing *landing, void *descriptor)
+static void land_rendezvous(struct bulk_ucx_port *port, struct landing *landing, void *descriptor)
 {
         struct ucx_landing *in = malloc(sizeof *in);
         const ucp_request_param_t param = {
@@ -85,51 +70,46 @@ static void land_rendezvous(struct ucx_peer *peer, struct landing *landing, void
         ucs_status_ptr_t request;
 
         if (!in) {
-                bulk_base_break(&peer->base, "out of memory");
-                bulk_base_landed(&peer->base, landing, -EIO);
+                bulk_base_break(&port->base, "out of memory");
+                bulk_base_landed(&port->base, landing, -EIO);
                 return;
         }
-        *in = (struct ucx_landing){ .peer = peer, .landing = landing };
-        peer->landings++;
-        request =
-                ucp_am_recv_data_nbx(peer->ucx->worker, descriptor, landing->p, landing->n, &param);
+        in->port = port;
+        in->landing = landing;
+        list_insert(&port->landings, &in->link);
+        request = ucp_am_recv_data_nbx(port->worker, descriptor, landing->p, landing->n, &param);
         if (UCS_PTR_IS_ERR(request))
-                on_landed(NULL, UCS_PTR_STATUS(request), 0, in);
+                end_landing(in, false);
 }
 
-static void arrive_rendezvous(struct ucx_peer *peer, const struct ucx_header *header, size_t length,
-                              void *descriptor)
+static void arrive_rendezvous(struct bulk_ucx_port *port, const struct ucx_header *header,
+                              size_t length, void *descriptor)
 {
         struct landing *landing;
 
         if (header->length != length)
-                bulk_base_break(&peer->base, "it sent a payload of the wrong length");
-        else if (bulk_base_arrive(&peer->base, header->transfer, length, &landing) == 0)
-                land_rendezvous(peer, landing, descriptor);
+                bulk_base_break(&port->base, "it sent a payload of the wrong length");
+        else if (bulk_base_arrive(&port->base, header->transfer, length, &landing) == 0)
+                land_rendezvous(port, landing, descriptor);
 }
 
 /* Returning UCS_OK without having asked for the bytes drops them. */
-ucs_status_t ucx_on_payload(void *arg, const void *header_bytes, size_t header_size, void *data,
-                            size_t length, const ucp_am_recv_param_t *param)
+ucs_status_t ucx_port_on_payload(void *arg, const void *header_bytes, size_t header_size,
+                                 void *data, size_t length, const ucp_am_recv_param_t *param)
 {
-        struct bulk_ucx *ucx = arg;
-        struct ucx_header header; /* comes unaligned */
-        struct ucx_peer *peer;
+        struct bulk_ucx_port *port = arg;
+        struct ucx_header header = { 0 }; /* comes unaligned */
 
-        if (header_size != sizeof header)
+        if (!port->endpoint)
                 return UCS_OK;
-        memcpy(&header, header_bytes, sizeof header);
-        peer = find_peer(ucx, &header);
-        if (!peer || token_was_closed(ucx, header.token))
-                return UCS_OK;
-        if (header.token != peer->token) {
-                bulk_base_break(&peer->base, "it sent a payload with another token");
-                return UCS_OK;
-        }
-        if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)
-                arrive_rendezvous(peer, &header, length, data);
+        if (header_size == sizeof header)
+                memcpy(&header, header_bytes, sizeof header);
+        if (header_size != sizeof header || header.token != port->token)
+                bulk_base_break(&port->base, "it sent a payload with another token");
+        else if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)
+                arrive_rendezvous(port, &header, length, data);
         else
-                bulk_base_piece(&peer->base, header.transfer, header.length, header.offset, data,
+                bulk_base_piece(&port->base, header.transfer, header.length, header.offset, data,
                                 length);
         return UCS_OK;
 }
@@ -138,25 +118,20 @@ ucs_status_t ucx_on_payload(void *arg, const void *header_bytes, size_t header_s
 
 static void end_send(struct ucx_send *send, ucs_status_t status)
 {
-        struct ucx_peer *peer = send->peer;
+        struct bulk_ucx_port *port = send->port;
 
         list_remove(&send->link);
         if (status == UCS_OK)
-                peer->base.peer.sent_bytes += send->header.length;
+                port->base.peer.sent_bytes += send->header.length;
         else
-                bulk_base_break(&peer->base, "a payload failed on its way");
-        bulk_op_end(&peer->ucx->queue, &send->op,
-                    status == UCS_OK ? 0 : (peer->base.closing ? -ECANCELED : -EIO));
+                bulk_base_break(&port->base, "a payload failed on its way");
+        bulk_op_end(&port->queue, &send->op,
+                    status == UCS_OK ? 0 : (port->base.closing ? -ECANCELED : -EIO));
 }
 
 static void on_sent(void *request, ucs_status_t status, void *arg)
 {
-        struct ucx_send *send = arg;
-        struct ucx_peer *peer = send->peer;
-
-        end_send(send, status);
-        peer->sends--;
-        ucx_peer_finish(peer);
+        end_send(arg, status);
         ucp_request_free(request);
 }
 
@@ -165,19 +140,14 @@ static void piece_given(struct ucx_send *send, ucs_status_t status)
         send->header.offset += send->piece;
         if (status != UCS_OK || send->header.offset == send->header.length)
                 end_send(send, status);
-        else if (send->peer->base.closing)
-                end_send(send, UCS_ERR_CANCELED);
 }
 
 static void on_piece(void *request, ucs_status_t status, void *arg)
 {
         struct ucx_send *send = arg;
-        struct ucx_peer *peer = send->peer;
 
-        peer->waiting = false;
+        send->port->waiting = false;
         piece_given(send, status);
-        peer->sends--;
-        ucx_peer_finish(peer);
         ucp_request_free(request);
 }
 
@@ -191,14 +161,9 @@ static ucs_status_ptr_t give(struct ucx_send *send, size_t n, uint32_t flags,
                 .user_data = send,
                 .flags = flags,
         };
-        ucs_status_ptr_t request;
 
-        send->peer->sends++;
-        request = ucp_am_send_nbx(send->peer->endpoint, UCX_AM_PAYLOAD, &send->header,
-                                  sizeof send->header, send->p + send->header.offset, n, &param);
-        if (!UCS_PTR_IS_PTR(request))
-                send->peer->sends--;
-        return request;
+        return ucp_am_send_nbx(send->port->endpoint, UCX_AM_PAYLOAD, &send->header,
+                               sizeof send->header, send->p + send->header.offset, n, &param);
 }
 
 static void give_whole(struct ucx_send *send)
@@ -206,6 +171,7 @@ static void give_whole(struct ucx_send *send)
         ucs_status_ptr_t request;
 
         list_remove(&send->link);
+        list_insert(&send->port->inside, &send->link);
         request = give(send, send->header.length, UCP_AM_SEND_FLAG_RNDV, on_sent);
         if (!UCS_PTR_IS_PTR(request))
                 end_send(send, UCS_PTR_STATUS(request));
@@ -219,20 +185,20 @@ static void give_piece(struct ucx_send *send)
         send->piece = rest < PIECE ? rest : PIECE;
         request = give(send, send->piece, UCP_AM_SEND_FLAG_EAGER, on_piece);
         if (UCS_PTR_IS_PTR(request))
-                send->peer->waiting = true;
+                send->port->waiting = true;
         else
                 piece_given(send, UCS_PTR_STATUS(request));
 }
 
-bool ucx_peer_pump(struct ucx_peer *peer)
+bool ucx_port_pump(struct bulk_ucx_port *port)
 {
         size_t given = 0;
 
-        while (given < ROUND && !peer->waiting && !peer->base.broken &&
-               !list_empty(&peer->queued)) {
-                struct ucx_send *send = CONTAINER_OF(peer->queued.next, struct ucx_send, link);
+        while (given < ROUND && !port->waiting && !port->base.broken &&
+               !list_empty(&port->queued)) {
+                struct ucx_send *send = CONTAINER_OF(port->queued.next, struct ucx_send, link);
                 given += PIECE;
-                if (peer->can_get && send->header.length >= RENDEZVOUS)
+                if (port->can_get && send->header.length >= RENDEZVOUS)
                         give_whole(send);
                 else
                         give_piece(send);
@@ -240,12 +206,12 @@ bool ucx_peer_pump(struct ucx_peer *peer)
         return given > 0;
 }
 
-int ucx_peer_send(struct bulk_peer *p_peer, uint64_t transfer, const void *p, size_t n,
+int ucx_port_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size_t n,
                   bulk_done *done, void *arg)
 {
-        struct ucx_peer *peer = ucx_peer_of(p_peer);
+        struct bulk_ucx_port *port = ucx_port_of(peer);
         struct ucx_send *send;
-        int r = bulk_base_usable(&peer->base);
+        int r = bulk_base_usable(&port->base);
 
         if (r)
                 return r;
@@ -253,22 +219,34 @@ int ucx_peer_send(struct bulk_peer *p_peer, uint64_t transfer, const void *p, si
         if (!send)
                 return -ENOMEM;
         bulk_op_init(&send->op, done, arg);
-        send->peer = peer;
+        send->port = port;
         send->p = p;
-        send->header = (struct ucx_header){
-                .token = peer->token, .transfer = transfer, .length = n, .sender = peer->ucx->self
-        };
-        list_insert(&peer->queued, &send->link);
-        bulk_queue_wake(&peer->ucx->queue);
+        send->header =
+                (struct ucx_header){ .token = port->token, .transfer = transfer, .length = n };
+        list_insert(&port->queued, &send->link);
+        bulk_queue_wake(&port->queue);
         return 0;
 }
 
-void ucx_peer_cancel(struct ucx_peer *peer)
+/* ---- the end ---- */
+
+bool ucx_port_is_empty(const struct bulk_ucx_port *port)
 {
-        list_for_each (&peer->queued, item) {
-                struct ucx_send *send = CONTAINER_OF(item, struct ucx_send, link);
-                if (peer->waiting && item == peer->queued.next)
-                        continue; /* UCX will return it */
-                end_send(send, UCS_ERR_CANCELED);
+        return !port->waiting && list_empty(&port->inside) && list_empty(&port->landings);
+}
+
+static void cancel_sends(struct list *sends)
+{
+        list_for_each (sends, item) {
+                end_send(CONTAINER_OF(item, struct ucx_send, link), UCS_ERR_CANCELED);
+        }
+}
+
+void ucx_port_cancel(struct bulk_ucx_port *port)
+{
+        cancel_sends(&port->queued);
+        cancel_sends(&port->inside);
+        list_for_each (&port->landings, item) {
+                end_landing(CONTAINER_OF(item, struct ucx_landing, link), false);
         }
 }

@@ -31,9 +31,9 @@ static void say_hello(struct link_peer *peer)
         hello.host.data = links->host;
         hello.host.len = sizeof links->host;
         hello.token = link_peer_is_lower(peer) ? peer->token : 0;
-        if (links->ucx) {
+        if (peer->port) {
                 hello.ucx_address.data =
-                        (uint8_t *)bulk_ucx_address(links->ucx, &hello.ucx_address.len);
+                        (uint8_t *)bulk_ucx_port_address(peer->port, &hello.ucx_address.len);
                 hello.tls = (char *)bulk_ucx_tls(links->ucx);
         }
         m.body_case = ZERO__LINK_MESSAGE__BODY_BULK_HELLO;
@@ -66,6 +66,7 @@ static void on_bulk_closed(void *arg)
 void link_peer_drop_bulk(struct link_peer *peer)
 {
         probe_free(STEAL(peer->probe));
+        bulk_ucx_port_free(STEAL(peer->port));
         if (!peer->bulk)
                 return;
         peer->closing++;
@@ -94,11 +95,13 @@ static void on_probed(void *arg, bool whole)
 
 static int make_ucx(struct link_peer *peer)
 {
-        int r = bulk_ucx_peer_new(peer->links->ucx, peer->address, peer->address_size, peer->token,
+        int r = bulk_ucx_peer_new(peer->port, peer->address, peer->address_size, peer->token,
                                   on_broken, peer, &peer->bulk);
 
-        if (r == 0)
+        if (r == 0) {
+                peer->port = NULL;
                 r = probe_new(peer->bulk, peer->token, on_probed, peer, &peer->probe);
+        }
         if (r)
                 snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: %s",
                          r == -ENODEV ? "no transport reaches it" : strerror(-r));
@@ -220,17 +223,32 @@ void link_peer_step(struct link_peer *peer, enum choice_event event)
         act(peer, actions);
 }
 
+static void open_port(struct link_peer *peer)
+{
+        struct links *links = peer->links;
+        int r = links->ucx ? bulk_ucx_port_new(links->ucx, links->loop, &peer->port) : 0;
+
+        if (r)
+                snprintf(peer->why_tcp, sizeof peer->why_tcp, "no UCX here: %s", strerror(-r));
+}
+
 void link_peer_begin(struct link_peer *peer)
 {
         peer->why_down[0] = '\0';
         choice_start(&peer->choice, link_peer_is_lower(peer), peer->links->ucx_only);
-        peer->choice.may_ucx = peer->may_ucx;
         if (link_peer_is_lower(peer))
                 do
                         randombytes_buf(&peer->token, sizeof peer->token);
                 while (peer->token == 0);
+        open_port(peer);
         uv_timer_start(&peer->deadline, on_deadline, choice_deadline_ms(&peer->choice), 0);
         say_hello(peer);
         if (peer->heard)
-                link_peer_step(peer, CHOICE_HEARD_HELLO);
+                link_peer_heard_hello(peer);
+}
+
+void link_peer_heard_hello(struct link_peer *peer)
+{
+        peer->choice.may_ucx = peer->port && peer->reaches;
+        link_peer_step(peer, CHOICE_HEARD_HELLO);
 }

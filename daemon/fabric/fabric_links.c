@@ -58,14 +58,14 @@ static void hear_hello(struct link_peer *peer, const Zero__BulkHello *m)
         peer->address_size = m->ucx_address.len;
         if (peer->address_size)
                 memcpy(peer->address, m->ucx_address.data, peer->address_size);
-        peer->may_ucx = links->ucx && peer->address_size &&
+        peer->reaches = links->ucx && peer->address_size &&
                         (memcmp(links->host, m->host.data, REACH_HOST) == 0 ||
                          reach_across(bulk_ucx_tls(links->ucx), m->tls));
-        if (links->ucx && !peer->may_ucx)
+        if (links->ucx && !peer->reaches)
                 snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: %s",
-                         peer->address_size ? "no transport reaches it" : "not there");
-        peer->choice.may_ucx = peer->may_ucx;
-        link_peer_step(peer, CHOICE_HEARD_HELLO);
+                         peer->address_size ? "no transport reaches it"
+                                            : "the other side has none");
+        link_peer_heard_hello(peer);
 }
 
 static void hear_choice(struct link_peer *peer, const Zero__BulkChoice *m)
@@ -207,8 +207,7 @@ static const struct fabric_carrier_ops carrier_ops = {
 /* ---- life ---- */
 
 /* Where UCX may be used, it is; where it need not be, its absence is only noted. */
-static int open_ucx(struct links *links, uv_loop_t *loop, const struct fabric_options *options,
-                    struct fault *fault)
+static int open_ucx(struct links *links, const struct fabric_options *options, struct fault *fault)
 {
         struct fault mine = { 0 };
         int r;
@@ -218,7 +217,7 @@ static int open_ucx(struct links *links, uv_loop_t *loop, const struct fabric_op
                 snprintf(links->why_no_ucx, sizeof links->why_no_ucx, "bulk = tcp");
                 return 0;
         }
-        r = bulk_ucx_new(loop, options->ucx_tls, &links->ucx, &mine);
+        r = bulk_ucx_new(options->ucx_tls, &links->ucx, &mine);
         if (r == 0)
                 return 0;
         if (r > 0) /* transports that are refused are a mistake in any case */
@@ -248,10 +247,11 @@ static int open_links(struct links *links, uv_loop_t *loop, const struct fabric_
                       struct fault *fault)
 {
         const struct members_events events = { on_up, on_down, on_message, on_channel, links };
-        int r = open_ucx(links, loop, options, fault);
+        int r = open_ucx(links, options, fault);
 
         if (r)
                 return r;
+        links->loop = loop;
         links->cluster = options->cluster;
         links->n_nodes = options->cluster->n_nodes;
         links->self = options->cluster->self;

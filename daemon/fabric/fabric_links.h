@@ -26,9 +26,10 @@ struct link_peer {
         struct choice choice;
         uint64_t token; /* of this link, chosen by the lower node */
         bool heard;     /* its hello, which is kept here */
-        bool may_ucx;
+        bool reaches;   /* UCX may reach it */
         uint8_t address[LINK_ADDRESS_MAX];
         size_t address_size;
+        struct bulk_ucx_port *port; /* until it has become the bulk path */
         struct bulk_peer *bulk;
         unsigned closing; /* bulk peers on their way out */
         struct probe *probe;
@@ -38,6 +39,7 @@ struct link_peer {
 };
 
 struct links {
+        uv_loop_t *loop;
         struct fabric *fabric;
         const struct cluster *cluster;
         struct members *members;
@@ -59,8 +61,10 @@ static inline bool link_peer_is_lower(const struct link_peer *peer)
 
 /* The link stands and the old bulk paths are closed: says hello. */
 void link_peer_begin(struct link_peer *peer);
+/* The other side has said hello, and the negotiation has begun or will. */
+void link_peer_heard_hello(struct link_peer *peer);
 void link_peer_step(struct link_peer *peer, enum choice_event event);
-/* Closes the bulk path, if there is one; then links_bulk_closed(). */
+/* Closes the bulk path, if there is one (then links_bulk_closed()), or the port for one. */
 void link_peer_drop_bulk(struct link_peer *peer);
 /* Takes a bulk channel over, or closes it. */
 void link_peer_take_channel(struct link_peer *peer, struct channel *channel);

@@ -446,6 +446,46 @@ Test(bulk, close_cancels_everything_that_is_pending)
         free(out);
 }
 
+/* ---- an idle path ---- */
+
+static int turns;
+
+static void on_turn(uv_prepare_t *prepare)
+{
+        turns++;
+}
+
+static void on_rested(uv_timer_t *timer)
+{
+        *(int *)timer->data = 1;
+}
+
+/* Nothing to do is no work: the loop turns only for its timer. */
+Test(bulk, an_idle_path_lets_the_loop_sleep)
+{
+        static uint8_t out[300000], in[300000];
+        uv_prepare_t prepare;
+        uv_timer_t timer;
+        int rested = 0;
+
+        pair_open();
+        cr_assert_eq(expect_at(1, 1, in, sizeof in, &pair.land[0]), 0);
+        cr_assert_eq(expect_at(1, 2, in, sizeof in, &pair.land[1]), 0);
+        cr_assert_eq(send_from(0, 1, out, sizeof out, &pair.send[0]), 0);
+        run_until(&pair.ended, 2);
+        settle();
+        uv_prepare_init(&pair.loop, &prepare);
+        uv_prepare_start(&prepare, on_turn);
+        uv_timer_init(&pair.loop, &timer);
+        timer.data = &rested;
+        uv_timer_start(&timer, on_rested, 100, 0);
+        run_until(&rested, 1);
+        cr_assert_lt(turns, 20);
+        uv_close((uv_handle_t *)&prepare, NULL);
+        uv_close((uv_handle_t *)&timer, NULL);
+        pair_close();
+}
+
 /* ---- an owner that acts inside its callbacks ---- */
 
 static void close_in_done(void *arg, int status)

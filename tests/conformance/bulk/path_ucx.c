@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 struct bulk_path {
-        struct bulk_ucx *ucx[2];
+        struct bulk_ucx *ucx;
 };
 
 static void must(int ok)
@@ -22,7 +22,7 @@ static struct bulk_path *path_new(void)
 {
         struct bulk_path *path = calloc(1, sizeof *path);
 
-        must(path != NULL);
+        must(path && bulk_ucx_new(NULL, &path->ucx, NULL) == 0);
         return path;
 }
 
@@ -30,15 +30,17 @@ static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **re
                  struct bulk_peer *ret_peer[2])
 {
         struct bulk_path *path = path_new();
+        struct bulk_ucx_port *port[2];
+        const void *address[2];
+        size_t size[2];
 
         for (int i = 0; i < 2; i++)
-                must(bulk_ucx_new(loop, NULL, &path->ucx[i], NULL) == 0);
-        for (int i = 0; i < 2; i++) {
-                size_t size;
-                const void *address = bulk_ucx_address(path->ucx[!i], &size);
-                must(bulk_ucx_peer_new(path->ucx[i], address, size, token[i], NULL, NULL,
+                must(bulk_ucx_port_new(path->ucx, loop, &port[i]) == 0);
+        address[0] = bulk_ucx_port_address(port[0], &size[0]);
+        address[1] = bulk_ucx_port_address(port[1], &size[1]);
+        for (int i = 0; i < 2; i++)
+                must(bulk_ucx_peer_new(port[i], address[!i], size[!i], token[i], NULL, NULL,
                                        &ret_peer[i]) == 0);
-        }
         *ret = path;
 }
 
@@ -46,24 +48,24 @@ static void side_open(uv_loop_t *loop, const struct bulk_rendezvous *at, int sid
                       struct bulk_path **ret, struct bulk_peer **ret_peer)
 {
         struct bulk_path *path = path_new();
+        struct bulk_ucx_port *port;
         uint8_t theirs[4096];
         const void *mine;
         size_t size;
         ssize_t n;
 
-        must(bulk_ucx_new(loop, NULL, &path->ucx[0], NULL) == 0);
-        mine = bulk_ucx_address(path->ucx[0], &size);
+        must(bulk_ucx_port_new(path->ucx, loop, &port) == 0);
+        mine = bulk_ucx_port_address(port, &size);
         must(write(at->fd[side], mine, size) == (ssize_t)size);
         n = read(at->fd[side], theirs, sizeof theirs);
         must(n > 0);
-        must(bulk_ucx_peer_new(path->ucx[0], theirs, (size_t)n, token, NULL, NULL, ret_peer) == 0);
+        must(bulk_ucx_peer_new(port, theirs, (size_t)n, token, NULL, NULL, ret_peer) == 0);
         *ret = path;
 }
 
 static void path_free(struct bulk_path *path)
 {
-        bulk_ucx_free(path->ucx[0]);
-        bulk_ucx_free(path->ucx[1]);
+        bulk_ucx_free(path->ucx);
         free(path);
 }
 

@@ -1,0 +1,159 @@
+/* Which transports UCX may use here, and that it opens no port. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/fabric/bulk_ucx_context.h"
+#include "nodes.h"
+#include "daemon/fabric/bulk.h"
+
+static void chooses(const char *environment, const char *tls, const char *expected)
+{
+        struct fault fault = { 0 };
+        const char *chosen = NULL;
+        int r;
+
+        if (environment)
+                setenv("UCX_TLS", environment, 1);
+        else
+                unsetenv("UCX_TLS");
+        r = bulk_ucx_choose_tls(tls, &chosen, &fault);
+        cr_assert_eq(r, expected ? 0 : ZERO_EINVAL, "'%s'", tls ? tls : "(null)");
+        if (expected)
+                cr_assert_str_eq(chosen, expected);
+        else
+                cr_assert(strstr(fault.text, "tcp"));
+}
+
+Test(ucx_tls, what_is_given_wins_over_the_environment)
+{
+        chooses(NULL, "posix,self", "posix,self");
+        chooses("rc,self", "posix,self", "posix,self");
+        chooses("rc,self", NULL, "rc,self");
+        chooses("rc,self", "", "rc,self");
+}
+
+Test(ucx_tls, nothing_given_leaves_tcp_out)
+{
+        chooses(NULL, NULL, "^tcp,sysv");
+        chooses("", "", "^tcp,sysv");
+}
+
+Test(ucx_tls, tcp_comes_in_by_its_name_alone)
+{
+        chooses(NULL, "tcp,self", "tcp,self");
+        chooses(NULL, "self,tcp", "self,tcp");
+        chooses(NULL, "^tcp", "^tcp");
+        chooses(NULL, "^rc,tcp", "^rc,tcp");
+        chooses(NULL, "all", NULL);
+        chooses(NULL, "self,all", NULL);
+        chooses(NULL, "^rc", NULL);
+        chooses(NULL, "^tcpx", NULL);
+        chooses("all", NULL, NULL);
+}
+
+/* Inodes of listening sockets of any family stand in these files, state 0A. */
+static bool listens(unsigned long inode, const char *file)
+{
+        FILE *in = fopen(file, "r");
+        char line[512];
+        bool found = false;
+
+        while (in && !found && fgets(line, sizeof line, in)) {
+                unsigned state;
+                unsigned long at;
+                found = sscanf(line, "%*s %*s %*s %x %*s %*s %*s %*s %*s %lu", &state, &at) == 2 &&
+                        state == 10 && at == inode;
+        }
+        if (in)
+                fclose(in);
+        return found;
+}
+
+static int listening_sockets(void)
+{
+        DIR *directory = opendir("/proc/self/fd");
+        struct dirent *entry;
+        int n = 0;
+
+        cr_assert(directory);
+        while ((entry = readdir(directory))) {
+                char path[300], link[64];
+                unsigned long inode;
+                ssize_t length;
+                snprintf(path, sizeof path, "/proc/self/fd/%s", entry->d_name);
+                length = readlink(path, link, sizeof link - 1);
+                if (length < 0)
+                        continue;
+                link[length] = '\0';
+                if (sscanf(link, "socket:[%lu]", &inode) == 1)
+                        n += listens(inode, "/proc/net/tcp") || listens(inode, "/proc/net/tcp6");
+        }
+        closedir(directory);
+        return n;
+}
+
+Test(ucx, opens_no_port)
+{
+        struct bulk_ucx *ucx;
+        struct bulk_ucx_port *port;
+        uv_loop_t loop;
+
+        unsetenv("UCX_TLS");
+        uv_loop_init(&loop);
+        cr_assert_eq(bulk_ucx_new(NULL, &ucx, NULL), 0);
+        cr_assert_eq(bulk_ucx_port_new(ucx, &loop, &port), 0);
+        cr_assert(strstr(bulk_ucx_tls(ucx), "posix"), "%s", bulk_ucx_tls(ucx));
+        cr_assert(!strstr(bulk_ucx_tls(ucx), "tcp"), "%s", bulk_ucx_tls(ucx));
+        cr_assert_eq(listening_sockets(), 0);
+        bulk_ucx_port_free(port);
+        bulk_ucx_free(ucx);
+        end_loop(&loop);
+}
+
+/* So that the test above can fail. */
+Test(ucx, opens_ports_where_tcp_is_named)
+{
+        struct bulk_ucx *ucx;
+        struct bulk_ucx_port *port;
+        uv_loop_t loop;
+
+        uv_loop_init(&loop);
+        cr_assert_eq(bulk_ucx_new("tcp,self", &ucx, NULL), 0);
+        cr_assert_eq(bulk_ucx_port_new(ucx, &loop, &port), 0);
+        cr_assert_gt(listening_sockets(), 0);
+        bulk_ucx_port_free(port);
+        bulk_ucx_free(ucx);
+        end_loop(&loop);
+}
+
+Test(ucx, without_a_transport_there_is_no_device)
+{
+        struct bulk_ucx *ucx;
+
+        setenv("UCX_LOG_LEVEL", "fatal", 1);
+        cr_assert_eq(bulk_ucx_new("nonsense", &ucx, NULL), -ENODEV);
+}
+
+Test(ucx, an_address_out_of_bounds_is_refused)
+{
+        static uint8_t zeros[5000];
+        struct bulk_ucx *ucx;
+        struct bulk_ucx_port *port;
+        struct bulk_peer *peer;
+        uv_loop_t loop;
+
+        unsetenv("UCX_TLS");
+        uv_loop_init(&loop);
+        cr_assert_eq(bulk_ucx_new(NULL, &ucx, NULL), 0);
+        cr_assert_eq(bulk_ucx_port_new(ucx, &loop, &port), 0);
+        cr_assert_eq(bulk_ucx_peer_new(port, zeros, 0, 1, NULL, NULL, &peer), -EINVAL);
+        cr_assert_eq(bulk_ucx_peer_new(port, zeros, 5000, 1, NULL, NULL, &peer), -EINVAL);
+        bulk_ucx_port_free(port);
+        bulk_ucx_free(ucx);
+        end_loop(&loop);
+}
