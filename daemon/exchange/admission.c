@@ -166,11 +166,11 @@ static void gather_drop_window(struct job *job)
         g->has_window = false;
 }
 
-void gather_vacate(struct job *job)
+/* The last local rank has left. */
+static void gather_vacate(struct job *job)
 {
         struct gather *g = job->gather;
 
-        g->admitted = 0;
         for (uint32_t i = 0; i < job->layout->n_groups; i++)
                 if (g->entries[i].in_flight || !list_empty(&g->entries[i].waiting))
                         return; /* the window stays for the next ranks */
@@ -181,4 +181,11 @@ void gather_vacate(struct job *job)
         }
         if (g->has_window)
                 gather_drop_window(job);
+}
+
+void gather_leave(struct job *job, uint32_t hold_groups)
+{
+        job->gather->admitted -= gather_wanted(hold_groups, job->layout->n_groups);
+        if (job->n_attached == 0)
+                gather_vacate(job);
 }

@@ -286,8 +286,8 @@ void rank_leave(struct rank *rank, bool orderly)
                 return;
         }
         rank_release_all(rank);
-        if (--job->n_attached == 0)
-                gather_vacate(job);
+        job->n_attached--;
+        gather_leave(job, rank->hold_groups);
         if (job->ranks[rank->rank] == rank) { /* else a newer session is the rank */
                 job->ranks[rank->rank] = NULL;
                 if (!job->dead)

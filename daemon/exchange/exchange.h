@@ -253,8 +253,8 @@ void gather_free(struct gather *g);
 /* Makes the window at the first rank, checks it at every further one. */
 int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
                  struct fault *fault);
-/* The last local rank has left. */
-void gather_vacate(struct job *job);
+/* A rank that was admitted has left. */
+void gather_leave(struct job *job, uint32_t hold_groups);
 const struct segment *gather_segment(const struct gather *g);
 void gather_fetch(struct job *job, uint32_t group, uint64_t version, struct request *r);
 void gather_prefetch(struct job *job, uint32_t group, uint64_t version);
@@ -279,7 +279,7 @@ int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, st
 /* The rank pushes nothing more in this attempt. */
 void reduce_close(struct job *job, uint32_t rank);
 /* A new attempt begins; what is left of the old one is void. */
-void reduce_reset(struct job *job);
+void reduce_reset(struct job *job, bool decided);
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* This node's owner reads its range of an offered parcel; taken: it needs it no more. */
 struct parcel;
