@@ -1,8 +1,8 @@
 /*
  * The composition root.
  *
- * Start: offload, store, exchange, fabric, rpc, then readiness.  Stop, in the opposite order and each only
- * when the one before is through: sessions, jobs, links, compute threads.  State files
+ * Start: offload, store, exchange, fabric, rpc, then readiness.  Stop, in the opposite order and
+ * each only when the one before is through: sessions, jobs, links, compute threads.  State files
  * stay.  A stop that takes longer than STOP_MS ends the process: no state is lost by that.
  */
 #include "daemon/node.h"
@@ -65,8 +65,9 @@ static void sessions_gone(void *arg)
 
 static void stop_late(uv_timer_t *timer)
 {
-        log_error("the stop did not end within %d s: the process ends now, its state files are whole",
-                  STOP_MS / 1000);
+        log_error(
+                "the stop did not end within %d s: the process ends now, its state files are whole",
+                STOP_MS / 1000);
         _exit(1);
 }
 
@@ -160,11 +161,12 @@ static int node_offload(struct node *node, struct fault *fault)
         uint32_t threads = (uint32_t)node->conf->threads;
 
         if (threads == 0)
-                threads = uv_available_parallelism() < THREADS_DEFAULT_MAX ? uv_available_parallelism() :
-                                                                                     THREADS_DEFAULT_MAX;
-        return offload_new(&node->loop, threads, &node->x.offload) ?
-                       fault_set(fault, ZERO_ENOMEM, "cannot start %u compute threads", threads) :
-                       0;
+                threads = uv_available_parallelism() < THREADS_DEFAULT_MAX
+                                  ? uv_available_parallelism()
+                                  : THREADS_DEFAULT_MAX;
+        return offload_new(&node->loop, threads, &node->x.offload)
+                       ? fault_set(fault, ZERO_ENOMEM, "cannot start %u compute threads", threads)
+                       : 0;
 }
 
 static int node_fabric(struct node *node, struct fault *fault)

@@ -31,6 +31,6 @@ static inline void list_remove(struct list *item)
         item->next->prev = item->prev;
         list_init(item);
 }
-#define list_for_each(head, item)                                              \
-        for (struct list *item = (head)->next, *item##_next = item->next;      \
-             item != (head); item = item##_next, item##_next = item->next)
+#define list_for_each(head, item)                                                         \
+        for (struct list *item = (head)->next, *item##_next = item->next; item != (head); \
+             item = item##_next, item##_next = item->next)

@@ -38,8 +38,7 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
 
 void asks_forget(const struct job *job)
 {
-        list_for_each(&job->x->asks, item)
-        {
+        list_for_each (&job->x->asks, item) {
                 struct ask *ask = (struct ask *)item; /* link is its first member */
 
                 if (ask->job == job)
@@ -49,8 +48,7 @@ void asks_forget(const struct job *job)
 
 void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m)
 {
-        list_for_each(&x->asks, item)
-        {
+        list_for_each (&x->asks, item) {
                 struct ask *ask = (struct ask *)item; /* link is its first member */
 
                 if (ask->node != node || ask->transfer != m->transfer)

@@ -44,8 +44,7 @@ static void call_end(struct call *call, int status, const char *text, const Zero
 
 void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        list_for_each(&x->calls, item)
-        {
+        list_for_each (&x->calls, item) {
                 struct call *call = CONTAINER_OF(item, struct call, link);
 
                 if (call->id == m->answer && call->node == node) {
@@ -60,8 +59,7 @@ void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 static struct call *call_find(struct exchange *x, bool (*match)(const struct call *, uint64_t),
                               uint64_t key)
 {
-        list_for_each(&x->calls, item)
-        {
+        list_for_each (&x->calls, item) {
                 struct call *call = CONTAINER_OF(item, struct call, link);
 
                 if (match(call, key))

@@ -35,7 +35,8 @@ static void progress_send(struct job *job)
                 zero__wait__init(&waits[i]);
                 waits[i].who = lines[i].who;
                 waits[i].what = lines[i].what;
-                waits[i].since_ms = lines[i].since_ms ? exchange_now(job->x) - lines[i].since_ms : 0;
+                waits[i].since_ms =
+                        lines[i].since_ms ? exchange_now(job->x) - lines[i].since_ms : 0;
                 pointers[i] = &waits[i];
         }
         progress.waiting = waiting;
@@ -78,8 +79,7 @@ static void exchange_tick(uv_timer_t *timer)
         requests_expire(&x->requests, exchange_now(x));
         if (exchange_now(x) - x->progress_ms >= PROGRESS_MS) {
                 x->progress_ms = exchange_now(x);
-                list_for_each(&x->jobs, item)
-                {
+                list_for_each (&x->jobs, item) {
                         progress_send(CONTAINER_OF(item, struct job, link));
                 }
                 coordinator_tick(x);
@@ -91,8 +91,8 @@ static void exchange_tick(uv_timer_t *timer)
 
 int exchange_start(struct exchange *x)
 {
-        struct list *lists[] = { &x->jobs, &x->dead_jobs, &x->coordinators, &x->calls, &x->asks,
-                                 &x->accesses, &x->works, &x->joining };
+        struct list *lists[] = { &x->jobs, &x->dead_jobs, &x->coordinators, &x->calls,
+                                 &x->asks, &x->accesses,  &x->works,        &x->joining };
 
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
                 list_init(lists[i]);
@@ -115,8 +115,7 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
         x->closed = closed;
         x->closed_arg = arg;
         coordinators_free(x);
-        list_for_each(&x->joining, item)
-        {
+        list_for_each (&x->joining, item) {
                 struct rank *rank = CONTAINER_OF(item, struct rank, link);
 
                 if (rank->attaching)
@@ -135,8 +134,7 @@ void exchange_up(struct exchange *x, uint32_t node)
         log_info("node %s is up", node_name(x, node));
         coordinator_up(x, node);
         ranks_up(x, node);
-        list_for_each(&x->jobs, item)
-        {
+        list_for_each (&x->jobs, item) {
                 gather_up(CONTAINER_OF(item, struct job, link));
         }
 }
@@ -163,8 +161,7 @@ void exchange_down(struct exchange *x, uint32_t node, const char *why)
         log_warning("%s", text);
         calls_down(x, node, why);
         coordinator_down(x, node);
-        list_for_each(&x->jobs, item)
-        {
+        list_for_each (&x->jobs, item) {
                 job_lost_node(CONTAINER_OF(item, struct job, link), node, text);
         }
 }

@@ -15,15 +15,15 @@
 
 bool job_name_valid(const char *name)
 {
-        size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+        size_t n =
+                strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
 
         return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0' && name[0] != '.';
 }
 
 struct job *job_find(struct exchange *x, const char *name)
 {
-        list_for_each(&x->jobs, item)
-        {
+        list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 if (strcmp(job->name, name) == 0)
@@ -118,7 +118,7 @@ void job_detach(struct job *job)
         access_fail(job);
         if (job->landing)
                 landing_reset(job);
-        reduce_reset(job);
+        reduce_reset(job, false);
         for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
                 shard_forget_node(job, n);
         asks_forget(job);
@@ -135,7 +135,8 @@ static bool job_alloc(struct job *job)
         job->shard_version = calloc(n, sizeof *job->shard_version);
         job->pins = calloc(n, sizeof *job->pins);
         job->pulls = malloc(n * sizeof *job->pulls);
-        if (!job->node_of_rank || !job->here || !job->ranks || !job->shard_version || !job->pins || !job->pulls)
+        if (!job->node_of_rank || !job->here || !job->ranks || !job->shard_version || !job->pins ||
+            !job->pulls)
                 return false;
         for (uint32_t r = 0; r < job->world_size; r++)
                 job->node_of_rank[r] = RANK_ABSENT;
@@ -221,13 +222,16 @@ static void make_run(struct offload_task *task, uint32_t worker)
                                      .n_owners = x->n_owners,
                                      .reduce_dtype = job->reduce_dtype };
 
-        /* tables grow with the elements, so the state's room is asked for before the plan is made */
+        /* tables grow with the elements, so the state's room is asked for before the plan is made
+         */
         make->status = store_admit(x->store,
-                                   partition_elements(job->partition, (uint32_t)x->owner) * 4 * sizeof(float),
+                                   partition_elements(job->partition, (uint32_t)x->owner) * 4 *
+                                           sizeof(float),
                                    job->name, &make->fault);
         if (make->status)
                 return;
-        if (plan_new(job->layout, job->partition, (uint32_t)x->owner, (uint32_t)x->conf->chunk, &plan)) {
+        if (plan_new(job->layout, job->partition, (uint32_t)x->owner, (uint32_t)x->conf->chunk,
+                     &plan)) {
                 make->status = fault_set(&make->fault, ZERO_ENOMEM, "out of memory");
                 return;
         }
@@ -260,9 +264,9 @@ static void make_done(struct offload_task *task)
                 answer(x, make->node, &m, make->status, make->fault.text);
                 job_detach(job);
         } else {
-                log_info("job %s: opened, %llu parameters in %u groups, %llu bytes of state here", job->name,
-                         (unsigned long long)job->layout->elements, job->layout->n_groups,
-                         (unsigned long long)state_bytes(job->state));
+                log_info("job %s: opened, %llu parameters in %u groups, %llu bytes of state here",
+                         job->name, (unsigned long long)job->layout->elements,
+                         job->layout->n_groups, (unsigned long long)state_bytes(job->state));
                 job->attempt = job->state->record->attempt;
                 opened_answer(x, make->node, make->call, job, true);
         }
@@ -298,15 +302,17 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         if (job->opening)
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", job->name);
         if (job->uid != open->uid)
-                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name, job->uid);
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
+                                 job->uid);
         if (job->world_size != open->world_size || job->reduce_dtype != open->reduce_dtype)
-                return fault_set(fault, ZERO_ECONFLICT,
-                                 "job '%s' has world size %u and reduce_dtype %s (drop it to begin anew)",
-                                 job->name, job->world_size, dtype_name(job->reduce_dtype));
+                return fault_set(
+                        fault, ZERO_ECONFLICT,
+                        "job '%s' has world size %u and reduce_dtype %s (drop it to begin anew)",
+                        job->name, job->world_size, dtype_name(job->reduce_dtype));
         if (!layout_equal(l, job->layout, text, sizeof text))
                 return fault_set(fault, ZERO_ELAYOUT,
-                                 "job '%s' exists with another layout: %s (drop it to begin anew)", job->name,
-                                 text);
+                                 "job '%s' exists with another layout: %s (drop it to begin anew)",
+                                 job->name, text);
         return 0;
 }
 
@@ -314,14 +320,14 @@ static int quota_check(struct exchange *x, uint32_t uid, struct fault *fault)
 {
         uint64_t n = 0;
 
-        list_for_each(&x->jobs, item)
-        {
+        list_for_each (&x->jobs, item) {
                 n += CONTAINER_OF(item, struct job, link)->uid == uid;
         }
         if (n < x->conf->job_limit)
                 return 0;
-        return fault_set(fault, ZERO_EQUOTA, "user %u has %llu jobs, as many as job_limit allows: drop one",
-                         uid, (unsigned long long)n);
+        return fault_set(fault, ZERO_EQUOTA,
+                         "user %u has %llu jobs, as many as job_limit allows: drop one", uid,
+                         (unsigned long long)n);
 }
 
 void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
@@ -377,7 +383,7 @@ void job_drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
 
 /* ---- the coordinator's word ------------------------------------------------------ */
 
-static void job_begin_attempt(struct job *job)
+static void job_begin_attempt(struct job *job, bool decided)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
                 struct rank *rank = job->ranks[r];
@@ -387,7 +393,7 @@ static void job_begin_attempt(struct job *job)
                 rank->closed = rank->wants_norm = rank->refused = false;
                 rank->pushed = 0;
         }
-        reduce_reset(job);
+        reduce_reset(job, decided);
         if (job->landing)
                 landing_reset(job);
 }
@@ -410,7 +416,7 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
         job_fail_requests(job, ZERO_EABORTED, "a rank attached anew: replay the step");
-        job_begin_attempt(job);
+        job_begin_attempt(job, false);
 }
 
 /* The coordinator tells all nodes that a rank has gone. */
@@ -464,13 +470,14 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
         job->loss_scale = d->loss_scale;
         job->grad_norm = d->grad_norm;
         job->skipped += d->overflow;
-        job->step_times_ms[job->n_step_times++ % (sizeof job->step_times_ms / sizeof job->step_times_ms[0])] =
+        job->step_times_ms[job->n_step_times++ %
+                           (sizeof job->step_times_ms / sizeof job->step_times_ms[0])] =
                 exchange_now(job->x);
         if (d->overflow)
                 log_warning("job %s: step skipped, a gradient was not finite; loss scale is now %g",
                             job->name, d->loss_scale);
         if (job->state)
                 update_begin(job, &params, d);
-        job_begin_attempt(job);
+        job_begin_attempt(job, true);
         decision_answer(job, d);
 }

@@ -17,8 +17,8 @@ void parcel_free(struct parcel *p)
 
         for (uint32_t i = 0; i < p->n_sources; i++)
                 if (p->sources[i])
-                        contribution_free(p->sources[i], p->void_ ? ZERO_EABORTED : ZERO_OK,
-                                          p->void_ ? "the attempt is over" : "");
+                        contribution_free(p->sources[i], p->aborted ? ZERO_EABORTED : ZERO_OK,
+                                          p->aborted ? "the attempt is over" : "");
         if (p->buffer) {
                 r->buffer_bytes -= p->job->layout->groups[p->group].elements *
                                    dtype_size(p->job->reduce_dtype);

@@ -259,7 +259,8 @@ static void reduce_advance(struct job *job, uint32_t group)
         }
 }
 
-void reduce_reset(struct job *job)
+/* After a decision every contribution was taken, even where word of it has not come back yet. */
+void reduce_reset(struct job *job, bool decided)
 {
         struct reduce *r = job->reduce;
         size_t n = (size_t)job->layout->n_groups * job->world_size;
@@ -284,6 +285,7 @@ void reduce_reset(struct job *job)
                 if (p->void_)
                         continue;
                 p->void_ = true;
+                p->aborted = !decided;
                 if (!p->summing && p->readers == 0)
                         parcel_free(p);
         }

@@ -45,7 +45,9 @@ struct parcel {
         struct job *job;
         uint32_t group, micro_batch;
         uint64_t attempt;
-        bool last, summing, ready, offered, starved, void_;
+        bool last, summing, ready, offered, starved;
+        bool void_;       /* its attempt is over: freed when nothing reads it */
+        bool aborted;     /* ... without a decision */
         uint32_t untaken; /* owners that have not taken their range yet */
         uint32_t readers; /* payloads and copies under way */
         uint8_t *present; /* one bit a tensor */

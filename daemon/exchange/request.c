@@ -44,8 +44,8 @@ static void request_expire(struct request *r)
         if (r->forget)
                 r->forget(r);
         request_end(r, status, "no answer within %.1f s: waiting for %s%s%s",
-                    (double)(r->deadline_ms - r->since_ms) / 1000, line.who, line.what[0] ? ": " : "",
-                    line.what);
+                    (double)(r->deadline_ms - r->since_ms) / 1000, line.who,
+                    line.what[0] ? ": " : "", line.what);
 }
 
 /* Ending one request may end others, so the walk begins anew after each. */
@@ -54,8 +54,7 @@ void requests_expire(struct requests *requests, uint64_t now_ms)
         for (;;) {
                 struct request *late = NULL;
 
-                list_for_each(&requests->all, item)
-                {
+                list_for_each (&requests->all, item) {
                         struct request *r = CONTAINER_OF(item, struct request, deadline);
 
                         if (r->deadline_ms <= now_ms) {

@@ -35,7 +35,8 @@ static bool resume_fits(const struct exchange *x, const struct state *state, con
         if (x->owner != NO_OWNER && state->id.n_owners == x->n_owners &&
             state->plan->owner == (uint32_t)x->owner && job_name_valid(state->id.job))
                 return true;
-        log_error("state file %s was made for %u owners, this node being number %u: it is left alone; "
+        log_error("state file %s was made for %u owners, this node being number %u: it is left "
+                  "alone; "
                   "restore that owner list to use it",
                   file, state->id.n_owners, state->plan->owner);
         return false;
@@ -64,7 +65,8 @@ static int resume_job(const char *file, void *arg)
                 state_close(state);
                 return 0;
         }
-        job = job_new(x, state->id.job, state->id.uid, state->id.world_size, state->id.reduce_dtype, l);
+        job = job_new(x, state->id.job, state->id.uid, state->id.world_size, state->id.reduce_dtype,
+                      l);
         if (!job) {
                 log_error("state file %s is not used: out of memory", file);
                 state_close(state);

@@ -59,7 +59,8 @@ static void pull_send(struct pull *p)
 
         shard_pin(job, p->group);
         if (fabric_payload(job->x->fabric, p->node, p->transfer, TRAFFIC_GATHER,
-                           state_shard(job->state, job->layout, p->group), bytes, pull_sent, p) == 0)
+                           state_shard(job->state, job->layout, p->group), bytes, pull_sent,
+                           p) == 0)
                 return;
         shard_unpin(job, p->group);
         pull_free(p); /* the node is gone, and its request with it */
@@ -102,8 +103,7 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
 void shard_ready(struct job *job, uint32_t group, uint64_t version)
 {
         job->shard_version[group] = version;
-        list_for_each(&job->pulls[group], item)
-        {
+        list_for_each (&job->pulls[group], item) {
                 struct pull *p = CONTAINER_OF(item, struct pull, link);
 
                 if (p->version > version)
@@ -120,8 +120,7 @@ void shard_ready(struct job *job, uint32_t group, uint64_t version)
 void shard_forget_node(struct job *job, uint32_t node)
 {
         for (uint32_t g = 0; job->state && g < job->layout->n_groups; g++)
-                list_for_each(&job->pulls[g], item)
-                {
+                list_for_each (&job->pulls[g], item) {
                         struct pull *p = CONTAINER_OF(item, struct pull, link);
 
                         if (p->node != node)

@@ -26,10 +26,10 @@ struct update_group {
 struct update {
         struct job *job;
         bool running;
-        uint64_t version, attempt;       /* to be reached; the attempt decided */
-        struct adamw_scalars *scalars;   /* [tensor] */
-        struct update_group *groups;     /* [group] */
-        uint32_t unfinished, in_flight;  /* groups; tasks */
+        uint64_t version, attempt;      /* to be reached; the attempt decided */
+        struct adamw_scalars *scalars;  /* [tensor] */
+        struct update_group *groups;    /* [group] */
+        uint32_t unfinished, in_flight; /* groups; tasks */
 };
 
 struct update_task {
@@ -106,8 +106,9 @@ static void chunk_compute(const struct job *job, const struct plan_chunk *c, str
 
                 if (state->present[s->tensor]) {
                         job->x->ops->adamw(&job->update->scalars[s->tensor], n, state->master + p,
-                                           state->exp_avg + m, state->exp_avg_sq + m, state->grad + m,
-                                           out.p + done, out.m + done, out.v + done);
+                                           state->exp_avg + m, state->exp_avg_sq + m,
+                                           state->grad + m, out.p + done, out.m + done,
+                                           out.v + done);
                 } else {
                         memcpy(out.p + done, state->master + p, n * sizeof(float));
                         memcpy(out.m + done, state->exp_avg + m, n * sizeof(float));
@@ -193,9 +194,8 @@ static void update_done(struct offload_task *task)
         free(t);
         job->update->in_flight--;
         g->in_flight--;
-        if (g->in_flight == 0 &&
-            g->next_chunk == job->state->plan->shards[group].first_chunk +
-                                     job->state->plan->shards[group].n_chunks)
+        if (g->in_flight == 0 && g->next_chunk == job->state->plan->shards[group].first_chunk +
+                                                          job->state->plan->shards[group].n_chunks)
                 group_finish(job, group);
         update_advance(job);
         job_unref(job);
@@ -218,8 +218,9 @@ static bool group_submit(struct job *job, uint32_t group)
                                    .job = job,
                                    .group = group,
                                    .first = g->next_chunk,
-                                   .end = end - g->next_chunk > TASK_CHUNKS ? g->next_chunk + TASK_CHUNKS :
-                                                                              end };
+                                   .end = end - g->next_chunk > TASK_CHUNKS
+                                                  ? g->next_chunk + TASK_CHUNKS
+                                                  : end };
         g->phase = GROUP_RUNNING;
         g->next_chunk = t->end;
         g->in_flight++;
@@ -249,20 +250,22 @@ void update_unpinned(struct job *job)
 
 /* ---- the decision -------------------------------------------------------------------- */
 
-/* Everything follows from the record, so an update that is taken up after a crash has the same bits. */
+/* Everything follows from the record, so an update that is taken up after a crash has the same
+ * bits. */
 static void update_scalars(struct job *job)
 {
         const struct state_record *record = job->state->record;
 
         for (uint32_t i = 0; i < job->layout->n_tensors; i++) {
                 const struct layout_tensor *t = &job->layout->tensors[i];
-                double divisor = layout_group_divisor(&job->layout->groups[t->group], job->world_size);
+                double divisor =
+                        layout_group_divisor(&job->layout->groups[t->group], job->world_size);
                 uint32_t set = t->set < record->n_sets ? t->set : 0;
 
-                job->update->scalars[i] =
-                        adamw_scalars(record->sets[set].lr, record->sets[set].beta1, record->sets[set].beta2,
-                                      record->sets[set].eps, record->sets[set].weight_decay,
-                                      job->state->tensor_step[i] + 1, record->grad_scale / divisor);
+                job->update->scalars[i] = adamw_scalars(
+                        record->sets[set].lr, record->sets[set].beta1, record->sets[set].beta2,
+                        record->sets[set].eps, record->sets[set].weight_decay,
+                        job->state->tensor_step[i] + 1, record->grad_scale / divisor);
         }
 }
 
@@ -283,8 +286,9 @@ void update_start(struct job *job)
                 const struct plan_shard *shard = &job->state->plan->shards[g];
                 bool work = commit && shard->n_chunks > 0;
 
-                u->groups[g] = (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
-                                                      .next_chunk = shard->first_chunk };
+                u->groups[g] =
+                        (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
+                                               .next_chunk = shard->first_chunk };
                 u->unfinished += work;
                 if (commit && !work && layout_group_trainable(job->layout, g))
                         shard_ready(job, g, u->version); /* nothing of it to update here */

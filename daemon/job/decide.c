@@ -63,17 +63,18 @@ static bool fp32_holds(double value)
 static int set_check(const Zero__AdamW *m, size_t i, struct fault *fault)
 {
         if (!fp32_holds(m->lr))
-                return fault_set(fault, ZERO_EINVAL, "set %zu: lr %g is not an fp32 number >= 0", i, m->lr);
+                return fault_set(fault, ZERO_EINVAL, "set %zu: lr %g is not an fp32 number >= 0", i,
+                                 m->lr);
         if (!(m->beta1 >= 0 && m->beta1 < 1) || !(m->beta2 >= 0 && m->beta2 < 1))
                 return fault_set(fault, ZERO_EINVAL, "set %zu: betas %g, %g are not in [0, 1)", i,
                                  m->beta1, m->beta2);
         if (!fp32_holds(m->eps))
-                return fault_set(fault, ZERO_EINVAL, "set %zu: eps %g is not an fp32 number >= 0", i,
-                                 m->eps);
+                return fault_set(fault, ZERO_EINVAL, "set %zu: eps %g is not an fp32 number >= 0",
+                                 i, m->eps);
         if (!fp32_holds(m->weight_decay) || !fp32_holds(m->lr * m->weight_decay))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "set %zu: weight_decay %g (times lr) is not an fp32 number >= 0", i,
-                                 m->weight_decay);
+                                 "set %zu: weight_decay %g (times lr) is not an fp32 number >= 0",
+                                 i, m->weight_decay);
         return 0;
 }
 
@@ -85,8 +86,9 @@ int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                                  .growth_interval = m->growth_interval };
 
         if (m->n_sets > ZERO_SET_MAX)
-                return fault_set(fault, ZERO_EINVAL, "%zu hyperparameter sets: at most %d are possible",
-                                 m->n_sets, ZERO_SET_MAX);
+                return fault_set(fault, ZERO_EINVAL,
+                                 "%zu hyperparameter sets: at most %d are possible", m->n_sets,
+                                 ZERO_SET_MAX);
         for (size_t i = 0; i < m->n_sets; i++) {
                 int r = set_check(m->sets[i], i, fault);
                 if (r)
@@ -95,7 +97,8 @@ int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                                                m->sets[i]->eps, m->sets[i]->weight_decay };
         }
         if (!isfinite(p.clip_norm) || p.clip_norm < 0)
-                return fault_set(fault, ZERO_EINVAL, "clip_norm %g is not a number >= 0", p.clip_norm);
+                return fault_set(fault, ZERO_EINVAL, "clip_norm %g is not a number >= 0",
+                                 p.clip_norm);
         if (!fp32_holds(p.loss_scale) || !fp32_holds(1 / p.loss_scale))
                 return fault_set(fault, ZERO_EINVAL, "loss_scale %g is not an fp32 number > 0",
                                  p.loss_scale);

@@ -27,7 +27,7 @@ struct votes {
 
 struct decision {
         bool commit;
-        bool overflow;     /* not committed because a gradient was not finite */
+        bool overflow; /* not committed because a gradient was not finite */
         bool finite;
         double grad_norm;  /* loss scale taken out */
         double clip;       /* factor, at most 1 */

@@ -7,10 +7,9 @@
 
 int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint32_t n_owners)
 {
-        *s = (struct step){ .world_size = world_size,
-                            .n_nodes = n_nodes,
-                            .n_owners = n_owners,
-                            .loss_scale = 1 };
+        *s = (struct step){
+                .world_size = world_size, .n_nodes = n_nodes, .n_owners = n_owners, .loss_scale = 1
+        };
         s->node_of_rank = malloc(world_size * sizeof *s->node_of_rank);
         s->rank_lost = calloc(world_size, sizeof *s->rank_lost);
         s->ready = calloc(n_nodes, sizeof *s->ready);
@@ -103,8 +102,8 @@ static int step_ready_check(struct step *s, const struct step_params *params, ui
         if (first)
                 return 0;
         if (s->collecting_norm != (params == NULL))
-                return fault_set(fault, ZERO_ECONFLICT, "rank %u calls %s while rank %u calls %s", rank,
-                                 params ? "zero_step" : "zero_norm", s->params_rank,
+                return fault_set(fault, ZERO_ECONFLICT, "rank %u calls %s while rank %u calls %s",
+                                 rank, params ? "zero_step" : "zero_norm", s->params_rank,
                                  params ? "zero_norm" : "zero_step");
         if (params && s->have_params && !step_params_equal(&s->params, params, text, sizeof text))
                 return fault_set(fault, ZERO_ECONFLICT,
@@ -121,8 +120,8 @@ static int step_missing(const struct step *s, struct fault *fault)
         while (r < s->world_size && s->node_of_rank[r] != RANK_ABSENT)
                 r++;
         return fault_set(fault, ZERO_ELOSTRANK, "rank %u %s", r,
-                         r < s->world_size && s->rank_lost[r] ? "was lost: its session ended" :
-                                                                "has left the job");
+                         r < s->world_size && s->rank_lost[r] ? "was lost: its session ended"
+                                                              : "has left the job");
 }
 
 int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct step_params *params,
@@ -177,7 +176,8 @@ void step_vote(struct step *s, uint32_t owner, uint64_t attempt, const struct vo
                enum step_action *ret)
 {
         *ret = STEP_NOTHING;
-        if (s->phase != STEP_VOTING || attempt != s->attempt || owner >= s->n_owners || s->voted[owner])
+        if (s->phase != STEP_VOTING || attempt != s->attempt || owner >= s->n_owners ||
+            s->voted[owner])
                 return;
         s->voted[owner] = true;
         exact_sum_merge(&s->votes.norm, &vote->norm);

@@ -31,7 +31,7 @@ struct step {
         bool norm_only;         /* what is being collected or voted on ends with a norm */
         bool collecting_norm;   /* the ready nodes asked for the norm */
         bool have_params;
-        uint32_t params_rank;   /* whose they are */
+        uint32_t params_rank; /* whose they are */
         struct step_params params;
         struct votes votes;
         struct decision decision; /* of the last STEP_DECIDE */

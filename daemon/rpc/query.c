@@ -55,9 +55,9 @@ static json_t *survey_ping(struct survey *s)
                         json_object_set_new(peer, "node", json_string(node_name(x, n)));
                         json_object_set_new(peer, "up", json_boolean(s->answers[n].came));
                         json_object_set_new(peer, "round_trip_s",
-                                            s->answers[n].came ?
-                                                    json_real((double)s->answers[n].took_ns / 1e9) :
-                                                    json_null());
+                                            s->answers[n].came
+                                                    ? json_real((double)s->answers[n].took_ns / 1e9)
+                                                    : json_null());
                         json_array_append(peers, peer);
                 }
                 json_decref(peer);
@@ -92,7 +92,8 @@ static json_t *survey_checksum(struct survey *s)
                 uint64_t sum[2] = { 0, 0 };
 
                 for (uint32_t o = 0; o < x->n_owners; o++) {
-                        json_t *part = json_object_get(s->answers[x->owner_node[o]].json, checksum_planes[p]);
+                        json_t *part = json_object_get(s->answers[x->owner_node[o]].json,
+                                                       checksum_planes[p]);
 
                         for (size_t i = 0; i < 2; i++)
                                 sum[i] += (uint64_t)json_integer_value(json_array_get(part, i));
@@ -218,7 +219,8 @@ static int job_for(struct pending_call *call, const char *name, struct job **ret
         if (!job || job->opening)
                 return fault_set(fault, ZERO_ENOJOB, "there is no job '%.100s' on this node", name);
         if (session->uid != 0 && session->uid != job->uid)
-                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name, job->uid);
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
+                                 job->uid);
         *ret = job;
         return 0;
 }
@@ -252,7 +254,8 @@ static int survey_start(struct pending_call *call, const struct survey_kind *kin
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 if (!kind->owners_only || x->cluster->nodes[n].owner)
                         survey_ask(s, n, kind->question, call->session->timeout_ms);
-        s->pending--; /* answers come from the loop, never before: at least this node's own is due */
+        s->pending--; /* answers come from the loop, never before: at least this node's own is due
+                       */
         return 0;
 }
 
@@ -261,8 +264,7 @@ static json_t *all_shards(const struct rpc *rpc)
 {
         json_t *versions[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
 
-        list_for_each(&rpc->x->jobs, item)
-        {
+        list_for_each (&rpc->x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 if (job->opening)
@@ -297,7 +299,8 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
         } else if (kind) {
                 return survey_start(call, kind, argument, fault);
         } else {
-                return fault_set(fault, ZERO_EINVAL, "this daemon does not know the query '%.60s'", what);
+                return fault_set(fault, ZERO_EINVAL, "this daemon does not know the query '%.60s'",
+                                 what);
         }
         return 0;
 }
@@ -334,9 +337,9 @@ static void checksum_done(void *arg, const struct checksum *sum)
         json_t *j = json_object();
 
         for (size_t p = 0; p < 3; p++)
-                json_object_set_new(j, checksum_planes[p],
-                                    json_pack("[I,I]", (json_int_t)sum->sum[p][0],
-                                              (json_int_t)sum->sum[p][1]));
+                json_object_set_new(
+                        j, checksum_planes[p],
+                        json_pack("[I,I]", (json_int_t)sum->sum[p][0], (json_int_t)sum->sum[p][1]));
         query_answer(q->x, q->node, q->call, j);
         free(q);
 }

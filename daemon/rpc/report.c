@@ -37,8 +37,9 @@ static json_t *report_ranks(const struct job *job)
                 bool known = job->node_of_rank[r] != RANK_ABSENT;
 
                 json_object_set_new(rank, "rank", number(r));
-                json_object_set_new(rank, "node", known ? text(node_name(job->x, job->node_of_rank[r])) :
-                                                          json_null());
+                json_object_set_new(rank, "node",
+                                    known ? text(node_name(job->x, job->node_of_rank[r]))
+                                          : json_null());
                 json_object_set_new(rank, "attached", json_boolean(job->here[r]));
                 json_array_append_new(ranks, rank);
         }
@@ -56,8 +57,9 @@ static json_t *report_waiting(const struct job *job)
 
                 json_object_set_new(wait, "for", text(line->who));
                 json_object_set_new(wait, "what", text(line->what));
-                json_object_set_new(wait, "since_s",
-                                    real(now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0));
+                json_object_set_new(
+                        wait, "since_s",
+                        real(now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0));
                 json_array_append_new(waiting, wait);
         }
         return waiting;
@@ -106,7 +108,8 @@ static json_t *report_formula(const struct job *job)
         json_t *j = json_object();
 
         json_object_set_new(j, "bytes_per_parameter", number(16));
-        json_object_set_new(j, "stage3_bytes", number(16 * job->layout->elements / job->x->n_owners));
+        json_object_set_new(j, "stage3_bytes",
+                            number(16 * job->layout->elements / job->x->n_owners));
         return j;
 }
 
@@ -183,8 +186,7 @@ json_t *report_jobs(const struct rpc *rpc)
 {
         json_t *jobs = json_array();
 
-        list_for_each(&rpc->x->jobs, item)
-        {
+        list_for_each (&rpc->x->jobs, item) {
                 json_array_append_new(jobs, report_job(CONTAINER_OF(item, struct job, link)));
         }
         return jobs;
@@ -247,7 +249,8 @@ json_t *report_status(const struct rpc *rpc)
 
         json_object_set_new(j, "node", text(node_name(x, x->cluster->self)));
         json_object_set_new(j, "version", text(ZEROD_VERSION));
-        json_object_set_new(j, "uptime_s", real((double)(exchange_now(x) - rpc->started_ms) / 1000));
+        json_object_set_new(j, "uptime_s",
+                            real((double)(exchange_now(x) - rpc->started_ms) / 1000));
         json_object_set_new(j, "socket", text(x->conf->socket));
         json_object_set_new(j, "state_dir", text(x->conf->state_dir));
         json_object_set_new(j, "device", text(x->ops->name));
@@ -290,9 +293,10 @@ json_t *report_versions(const struct job *job)
         json_t *versions = json_array();
 
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                json_array_append_new(versions, job->state && job->state->plan->shards[g].range.count ?
-                                                        number(job->shard_version[g]) :
-                                                        json_null());
+                json_array_append_new(versions,
+                                      job->state && job->state->plan->shards[g].range.count
+                                              ? number(job->shard_version[g])
+                                              : json_null());
         return versions;
 }
 
@@ -304,7 +308,8 @@ static uint64_t trainable_elements(const struct job *job, uint32_t group, struct
 
         for (uint32_t i = 0; i < g->n_tensors; i++) {
                 const struct layout_tensor *t = &job->layout->tensors[g->first_tensor + i];
-                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN * LAYOUT_ALIGN;
+                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) /
+                                                                    LAYOUT_ALIGN * LAYOUT_ALIGN;
 
                 from = from < range.first ? range.first : from;
                 to = to > end ? end : to;
@@ -352,8 +357,9 @@ static json_t *report_group(const struct job *job, uint32_t group, json_t *const
 
                 json_array_append_new(shards,
                                       report_shard(job, group, owner,
-                                                   versions[owner] ? json_array_get(versions[owner], group) :
-                                                                     NULL));
+                                                   versions[owner]
+                                                           ? json_array_get(versions[owner], group)
+                                                           : NULL));
         }
         json_object_set_new(j, "shards", shards);
         return j;

@@ -20,8 +20,9 @@ static void server_accept(struct rpc *rpc)
                 return;
         }
         if (rpc->n_sessions >= rpc->x->conf->session_limit) {
-                log_warning("a client was turned away: %u sessions, as many as session_limit allows",
-                            rpc->n_sessions);
+                log_warning(
+                        "a client was turned away: %u sessions, as many as session_limit allows",
+                        rpc->n_sessions);
                 close(fd);
                 return;
         }
@@ -39,8 +40,8 @@ static int socket_address(const char *path, struct sockaddr_un *ret, struct faul
 {
         *ret = (struct sockaddr_un){ .sun_family = AF_UNIX };
         if (strlen(path) >= sizeof ret->sun_path)
-                return fault_set(fault, ZERO_EINVAL, "socket path '%s' is longer than %zu bytes", path,
-                                 sizeof ret->sun_path - 1);
+                return fault_set(fault, ZERO_EINVAL, "socket path '%s' is longer than %zu bytes",
+                                 path, sizeof ret->sun_path - 1);
         strcpy(ret->sun_path, path);
         return 0;
 }
@@ -56,7 +57,8 @@ static int socket_clear(const struct sockaddr_un *address, struct fault *fault)
         if (lstat(address->sun_path, &st))
                 return 0;
         if (!S_ISSOCK(st.st_mode))
-                return fault_set(fault, ZERO_EINVAL, "%s is there and is no socket", address->sun_path);
+                return fault_set(fault, ZERO_EINVAL, "%s is there and is no socket",
+                                 address->sun_path);
         if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0)
                 return fault_set(fault, ZERO_EBUSY,
                                  "a daemon listens at %s already: stop it or set another socket",
@@ -92,7 +94,8 @@ static int socket_listen(const char *path, const char *mode, int *ret_fd, struct
                 return fault_errno(fault, errno, "socket");
         socket_make_folder(path);
         if (bind(fd, (struct sockaddr *)&address, sizeof address))
-                return fault_set(fault, ZERO_EIO, "cannot make the socket %s: %s", path, strerror(errno));
+                return fault_set(fault, ZERO_EIO, "cannot make the socket %s: %s", path,
+                                 strerror(errno));
         if (chmod(path, (mode_t)strtoul(mode, NULL, 8)) || listen(fd, 128)) {
                 r = fault_set(fault, ZERO_EIO, "cannot listen at %s: %s", path, strerror(errno));
                 unlink(path);
@@ -150,8 +153,7 @@ void rpc_close(struct rpc *rpc, void (*closed)(void *arg), void *arg)
         rpc->closed = closed;
         rpc->closed_arg = arg;
         rpc->n_sessions++; /* the listener counts as one, until it is closed */
-        list_for_each(&rpc->sessions, item)
-        {
+        list_for_each (&rpc->sessions, item) {
                 session_end(CONTAINER_OF(item, struct session, link));
         }
         uv_close((uv_handle_t *)&rpc->listener, listener_closed);

@@ -157,15 +157,17 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         struct exchange *x = s->rpc->x;
 
         if (m->protocol != ZERO_PROTOCOL)
-                return fault_set(fault, ZERO_EVERSION, "this daemon speaks protocol %d, the client %u",
-                                 ZERO_PROTOCOL, m->protocol);
+                return fault_set(fault, ZERO_EVERSION,
+                                 "this daemon speaks protocol %d, the client %u", ZERO_PROTOCOL,
+                                 m->protocol);
         if (s->greeted)
                 return fault_set(fault, ZERO_EORDER, "hello was said already");
         if (m->job[0] && !job_name_valid(m->job))
-                return fault_set(fault, ZERO_EINVAL,
-                                 "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
-                                 "with a dot",
-                                 ZERO_NAME_MAX);
+                return fault_set(
+                        fault, ZERO_EINVAL,
+                        "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
+                        "with a dot",
+                        ZERO_NAME_MAX);
         snprintf(s->job_name, sizeof s->job_name, "%s", m->job);
         s->rank_number = m->rank;
         s->world_size = m->world_size;
@@ -195,9 +197,11 @@ static int attach_observer(struct pending_call *call, struct fault *fault)
         int r;
 
         if (!job || job->opening)
-                return fault_set(fault, ZERO_ENOJOB, "there is no job '%s' on this node", s->job_name);
+                return fault_set(fault, ZERO_ENOJOB, "there is no job '%s' on this node",
+                                 s->job_name);
         if (s->uid != 0 && s->uid != job->uid)
-                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name, job->uid);
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
+                                 job->uid);
         if (s->job)
                 return fault_set(fault, ZERO_EORDER, "attached already");
         r = push_window_new(&s->window, NULL, 0, ZERO_FP32, fault);
@@ -237,7 +241,8 @@ static int handle_attach(struct pending_call *call, const Zero__Attach *m, struc
                                     .reduce_dtype = (enum zero_dtype)m->reduce_dtype };
 
         if (s->job_name[0] == '\0')
-                return fault_set(fault, ZERO_EINVAL, "the session names no job: give one at connect");
+                return fault_set(fault, ZERO_EINVAL,
+                                 "the session names no job: give one at connect");
         if (s->rank_number < 0)
                 return attach_observer(call, fault);
         if (s->rank && !s->rank->job && !s->rank->attaching) /* an earlier try was refused */
@@ -246,7 +251,8 @@ static int handle_attach(struct pending_call *call, const Zero__Attach *m, struc
                 return fault_set(fault, ZERO_EORDER, "attached already");
         if (!m->layout)
                 return fault_set(fault, ZERO_EINVAL, "a rank brings its layout");
-        return rank_attach(s->rpc->x, s->job_name, m->layout, &needs, &call->request, &s->rank, fault);
+        return rank_attach(s->rpc->x, s->job_name, m->layout, &needs, &call->request, &s->rank,
+                           fault);
 }
 
 static int handle_access(struct pending_call *call, const Zero__Access *m, bool put,
@@ -394,8 +400,7 @@ void session_end(struct session *s)
                 return;
         s->ending = true;
         while (!list_empty(&s->pending))
-                request_cancel(
-                        &CONTAINER_OF(s->pending.next, struct pending_call, link)->request);
+                request_cancel(&CONTAINER_OF(s->pending.next, struct pending_call, link)->request);
         rank = s->rank;
         s->rank = NULL;
         rank_leave(rank, s->orderly || s->rpc->closing);

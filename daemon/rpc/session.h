@@ -30,12 +30,12 @@ struct session {
         int32_t rank_number; /* ZERO_OBSERVER or the rank it may attach as */
         uint32_t world_size, local_world_size;
         uint64_t timeout_ms;
-        struct rank *rank;            /* while attached (or attaching) as a rank */
-        struct job *job;              /* observers: the job they look at */
-        struct push_window *window;   /* observers */
+        struct rank *rank;          /* while attached (or attaching) as a rank */
+        struct job *job;            /* observers: the job they look at */
+        struct push_window *window; /* observers */
         uint32_t n_pending;
-        struct list pending;          /* struct pending_call.link */
-        uint8_t *scratch;             /* packed replies, reused */
+        struct list pending; /* struct pending_call.link */
+        uint8_t *scratch;    /* packed replies, reused */
         size_t scratch_size;
 };
 
@@ -51,7 +51,8 @@ struct pending_call {
 };
 
 int session_new(struct rpc *rpc, int fd);
-/* Ends it at once; what it waited for is forgotten. Never called from inside a request's handler. */
+/* Ends it at once; what it waited for is forgotten. Never called from inside a request's handler.
+ */
 void session_end(struct session *session);
 void session_reply(struct session *session, const Zero__Reply *reply, const int *fds, size_t n_fds);
 
