@@ -176,6 +176,7 @@ static void the_step_count_is_kept_by_every_owner(void)
         put(&c, 0, ZERO_PLANE_STEP, 0, 1, &steps, sizeof steps);
         session_program(&s, 1);
         session_run(&s);
+        net_checksum(&s.net, "zoo"); /* the update is over then */
         for (uint32_t n = 0; n < 3; n++) {
                 const struct job *job = net_job(&s.net, n, "zoo");
 

@@ -1,2 +1,506 @@
+/* What goes wrong: ranks that die, jobs that are dropped, links that end, calls out of place. */
+#include <string.h>
+
 #include "cases.h"
-const struct test_case trouble_cases[] = { { 0 } };
+#include "check.h"
+#include "training.h"
+
+/* The last end of an operation that was not a success. */
+struct ears {
+        int status;
+        char text[480];
+        uint32_t failures;
+};
+
+static struct ears ears[RANKS_MAX];
+
+static void note_failure(struct trainer *t, const struct op *op, int status, const char *text,
+                         const struct request *r)
+{
+        struct ears *e = &ears[t->needs.rank];
+
+        if (status == 0)
+                return;
+        e->status = status;
+        e->failures++;
+        snprintf(e->text, sizeof e->text, "%s", text);
+}
+
+static void open_listening(struct session *s, const struct training *t)
+{
+        memset(ears, 0, sizeof ears);
+        session_open(s, t);
+        for (uint32_t r = 0; r < t->ranks; r++)
+                s->trainers[r].heard = note_failure;
+}
+
+static void run_turns(struct session *s, uint32_t turns, uint64_t seed)
+{
+        for (uint32_t i = 0; i < turns; i++)
+                if (!trainers_turn(s->trainers, s->training->ranks, &seed))
+                        return;
+}
+
+static void forget_program(struct trainer *t)
+{
+        free(t->ops);
+        t->ops = NULL;
+        t->n_ops = t->next = 0;
+}
+
+static void kill_all(struct session *s)
+{
+        for (uint32_t r = 0; r < s->training->ranks; r++) {
+                trainer_kill(&s->trainers[r]);
+                forget_program(&s->trainers[r]);
+        }
+}
+
+/* One operation of one rank, to its end. */
+static int one_op(struct session *s, uint32_t rank, struct op op)
+{
+        struct trainer *t = &s->trainers[rank];
+
+        ears[rank] = (struct ears){ 0 };
+        trainer_add(t, op);
+        trainers_run(t, 1, 1);
+        return ears[rank].status;
+}
+
+/* ---- drop ---- */
+
+static void a_job_dropped_at_any_time_leaves_nothing(void)
+{
+        for (uint32_t turns = 0; turns < 120; turns += 3) {
+                struct training t = training_default();
+                struct session s;
+
+                t.net = (struct net_options){ .nodes = 3, .owners = 3, .delay_ms = turns % 2 };
+                t.prefetch = t.opposite = true;
+                open_listening(&s, &t);
+                session_attach(&s);
+                session_program(&s, 1);
+                run_turns(&s, turns, turns);
+                net_drop(&s.net, "zoo");
+                session_run(&s);
+                kill_all(&s);
+                net_gone(&s.net);
+                session_close(&s);
+        }
+}
+
+static void a_dropped_job_can_be_made_anew(void)
+{
+        struct training t = training_default();
+        struct session s;
+
+        session_open(&s, &t);
+        for (int i = 0; i < 3; i++) {
+                session_attach(&s);
+                session_program(&s, 1);
+                session_run(&s);
+                CHECK(s.trainers[0].version == 1);
+                memset(s.outcome.views, 0, sizeof s.outcome.views);
+                net_drop(&s.net, "zoo");
+                kill_all(&s);
+                net_gone(&s.net);
+        }
+        session_close(&s);
+}
+
+static void daemons_stop_in_the_middle(void)
+{
+        for (uint32_t turns = 0; turns < 100; turns += 7) {
+                struct training t = training_default();
+                struct session s;
+
+                t.net = (struct net_options){ .nodes = 3, .owners = 2, .delay_ms = 1 };
+                open_listening(&s, &t);
+                session_attach(&s);
+                session_program(&s, 1);
+                run_turns(&s, turns, turns);
+                kill_all(&s); /* sessions end before the exchange */
+                session_close(&s);
+        }
+}
+
+/* ---- ranks die ---- */
+
+/* The others go on with their programs meanwhile; rank 3 does its second step if that is due. */
+static void attached_again(struct session *s)
+{
+        struct trainer *t = &s->trainers[3];
+        uint64_t seed = 5;
+
+        while (!t->rank || !t->rank->job) {
+                CHECK(ears[3].failures == 0, "%s", ears[3].text);
+                trainers_turn(s->trainers, s->training->ranks, &seed);
+        }
+        forget_program(t);
+        t->attempt = t->rank->job->attempt;
+        t->from = 1;
+        if (t->rank->job->version == 1) {
+                session_fetches(s, 3);
+                session_pushes(s, 3, 2);
+                trainer_add(t, (struct op){ .kind = OP_STEP, .params = &s->params });
+        }
+        session_run(s);
+}
+
+/* A rank dies behind so many turns of the second step and comes back; all replay that step. */
+static void replay(struct training *t, uint32_t turns, const struct outcome *expected)
+{
+        struct session s;
+
+        open_listening(&s, t);
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        session_program(&s, 2);
+        run_turns(&s, turns, turns);
+        trainer_kill(&s.trainers[3]);
+        forget_program(&s.trainers[3]);
+        trainer_add(&s.trainers[3], (struct op){ .kind = OP_ATTACH });
+        attached_again(&s);
+        session_program(&s, 3);
+        memset(ears, 0, sizeof ears);
+        session_run(&s);
+        for (uint32_t r = 0; r < t->ranks; r++)
+                CHECK(ears[r].failures == 0, "after %u turns, rank %u: %s", turns, r, ears[r].text);
+        CHECK(s.trainers[0].version == 3, "after %u turns", turns);
+        s.outcome.sum = net_checksum(&s.net, "zoo");
+        CHECK(memcmp(&s.outcome.sum, &expected->sum, sizeof expected->sum) == 0, "after %u turns",
+              turns);
+        session_close(&s);
+}
+
+static void a_rank_that_dies_and_comes_back_changes_nothing(void)
+{
+        struct training t = training_default();
+        struct outcome expected = training_run(&t);
+
+        t.net.delay_ms = 1;
+        for (uint32_t turns = 0; turns < 150; turns += 10)
+                replay(&t, turns, &expected);
+}
+
+static void others_hear_at_their_deadline_which_rank_is_late(void)
+{
+        struct training t = training_default();
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        for (uint32_t r = 0; r < 3; r++) {
+                s.trainers[r].needs.timeout_ms = 1000;
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });
+        }
+        session_run(&s);
+        for (uint32_t r = 0; r < 3; r++) {
+                CHECK(ears[r].status == ZERO_EDEADLINE, "rank %u: %s", r, ears[r].text);
+                CHECK(strstr(ears[r].text, "rank 3 on n1"), "rank %u: %s", r, ears[r].text);
+        }
+        session_close(&s);
+}
+
+static void others_hear_at_their_deadline_which_rank_was_lost(void)
+{
+        struct training t = training_default();
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        trainer_kill(&s.trainers[2]);
+        for (uint32_t r = 0; r < 2; r++) {
+                s.trainers[r].needs.timeout_ms = 1000;
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });
+        }
+        session_run(&s);
+        for (uint32_t r = 0; r < 2; r++) {
+                CHECK(ears[r].status == ZERO_ELOSTRANK, "rank %u: %s", r, ears[r].text);
+                CHECK(strstr(ears[r].text, "rank 2"), "rank %u: %s", r, ears[r].text);
+        }
+        session_close(&s);
+}
+
+/* ---- attaching ---- */
+
+static void two_sessions_cannot_be_one_rank(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct trainer both[2];
+        uint64_t seed = 3;
+
+        t.ranks = 2;
+        t.node_of_rank[1] = 1;
+        open_listening(&s, &t);
+        both[0] = s.trainers[0];
+        both[1] = s.trainers[0];
+        both[1].node = 1;
+        for (int i = 0; i < 2; i++)
+                trainer_add(&both[i], (struct op){ .kind = OP_ATTACH });
+        for (int i = 0; i < 50; i++) /* both are there before the job is open */
+                trainers_turn(both, 2, &seed);
+        CHECK(ears[0].status == ZERO_ERANK && strstr(ears[0].text, "rank 0 is taken"), "%s",
+              ears[0].text);
+        trainer_add(&s.trainers[1], (struct op){ .kind = OP_ATTACH });
+        trainers_run(&s.trainers[1], 1, 1);
+        trainers_run(both, 2, 1);
+        CHECK((both[0].rank->job != NULL) + (both[1].rank->job != NULL) == 1);
+        CHECK(ears[0].failures == 1 && ears[1].failures == 0);
+        trainer_free(&both[0]);
+        trainer_free(&both[1]);
+        session_close(&s);
+}
+
+static void a_rank_that_gave_up_attaching_may_try_again(void)
+{
+        struct training t = training_default();
+        struct session s;
+
+        open_listening(&s, &t);
+        s.trainers[0].needs.timeout_ms = 300;
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_ATTACH }) == ZERO_EDEADLINE);
+        trainer_kill(&s.trainers[0]);
+        for (int i = 0; i < 2; i++) { /* and one that was killed while it attached */
+                uint64_t seed = 1;
+
+                trainer_add(&s.trainers[1], (struct op){ .kind = OP_ATTACH });
+                for (int k = 0; k < 20; k++)
+                        trainers_turn(&s.trainers[1], 1, &seed);
+                trainer_kill(&s.trainers[1]);
+                forget_program(&s.trainers[1]);
+        }
+        s.trainers[0].needs.timeout_ms = 15000;
+        memset(ears, 0, sizeof ears);
+        session_attach(&s);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                CHECK(ears[r].failures == 0, "rank %u: %s", r, ears[r].text);
+        session_program(&s, 1);
+        session_run(&s);
+        CHECK(s.trainers[0].version == 1);
+        session_close(&s);
+}
+
+static void another_layout_is_refused_by_name(void)
+{
+        struct training t = training_default();
+        struct session s;
+        layout *other;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        trainer_kill(&s.trainers[3]);
+        CHECK(layout_copy(s.layout, &other) == 0);
+        other->tensors[0].init_seed++;
+        s.trainers[3].layout = other;
+        CHECK(one_op(&s, 3, (struct op){ .kind = OP_ATTACH }) == ZERO_ELAYOUT);
+        CHECK(strstr(ears[3].text, "big.weight"), "%s", ears[3].text);
+        session_close(&s);
+        layout_free(other);
+}
+
+static void a_window_that_is_too_small_says_what_it_needs(void)
+{
+        struct training t = training_default();
+        struct session s;
+        bool refused = false;
+
+        t.net.window = 400000; /* one slab */
+        open_listening(&s, &t);
+        session_attach(&s);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                if (ears[r].status) {
+                        CHECK(ears[r].status == ZERO_EWINDOW && strstr(ears[r].text, "at least"),
+                              "%s", ears[r].text);
+                        refused = true;
+                }
+        CHECK(refused);
+        session_close(&s);
+}
+
+/* ---- calls out of place ---- */
+
+static void fetches_out_of_place_are_refused(void)
+{
+        struct training t = training_default();
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_FETCH, .group = ZOO_GROUPS }) == ZERO_ENOGROUP);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_RELEASE, .group = ZOO_GROUPS }) ==
+              ZERO_ENOGROUP);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_RELEASE, .group = ZOO_BIG }) == ZERO_ENOTHELD);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_FETCH, .group = ZOO_BIG }) == 0);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_FETCH, .group = ZOO_BIG }) == ZERO_EBUSY);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_FETCH, .group = ZOO_FLOAT }) == ZERO_EHELD);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_PREFETCH, .group = UINT32_MAX }) == 0);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_RELEASE, .group = ZOO_BIG }) == 0);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_RELEASE, .group = ZOO_BIG }) == ZERO_ENOTHELD);
+        session_close(&s);
+}
+
+/* Refused pushes, each in an attempt of its own; the daemon goes on. */
+static int push(struct session *s, uint32_t rank, Zero__Push m)
+{
+        struct request r = { 0 };
+        struct fault fault = { 0 };
+
+        m.attempt += s->trainers[rank].rank->job->attempt;
+        return rank_push(s->trainers[rank].rank, &m, &r, &fault);
+}
+
+static void pushes_out_of_place_are_refused(void)
+{
+        struct training t = training_default();
+        Zero__Push m = ZERO__PUSH__INIT;
+        struct session s;
+        uint8_t mask[9] = { 1 };
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        m.group = ZOO_GROUPS;
+        CHECK(push(&s, 0, m) == ZERO_ENOGROUP);
+        m.group = ZOO_FROZEN;
+        CHECK(push(&s, 0, m) == ZERO_EINVAL);
+        m.group = ZOO_EVEN;
+        CHECK(push(&s, 1, m) == ZERO_ERANK);
+        m.group = ZOO_BIG;
+        m.slot = 2;
+        CHECK(push(&s, 0, m) == ZERO_ERANGE);
+        m.slot = UINT32_MAX;
+        CHECK(push(&s, 0, m) == ZERO_ERANGE);
+        m.slot = 0;
+        m.micro_batch = 1;
+        CHECK(push(&s, 0, m) == ZERO_EORDER);
+        m.micro_batch = 0;
+        m.attempt = (uint64_t)-1;
+        CHECK(push(&s, 0, m) == ZERO_EABORTED);
+        m.attempt = 0;
+        m.present = (ProtobufCBinaryData){ sizeof mask, mask };
+        CHECK(push(&s, 0, m) == ZERO_EINVAL);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_STEP, .params = &s.params }) == ZERO_EORDER);
+        CHECK(strstr(ears[0].text, "was refused"), "%s", ears[0].text);
+        session_close(&s);
+}
+
+static void micro_batches_without_end_are_refused(void)
+{
+        struct training t = training_default();
+        struct session s;
+        int status = 0;
+        uint32_t n = 0;
+
+        t.net = (struct net_options){ .nodes = 1, .owners = 1 };
+        t.ranks = 1;
+        open_listening(&s, &t);
+        session_attach(&s);
+        while (!status && n < 2 * MICRO_BATCHES_MAX)
+                status = one_op(
+                        &s, 0,
+                        (struct op){ .kind = OP_PUSH, .group = ZOO_TINY, .micro_batch = n++ });
+        CHECK(status == ZERO_ERANGE && n == MICRO_BATCHES_MAX, "%u: %s", n, ears[0].text);
+        session_close(&s);
+}
+
+static void ranks_that_disagree_hear_on_what_and_may_agree(void)
+{
+        struct training t = training_default();
+        struct step_params other;
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        other = s.params;
+        other.sets[1].lr = 0.25;
+        for (uint32_t r = 0; r < t.ranks; r++) {
+                s.trainers[r].needs.timeout_ms = 1500;
+                trainer_add(&s.trainers[r],
+                            (struct op){ .kind = OP_STEP, .params = r < 2 ? &s.params : &other });
+        }
+        session_run(&s);
+        CHECK((ears[0].status == ZERO_ECONFLICT) != (ears[2].status == ZERO_ECONFLICT));
+        for (uint32_t r = 0; r < t.ranks; r++)
+                if (ears[r].status == ZERO_ECONFLICT)
+                        CHECK(strstr(ears[r].text, "set 1: lr"), "%s", ears[r].text);
+        memset(ears, 0, sizeof ears);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });
+        session_run(&s);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                CHECK(ears[r].status == 0 || strstr(ears[r].text, "set 1: lr"), "%s", ears[r].text);
+        session_close(&s);
+}
+
+/* ---- links end ---- */
+
+static bool linked(void *arg)
+{
+        struct net *net = arg;
+
+        return net->nodes[0].up == net->options.nodes && net->nodes[1].up == net->options.nodes;
+}
+
+static void cut_behind(struct training *t, uint32_t turns, const struct outcome *expected)
+{
+        struct session s;
+
+        open_listening(&s, t);
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        session_program(&s, 2);
+        run_turns(&s, turns, turns);
+        fabric_cut(s.net.nodes[0].x.fabric, 1, "for a test");
+        run_turns(&s, 20, turns);
+        kill_all(&s);
+        net_wait(&s.net, linked, &s.net, "the link to come back");
+        memset(ears, 0, sizeof ears);
+        session_attach(&s);
+        for (uint64_t v = s.trainers[0].rank->job->version; v < 3; v++) {
+                session_program(&s, (uint32_t)v + 1);
+                session_run(&s);
+        }
+        for (uint32_t r = 0; r < t->ranks; r++)
+                CHECK(ears[r].failures == 0, "after %u turns, rank %u: %s", turns, r, ears[r].text);
+        s.outcome.sum = net_checksum(&s.net, "zoo");
+        CHECK(memcmp(&s.outcome.sum, &expected->sum, sizeof expected->sum) == 0, "after %u turns",
+              turns);
+        session_close(&s);
+}
+
+static void a_link_that_ends_anywhere_loses_nothing(void)
+{
+        struct training t = training_default();
+        struct outcome expected = training_run(&t);
+
+        for (uint32_t turns = 0; turns < 150; turns += 10)
+                cut_behind(&t, turns, &expected);
+}
+
+const struct test_case trouble_cases[] = {
+        { "a-job-dropped-at-any-time-leaves-nothing", a_job_dropped_at_any_time_leaves_nothing },
+        { "a-dropped-job-can-be-made-anew", a_dropped_job_can_be_made_anew },
+        { "daemons-stop-in-the-middle", daemons_stop_in_the_middle },
+        { "a-rank-that-dies-and-comes-back-changes-nothing",
+          a_rank_that_dies_and_comes_back_changes_nothing },
+        { "others-hear-at-their-deadline-which-rank-is-late",
+          others_hear_at_their_deadline_which_rank_is_late },
+        { "others-hear-at-their-deadline-which-rank-was-lost",
+          others_hear_at_their_deadline_which_rank_was_lost },
+        { "two-sessions-cannot-be-one-rank", two_sessions_cannot_be_one_rank },
+        { "a-rank-that-gave-up-attaching-may-try-again",
+          a_rank_that_gave_up_attaching_may_try_again },
+        { "another-layout-is-refused-by-name", another_layout_is_refused_by_name },
+        { "a-window-that-is-too-small-says-what-it-needs",
+          a_window_that_is_too_small_says_what_it_needs },
+        { "fetches-out-of-place-are-refused", fetches_out_of_place_are_refused },
+        { "pushes-out-of-place-are-refused", pushes_out_of_place_are_refused },
+        { "micro-batches-without-end-are-refused", micro_batches_without_end_are_refused },
+        { "ranks-that-disagree-hear-on-what-and-may-agree",
+          ranks_that_disagree_hear_on_what_and_may_agree },
+        { "a-link-that-ends-anywhere-loses-nothing", a_link_that_ends_anywhere_loses_nothing },
+        { 0 },
+};

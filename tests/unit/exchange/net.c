@@ -256,6 +256,10 @@ void net_drop(struct net *net, const char *name)
         m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;
         m.drop = &drop;
         send_all(&net->nodes[0].x, &m);
+}
+
+void net_gone(struct net *net)
+{
         net_wait(net, nothing_left, net, "everything of the job to be gone");
 }
 

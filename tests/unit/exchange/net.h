@@ -52,7 +52,9 @@ void net_wait(struct net *net, bool (*condition)(void *arg), void *arg, const ch
 /* One turn of the loop, or 10 ms. */
 void net_turn(struct net *net);
 struct job *net_job(struct net *net, uint32_t node, const char *name);
-/* The job is dropped on all nodes, and nothing of it may be left. */
+/* Tells all nodes to drop the job. */
 void net_drop(struct net *net, const char *name);
+/* Waits until nothing of any job is left anywhere. */
+void net_gone(struct net *net);
 /* The job's checksum over all owners. */
 struct checksum net_checksum(struct net *net, const char *name);

@@ -62,7 +62,10 @@ static void note_result(struct trainer *t, const struct task *task)
         if (task->op.kind == OP_NORM) {
                 t->norm = r->result.norm.norm;
                 t->finite = r->result.norm.finite;
+        } else if (task->op.kind == OP_ATTACH) {
+                t->attempt = t->rank->job->attempt;
         } else if (task->op.kind == OP_STEP) {
+                t->attempt = r->result.step.attempt;
                 t->version = r->result.step.version;
                 t->skipped = r->result.step.skipped;
                 t->grad_norm = r->result.step.grad_norm;
@@ -95,7 +98,10 @@ static void task_finish(struct request *r, int status, const char *text)
                         t->busy = false;
                 if (status == 0)
                         note_result(t, task);
-                heard(t, &task->op, status, text, r);
+                if (status == ZERO_EABORTED)
+                        t->aborted = true;
+                else
+                        heard(t, &task->op, status, text, r);
         }
         free(task);
 }
@@ -175,7 +181,7 @@ static bool begin_push(struct trainer *t, const struct op *op)
         task->slot = slot;
         t->slots[slot] = 1;
         push.group = op->group;
-        push.attempt = t->rank->job->attempt;
+        push.attempt = t->attempt;
         push.micro_batch = op->micro_batch;
         push.slot = slot;
         push.last = op->last;
@@ -219,7 +225,7 @@ static void begin_waiting(struct trainer *t, const struct op *op)
         if (op->kind == OP_FETCH)
                 r = rank_fetch(t->rank, op->group, job->version, &task->request, &fault);
         else
-                r = rank_close(t->rank, job->attempt, op->kind == OP_STEP ? op->params : NULL,
+                r = rank_close(t->rank, t->attempt, op->kind == OP_STEP ? op->params : NULL,
                                &task->request, &fault);
         if (!r)
                 return;
@@ -271,6 +277,27 @@ static uint64_t next_random(uint64_t *seed)
         return mix(*seed += 0x9e3779b97f4a7c15);
 }
 
+static bool op_next(struct trainer *t)
+{
+        if (!op_begin(t, &t->ops[t->next]))
+                return false;
+        t->next++;
+        return true;
+}
+
+/* What a client does when it hears that its attempt is over. */
+static void program_again(struct trainer *t)
+{
+        const struct job *job = t->rank->job;
+
+        for (uint32_t g = 0; g < t->layout->n_groups; g++)
+                if (t->rank->holds[g] == HOLD_HELD)
+                        rank_release(t->rank, g, NULL);
+        t->aborted = false;
+        t->attempt = job->attempt;
+        t->next = job->version == t->from ? 0 : t->n_ops;
+}
+
 bool trainers_turn(struct trainer *ts, uint32_t n, uint64_t *seed)
 {
         bool going = false, begun = false;
@@ -279,12 +306,11 @@ bool trainers_turn(struct trainer *ts, uint32_t n, uint64_t *seed)
         for (uint32_t i = 0; i < n; i++) {
                 struct trainer *t = &ts[(first + i) % n];
 
-                if (!t->busy && t->next < t->n_ops && next_random(seed) % 4 &&
-                    op_begin(t, &t->ops[t->next])) {
-                        t->next++;
-                        begun = true;
-                }
-                going = going || t->busy || t->next < t->n_ops || t->n_tasks;
+                if (t->aborted && !t->n_tasks)
+                        program_again(t);
+                if (!t->busy && !t->aborted && t->next < t->n_ops && next_random(seed) % 4)
+                        begun = op_next(t) || begun;
+                going = going || t->busy || t->aborted || t->next < t->n_ops || t->n_tasks;
         }
         if (begun)
                 uv_run(&ts[0].net->loop, UV_RUN_NOWAIT);
@@ -311,7 +337,7 @@ void trainer_kill(struct trainer *t)
 
         while (t->tasks)
                 request_cancel(&t->tasks->request);
-        t->busy = false;
+        t->busy = t->aborted = false;
         rank = t->rank;
         t->rank = NULL;
         rank_leave(rank, false);

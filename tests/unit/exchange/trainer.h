@@ -1,7 +1,8 @@
 /*
  * A rank as a program: a list of operations, each begun when the one before has ended
  * (pushes are not waited for, except for their slot).  The programs of all ranks run
- * side by side, in a random order of turns.
+ * side by side, in a random order of turns.   When its attempt is aborted
+ * a program begins anew, unless its step was committed meanwhile.
  */
 #pragma once
 
@@ -44,6 +45,9 @@ struct trainer {
         double norm;
         bool finite, skipped;
         uint64_t version;
+        uint64_t attempt; /* that it works in, as far as it has been told */
+        uint64_t from;    /* version that the program begins at */
+        bool aborted;     /* ... and not begun anew yet */
         double grad_norm, loss_scale;
 };
 

@@ -130,6 +130,8 @@ void session_program(struct session *s, uint32_t step)
                 struct trainer *t = &s->trainers[r];
 
                 t->step = step;
+                t->attempt = t->rank->job->attempt;
+                t->from = t->rank->job->version;
                 session_fetches(s, r);
                 session_pushes(s, r, step);
                 if (s->training->norm)
