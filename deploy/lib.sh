@@ -18,6 +18,15 @@ now_ms() {
         echo $((10#${up/./} * 10))
 }
 
+# Where a directory of state files may be made: a tmpfs, if there is one.
+memory_directory() {
+        if [[ $(stat -f -c %T /dev/shm 2>/dev/null) == tmpfs && -w /dev/shm ]]; then
+                echo /dev/shm
+        else
+                echo "${TMPDIR:-/tmp}"
+        fi
+}
+
 # ---- packages ----------------------------------------------------------------
 
 # The packages of the given sets that are not installed.

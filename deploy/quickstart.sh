@@ -68,6 +68,8 @@ show_log() {
 start() {
         local name=$1
         shift
+        # it is read before the process below may have opened it
+        : >"$directory/$name.log"
         setpriv --pdeathsig TERM "$@" </dev/null >"$directory/$name.log" 2>&1 &
         started=$!
 }
@@ -95,9 +97,7 @@ prepare_text() {
 
 # Everything lies in one directory, in memory where there is a tmpfs.
 make_directory() {
-        local parent=/dev/shm
-        [[ $(stat -f -c %T $parent 2>/dev/null) == tmpfs && -w $parent ]] || parent=${TMPDIR:-/tmp}
-        directory=$(mktemp -d "$parent/zerod-quickstart.XXXXXX") || fail "cannot make a directory in $parent"
+        directory=$(mktemp -d "$(memory_directory)/zerod-quickstart.XXXXXX") || fail 'cannot make a directory'
 }
 
 # Two ports below the range from which the kernel takes those of connections.
@@ -196,7 +196,7 @@ trainers_failed() {
 # Repeats what rank 0 has written since, whole lines only.
 shown=0
 show_progress() {
-        local lines
+        local lines=()
         mapfile -t -s "$shown" lines <"$directory/rank-0.log"
         ((${#lines[@]})) || return 0
         printf '%s\n' "${lines[@]}"

@@ -40,8 +40,9 @@ process_name() {
         } 2>/dev/null | tr '\n' ' '
 }
 
+# Tests make their files in $TMPDIR, on tmpfs where there is one, and daemons in $XDG_RUNTIME_DIR.
 left_files() {
-        compgen -G "/dev/shm/zerod-test*" | grep -vxF -f "$work/shm"
+        find "$work/tmp" "$work/run" -mindepth 1 -maxdepth 1
 }
 
 finish() {
@@ -50,7 +51,6 @@ finish() {
         if [[ -n $work ]]; then
                 mapfile -t pids < <(left_processes)
                 stop_all 2000 "${pids[@]}"
-                left_files | xargs -rd '\n' rm -rf --
                 rm -rf -- "$work"
         fi
         exit "$status"
@@ -155,9 +155,8 @@ main() {
                 unset "$name"
         done
         packages_install build test || exit 1
-        work=$(mktemp -d "${TMPDIR:-/tmp}/zerod-tests.XXXXXX") || exit 1
+        work=$(mktemp -d "$(memory_directory)/zerod-tests.XXXXXX") || exit 1
         mkdir -m 0700 "$work/tmp" "$work/run"
-        { compgen -G "/dev/shm/zerod-test*"; } >"$work/shm"
         # with it Criterion names what it skips
         export CRITERION_VERBOSITY_LEVEL=1
         export TESTS_RUN=$$-$RANDOM TMPDIR=$work/tmp XDG_RUNTIME_DIR=$work/run
