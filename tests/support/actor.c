@@ -1,0 +1,402 @@
+/*
+ * actor: a client of zerod that does as it is told.
+ *
+ * Reads one command a line on stdin, a JSON object {"do": NAME, ...}, and answers with one
+ * JSON object a line on stdout: {"status": "OK" or a name of enum zero_status, "text": what
+ * zero_error() says, ...}.  It ends with its input, without closing the client.
+ */
+#include "actor.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+double field_number(const json_t *command, const char *name, double otherwise)
+{
+        const json_t *value = json_object_get(command, name);
+
+        return json_is_number(value) ? json_number_value(value) : otherwise;
+}
+
+uint64_t field_count(const json_t *command, const char *name, uint64_t otherwise)
+{
+        const json_t *value = json_object_get(command, name);
+
+        return json_is_integer(value) ? (uint64_t)json_integer_value(value) : otherwise;
+}
+
+const char *field_text(const json_t *command, const char *name)
+{
+        return json_string_value(json_object_get(command, name));
+}
+
+enum zero_dtype field_dtype(const json_t *command, const char *name)
+{
+        const char *text = field_text(command, name);
+
+#define X(dtype, code, bytes, word)          \
+        if (text && strcmp(text, word) == 0) \
+                return ZERO_##dtype;
+        ZERO_DTYPE_MAP(X)
+#undef X
+        return ZERO_FP32;
+}
+
+const struct zero_layout *actor_known_layout(const struct actor *actor)
+{
+        const struct zero_layout *l = actor->client ? zero_client_layout(actor->client) : NULL;
+
+        return l ? l : actor->layout;
+}
+
+/* ---- connection ------------------------------------------------------------ */
+
+/* {"user": uid}: goes on as that user, for good. */
+static int do_user(struct actor *actor, const json_t *command, json_t *ret)
+{
+        uid_t uid = (uid_t)field_count(command, "uid", 65534);
+
+        return setgid(uid) || setuid(uid) ? ZERO_EPERM : ZERO_OK;
+}
+
+static int do_connect(struct actor *actor, const json_t *command, json_t *ret)
+{
+        struct zero_options o = {
+                .socket = field_text(command, "socket"),
+                .job = field_text(command, "job"),
+                .rank = (int32_t)field_number(command, "rank", 0),
+                .world_size = (uint32_t)field_count(command, "world", 1),
+                .local_world_size = (uint32_t)field_count(command, "local", 0),
+                .timeout_ms = (uint32_t)field_count(command, "timeout_ms", 0),
+        };
+
+        actor->rank = (uint32_t)o.rank;
+        return zero_connect(&o, &actor->client);
+}
+
+static int do_close(struct actor *actor, const json_t *command, json_t *ret)
+{
+        zero_close(actor->client);
+        actor->client = NULL;
+        return ZERO_OK;
+}
+
+static int do_layout(struct actor *actor, const json_t *command, json_t *ret)
+{
+        const char *text = NULL;
+        int r = actor_layout(actor, command, &text);
+
+        if (r)
+                json_object_set_new(ret, "text", json_string(text));
+        return r;
+}
+
+static int make_room(struct actor *actor)
+{
+        uint32_t n = zero_layout_groups(actor_known_layout(actor));
+
+        free(actor->views);
+        free(actor->grads);
+        actor->views = calloc(n + 1, sizeof *actor->views);
+        actor->grads = calloc(n + 1, sizeof *actor->grads);
+        actor->n_groups = n;
+        return actor->views && actor->grads ? ZERO_OK : ZERO_ENOMEM;
+}
+
+static uint32_t how_many(const json_t *command, const char *name)
+{
+        double n = field_number(command, name, 0);
+
+        return n < 0 ? ZERO_ALL : (uint32_t)n;
+}
+
+static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
+{
+        struct zero_needs needs = { how_many(command, "hold"), how_many(command, "push"),
+                                    field_dtype(command, "grad"), field_dtype(command, "reduce") };
+        bool observer = json_is_true(json_object_get(command, "observer"));
+        int r = zero_attach(actor->client, observer ? NULL : actor->layout,
+                            observer ? NULL : &needs);
+
+        actor->grad_dtype = needs.grad_dtype;
+        return r ? r : make_room(actor);
+}
+
+static int do_version(struct actor *actor, const json_t *command, json_t *ret)
+{
+        json_object_set_new(ret, "version", json_integer((json_int_t)zero_version(actor->client)));
+        json_object_set_new(ret, "loss_scale", json_real(zero_loss_scale(actor->client)));
+        return ZERO_OK;
+}
+
+static int do_query(struct actor *actor, const json_t *command, json_t *ret)
+{
+        char *text = NULL;
+        int r = zero_query(actor->client, field_text(command, "what"),
+                           field_text(command, "argument"), &text);
+
+        if (!r)
+                json_object_set_new(ret, "answer", json_loads(text, 0, NULL));
+        free(text);
+        return r;
+}
+
+/* ---- one step ---------------------------------------------------------------- */
+
+static uint32_t group_of(const json_t *command)
+{
+        return (uint32_t)field_count(command, "group", 0);
+}
+
+static int do_fetch(struct actor *actor, const json_t *command, json_t *ret)
+{
+        const void *view = NULL;
+        uint32_t group = group_of(command);
+        int r = zero_fetch(actor->client, group, NULL, &view);
+
+        if (!r)
+                actor->views[group] = view;
+        return r;
+}
+
+static int do_prefetch(struct actor *actor, const json_t *command, json_t *ret)
+{
+        return zero_prefetch(actor->client, group_of(command));
+}
+
+static int do_release(struct actor *actor, const json_t *command, json_t *ret)
+{
+        return zero_release(actor->client, group_of(command), NULL);
+}
+
+/* A held group's hash, and its elements if "values" is asked for. */
+static int do_view(struct actor *actor, const json_t *command, json_t *ret)
+{
+        uint32_t group = group_of(command);
+        const struct zero_layout *l = actor_known_layout(actor);
+        const void *view = group < actor->n_groups ? actor->views[group] : NULL;
+        json_t *values = json_array();
+        char hex[17];
+
+        if (!view) {
+                json_decref(values);
+                return ZERO_ENOTHELD;
+        }
+        snprintf(hex, sizeof hex, "%016" PRIx64, view_hash(actor, group, view));
+        json_object_set_new(ret, "hash", json_string(hex));
+        for (uint64_t i = 0; json_is_true(json_object_get(command, "values")) &&
+                             i < zero_layout_group_elements(l, group);
+             i++)
+                json_array_append_new(values, json_real((double)value_read(
+                                                      view, zero_layout_group_dtype(l, group), i)));
+        json_object_set_new(ret, "values", values);
+        return ZERO_OK;
+}
+
+static float bad_value(const char *what)
+{
+        return strcmp(what, "nan") == 0 ? NAN : INFINITY;
+}
+
+static int do_grad(struct actor *actor, const json_t *command, json_t *ret)
+{
+        struct noise noise = { field_count(command, "seed", 1), field_count(command, "step", 0),
+                               field_count(command, "rank", actor->rank),
+                               field_count(command, "micro_batch", 0),
+                               field_number(command, "scale", 1) };
+        const char *bad = field_text(command, "bad");
+        uint32_t group = group_of(command);
+        void *grad = NULL;
+        int r = zero_grad(actor->client, group, &grad);
+
+        if (r)
+                return r;
+        gradient_fill(actor, &noise, group, NULL, 0, grad);
+        if (bad)
+                value_write(grad, actor->grad_dtype, field_count(command, "at", 0), bad_value(bad));
+        actor->grads[group] = grad;
+        return ZERO_OK;
+}
+
+static int do_push(struct actor *actor, const json_t *command, json_t *ret)
+{
+        const json_t *mask = json_object_get(command, "present"), *bit;
+        bool last = !json_is_false(json_object_get(command, "last"));
+        uint8_t present[256] = { 0 };
+        size_t i;
+
+        json_array_foreach(mask, i, bit) present[i % sizeof present] =
+                (uint8_t)json_integer_value(bit);
+        return zero_push(actor->client, group_of(command), mask ? present : NULL, last, NULL);
+}
+
+static int do_norm(struct actor *actor, const json_t *command, json_t *ret)
+{
+        double norm;
+        bool finite;
+        int r = zero_norm(actor->client, &norm, &finite);
+
+        if (r)
+                return r;
+        json_object_set_new(ret, "norm", isfinite(norm) ? json_real(norm) : json_null());
+        json_object_set_new(ret, "finite", json_boolean(finite));
+        return ZERO_OK;
+}
+
+static int do_step(struct actor *actor, const json_t *command, json_t *ret)
+{
+        struct zero_adamw sets[ZERO_SET_MAX];
+        struct zero_step step;
+        struct zero_result result;
+        int r;
+
+        step_params(command, sets, &step);
+        r = zero_step(actor->client, &step, &result);
+        if (r)
+                return r;
+        memset(actor->views, 0, actor->n_groups * sizeof *actor->views);
+        json_object_set_new(ret, "version", json_integer((json_int_t)result.version));
+        json_object_set_new(ret, "skipped", json_boolean(result.skipped));
+        json_object_set_new(ret, "grad_norm",
+                            isfinite(result.grad_norm) ? json_real(result.grad_norm) : json_null());
+        json_object_set_new(ret, "loss_scale", json_real(result.loss_scale));
+        return ZERO_OK;
+}
+
+/* ---- planes ------------------------------------------------------------------- */
+
+static enum zero_plane plane_of(const json_t *command)
+{
+        const char *text = field_text(command, "plane");
+
+#define X(plane, code, word)                 \
+        if (text && strcmp(text, word) == 0) \
+                return ZERO_PLANE_##plane;
+        ZERO_PLANE_MAP(X)
+#undef X
+        return (enum zero_plane)field_count(command, "plane", 0);
+}
+
+/* The type of a plane's elements; STEP has its own. */
+static enum zero_dtype plane_dtype(const struct actor *actor, uint32_t tensor,
+                                   enum zero_plane plane)
+{
+        const struct zero_layout *l = actor_known_layout(actor);
+
+        return plane == ZERO_PLANE_SERVE
+                       ? zero_layout_group_dtype(l, zero_layout_tensor_group(l, tensor))
+                       : ZERO_FP32;
+}
+
+static int do_put(struct actor *actor, const json_t *command, json_t *ret)
+{
+        uint32_t tensor = (uint32_t)field_count(command, "tensor", 0);
+        const json_t *values = json_object_get(command, "values"), *value;
+        enum zero_plane plane = plane_of(command);
+        double *data = calloc(json_array_size(values) + 1, sizeof *data);
+        size_t i;
+        int r = ZERO_ENOMEM;
+
+        json_array_foreach(values, i, value)
+        {
+                if (data && plane == ZERO_PLANE_STEP)
+                        ((uint64_t *)data)[i] = (uint64_t)json_integer_value(value);
+                else if (data)
+                        value_write(data, ZERO_FP32, i, (float)json_number_value(value));
+        }
+        if (data)
+                r = zero_put(actor->client, tensor, plane, field_count(command, "first", 0),
+                             field_count(command, "count", json_array_size(values)), data);
+        free(data);
+        return r;
+}
+
+static int do_get(struct actor *actor, const json_t *command, json_t *ret)
+{
+        uint32_t tensor = (uint32_t)field_count(command, "tensor", 0);
+        enum zero_plane plane = plane_of(command);
+        uint64_t count = field_count(command, "count", 1);
+        json_t *values = json_array();
+        uint64_t *data = calloc(count + 1, sizeof *data);
+        int r = data ? zero_get(actor->client, tensor, plane, field_count(command, "first", 0),
+                                count, data)
+                     : ZERO_ENOMEM;
+
+        for (uint64_t i = 0; !r && i < count; i++)
+                json_array_append_new(
+                        values, plane == ZERO_PLANE_STEP
+                                        ? json_integer((json_int_t)data[i])
+                                        : json_real((double)value_read(
+                                                  data, plane_dtype(actor, tensor, plane), i)));
+        json_object_set_new(ret, "values", values);
+        free(data);
+        return r;
+}
+
+/* ---- commands ------------------------------------------------------------------ */
+
+static const struct deed {
+        const char *name;
+        int (*run)(struct actor *actor, const json_t *command, json_t *ret);
+        bool connected; /* needs a client */
+} deeds[] = {
+        { "user", do_user, false },        { "connect", do_connect, false },
+        { "layout", do_layout, false },    { "close", do_close, true },
+        { "attach", do_attach, true },     { "version", do_version, true },
+        { "query", do_query, true },       { "fetch", do_fetch, true },
+        { "prefetch", do_prefetch, true }, { "release", do_release, true },
+        { "view", do_view, true },         { "grad", do_grad, true },
+        { "push", do_push, true },         { "norm", do_norm, true },
+        { "step", do_step, true },         { "put", do_put, true },
+        { "get", do_get, true },           { "train", actor_train, true },
+};
+
+static int perform(struct actor *actor, const json_t *command, json_t *ret)
+{
+        const char *name = field_text(command, "do");
+
+        for (size_t i = 0; name && i < sizeof deeds / sizeof deeds[0]; i++) {
+                if (strcmp(deeds[i].name, name) != 0)
+                        continue;
+                if (deeds[i].connected && !actor->client)
+                        return ZERO_ECLOSED;
+                return deeds[i].run(actor, command, ret);
+        }
+        return ZERO_EINVAL;
+}
+
+static void answer(const struct actor *actor, int status, json_t *ret)
+{
+        const char *text = zero_error(actor->client);
+
+        json_object_set_new(ret, "status", json_string(zero_status_name(status)));
+        if (!json_object_get(ret, "text"))
+                json_object_set_new(ret, "text", json_string(status && text ? text : ""));
+        json_dumpf(ret, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
+        putchar('\n');
+        fflush(stdout);
+}
+
+int main(void)
+{
+        struct actor actor = { .grad_dtype = ZERO_FP32 };
+        char *line = NULL;
+        size_t size = 0;
+
+        while (getline(&line, &size, stdin) > 0) {
+                json_t *command = json_loads(line, 0, NULL), *ret = json_object();
+
+                answer(&actor, perform(&actor, command, ret), ret);
+                json_decref(command);
+                json_decref(ret);
+        }
+        free(line);
+        zero_layout_free(actor.layout);
+        json_decref(actor.groups);
+        free(actor.views);
+        free(actor.grads);
+        return 0;
+}

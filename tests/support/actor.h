@@ -1,0 +1,48 @@
+/* What the parts of the actor share: a client, its layout, and the numbers it makes. */
+#pragma once
+
+#include <jansson.h>
+#include <zero.h>
+
+struct actor {
+        struct zero_client *client;
+        struct zero_layout *layout; /* as described; the client's own for observers */
+        json_t *groups;             /* the description, for rank sets */
+        uint32_t rank, n_groups;
+        enum zero_dtype grad_dtype;
+        const void **views; /* [group], NULL: not held */
+        void **grads;       /* [group], memory of a gradient not pushed yet */
+};
+
+/* A number of a command, or what stands in for it. */
+double field_number(const json_t *command, const char *name, double otherwise);
+uint64_t field_count(const json_t *command, const char *name, uint64_t otherwise);
+const char *field_text(const json_t *command, const char *name);
+enum zero_dtype field_dtype(const json_t *command, const char *name);
+
+/* Makes actor->layout out of {"groups": [...]}; a status, its sentence in *ret_text. */
+int actor_layout(struct actor *actor, const json_t *command, const char **ret_text);
+/* Whether this rank pushes gradients of the group. */
+bool actor_in_group(const struct actor *actor, uint32_t group);
+/* The first layout the client knows: the job's, else the one described. */
+const struct zero_layout *actor_known_layout(const struct actor *actor);
+
+float value_read(const void *p, enum zero_dtype dtype, uint64_t i);
+void value_write(void *p, enum zero_dtype dtype, uint64_t i, float x);
+
+/* A gradient that is a function of (seed, step, rank, micro_batch, group, element) alone. */
+struct noise {
+        uint64_t seed, step, rank, micro_batch;
+        double scale;
+};
+/* In [-scale, scale), plus pull times the parameter where view is given. */
+void gradient_fill(const struct actor *actor, const struct noise *noise, uint32_t group,
+                   const void *view, float pull, void *grad);
+
+/* Of the tensors' elements, gaps left out (FNV-1a). */
+uint64_t view_hash(const struct actor *actor, uint32_t group, const void *view);
+
+/* "step": the hyperparameters of a command; sets has room for ZERO_SET_MAX. */
+void step_params(const json_t *command, struct zero_adamw *sets, struct zero_step *ret);
+/* Whole steps in one go. */
+int actor_train(struct actor *actor, const json_t *command, json_t *ret);

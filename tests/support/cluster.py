@@ -1,0 +1,384 @@
+"""A zerod cluster on loopback, and clients that do as they are told.
+
+Rules: every wait has a deadline; every process started here dies with the one that started
+it; a cluster leaves no process, file or shared memory behind, whatever happened in it.
+"""
+import ctypes
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+SLOW = 4 if os.environ.get("ASAN_OPTIONS") or os.environ.get("TSAN_OPTIONS") else 1
+START_S = 30 * SLOW
+REPLY_S = 60 * SLOW
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Tools:
+    """Paths of the programs under test, set by harness.main()."""
+    zerod = zeroctl = actor = gpt = None
+
+
+class Refused(AssertionError):
+    """An actor's command did not return OK."""
+
+    def __init__(self, reply, what):
+        super().__init__(f"{what}: {reply['status']}: {reply['text']}")
+        self.reply = reply
+
+
+def die_with_parent():
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def spawn(arguments, **options):
+    return subprocess.Popen(arguments, preexec_fn=die_with_parent, **options)
+
+
+def until(condition, seconds=START_S, what="the condition"):
+    """Waits for a condition that no event tells of; its value once it is true."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not come within {seconds} s")
+        time.sleep(0.02)
+
+
+def free_ports(n):
+    """Ports below the range from which the kernel takes those of connections."""
+    held, ports = [], []
+    while len(ports) < n:
+        s = socket.socket()
+        try:
+            s.bind(("127.0.0.1", random.randrange(20000, 32000)))
+            held.append(s)
+            ports.append(s.getsockname()[1])
+        except OSError:
+            s.close()
+    for s in held:
+        s.close()
+    return ports
+
+
+def end_process(process, seconds):
+    """SIGTERM, then SIGKILL; true if it ended by itself, cleanly."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+    try:
+        return process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+
+
+class Actor:
+    """A client process; see actor.c for its commands."""
+
+    def __init__(self, socket_path, name="actor"):
+        self.socket, self.name, self.buffer, self.asked = socket_path, name, b"", []
+        self.process = spawn([Tools.actor], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def start(self, do, **fields):
+        """Sends a command; finish() brings its reply."""
+        if do == "connect":
+            fields.setdefault("socket", self.socket)
+        self.asked.append(do)
+        self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def ready(self, seconds=0):
+        """Whether a reply is there, after waiting for it at most so long."""
+        end = time.monotonic() + seconds
+        while b"\n" not in self.buffer:
+            left = max(0, end - time.monotonic())
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                return False
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not data:
+                raise AssertionError(f"{self.name} ended during '{self.asked[0]}', status {self.process.wait()}")
+            self.buffer += data
+        return True
+
+    def finish(self, seconds=REPLY_S):
+        """The reply of the oldest command, whatever its status."""
+        if not self.ready(seconds):
+            raise AssertionError(f"{self.name}: no answer to '{self.asked[0]}' in {seconds} s")
+        line, self.buffer = self.buffer.split(b"\n", 1)
+        self.asked.pop(0)
+        return json.loads(line)
+
+    def ask(self, do, **fields):
+        self.start(do, **fields)
+        return self.finish()
+
+    def do(self, do, **fields):
+        """ask(), which must return OK."""
+        return self.good(self.ask(do, **fields), do)
+
+    def good(self, reply, what="command"):
+        if reply["status"] != "OK":
+            raise Refused(reply, f"{self.name}: {what}")
+        return reply
+
+    def refused(self, status, do, *words, **fields):
+        """ask(), which must return that status with a sentence that has those words."""
+        return expect(self.ask(do, **fields), status, *words)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self):
+        os.kill(self.pid, signal.SIGCONT)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def expect(reply, status, *words):
+    assert reply["status"] == status, f"{status} was expected, got {reply}"
+    for word in words:
+        assert word in reply["text"], f"'{word}' is not in the error's text: {reply}"
+    return reply
+
+
+def finish_all(actors):
+    """All actors' replies; all must be OK."""
+    return [a.good(a.finish(), a.name) for a in actors]
+
+
+class Daemon:
+    def __init__(self, name, directory, port, options):
+        self.name, self.directory, self.port, self.options = name, directory, port, options
+        self.socket = f"{directory}/{name}.sock"
+        self.config = f"{directory}/{name}.conf"
+        self.log_path = f"{directory}/{name}.log"
+        self.process = None
+
+    def configure(self):
+        with open(self.config, "w", encoding="utf-8") as f:
+            f.write("[zerod]\n")
+            for key, value in self.options.items():
+                f.write(f"{key} = {value}\n")
+
+    def start(self, wrapper=()):
+        self.configure()
+        with open(self.log_path, "ab") as log:
+            self.process = spawn([*wrapper, Tools.zerod, "--config", self.config], stdin=subprocess.DEVNULL,
+                                 stdout=log, stderr=log)
+
+    def log(self):
+        with open(self.log_path, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def alive(self):
+        return self.process is not None and self.process.poll() is None
+
+    def ctl_run(self, *arguments):
+        """zeroctl; its result as subprocess gives it."""
+        return subprocess.run([Tools.zeroctl, "--socket", self.socket, *arguments], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=REPLY_S, check=False)
+
+    def ctl(self, *arguments):
+        """zeroctl --json; its answer."""
+        r = self.ctl_run("--json", *arguments)
+        assert r.returncode == 0, f"zeroctl {' '.join(arguments)} on {self.name}: {r.returncode}: {r.stderr}"
+        return json.loads(r.stdout)
+
+    def status(self):
+        return self.ctl("status")
+
+    def job(self, name):
+        for job in self.status()["jobs"]:
+            if job["job"] == name:
+                return job
+        return None
+
+    def peers_up(self):
+        r = self.ctl_run("--json", "status")
+        if r.returncode:
+            assert self.alive(), f"daemon {self.name} ended"
+            return False
+        return all(p["self"] or p["up"] for p in json.loads(r.stdout)["peers"])
+
+    def memory(self):
+        """Resident kilobytes."""
+        return resident(self.process.pid)
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+
+def resident(pid):
+    with open(f"/proc/{pid}/status", encoding="utf-8") as f:
+        for line in f:
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1])
+    raise AssertionError(f"process {pid} has no memory")
+
+
+class Cluster:
+    """N daemons that know each other.  owners: how many of them hold shards (0: all)."""
+
+    def __init__(self, nodes=1, owners=0, start=True, per_node=None, **options):
+        self.directory = tempfile.mkdtemp(prefix="zerod-test-", dir="/dev/shm")
+        os.chmod(self.directory, 0o755)
+        self.actors, self.others, self.unclean = [], [], []
+        names = [f"n{i}" for i in range(nodes)]
+        ports = free_ports(nodes)
+        self.key_file = f"{self.directory}/key"
+        self.write_key(self.key_file)
+        self.daemons = []
+        for i, name in enumerate(names):
+            o = {"node": name, "socket": f"{self.directory}/{name}.sock",
+                 "state_dir": f"{self.directory}/{name}.state", "threads": 1}
+            if nodes > 1:
+                o["peers"] = " ".join(f"{n}=127.0.0.1:{p}" for n, p in zip(names, ports))
+                o["key_file"] = self.key_file
+            if owners:
+                o["owners"] = " ".join(names[:owners])
+            o.update(options)
+            o.update((per_node or {}).get(i, {}))
+            self.daemons.append(Daemon(name, self.directory, ports[i], o))
+        if start:
+            try:
+                self.start()
+            except BaseException:
+                self.show()
+                self.end()
+                raise
+
+    @staticmethod
+    def write_key(path, key=None):
+        with open(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="ascii") as f:
+            f.write(key or os.urandom(32).hex())
+
+    def start(self):
+        for d in self.daemons:
+            d.start()
+        for d in self.daemons:
+            until(d.peers_up, what=f"readiness of daemon {d.name}")
+
+    def __getitem__(self, i):
+        return self.daemons[i]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind and not issubclass(kind, KeyboardInterrupt):
+            self.show()
+        self.end()
+        if not kind:
+            assert not self.unclean, f"daemons that did not end cleanly: {'; '.join(self.unclean)}"
+
+    def show(self):
+        for d in self.daemons:
+            if os.path.exists(d.log_path):
+                print(f"# --- log of {d.name}")
+                for line in d.log().splitlines()[-40:]:
+                    print("# " + line)
+
+    def end(self):
+        for a in self.actors:
+            a.end()
+        for p in self.others:
+            end_process(p, 5)
+        for d in self.daemons:
+            if d.alive():
+                d.process.send_signal(signal.SIGCONT)
+                d.process.terminate()
+        for d in self.daemons:
+            if d.process is None or d.process.returncode == -signal.SIGKILL:
+                continue
+            ended = end_process(d.process, 15 * SLOW)
+            if not ended:
+                self.unclean.append(f"{d.name}: status {d.process.returncode}: {d.log()[-2000:]}")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def actor(self, node=0, name=None):
+        a = Actor(self.daemons[node].socket, name or f"actor {len(self.actors)} on n{node}")
+        self.actors.append(a)
+        return a
+
+    def ranks(self, job, layout, placement, attach=True, timeout_ms=30000 * SLOW, **needs):
+        """One attached actor a rank; placement: the node of each rank."""
+        actors = [self.actor(node, f"rank {rank} of {job}") for rank, node in enumerate(placement)]
+        for rank, (a, node) in enumerate(zip(actors, placement)):
+            a.start("connect", job=job, rank=rank, world=len(placement), local=placement.count(node),
+                    timeout_ms=timeout_ms)
+            a.start("layout", groups=layout)
+            if attach:
+                a.start("attach", **needs)
+        for a in actors:
+            while a.asked:
+                finish_all([a])
+        return actors
+
+    def checksum(self, job):
+        """The same whichever node is asked."""
+        sums = {json.dumps(d.ctl("checksum", job), sort_keys=True) for d in self.daemons}
+        assert len(sums) == 1, f"nodes tell different checksums: {sums}"
+        return json.loads(sums.pop())
+
+
+# ---- layouts and steps ---------------------------------------------------------
+
+def tensor(name, *shape, **more):
+    return {"name": name, "shape": list(shape), "init": "normal", "value": 0.5, "seed": sum(name.encode()), **more}
+
+
+def group(name, *tensors, dtype="fp32", **more):
+    return {"name": name, "dtype": dtype, "tensors": list(tensors), **more}
+
+
+def small_layout(dtype="fp32", blocks=3, width=64):
+    """A few blocks with matrices, biases of another set, odd sizes and a frozen tensor."""
+    groups = [group("embed", tensor("wte", 37, width), tensor("wpe", 11, width, frozen=True), dtype=dtype)]
+    for i in range(blocks):
+        groups.append(group(f"block{i}", tensor(f"b{i}.w", width, 3 * width + 5), tensor(f"b{i}.b", 3 * width + 5, set=1),
+                            tensor(f"b{i}.one", 1, set=1), tensor(f"b{i}.none", 0, 4), dtype=dtype))
+    groups.append(group("head", tensor("head", width, 129), tensor("scale", set=1), dtype=dtype))
+    return groups
+
+
+SETS = [[1e-2, 0.9, 0.99, 1e-8, 0.1], [1e-2, 0.9, 0.99, 1e-8, 0.0]]
+
+
+def step_all(actors, **fields):
+    fields.setdefault("sets", SETS)
+    for a in actors:
+        a.start("step", **fields)
+    return finish_all(actors)
+
+
+def push_all(actor, groups, **fields):
+    """A gradient for each of so many groups."""
+    for g in range(groups):
+        actor.do("grad", group=g, **fields)
+        actor.do("push", group=g)

@@ -1,0 +1,64 @@
+"""Named cases of an integration test.
+
+A file's functions decorated with @case run one after the other, each by itself;
+arguments behind the programs' paths choose some by name.  A case that raises has failed, one
+that raises Skip was left out and says why.  The last line has the form of Criterion's, so that
+tests/run.sh counts cases and not files.
+"""
+import os
+import sys
+import time
+import traceback
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from cluster import Tools  # noqa: E402
+
+cases = []
+
+
+class Skip(Exception):
+    """The machine does not allow the case."""
+
+
+def case(function):
+    cases.append(function)
+    return function
+
+
+def cases_of(values, name="{}"):
+    """One case a value."""
+    def decorate(function):
+        for value in values:
+            def run(value=value):
+                function(value)
+            run.__name__ = f"{function.__name__}_" + name.format(value)
+            cases.append(run)
+        return function
+    return decorate
+
+
+def run_case(function):
+    begin = time.monotonic()
+    try:
+        function()
+        result = "PASS"
+    except Skip as why:
+        result = "SKIP"
+        print(f"# {why}")
+    except Exception:  # pylint: disable=broad-except
+        result = "FAIL"
+        print("".join("# " + line for line in traceback.format_exc().splitlines(True)))
+    print(f"[{result}] {function.__name__} ({time.monotonic() - begin:.1f} s)", flush=True)
+    return result
+
+
+def main():
+    if len(sys.argv) < 5:
+        sys.exit(f"usage: {sys.argv[0]} ZEROD ZEROCTL ACTOR GPT [CASE...]")
+    Tools.zerod, Tools.zeroctl, Tools.actor, Tools.gpt = sys.argv[1:5]
+    chosen = [f for f in cases if not sys.argv[5:] or any(f.__name__.startswith(n) for n in sys.argv[5:])]
+    results = [run_case(f) for f in chosen]
+    passed, failed = results.count("PASS"), results.count("FAIL")
+    print(f"Synthesis: Tested: {passed + failed} | Passing: {passed} | Failing: {failed} | Crashing: 0")
+    sys.exit(1 if failed or not chosen else 0)
