@@ -48,7 +48,7 @@ static void parcel_sum(struct offload_task *task, uint32_t worker)
                 abort(); /* a few bytes on a worker: nothing sensible is left to do */
         for (uint32_t i = 0; i < g->n_tensors; i++) {
                 const struct layout_tensor *t = &job->layout->tensors[g->first_tensor + i];
-                enum zero_dtype from = job->grad_dtype;
+                enum zero_dtype from = p->grad_dtype;
                 uint32_t k = 0;
 
                 for (uint32_t s = 0; s < p->n_sources; s++)
@@ -99,7 +99,7 @@ void parcel_start(struct parcel *p)
         uint64_t bytes = job->layout->groups[p->group].elements * dtype_size(job->reduce_dtype);
 
         p->starved = false;
-        if (p->n_sources == 1 && job->grad_dtype == job->reduce_dtype) {
+        if (p->n_sources == 1 && p->grad_dtype == job->reduce_dtype) {
                 p->data = p->sources[0]->data;
                 p->ready = true;
                 group_offer(job, p->group);
@@ -263,6 +263,7 @@ struct parcel *parcel_new(struct job *job, uint32_t group)
         p->group = group;
         p->micro_batch = r->groups[group].micro_batch;
         p->attempt = job->attempt;
+        p->grad_dtype = job->grad_dtype;
         p->last = true;
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 struct contributor *c = contributor_of(r, group, rank);

@@ -45,6 +45,7 @@ struct parcel {
         struct job *job;
         uint32_t group, micro_batch;
         uint64_t attempt;
+        enum zero_dtype grad_dtype; /* of the sources; the job's may be another one soon */
         bool last, summing, ready, offered, starved;
         bool void_;       /* its attempt is over: freed when nothing reads it */
         bool aborted;     /* ... without a decision */
