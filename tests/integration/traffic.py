@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""What moves between nodes at stage 3: 3 psi (N - 1) / N elements a step and node, less what
+the window held already, however many trainers a node has.
+
+The groups are of one size and divide evenly, so that the counters can be held to the formula."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, Cluster, finish_all, group, step_all, tensor  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+
+GROUPS, ELEMENTS, STEPS = 6, 3 * 4 * 128 * 32, 3
+PSI = GROUPS * ELEMENTS
+
+
+def layout(dtype="fp32"):
+    return [group(f"g{i}", tensor(f"t{i}", ELEMENTS), dtype=dtype) for i in range(GROUPS)]
+
+
+def all_do(actors, do, **fields):
+    for a in actors:
+        a.start(do, **fields)
+    finish_all(actors)
+
+
+def lockstep(actors):
+    """A step of stage 3; all trainers work on the same group at the same time."""
+    for g in [*range(GROUPS), *reversed(range(GROUPS))]:
+        all_do(actors, "fetch", group=g)
+        all_do(actors, "release", group=g)
+    for g in reversed(range(GROUPS)):
+        all_do(actors, "grad", group=g)
+        all_do(actors, "push", group=g)
+    step_all(actors)
+
+
+def counters(daemon, size):
+    """Elements by kind: as counted by the link and by the job."""
+    s, job = daemon.status(), daemon.job("traffic")
+    total = {f"{way}_{kind}": sum(p[way][kind] for p in s["peers"] if not p["self"]) / size
+             for way in ("sent", "received") for kind in ("gather", "reduce")}
+    return {**total, "job_gather": job["gather"]["elements_received"], "job_reduce": job["reduce"]["elements_sent"],
+            "hits": job["gather"]["hits"], "gathers": job["gather"]["misses"]}
+
+
+def measure(nodes, per_node, size=4, dtype="fp32", free=False, **options):
+    """By node, for one step: the counters' growth over STEPS steps behind the first."""
+    placement = [i for i in range(nodes) for _ in range(per_node)]
+    with Cluster(nodes, window=4 * ELEMENTS * size, **options) as c:
+        ranks = c.ranks("traffic", layout(dtype), placement, hold=1, push=GROUPS, grad=dtype,
+                        reduce="bf16" if dtype == "bf16" else "fp32")
+        lockstep(ranks)
+        before = [counters(d, size) for d in c.daemons]
+        if free:
+            all_do(ranks, "train", steps=STEPS, sets=SETS)
+        else:
+            for _ in range(STEPS):
+                lockstep(ranks)
+        after = [counters(d, size) for d in c.daemons]
+        return [{k: (b[k] - a[k]) / STEPS for k in a} for a, b in zip(before, after)]
+
+
+def near(a, b):
+    return abs(a - b) <= 0.02 * b
+
+
+def check(nodes, seen):
+    """Elements that moved against the formula; a gather saved is a group's remote part."""
+    for n in seen:
+        remote = (nodes - 1) / nodes
+        saved = (2 * GROUPS - n["gathers"]) * ELEMENTS * remote
+        expected = 3 * PSI * remote - saved
+        for way in ("received", "sent"):
+            moved = n[f"{way}_gather"] + n[f"{way}_reduce"]
+            assert near(moved, expected), f"{way}: {moved} elements, the formula says {expected}: {n}"
+        assert near(n["job_gather"] + n["job_reduce"], expected), n
+        assert n["job_gather"] == n["gathers"] * ELEMENTS * remote, n
+
+
+@cases_of([2, 3, 4])
+def formula_nodes(nodes):
+    seen = measure(nodes, 1)
+    check(nodes, seen)
+    for n in seen:  # one trainer that does not prefetch: each fetch is a gather or a hit
+        assert n["hits"] + n["gathers"] == 2 * GROUPS, n
+        assert n["hits"] == 4, f"the last four groups are still there in the backward pass: {n}"
+
+
+@cases_of([2, 3])
+def trainers_of_a_node_share(nodes):
+    one, four = measure(nodes, 1), measure(nodes, 4)
+    check(nodes, four)
+    for a, b in zip(one, four):
+        for kind in ("received_gather", "received_reduce", "sent_gather", "sent_reduce", "gathers"):
+            assert near(a[kind], b[kind]), f"{kind}: {a[kind]} with one trainer, {b[kind]} with four"
+
+
+@case
+def trainers_on_their_own():
+    """Not in step, and with prefetch: what moves is what was gathered, and no more than the formula."""
+    for n in measure(2, 2, free=True):
+        assert n["job_gather"] == n["gathers"] * ELEMENTS / 2, n
+        assert near(n["sent_reduce"], PSI / 2), n
+        assert n["received_gather"] + n["received_reduce"] <= 3 * PSI / 2 * 1.02, n
+
+
+@case
+def sixteen_bits():
+    check(2, measure(2, 2, size=2, dtype="bf16"))
+
+
+@case
+def tcp_counts_alike():
+    check(2, measure(2, 1, bulk="tcp"))
+
+
+@case
+def one_node_moves_nothing():
+    n, = measure(1, 2)
+    assert n["sent_gather"] == n["received_gather"] == n["sent_reduce"] == n["received_reduce"] == 0, n
+
+
+@case
+def one_owner_of_two_nodes():
+    """The node without shards gathers everything; a node without ranks contributes nothing."""
+    with Cluster(2, owners=1) as c:
+        ranks = c.ranks("traffic", layout(), [0], hold=1, push=GROUPS)
+        lockstep(ranks)
+        assert counters(c[0], 4)["received_reduce"] == 0
+        assert counters(c[0], 4)["received_gather"] == 0
+
+
+if __name__ == "__main__":
+    main()
