@@ -12,10 +12,7 @@
 
 static void on_idle(uv_idle_t *idle)
 {
-        struct bulk_queue *queue = idle->data;
-
-        bulk_queue_drain(queue);
-        if (list_empty(&queue->events) && !uv_is_closing((uv_handle_t *)idle))
+        if (!bulk_queue_drain(idle->data))
                 uv_idle_stop(idle);
 }
 
@@ -51,6 +48,8 @@ bool bulk_queue_drain(struct bulk_queue *queue)
                 list_remove(&event->link);
                 event->run(event);
         }
+        if (list_empty(&queue->events) && !uv_is_closing((uv_handle_t *)&queue->idle))
+                uv_idle_stop(&queue->idle);
         return true;
 }
 

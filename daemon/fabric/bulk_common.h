@@ -24,7 +24,8 @@ struct bulk_queue {
 
 void bulk_queue_init(struct bulk_queue *queue, uv_loop_t *loop);
 void bulk_queue_push(struct bulk_queue *queue, struct bulk_event *event);
-/* Runs what is queued now; true if there was anything. */
+/* Runs what is queued now; true if there was anything.  Only from a callback of the loop, and
+ * last there: what runs may close the queue's owner. */
 bool bulk_queue_drain(struct bulk_queue *queue);
 /* The loop will not sleep in its next turn. */
 void bulk_queue_wake(struct bulk_queue *queue);

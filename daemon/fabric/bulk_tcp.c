@@ -169,6 +169,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         }
         if (tcp->base.broken)
                 uv_read_stop(stream);
+        bulk_queue_drain(&tcp->queue);
 }
 
 static void run_begin(struct bulk_event *event)
@@ -247,6 +248,7 @@ static void on_written(uv_write_t *request, int status)
                     status == 0 ? 0 : (tcp->base.closing ? -ECANCELED : -EIO));
         tcp->writes--;
         finish_if_idle(tcp);
+        bulk_queue_drain(&tcp->queue);
 }
 
 static int tcp_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size_t n,
