@@ -10,7 +10,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SETS, Cluster, finish_all, group, step_all, tensor  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
-GROUPS, ELEMENTS, STEPS = 6, 3 * 4 * 128 * 32, 3
+GROUPS, ELEMENTS, STEPS = 6, 3 * 4 * 128 * 64, 3
 PSI = GROUPS * ELEMENTS
 
 

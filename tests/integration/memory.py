@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Bytes by plane are what the formula says, nothing grows with the steps, and a trainer maps
+no more than its windows."""
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, finish_all, group, resident, small_layout, tensor  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+
+ALIGN = 128  # elements
+FIXED = 5 << 18  # bytes of a state file that no parameter adds to: redo slots, header, records
+SLACK = 1024  # kilobytes that a process may grow by, for its allocator
+
+
+def elements(layout, trainable_only):
+    """With the gaps behind tensors."""
+    n = 0
+    for g in layout:
+        for t in g["tensors"]:
+            size = 1
+            for extent in t["shape"]:
+                size *= extent
+            if not (trainable_only and t.get("frozen")):
+                n += (size + ALIGN - 1) // ALIGN * ALIGN
+    return n
+
+
+@cases_of([(d, n) for d in ("fp32", "bf16", "fp16") for n in (1, 3)], "{0[0]}_{0[1]}")
+def planes(what):
+    """4 bytes for master, and, but for frozen tensors, 4 for each moment and the gradient; 2 to serve."""
+    dtype, nodes = what
+    layout = small_layout(dtype, width=256)
+    total, trainable = elements(layout, False), elements(layout, True)
+    assert trainable < total
+    with Cluster(nodes) as c:
+        c.ranks("planes", layout, [0], hold=1, push=1, grad=dtype)
+        sums = dict.fromkeys(("master", "exp_avg", "exp_avg_sq", "grad", "serve"), 0)
+        for d in c.daemons:
+            job, used = d.job("planes"), d.status()["memory"]["state_used"]
+            own = sum(job["planes"].values())
+            assert own <= used <= own * 1.01 + FIXED, (own, used)
+            assert job["parameters"] == total
+            assert job["zero_formula"]["stage3_bytes"] == 16 * total // nodes
+            for plane, size in job["planes"].items():
+                sums[plane] += size
+        expected = {"master": 4 * total, "exp_avg": 4 * trainable, "exp_avg_sq": 4 * trainable, "grad": 4 * trainable,
+                    "serve": 0 if dtype == "fp32" else 2 * total}
+        assert sums == expected, (sums, expected)
+        check_shards(c, sums)
+
+
+def check_shards(c, sums):
+    """Shards cover each group once, and their bytes are the planes'."""
+    seen = dict.fromkeys(sums, 0)
+    for g in c[0].ctl("shards", "planes")["jobs"][0]["groups"]:
+        ranges = sorted((s["first"], s["count"]) for s in g["shards"])
+        assert ranges[0][0] == 0 and sum(n for _, n in ranges) == g["elements"], g
+        assert all(a + n == b for (a, n), (b, _) in zip(ranges, ranges[1:])), g
+        for s in g["shards"]:
+            assert s["version"] == 0, s
+            for plane, size in s["bytes"].items():
+                seen[plane] += size
+    assert seen == sums, (seen, sums)
+
+
+@case
+def balanced():
+    """No owner of four holds more than a few slices above its part."""
+    layout = [group(f"g{i}", tensor(f"t{i}", 70000 + 3000 * i)) for i in range(12)]
+    with Cluster(4) as c:
+        c.ranks("balance", layout, [0], hold=1, push=1)
+        held = [sum(d.job("balance")["planes"].values()) for d in c.daemons]
+        assert max(held) < 1.1 * sum(held) / 4, held
+
+
+@case
+def nothing_grows():
+    if SLOW > 1:
+        raise Skip("the address sanitizer keeps freed memory")
+    with Cluster(2) as c:
+        ranks = c.ranks("growth", small_layout(), [0, 1], hold=2, push=2)
+        sizes = []
+        for steps in (100, 400):
+            for a in ranks:
+                a.start("train", steps=steps, micro_batches=1, sets=SETS, clip=1)
+            finish_all(ranks)
+            sizes.append([d.memory() for d in c.daemons] + [resident(a.pid) for a in ranks] +
+                         [d.status()["memory"]["state_used"] / 1024 for d in c.daemons])
+        descriptors = [d.descriptors() for d in c.daemons]
+        assert all(late <= early + SLACK for early, late in zip(*sizes)), f"kB at step 100 and 500: {sizes}"
+        assert all(n < 100 for n in descriptors), descriptors
+
+
+@case
+def sessions_give_back():
+    """Sessions that come and go leave neither memory nor descriptors."""
+    with Cluster(1) as c:
+        keep, = c.ranks("keep", small_layout(), [0], hold=2, push=2)
+        sizes = []
+        for count in (30, 100):
+            for _ in range(count):
+                a = c.actor()
+                a.do("connect", job="keep", rank=-1)
+                a.do("attach", observer=True)
+                a.do("get", tensor=0, plane="master", count=100)
+                a.end()
+            sizes.append((c[0].memory(), c[0].descriptors()))
+        assert sizes[1][1] <= sizes[0][1] + 1, f"descriptors: {sizes}"
+        if SLOW == 1:
+            assert sizes[1][0] <= sizes[0][0] + SLACK, f"kB: {sizes}"
+        keep.do("version")
+
+
+def mapped(pid):
+    """Bytes a process maps of zerod's memory, by name."""
+    sizes = {}
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
+        for line in f:
+            m = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+) .*memfd:(zerod\S*)", line)
+            if m:
+                assert "x" not in m[3], line
+                sizes[m[4]] = sizes.get(m[4], 0) + int(m[2], 16) - int(m[1], 16)
+    return sizes
+
+
+@cases_of(["fp32", "bf16"])
+def trainer_maps_its_windows(dtype):
+    layout = [group(f"g{i}", tensor(f"t{i}", 500000), dtype=dtype) for i in range(12)]
+    size = 2 if dtype == "bf16" else 4
+    with Cluster(3) as c:
+        ranks = c.ranks("maps", layout, [0, 1], hold=2, push=2, grad=dtype)
+        for a in ranks:
+            a.start("train", steps=2, sets=SETS)
+        finish_all(ranks)
+        for node, a in enumerate(ranks):
+            job, seen = c[node].job("maps"), mapped(a.pid)
+            windows = job["gather"]["window_bytes"] + job["sessions"][0]["push_window"]
+            assert sum(seen.values()) == windows, (seen, windows)
+            assert windows <= 4 * 500000 * size * 1.01 + (4 << 20) + 8192, windows
+            assert job["gather"]["slots"] == 2
+
+
+@case
+def one_owner_maps_what_it_serves():
+    """Nothing is gathered where this node holds everything in the trainers' type."""
+    layout = small_layout("bf16")
+    with Cluster(1) as c:
+        a, = c.ranks("mapped", layout, [0], hold=-1, push=2, grad="bf16")
+        a.do("train", steps=3, sets=SETS, stage=1)
+        job = c[0].job("mapped")
+        assert job["gather"]["misses"] == 0 and job["gather"]["window_bytes"] == 0, job["gather"]
+        assert sum(mapped(a.pid).values()) >= job["planes"]["serve"]
+
+
+if __name__ == "__main__":
+    main()
