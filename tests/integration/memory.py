@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SETS, SLOW, Cluster, finish_all, group, resident, small_layout, tensor  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
-ALIGN = 128  # elements
+ALIGN, PAGE = 128, 4096  # elements, bytes
 FIXED = 5 << 18  # bytes of a state file that no parameter adds to: redo slots, header, records
 SLACK = 1024  # kilobytes that a process may grow by, for its allocator
 
@@ -47,22 +47,26 @@ def planes(what):
                 sums[plane] += size
         expected = {"master": 4 * total, "exp_avg": 4 * trainable, "exp_avg_sq": 4 * trainable, "grad": 4 * trainable,
                     "serve": 0 if dtype == "fp32" else 2 * total}
+        shards = check_shards(c, expected)
+        padding = sums.pop("serve") - expected.pop("serve")
         assert sums == expected, (sums, expected)
-        check_shards(c, sums)
+        assert 0 <= padding <= shards * PAGE, "what is served begins at a page, in each shard"
 
 
-def check_shards(c, sums):
-    """Shards cover each group once, and their bytes are the planes'."""
-    seen = dict.fromkeys(sums, 0)
+def check_shards(c, expected):
+    """Shards cover each group once, in the bytes of the formula; returns how many there are."""
+    seen, count = dict.fromkeys(expected, 0), 0
     for g in c[0].ctl("shards", "planes")["jobs"][0]["groups"]:
         ranges = sorted((s["first"], s["count"]) for s in g["shards"])
         assert ranges[0][0] == 0 and sum(n for _, n in ranges) == g["elements"], g
         assert all(a + n == b for (a, n), (b, _) in zip(ranges, ranges[1:])), g
         for s in g["shards"]:
             assert s["version"] == 0, s
+            count += 1
             for plane, size in s["bytes"].items():
                 seen[plane] += size
-    assert seen == sums, (seen, sums)
+    assert seen == expected, (seen, expected)
+    return count
 
 
 @case
