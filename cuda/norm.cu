@@ -1,0 +1,74 @@
+/*
+ * Sums of squares, one double a block of 128 elements, in the order of the scalar truth:
+ * element i of a block goes to lane i % 16, in turn; then the lanes are added as a tree.
+ *
+ * Four threads take a block, four neighbouring lanes each: a load of 16 bytes is one element
+ * of each of them.  Lanes without an element add 0, which changes no sum of squares.
+ */
+#include "cuda/kernel.cuh"
+
+enum : unsigned {
+        LANES = 16,
+        TEAM = 4, /* threads of a block */
+        OWN = LANES / TEAM,
+        ROUNDS = ZERO_CUDA_NORM_BLOCK / LANES,
+};
+
+/* x: the thread's first element of the block; left: elements from there on. */
+static __device__ inline void load_rounds(float (&y)[ROUNDS][OWN], const float *x, size_t left,
+                                          bool aligned)
+{
+        if (aligned && left > LANES * (ROUNDS - 1) + OWN - 1) {
+#pragma unroll
+                for (unsigned r = 0; r < ROUNDS; r++)
+                        load(y[r], x + LANES * r, whole{});
+        } else {
+#pragma unroll
+                for (unsigned r = 0; r < ROUNDS; r++)
+                        load(y[r], x + LANES * r, part{ left > LANES * r ? left - LANES * r : 0 });
+        }
+}
+
+static __device__ inline double block_squares(const float (&y)[ROUNDS][OWN])
+{
+        double lane[OWN] = {};
+
+#pragma unroll
+        for (unsigned r = 0; r < ROUNDS; r++)
+#pragma unroll
+                for (unsigned l = 0; l < OWN; l++)
+                        lane[l] += static_cast<double>(y[r][l]) * static_cast<double>(y[r][l]);
+#pragma unroll
+        for (unsigned width = TEAM / 2; width; width /= 2)
+#pragma unroll
+                for (unsigned l = 0; l < OWN; l++)
+                        lane[l] += __shfl_down_sync(~0u, lane[l], width, TEAM);
+        return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+}
+
+static __global__ void norm_kernel(const float *x, size_t n, double *sums, bool aligned)
+{
+        size_t blocks = (n + ZERO_CUDA_NORM_BLOCK - 1) / ZERO_CUDA_NORM_BLOCK;
+        size_t stride = static_cast<size_t>(gridDim.x) * (THREADS / TEAM);
+        size_t team = (static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x) / TEAM;
+        unsigned in_warp = threadIdx.x % WARP / TEAM, own = threadIdx.x % TEAM * OWN;
+
+        /* the threads of a warp go round together: the shuffles need them all */
+        for (size_t first = team - in_warp; first < blocks; first += stride) {
+                size_t block = first + in_warp, start = block * ZERO_CUDA_NORM_BLOCK + own;
+                float y[ROUNDS][OWN];
+                double sum;
+
+                load_rounds(y, x + start, start < n ? n - start : 0, aligned);
+                sum = block_squares(y);
+                if (own == 0 && block < blocks)
+                        sums[block] = sum;
+        }
+}
+
+int cuda_norm(const float *x, size_t n, double *sums, void *stream)
+{
+        size_t blocks = n / ZERO_CUDA_NORM_BLOCK + (n % ZERO_CUDA_NORM_BLOCK != 0);
+
+        return launch(norm_kernel, blocks * TEAM, stream, x, n, sums, all_aligned(x));
+}

@@ -1,0 +1,106 @@
+/*
+ * zero_cuda.h - the C interface of the plugin zerod-cuda.so: what the daemon can ask of a GPU.
+ *
+ * State: the plugin is built and tested for what can be seen without a GPU.  Nothing in the
+ * daemon loads it yet: `device = auto` means the host.
+ *
+ * dlopen() the plugin, look up zero_cuda_plugin, call it, and compare abi_version before
+ * anything else.  The functions may be called from any thread.  They act on the GPU that the
+ * calling thread chose last with use() (at first: 0).  They return 0 or -errno; codes of CUDA
+ * do not leave the plugin:
+ *
+ *   -ENODEV   no driver, a driver older than the plugin, or no GPU
+ *   -ENOTSUP  the GPU has a compute capability below 8.0
+ *   -ENOMEM   out of device memory
+ *   -EINVAL   an argument is out of range
+ *   -EIO      anything else; after a fault on the GPU every further call says so
+ *
+ * Operations only enqueue on a stream, in order; a fault on the GPU is told by a later call.
+ * Pointers are device memory, aligned to their element; where all are aligned to 16 bytes
+ * the kernels move 16 bytes at a time.  Ranges of different arguments do not overlap
+ * unless stated.  n counts elements and may be 0.  The arithmetic is that of device.h, to
+ * the bit; as there, a NaN stays a NaN, of unspecified sign and payload.
+ */
+#pragma once
+
+#include "daemon/device/device.h"
+
+#define ZERO_CUDA_ABI_VERSION 1
+/* The plugin's one exported function, of type zero_cuda_plugin_fn. */
+#define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
+
+enum {
+        ZERO_CUDA_NAME_SIZE = 256,         /* bytes of a GPU's name, the ending 0 included */
+        ZERO_CUDA_NORM_BLOCK = 128,        /* elements of one block of norm() */
+        ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of one sum() */
+};
+
+struct zero_cuda_info {
+        char name[ZERO_CUDA_NAME_SIZE];
+        int major, minor; /* compute capability */
+        int multiprocessors;
+        uint64_t memory_bytes;
+        int driver, runtime; /* CUDA versions: 1000 * major + 10 * minor */
+};
+
+/* One AdamW update of n elements; see struct adamw_scalars. */
+struct zero_cuda_adamw {
+        struct adamw_scalars scalars;
+        size_t n;
+        const float *p, *m, *v, *grad;
+        /* Each the same address as its input (in place), or not overlapping any. */
+        float *out_p, *out_m, *out_v;
+        /* NULL, or out_p rounded to serve_dtype, written in the same pass. */
+        void *serve;
+        enum zero_dtype serve_dtype;
+        /* NULL, or one float on the GPU that takes the place of scalars.grad_scale. */
+        const float *grad_scale;
+        /* NULL, or one word on the GPU: unless it is 0 when the update runs, nothing is
+         * written.  See nonfinite(). */
+        const uint32_t *skip;
+};
+
+struct zero_cuda_plugin {
+        uint32_t abi_version; /* ZERO_CUDA_ABI_VERSION; first in every version */
+
+        /* At least one GPU, else -ENODEV. */
+        int (*device_count)(int *ret_count);
+        int (*device_info)(int device, struct zero_cuda_info *ret_info);
+        int (*use)(int device);
+
+        /* Aligned to 256 bytes; bytes > 0.  free() accepts NULL and waits for the GPU. */
+        int (*alloc)(size_t bytes, void **ret_memory);
+        void (*free)(void *memory);
+        /* A stream belongs to the GPU in use.  wait() blocks until all that was enqueued is
+         * done.  free() accepts NULL. */
+        int (*stream_new)(void **ret_stream);
+        int (*stream_wait)(void *stream);
+        void (*stream_free)(void *stream);
+
+        int (*adamw)(const struct zero_cuda_adamw *update, void *stream);
+        /* As device_ops.cast; the same dtype twice keeps every bit. */
+        int (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
+                    void *stream);
+        /* As device_ops.accumulate. */
+        int (*accumulate)(float *acc, enum zero_dtype from, const void *src, size_t n, bool first,
+                          void *stream);
+        /* As device_ops.sum.  src itself, k device addresses, lies in host memory and is
+         * not needed after the call.  1 <= k <= ZERO_CUDA_SUM_MAX. */
+        int (*sum)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
+                   size_t k, size_t n, void *stream);
+        /*
+         * sums[i] = the sum of x squared over block i of ZERO_CUDA_NORM_BLOCK elements (the
+         * last may be shorter), in device_ops.norm's order; not finite if the block holds a
+         * NaN or an infinity.  The host scales and adds them to an exact_sum.
+         */
+        int (*norm)(const float *x, size_t n, double *sums, void *stream);
+        /* *flag = 1 if any element is a NaN or an infinity; else it keeps its value. */
+        int (*nonfinite)(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag,
+                         void *stream);
+        /* Bytes.  copy() takes device and host memory on either side. */
+        int (*zero)(void *dst, size_t n, void *stream);
+        int (*copy)(void *dst, const void *src, size_t n, void *stream);
+};
+
+/* The plugin's table: static, the same on every call.  Touches no GPU. */
+typedef const struct zero_cuda_plugin *zero_cuda_plugin_fn(void);

@@ -1,0 +1,130 @@
+/*
+ * The CUDA plugin as far as it can be seen without a GPU: that it loads, what it offers,
+ * what it refuses, and that a machine without a GPU gets an error and nothing worse.
+ * $CUDA_PLUGIN is its path.
+ */
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "cuda/zero_cuda.h"
+#include "daemon/device/host.h"
+
+_Static_assert((int)ZERO_CUDA_NORM_BLOCK == (int)NORM_BLOCK, "the host adds up the same blocks");
+
+static const struct zero_cuda_plugin *gpu;
+static float word[64];
+static const void *const sources[ZERO_CUDA_SUM_MAX + 1] = { word };
+
+/* RTLD_NOW: fails if a single symbol is unresolved. */
+static void load(void)
+{
+        void *library = dlopen(getenv("CUDA_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
+        zero_cuda_plugin_fn *get;
+
+        cr_assert_not_null(library, "%s", dlerror());
+        *(void **)&get = dlsym(library, ZERO_CUDA_PLUGIN_SYMBOL);
+        cr_assert_not_null(get, "%s", dlerror());
+        gpu = get();
+}
+
+/* 0, or the -ENODEV that the plugin must then give everywhere. */
+static int have_gpu(void)
+{
+        int count = -1, r = gpu->device_count(&count);
+
+        cr_assert(r == 0 ? count > 0 : r == -ENODEV && count == -1, "%d, %d GPUs", r, count);
+        return r;
+}
+
+Test(plugin, has_this_version_and_a_whole_table, .init = load)
+{
+        uintptr_t function[(sizeof(*gpu) - offsetof(struct zero_cuda_plugin, device_count)) /
+                           sizeof(uintptr_t)];
+
+        cr_assert_eq(gpu->abi_version, ZERO_CUDA_ABI_VERSION);
+        memcpy(function, &gpu->device_count, sizeof(function));
+        for (size_t i = 0; i < sizeof(function) / sizeof(function[0]); i++)
+                cr_assert_neq(function[i], 0, "function %zu", i);
+}
+
+Test(plugin, says_what_gpu_there_is_or_that_there_is_none, .init = load)
+{
+        struct zero_cuda_info info = { .major = -1 };
+        int r = have_gpu();
+
+        cr_assert_eq(gpu->device_info(0, &info), r);
+        cr_assert(r == 0 ? info.major > 0 && info.memory_bytes > 0 : info.major == -1);
+}
+
+Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
+{
+        uint32_t flag = 0;
+        double sum = 0;
+        struct zero_cuda_adamw update = { .n = 1, .p = word };
+
+        if (have_gpu() == 0)
+                cr_skip_test("there is a GPU");
+        cr_assert_eq(gpu->use(0), -ENODEV);
+        cr_assert_eq(gpu->stream_wait(NULL), -ENODEV);
+        cr_assert_eq(gpu->adamw(&update, NULL), -ENODEV);
+        cr_assert_eq(gpu->cast(ZERO_BF16, word + 1, ZERO_FP32, word, 1, NULL), -ENODEV);
+        cr_assert_eq(gpu->accumulate(word + 1, ZERO_BF16, word, 1, true, NULL), -ENODEV);
+        cr_assert_eq(gpu->sum(ZERO_FP32, word + 1, ZERO_FP16, sources, 1, 1, NULL), -ENODEV);
+        cr_assert_eq(gpu->norm(word, 1, &sum, NULL), -ENODEV);
+        cr_assert_eq(gpu->nonfinite(ZERO_FP32, word, 1, &flag, NULL), -ENODEV);
+        cr_assert_eq(gpu->zero(word, sizeof(word[0]), NULL), -ENODEV);
+        cr_assert_eq(gpu->copy(word + 1, word, sizeof(word[0]), NULL), -ENODEV);
+}
+
+Test(plugin, gives_no_memory_or_stream_where_there_is_no_gpu, .init = load)
+{
+        void *memory = word, *stream = word;
+
+        if (have_gpu() == 0)
+                cr_skip_test("there is a GPU");
+        cr_assert_eq(gpu->alloc(64, &memory), -ENODEV);
+        cr_assert_eq(gpu->stream_new(&stream), -ENODEV);
+        cr_assert_eq(memory, word);
+        cr_assert_eq(stream, word);
+        gpu->free(NULL);
+        gpu->stream_free(NULL);
+}
+
+Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
+{
+        enum zero_dtype unknown = (enum zero_dtype)9;
+        struct zero_cuda_adamw update = { .n = 1, .serve = word, .serve_dtype = unknown };
+        uint32_t flag = 0;
+        void *memory = NULL;
+
+        cr_assert_eq(gpu->alloc(0, &memory), -EINVAL);
+        cr_assert_eq(gpu->adamw(&update, NULL), -EINVAL);
+        cr_assert_eq(gpu->cast(ZERO_BF16, word, ZERO_FP16, word, 1, NULL), -EINVAL);
+        cr_assert_eq(gpu->cast(unknown, word, ZERO_FP32, word, 1, NULL), -EINVAL);
+        cr_assert_eq(gpu->cast(ZERO_FP32, word, unknown, word, 1, NULL), -EINVAL);
+        cr_assert_eq(gpu->accumulate(word, unknown, word, 1, true, NULL), -EINVAL);
+        cr_assert_eq(gpu->sum(ZERO_FP16, word, ZERO_FP32, sources, 1, 1, NULL), -EINVAL);
+        cr_assert_eq(gpu->sum(ZERO_FP32, word, unknown, sources, 1, 1, NULL), -EINVAL);
+        cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, 0, 1, NULL), -EINVAL);
+        cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, ZERO_CUDA_SUM_MAX + 1, 1, NULL),
+                     -EINVAL);
+        cr_assert_eq(gpu->nonfinite(unknown, word, 1, &flag, NULL), -EINVAL);
+}
+
+Test(plugin, does_nothing_for_an_empty_range, .init = load)
+{
+        struct zero_cuda_adamw update = { .n = 0 };
+
+        cr_assert_eq(gpu->adamw(&update, NULL), 0);
+        cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_FP32, NULL, 0, NULL), 0);
+        cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_BF16, NULL, 0, NULL), 0);
+        cr_assert_eq(gpu->accumulate(NULL, ZERO_FP16, NULL, 0, false, NULL), 0);
+        cr_assert_eq(gpu->sum(ZERO_BF16, NULL, ZERO_FP32, sources, 1, 0, NULL), 0);
+        cr_assert_eq(gpu->norm(NULL, 0, NULL, NULL), 0);
+        cr_assert_eq(gpu->nonfinite(ZERO_BF16, NULL, 0, NULL, NULL), 0);
+        cr_assert_eq(gpu->zero(NULL, 0, NULL), 0);
+        cr_assert_eq(gpu->copy(NULL, NULL, 0, NULL), 0);
+}
