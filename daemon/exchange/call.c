@@ -73,9 +73,23 @@ static bool call_is_of_node(const struct call *call, uint64_t node)
         return call->node == node;
 }
 
+static bool call_is_unsent(const struct call *call, uint64_t node)
+{
+        return call->unsent && call->node == node;
+}
+
 static bool call_is_late(const struct call *call, uint64_t now)
 {
         return call->unsent || call->deadline_ms <= now;
+}
+
+/* What was called before the node came up is told so now, and may be tried again. */
+void calls_up(struct exchange *x, uint32_t node)
+{
+        struct call *call;
+
+        while ((call = call_find(x, call_is_unsent, node)))
+                call_end(call, ZERO_EPEER, "the node was not up", NULL);
 }
 
 void calls_down(struct exchange *x, uint32_t node, const char *why)

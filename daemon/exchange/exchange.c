@@ -132,6 +132,7 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
 void exchange_up(struct exchange *x, uint32_t node)
 {
         log_info("node %s is up", node_name(x, node));
+        calls_up(x, node);
         coordinator_up(x, node);
         ranks_up(x, node);
         list_for_each (&x->jobs, item) {

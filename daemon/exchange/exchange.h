@@ -376,6 +376,7 @@ typedef void call_done(void *arg, int status, const char *text, const Zero__Link
 void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
                call_done *done, void *arg);
 void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void calls_up(struct exchange *x, uint32_t node);
 void calls_down(struct exchange *x, uint32_t node, const char *why);
 void calls_expire(struct exchange *x);
 /* Answers m; a message that was no call is not answered. */
