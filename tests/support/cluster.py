@@ -243,7 +243,8 @@ def resident(pid):
 
 
 class Cluster:
-    """N daemons that know each other.  owners: how many of them hold shards (0: all)."""
+    """N daemons that know each other.  owners: how many of them hold shards (0: all), or
+    their names."""
 
     def __init__(self, nodes=1, owners=0, start=True, per_node=None, **options):
         self.directory = tempfile.mkdtemp(prefix="zerod-test-", dir="/dev/shm")
@@ -261,7 +262,7 @@ class Cluster:
                 o["peers"] = " ".join(f"{n}=127.0.0.1:{p}" for n, p in zip(names, ports))
                 o["key_file"] = self.key_file
             if owners:
-                o["owners"] = " ".join(names[:owners])
+                o["owners"] = " ".join(names[:owners]) if isinstance(owners, int) else owners
             o.update(options)
             o.update((per_node or {}).get(i, {}))
             self.daemons.append(Daemon(name, self.directory, ports[i], o))
