@@ -12,20 +12,25 @@ Ratios are of times, of the same round: 1 is the limit, more is slower.  Median 
 """
 import argparse
 import json
+import os
+import select
 import statistics
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, "@SOURCE@/tests/bench")
-import nodes  # noqa: E402  (its place is known only now)
+import common  # noqa: E402  (its place is known only now)
+from cluster import Cluster, end_process, free_ports, spawn  # noqa: E402
 
 BUILD = "@BUILD@"
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
-TLS = "^tcp"  # what zerod takes where no transport is named
 PATHS = {"mapped": (1, {}), "copy": (1, {}), "ucx": (2, {"bulk": "ucx"}), "tcp": (2, {"bulk": "tcp"})}
 PUSHED = ("ucx", "tcp")
 AIM_US = 50  # of a mapped fetch, whatever its size
-CLIENT_S = 300
+ROUND_S = 60
+PERFTEST_S = 20
+PERFTEST_BYTES = 128 << 20
 
 
 def arguments():
@@ -37,57 +42,120 @@ def arguments():
     return parser.parse_args()
 
 
-def measure(group, path, size, repeat):
-    """Rounds, one dictionary each.  The trainer is with the last node: a small group's owner is the first."""
-    command = [f"{BUILD}/tests/bench/fetch/fetch-client", "--socket", group.sockets[-1], "--path", path,
-               "--job", f"fetch-{size}", "--bytes", str(size), "--rounds", str(repeat), "--tls", TLS]
-    client = group.start(command, "client.log", stdout=subprocess.PIPE, text=True)
+# ---- the rate of UCX ------------------------------------------------------------
+
+def perftest(transports, size, mode):
+    """Bytes a second of ucp_am_bw; mode: how it waits, poll or sleep."""
+    count = max(4, min(20000, PERFTEST_BYTES // size))
+    port = str(free_ports(1)[0])
+    command = ["ucx_perftest", "-p", port, "-E", mode]
+    load = ["-t", "ucp_am_bw", "-s", str(size), "-n", str(count), "-w", "4", "-f", "-v", "127.0.0.1"]
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL,
+             "env": {**os.environ, "UCX_TLS": transports, "UCX_LOG_LEVEL": "error"}}
+    server = spawn(command, stdout=subprocess.DEVNULL, **quiet)
+    client = None
     try:
-        out, _ = client.communicate(timeout=CLIENT_S)
+        time.sleep(0.2)  # it does not say when it listens
+        client = spawn([*command, *load], stdout=subprocess.PIPE, text=True, **quiet)
+        out, _ = client.communicate(timeout=PERFTEST_S)
+    except subprocess.TimeoutExpired:
+        return 0
     finally:
-        nodes.end(client, 5)
-    if client.returncode:
-        raise RuntimeError(f"fetch-client, {path}, {size} bytes:\n{group.log('client.log')}")
-    return [json.loads(line) for line in out.splitlines()]
+        for process in (client, server):
+            if process:
+                end_process(process, 0.5)
+    last = out.splitlines()[-1:] or [""]
+    fields = last[0].split(",")
+    return float(fields[5]) * (1 << 20) if len(fields) > 5 else 0
 
 
-def figure(name, what, path, size, rounds):
-    ratios = sorted(r[what] / r[what + "_limit"] for r in rounds)
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    result = {"name": name, "path": path, "bytes": size, "repeat": len(rounds), "median_ratio": round(middle, 4),
-              "spread": [round(low, 4), round(high, 4)],
-              "microseconds": round(statistics.median(r[what] for r in rounds), 1),
-              "limit_microseconds": round(statistics.median(r[what + "_limit"] for r in rounds), 1)}
+def ucx_us(transports, size):
+    """The quicker way to wait: spinning needs a CPU on both sides, sleeping costs small payloads more."""
+    if not size:
+        return 0
+    rate = max(perftest(transports, size, mode) for mode in ("poll", "sleep"))
+    if not rate:
+        raise RuntimeError("ucx_perftest could not run (package ucx-utils)")
+    return size / rate * 1e6
+
+
+# ---- rounds ---------------------------------------------------------------------------
+
+class Client:
+    """fetch-client; the trainer is with the last node, for a small group's owner is the first."""
+
+    def __init__(self, cluster, path, size):
+        daemon = cluster.daemons[-1]
+        command = [f"{BUILD}/tests/bench/fetch/fetch-client", "--socket", daemon.socket, "--path", path,
+                   "--job", f"fetch-{size}", "--bytes", str(size)]
+        self.transports = next((p["bulk_detail"] for p in daemon.status()["peers"] if not p["self"]), "")
+        self.path = path
+        self.process = spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()  # it drops its job then
+        try:
+            self.process.wait(ROUND_S)
+        finally:
+            end_process(self.process, 1)
+
+    def round(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], ROUND_S)[0]:
+            raise RuntimeError(f"fetch-client, {self.path}: no answer in {ROUND_S} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"fetch-client, {self.path}: it ended early")
+        result = json.loads(line)
+        if self.path == "ucx":
+            far = result["fetch_far"]
+            us = ucx_us(self.transports, far)
+            result["fetch_limit"] += us
+            result["push_limit"] += us * result["push_far"] / far if far else 0
+        return result
+
+
+def measure(cluster, path, size, repeat):
+    with Client(cluster, path, size) as client:
+        client.round()  # for warming up
+        return [client.round() for _ in range(repeat)]
+
+
+def figure(what, path, size, rounds):
+    settings = {"bytes": size, "microseconds": round(statistics.median(r[what] for r in rounds), 1),
+                "limit_microseconds": round(statistics.median(r[what + "_limit"] for r in rounds), 1)}
     if path in PUSHED:
-        result["far_bytes"] = rounds[0][what + "_remote"]
+        settings["far_bytes"] = rounds[0][what + "_far"]
     if path == "mapped":
-        result["aim_microseconds"] = AIM_US
-    return result
+        settings["aim_microseconds"] = AIM_US
+    return common.figure(f"{what} time, {path}", [r[what] / r[what + "_limit"] for r in rounds], **settings)
 
 
 def figures(path, repeat, largest):
     count, options = PATHS[path]
-    with nodes.Nodes(BUILD, count, **options) as group:
-        for size in SIZES:
-            if size > largest:
-                break
-            rounds = measure(group, path, size, repeat)
-            yield figure(f"fetch time, {path}", "fetch", path, size, rounds)
+    with Cluster(count, threads=0, **options) as cluster:
+        for size in (s for s in SIZES if s <= largest):
+            rounds = measure(cluster, path, size, repeat)
+            yield figure("fetch", path, size, rounds)
             if path in PUSHED:
-                yield figure(f"push time, {path}", "push", path, size, rounds)
+                yield figure("push", path, size, rounds)
 
 
 def main():
     options = arguments()
-    nodes.exit_on_signals()
-    out = open(options.json, "w", encoding="utf-8") if options.json else None
+    common.leave_on_signals()
+    common.use_build(BUILD)
+    output = common.Output(options.json)
     print(f"{'':20} {'bytes':>10} {'us':>10} {'limit us':>10} {'ratio':>7}  quartiles")
     for path in options.path or PATHS:
         for f in figures(path, max(2, options.repeat), options.max):
+            output.add(f)
             print(f"{f['name']:20} {f['bytes']:10} {f['microseconds']:10.1f} {f['limit_microseconds']:10.1f} "
                   f"{f['median_ratio']:7.2f}  {f['spread'][0]:.2f} .. {f['spread'][1]:.2f}", flush=True)
-            if out:
-                print(json.dumps(f), file=out, flush=True)
 
 
 if __name__ == "__main__":

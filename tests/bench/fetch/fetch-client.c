@@ -1,19 +1,19 @@
 /*
- * fetch-client --socket FILE --job NAME --bytes N --path mapped|copy|tcp|ucx [--tls LIST]
- *              [--rounds N]
+ * fetch-client --socket FILE --path mapped|copy|tcp|ucx --bytes N [--job NAME]
  *
- * One rank, one group of N bytes.  Each round makes a new version (a step with lr 0), and
- * times the fetch of it and, in turn, what it cannot be faster than:
+ * One rank, one group of N bytes; a round for each line of input.  A round makes a new
+ * version (a step with lr 0), and times the fetch of it and, in turn, what that cannot be
+ * faster than:
  *   mapped  a round trip over a unix socket
  *   copy    that, and a copy of the group
- *   tcp     that, a copy of the part of this node's owner, and the part of the other
- *           owners asked for and received over a plain TCP connection
- *   ucx     the same, but the other owners' part at the rate of ucx_perftest
+ *   tcp     that, a copy of the part of this node's owner, and the far part, of other
+ *           owners, asked for and received over a plain TCP connection
+ *   ucx     that, the copy, and a round trip over TCP; the caller adds what the far part takes
  * A push is timed until the daemon gives back the memory of the gradient, which is when all
  * owners have taken their part.
  *
- * Writes one line of JSON a round; times are in microseconds.  Which part is whose, the
- * daemon's own count of elements tells.
+ * Writes one line of JSON a round; times are in microseconds.  How much is far, the daemon's
+ * own count of elements tells.  At the end of input the job is dropped.
  */
 #include <getopt.h>
 #include <stdio.h>
@@ -23,23 +23,18 @@
 #include <jansson.h>
 #include <zero.h>
 
-#include "tests/bench/bulk/bench.h"
 #include "tests/bench/fetch/peer.h"
 
 enum {
         SAMPLES = 200, /* fetches of a mapped group in a round */
         PAUSE_US = 50, /* before each, so that both sides have gone to sleep */
-        PERFTEST_BYTES = 128 << 20,
-        PERFTEST_COUNT_MIN = 4,
-        PERFTEST_COUNT_MAX = 20000,
-        DATA = 0, /* the group that is measured */
-        MARK = 1, /* asking for room for this one's gradient waits for the other's */
+        DATA = 0,      /* the group that is measured */
+        MARK = 1,      /* asking for room for this one's gradient waits for the other's */
 };
 
 struct options {
-        const char *socket, *job, *path, *tls;
+        const char *socket, *job, *path;
         uint64_t bytes;
-        unsigned rounds;
 };
 
 struct session {
@@ -52,7 +47,7 @@ struct session {
 
 struct times {
         double fetch, fetch_limit, push, push_limit;
-        uint64_t fetch_remote, push_remote; /* bytes */
+        uint64_t fetch_far, push_far; /* bytes */
 };
 
 static void die(const char *what, const char *why)
@@ -180,7 +175,7 @@ static void push(struct session *s, struct times *t)
         must(s, zero_push(s->client, DATA, NULL, true, NULL), "push");
         must(s, zero_grad(s->client, MARK, &grad), "gradient");
         t->push = clock_us() - begun;
-        t->push_remote = sent(s) - before;
+        t->push_far = sent(s) - before;
         memset(grad, 0, zero_dtype_size(dtype_of(s)));
         must(s, zero_push(s->client, MARK, NULL, true, NULL), "push");
 }
@@ -229,29 +224,14 @@ static double ask(struct peer *peer, size_t n)
         return us;
 }
 
-static double perftest_us(const struct session *s, uint64_t bytes)
+/* A round trip to the daemon, the near part copied, the far part moved. */
+static double limit_us(struct session *s, uint64_t far)
 {
-        uint64_t count = PERFTEST_BYTES / bytes;
-        struct load load = { bytes, count < PERFTEST_COUNT_MIN   ? PERFTEST_COUNT_MIN
-                                    : count > PERFTEST_COUNT_MAX ? PERFTEST_COUNT_MAX
-                                                                 : count };
-        double rate = run_perftest(s->o.tls, &load);
+        double us = ask(&s->unix_peer, sizeof far);
 
-        if (rate <= 0)
-                die("ucx_perftest", "it could not run (package ucx-utils)");
-        return (double)bytes / rate * 1e6;
-}
-
-/* A round trip to the daemon, the local part copied, the remote part moved. */
-static double limit_us(struct session *s, uint64_t remote)
-{
-        double us = ask(&s->unix_peer, sizeof remote);
-
-        us += copy_us(s->to, s->from, s->o.bytes - remote);
-        if (remote && !strcmp(s->o.path, "ucx"))
-                us += ask(&s->tcp_peer, sizeof remote) + perftest_us(s, remote);
-        else if (remote)
-                us += ask(&s->tcp_peer, remote);
+        us += copy_us(s->to, s->from, s->o.bytes - far);
+        if (far)
+                us += ask(&s->tcp_peer, !strcmp(s->o.path, "ucx") ? sizeof far : far);
         return us;
 }
 
@@ -281,18 +261,17 @@ static void round_moved(struct session *s, struct times *t)
         step(s);
         before = received(s);
         t->fetch = fetch_once(s);
-        t->fetch_remote = received(s) - before;
-        t->fetch_limit = limit_us(s, t->fetch_remote);
-        t->push_limit =
-                t->push_remote == t->fetch_remote ? t->fetch_limit : limit_us(s, t->push_remote);
+        t->fetch_far = received(s) - before;
+        t->fetch_limit = limit_us(s, t->fetch_far);
+        t->push_limit = t->push_far == t->fetch_far ? t->fetch_limit : limit_us(s, t->push_far);
 }
 
 static void print(const struct times *t)
 {
-        printf("{\"fetch\": %.2f, \"fetch_limit\": %.2f, \"fetch_remote\": %llu, \"push\": %.2f, "
-               "\"push_limit\": %.2f, \"push_remote\": %llu}\n",
-               t->fetch, t->fetch_limit, (unsigned long long)t->fetch_remote, t->push,
-               t->push_limit, (unsigned long long)t->push_remote);
+        printf("{\"fetch\": %.2f, \"fetch_limit\": %.2f, \"fetch_far\": %llu, \"push\": %.2f, "
+               "\"push_limit\": %.2f, \"push_far\": %llu}\n",
+               t->fetch, t->fetch_limit, (unsigned long long)t->fetch_far, t->push, t->push_limit,
+               (unsigned long long)t->push_far);
         fflush(stdout);
 }
 
@@ -309,9 +288,7 @@ static bool parse(int argc, char **argv, struct options *o)
         static const struct option known[] = { { "socket", required_argument, NULL, 's' },
                                                { "job", required_argument, NULL, 'j' },
                                                { "path", required_argument, NULL, 'p' },
-                                               { "tls", required_argument, NULL, 't' },
                                                { "bytes", required_argument, NULL, 'b' },
-                                               { "rounds", required_argument, NULL, 'r' },
                                                { 0 } };
         uint64_t value;
         int option;
@@ -323,12 +300,8 @@ static bool parse(int argc, char **argv, struct options *o)
                         o->job = optarg;
                 else if (option == 'p')
                         o->path = optarg;
-                else if (option == 't')
-                        o->tls = optarg;
                 else if (option == 'b' && number(optarg, 1ULL << 34, &value))
                         o->bytes = value;
-                else if (option == 'r' && number(optarg, 1000, &value))
-                        o->rounds = (unsigned)value;
                 else
                         return false;
         }
@@ -337,12 +310,13 @@ static bool parse(int argc, char **argv, struct options *o)
 
 int main(int argc, char **argv)
 {
-        struct session s = { .o = { .job = "fetch", .tls = "^tcp", .rounds = 9 } };
+        struct session s = { .o = { .job = "fetch" } };
+        char line[8];
         bool mapped;
 
         if (!parse(argc, argv, &s.o)) {
                 fprintf(stderr, "usage: fetch-client --socket FILE --path mapped|copy|tcp|ucx "
-                                "--bytes N [--job NAME] [--tls LIST] [--rounds N]\n");
+                                "--bytes N [--job NAME]\n");
                 return 2;
         }
         mapped = is_mapped(&s);
@@ -354,12 +328,11 @@ int main(int argc, char **argv)
         memset(s.from, 1, s.o.bytes);
         memset(s.to, 2, s.o.bytes);
         attach(&s);
-        for (unsigned i = 0; i <= s.o.rounds; i++) { /* the first is for warming up */
+        while (fgets(line, sizeof line, stdin)) {
                 struct times t = { 0 };
 
                 (mapped ? round_mapped : round_moved)(&s, &t);
-                if (i > 0)
-                        print(&t);
+                print(&t);
         }
         leave(&s);
         peer_stop(&s.tcp_peer);

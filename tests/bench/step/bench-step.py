@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""bench-step [--repeat N] [--json FILE] [--steps N] [--case one|two]...
+
+What a training step costs with zerod, against the same trainer with the states in its own process (gpt --local).
+25.6 million parameters in fp32, 2048 tokens a trainer and step, one BLAS thread a trainer.
+
+  one  one trainer, one daemon, ZeRO stages 1, 2 and 3; against one trainer alone
+  two  two trainers, two daemons, stage 3; against two trainers alone at the same time, each with the whole update
+
+All of a case run in turn in each round, every second round backwards, and each is compared with the one alone
+of its round.  Ratios are of the time of a step; cpu_ratio is of the CPU time of trainers and daemons together.
+A run's first step warms up and is left out.  Median and quartiles over rounds.
+"""
+import argparse
+import json
+import os
+import random
+import select
+import statistics
+import sys
+import time
+from subprocess import PIPE
+
+sys.path.insert(0, "@SOURCE@/tests/bench")
+import common  # noqa: E402  (its place is known only now)
+from cluster import Cluster, Tools, spawn  # noqa: E402
+
+BUILD = "@BUILD@"
+MODEL = ["--width", "512", "--layers", "8", "--heads", "8", "--context", "256", "--batch", "8", "--threads", "1",
+         "--eval-windows", "1", "--warmup", "1", "--log", "json", "--log-every", "1"]
+TEXT_BYTES = 1 << 20
+RUN_S = 300
+END_S = 60
+TICKS = os.sysconf("SC_CLK_TCK")
+AIM = 1.10
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json")
+    parser.add_argument("--steps", type=int, default=3, help="of a run, the first one included")
+    parser.add_argument("--case", action="append", choices=CASES)
+    return parser.parse_args()
+
+
+# ---- one run -----------------------------------------------------------------
+
+def cpu_seconds(pid):
+    """User and system time so far, of all threads; the name in front of the fields may hold anything."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+class Trainer:
+    """gpt; what it says of its steps, with the moment at which it said so."""
+
+    def __init__(self, cluster, arguments_):
+        command = [Tools.gpt, "--data", f"{cluster.directory}/text", *MODEL, *arguments_]
+        self.process = spawn(command, stdout=PIPE)
+        cluster.others.append(self.process)
+        self.buffer = b""
+        self.moments = []  # one a step: when, and what CPU time all processes of the run had used
+
+    def read(self, pids):
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        now = time.monotonic()
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            if json.loads(line)["event"] == "step":
+                self.moments.append((now, sum(map(cpu_seconds, pids))))
+        return bool(data)
+
+    def end(self):
+        status = self.process.wait(END_S)
+        self.process.stdout.close()
+        if status:
+            raise RuntimeError(f"gpt ended with status {status}")
+
+
+def run(cluster, commands, daemons, steps):
+    """Seconds and CPU seconds of a step, over trainers that run at the same time.  Only rank 0 of a job speaks."""
+    trainers = [Trainer(cluster, c) for c in commands]
+    pids = [t.process.pid for t in trainers] + daemons
+    open_, deadline = list(trainers), time.monotonic() + RUN_S
+    while open_:
+        ready = select.select([t.process.stdout for t in open_], [], [], max(0, deadline - time.monotonic()))[0]
+        if not ready:
+            raise RuntimeError(f"gpt has not ended in {RUN_S} s")
+        open_ = [t for t in open_ if t.process.stdout not in ready or t.read(pids)]
+    for t in trainers:
+        t.end()
+    spoke = [t.moments for t in trainers if t.moments]
+    if not spoke or any(len(m) != steps for m in spoke):
+        raise RuntimeError("gpt did not tell of each step")
+    return [statistics.mean((m[-1][i] - m[0][i]) / (steps - 1) for m in spoke) for i in (0, 1)]
+
+
+# ---- what is compared -----------------------------------------------------------
+
+class Alone:
+    name = "alone"
+
+    def __init__(self, cluster, trainers):
+        self.cluster, self.trainers = cluster, trainers
+
+    def run(self, steps):
+        return run(self.cluster, [["--local", "--steps", str(steps)]] * self.trainers, [], steps)
+
+
+class Served:
+    """A job that each run takes up where the last one left it; rank i is with node i."""
+
+    def __init__(self, cluster, trainers, stage):
+        self.cluster, self.trainers, self.stage, self.version = cluster, trainers, stage, 0
+        self.name = f"stage {stage}"
+
+    def command(self, rank):
+        return ["--job", f"stage{self.stage}", "--socket", self.cluster[rank].socket, "--stage", str(self.stage),
+                "--rank", str(rank), "--world-size", str(self.trainers), "--local-world-size", "1",
+                "--steps", str(self.version)]
+
+    def run(self, steps):
+        self.version += steps
+        commands = [self.command(rank) for rank in range(self.trainers)]
+        return run(self.cluster, commands, [d.process.pid for d in self.cluster.daemons], steps)
+
+
+CASES = {"one": (1, (1, 2, 3)), "two": (2, (3,))}
+
+
+def rounds_of(case, repeat, steps):
+    trainers, stages = CASES[case]
+    with Cluster(trainers, threads=0) as cluster:
+        with open(f"{cluster.directory}/text", "wb") as text:
+            text.write(random.Random(1).randbytes(TEXT_BYTES))
+        runs = [Alone(cluster, trainers), *(Served(cluster, trainers, stage) for stage in stages)]
+        for i in range(repeat):
+            yield {r.name: r.run(steps) for r in (runs if i % 2 == 0 else reversed(runs))}
+
+
+def figure(case, name, rounds):
+    ratios = [[r[name][i] / r["alone"][i] for r in rounds] for i in (0, 1)]
+    seconds, alone = (statistics.median(r[n][0] for r in rounds) for n in (name, "alone"))
+    trainers = CASES[case][0]
+    return common.figure(f"step time, {name}, {trainers} trainer{'s' * (trainers > 1)}", ratios[0],
+                         cpu_ratio=round(statistics.median(ratios[1]), 4), seconds=round(seconds, 3),
+                         alone_seconds=round(alone, 3), trainers=trainers, nodes=trainers, aim=AIM)
+
+
+def main():
+    options = arguments()
+    common.leave_on_signals()
+    common.use_build(BUILD)
+    output = common.Output(options.json)
+    for case in options.case or CASES:
+        rounds = []
+        for measured in rounds_of(case, max(2, options.repeat), max(2, options.steps)):
+            rounds.append(measured)
+            print(case, *(f"{name}: {s:.3f} s, CPU {cpu:.2f} s;" for name, (s, cpu) in measured.items()), flush=True)
+        for name in rounds[0]:
+            if name != "alone":
+                f = figure(case, name, rounds)
+                output.add(f)
+                print(f"{f['name']}: ratio {f['median_ratio']:.3f}, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}, "
+                      f"of CPU time {f['cpu_ratio']:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
