@@ -316,10 +316,16 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         return 0;
 }
 
-static int quota_check(struct exchange *x, uint32_t uid, struct fault *fault)
+/* Whether a job of that name may be made. */
+static int new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
 {
         uint64_t n = 0;
 
+        list_for_each (&x->dead_jobs, item) {
+                if (strcmp(CONTAINER_OF(item, struct job, link)->name, name) == 0)
+                        return fault_set(fault, ZERO_EBUSY,
+                                         "job '%s' is still being dropped: its trainers must end first", name);
+        }
         list_for_each (&x->jobs, item) {
                 n += CONTAINER_OF(item, struct job, link)->uid == uid;
         }
@@ -346,7 +352,7 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         }
         r = layout_from_message(open->layout, &l, &fault);
         if (!r)
-                r = job ? open_check(job, open, l, &fault) : quota_check(x, open->uid, &fault);
+                r = job ? open_check(job, open, l, &fault) : new_check(x, m->job, open->uid, &fault);
         if (r || job) {
                 layout_free(l);
                 if (r)
