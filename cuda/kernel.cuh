@@ -21,12 +21,10 @@ struct fp16 {
         uint16_t bits;
 };
 
-enum : unsigned {
-        VEC = 8,
-        THREADS = 256, /* of a block */
-        WARP = 32,
-        RESIDENT_BLOCKS = 8, /* of a multiprocessor: 2048 threads, the most it holds */
-};
+constexpr unsigned VEC = 8;
+constexpr unsigned THREADS = 256; /* of a block */
+constexpr unsigned WARP = 32;
+constexpr unsigned RESIDENT_BLOCKS = 8; /* of a multiprocessor: 2048 threads, the most it holds */
 
 /* How many elements are there: VEC, or fewer. */
 struct whole {

@@ -7,12 +7,10 @@
  */
 #include "cuda/kernel.cuh"
 
-enum : unsigned {
-        LANES = 16,
-        TEAM = 4, /* threads of a block */
-        OWN = LANES / TEAM,
-        ROUNDS = ZERO_CUDA_NORM_BLOCK / LANES,
-};
+constexpr unsigned LANES = 16;
+constexpr unsigned TEAM = 4; /* threads of a block */
+constexpr unsigned OWN = LANES / TEAM;
+constexpr unsigned ROUNDS = ZERO_CUDA_NORM_BLOCK / LANES;
 
 /* x: the thread's first element of the block; left: elements from there on. */
 static __device__ inline void load_rounds(float (&y)[ROUNDS][OWN], const float *x, size_t left,
