@@ -1,0 +1,389 @@
+#!/usr/bin/env python3
+"""Peers that do not belong here, and bytes that mean nothing, on every port and socket,
+while those who belong go on."""
+import os
+import random
+import socket
+import struct
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, finish_all, small_layout, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+import wire  # noqa: E402
+
+MAGIC = b"zerod\r\n\x1a"
+
+
+def start_alone(c):
+    """Starts daemons that may never link; waits until they answer."""
+    for d in c.daemons:
+        d.start()
+    for d in c.daemons:
+        until(lambda d=d: d.ctl_run("status").returncode == 0, what=f"daemon {d.name}")
+
+
+def why(daemon, peer):
+    return next(p["why"] for p in daemon.status()["peers"] if p["node"] == peer)
+
+
+def says(daemon, peer, *words):
+    """Status tells why the peer is not linked."""
+    until(lambda: all(w in why(daemon, peer) for w in words), 10 * SLOW,
+          f"'{words}' in {daemon.name}'s word on {peer}")
+    assert not next(p["up"] for p in daemon.status()["peers"] if p["node"] == peer)
+
+
+@case
+def peer_with_another_key():
+    with Cluster(2, start=False) as c:
+        c.write_key(f"{c.directory}/other")
+        c[1].options["key_file"] = f"{c.directory}/other"
+        start_alone(c)
+        for d, peer in ((c[0], "n1"), (c[1], "n0")):
+            says(d, peer, "key")
+
+
+@case
+def peer_with_another_owner_list():
+    with Cluster(2, start=False) as c:
+        c[1].options["owners"] = "n1"
+        start_alone(c)
+        for d, peer in ((c[0], "n1"), (c[1], "n0")):
+            says(d, peer, "owners")
+
+
+@case
+def peer_with_another_peer_list():
+    with Cluster(2, start=False) as c:
+        c[1].options["peers"] += " n2=127.0.0.1:1"
+        start_alone(c)
+        says(c[0], "n1", "owners")
+
+
+@case
+def key_rotation():
+    """A node that already has the new key as its second one links with one that uses it."""
+    with Cluster(2, start=False) as c:
+        c.write_key(f"{c.directory}/next")
+        c[0].options["key_next_file"] = f"{c.directory}/next"
+        c[1].options["key_file"] = f"{c.directory}/next"
+        c.start()
+
+
+class Fake:
+    """What listens in the place of a node."""
+
+    def __init__(self, port):
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", port))
+        self.socket.listen()
+        self.socket.settimeout(20)
+
+    def answer(self, data):
+        s, _ = self.socket.accept()
+        s.settimeout(20)
+        hello = s.recv(4096)
+        s.sendall(data)
+        try:
+            while s.recv(4096):
+                pass
+        except OSError:
+            pass
+        s.close()
+        return hello
+
+
+def dialler_of(c):
+    """The daemon that dials, the one that does not, by trying: the other's port is ours."""
+    ports = [d.port for d in c.daemons]
+    for mine in (1, 0):
+        fake = Fake(ports[mine])
+        d = c[1 - mine]
+        d.start()
+        until(lambda d=d: d.ctl_run("status").returncode == 0, what="the daemon")
+        fake.socket.settimeout(2)
+        try:
+            s, _ = fake.socket.accept()
+            s.close()
+            fake.socket.settimeout(20)
+            return d, c[mine].name, fake
+        except socket.timeout:
+            fake.socket.close()
+            d.process.terminate()
+            d.process.wait()
+    raise AssertionError("nobody dials")
+
+
+@case
+def peer_of_another_version():
+    with Cluster(2, start=False) as c:
+        d, peer, fake = dialler_of(c)
+        hello = fake.answer(MAGIC + struct.pack("<HBBI", 99, 2, 2, 16))
+        assert hello.startswith(MAGIC)
+        says(d, peer, "99", "version")
+        fake.socket.close()
+
+
+@case
+def visitor_of_another_version():
+    with Cluster(2) as c:
+        s = socket.create_connection(("127.0.0.1", c[0].port), 10)
+        s.sendall(MAGIC + struct.pack("<HBBI", 99, 1, 0, 260) + b"x" * 244)
+        assert s.recv(4096).startswith(MAGIC), "no refusal in clear"
+        s.close()
+        until(lambda: "99" in c[0].log(), 5, "a line in the log")
+
+
+@case
+def peer_that_talks_nonsense():
+    with Cluster(2, start=False) as c:
+        d, peer, fake = dialler_of(c)
+        fake.answer(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        until(lambda: why(d, peer) != "", 10 * SLOW, "a reason")
+        fake.socket.close()
+
+
+# ---- garbage ------------------------------------------------------------------------
+
+def nonsense(r):
+    return r.choice([
+        lambda: r.randbytes(r.randint(1, 3000)),
+        lambda: bytes(209),
+        lambda: MAGIC + r.randbytes(r.randint(0, 600)),
+        lambda: MAGIC + struct.pack("<HBBI", 1, r.randint(0, 9), r.randint(0, 9), 0xffffffff),
+        lambda: MAGIC + struct.pack("<HBBI", 1, 1, 0, 260) + r.randbytes(244),
+        lambda: b"GET / HTTP/1.1\r\n\r\n",
+        lambda: b"\x16\x03\x01\x02\x00" + r.randbytes(512),
+    ])()
+
+
+def pester_ports(c, r):
+    """Garbage, half-open, slow and abandoned connections; those still open."""
+    held = []
+    for _ in range(40):
+        for d in c.daemons:
+            try:
+                s = socket.create_connection(("127.0.0.1", d.port), 5)
+            except OSError:
+                continue
+            s.settimeout(5)
+            try:
+                kind = r.randint(0, 3)
+                if kind > 1:
+                    s.sendall(nonsense(r))
+                elif kind == 1:
+                    s.sendall(MAGIC[:r.randint(1, 8)])
+                if kind == 3:
+                    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    s.close()
+                    continue
+            except OSError:
+                pass
+            held.append(s)
+    return held
+
+
+@case
+def garbage_on_ports():
+    """A job trains while both ports are pestered; then all strangers are shown out."""
+    with Cluster(2) as c:
+        before = [d.descriptors() for d in c.daemons]
+        ranks = c.ranks("work", small_layout(), [0, 1], hold=2, push=2)
+        for a in ranks:
+            a.start("train", steps=200, sets=SETS, clip=1)
+        r, held, rounds = random.Random(3), [], 0
+        while not all(a.ready() for a in ranks) or rounds < 3:
+            held += pester_ports(c, r)
+            rounds += 1
+            for s in held[:-150]:
+                s.close()
+            held = held[-150:]
+        seen = finish_all(ranks)
+        assert {x["version"] for x in seen} == {200}
+        for s in held:
+            s.settimeout(30 * SLOW)
+            assert ended(s), "a stranger's connection stays open"
+            s.close()
+        for a in ranks:
+            a.end()
+        for d, n in zip(c.daemons, before):
+            until(lambda d=d, n=n: d.descriptors() <= n + 2, 10 * SLOW, f"descriptors of {d.name}: {n}")
+
+
+def ended(s):
+    try:
+        while s.recv(4096):
+            pass
+        return True
+    except ConnectionError:
+        return True
+    except socket.timeout:
+        return False
+
+
+@case
+def nodes_link_while_the_door_is_crowded():
+    """Idle strangers who take every place do not keep a node out."""
+    with Cluster(2, start=False) as c:
+        crowd = []
+        c[0].start()
+        c[1].start()
+        for d in c.daemons:
+            until(lambda d=d: d.ctl_run("status").returncode == 0, what="the daemons")
+        for d in c.daemons:
+            for _ in range(200):
+                s = socket.socket()
+                s.setblocking(False)
+                s.connect_ex(("127.0.0.1", d.port))
+                crowd.append(s)
+        c[1].process.terminate()
+        c[1].process.wait()
+        c[1].start()
+        for _ in range(100):
+            s = socket.socket()
+            s.setblocking(False)
+            s.connect_ex(("127.0.0.1", c[0].port))
+            crowd.append(s)
+        until(c[0].peers_up, 30 * SLOW, "the link")
+        for s in crowd:
+            s.close()
+
+
+# ---- the unix socket -------------------------------------------------------------------
+
+@case
+def first_word_is_hello():
+    with Cluster(1) as c:
+        raw = wire.Raw(c[0].socket)
+        status, text, _ = raw.ask("query", {1: "status"})
+        assert status == wire.EPROTO and "hello" in text, (status, text)
+        assert raw.closed()
+        raw.close()
+
+
+@case
+def other_protocol():
+    with Cluster(1) as c:
+        raw = wire.Raw(c[0].socket)
+        status, text, _ = raw.hello(protocol=77)
+        assert status == 3 and "77" in text, (status, text)
+        assert raw.closed()
+        raw.close()
+
+
+@case
+def frame_above_the_limit():
+    with Cluster(1) as c:
+        for size in (0xffffffff, (64 << 20) + 1):
+            raw = wire.Raw(c[0].socket)
+            raw.hello()
+            raw.send(struct.pack("<I", size) + b"x" * 1000)
+            assert raw.closed(), "the connection goes on"
+            raw.close()
+
+
+@case
+def frame_that_does_not_come():
+    """A promise of 60 MiB costs the daemon no memory."""
+    with Cluster(1) as c:
+        before, raws = c[0].memory(), []
+        for _ in range(20):
+            raws.append(wire.Raw(c[0].socket))
+            raws[-1].hello()
+            raws[-1].send(struct.pack("<I", 60 << 20) + b"x" * 100)
+        c[0].status()
+        assert c[0].memory() < before + 8192 * SLOW, (before, c[0].memory())
+        for raw in raws:
+            raw.close()
+
+
+def mangled(r):
+    """A frame that is nearly right, or not at all."""
+    what = r.choice(list(wire.BODY))
+    good = wire.request(r.randint(0, 99), what, {r.randint(1, 6): r.choice([r.getrandbits(64), r.randbytes(9), "status"])
+                                                 for _ in range(r.randint(0, 4))})
+    kind = r.randint(0, 4)
+    if kind == 0:
+        return wire.frame(r.randbytes(r.randint(0, 400)))
+    if kind == 1:
+        body = bytearray(good[4:])
+        for _ in range(r.randint(1, 4)):
+            if body:
+                body[r.randrange(len(body))] = r.randrange(256)
+        return wire.frame(bytes(body))
+    if kind == 2:
+        return wire.frame(good[4:len(good) - r.randint(0, 3)])
+    return good
+
+
+@cases_of([1, 2, 3])
+def random_frames(seed):
+    """Thousands of frames at every state of a session, while a job trains."""
+    r = random.Random(seed)
+    with Cluster(2) as c:
+        good = c.ranks("good", small_layout(), [0, 1], hold=2, push=2)
+        for a in good:
+            a.start("train", steps=60, sets=SETS)
+        for i in range(60):
+            raw = wire.Raw(c[i % 2].socket, 2)
+            try:
+                if r.random() < 0.9:
+                    raw.hello(job=r.choice(["", "good", f"bad{i % 3}", "bad"]), rank=r.choice([-1, 0, 1]), world=2,
+                              timeout_ms=50)
+                if r.random() < 0.5:
+                    raw.ask("attach", {1: wire.layout_message(small_layout(blocks=1)), 2: 1, 3: 1, 4: 1, 5: 1})
+                for _ in range(60):
+                    raw.send(mangled(r))
+            except (OSError, EOFError):
+                pass
+            raw.close()
+        finish_all(good)
+        assert all(d.alive() for d in c.daemons)
+        for a in good:
+            a.start("train", steps=5, sets=SETS)
+        finish_all(good)
+
+
+@case
+def half_open_and_slow_clients():
+    """Sessions that say nothing, or a byte at a time, or never read, hold nobody up."""
+    with Cluster(1) as c:
+        silent = [wire.Raw(c[0].socket) for _ in range(50)]
+        deaf = wire.Raw(c[0].socket, 2)
+        deaf.hello()
+        slow = wire.Raw(c[0].socket, 5)
+        a, = c.ranks("work", small_layout(), [0], hold=2, push=2)
+        a.start("train", steps=50, sets=SETS)
+        try:
+            for _ in range(20000):
+                deaf.send(wire.request(1, "query", {1: "status"}))
+        except OSError:
+            pass
+        for byte in wire.request(1, "hello", {1: wire.PROTOCOL, 3: 1, 6: 1000}):
+            slow.send(bytes([byte]))
+            time.sleep(0.005)  # what makes it slow
+        assert slow.reply()[0] == wire.OK
+        a.good(a.finish())
+        assert c[0].memory() < (1 << 20), "a client that does not read costs without bound"
+        for raw in (*silent, deaf, slow):
+            raw.close()
+
+
+@case
+def descriptors_sent_along_are_closed():
+    with Cluster(1) as c:
+        raw = wire.Raw(c[0].socket)
+        raw.hello()
+        before = c[0].descriptors()
+        for i in range(100):
+            socket.send_fds(raw.socket, [wire.request(2 + i, "query", {1: "jobs"})], [0, 1, 2])
+            raw.reply()
+        assert c[0].descriptors() <= before + 1
+        raw.close()
+
+
+if __name__ == "__main__":
+    main()
