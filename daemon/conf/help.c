@@ -6,27 +6,20 @@
 
 #include "daemon/conf/source.h"
 
-enum { WIDTH = 80, INDENT = 6 };
+enum { WIDTH = 80 };
 
-static void end_line(FILE *out, uint32_t *column)
-{
-        fputc('\n', out);
-        *column = 0;
-}
+static const char indent[] = "      ";
 
-/* Words of text, indented, broken before WIDTH; *column is where the line stands. */
-static void print_words(FILE *out, const char *text, uint32_t *column)
+void conf_print_words(FILE *out, const char *begin, const char *text, uint32_t *column)
 {
         while (*text) {
                 size_t n = strcspn(text, " ");
 
-                if (*column > INDENT && *column + 1 + n > WIDTH)
-                        end_line(out, column);
-                if (*column == 0)
-                        *column = (uint32_t)fprintf(out, "%*s", INDENT, "");
-                else
-                        *column += (uint32_t)fprintf(out, " ");
-                *column += (uint32_t)fprintf(out, "%.*s", (int)n, text);
+                if (*column > strlen(begin) && *column + 1 + n > WIDTH) {
+                        fputc('\n', out);
+                        *column = 0;
+                }
+                *column += (uint32_t)fprintf(out, "%s%.*s", *column ? " " : begin, (int)n, text);
                 text += n + (text[n] == ' ');
         }
 }
@@ -58,8 +51,8 @@ void option_facts(const struct option *o, char ret_text[static OPTION_FACTS])
 
         if (!option_is_string(o))
                 option_range(o, range);
-        snprintf(ret_text, OPTION_FACTS, "(%s%s%s; default %s)", kind_name(o), range[0] ? ", " : "",
-                 range, o->preset[0] ? o->preset : "empty");
+        snprintf(ret_text, OPTION_FACTS, "(%s%s%s%s%s)", kind_name(o), range[0] ? ", " : "", range,
+                 o->preset[0] ? "; default " : "", o->preset);
 }
 
 static void print_option(FILE *out, const struct option *o)
@@ -72,9 +65,9 @@ static void print_option(FILE *out, const struct option *o)
                 fputc(*p == '_' ? '-' : *p, out);
         fprintf(out, "=%s\n", option_is_string(o) ? o->placeholder : "N");
         option_facts(o, facts);
-        print_words(out, o->doc, &column);
-        print_words(out, facts, &column);
-        end_line(out, &column);
+        conf_print_words(out, indent, o->doc, &column);
+        conf_print_words(out, indent, facts, &column);
+        fputc('\n', out);
 }
 
 void conf_help(FILE *out)

@@ -42,5 +42,10 @@ int source_environment(struct loaded *l, char **environment, struct fault *fault
 
 /* "(number, 1 to 4096 jobs; default 16)", for help and man page. */
 void option_facts(const struct option *o, char ret_text[static OPTION_FACTS]);
+/*
+ * Words in lines of at most 80 columns that begin with `begin`; *column is where the line
+ * stands, 0 for a new one, and is left there for more words.
+ */
+void conf_print_words(FILE *out, const char *begin, const char *text, uint32_t *column);
 /* What --help prints. */
 void conf_help(FILE *out);
