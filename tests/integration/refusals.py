@@ -1,0 +1,505 @@
+#!/usr/bin/env python3
+"""Wrong calls of trainers: each gets an error that names its cause, and the others go on."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, expect, finish_all, group, small_layout, step_all, tensor, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+import wire  # noqa: E402
+
+TWO = [group("a", tensor("wa", 1000)), group("b", tensor("wb", 3000))]
+
+
+def refused_attach(c, node, status, *words, job, rank, world, layout, attach=None, **connect):
+    a = c.actor(node)
+    a.do("connect", job=job, rank=rank, world=world, timeout_ms=2000 * SLOW, **connect)
+    a.do("layout", groups=layout)
+    a.refused(status, "attach", *words, **(attach or {"hold": 1, "push": 1}))
+    a.end()
+
+
+def still_trains(ranks):
+    for a in ranks:
+        a.start("train", steps=2, sets=SETS)
+    finish_all(ranks)
+
+
+# ---- attaching ---------------------------------------------------------------------
+
+DIFFERENT = {
+    "shape": ([group("a", tensor("wa", 1000)), group("b", tensor("wb", 30, 100))], ["wb"]),
+    "name": ([group("a", tensor("wa", 1000)), group("b", tensor("wc", 3000))], ["wb", "wc"]),
+    "group_name": ([group("a", tensor("wa", 1000)), group("x", tensor("wb", 3000))], ["x"]),
+    "dtype": ([group("a", tensor("wa", 1000)), group("b", tensor("wb", 3000), dtype="bf16")], ["b", "bf16"]),
+    "frozen": ([group("a", tensor("wa", 1000, frozen=True)), group("b", tensor("wb", 3000))], ["wa", "frozen"]),
+    "one_more": ([*TWO, group("c", tensor("wc", 1))], ["3"]),
+    "init": ([group("a", tensor("wa", 1000, seed=77)), group("b", tensor("wb", 3000))], ["wa"]),
+}
+
+
+@cases_of(DIFFERENT)
+def layout_differs_in(what):
+    """The other rank says which difference it found first, and a right one may still come."""
+    layout, words = DIFFERENT[what]
+    with Cluster(2) as c:
+        first = c.actor(0)
+        first.do("connect", job="j", rank=0, world=2, timeout_ms=20000)
+        first.do("layout", groups=TWO)
+        first.start("attach", hold=1, push=1)
+        refused_attach(c, 1, "ELAYOUT", *words, job="j", rank=1, world=2, layout=layout)
+        second = c.actor(1)
+        second.do("connect", job="j", rank=1, world=2)
+        second.do("layout", groups=TWO)
+        second.do("attach", hold=1, push=1)
+        first.good(first.finish())
+        still_trains([first, second])
+
+
+@case
+def two_clients_one_rank():
+    with Cluster(2) as c:
+        ranks = c.ranks("j", TWO, [0, 1], hold=1, push=1)
+        for node in (0, 1):
+            refused_attach(c, node, "ERANK", "rank 1", job="j", rank=1, world=2, layout=TWO)
+        still_trains(ranks)
+
+
+@case
+def two_clients_one_rank_while_attaching():
+    """Of two that claim a rank before the job has started, one is refused."""
+    with Cluster(2) as c:
+        claims = [c.actor(node) for node in (0, 1)]
+        for a in claims:
+            a.do("connect", job="j", rank=0, world=2, timeout_ms=20000)
+            a.do("layout", groups=TWO)
+            a.start("attach", hold=1, push=1)
+        other = c.actor(0)
+        other.do("connect", job="j", rank=1, world=2)
+        other.do("layout", groups=TWO)
+        other.do("attach", hold=1, push=1)
+        replies = sorted((a.finish() for a in claims), key=lambda r: r["status"])
+        expect(replies[0], "ERANK", "rank 0")
+        assert replies[1]["status"] == "OK", replies
+
+
+@case
+def world_size_differs():
+    with Cluster(1) as c:
+        ranks = c.ranks("j", TWO, [0, 0], hold=1, push=1)
+        refused_attach(c, 0, "ECONFLICT", "world size", "3", "2", job="j", rank=2, world=3, layout=TWO)
+        still_trains(ranks)
+
+
+@case
+def reduce_dtype_differs():
+    with Cluster(1) as c:
+        a = c.actor()
+        a.do("connect", job="j", rank=0, world=2, timeout_ms=20000)
+        a.do("layout", groups=TWO)
+        a.start("attach", hold=1, push=1)
+        refused_attach(c, 0, "ECONFLICT", "reduce_dtype", "bf16", "fp32", job="j", rank=1, world=2, layout=TWO,
+                       attach={"hold": 1, "push": 1, "reduce": "bf16"})
+
+
+@case
+def ranks_that_do_not_come_are_named():
+    with Cluster(2) as c:
+        refused_attach(c, 0, "EDEADLINE", "rank 1", "attach", job="j", rank=0, world=3, layout=TWO)
+
+
+@case
+def bad_connections():
+    with Cluster(1) as c:
+        a = c.actor()
+        a.refused("ERANK", "connect", "5", job="j", rank=5, world=2)
+        a.refused("ERANK", "connect", job="j", rank=0, world=0)
+        a.refused("EINVAL", "connect", "name", job="../etc", rank=0, world=1)
+        a.refused("EINVAL", "connect", job="x" * 300, rank=0, world=1)
+        a.refused("ECLOSED", "connect", "/nowhere", "running", job="j", rank=0, world=1, socket="/nowhere")
+        a.do("connect", job="none", rank=-1)
+        a.refused("ENOJOB", "attach", "none", observer=True)
+
+
+@case
+def bad_layouts():
+    with Cluster(1) as c:
+        a = c.actor()
+        a.do("connect", job="j", rank=0, world=1)
+        for groups in ([group("g", tensor("t", 1), tensor("t", 2))], [group("g", tensor("t", *[2] * 9))],
+                       [group("", tensor("t", 1))], [group("g", tensor("t", 1 << 40, 1 << 20))], []):
+            reply = a.ask("layout", groups=groups)
+            if reply["status"] == "OK":
+                reply = a.ask("attach", hold=1, push=1)
+            assert reply["status"] in ("EINVAL", "ERANGE") and reply["text"], (groups, reply)
+
+
+@case
+def layouts_that_lie():
+    """The daemon checks what libzero would not send."""
+    with Cluster(1) as c:
+        for groups in ([{"name": "g", "tensors": [{"name": "t", "shape": [1 << 62, 1 << 62]}]}],
+                       [{"name": "g", "tensors": [{"name": "t", "shape": [1] * 40}]}],
+                       [{"name": "g", "tensors": [{"name": "t", "shape": [1]}] * 2}],
+                       [{"name": "g" * 5000, "tensors": [{"name": "t", "shape": [1]}]}]):
+            raw = wire.Raw(c[0].socket)
+            raw.hello("lies", 0, 1)
+            status, text, _ = raw.ask("attach", {1: wire.layout_message(groups), 2: 1, 3: 1, 4: 1, 5: 1})
+            assert status != wire.OK and text, (status, text)
+            raw.close()
+        assert c[0].job("lies") is None
+
+
+# ---- the window ----------------------------------------------------------------------
+
+@case
+def window_too_small():
+    """Says how much it needs; with that much it is enough."""
+    layout = [group(f"g{i}", tensor(f"t{i}", 10000)) for i in range(6)]
+    with Cluster(2, window=45000) as c:
+        refused_attach(c, 0, "EWINDOW", "window", "at least", job="j", rank=0, world=1, layout=layout,
+                       attach={"hold": 3, "push": 1})
+        a = c.actor(0)
+        a.do("connect", job="j", rank=0, world=1)
+        a.do("layout", groups=layout)
+        text = a.refused("EWINDOW", "attach", hold=3, push=1)["text"]
+        needed = int(text.split("at least ")[1].split()[0])
+    with Cluster(2, window=needed) as c:
+        a, = c.ranks("j", layout, [0], hold=3, push=1)
+        for g in range(3):
+            a.do("fetch", group=g)
+
+
+@case
+def window_of_all_local_ranks():
+    """Ranks that declare more than the first one told are refused, and fit when it has left."""
+    layout = [group(f"g{i}", tensor(f"t{i}", 10000)) for i in range(6)]
+    with Cluster(2) as c:
+        a = c.actor(0)
+        a.do("connect", job="j", rank=0, world=2, local=2, timeout_ms=20000)
+        a.do("layout", groups=layout)
+        a.start("attach", hold=1, push=1)
+        refused_attach(c, 0, "EWINDOW", "at least", job="j", rank=1, world=2, layout=layout,
+                       attach={"hold": 4, "push": 1}, local=2)
+
+
+@case
+def more_held_than_declared():
+    with Cluster(2) as c:
+        a, = c.ranks("j", small_layout(), [0], hold=2, push=1)
+        a.do("fetch", group=0)
+        a.do("fetch", group=1)
+        a.refused("EHELD", "fetch", "2", group=2)
+        a.do("release", group=0)
+        a.do("fetch", group=2)
+
+
+@case
+def opposite_orders_in_the_smallest_window():
+    """Two ranks of a node that fetch in opposite orders, each holding two of two slabs."""
+    layout = [group(f"g{i}", tensor(f"t{i}", 20000)) for i in range(6)]
+    with Cluster(2) as c:
+        ranks = c.ranks("j", layout, [0, 0], hold=1, push=1)
+        assert c[0].job("j")["gather"]["slots"] == 2
+        for _ in range(20):
+            for i in range(6):
+                for a, g in zip(ranks, (i, 5 - i)):
+                    a.start("fetch", group=g)
+                    a.start("view", group=g)
+                    a.start("release", group=g)
+            for a in ranks:
+                while a.asked:
+                    finish_all([a])
+            step_all(ranks, sets=[SETS[0]])
+
+
+# ---- calls out of place ----------------------------------------------------------------
+
+@case
+def calls_without_attach():
+    with Cluster(1) as c:
+        a = c.actor()
+        a.do("connect", job="j", rank=0, world=1)
+        for do in ("fetch", "prefetch", "release", "grad", "push", "norm", "step", "put", "get"):
+            a.refused("ENOTATTACHED", do, sets=SETS, values=[1], plane="master")
+        raw = wire.Raw(c[0].socket)
+        raw.hello("j", 0, 1)
+        for what, fields in (("fetch", {1: 0}), ("release", {1: 0}), ("push", {1: 0}), ("norm", {}), ("get", {1: 0}),
+                             ("put", {1: 0}), ("step", {2: wire.message({1: b"", 3: 1.0})})):
+            status, text, _ = raw.ask(what, fields)
+            assert status != wire.OK and text, (what, status, text)
+        raw.close()
+
+
+@case
+def unknown_groups_and_ranges():
+    with Cluster(2) as c:
+        a, = c.ranks("j", TWO, [0], hold=2, push=2)
+        for do in ("fetch", "release", "prefetch", "grad", "push"):
+            a.refused("ENOGROUP", do, group=2)
+        a.refused("ENOGROUP", "get", tensor=9, plane="master")
+        a.refused("ERANGE", "get", tensor=0, plane="master", first=999, count=2)
+        a.refused("ERANGE", "get", tensor=0, plane="master", first=(1 << 62), count=2)
+        a.refused("ERANGE", "put", tensor=0, plane="master", first=1000, values=[1.0])
+        a.refused("EINVAL", "get", tensor=0, plane="grad")
+        a.refused("EINVAL", "put", tensor=0, plane="serve", values=[1.0])
+        a.refused("EINVAL", "get", tensor=0, plane=77)
+        still_trains_one_set(a)
+
+
+def still_trains_one_set(a):
+    a.do("train", steps=2, sets=[SETS[0]])
+
+
+@case
+def release_without_fetch():
+    with Cluster(2) as c:
+        a, = c.ranks("j", TWO, [0], hold=1, push=1)
+        a.refused("ENOTHELD", "release", group=0)
+        a.do("fetch", group=0)
+        a.do("release", group=0)
+        a.refused("ENOTHELD", "release", group=0)
+        a.do("fetch", group=0)
+        a.do("step", sets=[SETS[0]])
+        a.refused("ENOTHELD", "release", group=0)
+        still_trains_one_set(a)
+
+
+def raw_rank(c, layout, push=1):
+    """A rank that speaks for itself; and its session's fields."""
+    raw = wire.Raw(c[0].socket)
+    raw.hello("raw", 0, 1)
+    status, text, fields = raw.ask("attach", {1: wire.layout_message(layout), 2: 2, 3: push, 4: 1, 5: 1})
+    assert status == wire.OK, text
+    return raw, wire.decode(fields[5][0])
+
+
+PUSHES = {  # fields of Push: group, attempt (None: the right one), micro_batch, slot, last, present
+    "group": ({1: 7}, "group"),
+    "slot": ({1: 0, 4: 1}, "slot"),
+    "slot_far": ({1: 0, 4: 0xffffffff}, "slot"),
+    "micro_batch": ({1: 0, 3: 5}, "micro-batch"),
+    "mask": ({1: 0, 6: b"\1\1\1"}, "mask"),
+    "old_attempt": ({1: 0, 2: 0}, "attempt"),
+    "future_attempt": ({1: 0, 2: 1 << 40}, "attempt"),
+}
+
+
+@cases_of(PUSHES)
+def push_beyond(what):
+    with Cluster(1) as c:
+        raw, session = raw_rank(c, TWO)
+        attempt = session.get(2, [0])[0]
+        fields, word = PUSHES[what]
+        status, text, _ = raw.ask("push", {2: attempt, 5: 1, **fields})
+        assert status != wire.OK and word in text, (status, text)
+        raw.close()
+        a = c.actor()
+        a.do("connect", job="raw", rank=0, world=1)
+        a.do("layout", groups=[group(g["name"], {"name": g["tensors"][0]["name"], "shape": g["tensors"][0]["shape"]})
+                               for g in TWO])
+        a.do("attach", hold=1, push=1)
+        a.do("train", steps=1, sets=[SETS[0]])
+
+
+@case
+def push_twice():
+    with Cluster(1) as c:
+        raw, session = raw_rank(c, TWO, push=2)
+        push = {1: 0, 2: session[2][0], 5: 1}
+        assert raw.ask("push", push)[0] == wire.OK
+        status, text, _ = raw.ask("push", push)
+        assert status != wire.OK and "last gradient" in text, (status, text)
+        raw.close()
+
+
+@case
+def values_of_a_step():
+    with Cluster(1) as c:
+        a, = c.ranks("j", TWO, [0], hold=1, push=1)
+        for sets, word in (([[-1, 0.9, 0.9, 1e-8, 0]], "lr"), ([[1, 1.0, 0.9, 1e-8, 0]], "beta"),
+                           ([[1, 0.9, 0.9, -1, 0]], "eps")):
+            a.refused("EINVAL", "step", word, sets=sets)
+        a.refused("EINVAL", "step", "clip", sets=[SETS[0]], clip=-1.0)
+        a.refused("EINVAL", "step", "loss_scale", sets=[SETS[0]], loss_scale=-2.0)
+        still_trains_one_set(a)
+
+
+@cases_of([[0, 0], [0, 1]], "{0[1]}")
+def ranks_pass_different_values(placement):
+    """On one node and over two: the rank that does not agree is named."""
+    with Cluster(2) as c:
+        one, two = c.ranks("j", TWO, placement, hold=1, push=1, timeout_ms=2000 * SLOW)
+        one.start("step", sets=[SETS[0]])
+        two.start("step", sets=[[0.5, 0.9, 0.99, 1e-8, 0.1]])
+        replies = [a.finish() for a in (one, two)]
+        told = [r for r in replies if r["status"] == "ECONFLICT"]
+        assert told and all("lr" in r["text"] and "rank" in r["text"] for r in told), replies
+        assert all(r["status"] in ("ECONFLICT", "EDEADLINE") for r in replies), replies
+
+
+@case
+def norm_against_step():
+    with Cluster(2) as c:
+        one, two = c.ranks("j", TWO, [0, 1], hold=1, push=1, timeout_ms=2000 * SLOW)
+        one.start("norm")
+        two.start("step", sets=[SETS[0]])
+        replies = [a.finish() for a in (one, two)]
+        assert any(r["status"] == "ECONFLICT" for r in replies), replies
+
+
+# ---- numbers ---------------------------------------------------------------------------
+
+@cases_of([(b, d) for b in ("nan", "inf") for d in ("fp32", "bf16", "fp16")], "{0[0]}_{0[1]}")
+def not_finite(what):
+    """The step is skipped on every owner, visibly; parameters, moments and step counts stay."""
+    bad, dtype = what
+    layout = small_layout(dtype, blocks=1, width=256)
+    with Cluster(3) as c:
+        ranks = c.ranks("j", layout, [0, 1], hold=1, push=3, grad=dtype)
+        before = c.checksum("j")["planes"]
+        for i, a in enumerate(ranks):
+            for g in range(3):
+                a.do("grad", group=g, **({"bad": bad, "at": 4000} if i == 1 and g == 1 else {}))
+                a.do("push", group=g)
+        told = step_all(ranks, clip=1, loss_scale=4, growth_interval=100)
+        assert all(t["skipped"] and t["version"] == 0 for t in told), told
+        if dtype == "fp16":
+            assert all(t["loss_scale"] == 2 for t in told), told
+        assert c.checksum("j")["planes"] == before
+        for d in c.daemons:
+            assert d.job("j")["skipped"] == 1 and d.job("j")["version"] == 0, d.job("j")
+        still_trains(ranks)
+        assert c.checksum("j")["version"] == 2
+
+
+@case
+def norm_tells_of_infinity():
+    with Cluster(2) as c:
+        ranks = c.ranks("j", TWO, [0, 1], hold=1, push=2)
+        for i, a in enumerate(ranks):
+            a.do("grad", group=0, **({"bad": "nan"} if i else {}))
+            a.do("push", group=0)
+            a.start("norm")
+        assert all(not r["finite"] for r in finish_all(ranks))
+        assert all(t["skipped"] for t in step_all(ranks, sets=[SETS[0]]))
+
+
+@case
+def tiny_tensors():
+    """Empty and one-element tensors, empty groups, and groups smaller than the owners."""
+    layout = [group("none", tensor("n", 0)), group("nothing"), group("one", tensor("o", 1)), group("scalar", tensor("s")),
+              group("three", tensor("t", 3), tensor("e", 0, 5), tensor("u", 1, 1))]
+    with Cluster(5) as c:
+        ranks = c.ranks("j", layout, [0, 3], hold=-1, push=-1)
+        for a in ranks:
+            for g in range(len(layout)):
+                a.do("fetch", group=g)
+                assert a.do("view", group=g)["hash"]
+            for g in (2, 3, 4):
+                a.do("grad", group=g)
+                a.do("push", group=g)
+        before = [ranks[0].do("get", tensor=t, plane="master", count=n)["values"] for t, n in ((1, 1), (3, 3))]
+        told = step_all(ranks, sets=[SETS[0]])
+        assert told[0]["version"] == 1 and not told[0]["skipped"], told
+        after = [ranks[1].do("get", tensor=t, plane="master", count=n)["values"] for t, n in ((1, 1), (3, 3))]
+        assert all(x != y for b, a in zip(before, after) for x, y in zip(b, a)), (before, after)
+        still = c.checksum("j")
+        for a in ranks:
+            a.start("train", steps=2, sets=[SETS[0]], micro_batches=2)
+        finish_all(ranks)
+        assert c.checksum("j")["version"] == 3 and c.checksum("j") != still
+
+
+@case
+def step_without_gradients():
+    """Updates nothing, and counts."""
+    with Cluster(2) as c:
+        ranks = c.ranks("j", TWO, [0, 1], hold=1, push=1)
+        before = c.checksum("j")["checksum"]
+        told = step_all(ranks, sets=[SETS[0]], clip=1)
+        assert told[0]["version"] == 1 and told[0]["grad_norm"] == 0, told
+        assert c.checksum("j")["checksum"] == before
+
+
+@case
+def frozen_groups_take_no_gradient():
+    layout = [group("still", tensor("s", 100, frozen=True)), group("w", tensor("w", 100))]
+    with Cluster(2) as c:
+        a, = c.ranks("j", layout, [0], hold=2, push=2)
+        a.refused("EINVAL", "grad", "trainable", group=0)
+        before = a.do("get", tensor=0, plane="master", count=100)["values"]
+        still_trains_one_set(a)
+        assert a.do("get", tensor=0, plane="master", count=100)["values"] == before
+
+
+# ---- quotas ------------------------------------------------------------------------------
+
+@case
+def memory_limit():
+    with Cluster(2, memory_limit="8M") as c:
+        keep = c.ranks("fits", TWO, [0, 1], hold=1, push=1)
+        big = [group("g", tensor("t", 4_000_000))]
+        refused_attach(c, 0, "EQUOTA", "quota", "8388608", job="big", rank=0, world=1, layout=big)
+        assert all(d.job("big") is None for d in c.daemons)
+        still_trains_two(keep)
+        used = c[0].status()["memory"]
+        assert 0 < used["state_used"] <= used["state_quota"] == 8 << 20, used
+
+
+def still_trains_two(ranks):
+    for a in ranks:
+        a.start("train", steps=2, sets=[SETS[0]])
+    finish_all(ranks)
+
+
+@case
+def job_limit():
+    with Cluster(2, job_limit=2) as c:
+        keep = c.ranks("one", TWO, [0], hold=1, push=1)
+        c.ranks("two", TWO, [1], hold=1, push=1)
+        refused_attach(c, 0, "EQUOTA", "job_limit", job="three", rank=0, world=1, layout=TWO)
+        c[0].ctl("drop", "two")
+        c.ranks("three", TWO, [0], hold=1, push=1)
+        still_trains_two(keep)
+
+
+@case
+def session_limit():
+    with Cluster(1, session_limit=8) as c:
+        keep = c.ranks("j", TWO, [0], hold=1, push=1)
+        held = [wire.Raw(c[0].socket) for _ in range(7)]
+        for raw in held[:3]:
+            raw.hello()
+        turned = wire.Raw(c[0].socket)
+        assert turned.closed(), "one session above the limit"
+        still_trains_two(keep)
+        for raw in held:
+            raw.close()
+        c[0].status()
+        assert "session_limit" in c[0].log()
+
+
+@case
+def out_of_shared_memory():
+    """A state directory on a full tmpfs: the job is refused, what is there goes on."""
+    if os.getuid():
+        raise Skip("mounting needs root")
+    with Cluster(1, start=False) as c:
+        path = c[0].options["state_dir"]
+        os.mkdir(path, 0o700)
+        script = f'mount -t tmpfs -o size=6m,mode=0700 tmpfs "{path}" && exec "$@"'
+        if os.system(f"unshare -m sh -c 'mount -t tmpfs tmpfs \"{path}\"' 2>/dev/null"):
+            raise Skip("this machine lets nobody mount")
+        c[0].start(wrapper=["unshare", "-m", "sh", "-c", script, "sh"])
+        until(c[0].peers_up, what="readiness")
+        keep = c.ranks("fits", TWO, [0], hold=1, push=1)
+        for _ in range(2):
+            refused_attach(c, 0, "ESHM", "64000000", job="big", rank=0, world=1,
+                           layout=[group("g", tensor("t", 4_000_000))])
+        assert c[0].job("big") is None
+        still_trains_two(keep)
+
+
+if __name__ == "__main__":
+    main()
