@@ -343,17 +343,41 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
 
 /* ---- the connection -------------------------------------------------------------- */
 
+/* Two bytes of a message can become a hundred in memory: it gets so much and no more. */
+struct budget {
+        size_t left;
+};
+
+enum { UNPACKED_MAX = 256 << 20 }; /* enough for the largest layout */
+
+static void *budget_alloc(void *data, size_t n)
+{
+        struct budget *b = data;
+
+        if (n > b->left)
+                return NULL;
+        b->left -= n;
+        return malloc(n);
+}
+
+static void budget_free(void *data, void *p)
+{
+        free(p);
+}
+
 static int session_frame(void *arg, const uint8_t *p, size_t n)
 {
         struct session *s = arg;
-        Zero__Request *m = zero__request__unpack(NULL, n, p);
+        struct budget budget = { .left = UNPACKED_MAX + 4 * n };
+        ProtobufCAllocator allocator = { budget_alloc, budget_free, &budget };
+        Zero__Request *m = zero__request__unpack(&allocator, n, p);
         struct pending_call *call = m ? calloc(1, sizeof *call) : NULL;
         struct fault fault = { 0 };
         int r;
 
         if (!call || s->n_pending >= SESSION_PENDING_MAX) {
                 if (m)
-                        zero__request__free_unpacked(m, NULL);
+                        zero__request__free_unpacked(m, &allocator);
                 free(call);
                 return -EPROTO;
         }
@@ -365,7 +389,7 @@ static int session_frame(void *arg, const uint8_t *p, size_t n)
         s->n_pending++;
         request_begin(&s->rpc->x->requests, &call->request, uv_now(s->rpc->x->loop), s->timeout_ms);
         r = handle(call, m, &fault);
-        zero__request__free_unpacked(m, NULL);
+        zero__request__free_unpacked(m, &allocator);
         if (r) /* refused: nobody else knows of it */
                 request_end(&call->request, r, "%s", fault.text);
         return !s->greeted ? -EPROTO : 0;
