@@ -146,6 +146,12 @@ static int do_query(struct actor *actor, const json_t *command, json_t *ret)
 
 /* ---- one step ---------------------------------------------------------------- */
 
+static void forget_views(struct actor *actor)
+{
+        for (uint32_t g = 0; g < actor->n_groups; g++)
+                actor->views[g] = NULL;
+}
+
 static uint32_t group_of(const json_t *command)
 {
         return (uint32_t)field_count(command, "group", 0);
@@ -169,7 +175,12 @@ static int do_prefetch(struct actor *actor, const json_t *command, json_t *ret)
 
 static int do_release(struct actor *actor, const json_t *command, json_t *ret)
 {
-        return zero_release(actor->client, group_of(command), NULL);
+        uint32_t group = group_of(command);
+        int r = zero_release(actor->client, group, NULL);
+
+        if (!r)
+                actor->views[group] = NULL;
+        return r;
 }
 
 /* A held group's hash, and its elements if "values" is asked for. */
@@ -257,7 +268,7 @@ static int do_step(struct actor *actor, const json_t *command, json_t *ret)
         r = zero_step(actor->client, &step, &result);
         if (r)
                 return r;
-        memset(actor->views, 0, actor->n_groups * sizeof *actor->views);
+        forget_views(actor);
         json_object_set_new(ret, "version", json_integer((json_int_t)result.version));
         json_object_set_new(ret, "skipped", json_boolean(result.skipped));
         json_object_set_new(ret, "grad_norm",
@@ -357,13 +368,17 @@ static const struct deed {
 static int perform(struct actor *actor, const json_t *command, json_t *ret)
 {
         const char *name = field_text(command, "do");
+        int r;
 
         for (size_t i = 0; name && i < sizeof deeds / sizeof deeds[0]; i++) {
                 if (strcmp(deeds[i].name, name) != 0)
                         continue;
                 if (deeds[i].connected && !actor->client)
                         return ZERO_ECLOSED;
-                return deeds[i].run(actor, command, ret);
+                r = deeds[i].run(actor, command, ret);
+                if (r == ZERO_EABORTED)
+                        forget_views(actor);
+                return r;
         }
         return ZERO_EINVAL;
 }

@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""Trainers and daemons that die or stop in the middle of things: the others wait with a name,
+get an error that names who is missing, and nothing is lost or kept."""
+import os
+import signal
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+
+LAYOUT = small_layout(blocks=2, width=256)
+GROUPS = len(LAYOUT)
+DEADLINE_MS = 2500 * SLOW
+
+
+def waited_for(daemon, job):
+    return " ".join(f"{w['for']}: {w['what']};" for w in daemon.job(job)["waiting"])
+
+
+def in_fetch(victim):
+    """Messages between nodes are delayed in this cluster: the answer is far away."""
+    victim.start("fetch", group=2)
+    assert not victim.ready(), "the fetch was over at once"
+
+
+def in_push(victim):
+    """Some groups are pushed, one is written, and one has a micro-batch to come."""
+    victim.do("grad", group=3)
+    victim.do("push", group=3)
+    victim.do("grad", group=2)
+    victim.do("push", group=2, last=False)
+    victim.do("grad", group=1)
+    victim.start("push", group=1)
+
+
+def in_step(victim):
+    in_push(victim)
+    victim.finish()
+    victim.start("step", sets=SETS)
+    assert not victim.ready(0.1), "the step ended without the others"
+
+
+MOMENTS = {"fetch": in_fetch, "push": in_push, "step": in_step}
+
+
+class Scene:
+    """A job whose last rank is the victim, and another job that must not notice."""
+
+    def __init__(self, placement, moment):
+        delay = {"delay_ms": 300} if moment == "fetch" else {}
+        self.cluster = Cluster(2, **delay)
+        self.moment, self.placement = moment, placement
+
+    def __enter__(self):
+        c = self.cluster
+        try:
+            self.before = [(d.descriptors(), d.memory()) for d in c.daemons]
+            self.other = c.ranks("other", small_layout(blocks=1), [0, 1], hold=1, push=1)
+            self.ranks = c.ranks("job", LAYOUT, self.placement, hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
+        except BaseException:
+            c.__exit__(*sys.exc_info())
+            raise
+        self.victim, self.rest = self.ranks[-1], self.ranks[:-1]
+        self.name = f"rank {len(self.ranks) - 1}"
+        return self
+
+    def __exit__(self, *error):
+        self.cluster.__exit__(*error)
+
+    def hit(self, how):
+        MOMENTS[self.moment](self.victim)
+        os.kill(self.victim.pid, how)
+        if how == signal.SIGKILL:
+            self.victim.process.wait()
+
+    def others_work(self):
+        """The rest of the job works on as far as it can, and calls zero_step(); the other job trains."""
+        for a in self.rest:
+            a.do("fetch", group=0)
+            a.do("release", group=0)
+            for g in range(GROUPS):
+                a.do("grad", group=g)
+                a.do("push", group=g)
+            a.start("step", sets=SETS)
+        for a in self.other:
+            a.start("train", steps=1 if self.moment == "fetch" else 30, sets=SETS)
+
+    def named(self):
+        """Every node's status names the victim while the others wait."""
+        for d in self.cluster.daemons:
+            until(lambda d=d: self.name in waited_for(d, "job"), DEADLINE_MS / 1000 * 0.8,
+                  f"'{self.name}' in the waiting list of {d.name}")
+
+    def errors(self, status):
+        for a in self.rest:
+            expect(a.finish(), status, self.name)
+        finish_all(self.other)
+
+    def replace(self):
+        """A successor attaches; the others' step is void, and all replay it."""
+        c, n = self.cluster, len(self.ranks)
+        heir = c.actor(self.placement[-1], "heir")
+        heir.do("connect", job="job", rank=n - 1, world=n, local=self.placement.count(self.placement[-1]))
+        heir.do("layout", groups=LAYOUT)
+        heir.do("attach", hold=2, push=GROUPS)
+        for a in self.rest:
+            until(lambda a=a: a.ask("step", sets=SETS)["status"] in ("EABORTED",), 5 * SLOW, "the end of the attempt")
+        self.train([*self.rest, heir], 1)
+        return heir
+
+    def train(self, ranks, steps):
+        version = self.cluster[0].job("job")["version"]
+        for a in ranks:
+            a.start("train", steps=steps, sets=SETS)
+        finish_all(ranks)
+        assert self.cluster.checksum("job")["version"] == version + steps
+
+    def all_gone(self):
+        """Sessions, jobs and descriptors return to where they were."""
+        for a in self.cluster.actors:
+            a.end()
+        for d in self.cluster.daemons:
+            until(lambda d=d: not d.job("job")["sessions"] and not d.job("other")["sessions"], what="the sessions' end")
+        for job in ("job", "other"):
+            self.cluster[0].ctl("drop", job)
+        for d, (descriptors, memory) in zip(self.cluster.daemons, self.before):
+            until(lambda d=d, n=descriptors: d.descriptors() <= n + 1, what=f"descriptors of {d.name}")
+            s = d.status()
+            assert s["jobs"] == [] and s["memory"]["state_used"] == 0, s["memory"]
+            assert SLOW > 1 or d.memory() < memory + 16384, (memory, d.memory())
+
+
+@cases_of([(m, p) for m in MOMENTS for p in ([0, 1], [0, 0])], "{0[0]}_{0[1]}")
+def killed_in(what):
+    """The rank is lost at once; the others are told so, and a successor takes its place."""
+    moment, placement = what
+    with Scene(placement, moment) as s:
+        s.hit(signal.SIGKILL)
+        s.others_work()
+        s.errors("ELOSTRANK")
+        s.replace()
+        s.all_gone()
+
+
+@cases_of(["fetch", "push"])
+def stopped_in(moment):
+    """A stopped rank holds up its job alone, by name; when it goes on, so does the job."""
+    with Scene([0, 1], moment) as s:
+        s.hit(signal.SIGSTOP)
+        s.others_work()
+        s.named()
+        s.errors("EDEADLINE")
+        s.victim.go_on()
+        s.victim.finish()
+        if moment == "push":
+            s.victim.start("step", sets=SETS)
+            for a in s.rest:
+                a.start("step", sets=SETS)
+            finish_all([s.victim, *s.rest])
+        s.all_gone()
+
+
+@case
+def stopped_in_step():
+    """It has ended its step: the others do too, and wait for it in the next one."""
+    with Scene([0, 0, 1], "step") as s:
+        s.hit(signal.SIGSTOP)
+        s.others_work()
+        finish_all(s.rest)
+        for a in s.rest:
+            a.start("step", sets=SETS)
+        s.named()
+        s.errors("EDEADLINE")
+        s.victim.go_on()
+        assert s.victim.finish()["version"] == 1
+        for a in s.ranks:
+            a.start("step", sets=SETS)
+        assert {r["version"] for r in finish_all(s.ranks)} == {2}
+        s.all_gone()
+
+
+@case
+def stopped_while_holding():
+    """What a stopped process holds is left to it; the update does not wait for it."""
+    with Cluster(1) as c:
+        ranks = c.ranks("job", small_layout("bf16"), [0, 0], hold=-1, push=-1, grad="bf16")
+        reader = ranks[1]
+        for g in range(5):
+            reader.do("fetch", group=g)
+        for _ in range(3):
+            for a in ranks:
+                for g in range(5):
+                    a.do("grad", group=g)
+                    a.do("push", group=g)
+            step_all(ranks)
+        reader.start("fetch", group=0)
+        reader.stop()
+        other, = c.ranks("other", small_layout("bf16"), [0], hold=-1, push=-1, grad="bf16")
+        other.do("train", steps=10, sets=SETS)
+        reader.go_on()
+        reader.good(reader.finish())
+
+
+@cases_of(["fetch", "push", "step"])
+def killed_by_turns(moment):
+    """Many deaths one after the other cost nothing."""
+    with Cluster(1) as c:
+        c.ranks("keep", small_layout(blocks=1), [0], hold=1, push=1)
+        sizes = []
+        for i in range(12):
+            a, = c.ranks("mortal", LAYOUT, [0], hold=2, push=GROUPS)
+            if moment != "fetch":
+                MOMENTS["push"](a)
+            a.start(moment if moment != "push" else "grad", group=0, sets=SETS)
+            a.kill()
+            until(lambda: not c[0].job("mortal")["sessions"], what="the session's end")
+            if i in (3, 11):
+                sizes.append((c[0].descriptors(), c[0].memory()))
+        assert sizes[1][0] <= sizes[0][0], sizes
+        assert SLOW > 1 or sizes[1][1] <= sizes[0][1] + 2048, sizes
+
+
+# ---- daemons ---------------------------------------------------------------------------------
+
+@case
+def peer_daemon_killed():
+    """Ranks of the other node are told which node is not reachable."""
+    with Cluster(2) as c:
+        a, b = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
+        a.start("step", sets=SETS)
+        c[1].process.kill()
+        c[1].process.wait()
+        expect(a.finish(), "EPEER", "n1")
+        expect(b.ask("step", sets=SETS), "ECLOSED")
+        until(lambda: not c[0].peers_up(), what="the peer's end in status")
+        peer = next(p for p in c[0].status()["peers"] if p["node"] == "n1")
+        assert peer["why"], peer
+        reply = a.ask("fetch", group=2)
+        assert reply["status"] in ("EPEER", "ELOSTRANK", "EDEADLINE") and reply["text"], reply
+
+
+@case
+def peer_daemon_killed_in_fetch():
+    with Cluster(2, delay_ms=300) as c:
+        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
+        in_fetch(a)
+        c[1].process.kill()
+        c[1].process.wait()
+        reply = a.finish()
+        assert reply["status"] in ("EPEER", "EDEADLINE", "ELOSTRANK") and "n1" in reply["text"], reply
+
+
+@case
+def peer_daemon_stopped():
+    """Heartbeats tell: its job fails by name; the daemon goes on answering, and links again."""
+    with Cluster(2) as c:
+        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=20000)
+        c[1].process.send_signal(signal.SIGSTOP)
+        a.start("step", sets=SETS)
+        expect(a.finish(), "EPEER", "n1")
+        c[0].status()
+        c[1].process.send_signal(signal.SIGCONT)
+        until(c[0].peers_up, 20 * SLOW, "the link")
+
+
+@case
+def own_daemon_killed():
+    with Cluster(1) as c:
+        a, = c.ranks("job", LAYOUT, [0], hold=2, push=GROUPS)
+        a.do("fetch", group=0)
+        c[0].process.kill()
+        c[0].process.wait()
+        a.refused("ECLOSED", "fetch", group=1)
+        a.do("view", group=0)
+
+
+@case
+def daemon_stops_in_order():
+    """SIGTERM in the middle of a step: clients are told, and the daemon ends cleanly."""
+    with Cluster(2) as c:
+        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS)
+        a.start("step", sets=SETS)
+        c[0].process.terminate()
+        assert a.finish()["status"] in ("ECLOSED", "EPEER", "ELOSTRANK")
+        assert c[0].process.wait(15 * SLOW) == 0, c[0].log()
+
+
+if __name__ == "__main__":
+    main()
