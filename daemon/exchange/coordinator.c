@@ -86,33 +86,56 @@ static void coordinator_prepare(struct coordinator *c)
                 fabric_send(c->x->fabric, c->x->owner_node[o], &m);
 }
 
-static void coordinator_decide(struct coordinator *c)
+static void send_to(struct coordinator *c, uint32_t node, const Zero__Decision *d)
+{
+        Zero__LinkMessage m = coordinator_to(c);
+
+        m.body_case = ZERO__LINK_MESSAGE__BODY_DECISION;
+        m.decision = (Zero__Decision *)d;
+        fabric_send(c->x->fabric, node, &m);
+}
+
+/* The last decision, which a node that has heard it already ignores. */
+static void decision_send(struct coordinator *c, uint32_t node)
 {
         const struct step *s = &c->step;
-        Zero__LinkMessage m = coordinator_to(c);
         Zero__Decision d = ZERO__DECISION__INIT;
         struct step_params_message params;
 
-        d.norm_only = s->norm_only;
-        if (s->norm_only) {
-                d.attempt = s->attempt;
-                d.grad_norm = s->norm;
-                d.finite = s->norm == s->norm;
-        } else {
-                d.attempt = s->attempt - 1;
-                d.commit = s->decision.commit;
-                d.finite = s->decision.finite;
-                d.overflow = s->decision.overflow;
-                d.grad_norm = s->decision.grad_norm;
-                d.clip = s->decision.clip;
-                d.good_steps = s->decision.good_steps;
-                d.params = step_params_to_message(&s->params, &params);
-        }
+        d.attempt = s->decided_attempt;
+        d.commit = s->decision.commit;
+        d.finite = s->decision.finite;
+        d.overflow = s->decision.overflow;
+        d.grad_norm = s->decision.grad_norm;
+        d.clip = s->decision.clip;
+        d.good_steps = s->decision.good_steps;
+        d.params = step_params_to_message(&s->decided_params, &params);
         d.version = s->version;
         d.loss_scale = s->loss_scale;
-        m.body_case = ZERO__LINK_MESSAGE__BODY_DECISION;
-        m.decision = &d;
-        send_all(c->x, &m);
+        send_to(c, node, &d);
+}
+
+static void norm_send(struct coordinator *c, uint32_t node)
+{
+        Zero__Decision d = ZERO__DECISION__INIT;
+
+        d.norm_only = true;
+        d.attempt = c->step.attempt;
+        d.grad_norm = c->step.norm;
+        d.finite = c->step.norm == c->step.norm; /* the norm is NaN if any gradient is */
+        d.version = c->step.version;
+        d.loss_scale = c->step.loss_scale;
+        send_to(c, node, &d);
+}
+
+static void coordinator_decide(struct coordinator *c)
+{
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++) {
+                if (c->step.norm_only)
+                        norm_send(c, n);
+                else
+                        decision_send(c, n);
+        }
 }
 
 static void coordinator_ready(struct coordinator *c, uint32_t node, const Zero__LinkMessage *m)
@@ -198,6 +221,8 @@ void coordinator_up(struct exchange *x, uint32_t node)
 
                 if (c->phase == OPEN_ASKING && c->nodes[node] == NODE_UNASKED)
                         open_ask(c, node);
+                if (c->step.decided_attempt) /* the link may have ended before it was heard */
+                        decision_send(c, node);
         }
 }
 

@@ -167,7 +167,8 @@ static void step_decide(struct step *s)
         s->good_steps = s->decision.good_steps;
         s->version += s->decision.commit;
         s->skipped += s->decision.overflow;
-        s->attempt++;
+        s->decided_params = s->params;
+        s->decided_attempt = s->attempt++;
         for (uint32_t o = 0; o < s->n_owners; o++)
                 s->done[o] = false;
 }

@@ -34,7 +34,9 @@ struct step {
         uint32_t params_rank; /* whose they are */
         struct step_params params;
         struct votes votes;
-        struct decision decision; /* of the last STEP_DECIDE */
+        struct decision decision; /* the last one, with what it was made of; */
+        struct step_params decided_params;
+        uint64_t decided_attempt; /* ... 0: none yet */
         double norm;              /* ... with norm_only, loss scale left in */
         double loss_scale;
         uint32_t good_steps, skipped;
