@@ -64,6 +64,27 @@ static void low_precision(void)
         same_for_owners(t, "fp16 gradients, fp32 between nodes");
 }
 
+static void many_micro_batches(void)
+{
+        struct training t = training_default();
+        struct outcome first, deep;
+
+        t.micro_batches = 9;
+        t.push_groups = 6;
+        t.net.threads = 4;
+        t.grad_dtype = ZERO_FP16;
+        first = same_for_owners(t, "many micro-batches");
+        t.deep = t.uneven = true;
+        first = same_for_owners(t, "other numbers of micro-batches");
+        t.grad_dtype = ZERO_FP32;
+        first = same_for_owners(t, "some of them in place");
+        t.net.nodes = 5;
+        for (t.seed = 1; t.seed < 4; t.seed++) {
+                deep = training_run(&t);
+                outcome_same(&first, &deep, "in a row");
+        }
+}
+
 static void masks_and_norms(void)
 {
         struct training t = training_default();
@@ -160,6 +181,7 @@ const struct test_case bitwise_cases[] = {
         { "one-node-one-rank", one_node_one_rank },
         { "accumulation-and-clipping", accumulation_and_clipping },
         { "low-precision", low_precision },
+        { "many-micro-batches", many_micro_batches },
         { "masks-and-norms", masks_and_norms },
         { "windows-and-orders", windows_and_orders },
         { "chunks-threads-and-instructions", chunks_threads_and_instructions },

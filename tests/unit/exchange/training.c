@@ -103,25 +103,27 @@ static const uint8_t *mask(struct session *s, uint32_t rank, uint32_t group, uin
 void session_pushes(struct session *s, uint32_t rank, uint32_t step)
 {
         const struct training *training = s->training;
+        uint32_t n = training->uneven && rank % 2 ? 1 : training->micro_batches;
 
         if ((int32_t)rank == training->silent_rank)
                 return;
-        for (uint32_t mb = 0; mb < training->micro_batches; mb++)
-                for (uint32_t i = 0; i < ZOO_GROUPS; i++) {
-                        uint32_t g = ZOO_GROUPS - 1 - i;
+        for (uint32_t i = 0; i < ZOO_GROUPS * n; i++) {
+                uint32_t g = training->deep ? i / n : i % ZOO_GROUPS;
+                uint32_t mb = training->deep ? i % n : i / ZOO_GROUPS;
 
-                        if (!layout_group_trainable(s->layout, g) ||
-                            !layout_group_has_rank(&s->layout->groups[g], rank))
-                                continue;
-                        trainer_add(&s->trainers[rank],
-                                    (struct op){ .kind = OP_PUSH,
-                                                 .group = g,
-                                                 .micro_batch = mb,
-                                                 .last = mb + 1 == training->micro_batches,
-                                                 .present = mask(s, rank, g, step),
-                                                 .poison = step == training->poisoned_step &&
-                                                           rank == 1 && g == ZOO_FLOAT });
-                }
+                g = ZOO_GROUPS - 1 - g;
+                if (!layout_group_trainable(s->layout, g) ||
+                    !layout_group_has_rank(&s->layout->groups[g], rank))
+                        continue;
+                trainer_add(&s->trainers[rank],
+                            (struct op){ .kind = OP_PUSH,
+                                         .group = g,
+                                         .micro_batch = mb,
+                                         .last = mb + 1 == n,
+                                         .present = mask(s, rank, g, step),
+                                         .poison = step == training->poisoned_step && rank == 1 &&
+                                                   g == ZOO_FLOAT });
+        }
 }
 
 void session_program(struct session *s, uint32_t step)

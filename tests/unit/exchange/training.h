@@ -19,6 +19,8 @@ struct training {
         int32_t silent_rank;    /* pushes nothing; -1: none */
         uint32_t restart_after; /* all daemons are stopped and started behind this step; 0: never */
         bool masks;             /* tensors without gradient, other ones each step */
+        bool deep;              /* all micro-batches of a group in a row */
+        bool uneven;            /* odd ranks push one micro-batch only */
         bool prefetch;
         bool opposite; /* odd ranks fetch backwards */
         bool norm;     /* zero_norm before each step */
