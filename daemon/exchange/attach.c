@@ -146,7 +146,7 @@ static int rank_enter(struct rank *rank, struct fault *fault)
         job->grad_dtype = needs->grad_dtype;
         job->ranks[rank->rank] = rank;
         job->n_attached++;
-        job_ref(job);
+        job_hold(job);
         rank->job = job;
         rank->active_ms = exchange_now(rank->x);
         zero__layout__free_unpacked(STEAL(rank->layout), NULL);
@@ -294,5 +294,5 @@ void rank_leave(struct rank *rank, bool orderly)
                         rank_part(job->x, job->name, rank->rank, orderly);
         }
         rank_free(rank);
-        job_unref(job);
+        job_let_go(job);
 }

@@ -96,6 +96,7 @@ struct job {
         struct list link;
         struct exchange *x;
         uint32_t references;
+        uint32_t holders;    /* sessions among them: they need no state once the job is dead */
         bool dead;
         bool opening;    /* its state is being made */
         bool drop_state; /* delete the state file with it */
@@ -145,6 +146,9 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
 void jobs_resume(struct exchange *x);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
+/* References of sessions: a client that stays does not keep a dropped job's memory. */
+void job_hold(struct job *job);
+void job_let_go(struct job *job);
 bool job_name_valid(const char *name);
 /* The version a group's bytes have when the job is at `version`: frozen groups stay at 0. */
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version);

@@ -67,16 +67,22 @@ void job_ref(struct job *job)
         job->references++;
 }
 
+static void job_release_state(struct job *job)
+{
+        if (job->drop_state)
+                state_drop(job->state);
+        else
+                state_close(job->state);
+        job->state = NULL;
+}
+
 static void job_free(struct job *job)
 {
         update_free(job->update);
         landing_free(job->landing);
         reduce_free(job->reduce);
         gather_free(job->gather);
-        if (job->drop_state)
-                state_drop(job->state);
-        else
-                state_close(job->state);
+        job_release_state(job);
         partition_free(job->partition);
         layout_free(job->layout);
         free(job->node_of_rank);
@@ -94,6 +100,21 @@ void job_unref(struct job *job)
         assert(job->references > 0);
         if (--job->references == 0)
                 job_free(job);
+        else if (job->dead && job->references == job->holders)
+                job_release_state(job);
+}
+
+void job_hold(struct job *job)
+{
+        job->holders++;
+        job_ref(job);
+}
+
+void job_let_go(struct job *job)
+{
+        assert(job->holders > 0);
+        job->holders--;
+        job_unref(job);
 }
 
 void job_fail_requests(struct job *job, int status, const char *text)
@@ -322,9 +343,11 @@ static int new_check(struct exchange *x, const char *name, uint32_t uid, struct 
         uint64_t n = 0;
 
         list_for_each (&x->dead_jobs, item) {
-                if (strcmp(CONTAINER_OF(item, struct job, link)->name, name) == 0)
+                const struct job *dead = CONTAINER_OF(item, struct job, link);
+
+                if (strcmp(dead->name, name) == 0 && dead->references > dead->holders)
                         return fault_set(fault, ZERO_EBUSY,
-                                         "job '%s' is still being dropped: its trainers must end first", name);
+                                         "job '%s' is still being dropped: try again", name);
         }
         list_for_each (&x->jobs, item) {
                 n += CONTAINER_OF(item, struct job, link)->uid == uid;

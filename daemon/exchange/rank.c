@@ -14,7 +14,8 @@ void rank_release_all(struct rank *rank)
                 if (rank->holds[g] == HOLD_HELD) {
                         rank->holds[g] = HOLD_NONE;
                         rank->held--;
-                        gather_release(rank->job, g);
+                        if (!rank->job->dead) /* else what it held may be gone */
+                                gather_release(rank->job, g);
                 }
 }
 

@@ -210,7 +210,7 @@ static int attach_observer(struct pending_call *call, struct fault *fault)
         if (layout_to_message(job->layout, &attach.layout))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         s->job = job;
-        job_ref(job);
+        job_hold(job);
         attach.version = job->version;
         attach.attempt = job->attempt;
         attach.loss_scale = job->loss_scale;
@@ -430,7 +430,7 @@ void session_end(struct session *s)
         rank_leave(rank, s->orderly || s->rpc->closing);
         push_window_unref(s->window);
         if (s->job)
-                job_unref(s->job);
+                job_let_go(s->job);
         conn_close(s->conn, session_closed, s);
 }
 
