@@ -2,7 +2,8 @@
  * Whole training steps, deterministic: a rank's gradients depend on the parameters it fetched
  * and on (seed, step, rank, micro-batch) alone.
  *
- * {"do": "train", "steps", "micro_batches", "seed", "stage", "scale", "pull", and those of
+ * {"do": "train", "steps", "micro_batches", "seed", "first_step", "stage", "scale",
+ * "pull", and those of
  * "step"}.  Stage 3 fetches each group for the forward and again for the backward pass and
  * releases it after use; the others keep every group for the whole step.
  */
@@ -16,6 +17,7 @@ struct training {
         struct actor *actor;
         struct noise noise;
         uint32_t stage, micro_batches;
+        uint64_t first_step; /* of the noise, where the job is at version 0 */
         float pull;
         uint64_t hash; /* of all that was fetched in the forward passes */
 };
@@ -124,7 +126,7 @@ static int whole_step(struct training *t, const struct zero_step *step,
         struct actor *a = t->actor;
         int r = ZERO_OK;
 
-        t->noise.step = zero_version(a->client);
+        t->noise.step = t->first_step + zero_version(a->client);
         for (uint32_t m = 0; !r && m < t->micro_batches; m++) {
                 t->noise.micro_batch = m;
                 r = forward(t);
@@ -145,6 +147,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
                            field_number(command, "scale", 1) },
                 .stage = (uint32_t)field_count(command, "stage", 3),
                 .micro_batches = (uint32_t)field_count(command, "micro_batches", 1),
+                .first_step = field_count(command, "first_step", 0),
                 .pull = (float)field_number(command, "pull", 0.125),
                 .hash = 0xcbf29ce484222325,
         };

@@ -249,12 +249,21 @@ class Cluster:
     def __init__(self, nodes=1, owners=0, start=True, per_node=None, **options):
         self.directory = tempfile.mkdtemp(prefix="zerod-test-", dir="/dev/shm")
         os.chmod(self.directory, 0o755)
-        self.actors, self.others, self.unclean = [], [], []
+        self.actors, self.others, self.unclean, self.daemons = [], [], [], []
+        try:
+            self.configure(nodes, owners, options, per_node or {})
+            if start:
+                self.start()
+        except BaseException:
+            self.show()
+            self.end()
+            raise
+
+    def configure(self, nodes, owners, options, per_node):
         names = [f"n{i}" for i in range(nodes)]
         ports = free_ports(nodes)
         self.key_file = f"{self.directory}/key"
         self.write_key(self.key_file)
-        self.daemons = []
         for i, name in enumerate(names):
             o = {"node": name, "socket": f"{self.directory}/{name}.sock",
                  "state_dir": f"{self.directory}/{name}.state", "threads": 1}
@@ -264,15 +273,8 @@ class Cluster:
             if owners:
                 o["owners"] = " ".join(names[:owners]) if isinstance(owners, int) else owners
             o.update(options)
-            o.update((per_node or {}).get(i, {}))
+            o.update(per_node.get(i, {}))
             self.daemons.append(Daemon(name, self.directory, ports[i], o))
-        if start:
-            try:
-                self.start()
-            except BaseException:
-                self.show()
-                self.end()
-                raise
 
     @staticmethod
     def write_key(path, key=None):

@@ -1,0 +1,361 @@
+#!/usr/bin/env python3
+"""Several jobs and users at once, and what zeroctl tells of them."""
+import json
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, Tools, expect, finish_all, group, small_layout, spawn, tensor, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+
+NOBODY = 65534
+
+
+def train(actors, steps, **fields):
+    for a in actors:
+        a.start("train", steps=steps, sets=SETS, **fields)
+    return finish_all(actors)
+
+
+def as_user(c, uid, node=0):
+    if os.getuid():
+        raise Skip("another user needs root")
+    a = c.actor(node, f"user {uid}")
+    a.do("user", uid=uid)
+    return a
+
+
+# ---- several at once -----------------------------------------------------------------
+
+@case
+def jobs_do_not_disturb_each_other():
+    """Three jobs at once end with the checksums they have alone."""
+    def run(names):
+        with Cluster(2) as c:
+            jobs = {n: c.ranks(n, small_layout(blocks=1 + i), [0, 1], hold=2, push=2)
+                    for i, n in enumerate(("one", "two", "three")) if n in names}
+            for i, ranks in enumerate(jobs.values()):
+                for a in ranks:
+                    a.start("train", steps=15, sets=SETS, micro_batches=2, clip=1, seed=3)
+            for ranks in jobs.values():
+                finish_all(ranks)
+            return {n: c.checksum(n)["planes"] for n in jobs}
+    together = run(("one", "two", "three"))
+    for name, planes in together.items():
+        assert run((name,))[name] == planes, name
+
+
+@case
+def rank_sets():
+    """Groups of some ranks only, with a divisor of their own, as tensor-parallel ranks have them."""
+    layout = [group("left", tensor("l", 3000), ranks=[0], divisor=1), group("right", tensor("r", 3000), ranks=[1]),
+              group("both", tensor("b", 3000))]
+    with Cluster(2) as c:
+        ranks = c.ranks("sets", layout, [0, 1], hold=2, push=2)
+        ranks[1].refused("ERANK", "grad", "rank 1", group=0)
+        before = c.checksum("sets")
+        told = train(ranks, 5)
+        assert told[0]["hash"] == told[1]["hash"] and c.checksum("sets") != before
+
+
+@case
+def put_reaches_every_node():
+    """Ranks of other nodes see new values at their next fetch, and everybody may read planes."""
+    with Cluster(3) as c:
+        a, b = c.ranks("job", small_layout(width=256), [0, 1], hold=1, push=1)
+        b.do("fetch", group=1)
+        old = b.do("view", group=1)["hash"]
+        b.do("release", group=1)
+        a.do("put", tensor=2, plane="master", first=10, values=[1.5, -2.25, 3.0])
+        b.do("fetch", group=1)
+        assert b.do("view", group=1)["hash"] != old
+        values = b.do("view", group=1, values=True)["values"]
+        assert values[10:13] == [1.5, -2.25, 3.0], values[:16]
+        observer = c.actor(2)
+        observer.do("connect", job="job", rank=-1)
+        observer.do("attach", observer=True)
+        assert observer.do("get", tensor=2, plane="master", first=10, count=3)["values"] == [1.5, -2.25, 3.0]
+        assert observer.do("get", tensor=2, plane="step", count=1)["values"] == [0]
+
+
+@case
+def load_into_another_partition():
+    """A job's planes written into one with other owners continue bit for bit."""
+    planes = ("master", "exp_avg", "exp_avg_sq", "step")
+    layout = small_layout(blocks=1)
+
+    def sizes():
+        for g in layout:
+            for t in g["tensors"]:
+                n = 1
+                for extent in t["shape"]:
+                    n *= extent
+                yield n, t.get("frozen")
+    with Cluster(2) as c:
+        ranks = c.ranks("from", layout, [0, 1], hold=2, push=2)
+        train(ranks, 3)
+        saved = [[p, t, ranks[0].do("get", tensor=t, plane=p, count=1 if p == "step" else n)["values"]]
+                 for t, (n, frozen) in enumerate(sizes()) for p in planes if n and not (frozen and p != "master")]
+        train(ranks, 2, seed=9)
+        expected = c.checksum("from")["planes"]
+    with Cluster(3) as c:
+        ranks = c.ranks("to", layout, [0, 1], hold=2, push=2)
+        for plane, t, values in saved:
+            ranks[1].do("put", tensor=t, plane=plane, values=values)
+        train(ranks, 2, seed=9, first_step=3)
+        assert c.checksum("to")["planes"] == expected
+
+
+@case
+def ranks_leave_and_come_back():
+    """The state outlives its trainers: other processes go on where they were."""
+    def ended_with(pause):
+        with Cluster(2) as c:
+            ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+            train(ranks, 4)
+            if pause:
+                for a in ranks:
+                    a.do("close")
+                    a.end()
+                until(lambda: all(not d.job("job")["sessions"] for d in c.daemons), what="the sessions' end")
+                ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+                assert ranks[0].do("version")["version"] == 4
+            train(ranks, 4)
+            return c.checksum("job")["planes"]
+    assert ended_with(True) == ended_with(False)
+
+
+# ---- users ------------------------------------------------------------------------------
+
+@case
+def job_of_another_user():
+    with Cluster(2) as c:
+        mine = as_user(c, NOBODY)
+        mine.do("connect", job="theirs", rank=0, world=1)
+        mine.do("layout", groups=small_layout())
+        mine.do("attach", hold=2, push=2)
+        assert c[0].job("theirs")["uid"] == NOBODY
+        stranger = as_user(c, 12345)
+        stranger.do("connect", job="theirs", rank=-1)
+        stranger.refused("EPERM", "attach", str(NOBODY), observer=True)
+        for what in ("checksum", "shards", "drop"):
+            stranger.refused("EPERM", "query", str(NOBODY), what=what, argument="theirs")
+        rank = as_user(c, 12345, 1)
+        rank.do("connect", job="theirs", rank=0, world=1, timeout_ms=5000)
+        rank.do("layout", groups=small_layout())
+        rank.refused("EPERM", "attach", hold=2, push=2)
+        train([mine], 3)
+        owner = as_user(c, NOBODY, 1)
+        owner.do("connect", job="theirs", rank=-1)
+        owner.do("attach", observer=True)
+        assert owner.do("query", what="checksum", argument="theirs")["answer"]["version"] == 3
+        c.checksum("theirs")  # root may
+
+
+@case
+def two_users_at_once():
+    with Cluster(2, job_limit=1) as c:
+        jobs = []
+        for uid in (NOBODY, 12345):
+            ranks = [as_user(c, uid, node) for node in (0, 1)]
+            for r, a in enumerate(ranks):
+                a.do("connect", job=f"of{uid}", rank=r, world=2, local=1)
+                a.do("layout", groups=small_layout())
+                a.start("attach", hold=2, push=2)
+            finish_all(ranks)
+            jobs.append(ranks)
+        for ranks in jobs:
+            for a in ranks:
+                a.start("train", steps=10, sets=SETS)
+        for ranks in jobs:
+            finish_all(ranks)
+        more = as_user(c, NOBODY)
+        more.do("connect", job="second", rank=0, world=1)
+        more.do("layout", groups=small_layout())
+        more.refused("EQUOTA", "attach", "job_limit", hold=2, push=2)
+
+
+# ---- drop ----------------------------------------------------------------------------------
+
+@case
+def drop():
+    """A dropped job's clients are told, its memory returns, and its name is free."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+        train(ranks, 2)
+        ranks[0].do("fetch", group=0)
+        ranks[0].start("step", sets=SETS)
+        assert c[1].ctl("drop", "job") == {"job": "job", "dropped": True}
+        expect(ranks[0].finish(), "ENOJOB", "dropped")
+        ranks[1].refused("ENOJOB", "fetch", group=0)
+        for d in c.daemons:
+            until(lambda d=d: d.status()["memory"]["state_used"] == 0, what=f"memory of {d.name}")
+            assert d.status()["jobs"] == []
+        r = c[0].ctl_run("drop", "job")
+        assert r.returncode == 1 and "job" in r.stderr, r
+        again = c.ranks("job", small_layout(blocks=1), [1], hold=2, push=2)
+        assert again[0].do("version")["version"] == 0
+        train(again, 2)
+
+
+@case
+def drop_under_idle_clients():
+    """Clients that stay attached, or hold what is served to them, keep nothing of a dropped job."""
+    with Cluster(1) as c:
+        ranks = c.ranks("job", small_layout("bf16"), [0, 0], hold=-1, push=-1, grad="bf16")
+        for g in range(5):
+            ranks[1].do("fetch", group=g)
+        ranks[0].stop()
+        observer = c.actor()
+        observer.do("connect", job="job", rank=-1)
+        observer.do("attach", observer=True)
+        c[0].ctl("drop", "job")
+        until(lambda: c[0].status()["memory"]["state_used"] == 0, 5 * SLOW, "the memory's return")
+        assert ranks[1].do("view", group=0)["hash"], "what was served is gone"
+        observer.refused("ENOJOB", "get", tensor=0, plane="master", count=1)
+        c.ranks("job", small_layout(blocks=1), [0], hold=1, push=1)
+        ranks[0].go_on()
+        for a in ranks:
+            a.refused("ENOJOB", "step", sets=SETS)
+            a.end()
+
+
+@case
+def drop_in_the_middle_of_everything():
+    with Cluster(2, delay_ms=20) as c:
+        for i in range(6):
+            ranks = c.ranks("job", small_layout(width=128), [0, 1], hold=2, push=2)
+            for a in ranks:
+                a.start("train", steps=1000, sets=SETS)
+            until(lambda: c[0].job("job") and c[0].job("job")["attempt"] > i // 2, what="a few steps")
+            c[i % 2].ctl("drop", "job")
+            for a in ranks:
+                reply = a.finish()
+                assert reply["status"] == "ENOJOB", reply
+                a.end()
+        for d in c.daemons:
+            until(lambda d=d: d.status()["memory"]["state_used"] == 0, what=f"memory of {d.name}")
+
+
+# ---- zeroctl -----------------------------------------------------------------------------------
+
+def has(answer, *fields):
+    for f in fields:
+        assert f in answer, f"no '{f}' in {list(answer)}"
+
+
+@case
+def json_shapes():
+    with Cluster(2) as c:
+        ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+        train(ranks, 12, clip=1)
+        for d in c.daemons:
+            s = d.status()
+            has(s, "node", "version", "uptime_s", "socket", "state_dir", "device", "peers", "jobs", "memory")
+            has(s["memory"], "state_used", "state_quota", "resident")
+            assert [p["node"] for p in s["peers"]] == ["n0", "n1"]
+            for p in s["peers"]:
+                has(p, "address", "owner", "self", "up", "why", "bulk", "bulk_detail", "round_trip_s", "sent", "received")
+                has(p["sent"], "gather", "reduce", "state", "control")
+            job, = d.ctl("jobs")["jobs"]
+            has(job, "coordinator", "ranks", "steps_per_s", "waiting", "gather", "reduce", "planes", "zero_formula",
+                "sessions", "loss_scale", "skipped", "attempt", "owners")
+            assert (job["job"], job["version"], job["world_size"], job["state"]) == ("job", 12, 2, "running"), job
+            assert job["steps_per_s"] > 0 and job["grad_norm"] > 0, job
+            ping, = d.ctl("ping")["peers"]
+            assert ping["up"] and 0 < ping["round_trip_s"] < 5, ping
+            has(c.checksum("job"), "job", "version", "checksum", "planes")
+            groups = d.ctl("shards", "job")["jobs"][0]["groups"]
+            assert len(groups) == 5 and {s["version"] for g in groups for s in g["shards"]} == {12}, groups
+            assert len(d.ctl("shards")["jobs"]) == 1
+            options = {o["name"]: o for o in d.ctl("config")["options"]}
+            assert options["node"]["value"] == d.name and ".conf" in options["node"]["source"], options["node"]
+            assert options["chunk"]["source"] == "default" and options["chunk"]["doc"], options["chunk"]
+        assert not any("key" in o["name"] and len(o["value"]) == 64 for o in options.values()), "the key is shown"
+
+
+@case
+def output_for_people():
+    with Cluster(2) as c:
+        train(c.ranks("job", small_layout(), [0, 1], hold=2, push=2), 3)
+        for command, words in ((["status"], ["node n0", "n1", "up", "job", "window", "ZeRO"]), (["jobs"], ["job", "2/2"]),
+                               (["shards", "job"], ["block0", "n1", "exp_avg"]), (["ping"], ["n1"]),
+                               (["checksum", "job"], [c.checksum("job")["checksum"]]),
+                               (["config"], ["state_dir", "default", ".conf"]), (["top", "--once"], ["job"]),
+                               (["drop", "job"], ["job"])):
+            r = c[0].ctl_run(*command)
+            assert r.returncode == 0, (command, r.stderr)
+            for word in words:
+                assert word.lower() in r.stdout.lower(), f"'{word}' is not in {command}: {r.stdout}"
+
+
+@cases_of([(["statsu"], 2, "status"), (["drop"], 2, "JOB"), (["checksum", "nojob"], 1, "nojob"),
+           (["--socket", "/nowhere", "status"], 3, "/nowhere"), (["status", "more"], 2, "more"),
+           (["--timeout", "0", "status"], 2, "timeout")], "{0[0][0]}_{0[1]}")
+def exit_codes(what):
+    arguments, code, word = what
+    with Cluster(1) as c:
+        r = c[0].ctl_run(*arguments)
+        assert r.returncode == code and word in r.stderr, (r.returncode, r.stderr)
+
+
+@case
+def status_while_a_rank_is_late():
+    """Who is waited for, and for what, on both nodes."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+        ranks[1].do("grad", group=2)
+        ranks[1].do("push", group=2)
+        ranks[0].start("step", sets=SETS)
+        for d in c.daemons:
+            until(lambda d=d: any("rank 1 on n1" in w["for"] and "block1" in w["what"] and w["since_s"] >= 0
+                                  for w in d.job("job")["waiting"]), what="the name of the late rank")
+        r = c[0].ctl_run("jobs")
+        assert "rank 1 on n1" in r.stdout, r.stdout
+        ranks[1].start("step", sets=SETS)
+        finish_all(ranks)
+        until(lambda: not c[0].job("job")["waiting"], what="an empty waiting list")
+
+
+@case
+def ping_without_the_peer():
+    with Cluster(2) as c:
+        c[1].process.terminate()
+        c[1].process.wait()
+        until(lambda: not c[0].peers_up(), what="the peer's end")
+        peer, = c[0].ctl("ping")["peers"]
+        assert not peer["up"] and peer["round_trip_s"] is None, peer
+
+
+@case
+def plain_zerod():
+    """Without configuration: one node, under $XDG_RUNTIME_DIR, and zeroctl finds it there."""
+    with Cluster(1, start=False) as c:
+        home = f"{c.directory}/user"
+        os.mkdir(home, 0o700)
+        user = {}
+        if os.getuid() == 0:
+            os.chown(home, NOBODY, NOBODY)
+            user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ZEROD")}
+        environment["XDG_RUNTIME_DIR"] = home
+        if subprocess.run([Tools.zerod, "--version"], capture_output=True, check=False, **user).returncode:
+            raise Skip("the build tree is not readable for another user")
+        log = open(f"{c.directory}/plain.log", "wb")
+        daemon = spawn([Tools.zerod], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **user)
+        c.others.append(daemon)
+
+        def ctl():
+            r = subprocess.run([Tools.zeroctl, "--json", "status"], env=environment, capture_output=True, text=True,
+                               timeout=30 * SLOW, check=False)
+            return json.loads(r.stdout) if r.returncode == 0 else None
+        s = until(ctl, what="the plain daemon")
+        assert s["socket"] == f"{home}/zerod.sock" and s["state_dir"] == f"{home}/zerod", s
+        daemon.terminate()
+        assert daemon.wait(15 * SLOW) == 0
+        assert not os.path.exists(f"{home}/zerod.sock")
+
+
+if __name__ == "__main__":
+    main()
