@@ -2,7 +2,8 @@
  * exchange.h - what moves and computes a job's bytes on this node.
  *
  *   exchange.c     start and stop, the tick, messages to the parts below
- *   job.c          making, finding and dropping jobs      resume.c  those that a process left
+ *   job.c          a job's life and steps on this node    create.c  making and dropping it
+ *   resume.c       jobs that an earlier process left
  *   attach.c       ranks of this node come and go         rank.c    what they do
  *   gather.c       parameters to trainers: one gather a group and version, however many ask
  *   admission.c    the gather window (window.c: its slabs, pure)

@@ -1,0 +1,217 @@
+/* Jobs made where their coordinator opens them, and dropped where their owner says so. */
+#include "daemon/exchange/exchange.h"
+
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* The job's state is made on an offload thread; then Open is answered. */
+struct make {
+        struct offload_task task;
+        struct job *job;
+        uint32_t node;
+        uint64_t call;
+        int status;
+        struct fault fault;
+};
+
+static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, const struct job *job,
+                          bool created)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Opened opened = ZERO__OPENED__INIT;
+
+        opened.created = created;
+        opened.owner = job->state != NULL;
+        opened.version = job->version;
+        opened.attempt = job->attempt;
+        if (job->state) {
+                opened.loss_scale = job->state->record->loss_scale;
+                opened.good_steps = job->state->record->good_steps;
+                opened.skipped = job->state->record->skipped;
+        }
+        m.answer = call;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
+        m.opened = &opened;
+        fabric_send(x->fabric, node, &m);
+}
+
+static void make_run(struct offload_task *task, uint32_t worker)
+{
+        struct make *make = CONTAINER_OF(task, struct make, task);
+        struct job *job = make->job;
+        struct exchange *x = job->x;
+        struct plan *plan = NULL;
+        struct state_identity id = { .job = job->name,
+                                     .uid = job->uid,
+                                     .world_size = job->world_size,
+                                     .n_owners = x->n_owners,
+                                     .reduce_dtype = job->reduce_dtype };
+
+        /* tables grow with the elements, so the state's room is asked for before the plan is made
+         */
+        make->status = store_admit(x->store,
+                                   partition_elements(job->partition, (uint32_t)x->owner) * 4 *
+                                           sizeof(float),
+                                   job->name, &make->fault);
+        if (make->status)
+                return;
+        if (plan_new(job->layout, job->partition, (uint32_t)x->owner, (uint32_t)x->conf->chunk,
+                     &plan)) {
+                make->status = fault_set(&make->fault, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        make->status = state_create(x->store, &id, job->layout, plan, REDO_SLOTS, &job->state,
+                                    &make->fault);
+        if (make->status) {
+                plan_free(plan);
+                return;
+        }
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                state_init_group(job->state, job->layout, g, x->ops);
+        state_abort(job->state, JOB_FILLED); /* from here on it can be taken up again */
+}
+
+static void make_done(struct offload_task *task)
+{
+        struct make *make = CONTAINER_OF(task, struct make, task);
+        struct job *job = make->job;
+        struct exchange *x = job->x;
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        job->opening = false;
+        m.call = make->call;
+        m.job = job->name;
+        if (job->dead) {
+                job->drop_state = true;
+                answer(x, make->node, &m, ZERO_ENOJOB, "the job was dropped while it was made");
+        } else if (make->status) {
+                log_error("job %s: %s", job->name, make->fault.text);
+                answer(x, make->node, &m, make->status, make->fault.text);
+                job_detach(job);
+        } else {
+                log_info("job %s: opened, %llu parameters in %u groups, %llu bytes of state here",
+                         job->name, (unsigned long long)job->layout->elements,
+                         job->layout->n_groups, (unsigned long long)state_bytes(job->state));
+                job->attempt = job->state->record->attempt;
+                opened_answer(x, make->node, make->call, job, true);
+        }
+        free(make);
+        job_unref(job);
+}
+
+static void job_make(struct job *job, uint32_t node, uint64_t call)
+{
+        struct make *make = calloc(1, sizeof *make);
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        if (!make) {
+                m.call = call;
+                answer(job->x, node, &m, ZERO_ENOMEM, "out of memory");
+                job_detach(job);
+                return;
+        }
+        *make = (struct make){ .task = { .run = make_run, .done = make_done },
+                               .job = job,
+                               .node = node,
+                               .call = call };
+        job_ref(job);
+        offload_submit(job->x->offload, &make->task);
+}
+
+/* A job of that name that is here must be the one that is meant. */
+static int open_check(const struct job *job, const Zero__Open *open, const layout *l,
+                      struct fault *fault)
+{
+        char text[300];
+
+        if (job->opening)
+                return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", job->name);
+        if (job->uid != open->uid)
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
+                                 job->uid);
+        if (job->world_size != open->world_size || job->reduce_dtype != open->reduce_dtype)
+                return fault_set(
+                        fault, ZERO_ECONFLICT,
+                        "job '%s' has world size %u and reduce_dtype %s (drop it to begin anew)",
+                        job->name, job->world_size, dtype_name(job->reduce_dtype));
+        if (!layout_equal(l, job->layout, text, sizeof text))
+                return fault_set(fault, ZERO_ELAYOUT,
+                                 "job '%s' exists with another layout: %s (drop it to begin anew)",
+                                 job->name, text);
+        return 0;
+}
+
+/* Whether a job of that name may be made. */
+static int new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
+{
+        uint64_t n = 0;
+
+        list_for_each (&x->dead_jobs, item) {
+                const struct job *dead = CONTAINER_OF(item, struct job, link);
+
+                if (strcmp(dead->name, name) == 0 && dead->references > dead->holders)
+                        return fault_set(fault, ZERO_EBUSY,
+                                         "job '%s' is still being dropped: try again", name);
+        }
+        list_for_each (&x->jobs, item) {
+                n += CONTAINER_OF(item, struct job, link)->uid == uid;
+        }
+        if (n < x->conf->job_limit)
+                return 0;
+        return fault_set(fault, ZERO_EQUOTA,
+                         "user %u has %llu jobs, as many as job_limit allows: drop one", uid,
+                         (unsigned long long)n);
+}
+
+void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        const Zero__Open *open = m->open;
+        struct job *job = job_find(x, m->job);
+        struct fault fault;
+        layout *l = NULL;
+        int r = 0;
+
+        if (!job_name_valid(m->job) || !open->layout || open->world_size < 1 ||
+            open->world_size > ZERO_RANK_MAX || !dtype_valid(open->reduce_dtype) ||
+            node != coordinator_of(x, m->job)) {
+                answer(x, node, m, ZERO_EPROTO, "malformed open");
+                return;
+        }
+        r = layout_from_message(open->layout, &l, &fault);
+        if (!r)
+                r = job ? open_check(job, open, l, &fault) : new_check(x, m->job, open->uid, &fault);
+        if (r || job) {
+                layout_free(l);
+                if (r)
+                        answer(x, node, m, r, fault.text);
+                else
+                        opened_answer(x, node, m->call, job, false);
+                return;
+        }
+        job = job_new(x, m->job, open->uid, open->world_size, open->reduce_dtype, l);
+        if (!job) {
+                answer(x, node, m, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        list_insert(&x->jobs, &job->link);
+        if (x->owner != NO_OWNER) {
+                job_make(job, node, m->call);
+                return;
+        }
+        job->opening = false;
+        opened_answer(x, node, m->call, job, true);
+}
+
+void job_drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct job *job = job_find(x, m->job);
+
+        coordinator_drop(x, m->job);
+        if (job) {
+                job->drop_state = true;
+                job_detach(job);
+        }
+        answer(x, node, m, ZERO_OK, "");
+}
