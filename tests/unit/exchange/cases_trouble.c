@@ -184,6 +184,19 @@ static void a_rank_that_dies_and_comes_back_changes_nothing(void)
                 replay(&t, turns, &expected);
 }
 
+/* The first n ranks end the step alone, and hear of another one. */
+static void hear_at_the_deadline(struct session *s, uint32_t n, int status, const char *who)
+{
+        for (uint32_t r = 0; r < n; r++) {
+                s->trainers[r].needs.timeout_ms = 1000;
+                trainer_add(&s->trainers[r], (struct op){ .kind = OP_STEP, .params = &s->params });
+        }
+        session_run(s);
+        for (uint32_t r = 0; r < n; r++)
+                CHECK(ears[r].status == status && strstr(ears[r].text, who), "rank %u: %s", r,
+                      ears[r].text);
+}
+
 static void others_hear_at_their_deadline_which_rank_is_late(void)
 {
         struct training t = training_default();
@@ -191,15 +204,7 @@ static void others_hear_at_their_deadline_which_rank_is_late(void)
 
         open_listening(&s, &t);
         session_attach(&s);
-        for (uint32_t r = 0; r < 3; r++) {
-                s.trainers[r].needs.timeout_ms = 1000;
-                trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });
-        }
-        session_run(&s);
-        for (uint32_t r = 0; r < 3; r++) {
-                CHECK(ears[r].status == ZERO_EDEADLINE, "rank %u: %s", r, ears[r].text);
-                CHECK(strstr(ears[r].text, "rank 3 on n1"), "rank %u: %s", r, ears[r].text);
-        }
+        hear_at_the_deadline(&s, 3, ZERO_EDEADLINE, "rank 3 on n1");
         session_close(&s);
 }
 
@@ -211,15 +216,7 @@ static void others_hear_at_their_deadline_which_rank_was_lost(void)
         open_listening(&s, &t);
         session_attach(&s);
         trainer_kill(&s.trainers[2]);
-        for (uint32_t r = 0; r < 2; r++) {
-                s.trainers[r].needs.timeout_ms = 1000;
-                trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });
-        }
-        session_run(&s);
-        for (uint32_t r = 0; r < 2; r++) {
-                CHECK(ears[r].status == ZERO_ELOSTRANK, "rank %u: %s", r, ears[r].text);
-                CHECK(strstr(ears[r].text, "rank 2"), "rank %u: %s", r, ears[r].text);
-        }
+        hear_at_the_deadline(&s, 2, ZERO_ELOSTRANK, "rank 2");
         session_close(&s);
 }
 
