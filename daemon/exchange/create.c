@@ -2,6 +2,7 @@
 #include "daemon/exchange/exchange.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"

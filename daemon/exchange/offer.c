@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/exchange/buffer.h"
 #include "proto/cleanup.h"
 
 /* Whether this owner reduces the group at all. */
@@ -94,7 +95,7 @@ void offer_pull(struct offer *o, bool its_turn)
                 return;
         if (!its_turn && l->buffer_bytes + bytes > landing_budget(job))
                 return;
-        o->buffer = malloc(bytes);
+        o->buffer = buffer_new(bytes);
         if (!o->buffer)
                 return;
         l->buffer_bytes += bytes;

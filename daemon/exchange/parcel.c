@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/exchange/buffer.h"
 #include "proto/cleanup.h"
 
 /* ---- parcels ----------------------------------------------------------------- */
@@ -109,7 +110,7 @@ void parcel_start(struct parcel *p)
                 p->starved = true;
                 return;
         }
-        p->buffer = malloc(bytes ? bytes : 1);
+        p->buffer = buffer_new(bytes);
         if (!p->buffer) {
                 p->starved = true;
                 return;
