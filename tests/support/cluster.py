@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 
-SLOW = 4 if os.environ.get("ASAN_OPTIONS") or os.environ.get("TSAN_OPTIONS") else 1
+SLOW = int(os.environ.get("TESTS_SLOW", 1))  # with sanitizers
 START_S = 30 * SLOW
 REPLY_S = 60 * SLOW
 PR_SET_PDEATHSIG = 1
