@@ -81,6 +81,11 @@ static bool all_up(void *arg)
         return true;
 }
 
+void net_up(struct net *net)
+{
+        net_wait(net, all_up, net, "the nodes to see each other");
+}
+
 void net_restart(struct net *net)
 {
         CHECK(uv_loop_init(&net->loop) == 0);
@@ -88,7 +93,7 @@ void net_restart(struct net *net)
         CHECK(inproc_net_new(&net->loop, net->options.nodes, &net->inproc) == 0);
         for (uint32_t i = 0; i < net->options.nodes; i++)
                 node_start(&net->nodes[i], i);
-        net_wait(net, all_up, net, "the nodes to see each other");
+        net_up(net);
 }
 
 void net_open(struct net *net, const struct net_options *options)

@@ -47,6 +47,8 @@ void net_stop(struct net *net);
 void net_restart(struct net *net);
 /* net_stop(), and the state files are deleted. */
 void net_close(struct net *net);
+/* Waits until all nodes see each other. */
+void net_up(struct net *net);
 /* Runs the loop until condition(arg) is true; fails, with what, if that takes too long. */
 void net_wait(struct net *net, bool (*condition)(void *arg), void *arg, const char *what);
 /* One turn of the loop, or 10 ms. */
