@@ -52,13 +52,13 @@ def perftest(transports, size, mode):
     load = ["-t", "ucp_am_bw", "-s", str(size), "-n", str(count), "-w", "4", "-f", "-v", "127.0.0.1"]
     quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL,
              "env": {**os.environ, "UCX_TLS": transports, "UCX_LOG_LEVEL": "error"}}
-    server = spawn(command, stdout=subprocess.DEVNULL, **quiet)
-    client = None
+    server = client = None
     try:
+        server = spawn(command, stdout=subprocess.DEVNULL, **quiet)
         time.sleep(0.2)  # it does not say when it listens
         client = spawn([*command, *load], stdout=subprocess.PIPE, text=True, **quiet)
         out, _ = client.communicate(timeout=PERFTEST_S)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, FileNotFoundError):
         return 0
     finally:
         for process in (client, server):
@@ -159,4 +159,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RuntimeError as error:
+        sys.exit(f"bench-fetch: {error}")
