@@ -24,7 +24,6 @@ def still_trains(ranks):
         a.start("train", steps=2, sets=SETS)
     finish_all(ranks)
 
-
 # ---- attaching ---------------------------------------------------------------------
 
 DIFFERENT = {
@@ -149,7 +148,6 @@ def layouts_that_lie():
             raw.close()
         assert c[0].job("lies") is None
 
-
 # ---- the window ----------------------------------------------------------------------
 
 @case
@@ -211,7 +209,6 @@ def opposite_orders_in_the_smallest_window():
                 while a.asked:
                     finish_all([a])
             step_all(ranks, sets=[SETS[0]])
-
 
 # ---- calls out of place ----------------------------------------------------------------
 
@@ -347,7 +344,6 @@ def norm_against_step():
         replies = [a.finish() for a in (one, two)]
         assert any(r["status"] == "ECONFLICT" for r in replies), replies
 
-
 # ---- numbers ---------------------------------------------------------------------------
 
 @cases_of([(b, d) for b in ("nan", "inf") for d in ("fp32", "bf16", "fp16")], "{0[0]}_{0[1]}")
@@ -431,7 +427,6 @@ def frozen_groups_take_no_gradient():
         before = a.do("get", tensor=0, plane="master", count=100)["values"]
         still_trains_one_set(a)
         assert a.do("get", tensor=0, plane="master", count=100)["values"] == before
-
 
 # ---- quotas ------------------------------------------------------------------------------
 
