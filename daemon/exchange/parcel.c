@@ -17,9 +17,10 @@ void parcel_free(struct parcel *p)
         struct reduce *r = p->job->reduce;
 
         for (uint32_t i = 0; i < p->n_sources; i++)
-                if (p->sources[i])
-                        contribution_free(p->sources[i], p->aborted ? ZERO_EABORTED : ZERO_OK,
-                                          p->aborted ? "the attempt is over" : "");
+                if (p->sources[i] && p->aborted)
+                        contribution_abort(p->sources[i], p->job);
+                else if (p->sources[i])
+                        contribution_free(p->sources[i], ZERO_OK, "");
         if (p->buffer) {
                 r->buffer_bytes -= p->job->layout->groups[p->group].elements *
                                    dtype_size(p->job->reduce_dtype);

@@ -80,6 +80,14 @@ void contribution_free(struct contribution *c, int status, const char *text)
         free(c);
 }
 
+void contribution_abort(struct contribution *c, const struct job *job)
+{
+        if (job->dead)
+                contribution_free(c, ZERO_ENOJOB, "the job was dropped or the daemon stops");
+        else
+                contribution_free(c, ZERO_EABORTED, "the attempt is over");
+}
+
 /* The session that pushed is gone, or was told of the deadline: no one to acknowledge to. */
 static void push_forget(struct request *r)
 {
@@ -273,7 +281,7 @@ void reduce_reset(struct job *job, bool decided)
                                 CONTAINER_OF(c->queue.next, struct contribution, link);
 
                         list_remove(&x->link);
-                        contribution_free(x, ZERO_EABORTED, "the attempt is over");
+                        contribution_abort(x, job);
                 }
                 c->pushed = 0;
                 c->finished = false;

@@ -62,6 +62,8 @@ struct parcel {
 struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
 bool is_local(const struct job *job, uint32_t group, uint32_t rank);
 void contribution_free(struct contribution *c, int status, const char *text);
+/* It counts for nothing: its push is refused. */
+void contribution_abort(struct contribution *c, const struct job *job);
 
 /* parcel.c */
 struct parcel *parcel_new(struct job *job, uint32_t group);
