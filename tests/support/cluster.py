@@ -71,17 +71,27 @@ def free_ports(n):
     return ports
 
 
-def end_process(process, seconds):
-    """SIGTERM, then SIGKILL; true if it ended by itself, cleanly."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
+def ask_to_end(process):
+    """SIGTERM, also for one that is stopped."""
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+
+
+def ended_cleanly(process, seconds):
+    """Whether it ends by itself with status 0; else it is killed."""
     try:
         return process.wait(seconds) == 0
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
         return False
+
+
+def end_process(process, seconds):
+    """Asks it to end; whether it did, cleanly."""
+    if process.poll() is None:
+        ask_to_end(process)
+    return ended_cleanly(process, seconds)
 
 
 class Actor:
@@ -312,15 +322,13 @@ class Cluster:
             a.end()
         for p in self.others:
             end_process(p, 5)
-        for d in self.daemons:
+        for d in self.daemons:  # all at once: links end in any order
             if d.alive():
-                d.process.send_signal(signal.SIGCONT)
-                d.process.terminate()
+                ask_to_end(d.process)
         for d in self.daemons:
             if d.process is None or d.process.returncode == -signal.SIGKILL:
                 continue
-            ended = end_process(d.process, 15 * SLOW)
-            if not ended:
+            if not ended_cleanly(d.process, 15 * SLOW):
                 self.unclean.append(f"{d.name}: status {d.process.returncode}: {d.log()[-2000:]}")
         shutil.rmtree(self.directory, ignore_errors=True)
 
