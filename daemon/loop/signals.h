@@ -19,5 +19,6 @@ struct signals_events {
 
 /* Loop thread; callbacks run on it.  Does not keep the loop alive. */
 int signals_new(uv_loop_t *loop, const struct signals_events *events, struct signals **ret);
-/* No callback comes any more; freed in the close callbacks.  Accepts NULL. */
+/* No callback comes any more, and SIGTERM and SIGINT are ignored; freed in the close callbacks.
+ * Accepts NULL. */
 void signals_close(struct signals *signals);

@@ -106,3 +106,13 @@ Test(signals, closing_nothing_is_harmless)
 {
         signals_close(NULL);
 }
+
+Test(signals, a_process_on_its_way_out_is_not_killed)
+{
+        signals_close(watch);
+        watch = NULL;
+        uv_run(&loop, UV_RUN_DEFAULT);
+        kill(getpid(), SIGTERM);
+        kill(getpid(), SIGINT);
+        cr_assert_eq(stops, 0); /* and it is still here */
+}
