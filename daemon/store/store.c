@@ -221,13 +221,15 @@ int store_admit(const struct store *store, uint64_t bytes, const char *what, str
         if (store->quota && (used > store->quota || bytes > store->quota - used))
                 return fault_set(fault, ZERO_EQUOTA,
                                  "%s needs %" PRIu64 " bytes of state; %" PRIu64
-                                 " of the quota of %" PRIu64 " are in use",
+                                 " of the quota of %" PRIu64
+                                 " are in use: raise memory_limit or drop a job",
                                  what, bytes, used, store->quota);
         if (fstatvfs(store->dir, &fs) < 0)
                 return fault_errno(fault, errno, store->path);
         if (bytes / fs.f_frsize >= fs.f_bavail)
                 return fault_set(fault, ZERO_ESHM,
-                                 "%s needs %" PRIu64 " bytes of state; %s has %" PRIu64 " free",
+                                 "%s needs %" PRIu64 " bytes of state; %s has %" PRIu64
+                                 " free: enlarge that tmpfs, add owners or drop a job",
                                  what, bytes, store->path,
                                  (uint64_t)fs.f_bavail * (uint64_t)fs.f_frsize);
         return 0;
