@@ -257,7 +257,7 @@ Test(cluster, missing_keys)
         REFUSED("key_next_file: needs key_file");
 }
 
-Test(cluster, a_pipe_does_not_hang)
+Test(cluster, a_pipe_does_not_hang, .timeout = 10)
 {
         char path[256];
 

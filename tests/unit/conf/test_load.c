@@ -157,6 +157,16 @@ Test(load, places_of_a_user)
                 cr_assert_eq(seteuid(0), 0);
 }
 
+Test(load, places_of_root)
+{
+        if (geteuid() != 0)
+                cr_skip_test("needs root");
+        setenv("XDG_RUNTIME_DIR", "/run/user/0", 1);
+        cr_assert_eq(LOAD("--node=a"), 0);
+        cr_assert_str_eq(conf->socket, "/run/zerod/zerod.sock");
+        cr_assert_str_eq(conf->state_dir, "/dev/shm/zerod");
+}
+
 Test(load, places_of_a_service)
 {
         unsetenv("XDG_RUNTIME_DIR");
