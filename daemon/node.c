@@ -103,6 +103,7 @@ static void node_reload(void *arg)
                 node->cluster.has_key_next = fresh.has_key_next;
                 log_info("reload: key files were read again");
         }
+        explicit_bzero(&fresh, sizeof fresh);
         service_ready(node->service);
 }
 
