@@ -26,9 +26,14 @@ usage() {
 # ---- what tests leave behind --------------------------------------------------
 
 # Every process started below carries $TESTS_RUN in its environment, whoever its parent is now.
+# To be called in a process of its own, as in <(left_processes).
 left_processes() {
-        env -u TESTS_RUN grep -lzxF "TESTS_RUN=$TESTS_RUN" /proc/[0-9]*/environ 2>/dev/null |
-                sed 's|^/proc/||;s|/environ$||'
+        local mark=TESTS_RUN=$TESTS_RUN file
+        unset TESTS_RUN # for the search itself is not meant
+        for file in $(grep -lzxF "$mark" /proc/[0-9]*/environ 2>/dev/null); do
+                file=${file#/proc/}
+                echo "${file%/environ}"
+        done
 }
 
 # Command line, executable and state.
