@@ -81,6 +81,68 @@ packages_install() {
         packages_installed=true
 }
 
+# ---- the Python environment --------------------------------------------------
+
+python_room_mb=10000 # while it is made; 6 GB of it stay
+
+# Where the environment of deploy/python-requirements and this python3 is.
+python_directory() {
+        local cache=${XDG_CACHE_HOME:-${HOME:-~}/.cache} hash
+        hash=$({
+                cat "$root/deploy/python-requirements"
+                python3 -c 'import sys; print(sys.version)'
+        } | sha256sum) || return 1
+        echo "$cache/zerod/python-${hash:0:12}"
+}
+
+# python_make DIR: leaves the marker DIR/complete as the last thing.
+python_make() {
+        local dir=$1 free
+        free=$(df --output=avail -m "${dir%/*}" | tail -n 1)
+        if ((free < python_room_mb)); then
+                say "PyTorch's environment needs $python_room_mb MB in ${dir%/*}, which has $((free)) MB" >&2
+                return 1
+        fi
+        say "making PyTorch's environment $dir, once: downloads about 3 GB, keeps 6 GB" >&2
+        rm -rf -- "$dir"
+        # TMPDIR, for large downloads do not belong into a tmpfs
+        {
+                mkdir "$dir" && python3 -m venv "$dir" && mkdir "$dir/tmp" &&
+                        TMPDIR=$dir/tmp "$dir/bin/python" -m pip install --no-input --no-cache-dir \
+                                --disable-pip-version-check -r "$root/deploy/python-requirements" &&
+                        "$dir/bin/python" -c 'import torch' && rm -r "$dir/tmp"
+        } </dev/null >"$dir.log" 2>&1 || {
+                tail -n 20 "$dir.log" >&2
+                say "PyTorch's environment could not be made; $dir.log has all that pip said" >&2
+                rm -rf -- "$dir"
+                return 1
+        }
+        rm -f "$dir.log"
+        : >"$dir/complete"
+}
+
+# Prints the path of a python that has what deploy/python-requirements names, making its environment if
+# it is not there.  Fails, and says why, without network or room.
+python_environment() {
+        local dir lock
+        dir=$(python_directory) || return 1
+        if [[ ! -f $dir/complete ]]; then
+                if ! mkdir -p "${dir%/*}" 2>/dev/null || ! { exec {lock}>"$dir.lock"; } 2>/dev/null; then
+                        say "PyTorch's environment belongs into ${dir%/*}, which cannot be written" >&2
+                        return 1
+                fi
+                flock -n "$lock" || say "waiting for another run, which makes $dir" >&2
+                if ! flock -w 1800 "$lock"; then
+                        say "another run has been making $dir for half an hour" >&2
+                        return 1
+                fi
+                # whoever had the lock may have made it
+                [[ -f $dir/complete ]] || python_make "$dir" || return 1
+                exec {lock}>&-
+        fi
+        echo "$dir/bin/python"
+}
+
 # ---- build trees -------------------------------------------------------------
 
 # Those of the options NAME=VALUE that the build tree has otherwise.

@@ -2,11 +2,13 @@
 # Builds zerod and runs every test suite: in a release build, then with address and
 # undefined-behaviour sanitizers.
 #
-#   tests/run.sh [--quick]
+#   tests/run.sh [--quick] [--no-torch]
 #
-#   --quick   the release build only
+#   --quick      the release build only
+#   --no-torch   without the suite that needs PyTorch, which is counted as skipped
 #
-# Installs the packages that are missing.  Trees: build/ and build-san/.  Warnings are errors
+# Installs the packages that are missing, and PyTorch into the user's cache directory (a download of
+# 3 GB, once; without it that suite is skipped).  Trees: build/ and build-san/.  Warnings are errors
 # where $CI is set.  A test that fails, a report of a sanitizer, and a process or file that a
 # test leaves behind each count as a failure.  Exit status: 0 if nothing failed, 1 if anything
 # did, 2 for a wrong command line, 128 + signal when interrupted.
@@ -14,10 +16,10 @@ set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
 
-serial=integration # the suite that starts daemons: one test at a time
-linger_ms=5000     # until a process that outlives its test counts as left behind
+serial=(integration python torch) # the suites that start daemons: one test at a time
+linger_ms=5000 # until a process that outlives its test counts as left behind
 passed=0 failed=0 skipped=0
-work=
+work= python_told=
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
@@ -125,21 +127,36 @@ test_tree() {
                 return
         }
         sanitizer_options
-        run_suites "$name" "$tree" suites --no-suite "$serial" --num-processes 2 --timeout-multiplier 3
-        run_suites "$name" "$tree" daemons --suite "$serial" --num-processes 1 --timeout-multiplier 3
+        run_suites "$name" "$tree" suites "${serial[@]/#/--no-suite=}" --num-processes 2 --timeout-multiplier 3
+        local -x "$python_told"
+        run_suites "$name" "$tree" daemons "${serial[@]/#/--suite=}" --num-processes 1 --timeout-multiplier 3
         python3 "$root/tests/summary.py" "$name" "$work/reports" "$work/counts" \
                 "$tree"/meson-logs/{suites,daemons}.json || one_failed "$name" 'no summary'
         [[ -f $work/counts ]] && read -r -a counts <"$work/counts" && passed=$((passed + counts[0])) \
                 failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
 }
 
+# What the suite in PyTorch is told: the python to run by, or why there is none.  Not exported to
+# other tests, for daemons take ZEROD_* for their options.
+find_python() {
+        local python
+        if ! $torch; then
+                python_told='ZEROD_PYTHON_MISSING=--no-torch was given'
+        elif python=$(python_environment); then
+                python_told=ZEROD_PYTHON=$python
+        else
+                python_told='ZEROD_PYTHON_MISSING=there is no PyTorch here, as said above'
+        fi
+}
+
 # ---- in order -----------------------------------------------------------------
 
 main() {
-        local quick=false name
+        local quick=false torch=true name
         while (($#)); do
                 case $1 in
                 --quick) quick=true ;;
+                --no-torch) torch=false ;;
                 -h | --help)
                         usage
                         exit 0
@@ -160,6 +177,7 @@ main() {
                 unset "$name"
         done
         packages_install build test || exit 1
+        find_python
         work=$(mktemp -d "$(memory_directory)/zerod-tests.XXXXXX") || exit 1
         mkdir -m 0700 "$work/tmp" "$work/run"
         # with it Criterion names what it skips

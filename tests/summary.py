@@ -49,7 +49,7 @@ def count(test):
     """Passed, failed, names of the skipped."""
     result, text = test["result"], output(test)
     if result == "SKIP":
-        return 0, 0, [test["name"]]
+        return 0, 0, [": ".join([test["name"], *SKIPPED.findall(text)])]
     bad = result not in ("OK", "EXPECTEDFAIL")
     told = SYNTHESIS.findall(text)
     if not told:

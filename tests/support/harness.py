@@ -11,6 +11,9 @@ import time
 import traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+# a daemon takes them for its options
+for variable in [name for name in os.environ if name.startswith("ZEROD_")]:
+    del os.environ[variable]
 
 from cluster import Tools  # noqa: E402
 
