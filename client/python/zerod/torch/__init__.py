@@ -1,0 +1,24 @@
+"""PyTorch trainers whose parameters, gradients and optimizer state are in zerod.
+
+    model = zerod.torch.shard(model, stage=3)
+    optimizer = zerod.torch.AdamW(model, lr=3e-4)
+    ...
+    loss.backward()
+    model.clip_grad_norm_(1.0)
+    optimizer.step()
+
+Run with PyTorch 2.15.0; no other version is claimed.
+"""
+from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
+from .optim import AdamW, GradScaler, clip_grad_norm_
+from .parameter import GradientsAreElsewhere, NotFetched
+from .sharded import Sharded, ZeroModule, fully_shard, shard, sharded_of
+from .state import full_params
+from .unit import ShardedParam, WrittenInPlace
+
+__all__ = [
+    "AdamW", "GradScaler", "GradientsAreElsewhere", "NotFetched", "Sharded", "ShardedParam",
+    "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "full_params", "fully_shard",
+    "load_checkpoint", "load_safetensors", "save_checkpoint", "save_safetensors", "shard",
+    "sharded_of",
+]

@@ -1,0 +1,222 @@
+"""Fetch, prefetch, release and push, at the right moments of forward and backward.
+
+Every unit's forward is wrapped: fetch before, release after.  The tensors it returns tell when its
+backward begins (fetch again), its parameters' gradients when it is complete (push, release), and
+the engine's end-of-backward callback closes what is left.
+
+Rules: stages 1 and 2 hold what they fetched until the step; stage 3 holds a unit during its own
+forward and backward, and the root unit from the begin of forward to the end of backward.  After an
+exception in forward nothing stays fetched.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .unit import ShardedParam, Unit
+
+if TYPE_CHECKING:
+    from .sharded import Sharded
+
+
+def graph_task() -> int:
+    """The backward pass this thread is in; -1: none."""
+    return torch._C._current_graph_task_id()  # pylint: disable=protected-access
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an output or of arguments: containers and dataclasses are looked into."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from tensors_in(v)
+    elif isinstance(value, (list, tuple, set)):
+        for v in value:
+            yield from tensors_in(v)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, f.name, None))
+
+
+class Order:
+    """Which unit followed which the last time, in one direction."""
+
+    def __init__(self) -> None:
+        self.next: dict[Unit, Unit] = {}
+        self.last: Unit | None = None
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self.last = None
+
+    def visit(self, unit: Unit, ahead: int) -> list[Unit]:
+        """The units that will probably follow this one, nearest first."""
+        if self.last is not None and self.last is not unit:
+            self.next[self.last] = unit
+        self.last = unit
+        found: list[Unit] = []
+        following = self.next.get(unit)
+        while following is not None and following not in found and len(found) < ahead:
+            found.append(following)
+            following = self.next.get(following)
+        return found
+
+
+class Hooks:
+    """The hooks of one sharded model."""
+
+    def __init__(self, sharded: "Sharded"):
+        self.sharded = sharded
+        self.holds = sharded.stage < 3  # until the step
+        self.depth = 0  # forwards of units under way
+        self.forward_order, self.backward_order = Order(), Order()
+        self.task = -1  # the backward pass whose end we shall be told
+        self.in_backward: set[Unit] = set()  # fetched in it, or kept for it
+
+    def install(self) -> None:
+        """Wraps every unit's forward."""
+        for unit in self.sharded.units:
+            unit.module.forward = self._wrap(unit, unit.module.forward)
+
+    def watch(self, unit: Unit) -> None:
+        """Asks for the gradients of parameters that have just been gathered first."""
+        for p in unit.params:
+            if p.trainable:
+                p.gathered.register_post_accumulate_grad_hook(
+                    functools.partial(self._gradient, unit, p))
+
+    # ---- forward ----------------------------------------------------------------
+
+    def _wrap(self, unit: Unit, forward: Any) -> Any:
+        @functools.wraps(forward)
+        def zerod_forward(*args: Any, **kwargs: Any) -> Any:
+            self._before_forward(unit, args, kwargs)
+            try:
+                output = forward(*args, **kwargs)
+            except BaseException:
+                self._failed_forward(unit)
+                raise
+            self._after_forward(unit, output)
+            return output
+
+        return torch.compiler.disable(zerod_forward, recursive=False)
+
+    @torch.compiler.disable
+    def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> None:
+        if self.depth == 0 and graph_task() == -1:
+            self._begin_pass()
+        self._fetch(unit, self.forward_order if graph_task() == -1 else None)
+        self.depth += 1
+        unit.depth += 1
+        if unit.has_frozen and torch.is_grad_enabled():
+            inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
+            if inputs and not unit.is_root and not self.holds:
+                torch.autograd.graph.register_multi_grad_hook(
+                    inputs, lambda grads: self._inputs_done(unit))
+
+    def _begin_pass(self) -> None:
+        """A backward pass that failed has left things behind."""
+        self.task = -1
+        for unit in list(self.in_backward):
+            self._let_go(unit)
+        for unit in self.sharded.units:
+            unit.arrived.clear()
+        self.forward_order.begin()
+
+    def _fetch(self, unit: Unit, order: Order | None) -> None:
+        first = unit.params and unit.params[0].gathered is None
+        unit.fetch()
+        if first:
+            self.watch(unit)
+        if order is not None:
+            for ahead in order.visit(unit, self.sharded.prefetch):
+                if not ahead.fetched:
+                    for g in ahead.groups:
+                        self.sharded.client.prefetch(g.index)
+
+    @torch.compiler.disable
+    def _after_forward(self, unit: Unit, output: Any) -> None:
+        self.depth -= 1
+        unit.depth -= 1
+        if unit.depth or graph_task() != -1:
+            return
+        if torch.is_grad_enabled():
+            outputs = list(tensors_in(output))
+            differentiable = [t for t in outputs if t.requires_grad]
+            for t in differentiable:
+                t.register_hook(functools.partial(self._before_backward, unit))
+            # where no output can tell that backward begins, the unit stays for it
+            if (unit.is_root and differentiable) or not outputs:
+                self.in_backward.add(unit)
+        if unit in self.in_backward:
+            unit.hide()
+        else:
+            self._let_go(unit)
+
+    @torch.compiler.disable
+    def _failed_forward(self, unit: Unit) -> None:
+        self.depth -= 1
+        unit.depth -= 1
+        if graph_task() == -1 and self.depth == 0:
+            self.drop()
+
+    def drop(self) -> None:
+        """Nothing stays fetched."""
+        self.in_backward.clear()
+        for unit in self.sharded.units:
+            unit.depth = 0
+            unit.release()
+
+    def _let_go(self, unit: Unit) -> None:
+        self.in_backward.discard(unit)
+        if self.holds:
+            unit.hide()
+        else:
+            unit.release()
+
+    # ---- backward ---------------------------------------------------------------
+
+    def _before_backward(self, unit: Unit, _gradient: torch.Tensor) -> None:
+        self._expect_end()
+        if unit in self.in_backward and unit.fetched and unit.shown:
+            return
+        self.in_backward.add(unit)
+        self._fetch(unit, self.backward_order)
+
+    def _expect_end(self) -> None:
+        """Has the engine tell when the outermost backward pass is over."""
+        if self.task == -1:
+            self.task = graph_task()
+            self.backward_order.begin()
+            engine = torch.autograd.Variable._execution_engine  # pylint: disable=protected-access
+            engine.queue_callback(self._after_backward)
+
+    def _gradient(self, unit: Unit, param: ShardedParam, gathered: torch.Tensor) -> None:
+        """autograd has a parameter's gradient."""
+        gradient, gathered.grad = gathered.grad, None
+        self._expect_end()
+        self.sharded.gradients.take(param, gradient)
+        if not unit.gradient_arrived(param):
+            return
+        if self.sharded.stage > 1:
+            self.sharded.gradients.push_groups(unit.groups)
+        if not unit.has_frozen and not unit.is_root and unit.depth == 0:
+            self._let_go(unit)
+
+    def _inputs_done(self, unit: Unit) -> None:
+        """The gradients of a unit's inputs are there: its frozen parameters were used."""
+        if unit.depth == 0 and not unit.arrived:
+            self._let_go(unit)
+
+    def _after_backward(self) -> None:
+        self.task = -1
+        self.sharded.gradients.push_groups(self.sharded.groups)
+        for unit in self.sharded.units:
+            unit.arrived.clear()
+            if unit.depth == 0 and (unit in self.in_backward or unit.shown):
+                self._let_go(unit)

@@ -1,0 +1,123 @@
+"""What stands in a sharded model for a parameter that is not fetched.
+
+Rule: a placeholder has a parameter's shape, dtype and name and no values.  Whatever asks for
+values gets an error that names the parameter; nothing computes with rubbish.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .sharded import ShardedParam
+
+
+class NotFetched(RuntimeError):
+    """A parameter's values were used where its module does not have them."""
+
+
+class GradientsAreElsewhere(RuntimeError):
+    """A gradient was used in the trainer; gradients of a sharded model are in the service."""
+
+
+def _bare(cls: type, shape: torch.Size, dtype: torch.dtype, requires_grad: bool) -> torch.Tensor:
+    return torch.Tensor._make_wrapper_subclass(  # pylint: disable=protected-access
+        cls, shape, dtype=dtype, device="cpu", requires_grad=requires_grad)
+
+
+class Gradient(torch.Tensor):
+    """What ``parameter.grad`` is after a backward pass: every operation on it raises."""
+
+    @staticmethod
+    def __new__(cls, param: "ShardedParam") -> "Gradient":
+        self = _bare(cls, param.shape, param.dtype, False)
+        self.param = param
+        return self
+
+    def __repr__(self) -> str:  # pylint: disable=signature-differs
+        return f"<gradient of '{self.param.name}', in zerod>"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise GradientsAreElsewhere(
+            f"{func}: gradients of a sharded model are not in this process but in zerod. To clip, "
+            "use model.clip_grad_norm_(max_norm) or zerod.torch.clip_grad_norm_(model, max_norm); "
+            "the norm after a step is optimizer.grad_norm")
+
+
+class Placeholder(torch.Tensor):
+    """An ``nn.Parameter`` (it passes isinstance) without values.
+
+    ``shape``, ``dtype``, ``requires_grad``, ``numel()`` and identity are those of the parameter and
+    stay the same for the life of the model, so that optimizers can hold it.
+    """
+
+    @staticmethod
+    def __new__(cls, param: "ShardedParam") -> "Placeholder":
+        self = _bare(cls, param.shape, param.dtype, param.trainable)
+        self.param = param
+        self._is_param = True
+        return self
+
+    def __repr__(self) -> str:  # pylint: disable=signature-differs
+        return (f"<parameter '{self.param.name}' {tuple(self.shape)} {self.dtype}, "
+                "in zerod, not fetched>")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return _detached(args[0].param)
+        name = next((a.param.name for a in _flat(args, kwargs) if isinstance(a, Placeholder)), "?")
+        raise NotFetched(
+            f"{func}: parameter '{name}' is in zerod and not fetched here. Inside the forward of "
+            "its module it is there by itself; elsewhere read or change it within "
+            "'with zerod.torch.full_params(module, write=...)'")
+
+    @property
+    def grad(self) -> Any:  # type: ignore[override]
+        """None, or a :class:`Gradient` if this step has gradients."""
+        sharded = self.param.sharded
+        return Gradient(self.param) if self.param.trainable and sharded.has_gradients else None
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if value is not None:
+            raise GradientsAreElsewhere(f"the gradient of '{self.param.name}' is pushed by its "
+                                        "backward pass and cannot be set")
+
+    @grad.deleter
+    def grad(self) -> None:
+        pass
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """Raises :class:`NotFetched`."""
+        raise self._no_data()
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        raise self._no_data()
+
+    def _no_data(self) -> NotFetched:
+        return NotFetched(f"parameter '{self.param.name}' is in zerod and has no data here; use "
+                          "'with zerod.torch.full_params(module, write=...)'")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise NotFetched(f"parameter '{self.param.name}': a sharded model cannot be copied; build "
+                         "it anew and load its state_dict()")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotFetched(f"parameter '{self.param.name}': a sharded model cannot be pickled; save "
+                         "its state_dict(), or use zerod.torch.save_safetensors()")
+
+
+def _detached(param: "ShardedParam") -> Placeholder:
+    self = Placeholder(param)
+    self.requires_grad = False
+    del self._is_param
+    return self
+
+
+def _flat(args: Any, kwargs: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves((args, kwargs or {}))  # pylint: disable=protected-access

@@ -1,0 +1,179 @@
+"""Which parameters of a model make which group.
+
+A *unit* is a module whose parameters are fetched and released together; the model itself is the
+last unit and takes what no other has, tied parameters that reach across units too.  Parameters of
+one unit that differ in dtype, or in whether they are trained, are different *groups* of the layout.
+
+Pure: looks at the model and changes nothing.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+LARGE = 1 << 22  # elements from which a layer outside of any block is a unit of its own
+
+#: What ``groups`` of :func:`zerod.torch.shard` may be.
+Groups = Callable[[str, nn.Module], bool] | Iterable[type | str] | None
+
+
+@dataclass
+class PlannedParam:
+    """One parameter, however many places of the model have it."""
+    value: nn.Parameter
+    names: list[str]
+    places: list[tuple[nn.Module, str]]  # module and attribute
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass
+class PlannedUnit:
+    """A module and the parameters that come and go with it."""
+    module: nn.Module
+    name: str  # "" for the model
+    params: list[PlannedParam] = field(default_factory=list)
+
+    def groups(self) -> list[list[PlannedParam]]:
+        """Parameters of one dtype, trained or frozen."""
+        found: dict[tuple[torch.dtype, bool], list[PlannedParam]] = {}
+        for p in self.params:
+            found.setdefault((p.value.dtype, p.value.requires_grad), []).append(p)
+        return list(found.values())
+
+
+def clean(name: str) -> str:
+    """A name without what torch.compile and checkpoint wrappers put in."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+
+
+def find_params(model: nn.Module) -> list[PlannedParam]:
+    """All parameters, in the order of ``named_parameters()``, each with all its places."""
+    found: dict[int, PlannedParam] = {}
+    for prefix, module in model.named_modules(remove_duplicate=True):
+        for attribute, value in module._parameters.items():  # pylint: disable=protected-access
+            if value is None:
+                continue
+            name = clean(f"{prefix}.{attribute}" if prefix else attribute)
+            p = found.setdefault(id(value), PlannedParam(value, [], []))
+            p.names.append(name)
+            p.places.append((module, attribute))
+    for p in found.values():
+        check_param(p)
+    return list(found.values())
+
+
+def check_param(p: PlannedParam) -> None:
+    """Raises TypeError or ValueError for what zerod cannot hold."""
+    if p.value.dtype not in DTYPES:
+        raise TypeError(f"parameter '{p.name}' is {p.value.dtype}; zerod holds "
+                        f"{', '.join(str(d) for d in DTYPES)}")
+    if p.value.device.type not in ("cpu", "meta"):
+        raise ValueError(f"parameter '{p.name}' is on {p.value.device}; this version serves host "
+                         "memory: shard the model on the CPU or on the meta device")
+
+
+def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Blocks: the children of the outermost lists of two or more modules of one class."""
+    blocks: list[tuple[str, nn.Module]] = []
+
+    def visit(name: str, module: nn.Module) -> None:
+        children = list(module.named_children())
+        kinds = {type(getattr(c, "_orig_mod", c)) for _, c in children}
+        alike = len(children) > 1 and len(kinds) == 1
+        if alike and isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+            found = [(f"{name}.{n}" if name else n, c) for n, c in children]
+            if all(any(True for _ in c.parameters()) and _callable(c) for _, c in found):
+                blocks.extend(found)
+                return
+        for n, child in children:
+            visit(f"{name}.{n}" if name else n, child)
+
+    visit("", model)
+    return blocks
+
+
+def _callable(module: nn.Module) -> bool:
+    """Whether it has a forward of its own: lists of modules have none."""
+    return not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList,
+                                   nn.ParameterDict))
+
+
+def _large_leaves(model: nn.Module, taken: set[int]) -> list[tuple[str, nn.Module]]:
+    """Embeddings and linear layers outside of blocks that are large enough to come and go."""
+    uses: dict[int, int] = {}
+    for module in model.modules():
+        for p in module._parameters.values():  # pylint: disable=protected-access
+            if p is not None:
+                uses[id(p)] = uses.get(id(p), 0) + 1
+    leaves = []
+    for name, module in model.named_modules():
+        own = [p for p in module._parameters.values()  # pylint: disable=protected-access
+               if p is not None]
+        if (module is not model and id(module) not in taken and isinstance(
+                module, (nn.Embedding, nn.Linear)) and sum(p.numel() for p in own) >= LARGE and
+                all(uses[id(p)] == 1 for p in own)):
+            leaves.append((name, module))
+    return leaves
+
+
+def _chosen(model: nn.Module, groups: Groups) -> list[tuple[str, nn.Module]]:
+    if groups is None:
+        blocks = _repeated(model)
+        inside = {id(m) for _, block in blocks for m in block.modules()}
+        return blocks + _large_leaves(model, inside)
+    if callable(groups) and not isinstance(groups, type):
+        test = groups
+    else:
+        wanted = [groups] if isinstance(groups, (type, str)) else list(groups)
+        classes = tuple(w for w in wanted if isinstance(w, type))
+        names = {w for w in wanted if isinstance(w, str)}
+
+        def test(name: str, module: nn.Module) -> bool:
+            known = {clean(name), type(module).__name__}
+            return isinstance(module, classes) or bool(known & names)
+    found = [(n, m) for n, m in model.named_modules() if m is not model and test(n, m)]
+    if not found:
+        raise ValueError(f"groups={groups!r} names no module of {type(model).__name__}")
+    return found
+
+
+def find_units(model: nn.Module, groups: Groups = None,
+               marked: Iterable[nn.Module] = ()) -> list[PlannedUnit]:
+    """The units of a model: blocks in the order of the module tree, the model itself last.
+
+    Each parameter is in exactly one unit: the innermost that holds all its places.
+    """
+    marked = set(map(id, marked))
+    if marked and groups is None:
+        chosen = [(n, m) for n, m in model.named_modules() if id(m) in marked and m is not model]
+    else:
+        chosen = _chosen(model, groups)
+    for name, module in chosen:
+        if not _callable(module):
+            raise ValueError(f"module '{name}' is a {type(module).__name__}, which is never "
+                             "called: its members can be groups")
+    units = [PlannedUnit(m, clean(n)) for n, m in chosen] + [PlannedUnit(model, "")]
+    unit_of = {id(u.module): u for u in units}
+    inner: dict[int, PlannedUnit] = {}  # by module: the innermost unit around it
+
+    def visit(module: nn.Module, around: PlannedUnit) -> None:
+        around = unit_of.get(id(module), around)
+        if id(module) in inner:  # a module that stands in two places is in neither's unit
+            around = units[-1] if inner[id(module)] is not around else around
+        inner[id(module)] = around
+        for child in module.children():
+            visit(child, around)
+
+    visit(model, units[-1])
+    for p in find_params(model):
+        homes = {id(inner[id(m)]): inner[id(m)] for m, _ in p.places}
+        home = next(iter(homes.values())) if len(homes) == 1 else units[-1]
+        home.params.append(p)
+    return [u for u in units if u.params or u.module is model]

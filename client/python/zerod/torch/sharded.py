@@ -1,0 +1,320 @@
+"""A sharded model: its parameters and optimizer state are in zerod.
+
+`shard()` takes a model to the service; `Sharded` is what is known of it from then on.
+
+ZeRO (Rajbhandari et al., SC20, arXiv 1910.02054): in all stages the service holds optimizer states
+and gradients in shards.  Stage 1 fetches all parameters once a step and pushes all gradients at
+the end of backward; stage 2 pushes each group when its gradient is complete; stage 3 also gives
+parameters back after use.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import zerod
+
+from . import initialize, state
+from .gradients import Gradients
+from .hooks import Hooks
+from .parameter import Placeholder
+from .plan import DTYPES, Groups, PlannedUnit, find_units
+from .unit import Group, ShardedParam, Unit
+
+log = logging.getLogger("zerod")
+
+STEPS_OF_STATE = {"step": torch.int64, "set": torch.int64}
+PUSH_SLOTS = 2  # gradients in flight at stages 2 and 3
+
+
+class ZeroModule(nn.Module):
+    """What a sharded model can do besides: its class becomes a subclass of this one."""
+
+    @property
+    def sharded(self) -> "Sharded":
+        """The model's :class:`Sharded`."""
+        return self.__dict__["_zerod_sharded"]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
+                        error_if_nonfinite: bool = False) -> torch.Tensor:
+        """As :func:`zerod.torch.clip_grad_norm_`."""
+        from .optim import clip_grad_norm_  # optim needs this module
+        return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside are not the last of their step.
+
+        With ``accumulate="trainer"`` their gradients add up in this process and are pushed by the
+        first backward pass outside, or by the step.  With ``accumulate="owner"`` it changes
+        nothing: every backward pass is pushed and the owners add up.
+        """
+        gradients = self.sharded.gradients
+        before, gradients.keep = gradients.keep, self.sharded.accumulate == "trainer"
+        try:
+            yield
+        finally:
+            gradients.keep = before
+
+
+class Sharded:
+    """All that is known of one sharded model in one rank.
+
+    params are in the layout's order; units as the model's tree has them, the root last.
+    optimized: the parameters that an optimizer updates; None: all.
+    """
+
+    def __init__(self, model: nn.Module, stage: int, accumulate: str, prefetch: int):
+        self.model, self.stage, self.accumulate = model, stage, accumulate
+        self.prefetch = prefetch
+        self.client: zerod.Client
+        self.units: list[Unit] = []
+        self.groups: list[Group] = []
+        self.params: list[ShardedParam] = []
+        self.gradients: Gradients
+        self.hooks: Hooks
+        self.optimized: set[ShardedParam] | None = None
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.client.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the job has."""
+        return self.client.world_size
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward pass has brought gradients since the last step."""
+        return self.gradients.any
+
+    def param_of(self, tensor: torch.Tensor) -> ShardedParam:
+        """The parameter that a placeholder or a gathered parameter stands for.
+
+        TypeError for any other tensor, ValueError for another model's parameter.
+        """
+        param = tensor.param if isinstance(tensor, Placeholder) else getattr(tensor, "zerod_param",
+                                                                             None)
+        if param is None:
+            raise TypeError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of a sharded "
+                            "model: take them from model.parameters() after shard()")
+        if param.sharded is not self:
+            raise ValueError(f"parameter '{param.name}' belongs to another sharded model")
+        return param
+
+    def read(self, param: ShardedParam, plane: str = "master", first: int = 0,
+             count: int | None = None) -> torch.Tensor:
+        """A part of a parameter's plane: flat, fp32; "serve": the parameter's dtype; "step" and
+        "set": int64 of one element.  Blocks; not collective."""
+        if plane in STEPS_OF_STATE:
+            first, count = 0, 1
+        elif count is None:
+            count = param.numel - first
+        dtype = STEPS_OF_STATE.get(plane, param.dtype if plane == "serve" else torch.float32)
+        values = torch.empty(count, dtype=dtype)
+        self.client.get(param.index, plane, first, count, values.data_ptr())
+        return values
+
+    def write(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
+        """Writes a part of a parameter's plane from a tensor of any shape; blocks.
+
+        One rank writes at a time, at a step boundary; see zero_put().
+        """
+        dtype = STEPS_OF_STATE.get(plane, torch.float32)
+        values = values.detach().to(dtype).contiguous()
+        self.client.put(param.index, plane, first, values.numel(), values.data_ptr())
+
+    def barrier(self) -> None:
+        """All ranks meet; gradients pushed before it are dropped."""
+        self.client.step([])
+        self.after_step()
+
+    def finish_backward_pushes(self) -> None:
+        """Pushes what is still kept in this process."""
+        self.gradients.push_all()
+
+    def after_step(self) -> None:
+        """The attempt is over: nothing is fetched, kept or pushed any more."""
+        self.gradients.forget()
+        self.hooks.in_backward.clear()
+        for unit in self.units:
+            unit.forget()
+
+
+def sharded_of(model: nn.Module) -> Sharded:
+    """The :class:`Sharded` of a model; TypeError if it is not sharded."""
+    sharded = model.__dict__.get("_zerod_sharded")
+    if sharded is None:
+        raise TypeError(f"{type(model).__name__} is not sharded: call zerod.torch.shard(model)")
+    return sharded
+
+
+# ---- taking a model to the service ------------------------------------------------
+
+
+def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
+    """The layout, and with it units, groups and parameters."""
+    layout = zerod.Layout()
+    for unit in planned:
+        groups = []
+        for i, members in enumerate(unit.groups()):
+            name = (unit.name or "(root)") + (f"#{i}" if i else "")
+            index = layout.group(name, DTYPES[members[0].value.dtype])
+            group = Group(index, [ShardedParam(sharded, p.names, p.places, p.value)
+                                  for p in members])
+            for position, p in enumerate(group.params):
+                p.index = layout.tensor(index, p.name, tuple(p.shape), frozen=not p.trainable)
+                p.group, p.position, p.offset = index, position, layout.offset(p.index)
+            groups.append(group)
+        sharded.groups += groups
+        sharded.units.append(Unit(sharded, unit.name, unit.module, groups))
+    sharded.params = [p for g in sharded.groups for p in g.params]
+    return layout
+
+
+def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, int]:
+    """How many groups are held and pushed at once."""
+    if sharded.stage < 3:
+        hold = zerod.ALL
+    else:
+        widest = max(len(u.groups) for u in sharded.units)
+        root = len(sharded.units[-1].groups)
+        nested = max(sum(o.name != "" and u.name.startswith(o.name + ".") for o in sharded.units)
+                     for u in sharded.units)
+        hold = root + (nested + 2 + sharded.prefetch) * widest
+        largest = max(layout.group_elements(g.index) for g in sharded.groups)
+        if hold * largest >= sum(layout.group_elements(g.index) for g in sharded.groups):
+            hold = zerod.ALL  # a window of equal slabs would be larger than the model
+    keeps = sharded.stage == 1 or sharded.accumulate == "trainer"
+    return {"hold_groups": hold, "push_groups": zerod.ALL if keeps else PUSH_SLOTS}
+
+
+def _grad_dtype(planned: list[PlannedUnit]) -> torch.dtype:
+    """bf16 if all that is trained is bf16, else fp32."""
+    trained = {p.value.dtype for u in planned for p in u.params if p.value.requires_grad}
+    return torch.bfloat16 if trained == {torch.bfloat16} else torch.float32
+
+
+def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
+                  init_fn: Callable[[nn.Module], None] | None) -> None:
+    """Writes first values, group by group, and puts placeholders in the model's place.
+
+    A job that has made steps keeps its values.
+    """
+    client, first = sharded.client, sharded.client.version == 0
+    if not first:
+        log.info("job '%s' goes on after step %d with the service's parameters", client.job,
+                 client.version)
+    for unit, plan in zip(sharded.units, planned):
+        members = [p for group in plan.groups() for p in group]
+        values = initialize.materialize(sharded.model, members, init_fn,
+                                        wanted=first and client.rank == 0)
+        for param, p, value in zip(unit.params, members, values):
+            if first and client.rank == 0:
+                sharded.write(param, "master", value)
+            param.put_in_place(param.placeholder)
+            p.value = None
+    sharded.barrier()
+
+
+def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
+          client: zerod.Client | None = None, job: str | None = None,
+          reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
+          init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1) -> nn.Module:
+    """Takes a model's parameters and optimizer state to zerod; returns the same model.
+
+    All ranks of a job call it, with the same model; blocks until they are all there.
+
+    model: on the CPU or, wholly or partly, on the meta device; fp32, bf16 or fp16 parameters.
+    Rank 0's values are taken.  Parameters on meta are initialised one group at a time: by
+    ``init_fn(module)``, else as Hugging Face models do, else by ``reset_parameters()``.
+    If the job has made steps already, it goes on with the service's values and the model's own are
+    dropped.
+    stage: 1, 2 or 3, as in the ZeRO paper.
+    groups: which modules' parameters come and go together: classes, class names or module names, or
+    ``f(name, module) -> bool``; None: the modules marked by :func:`fully_shard`, else repeated
+    blocks and large layers.  The rest is one group with the model.
+    client: of :func:`zerod.connect`; None: made with `job`.
+    reduce_dtype: of gradients between nodes, torch.float32 or torch.bfloat16; None: bf16 if all
+    trained parameters are bf16, else fp32.
+    accumulate: where the gradients of micro-batches add up: "owner", in the service, or "trainer",
+    in this process within ``model.no_sync()``.
+    prefetch: how many units are asked for ahead of their use.
+
+    Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
+    the service, such as LayoutMismatch with the first difference between ranks.
+    """
+    if "_zerod_sharded" in model.__dict__:
+        raise ValueError(f"{type(model).__name__} is sharded already")
+    if stage not in (1, 2, 3):
+        raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
+    if accumulate not in ("owner", "trainer"):
+        raise ValueError(f"accumulate is 'owner' or 'trainer', not {accumulate!r}")
+    if not isinstance(prefetch, int) or prefetch < 0:
+        raise ValueError(f"prefetch is a number of units, not {prefetch!r}")
+    marked = _marked(model)
+    planned = find_units(model, groups, marked)
+    if not any(u.params for u in planned):
+        raise ValueError(f"{type(model).__name__} has no parameters")
+    grad_dtype = _grad_dtype(planned)
+    reduce_dtype = reduce_dtype or grad_dtype
+    if reduce_dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"reduce_dtype is torch.float32 or torch.bfloat16, not {reduce_dtype}")
+    sharded = Sharded(model, stage, accumulate, prefetch)
+    layout = _lay_out(sharded, planned)
+    sharded.client = client or zerod.connect(job)
+    sharded.client.attach(layout, **_needs(sharded, layout), grad_dtype=DTYPES[grad_dtype],
+                          reduce_dtype=DTYPES[reduce_dtype], private_views=True)
+    sharded.gradients = Gradients(sharded, sharded.groups, grad_dtype)
+    sharded.hooks = Hooks(sharded)
+    _unmark(marked)
+    _bring_values(sharded, planned, init_fn)
+    sharded.hooks.install()
+    model.__dict__["_zerod_sharded"] = sharded
+    model.__class__ = type(type(model).__name__, (ZeroModule, type(model)), {})
+    state.install(model, sharded)
+    return model
+
+
+def fully_shard(module: nn.Module) -> nn.Module:
+    """Marks a module as one group of :func:`shard`, as FSDP2's call of that name; returns it.
+
+    Blocks first, the model last.  ``shard(model, ...)`` or ``AdamW(model)`` then takes the model to
+    the service, or its first forward with the defaults of :func:`shard`.
+    """
+    if "_zerod_mark" in module.__dict__:
+        return module
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def shard_first(*args: Any, **kwargs: Any) -> Any:
+        if len(_marked(module)) == 1:
+            raise RuntimeError(f"{type(module).__name__} is marked by fully_shard() and its model is "
+                               "not: call fully_shard(model) too, or shard(model)")
+        shard(module)
+        return module.forward(*args, **kwargs)
+
+    module.__dict__["_zerod_mark"] = module.__dict__.get("forward")
+    module.forward = shard_first
+    return module
+
+
+def _marked(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if "_zerod_mark" in m.__dict__]
+
+
+def _unmark(modules: list[nn.Module]) -> None:
+    """Gives the modules the forward back that they had."""
+    for module in modules:
+        del module.__dict__["forward"]
+        forward = module.__dict__.pop("_zerod_mark")
+        if forward is not None:
+            module.forward = forward

@@ -1,0 +1,175 @@
+"""A unit: a module whose parameters are fetched, shown and released together.
+
+*Fetched* means that the rank holds the unit's groups; *shown*, that the module's attributes are
+the gathered parameters and not placeholders.  A gathered parameter is made once: its values lie at
+an address that libzero keeps for the group (private views), so what autograd saved of it is right
+again whenever the group is fetched again.
+
+Rule: what is shown is fetched.  A gathered parameter that was written to is an error when it goes
+out of sight; the service's values are not touched by it.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .parameter import Placeholder
+
+if TYPE_CHECKING:
+    from .sharded import Sharded
+
+
+class WrittenInPlace(RuntimeError):
+    """A gathered parameter was changed in place."""
+
+
+def tensor_at(address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor over memory that somebody else owns."""
+    if elements == 0:
+        return torch.empty(0, dtype=dtype)
+    memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype, count=elements)
+
+
+class ShardedParam:
+    """One parameter of a sharded model, however many places of the model have it.
+
+    name: its first fully qualified name; names: all of them.  index: of the layout's tensor;
+    group: the layout's group it is in; offset: where it begins there, in elements.  placeholder:
+    what the model has while it is not shown.
+    """
+
+    def __init__(self, sharded: "Sharded", names: list[str], places: list[tuple[nn.Module, str]],
+                 value: nn.Parameter):
+        self.sharded, self.names, self.places = sharded, names, places
+        self.shape, self.dtype, self.numel = value.shape, value.dtype, value.numel()
+        self.trainable = value.requires_grad
+        self.index = self.group = self.offset = -1
+        self.position = -1  # among its group's tensors
+        self.placeholder = Placeholder(self)
+        self.gathered: nn.Parameter | None = None  # made at the first fetch
+        self.seen = 0  # the gathered parameter's version counter when it was last in order
+
+    @property
+    def name(self) -> str:
+        """Its first fully qualified name."""
+        return self.names[0]
+
+    def __repr__(self) -> str:
+        return f"<ShardedParam '{self.name}' {tuple(self.shape)} {self.dtype}>"
+
+    def put_in_place(self, value: nn.Parameter | torch.Tensor) -> None:
+        """Makes it the attribute of all modules that have the parameter."""
+        for module, attribute in self.places:
+            module._parameters[attribute] = value  # pylint: disable=protected-access
+
+    def gather_at(self, address: int) -> None:
+        """Makes the gathered parameter over the group's view."""
+        flat = tensor_at(address + self.offset * self.dtype.itemsize, self.numel, self.dtype)
+        self.gathered = nn.Parameter(flat.view(self.shape), requires_grad=self.trainable)
+        self.gathered.zerod_param = self  # param_of() looks for it
+        self.seen = self.gathered._version  # pylint: disable=protected-access
+
+    def follow_requires_grad(self) -> None:
+        """What the user set on the placeholder since holds for the gathered parameter."""
+        wanted = self.placeholder.requires_grad
+        if wanted and not self.trainable:
+            raise ValueError(f"parameter '{self.name}' was frozen when the model was sharded and "
+                             "cannot be trained now; set requires_grad before shard()")
+        if self.gathered.requires_grad != wanted:
+            self.gathered.requires_grad_(wanted)
+
+    def was_written(self) -> bool:
+        """Whether it was changed in place since the last call."""
+        seen, self.seen = self.seen, self.gathered._version  # pylint: disable=protected-access
+        return seen != self.seen
+
+
+class Group:
+    """A group of the layout: parameters of one unit, one dtype, all trained or all frozen."""
+
+    def __init__(self, index: int, params: list[ShardedParam]):
+        self.index, self.params = index, params
+        self.trainable = params[0].trainable
+
+
+class Unit:
+    """See the module's docstring.  depth: calls of its forward that are under way."""
+
+    def __init__(self, sharded: "Sharded", name: str, module: nn.Module, groups: list[Group]):
+        self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
+        self.params = [p for g in groups for p in g.params]
+        self.is_root = module is sharded.model
+        self.has_frozen = any(not p.trainable for p in self.params)
+        self.fetched = self.shown = False
+        self.depth = 0
+        self.arrived: set[int] = set()  # tensors whose gradient came in this backward pass
+
+    def __repr__(self) -> str:
+        return f"<Unit '{self.name}' of {len(self.params)} parameters>"
+
+    def fetch(self) -> None:
+        """Holds the unit's groups and shows its parameters; blocks."""
+        if not self.fetched:
+            held: list[Group] = []
+            try:
+                for g in self.groups:
+                    address = self.sharded.client.fetch(g.index)
+                    held.append(g)
+                    for p in g.params:
+                        if p.gathered is None:
+                            p.gather_at(address)
+            except BaseException:
+                for g in held:
+                    self.sharded.client.release(g.index)
+                raise
+            self.fetched = True
+        if not self.shown:
+            for p in self.params:
+                p.follow_requires_grad()
+                p.put_in_place(p.gathered)
+            self.shown = True
+
+    def hide(self) -> None:
+        """Puts the placeholders back; WrittenInPlace if a parameter was changed."""
+        if not self.shown:
+            return
+        self.shown = False
+        for p in self.params:
+            p.put_in_place(p.placeholder)
+        self._check_written()
+
+    def release(self) -> None:
+        """Gives the groups back, hidden."""
+        try:
+            self.hide()
+        finally:
+            if self.fetched:
+                self.fetched = False
+                for g in self.groups:
+                    self.sharded.client.release(g.index)
+
+    def forget(self) -> None:
+        """After a step: the service has taken the groups back already."""
+        self.fetched = False
+        self.arrived.clear()
+        self.hide()
+
+    def _check_written(self) -> None:
+        written = [p.name for p in self.params if p.was_written()]
+        if written:
+            raise WrittenInPlace(
+                f"parameter '{written[0]}' was changed in place while it was fetched; the change "
+                "is lost. Change parameters within 'with zerod.torch.full_params(module, "
+                "write=True)'")
+
+    def gradient_arrived(self, param: ShardedParam) -> bool:
+        """Whether with this one all its trained parameters have theirs; then it starts anew."""
+        self.arrived.add(param.index)
+        if len(self.arrived) < sum(p.trainable and p.gathered.requires_grad for p in self.params):
+            return False
+        self.arrived.clear()
+        return True

@@ -1,0 +1,506 @@
+#!/usr/bin/env python3
+"""What a sharded model does in every shape of forward and backward that trainers use: each case
+compares with the same model trained by plain PyTorch, or names the error that must come."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
+from harness import case, cases_of  # noqa: E402
+
+import copy  # noqa: E402
+import types  # noqa: E402
+
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402, F401  once, in the parent
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import zerod.torch as zt  # noqa: E402
+
+WIDTH = 24
+
+
+class Block(nn.Module):
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """mode: how forward walks over the blocks."""
+
+    def __init__(self, blocks=3, mode="plain", tied=False):
+        super().__init__()
+        self.mode = mode
+        self.embed = nn.Embedding(11, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, 11, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for i, block in enumerate(self.blocks):
+            if self.mode == "reentrant":
+                x = checkpoint(block, x, use_reentrant=True)
+            elif self.mode == "nonreentrant":
+                x = checkpoint(block, x, use_reentrant=False)
+            elif self.mode == "inside":
+                x = x + checkpoint(lambda y, b=block: b.down(F.gelu(b.up(b.norm(y)))) * 1.0, x,
+                                   use_reentrant=False)
+            elif self.mode == "twice":
+                x = block(block(x))
+            elif self.mode == "skip" and i == 1:
+                continue
+            else:
+                x = block(x)
+        return self.head(x)
+
+
+def tokens(step, n=6):
+    g = torch.Generator().manual_seed(step)
+    return torch.randint(0, 11, (4, n), generator=g)
+
+
+def loss_of(model, step):
+    t = tokens(step)
+    return F.cross_entropy(model(t[:, :-1]).flatten(0, 1), t[:, 1:].flatten())
+
+
+def train(model, optimizer, steps=4, backward=None):
+    losses = []
+    for step in range(steps):
+        loss = backward(model, step) if backward else loss_of(model, step)
+        if not backward:
+            loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def make(seed=0, **options):
+    torch.manual_seed(seed)
+    return Net(**options)
+
+
+def fetched(model):
+    return [u.name for u in zt.sharded_of(model).units if u.fetched]
+
+
+def full(model):
+    with zt.full_params(model):
+        return {n: p.detach().clone() for n, p in model.named_parameters(remove_duplicate=False)}
+
+
+def raises(kind, word, function):
+    try:
+        function()
+    except kind as e:
+        assert word in str(e), str(e)
+        return
+    raise AssertionError(f"no {kind.__name__} came")
+
+
+def both(stage, options, backward=None, steps=4, prepare=None, shard_options=None):
+    """The parameters after some steps by plain PyTorch and by zerod; both trained alike."""
+    prepare = prepare or (lambda model: model)
+    plain = prepare(make(**options))
+    reference = train(plain, torch.optim.AdamW([p for p in plain.parameters() if p.requires_grad], lr=1e-2),
+                      steps, backward)
+    model = prepare(make(**options))
+    zt.shard(model, stage=stage, **(shard_options or {}))
+    losses = train(model, zt.AdamW(model, lr=1e-2), steps, backward)
+    assert stage < 3 or not fetched(model), fetched(model)
+    return reference, dict(plain.named_parameters(remove_duplicate=False)), losses, full(model)
+
+
+def same(stage, options, **more):
+    reference, want, losses, got = both(stage, options, **more)
+    assert max(abs(a - b) for a, b in zip(reference, losses)) < 1e-4, (reference, losses)
+    assert sorted(want) == sorted(got)
+    for name, value in want.items():
+        distance = (got[name] - value).norm() / value.norm().clamp_min(1e-6)
+        assert distance < 2e-3, f"{name}: {distance}"
+
+
+def in_rank(function, *arguments, ranks_=1, nodes=1):
+    return ranks.run(lambda rank: function(*arguments), ranks_, ranks.shared(nodes))
+
+
+@cases_of([1, 2, 3], "stage{}")
+def trains_as_plain_torch(stage):
+    in_rank(same, stage, {})
+
+
+@cases_of(["reentrant", "nonreentrant", "inside", "twice", "skip"])
+def mode_stage3(mode):
+    in_rank(same, 3, {"mode": mode})
+
+
+@cases_of(["reentrant", "nonreentrant", "twice", "skip"])
+def mode_stage2_two_owners(mode):
+    in_rank(same, 2, {"mode": mode}, nodes=2)
+
+
+@cases_of([1, 2, 3], "stage{}")
+def tied_weights(stage):
+    in_rank(same, stage, {"tied": True}, nodes=2)
+
+
+def freeze(model):
+    model.embed.weight.requires_grad_(False)
+    model.blocks[1].up.weight.requires_grad_(False)
+    for p in model.blocks[2].parameters():
+        p.requires_grad_(False)
+    return model
+
+
+@cases_of([1, 2, 3], "stage{}")
+def frozen_parameters(stage):
+    in_rank(lambda: same(stage, {}, prepare=freeze))
+
+
+def accumulated(model, step):
+    total = 0
+    for micro in range(3):
+        loss = loss_of(model, 10 * step + micro) / 3
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+@cases_of([1, 2, 3], "stage{}")
+def accumulation_in_the_owner(stage):
+    in_rank(same_accumulated, stage, "owner")
+
+
+@cases_of([1, 2, 3], "stage{}")
+def accumulation_in_the_trainer(stage):
+    in_rank(same_accumulated, stage, "trainer")
+
+
+def accumulated_no_sync(model, step):
+    if not isinstance(model, zt.ZeroModule):
+        return accumulated(model, step)
+    total = 0
+    with model.no_sync():
+        for micro in range(2):
+            loss = loss_of(model, 10 * step + micro) / 3
+            loss.backward()
+            total += loss.detach()
+    loss = loss_of(model, 10 * step + 2) / 3
+    loss.backward()
+    return total + loss.detach()
+
+
+def same_accumulated(stage, where):
+    same(stage, {}, backward=accumulated if where == "owner" else accumulated_no_sync,
+         shard_options={"accumulate": where})
+
+
+def several_forwards(model, step):
+    losses = [loss_of(model, 10 * step + i) for i in range(3)]
+    (losses[0] + losses[1]).backward()
+    losses[2].backward()
+    return sum(losses).detach()
+
+
+@cases_of([1, 3], "stage{}")
+def several_forwards_before_backward(stage):
+    in_rank(lambda: same(stage, {}, backward=several_forwards))
+
+
+@case
+def backward_kept_graph_twice():
+    def twice(model, step):
+        loss = loss_of(model, step)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return loss.detach()
+    in_rank(lambda: same(3, {}, backward=twice))
+
+
+def without_gradient():
+    """A parameter without a gradient in a step is not updated, and its step count stays."""
+    model = zt.shard(make(mode="skip"), stage=3)
+    before = full(model)
+    train(model, zt.AdamW(model, lr=1e-2), 2)
+    after = full(model)
+    sharded = zt.sharded_of(model)
+    for p in sharded.params:
+        skipped = p.name.startswith("blocks.1.")
+        assert torch.equal(before[p.name], after[p.name]) == skipped, p.name
+        assert sharded.read(p, "step").item() == (0 if skipped else 2), p.name
+
+
+@case
+def parameters_without_gradient_stay():
+    in_rank(without_gradient)
+
+
+def branches(rank, stage):
+    """Ranks that take different branches: the mean counts the absent one as zero."""
+    torch.manual_seed(0)
+    model = Net()
+    zt.shard(model, stage=stage)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    for step in range(3):
+        model.mode = "skip" if rank == step % 2 else "plain"
+        loss_of(model, step).backward()
+        optimizer.step()
+    return {n: p.sum().item() for n, p in full(model).items()}
+
+
+@cases_of([2, 3], "stage{}")
+def ranks_take_different_branches(stage):
+    a, b = ranks.run(branches, 2, ranks.shared(1), arguments=(stage,))
+    assert a == b
+
+
+def evaluates(stage):
+    model = zt.shard(make(), stage=stage)
+    plain = make()
+    for no_grad in (torch.no_grad, torch.inference_mode):
+        with no_grad():
+            model.eval()
+            assert torch.equal(model(tokens(1)), plain(tokens(1)))
+    assert stage < 3 or not fetched(model)
+    optimizer = zt.AdamW(model)
+    model.train()
+    loss_of(model, 0).backward()
+    with torch.no_grad():
+        model(tokens(2))
+    optimizer.step()
+    assert stage < 3 or not fetched(model)
+
+
+@cases_of([1, 3], "stage{}")
+def eval_and_no_grad(stage):
+    in_rank(evaluates, stage)
+
+
+def broken(*_):
+    raise KeyError("in the middle")
+
+
+def fails():
+    model = zt.shard(make(), stage=3)
+    inner = model.blocks[1].up
+    inner.forward = broken
+    raises(KeyError, "in the middle", lambda: loss_of(model, 0))
+    assert not fetched(model), fetched(model)
+    del inner.forward
+    plain = make()
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    got = train(model, zt.AdamW(model, lr=1e-2))
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+@case
+def exception_in_forward_leaves_nothing_fetched():
+    in_rank(fails)
+
+
+def fails_in_backward():
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, gradient):
+            raise KeyError("in the middle of backward")
+
+    model = zt.shard(make(), stage=3)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    handle = model.blocks[0].register_forward_hook(lambda _m, _a, out: Bad.apply(out))
+    raises(KeyError, "in the middle of backward", lambda: loss_of(model, 0).backward())
+    handle.remove()
+    optimizer.zero_grad()
+    before = full(model)
+    reference = make()
+    assert all(torch.equal(before[n], p) for n, p in reference.named_parameters())
+    want = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2))
+    got = train(model, optimizer)
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4
+    assert not fetched(model)
+
+
+@case
+def exception_in_backward_then_zero_grad_starts_anew():
+    in_rank(fails_in_backward)
+
+
+def writes(stage):
+    model = zt.shard(make(), stage=stage)
+
+    def write(module, _):
+        with torch.no_grad():
+            module.up.weight.add_(1)
+
+    handle = model.blocks[1].register_forward_pre_hook(write)
+    raises(zt.NotFetched, "blocks.1.up.weight", lambda: loss_of(model, 0))
+    handle.remove()
+    handle = model.blocks[1].norm.register_forward_pre_hook(lambda *_: write(model.blocks[1], None))
+    raises(zt.WrittenInPlace, "blocks.1.up.weight", lambda: loss_of(model, 0))
+    handle.remove()
+    optimizer = zt.AdamW(model, lr=1e-2)
+    optimizer.zero_grad()
+    reference = make()
+    want = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2), 3)
+    got = train(model, optimizer, 3)
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+@cases_of([1, 3], "stage{}")
+def in_place_write_is_named(stage):
+    in_rank(writes, stage)
+
+
+def placeholders():
+    model = zt.shard(make(), stage=3)
+    p = model.blocks[0].up.weight
+    assert isinstance(p, nn.Parameter) and p.shape == (2 * WIDTH, WIDTH) and p.requires_grad
+    raises(zt.NotFetched, "blocks.0.up.weight", lambda: p + 1)
+    raises(zt.NotFetched, "blocks.0.up.weight", lambda: p.data)
+    raises(zt.NotFetched, "blocks.0.up.weight", p.sum)
+    raises(zt.NotFetched, "embed.weight", lambda: copy.deepcopy(model))
+    assert "blocks.0.up.weight" in repr(p) and p.grad is None
+    loss_of(model, 0).backward()
+    assert p.grad is not None
+    raises(zt.GradientsAreElsewhere, "clip_grad_norm_", lambda: p.grad.norm())
+    raises(zt.GradientsAreElsewhere, "clip_grad_norm_",
+           lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    optimizer = zt.AdamW(model)
+    optimizer.step()
+    assert p.grad is None
+
+
+@case
+def placeholders_name_themselves():
+    in_rank(placeholders)
+
+
+def compiled(stage):
+    plain, model = make(), make()
+    zt.shard(model, stage=stage)
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    got = train(model, zt.AdamW(model, lr=1e-2))
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+    frames = torch._dynamo.utils.counters["frames"]
+    assert frames["ok"] > 0, frames
+
+
+@cases_of([1, 3], "stage{}")
+def compile_per_block(stage):
+    in_rank(compiled, stage)
+
+
+def compiled_first():
+    plain, model = make(), make()
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(block, backend="aot_eager")
+    zt.shard(model, stage=3)
+    assert {p.name for p in zt.sharded_of(model).params} == {n for n, _ in plain.named_parameters()}
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    got = train(model, zt.AdamW(model, lr=1e-2))
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+@case
+def compiled_before_shard():
+    in_rank(compiled_first)
+
+
+def marked():
+    plain, model = make(), make()
+    for block in model.blocks:
+        zt.fully_shard(block)
+    raises(RuntimeError, "fully_shard(model)", lambda: model(tokens(0)))
+    zt.fully_shard(model)
+    assert torch.equal(model(tokens(0)), plain(tokens(0)))
+    assert [u.name for u in zt.sharded_of(model).units] == ["blocks.0", "blocks.1", "blocks.2", ""]
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    got = train(model, zt.AdamW(model, lr=1e-2))
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4
+
+
+@case
+def fully_shard_marks():
+    in_rank(marked)
+
+
+def mixed():
+    plain, model = make(), make()
+    for m in (plain, model):
+        for block in m.blocks:
+            block.up.to(torch.bfloat16)
+            block.up.register_forward_pre_hook(lambda _m, a: (a[0].bfloat16(),))
+            block.up.register_forward_hook(lambda _m, _a, out: out.float())
+    zt.shard(model, stage=3)
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3))
+    got = train(model, zt.AdamW(model, lr=1e-3))
+    assert max(abs(a - b) for a, b in zip(want, got)) < 2e-2, (want, got)
+
+
+@case
+def mixed_dtypes_in_a_block():
+    in_rank(mixed)
+
+
+class Opaque(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x):
+        return types.SimpleNamespace(value=self.block.down(self.block.up(x)))
+
+
+def opaque():
+    torch.manual_seed(0)
+    plain = nn.ModuleList([Opaque(Block()) for _ in range(2)])
+
+    class Model(nn.Module):
+        def __init__(self, blocks):
+            super().__init__()
+            self.blocks = blocks
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x).value
+            return x
+
+    model = Model(copy.deepcopy(plain))
+    plain = Model(plain)
+    x = torch.randn(3, WIDTH)
+    a = torch.optim.AdamW(plain.parameters())
+    zt.shard(model, stage=3)
+    b = zt.AdamW(model)
+    for _ in range(3):
+        want, got = plain(x).square().mean(), model(x).square().mean()
+        assert torch.allclose(want, got, atol=1e-5)
+        want.backward()
+        got.backward()
+        a.step()
+        b.step()
+        a.zero_grad()
+
+
+@case
+def outputs_that_hide_their_tensors():
+    in_rank(opaque)
+
+
+if __name__ == "__main__":
+    ranks.main()
