@@ -1,0 +1,176 @@
+"""libzero through ctypes: where it is, and its functions, structs and enums.
+
+Rule: everything here mirrors zero.h and zero_types.h; nothing else in the package knows a
+number or a struct of theirs.  Calls release Python's global lock.
+"""
+import ctypes
+import ctypes.util
+import functools
+import os
+import shutil
+import subprocess
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, \
+    c_void_p
+from pathlib import Path
+
+SONAME = "libzero.so.0"
+
+ALL = 0xFFFFFFFF
+OBSERVER = -1
+NAME_MAX = 255
+DIM_MAX = 8
+SET_MAX = 256
+RANK_MAX = 4096
+GROUP_ELEMENTS_MAX = 1 << 40
+
+DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+PLANES = {"master": 1, "exp_avg": 2, "exp_avg_sq": 3, "serve": 4, "grad": 5, "step": 6, "set": 7}
+INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
+
+
+class Tensor(Structure):
+    """struct zero_tensor"""
+    _fields_ = [("name", c_char_p), ("ndim", c_uint32), ("shape", POINTER(c_uint64)), ("frozen", c_bool),
+                ("set", c_uint32), ("init", c_int), ("init_value", c_double), ("init_seed", c_uint64)]
+
+
+class Options(Structure):
+    """struct zero_options"""
+    _fields_ = [("socket", c_char_p), ("job", c_char_p), ("rank", c_int32), ("world_size", c_uint32),
+                ("local_world_size", c_uint32), ("timeout_ms", c_uint32)]
+
+
+class Needs(Structure):
+    """struct zero_needs"""
+    _fields_ = [("hold_groups", c_uint32), ("push_groups", c_uint32), ("grad_dtype", c_int), ("reduce_dtype", c_int),
+                ("private_views", c_bool)]
+
+
+class AdamW(Structure):
+    """struct zero_adamw"""
+    _fields_ = [("lr", c_double), ("beta1", c_double), ("beta2", c_double), ("eps", c_double),
+                ("weight_decay", c_double)]
+
+
+class Step(Structure):
+    """struct zero_step"""
+    _fields_ = [("sets", POINTER(AdamW)), ("n_sets", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
+                ("growth_interval", c_uint32)]
+
+
+class Result(Structure):
+    """struct zero_result"""
+    _fields_ = [("version", c_uint64), ("skipped", c_bool), ("grad_norm", c_double), ("loss_scale", c_double)]
+
+
+_client = _layout = c_void_p
+PROTOTYPES = {
+    "zero_attach": (c_int, _client, _layout, POINTER(Needs)),
+    "zero_client_layout": (_layout, _client),
+    "zero_close": (None, _client),
+    "zero_connect": (c_int, POINTER(Options), POINTER(c_void_p)),
+    "zero_dtype_size": (c_size_t, c_int),
+    "zero_error": (c_char_p, _client),
+    "zero_fd": (c_int, _client),
+    "zero_fetch": (c_int, _client, c_uint32, c_void_p, POINTER(c_void_p)),
+    "zero_get": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
+    "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),
+    "zero_layout_error": (c_char_p, _layout),
+    "zero_layout_find": (c_int, _layout, c_char_p, POINTER(c_uint32)),
+    "zero_layout_free": (None, _layout),
+    "zero_layout_group": (c_int, _layout, c_char_p, c_int, POINTER(c_uint32), c_uint32, c_double, POINTER(c_uint32)),
+    "zero_layout_group_dtype": (c_int, _layout, c_uint32),
+    "zero_layout_group_elements": (c_uint64, _layout, c_uint32),
+    "zero_layout_group_name": (c_char_p, _layout, c_uint32),
+    "zero_layout_group_tensors": (c_uint32, _layout, c_uint32, POINTER(c_uint32)),
+    "zero_layout_groups": (c_uint32, _layout),
+    "zero_layout_new": (c_int, POINTER(c_void_p)),
+    "zero_layout_offset": (c_uint64, _layout, c_uint32),
+    "zero_layout_tensor": (c_int, _layout, c_uint32, POINTER(Tensor), POINTER(c_uint32)),
+    "zero_layout_tensor_elements": (c_uint64, _layout, c_uint32),
+    "zero_layout_tensor_frozen": (c_bool, _layout, c_uint32),
+    "zero_layout_tensor_group": (c_uint32, _layout, c_uint32),
+    "zero_layout_tensor_name": (c_char_p, _layout, c_uint32),
+    "zero_layout_tensor_shape": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint64))),
+    "zero_layout_tensors": (c_uint32, _layout),
+    "zero_loss_scale": (c_double, _client),
+    "zero_norm": (c_int, _client, POINTER(c_double), POINTER(c_bool)),
+    "zero_prefetch": (c_int, _client, c_uint32),
+    "zero_push": (c_int, _client, c_uint32, c_char_p, c_bool, c_void_p),
+    "zero_put": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
+    "zero_query": (c_int, _client, c_char_p, c_char_p, POINTER(c_void_p)),
+    "zero_release": (c_int, _client, c_uint32, c_void_p),
+    "zero_status_name": (c_char_p, c_int),
+    "zero_status_text": (c_char_p, c_int),
+    "zero_step": (c_int, _client, POINTER(Step), POINTER(Result)),
+    "zero_version": (c_uint64, _client),
+}
+
+
+# ---- where the library is ------------------------------------------------------------------
+
+def _pkg_config():
+    """The directory that pkg-config knows; None if it knows none."""
+    tool = shutil.which("pkg-config")
+    if not tool:
+        return None
+    answer = subprocess.run([tool, "--variable=libdir", "zero"], stdin=subprocess.DEVNULL, capture_output=True,
+                            text=True, timeout=10, check=False)
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _places():
+    """(where, what to load or None) one after the other; later ones cost more."""
+    here = Path(__file__).resolve().parent
+    yield "beside the package", here / SONAME
+    if here.parent.name == "python" and here.parent.parent.name == "client":
+        yield "build tree of the checkout", here.parents[2] / "build" / "client" / "lib" / SONAME
+    directory = _pkg_config()
+    yield "pkg-config zero", Path(directory) / SONAME if directory else None
+    yield "the system's libraries", ctypes.util.find_library("zero")
+
+
+def _load(path):
+    library = ctypes.CDLL(str(path))
+    for name, (result, *arguments) in PROTOTYPES.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise OSError(f"has no {name}(): it is not the libzero of this package") from None
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _find():
+    chosen = os.environ.get("ZEROD_LIBRARY")
+    if chosen:
+        try:
+            return _load(chosen)
+        except OSError as why:
+            raise ImportError(f"cannot load libzero from $ZEROD_LIBRARY, {chosen}: {why}") from None
+    tried = []
+    for where, place in _places():
+        if place is None or isinstance(place, Path) and not place.exists():
+            tried.append(f"{where} ({place or 'not known there'})")
+            continue
+        try:
+            return _load(place)
+        except OSError as why:
+            tried.append(f"{where} ({place}: {why})")
+    raise ImportError("cannot find libzero; set $ZEROD_LIBRARY to the path of " + SONAME + ". Tried: "
+                      + "; ".join(tried))
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """libzero, loaded at the first call.  ImportError names all places that were tried."""
+    return _find()
+
+
+@functools.lru_cache(maxsize=1)
+def libc() -> ctypes.CDLL:
+    """The C library, for the memory that libzero hands over."""
+    c = ctypes.CDLL(None)
+    c.free.restype, c.free.argtypes = None, [c_void_p]
+    return c

@@ -1,0 +1,184 @@
+"""What a model looks like: groups of tensors, fetched and pushed together."""
+import contextlib
+import ctypes
+import math
+import operator
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Optional
+
+from . import _library as lib
+from .errors import Closed, NoGroup, error_of
+
+
+def number(value, name, least, most):
+    """A whole number that C can hold."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is an int, not {type(value).__name__}") from None
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}, not from {least} to {most}")
+    return value
+
+
+def name_of(value, name):
+    """Text for C."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a str, not {type(value).__name__}")
+    if "\0" in value:
+        raise ValueError(f"{name} contains a zero byte")
+    return value.encode()
+
+
+def code_of(table, value, name):
+    """The code of a word."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a str, not {type(value).__name__}")
+    if value not in table:
+        raise ValueError(f"{name} is {value!r}, not one of {', '.join(table)}")
+    return table[value]
+
+
+class Layout:
+    """Ordered groups of tensors; every rank of a job brings the same.
+
+    Layout() is empty; group() and tensor() append to it.  Client.layout is a job's, to read.
+    """
+
+    def __init__(self):
+        handle = ctypes.c_void_p()
+        self._library = lib.library()
+        self._raise(self._library.zero_layout_new(ctypes.byref(handle)), "out of memory")
+        self._handle, self._lock, self._use = handle.value, threading.RLock(), None
+        weakref.finalize(self, self._library.zero_layout_free, handle)
+
+    @classmethod
+    def of_client(cls, handle, use):
+        """A client's, which is valid as long as the client is: use is its way to ask for that."""
+        self = cls.__new__(cls)
+        self._library, self._handle, self._lock, self._use = lib.library(), handle, None, use
+        return self
+
+    @contextlib.contextmanager
+    def handle(self):
+        """The C layout, for this thread alone."""
+        with self._use() if self._use else self._lock:
+            yield self._handle
+
+    @staticmethod
+    def _raise(status, text):
+        if status:
+            raise error_of(status, text)
+
+    def _add(self, function, *arguments):
+        index = ctypes.c_uint32()
+        if self._use:
+            raise TypeError("a job's layout cannot be changed")
+        with self._lock:
+            self._raise(function(self._handle, *arguments, ctypes.byref(index)),
+                        (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"))
+        return index.value
+
+    def group(self, name: str, dtype: str, ranks: Optional[Sequence[int]] = None, divisor: float = 0.0) -> int:
+        """Appends a group of "fp32", "bf16" or "fp16" parameters; its index.
+
+        ranks: those that push gradients of it; None: all.  Its gradient is the sum over them divided
+        by divisor (0: their number).  Raises Invalid.
+        """
+        array, n = None, 0
+        if ranks is not None:
+            numbers = [number(r, "rank", 0, lib.RANK_MAX - 1) for r in ranks]
+            array, n = (ctypes.c_uint32 * len(numbers))(*numbers), len(numbers)
+            if n == 0:
+                raise ValueError(f"no rank pushes group {name!r}")
+        if isinstance(divisor, (str, bytes)):
+            raise TypeError("divisor is a number")
+        return self._add(self._library.zero_layout_group, name_of(name, "name"), code_of(lib.DTYPES, dtype, "dtype"),
+                         array, n, float(divisor))
+
+    def tensor(self, group: int, name: str, shape: Sequence[int], frozen: bool = False, set: int = 0, *,
+               init: str = "put", value: float = 0.0, seed: int = 0) -> int:
+        """Appends a tensor to the last group; its index counts through the layout.
+
+        frozen: never updated, without moments and gradient.  set: which hyperparameter set of
+        Client.step() applies.  init: "put" (zeros until put()), "zeros", "constant" (value
+        everywhere) or "normal" (mean 0, standard deviation value, by seed).  Raises Invalid, NoGroup.
+        """
+        extents = [number(n, "extent", 0, 2**64 - 1) for n in shape]
+        if len(extents) > lib.DIM_MAX:
+            raise ValueError(f"tensor {name!r} has {len(extents)} dimensions, more than {lib.DIM_MAX}")
+        tensor = lib.Tensor(name_of(name, "name"), len(extents), (ctypes.c_uint64 * len(extents))(*extents),
+                            bool(frozen), number(set, "set", 0, lib.SET_MAX - 1), code_of(lib.INITS, init, "init"),
+                            float(value), number(seed, "seed", 0, 2**64 - 1))
+        return self._add(self._library.zero_layout_tensor, number(group, "group", 0, lib.ALL), ctypes.byref(tensor))
+
+    # ---- reading -------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        with self.handle() as handle:
+            return self._library.zero_layout_groups(handle)
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors there are, in all groups."""
+        with self.handle() as handle:
+            return self._library.zero_layout_tensors(handle)
+
+    def _of(self, what, index, function, *arguments):
+        """What a function says of a group or tensor that there is."""
+        with self.handle() as handle:
+            n = self._library.zero_layout_groups(handle) if what == "group" else self._library.zero_layout_tensors(
+                handle)
+            if not 0 <= operator.index(index) < n:
+                raise NoGroup(f"no {what} {index}: the layout has {n}")
+            return function(handle, operator.index(index), *arguments)
+
+    def group_name(self, group: int) -> str:
+        return self._of("group", group, self._library.zero_layout_group_name).decode()
+
+    def dtype(self, group: int) -> str:
+        code = self._of("group", group, self._library.zero_layout_group_dtype)
+        return next(name for name, known in lib.DTYPES.items() if known == code)
+
+    def group_elements(self, group: int) -> int:
+        """Elements of a group's flat array, alignment gaps included."""
+        return self._of("group", group, self._library.zero_layout_group_elements)
+
+    def group_tensors(self, group: int) -> range:
+        """The tensors of a group."""
+        first = ctypes.c_uint32()
+        n = self._of("group", group, self._library.zero_layout_group_tensors, ctypes.byref(first))
+        return range(first.value, first.value + n)
+
+    def tensor_name(self, tensor: int) -> str:
+        return self._of("tensor", tensor, self._library.zero_layout_tensor_name).decode()
+
+    def tensor_group(self, tensor: int) -> int:
+        return self._of("tensor", tensor, self._library.zero_layout_tensor_group)
+
+    def tensor_elements(self, tensor: int) -> int:
+        return self._of("tensor", tensor, self._library.zero_layout_tensor_elements)
+
+    def shape(self, tensor: int) -> tuple[int, ...]:
+        extents = ctypes.POINTER(ctypes.c_uint64)()
+        n = self._of("tensor", tensor, self._library.zero_layout_tensor_shape, ctypes.byref(extents))
+        return tuple(extents[:n]) if n else ()
+
+    def frozen(self, tensor: int) -> bool:
+        return self._of("tensor", tensor, self._library.zero_layout_tensor_frozen)
+
+    def offset(self, tensor: int) -> int:
+        """Where a tensor begins in its group's flat array, in elements (a multiple of 128)."""
+        return self._of("tensor", tensor, self._library.zero_layout_offset)
+
+    def find(self, name: str) -> int:
+        """The tensor of that name; NoGroup if there is none.  Takes time linear in the tensors."""
+        index, encoded = ctypes.c_uint32(), name_of(name, "name")
+        with self.handle() as handle:
+            self._raise(self._library.zero_layout_find(handle, encoded, ctypes.byref(index)),
+                        f"the layout has no tensor named {name!r}")
+        return index.value
