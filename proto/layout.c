@@ -101,7 +101,7 @@ static const char *group_flaw(uint32_t dtype, const uint32_t *ranks, uint32_t n_
 static const char *tensor_flaw(const struct layout_tensor *t)
 {
         if (t->set >= ZERO_SET_MAX)
-                return "has a hyperparameter set of 64 or more";
+                return "has a hyperparameter set of 256 or more";
         if ((uint32_t)t->init > ZERO_INIT_PUT)
                 return "has an unknown kind of initialisation";
         if (!isfinite(t->init_value) || fabs(t->init_value) > FLT_MAX)

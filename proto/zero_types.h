@@ -70,8 +70,9 @@ enum zero_dtype {
 /*
  * One array over a job's parameters (ZeRO, arXiv 1910.02054, section 3.1).
  * MASTER, EXP_AVG and EXP_AVG_SQ are fp32.  SERVE is the parameter in the
- * group's dtype.  STEP is one element a tensor: how often it was updated.
- * GRAD is the accumulator; it cannot be read or written by clients.
+ * group's dtype.  STEP and SET are one element a tensor: how often it was
+ * updated, and which hyperparameter set of a step applies to it.  GRAD is the
+ * accumulator; it cannot be read or written by clients.
  */
 #define ZERO_PLANE_MAP(X)                                                      \
         X(MASTER, 1, "master")                                                 \
@@ -79,7 +80,8 @@ enum zero_dtype {
         X(EXP_AVG_SQ, 3, "exp_avg_sq")                                         \
         X(SERVE, 4, "serve")                                                   \
         X(GRAD, 5, "grad")                                                     \
-        X(STEP, 6, "step")
+        X(STEP, 6, "step")                                                     \
+        X(SET, 7, "set")
 
 enum zero_plane {
 #define X(name, code, text) ZERO_PLANE_##name = code,
@@ -102,7 +104,7 @@ enum zero_limits {
         ZERO_DIM_MAX = 8,        /* dimensions of a tensor */
         ZERO_GROUP_MAX = 65536,  /* groups of a layout */
         ZERO_TENSOR_MAX = 262144, /* tensors of a layout */
-        ZERO_SET_MAX = 64,       /* hyperparameter sets of a job */
+        ZERO_SET_MAX = 256,      /* hyperparameter sets of a job */
         ZERO_RANK_MAX = 4096,    /* ranks of a job */
         ZERO_NODE_MAX = 64,      /* nodes of a cluster */
 };

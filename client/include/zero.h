@@ -48,7 +48,8 @@ struct zero_tensor {
         uint32_t ndim;          /* 0 (a scalar) to ZERO_DIM_MAX */
         const uint64_t *shape;  /* ndim extents; an extent of 0 is allowed */
         bool frozen;            /* never updated; has no moments and no gradient */
-        uint32_t set;           /* which hyperparameter set of zero_step() applies */
+        uint32_t set;           /* which hyperparameter set of zero_step() applies at first
+                                 * (ZERO_PLANE_SET) */
         enum zero_init init;
         double init_value;
         uint64_t init_seed;
@@ -197,7 +198,7 @@ struct zero_adamw {
 };
 
 struct zero_step {
-        const struct zero_adamw *sets; /* indexed by zero_tensor.set */
+        const struct zero_adamw *sets; /* indexed by ZERO_PLANE_SET */
         uint32_t n_sets;               /* 1 to ZERO_SET_MAX; 0: skip the update */
         double clip_norm;              /* > 0: clip to this global norm; 0: no clipping */
         double loss_scale;             /* what the loss was multiplied by; 0: 1 */
@@ -221,7 +222,9 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
  * Ends the step: groups this rank has not pushed count as without gradient,
  * its leases end, and, when all ranks have called, the owners update. [blocks]
  * until the decision; the update itself overlaps what comes next.  All ranks
- * pass the same values (ZERO_ECONFLICT names the rank that does not).
+ * pass the same values (ZERO_ECONFLICT names the rank that does not).  If a trainable
+ * tensor uses a set that the step does not have, every rank gets ZERO_EINVAL with its
+ * name, and the step can be ended by calling again.
  * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated,
  * leases and gradients are gone, and the caller replays the step from its first fetch.
  * ZERO_EDEADLINE and ZERO_ELOSTRANK leave the step as it is and name who is waited for.
@@ -234,10 +237,14 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
 /*
  * Copies count elements of one tensor's plane, from element first on, between
  * the service and the caller's memory: fp32 for MASTER, EXP_AVG, EXP_AVG_SQ; the
- * group's dtype for SERVE (get only); one uint64_t for STEP. [blocks]
+ * group's dtype for SERVE (get only); one uint64_t for STEP and SET. [blocks]
  * zero_put() is for step boundaries (no gradient pushed yet) and one writer;
  * writing MASTER makes every node gather the group anew.  Writing STEP of a
  * tensor makes its bias correction continue from there.
+ * SET is which of zero_step()'s hyperparameter sets applies to a trainable tensor: it
+ * starts as zero_tensor.set, and what is put counts from then on, also after a restart of
+ * the service.  It may be put at any time before the writer's own zero_step()
+ * (ZERO_EORDER), whatever was pushed; ZERO_ERANGE if it is not below ZERO_SET_MAX.
  */
 int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, const void *src);

@@ -39,6 +39,7 @@ static int plane_shape(struct zero_client *c, struct access *a, bool write, uint
                                            "made from it")
                              : 0;
         case ZERO_PLANE_STEP:
+        case ZERO_PLANE_SET:
                 a->element = sizeof(uint64_t);
                 *ret_elements = 1;
                 return 0;
@@ -102,6 +103,16 @@ static struct access next_piece(const struct zero_client *c, struct access *left
         return piece;
 }
 
+/* What is written to the plane must be a set that a step can have. */
+static int check_set(struct zero_client *c, const struct access *a, const uint64_t *set)
+{
+        if (a->plane != ZERO_PLANE_SET || a->count == 0 || *set < ZERO_SET_MAX)
+                return 0;
+        return client_fail(c, ZERO_ERANGE, "tensor '%s': hyperparameter set %llu is not below %d",
+                           c->layout->tensors[a->tensor].name, (unsigned long long)*set,
+                           ZERO_SET_MAX);
+}
+
 int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, const void *src)
 {
@@ -111,6 +122,8 @@ int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
 
         if (r == 0)
                 r = check_access(client, &left, true);
+        if (r == 0)
+                r = check_set(client, &left, src);
         while (r == 0 && left.count > 0) {
                 struct access piece = next_piece(client, &left);
 

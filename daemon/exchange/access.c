@@ -102,7 +102,7 @@ static void local_part_end(struct work *w, int status)
         struct access *a = w->access;
 
         work_free(w);
-        access_written(a, 0, "");
+        access_written(a, status, status ? work_no_set : "");
 }
 
 static void remote_get_end(struct ask *ask, int status)
@@ -161,8 +161,8 @@ static struct range part_range(const struct access *a, uint32_t owner)
 {
         const struct layout_tensor *t = &a->job->layout->tensors[a->tensor];
         struct range r = partition_range(a->job->partition, t->group, owner);
-        uint64_t from = t->offset + (a->plane == ZERO_PLANE_STEP ? 0 : a->first);
-        uint64_t to = from + (a->plane == ZERO_PLANE_STEP ? t->elements : a->count);
+        uint64_t from = t->offset + (plane_is_single(a->plane) ? 0 : a->first);
+        uint64_t to = from + (plane_is_single(a->plane) ? t->elements : a->count);
 
         if (from < r.first)
                 from = r.first;
@@ -175,8 +175,8 @@ static void access_part_start(struct access *a, uint32_t owner, struct range par
 {
         struct job *job = a->job;
         size_t size = plane_size(job, a->tensor, a->plane);
-        bool step = a->plane == ZERO_PLANE_STEP;
-        struct work *w = work_new(job, a->tensor, a->plane, part.first, step ? 1 : part.count);
+        bool single = plane_is_single(a->plane);
+        struct work *w = work_new(job, a->tensor, a->plane, part.first, single ? 1 : part.count);
 
         if (!w) {
                 access_part(a, ZERO_ENOMEM, "out of memory");
@@ -184,7 +184,7 @@ static void access_part_start(struct access *a, uint32_t owner, struct range par
         }
         w->access = a;
         w->put = a->put;
-        w->buffer = (char *)a->window->segment.data + (step ? 0 : (part.first - a->first) * size);
+        w->buffer = (char *)a->window->segment.data + (single ? 0 : (part.first - a->first) * size);
         if ((int32_t)owner == job->x->owner) {
                 w->begin = work_submit;
                 w->end = local_part_end;
@@ -199,7 +199,7 @@ static void access_part_start(struct access *a, uint32_t owner, struct range par
 static void access_parts(struct access *a)
 {
         uint32_t n = a->job->x->n_owners;
-        bool one = a->plane == ZERO_PLANE_STEP && !a->put;
+        bool one = plane_is_single(a->plane) && !a->put;
 
         a->pending = 1; /* held until all parts have been started */
         for (uint32_t o = 0; o < n; o++) {
@@ -225,7 +225,7 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                                  m->tensor, job->layout->n_tensors);
         t = &job->layout->tensors[m->tensor];
         if (m->plane == ZERO_PLANE_GRAD || m->plane < ZERO_PLANE_MASTER ||
-            m->plane > ZERO_PLANE_STEP)
+            m->plane > ZERO_PLANE_SET)
                 return fault_set(fault, ZERO_EINVAL, "plane %u cannot be read or written",
                                  m->plane);
         if (put && m->plane == ZERO_PLANE_SERVE)
@@ -233,7 +233,7 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         if (t->frozen && m->plane != ZERO_PLANE_MASTER && m->plane != ZERO_PLANE_SERVE)
                 return fault_set(fault, ZERO_EINVAL,
                                  "tensor '%s' is frozen: it has no optimizer state", t->name);
-        if (m->plane == ZERO_PLANE_STEP
+        if (plane_is_single((enum zero_plane)m->plane)
                     ? m->first != 0 || m->count != 1
                     : m->first > t->elements || m->count > t->elements - m->first)
                 return fault_set(
@@ -251,10 +251,23 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
 static int put_check(const struct job *job, struct fault *fault)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->ranks[r] && (job->ranks[r]->pushed || job->ranks[r]->closed))
+                if (job->ranks[r] && job->ranks[r]->pushed)
                         return fault_set(
                                 fault, ZERO_EORDER,
                                 "zero_put between steps only: rank %u has pushed gradients", r);
+        return 0;
+}
+
+/* ... but hyperparameter sets may be chosen until the writer itself ends the step. */
+static int put_set_check(const struct job *job, const struct push_window *window,
+                         struct fault *fault)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->ranks[r] && job->ranks[r]->window == window && job->ranks[r]->stepped)
+                        return fault_set(fault, ZERO_EORDER,
+                                         "rank %u has called zero_step: hyperparameter sets are "
+                                         "put before, or when the step is over",
+                                         r);
         return 0;
 }
 
@@ -265,7 +278,8 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
         int status = access_check(job, m, put, window->transfer_bytes, fault);
 
         if (!status && put)
-                status = put_check(job, fault);
+                status = m->plane == ZERO_PLANE_SET ? put_set_check(job, window, fault)
+                                                    : put_check(job, fault);
         if (status)
                 return status;
         a = calloc(1, sizeof *a);
@@ -286,7 +300,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
         r->subject = a;
         r->describe = access_describe;
         r->forget = access_forget;
-        if (a->plane == ZERO_PLANE_STEP && !put) /* what a tensor without elements answers */
+        if (plane_is_single(a->plane) && !put) /* what a tensor without elements answers */
                 memset(window->segment.data, 0, sizeof(uint64_t));
         list_insert(&job->x->accesses, &a->link);
         access_parts(a);

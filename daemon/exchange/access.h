@@ -30,6 +30,7 @@ struct work {
         struct ask ask;
         struct job *job;
         void (*begin)(struct work *w);
+        /* 0, -errno where the values did not come, or ZERO_ERANGE where they make no sense */
         void (*end)(struct work *w, int status);
         struct access *access; /* of this node's client; NULL for another node's */
         bool put;
@@ -45,6 +46,10 @@ struct work {
         struct checksum checksum;
 };
 
+/* Whether a plane has one value for a whole tensor, which every owner with a part of it keeps. */
+bool plane_is_single(enum zero_plane plane);
+/* What ZERO_ERANGE of a put means. */
+extern const char work_no_set[];
 /* Bytes an element of a plane. */
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane);
 

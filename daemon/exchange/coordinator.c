@@ -128,6 +128,18 @@ static void norm_send(struct coordinator *c, uint32_t node)
         send_to(c, node, &d);
 }
 
+/* The ranks' calls fail; the attempt goes on, and may be ended by another call. */
+static void refusal_send(struct coordinator *c)
+{
+        Zero__Decision d = ZERO__DECISION__INIT;
+
+        d.attempt = c->step.attempt;
+        d.status = (uint32_t)c->step.refusal.status;
+        d.text = c->step.refusal.text;
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
+                send_to(c, n, &d);
+}
+
 static void coordinator_decide(struct coordinator *c)
 {
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++) {
@@ -166,9 +178,13 @@ static void coordinator_vote(struct coordinator *c, uint32_t node, const Zero__P
                 return;
         exact_sum_init(&vote.norm);
         memcpy(vote.norm.bin, p->norm, sizeof vote.norm.bin);
+        if (p->status)
+                fault_set(&vote.refused, (int)p->status, "%s", p->text);
         step_vote(&c->step, p->owner, p->attempt, &vote, &action);
         if (action == STEP_DECIDE)
                 coordinator_decide(c);
+        else if (action == STEP_REFUSE)
+                refusal_send(c);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */

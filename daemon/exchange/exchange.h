@@ -213,6 +213,7 @@ struct rank {
         struct request *attaching; /* waits for the job to start */
         struct request *closing;   /* waits in zero_norm() or zero_step() */
         bool closed;               /* pushes nothing more in this attempt */
+        bool stepped;              /* zero_step() was called, and is not decided */
         bool wants_norm;           /* closing is a norm request */
         bool refused;              /* a gradient of this attempt was not accepted */
         struct step_params params;
@@ -242,6 +243,8 @@ int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *pa
                struct request *r, struct fault *fault);
 /* The job's first late rank or node, as its coordinator last told. */
 int job_describe(const struct job *job, struct wait_line *ret);
+/* The owners do not carry zero_step() out: the calls of local ranks fail, the attempt goes on. */
+void ranks_refuse_step(struct job *job, int status, const char *text);
 /* Joins that wait for their coordinator to come up. */
 void ranks_up(struct exchange *x, uint32_t node);
 /* What this node's ranks and owners keep others waiting for. */
@@ -306,6 +309,10 @@ void landing_reset(struct job *job);
 void landing_group_free(struct job *job, uint32_t group);
 /* The whole update is over. */
 void landing_updated(struct job *job);
+/* This owner has voted for a step, of which the coordinator will tell what becomes. */
+bool landing_voted(const struct job *job);
+/* Nothing becomes of it: it was refused. */
+void landing_refused(struct job *job);
 uint32_t landing_waits(struct job *job, struct wait_line *lines, uint32_t n);
 
 /* ---- update ------------------------------------------------------------------ */
@@ -327,7 +334,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                  uint64_t timeout_ms, struct request *r, struct fault *fault);
 /* The job is dropped: its clients are answered. */
 void access_fail(struct job *job);
-/* No update runs any more: what waited for that goes on. */
+/* No update runs any more, or what was voted for is decided: what waited for that goes on. */
 void access_updated(struct job *job);
 void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);

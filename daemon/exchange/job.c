@@ -207,7 +207,7 @@ static void job_begin_attempt(struct job *job, bool decided)
 
                 if (!rank)
                         continue;
-                rank->closed = rank->wants_norm = rank->refused = false;
+                rank->closed = rank->stepped = rank->wants_norm = rank->refused = false;
                 rank->pushed = 0;
         }
         reduce_reset(job, decided);
@@ -274,6 +274,11 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
 
         if (d->attempt != job->attempt)
                 return;
+        if (d->status) {
+                ranks_refuse_step(job, (int)d->status, d->text);
+                landing_refused(job);
+                return;
+        }
         if (d->norm_only) {
                 decision_answer(job, d);
                 return;

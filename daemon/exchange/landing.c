@@ -211,7 +211,7 @@ void landing_reset(struct job *job)
         struct landing *l = job->landing;
 
         l->generation++;
-        l->preparing = l->have_params = false;
+        l->preparing = l->have_params = l->voted = false;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 landing_reset_group(job, &l->groups[g]);
                 if (!l->groups[g].busy) /* else when its task ends */
@@ -220,6 +220,7 @@ void landing_reset(struct job *job)
         landing_take_early(job);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 landing_advance(job, g);
+        access_updated(job);
 }
 
 void landing_group_free(struct job *job, uint32_t group)
@@ -232,6 +233,19 @@ void landing_updated(struct job *job)
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 landing_advance(job, g);
         landing_vote(job);
+}
+
+bool landing_voted(const struct job *job)
+{
+        return job->landing && job->landing->voted;
+}
+
+void landing_refused(struct job *job)
+{
+        if (!landing_voted(job))
+                return;
+        job->landing->voted = false;
+        access_updated(job);
 }
 
 /* ---- names --------------------------------------------------------------------------- */

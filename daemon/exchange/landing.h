@@ -45,6 +45,7 @@ struct landing {
         uint64_t buffer_bytes;
         bool preparing;   /* the coordinator wants this owner's vote */
         bool have_params; /* ... to end the step, not for the norm only */
+        bool voted;       /* ... and has it; there is no decision yet */
         struct step_params params;
         uint64_t generation; /* tasks of an older one end in nothing */
 };

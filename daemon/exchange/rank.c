@@ -139,6 +139,14 @@ static void close_end_all(struct job *job, int status, const char *text)
         }
 }
 
+void ranks_refuse_step(struct job *job, int status, const char *text)
+{
+        for (uint32_t i = 0; i < job->world_size; i++)
+                if (job->ranks[i])
+                        job->ranks[i]->stepped = false;
+        close_end_all(job, status, text);
+}
+
 static void ready_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         struct job *job = arg;
@@ -194,12 +202,6 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                 if (rank->holds[g] == HOLD_ASKED)
                         return fault_set(fault, ZERO_EORDER, "group '%s' is still being fetched",
                                          job->layout->groups[g].name);
-        for (uint32_t i = 0; params && params->n_sets && i < job->layout->n_tensors; i++)
-                if (job->layout->tensors[i].set >= params->n_sets)
-                        return fault_set(fault, ZERO_EINVAL,
-                                         "tensor '%s' uses hyperparameter set %u, %u are given",
-                                         job->layout->tensors[i].name, job->layout->tensors[i].set,
-                                         params->n_sets);
         for (uint32_t i = 0; params && i < job->world_size; i++) {
                 const struct rank *other = job->ranks[i];
 
@@ -225,6 +227,7 @@ int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *pa
         rank->wants_norm = params == NULL;
         if (params) {
                 rank->params = *params;
+                rank->stepped = true;
                 rank_release_all(rank);
         }
         rank->closing = r;

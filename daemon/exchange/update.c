@@ -254,18 +254,22 @@ void update_unpinned(struct job *job)
  * bits. */
 static void update_scalars(struct job *job)
 {
-        const struct state_record *record = job->state->record;
+        const struct state *state = job->state;
+        const struct state_record *record = state->record;
 
-        for (uint32_t i = 0; i < job->layout->n_tensors; i++) {
-                const struct layout_tensor *t = &job->layout->tensors[i];
+        for (uint32_t i = 0; i < state->plan->n_segments; i++) {
+                const struct plan_segment *s = &state->plan->segments[i];
                 double divisor =
-                        layout_group_divisor(&job->layout->groups[t->group], job->world_size);
-                uint32_t set = t->set < record->n_sets ? t->set : 0;
+                        layout_group_divisor(&job->layout->groups[s->group], job->world_size);
+                uint64_t set = state->tensor_set[s->tensor];
 
-                job->update->scalars[i] = adamw_scalars(
+                if (s->moment == UINT64_MAX)
+                        continue;
+                assert(set < record->n_sets); /* else this owner had not voted for the step */
+                job->update->scalars[s->tensor] = adamw_scalars(
                         record->sets[set].lr, record->sets[set].beta1, record->sets[set].beta2,
                         record->sets[set].eps, record->sets[set].weight_decay,
-                        job->state->tensor_step[i] + 1, record->grad_scale / divisor);
+                        state->tensor_step[s->tensor] + 1, record->grad_scale / divisor);
         }
 }
 

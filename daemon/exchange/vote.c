@@ -75,12 +75,29 @@ static void landing_record(struct job *job, const struct exact_sum *sum, bool fi
         state_prepare(job->state, &record);
 }
 
+/* Every tensor to be updated here has a hyperparameter set in the step. */
+static int landing_check(const struct job *job, struct fault *fault)
+{
+        uint32_t n_sets = job->landing->params.n_sets, t;
+
+        if (!job->landing->have_params || n_sets == 0)
+                return 0;
+        t = state_check_sets(job->state, n_sets);
+        if (t == job->layout->n_tensors)
+                return 0;
+        return fault_set(fault, ZERO_EINVAL,
+                         "tensor '%.200s' uses hyperparameter set %llu, but the step has %u",
+                         job->layout->tensors[t].name,
+                         (unsigned long long)job->state->tensor_set[t], n_sets);
+}
+
 void landing_vote(struct job *job)
 {
         struct landing *l = job->landing;
         Zero__LinkMessage m = job_message(job);
         Zero__Prepared vote = ZERO__PREPARED__INIT;
         struct exact_sum sum;
+        struct fault fault = { 0 };
         bool finite = true;
 
         if (!l->preparing || update_running(job->update))
@@ -96,8 +113,11 @@ void landing_vote(struct job *job)
         }
         exact_sum_normalize(&sum);
         l->preparing = false;
-        if (l->have_params)
+        if (landing_check(job, &fault) == 0 && l->have_params)
                 landing_record(job, &sum, finite);
+        l->voted = l->have_params;
+        vote.status = (uint32_t)fault.status;
+        vote.text = fault.text;
         vote.attempt = job->attempt;
         vote.owner = (uint32_t)job->x->owner;
         vote.finite = finite;

@@ -11,14 +11,22 @@
 
 #include "proto/cleanup.h"
 
+bool plane_is_single(enum zero_plane plane)
+{
+        return plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET;
+}
+
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
 {
-        if (plane == ZERO_PLANE_STEP)
+        if (plane_is_single(plane))
                 return sizeof(uint64_t);
         if (plane == ZERO_PLANE_SERVE)
                 return dtype_size(job->layout->groups[job->layout->tensors[tensor].group].dtype);
         return sizeof(float);
 }
+
+const char work_no_set[] = "hyperparameter sets are numbered from 0 to 255";
+_Static_assert(ZERO_SET_MAX == 256, "as the text says");
 
 /* ---- an owner's part ---------------------------------------------------------- */
 
@@ -33,6 +41,8 @@ static char *plane_at(const struct job *job, uint32_t tensor, enum zero_plane pl
 
         if (plane == ZERO_PLANE_STEP)
                 return (char *)&state->tensor_step[tensor];
+        if (plane == ZERO_PLANE_SET)
+                return (char *)&state->tensor_set[tensor];
         if (plane == ZERO_PLANE_MASTER)
                 return (char *)(state->master + shard->master + (in_group - shard->range.first));
         if (plane == ZERO_PLANE_SERVE)
@@ -74,8 +84,23 @@ static void work_done(struct offload_task *task)
         w->end(w, 0);
 }
 
+/* On the loop thread, so that no vote comes in between. */
+static void work_put_set(struct work *w)
+{
+        uint64_t set;
+
+        memcpy(&set, w->buffer, sizeof set); /* once: a client may write to it meanwhile */
+        if (set < ZERO_SET_MAX)
+                w->job->state->tensor_set[w->tensor] = set;
+        w->end(w, set < ZERO_SET_MAX ? 0 : ZERO_ERANGE);
+}
+
 void work_submit(struct work *w)
 {
+        if (w->put && w->plane == ZERO_PLANE_SET) {
+                work_put_set(w);
+                return;
+        }
         shard_pin(w->job, w->group);
         w->pinned = true;
         w->task.run = work_run;
@@ -83,9 +108,19 @@ void work_submit(struct work *w)
         offload_submit(w->job->x->offload, &w->task);
 }
 
+/* A step that was voted for has the sets that were in force then. */
+static bool work_must_wait(const struct work *w)
+{
+        const struct job *job = w->job;
+
+        if (job->update && update_running(job->update))
+                return true;
+        return w->put && w->plane == ZERO_PLANE_SET && landing_voted(job);
+}
+
 void work_start(struct work *w)
 {
-        if (w->job->update && update_running(w->job->update))
+        if (work_must_wait(w))
                 list_insert(&w->job->x->works, &w->link);
         else
                 w->begin(w);
@@ -96,7 +131,7 @@ void access_updated(struct job *job)
         list_for_each (&job->x->works, item) {
                 struct work *w = CONTAINER_OF(item, struct work, link);
 
-                if (w->job != job)
+                if (w->job != job || (!job->dead && work_must_wait(w)))
                         continue;
                 list_remove(&w->link);
                 w->begin(w);
@@ -141,14 +176,14 @@ static bool request_lies_here(const struct job *job, uint32_t owner, uint32_t te
         struct range range;
 
         if (!job->state || (int32_t)owner != job->x->owner || tensor >= job->layout->n_tensors ||
-            plane < ZERO_PLANE_MASTER || plane > ZERO_PLANE_STEP || plane == ZERO_PLANE_GRAD)
+            plane < ZERO_PLANE_MASTER || plane > ZERO_PLANE_SET || plane == ZERO_PLANE_GRAD)
                 return false;
         t = &job->layout->tensors[tensor];
         range = job->state->plan->shards[t->group].range;
         if (first > t->elements || count > t->elements - first || count == 0 || range.count == 0 ||
             (t->frozen && plane != ZERO_PLANE_MASTER && plane != ZERO_PLANE_SERVE))
                 return false;
-        if (plane == ZERO_PLANE_STEP)
+        if (plane_is_single((enum zero_plane)plane))
                 return count == 1;
         return t->offset + first >= range.first &&
                t->offset + first + count <= range.first + range.count;
@@ -193,15 +228,15 @@ static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
         uint64_t skip;
 
         if (!a || a->job != job || a->tensor != request->tensor || a->plane != request->plane ||
-            (a->plane != ZERO_PLANE_STEP &&
+            (!plane_is_single(a->plane) &&
              (request->first < a->first || request->count > a->count ||
               request->first - a->first > a->count - request->count)) ||
-            (a->plane == ZERO_PLANE_STEP && request->count != 1)) {
+            (plane_is_single(a->plane) && request->count != 1)) {
                 ask_refuse(job, node, request->transfer, ZERO_EABORTED, "no such put");
                 return;
         }
         size = plane_size(job, a->tensor, a->plane);
-        skip = a->plane == ZERO_PLANE_STEP ? 0 : (request->first - a->first) * size;
+        skip = plane_is_single(a->plane) ? 0 : (request->first - a->first) * size;
         a->window->references++;
         if (fabric_payload(job->x->fabric, node, request->transfer, TRAFFIC_STATE,
                            (char *)a->window->segment.data + skip, request->count * size, put_sent,
@@ -240,8 +275,11 @@ static void remote_put_end(struct work *w, int status)
         Zero__LinkMessage m = job_message(w->job);
 
         m.call = w->call;
-        answer(w->job->x, w->node, &m, status ? ZERO_EPEER : ZERO_OK,
-               status ? "the owner could not take its part" : "");
+        if (status > 0)
+                answer(w->job->x, w->node, &m, status, work_no_set);
+        else
+                answer(w->job->x, w->node, &m, status ? ZERO_EPEER : ZERO_OK,
+                       status ? "the owner could not take its part" : "");
         work_free(w);
 }
 

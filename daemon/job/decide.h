@@ -23,6 +23,7 @@ struct step_params {
 struct votes {
         struct exact_sum norm; /* of squares, divisors applied, loss scale left in */
         bool finite;
+        struct fault refused; /* an owner cannot carry the step out as it is asked for; or OK */
 };
 
 struct decision {

@@ -183,15 +183,19 @@ void step_vote(struct step *s, uint32_t owner, uint64_t attempt, const struct vo
         s->voted[owner] = true;
         exact_sum_merge(&s->votes.norm, &vote->norm);
         s->votes.finite = s->votes.finite && vote->finite;
+        if (!s->votes.refused.status)
+                s->votes.refused = vote->refused;
         for (uint32_t o = 0; o < s->n_owners; o++)
                 if (!s->voted[o])
                         return;
-        if (s->norm_only)
+        *ret = s->votes.refused.status ? STEP_REFUSE : STEP_DECIDE;
+        if (*ret == STEP_REFUSE)
+                s->refusal = s->votes.refused;
+        else if (s->norm_only)
                 s->norm = votes_norm(&s->votes);
         else
                 step_decide(s);
         step_collect(s);
-        *ret = STEP_DECIDE;
 }
 
 void step_done(struct step *s, uint32_t owner, uint64_t attempt)

@@ -4,7 +4,8 @@
  *
  *   FORMING     ranks are missing; step_join() of the last one gives STEP_START
  *   COLLECTING  ranks work; step_ready() of the last node gives STEP_PREPARE
- *   VOTING      owners finish the reduction; step_vote() of the last gives STEP_DECIDE
+ *   VOTING      owners finish the reduction; step_vote() of the last gives STEP_DECIDE,
+ *               or STEP_REFUSE if an owner refused: the same attempt is COLLECTING again
  *
  * After STEP_DECIDE the next attempt is COLLECTING at once: an owner votes in it only
  * when it has finished the update before, so two decisions cannot cross.
@@ -15,7 +16,7 @@
 #include "daemon/job/decide.h"
 
 enum step_phase { STEP_FORMING, STEP_COLLECTING, STEP_VOTING };
-enum step_action { STEP_NOTHING, STEP_START, STEP_PREPARE, STEP_DECIDE };
+enum step_action { STEP_NOTHING, STEP_START, STEP_PREPARE, STEP_DECIDE, STEP_REFUSE };
 
 enum { RANK_ABSENT = UINT32_MAX };
 
@@ -38,6 +39,7 @@ struct step {
         struct step_params decided_params;
         uint64_t decided_attempt; /* ... 0: none yet */
         double norm;              /* ... with norm_only, loss scale left in */
+        struct fault refusal;     /* why the owners last refused a step */
         double loss_scale;
         uint32_t good_steps, skipped;
 };

@@ -55,6 +55,7 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         for (int i = 0; i < 2; i++)
                 m.steps[i] = place(&end, steps);
         m.present = place(&end, n_tensors);
+        m.sets = place(&end, n_tensors * sizeof(uint64_t));
         m.versions = place(&end, plan->n_chunks * sizeof(uint64_t));
         m.redo = place(&end, n_redo * file_redo_stride(plan->chunk_elements));
         m.master = place(&end, plan_plane_bytes(plan, ZERO_PLANE_MASTER));
@@ -74,6 +75,7 @@ void file_bind(struct state *state, const struct file_map *map)
                 state->steps[i] = (void *)(base + map->steps[i]);
         }
         state->present = base + map->present;
+        state->tensor_set = (void *)(base + map->sets);
         state->chunk_version = (void *)(base + map->versions);
         state->redo = (void *)(base + map->redo);
         state->master = (void *)(base + map->master);

@@ -6,6 +6,7 @@
  *   record copies     two struct record_copy, the newer valid one counts (record.c)
  *   tensor steps      two uint64_t [tensor], the record says which one counts
  *   present           uint8_t [tensor]
+ *   tensor sets       uint64_t [tensor]
  *   chunk versions    uint64_t [chunk]
  *   redo slots        struct redo_slot [n_redo] with their values (redo.c)
  *   master            float [plan->master_elements]
@@ -23,7 +24,7 @@ enum {
         FILE_ALIGN = 4096,
         /* To be raised with any change of what this page says, of struct state_record
          * or of partition or plan. */
-        FILE_FORMAT = 1,
+        FILE_FORMAT = 2,
         /* To be raised when an update gives other bits than before.  An attempt that was
          * prepared with one arithmetic is not continued with another. */
         FILE_ARITHMETIC = 1,
@@ -46,11 +47,11 @@ struct file_header {
 _Static_assert(sizeof(struct file_header) <= FILE_ALIGN, "the layout lies behind one page");
 
 struct record_copy {
-        uint64_t sequence; /* the higher of two valid copies counts */
+        uint8_t hash[FILE_HASH]; /* of all behind it, up to the last set in use */
+        uint64_t sequence;       /* the higher of two valid copies counts */
         uint32_t arithmetic;
         uint32_t side; /* which tensor step array counts */
         struct state_record record;
-        uint8_t hash[FILE_HASH]; /* of all before */
 };
 
 struct redo_slot {
@@ -63,7 +64,7 @@ struct redo_slot {
 
 /* Byte offsets of the parts. */
 struct file_map {
-        uint64_t layout, copies[2], steps[2], present, versions, redo;
+        uint64_t layout, copies[2], steps[2], present, sets, versions, redo;
         uint64_t master, exp_avg, exp_avg_sq, grad, bytes;
 };
 
@@ -87,6 +88,8 @@ int file_damaged(struct fault *fault, const char *name, const char *why);
 
 /* ---- record.c ---- */
 
+/* What a copy's hash must be; n_sets in bounds. */
+void record_hash(const struct record_copy *c, uint8_t ret[static FILE_HASH]);
 /* The first record of a new file: version 0, attempt 0, open. */
 void record_init(struct state *state);
 /* Finds the newest valid copy in the mapping; ZERO_EIO if there is none or it makes no sense. */

@@ -225,6 +225,7 @@ uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
         case ZERO_PLANE_SERVE:
                 return p->serve_bytes;
         case ZERO_PLANE_STEP:
+        case ZERO_PLANE_SET:
                 break;
         }
         return 0;

@@ -37,6 +37,14 @@ static void point_to(struct state *s, const struct record_copy *copy)
         s->tensor_step = s->steps[copy->side];
 }
 
+void record_hash(const struct record_copy *c, uint8_t ret[static FILE_HASH])
+{
+        size_t end = offsetof(struct record_copy, record.sets) +
+                     c->record.n_sets * sizeof(struct state_set);
+
+        file_hash(ret, &c->sequence, end - offsetof(struct record_copy, sequence));
+}
+
 static void publish(struct state *s, const struct state_record *record, uint32_t side)
 {
         const struct record_copy *now = current(s);
@@ -47,7 +55,7 @@ static void publish(struct state *s, const struct state_record *record, uint32_t
         next->arithmetic = FILE_ARITHMETIC;
         next->side = side;
         next->record = *record;
-        file_hash(next->hash, next, offsetof(struct record_copy, hash));
+        record_hash(next, next->hash);
         atomic_thread_fence(memory_order_seq_cst);
         point_to(s, next);
 }
@@ -62,7 +70,7 @@ void record_init(struct state *state)
         struct record_copy *copy = state->copies[0];
 
         copy->arithmetic = FILE_ARITHMETIC;
-        file_hash(copy->hash, copy, offsetof(struct record_copy, hash));
+        record_hash(copy, copy->hash);
         point_to(state, copy);
 }
 
@@ -72,7 +80,9 @@ static bool intact(const struct record_copy *c)
 {
         uint8_t hash[FILE_HASH];
 
-        file_hash(hash, c, offsetof(struct record_copy, hash));
+        if (c->record.n_sets > ZERO_SET_MAX)
+                return false;
+        record_hash(c, hash);
         return memcmp(hash, c->hash, FILE_HASH) == 0;
 }
 
@@ -80,7 +90,7 @@ static const char *record_flaw(const struct record_copy *c)
 {
         const struct state_record *r = &c->record;
 
-        if (c->side > 1 || r->phase > ATTEMPT_DECIDED || r->commit > 1 || r->n_sets > ZERO_SET_MAX)
+        if (c->side > 1 || r->phase > ATTEMPT_DECIDED || r->commit > 1)
                 return "its record makes no sense";
         if (r->phase != ATTEMPT_OPEN && c->arithmetic != FILE_ARITHMETIC)
                 return "another version of zerod was in the middle of a step: let that one "

@@ -169,6 +169,8 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         file_plan_hash(plan, h.plan_hash);
         file_write(s->map, &places, &h, packed->data);
         bind_file(s, &places);
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                s->tensor_set[t] = l->tensors[t].set;
         record_init(s);
         return 0;
 }
@@ -301,6 +303,20 @@ static int remake_plan(struct state *s, const struct file_header *h, const layou
         return 0;
 }
 
+/* Every set exists, and a step that is to be carried out has those of its tensors. */
+static int check_sets(const struct state *s, struct fault *fault)
+{
+        bool commit = s->record->phase == ATTEMPT_DECIDED && s->record->commit;
+
+        for (uint32_t t = 0; t < s->n_tensors; t++)
+                if (s->tensor_set[t] >= ZERO_SET_MAX)
+                        return file_damaged(fault, s->file,
+                                            "its hyperparameter sets make no sense");
+        if (commit && state_check_sets(s, s->record->n_sets) != s->n_tensors)
+                return file_damaged(fault, s->file, "its step lacks a hyperparameter set");
+        return 0;
+}
+
 /* Everything that can be checked; the state is bound to the file then. */
 static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
 {
@@ -331,6 +347,8 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
         r = record_load(s, fault);
         if (r == 0)
                 r = redo_check(s, fault);
+        if (r == 0)
+                r = check_sets(s, fault);
         if (r == 0)
                 *ret_layout = STEAL(l);
         return r;
@@ -394,6 +412,17 @@ void state_drop(struct state *state)
 uint64_t state_bytes(const struct state *state)
 {
         return state->map_bytes + state->plan->serve_bytes;
+}
+
+uint32_t state_check_sets(const struct state *state, uint32_t n_sets)
+{
+        const struct plan *plan = state->plan;
+
+        for (uint32_t i = 0; i < plan->n_segments; i++)
+                if (plan->segments[i].moment != UINT64_MAX &&
+                    state->tensor_set[plan->segments[i].tensor] >= n_sets)
+                        return plan->segments[i].tensor;
+        return state->n_tensors;
 }
 
 /* ---- contents ---- */

@@ -46,10 +46,10 @@ struct state_record {
         double grad_norm;
         uint32_t n_sets;
         uint32_t finite;
-        struct {
-                double lr, beta1, beta2, eps, weight_decay;
-        } sets[ZERO_SET_MAX];
         struct exact_sum norm; /* this owner's partial */
+        struct state_set {
+                double lr, beta1, beta2, eps, weight_decay;
+        } sets[ZERO_SET_MAX]; /* those behind n_sets are not kept */
 };
 
 struct state {
@@ -63,6 +63,7 @@ struct state {
         /* [tensor]: updates so far; in the file; another array after state_finish() */
         uint64_t *tensor_step;
         uint8_t *present; /* [tensor]: has a gradient in this attempt; in the file */
+        uint64_t *tensor_set; /* [tensor]: hyperparameter set, below ZERO_SET_MAX; in the file */
         /* in the file; change it by state_*() only; another copy after each of them */
         const struct state_record *record;
         /* private from here */
@@ -126,6 +127,11 @@ void state_close(struct state *state);
 /* Deletes the file and closes. */
 void state_drop(struct state *state);
 uint64_t state_bytes(const struct state *state);
+/*
+ * The first trainable tensor with a part here whose hyperparameter set is not below n_sets;
+ * n_tensors if there is none.
+ */
+uint32_t state_check_sets(const struct state *state, uint32_t n_sets);
 
 /*
  * Fills a shard's master segments with their tensors' first values (init.h) and writes serve.

@@ -291,7 +291,13 @@ static enum zero_plane plane_of(const json_t *command)
         return (enum zero_plane)field_count(command, "plane", 0);
 }
 
-/* The type of a plane's elements; STEP has its own. */
+/* STEP and SET have one whole number a tensor. */
+static bool plane_counts(enum zero_plane plane)
+{
+        return plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET;
+}
+
+/* The type of the other planes' elements. */
 static enum zero_dtype plane_dtype(const struct actor *actor, uint32_t tensor,
                                    enum zero_plane plane)
 {
@@ -313,7 +319,7 @@ static int do_put(struct actor *actor, const json_t *command, json_t *ret)
 
         json_array_foreach(values, i, value)
         {
-                if (data && plane == ZERO_PLANE_STEP)
+                if (data && plane_counts(plane))
                         ((uint64_t *)data)[i] = (uint64_t)json_integer_value(value);
                 else if (data)
                         value_write(data, ZERO_FP32, i, (float)json_number_value(value));
@@ -338,7 +344,7 @@ static int do_get(struct actor *actor, const json_t *command, json_t *ret)
 
         for (uint64_t i = 0; !r && i < count; i++)
                 json_array_append_new(
-                        values, plane == ZERO_PLANE_STEP
+                        values, plane_counts(plane)
                                         ? json_integer((json_int_t)data[i])
                                         : json_real((double)value_read(
                                                   data, plane_dtype(actor, tensor, plane), i)));

@@ -284,8 +284,8 @@ static double first_step(double p, double g, const struct step_set *set)
 }
 
 /* Relative error, norm-wise, of one tensor after the step. */
-static double error_of(struct session *s, struct client *c, uint32_t tensor, const float *before,
-                       double clip)
+static double error_of(struct session *s, struct client *c, uint32_t tensor, uint32_t set,
+                       const float *before, double clip)
 {
         const struct layout_tensor *t = &s->layout->tensors[tensor];
         CLEANUP(cleanup_free) float *after = malloc((t->elements + 1) * sizeof *after);
@@ -296,7 +296,7 @@ static double error_of(struct session *s, struct client *c, uint32_t tensor, con
         for (uint64_t e = 0; e < t->elements; e++) {
                 double g = clip * mean_gradient(s->training, s->layout, tensor, e);
                 double p = t->frozen ? (double)before[e]
-                                     : first_step((double)before[e], g, &s->params.sets[t->set]);
+                                     : first_step((double)before[e], g, &s->params.sets[set]);
 
                 difference += pow(p - (double)after[e], 2);
                 size += p * p;
@@ -304,7 +304,33 @@ static double error_of(struct session *s, struct client *c, uint32_t tensor, con
         return size > 0 ? sqrt(difference / size) : 0;
 }
 
-static void one_step_is_adamw(void)
+/* Which set a tensor has in the end: its own, or the other one. */
+static uint32_t set_of(const struct session *s, uint32_t tensor, bool exchanged)
+{
+        return s->layout->tensors[tensor].set ^ exchanged;
+}
+
+/* All pushes but the last rank's are in when the sets are put: MASTER could not be any more. */
+static void push_then_exchange_sets(struct session *s, struct client *c)
+{
+        uint32_t last = s->training->ranks - 1;
+
+        for (uint32_t r = 0; r < last; r++)
+                session_pushes(s, r, 1);
+        session_run(s);
+        CHECK(client_access(c, true, 0, ZERO_PLANE_STEP, 0, 1) == ZERO_EORDER);
+        for (uint32_t i = 0; i < s->layout->n_tensors; i++) {
+                uint64_t set = set_of(s, i, true);
+
+                if (!s->layout->tensors[i].frozen)
+                        put(c, i, ZERO_PLANE_SET, 0, 1, &set, sizeof set);
+        }
+        session_pushes(s, last, 1);
+        for (uint32_t r = 0; r <= last; r++)
+                trainer_add(&s->trainers[r], (struct op){ .kind = OP_STEP, .params = &s->params });
+}
+
+static void one_step_is_the_reference(bool exchanged)
 {
         struct training t = training_default();
         struct session s;
@@ -313,6 +339,11 @@ static void one_step_is_adamw(void)
         double norm;
 
         t.net = (struct net_options){ .nodes = 3, .owners = 3 };
+        t.push_groups = ZOO_GROUPS;
+        if (exchanged) { /* the last rank is alone on its node: no push waits for its */
+                t.ranks = 3;
+                t.micro_batches = 1;
+        }
         session_open(&s, &t);
         session_attach(&s);
         client_open(&c, &s.net, 0);
@@ -322,18 +353,68 @@ static void one_step_is_adamw(void)
                 before[i] = malloc((n + 1) * sizeof(float));
                 get(&c, i, ZERO_PLANE_MASTER, 0, n, before[i], sizeof(float));
         }
-        session_program(&s, 1);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                s.trainers[r].step = 1;
+        if (exchanged)
+                push_then_exchange_sets(&s, &c);
+        else
+                session_program(&s, 1);
         session_run(&s);
         norm = global_norm(&t, s.layout);
         CHECK(fabs(s.trainers[0].grad_norm / norm - 1) < 1e-6, "%.9g, not %.9g",
               s.trainers[0].grad_norm, norm);
         for (uint32_t i = 0; i < s.layout->n_tensors; i++) {
-                double error = error_of(&s, &c, i, before[i], fmin(1, t.clip_norm / norm));
+                double error = error_of(&s, &c, i, set_of(&s, i, exchanged), before[i],
+                                        fmin(1, t.clip_norm / norm));
 
                 CHECK(error < 1e-6, "tensor %s: %g", s.layout->tensors[i].name, error);
                 free(before[i]);
         }
         client_close(&c);
+        session_close(&s);
+}
+
+static void one_step_is_adamw(void)
+{
+        one_step_is_the_reference(false);
+}
+
+static void the_set_that_was_put_is_the_one_that_applies(void)
+{
+        one_step_is_the_reference(true);
+}
+
+/* Every owner with a part of a tensor has the set, and keeps it over a restart. */
+static void sets_are_kept_by_every_owner(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct client c;
+        uint64_t set = ZERO_SET_MAX - 1;
+
+        t.net = (struct net_options){ .nodes = 3, .owners = 3 };
+        session_open(&s, &t);
+        session_attach(&s);
+        client_open(&c, &s.net, 2);
+        get(&c, 2, ZERO_PLANE_SET, 0, 1, &set, sizeof set);
+        CHECK(set == s.layout->tensors[2].set);
+        set = ZERO_SET_MAX - 1;
+        put(&c, 0, ZERO_PLANE_SET, 0, 1, &set, sizeof set);
+        for (uint32_t tensor = 0; tensor < 3; tensor += 2) { /* whoever owns them */
+                *(uint64_t *)c.window->segment.data = ZERO_SET_MAX;
+                CHECK(client_access(&c, true, tensor, ZERO_PLANE_SET, 0, 1) == ZERO_ERANGE);
+        }
+        client_close(&c);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                trainer_kill(&s.trainers[r]);
+        net_stop(&s.net);
+        net_restart(&s.net);
+        for (uint32_t n = 0; n < 3; n++) {
+                const struct job *job = net_job(&s.net, n, "zoo");
+
+                CHECK(job->state->tensor_set[0] == ZERO_SET_MAX - 1, "owner %u: %llu", n,
+                      (unsigned long long)job->state->tensor_set[0]);
+        }
         session_close(&s);
 }
 
@@ -343,5 +424,8 @@ const struct test_case plane_cases[] = {
         { "what-makes-no-sense-is-refused", what_makes_no_sense_is_refused },
         { "a-put-reaches-every-window", a_put_reaches_every_window },
         { "one-step-is-adamw", one_step_is_adamw },
+        { "the-set-that-was-put-is-the-one-that-applies",
+          the_set_that_was_put_is_the_one_that_applies },
+        { "sets-are-kept-by-every-owner", sets_are_kept_by_every_owner },
         { 0 },
 };

@@ -291,6 +291,30 @@ Test(vote, a_skip_moves_the_attempt_alone)
         step_deinit(&s);
 }
 
+Test(vote, a_refused_step_leaves_the_attempt_to_another_call)
+{
+        struct step s;
+        struct step_params p = steps_params();
+        struct votes no = steps_vote(1, true);
+        enum step_action action;
+
+        fault_set(&no.refused, ZERO_EINVAL, "no");
+        steps_start(&s, 4, two_nodes, 2, 2);
+        to_voting(&s, &p);
+        step_vote(&s, 0, 1, &no, &action);
+        cr_assert_eq(action, STEP_NOTHING, "votes under way must not count for the next call");
+        cr_assert_eq(vote(&s, 1, 1, 1), STEP_REFUSE);
+        cr_assert_eq(s.refusal.status, ZERO_EINVAL);
+        cr_assert_str_eq(s.refusal.text, "no");
+        cr_assert(s.version == 0 && s.attempt == 1 && s.decided_attempt == 0);
+        p.sets[0].lr = 2;
+        to_voting(&s, &p);
+        vote(&s, 0, 1, 1);
+        cr_assert_eq(vote(&s, 1, 1, 1), STEP_DECIDE);
+        cr_assert(s.version == 1 && s.attempt == 2 && s.decided_params.sets[0].lr == 2);
+        step_deinit(&s);
+}
+
 Test(vote, repeated_ones_and_those_of_other_attempts_are_ignored)
 {
         struct step s;

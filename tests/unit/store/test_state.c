@@ -48,7 +48,8 @@ Test(state, a_new_one_is_at_version_zero_and_empty)
         for (uint64_t i = 0; i < s->plan->moment_elements; i++)
                 cr_assert(s->exp_avg[i] == 0 && s->exp_avg_sq[i] == 0 && s->grad[i] == 0);
         for (uint32_t t = 0; t < l->n_tensors; t++)
-                cr_assert(s->tensor_step[t] == 0 && s->present[t] == 0);
+                cr_assert(s->tensor_step[t] == 0 && s->present[t] == 0 &&
+                          s->tensor_set[t] == l->tensors[t].set);
         state_close(s);
 }
 
@@ -94,6 +95,39 @@ Test(state, planes_and_record_outlive_the_mapping)
         cr_assert_eq(s->exp_avg_sq[s->plan->moment_elements - 1], last);
         state_close(s);
         layout_free(stored);
+}
+
+Test(state, hyperparameter_sets_outlive_the_mapping)
+{
+        layout *stored = NULL;
+        struct state *s = fixture_state(store, "j", l, 1, 0, 1);
+
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                s->tensor_set[t] = ZERO_SET_MAX - 1 - t;
+        toy_attempt(s, l);
+        state_close(s);
+        s = fixture_reopen(store, &stored);
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                cr_assert_eq(s->tensor_set[t], ZERO_SET_MAX - 1 - t);
+        state_close(s);
+        layout_free(stored);
+}
+
+Test(state, a_trainable_tensor_without_a_set_in_the_step_is_found)
+{
+        struct state *s = fixture_state(store, "j", l, 1, 0, 1);
+
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                s->tensor_set[t] = 3;
+        cr_assert_eq(state_check_sets(s, 4), l->n_tensors);
+        for (uint32_t i = 0; i < s->plan->n_segments; i++) {
+                uint32_t t = s->plan->segments[i].tensor;
+
+                s->tensor_set[t] = 4;
+                cr_assert_eq(state_check_sets(s, 4), l->tensors[t].frozen ? l->n_tensors : t);
+                s->tensor_set[t] = 3;
+        }
+        state_close(s);
 }
 
 Test(state, a_second_one_of_the_same_job_is_refused)
@@ -292,6 +326,23 @@ Test(state, names_that_are_no_states_are_refused)
 
         for (int i = 0; i < 6; i++)
                 cr_assert_gt(state_open(store, names[i], &s, &stored, NULL), 0);
+}
+
+Test(state, impossible_hyperparameter_sets_are_refused)
+{
+        struct state *s = make();
+
+        s->tensor_set[l->n_tensors - 1] = ZERO_SET_MAX;
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        s->tensor_set[l->n_tensors - 1] = 0;
+        struct state_record record = *s->record;
+        record.n_sets = record.commit = 1;
+        state_prepare(s, &record);
+        state_decide(s, &record);
+        cr_assert_eq(open_only(NULL), 0);
+        s->tensor_set[s->plan->segments[0].tensor] = 1;
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        state_close(s);
 }
 
 Test(state, impossible_chunk_versions_and_slots_are_refused)

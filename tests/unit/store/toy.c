@@ -35,6 +35,7 @@ void toy_decide(struct state *s)
         if (s->record->phase == ATTEMPT_OPEN) {
                 struct state_record vote = *s->record;
                 vote.finite = 1;
+                vote.n_sets = 1;
                 vote.grad_norm = (double)vote.version;
                 state_prepare(s, &vote);
         }

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""What a step consists of: the hyperparameter sets in force, and pushes in whatever order."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SLOW, Cluster, expect, finish_all, group, step_all, tensor  # noqa: E402
+from harness import case, main  # noqa: E402
+
+LAYOUT = [group("a", tensor("wa", 30000), tensor("still", 10, frozen=True)),
+          group("b", tensor("wb", 3000, set=1))]
+STILL, STRONG = [0.0, 0.9, 0.99, 1e-8, 0.0], [0.5, 0.9, 0.99, 1e-8, 0.1]
+WA, STILL_TENSOR, WB = 0, 1, 2
+
+
+def push_all(ranks, groups=2):
+    for a in ranks:
+        for g in range(groups):
+            a.do("grad", group=g)
+            a.do("push", group=g)
+
+
+def values(a):
+    return {t: a.do("get", tensor=t, plane="master", count=50)["values"] for t in (WA, WB)}
+
+
+def moved(a, before):
+    """Which of the two trainable tensors are not as they were."""
+    after = values(a)
+    return [after[t] != before[t] for t in (WA, WB)]
+
+# ---- hyperparameter sets -------------------------------------------------------------------
+
+
+@case
+def sets_in_force():
+    """They begin as the layout has them; what is put counts from then on, in this step too."""
+    with Cluster(2) as c:
+        ranks = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2)
+        a, b = ranks
+        assert [b.do("get", tensor=t, plane="set")["values"] for t in (WA, WB)] == [[0], [1]]
+        before = values(a)
+        push_all(ranks)
+        step_all(ranks, sets=[STILL, STRONG])
+        assert moved(a, before) == [False, True]
+        before = values(a)
+        push_all([a])
+        b.do("put", tensor=WA, plane="set", values=[1])
+        b.do("put", tensor=WB, plane="set", values=[0])
+        push_all([b])
+        step_all(ranks, sets=[STILL, STRONG])
+        assert moved(a, before) == [True, False]
+        assert [a.do("get", tensor=t, plane="set")["values"] for t in (WA, WB)] == [[1], [0]]
+
+
+@case
+def sets_after_the_norm():
+    """zero_norm() is no end of the step: a learning rate may follow from it."""
+    with Cluster(2) as c:
+        ranks = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2)
+        before = values(ranks[0])
+        push_all(ranks)
+        for a in ranks:
+            a.start("norm")
+        finish_all(ranks)
+        ranks[0].do("put", tensor=WA, plane="set", values=[1])
+        step_all(ranks, sets=[STILL, STRONG])
+        assert moved(ranks[0], before) == [True, True]
+
+
+@case
+def a_set_that_the_step_lacks():
+    """Every rank is told which tensor wants it; gradients stay, and another call ends the step."""
+    with Cluster(2) as c:
+        ranks = c.ranks("j", LAYOUT, [0, 0, 1], hold=2, push=2)
+        before = values(ranks[0])
+        push_all(ranks)
+        for a in ranks:
+            a.start("step", sets=[STRONG])
+        for a in ranks:
+            expect(a.finish(), "EINVAL", "'wb'", "set 1")
+        step_all(ranks, sets=[STILL, STRONG])
+        assert moved(ranks[0], before) == [False, True]
+        ranks[1].do("put", tensor=WA, plane="set", values=[200])
+        for a in ranks:
+            a.start("step", sets=[STILL, STRONG])
+        for a in ranks:
+            expect(a.finish(), "EINVAL", "'wa'", "set 200")
+        ranks[2].do("put", tensor=WA, plane="set", values=[0])
+        assert {r["version"] for r in step_all(ranks, sets=[STILL, STRONG])} == {2}
+
+
+@case
+def sets_out_of_place():
+    with Cluster(2) as c:
+        a, b = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2, timeout_ms=1000 * SLOW)
+        a.refused("ERANGE", "put", "256", tensor=WA, plane="set", values=[256])
+        a.refused("ERANGE", "put", tensor=WA, plane="set", first=1, values=[1])
+        a.refused("EINVAL", "put", "frozen", tensor=STILL_TENSOR, plane="set", values=[1])
+        a.refused("EDEADLINE", "step", "rank 1", sets=[STILL, STRONG])
+        a.refused("EORDER", "put", "zero_step", tensor=WA, plane="set", values=[1])
+        b.do("put", tensor=WA, plane="set", values=[1])
+        step_all([a, b], sets=[STILL, STRONG])
+        a.do("put", tensor=WA, plane="set", values=[0])
+
+
+if __name__ == "__main__":
+    main()
