@@ -1,11 +1,8 @@
 """Gradients on their way from autograd into the push window.
 
-Rule: a gradient is copied into its group's memory once and dropped; a group is pushed when its
-unit's gradients are complete, or at the end of the backward pass with those that came.  Every
-push is one micro-batch; zero_step() ends the series, so no backward pass need know that it is the
-last.
-
-Invariant: `present` marks exactly the tensors whose gradient stands in the group's memory.
+Rule: a gradient stays where autograd made it until its unit's gradients are complete, or the
+backward pass ends; then the group's are copied into push memory, once, and pushed.  Every push is
+one micro-batch; zero_step() ends the series, so no backward pass need know that it is the last.
 """
 from __future__ import annotations
 
@@ -16,47 +13,47 @@ import torch
 from .unit import Group, ShardedParam, tensor_at
 
 if TYPE_CHECKING:
+    import zerod
+
     from .sharded import Sharded
 
 
 class GroupGradient:
-    """The gradient of one group that is being written."""
+    """The gradient of one group that is coming together: a tensor a parameter, None where it has
+    none yet."""
 
     def __init__(self, group: Group):
         self.group = group
-        self.present = bytearray(len(group.params))
-        self.address = 0  # of the memory being written; 0: none
-        self.views: dict[int, list[torch.Tensor]] = {}  # by address, a tensor a parameter
+        self.parts: list[torch.Tensor | None] = [None] * len(group.params)
+        self.views: dict[int, list[torch.Tensor]] = {}  # by address of push memory
 
-    def add(self, client: object, dtype: torch.dtype, param: ShardedParam,
-            gradient: torch.Tensor) -> None:
-        """Copies or adds a gradient; blocks while no memory is free."""
-        if not self.address:
-            self.address = client.grad(self.group.index)
-            if self.address not in self.views:
-                self.views[self.address] = [
-                    tensor_at(self.address + p.offset * dtype.itemsize, p.numel, dtype).view(p.shape)
-                    for p in self.group.params]
-        view = self.views[self.address][param.position]
-        if self.present[param.position]:
-            view.add_(gradient)
+    def add(self, param: ShardedParam, gradient: torch.Tensor, dtype: torch.dtype) -> None:
+        """Takes a gradient over, or adds it, in the gradient's dtype of the job."""
+        before = self.parts[param.position]
+        if before is None:
+            self.parts[param.position] = gradient
         else:
-            view.copy_(gradient)
-            self.present[param.position] = 1
+            self.parts[param.position] = before.to(dtype).add_(gradient)
 
-    def push(self, client: object) -> bool:
-        """Hands over what is there; whether anything was."""
-        if not self.address:
-            return False
-        self.address = 0
-        client.push(self.group.index, bytes(self.present), False)
-        self.present = bytearray(len(self.group.params))
-        return True
+    def push(self, client: "zerod.Client", dtype: torch.dtype) -> None:
+        """Hands over what is there, if anything; blocks while no memory is free."""
+        present = bytes(part is not None for part in self.parts)
+        if not any(present):
+            return
+        address = client.grad(self.group.index)
+        if address not in self.views:
+            self.views[address] = [
+                tensor_at(address + p.offset * dtype.itemsize, p.numel, dtype).view(p.shape)
+                for p in self.group.params]
+        for view, part in zip(self.views[address], self.parts):
+            if part is not None:
+                view.copy_(part)
+        self.forget()
+        client.push(self.group.index, present, False)
 
     def forget(self) -> None:
         """What was not pushed is gone with the attempt."""
-        self.address = 0
-        self.present = bytearray(len(self.group.params))
+        self.parts = [None] * len(self.group.params)
 
 
 class Gradients:
@@ -80,19 +77,21 @@ class Gradients:
         self.any = True
         if gradient.layout is not torch.strided:
             gradient = gradient.to_dense()
-        self.of_group[param.group].add(self.sharded.client, self.dtype, param, gradient)
+        self.of_group[param.group].add(param, gradient, self.dtype)
 
+    @torch.no_grad()
     def push_groups(self, groups: list[Group]) -> None:
         """Pushes these groups' gradients, unless they are kept."""
         if not self.keep:
             for g in groups:
                 if g.trainable:
-                    self.of_group[g.index].push(self.sharded.client)
+                    self.of_group[g.index].push(self.sharded.client, self.dtype)
 
+    @torch.no_grad()
     def push_all(self) -> None:
         """Pushes whatever has not been pushed."""
         for g in self.of_group.values():
-            g.push(self.sharded.client)
+            g.push(self.sharded.client, self.dtype)
 
     def forget(self) -> None:
         """A new attempt: nothing is there."""

@@ -30,7 +30,7 @@ from .unit import Group, ShardedParam, Unit
 log = logging.getLogger("zerod")
 
 STEPS_OF_STATE = {"step": torch.int64, "set": torch.int64}
-PUSH_SLOTS = 2  # gradients in flight at stages 2 and 3
+PUSH_SLOTS = 2  # gradients in flight at once
 
 
 class ZeroModule(nn.Module):
@@ -193,8 +193,7 @@ def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, int]:
         largest = max(layout.group_elements(g.index) for g in sharded.groups)
         if hold * largest >= sum(layout.group_elements(g.index) for g in sharded.groups):
             hold = zerod.ALL  # a window of equal slabs would be larger than the model
-    keeps = sharded.stage == 1 or sharded.accumulate == "trainer"
-    return {"hold_groups": hold, "push_groups": zerod.ALL if keeps else PUSH_SLOTS}
+    return {"hold_groups": hold, "push_groups": PUSH_SLOTS}
 
 
 def _grad_dtype(planned: list[PlannedUnit]) -> torch.dtype:
