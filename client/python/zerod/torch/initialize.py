@@ -1,0 +1,295 @@
+"""First values for models on the meta device, one group of parameters at a time.
+
+Who initialises a module: ``init_fn(module)`` if there is one, else the Hugging Face model it is part
+of (``_init_weights``), else its own ``reset_parameters()`` (torch's attention and transformer
+modules: ``_reset_parameters()``).
+
+Rules: a module is initialised on scratch copies of its own parameters and buffers, so that only what
+is asked for is kept and nothing that is real changes.  Scratch begins as a mark (nan, the least
+integer); where the mark is still there afterwards, the error names it: no parameter and no buffer is
+left with chance values.  Values depend on torch's seed and the parameters' names alone, not on ranks,
+stages or groups, and drawing them leaves the caller's random state as all ranks have it.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .parameter import Placeholder
+from .plan import PlannedParam
+
+InitFn = Callable[[nn.Module], None]
+
+_seeds: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary()
+_prepared: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+
+
+# ---- who can -----------------------------------------------------------------------
+
+
+def _hf_model(model: nn.Module, name: str) -> nn.Module | None:
+    """The innermost Hugging Face model around a module; it initialises it."""
+    found, at = None, model
+    for part in [None, *filter(None, name.split("."))]:
+        at = at if part is None else at._modules[part]
+        if hasattr(at, "_init_weights") and hasattr(at, "config"):
+            found = at
+    return found
+
+
+def _reset(module: nn.Module) -> Callable[[], None] | None:
+    for name in ("reset_parameters", "_reset_parameters"):
+        if callable(getattr(module, name, None)):
+            return getattr(module, name)
+    return None
+
+
+def _initializers(model: nn.Module, name: str, module: nn.Module,
+                  init_fn: InitFn | None) -> list[Callable[[], None]]:
+    """What to try, one after the other, until nothing is left blank."""
+    if init_fn is not None:
+        return [lambda: init_fn(module)]
+    found: list[Callable[[], None]] = []
+    hf, reset = _hf_model(model, name), _reset(module)
+    if hf is not None:
+        found.append(lambda: hf._init_weights(module))
+    if reset is not None and hf is None:
+        found.append(reset)
+    if reset is not None and hf is not None:  # as its constructor does it
+        found.append(lambda: (reset(), hf._init_weights(module)))
+    return found
+
+
+def _unreal(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, Placeholder)
+
+
+def _on_meta(tensors: dict[str, torch.Tensor | None]) -> bool:
+    return any(t is not None and _unreal(t) for t in tensors.values())
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"'{n or '(the model itself)'}'" for n in names)
+
+
+def _check(model: nn.Module, init_fn: InitFn | None) -> None:
+    """ValueError that names all modules on meta that nobody initialises."""
+    helpless = [
+        f"{name or '(the model itself)'} ({type(m).__name__})" for name, m in model.named_modules()
+        if (_on_meta(m._parameters) or _on_meta(m._buffers))
+        and not _initializers(model, name, m, init_fn)]
+    if helpless:
+        raise ValueError(
+            "these modules are on the meta device and have no reset_parameters(): "
+            f"{', '.join(helpless)}. Pass init_fn(module), which fills the module's own parameters "
+            "and buffers, or build them on the CPU")
+
+
+# ---- scratch -----------------------------------------------------------------------
+
+
+def _mark_value(dtype: torch.dtype) -> Any:
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def _scratch(tensor: torch.Tensor) -> torch.Tensor:
+    """A real tensor: marked if this one is on meta, else a copy."""
+    if not _unreal(tensor):
+        return tensor.detach().clone()
+    return torch.full(tensor.shape, _mark_value(tensor.dtype), dtype=tensor.dtype)
+
+
+def _marked(tensor: torch.Tensor) -> bool:
+    """Whether a scratch tensor still has its mark somewhere (anywhere, for bools: everywhere)."""
+    if tensor.numel() == 0:
+        return False
+    if tensor.dtype is torch.bool:
+        return tensor._version == 0 and bool(tensor.all())
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return bool(torch.isnan(tensor).any())
+    return bool((tensor == torch.iinfo(tensor.dtype).min).any())
+
+
+@contextlib.contextmanager
+def _on_scratch(module: nn.Module) -> Iterator[None]:
+    """Inside, the module's own parameters and buffers are real scratch tensors."""
+    params, buffers = dict(module._parameters), dict(module._buffers)
+    flag = module.__dict__.pop("_is_hf_initialized", None)
+    for name, p in params.items():
+        if p is not None:
+            module._parameters[name] = nn.Parameter(_scratch(p), requires_grad=p.requires_grad)
+    for name, b in buffers.items():
+        if b is not None:
+            module._buffers[name] = _scratch(b)
+    try:
+        yield
+    finally:
+        module._parameters.update(params)
+        module._buffers.update(buffers)
+        if flag is not None:
+            module.__dict__["_is_hf_initialized"] = flag
+
+
+def _blank(module: nn.Module, params: Iterable[str], buffers: Iterable[str]) -> list[str]:
+    """Which of these still have their mark."""
+    return ([n for n in params if _marked(module._parameters[n])]
+            + [n for n in buffers if _marked(module._buffers[n])])
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, what: str) -> Iterator[None]:
+    """Random numbers of their own for each module; the caller's go on as if nothing had been."""
+    digest = hashlib.sha256(f"{seed} {what}".encode()).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest[:7], "little"))
+        yield
+
+
+def _seed_of(model: nn.Module) -> int:
+    """Drawn once a model from torch's generator; all ranks draw."""
+    if model not in _seeds:
+        _seeds[model] = int(torch.randint(1 << 62, ()))
+    return _seeds[model]
+
+
+class _Work:
+    """One module that is being initialised, on scratch, with what of it is wanted."""
+
+    def __init__(self, name: str, module: nn.Module):
+        self.name, self.module = name, module
+        self.params: list[str] = []
+        self.buffers: list[str] = []
+
+
+def _run(model: nn.Module, work: Sequence[_Work], init_fn: InitFn | None) -> None:
+    """Initialises modules on scratch, children first; ValueError names what stays blank."""
+    blank: list[str] = []
+    for w in work:
+        wanted = w.params, w.buffers
+        with _seeded(_seed_of(model), w.name), torch.no_grad():
+            for function in _initializers(model, w.name, w.module, init_fn):
+                function()
+                if not _blank(w.module, *wanted):
+                    break
+        blank += [f"{w.name}.{n}" if w.name else n for n in _blank(w.module, *wanted)]
+    if blank:
+        raise ValueError(
+            f"these are on the meta device and initialising their modules leaves them unset: "
+            f"{_names(blank)}. Pass an init_fn(module) that fills them (values that __init__ "
+            "computes are not there on meta), or build those modules on the CPU")
+
+
+def _ancestors(model: nn.Module, work: Sequence[_Work]) -> list[tuple[str, nn.Module]]:
+    """Modules around the work that own nothing on meta themselves: Hugging Face models give some
+    of their parts' parameters another distribution from there.  Innermost first."""
+    names = {w.name for w in work}
+    found: dict[str, None] = {}
+    for name in names:
+        parts = name.split(".")
+        found.update(dict.fromkeys(".".join(parts[:i]) for i in range(len(parts))))
+    around = [(n, model.get_submodule(n)) for n in found if n not in names]
+    around = [(n, m) for n, m in around if not _on_meta(m._parameters) and not _on_meta(m._buffers)]
+    return sorted(around, key=lambda nm: (-nm[0].count(".") - bool(nm[0]), nm[0]))
+
+
+# ---- what shard() calls ------------------------------------------------------------
+
+
+def prepare(model: nn.Module, init_fn: InitFn | None = None) -> None:
+    """Checks that all that is on meta can be initialised, and gives the model real buffers.
+
+    Every rank calls it, before or with the first :func:`materialize`.  A model without anything on
+    meta is not touched.  ValueError names all modules that nobody can initialise, and all buffers
+    that stay unset.
+    """
+    _prepared.add(model)
+    if not any(_on_meta(m._parameters) or _on_meta(m._buffers) for m in model.modules()):
+        return
+    _check(model, init_fn)
+    _seed_of(model)
+    work = []
+    for name, module in model.named_modules():
+        if _on_meta(module._buffers):
+            w = _Work(name, module)
+            w.buffers = [n for n, b in module._buffers.items() if b is not None and b.is_meta]
+            work.append(w)
+    work.reverse()  # children first
+    real: dict[int, torch.Tensor] = {}  # by id of what was on meta: some are shared
+    for w in work:
+        with _on_scratch_keeping(w, real):
+            _run(model, [w], init_fn)
+
+
+@contextlib.contextmanager
+def _on_scratch_keeping(w: _Work, real: dict[int, torch.Tensor]) -> Iterator[None]:
+    """_on_scratch(), after which the module has its wanted buffers."""
+    before = {n: w.module._buffers[n] for n in w.buffers}
+    with _on_scratch(w.module):
+        yield
+        made = {n: w.module._buffers[n] for n in w.buffers}
+    for n, old in before.items():
+        w.module._buffers[n] = real.setdefault(id(old), made[n].detach())
+
+
+def materialize(model: nn.Module, members: Sequence[PlannedParam], init_fn: InitFn | None = None,
+                wanted: bool = True) -> list[torch.Tensor | None]:
+    """First values of some parameters: of their shape and dtype, on the CPU.
+
+    Those that are not on meta are given as they are.  Of the others only these, and scratch of
+    their modules, are made real; the model keeps what it has.  wanted: False where the values are
+    not needed (all but one rank); the model's buffers are made real in any case.
+
+    ValueError as of :func:`prepare`, and if a parameter stays unset.
+    """
+    if model not in _prepared:
+        prepare(model, init_fn)
+    if not wanted:
+        return [None] * len(members)
+    homes = {p.places[0][0]: p.names[0].rpartition(".")[0]
+             for p in members if p.value.is_meta}
+    names = {id(m): n for n, m in model.named_modules()} if homes else {}
+    work = {m: _Work(names[id(m)], m) for m in homes}
+    for p in members:
+        if p.value.is_meta:
+            work[p.places[0][0]].params.append(p.places[0][1])
+    ordered = [work[m] for m in reversed(list(model.modules())) if m in work]
+    with contextlib.ExitStack() as scratch:
+        for w in ordered:
+            scratch.enter_context(_on_scratch(w.module))
+        _run(model, ordered, init_fn)
+        if init_fn is None:
+            _run_around(model, ordered)
+        return [p.places[0][0]._parameters[p.places[0][1]].detach() if p.value.is_meta
+                else p.value.detach() for p in members]
+
+
+def _run_around(model: nn.Module, work: Sequence[_Work]) -> None:
+    mine = {w.module for w in work}
+    for name, module in _ancestors(model, work):
+        hf = _hf_model(model, name)
+        if hf is not None:
+            with (_others_on_meta(module, mine), _seeded(_seed_of(model), f"{name} (around)"),
+                  torch.no_grad()):
+                hf._init_weights(module)
+
+
+@contextlib.contextmanager
+def _others_on_meta(module: nn.Module, mine: set[nn.Module]) -> Iterator[None]:
+    """Inside, initialising the module changes nothing but `mine`."""
+    before = [(m, n, p) for m in module.modules() if m not in mine
+              for n, p in m._parameters.items() if p is not None]
+    for m, n, p in before:
+        m._parameters[n] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), False)
+    try:
+        yield
+    finally:
+        for m, n, p in before:
+            m._parameters[n] = p

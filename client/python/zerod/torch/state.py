@@ -1,0 +1,332 @@
+"""Full parameters for those who ask: reading, changing, ``state_dict()`` and ``load_state_dict()``.
+
+Rule: at most one parameter is read or written at a time beyond what the caller wants to hold; rank 0
+alone writes where all ranks call, and all ranks meet after it.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import sharded as core
+from .parameter import Placeholder
+from .unit import ShardedParam
+
+PIECE = 64 << 20  # bytes read or written at once
+
+
+# ---- one parameter -----------------------------------------------------------------
+
+
+def find_param(tensor: torch.Tensor) -> ShardedParam | None:
+    """The parameter that a placeholder, a gathered or a full parameter stands for, of any sharded
+    model; None for other tensors."""
+    return tensor.param if isinstance(tensor, Placeholder) else getattr(tensor, "zerod_param", None)
+
+
+def pieces(elements: int, size: int = 4) -> Iterator[tuple[int, int]]:
+    """(first, count) of the pieces of so many elements of `size` bytes; none for 0."""
+    most = PIECE // size
+    for first in range(0, elements, most):
+        yield first, min(most, elements - first)
+
+
+def read_all(sharded: "core.Sharded", param: ShardedParam, plane: str = "serve") -> torch.Tensor:
+    """A parameter's plane, flat: fp32, or the parameter's dtype for "serve"."""
+    dtype = param.dtype if plane == "serve" else torch.float32
+    flat = torch.empty(param.numel, dtype=dtype)
+    for first, count in pieces(param.numel):
+        flat[first:first + count] = sharded.read(param, plane, first, count)
+    return flat
+
+
+def write_all(sharded: "core.Sharded", param: ShardedParam, plane: str,
+              values: torch.Tensor) -> None:
+    """Writes a tensor of the parameter's shape, of any dtype; a piece at a time."""
+    flat = values.detach().reshape(-1)
+    for first, count in pieces(param.numel):
+        sharded.write(param, plane, flat[first:first + count], first)
+
+
+def check_boundary(sharded: "core.Sharded") -> None:
+    """RuntimeError if this rank has gradients of an unfinished step."""
+    if sharded.has_gradients:
+        raise RuntimeError("parameters and optimizer state are written between steps: gradients of "
+                           "this step are there; call optimizer.step() or optimizer.zero_grad() on "
+                           "all ranks first")
+
+
+def sharded_or_marked(model: nn.Module) -> "core.Sharded":
+    """The model's Sharded; one that fully_shard() has marked is taken to the service now."""
+    if "_zerod_sharded" not in model.__dict__ and any("_zerod_mark" in m.__dict__
+                                                      for m in model.modules()):
+        core.shard(model)
+    return core.sharded_of(model)
+
+
+# ---- full parameters ---------------------------------------------------------------
+
+
+class _Full:
+    """One parameter that a full_params() context shows."""
+
+    def __init__(self, param: ShardedParam):
+        self.param = param
+        values = read_all(param.sharded, param).view(param.shape)
+        self.tensor = nn.Parameter(values, requires_grad=param.placeholder.requires_grad)
+        self.tensor.zerod_param = param
+        self.depth = 0  # contexts that show it
+        self.clean = self.tensor._version  # version counter of what the service has
+
+    def show(self) -> None:
+        self.depth += 1
+        self.param.put_in_place(self.tensor)
+
+    def hide(self) -> bool:
+        """One context ends; whether it was the last."""
+        self.depth -= 1
+        if self.depth == 0:
+            _restore(self.param)
+        return self.depth == 0
+
+    def current(self) -> torch.Tensor:
+        """What the module has: another tensor, if the user has assigned one."""
+        for module, attribute in self.param.places:
+            found = module._parameters.get(attribute)
+            if found is not None and find_param(found) is not self.param:
+                return found
+        return self.tensor
+
+    def write_back(self) -> None:
+        """Writes what differs from the service's values."""
+        value = self.current()
+        if tuple(value.shape) != tuple(self.param.shape):
+            raise ValueError(f"parameter '{self.param.name}' has shape {tuple(self.param.shape)} "
+                             f"and was given {tuple(value.shape)}; nothing of it is written")
+        if value is self.tensor and value._version == self.clean and not self._differs():
+            return
+        write_all(self.param.sharded, self.param, "master", value)
+        self.clean = self.tensor._version
+
+    def _differs(self) -> bool:
+        """What was written through ``.data`` does not count in the version counter."""
+        flat = self.tensor.detach().reshape(-1)
+        if flat.dtype is not self.param.dtype:
+            return True
+        same = torch.int32 if flat.dtype is torch.float32 else torch.int16
+        for first, count in pieces(self.param.numel):
+            there = self.param.sharded.read(self.param, "serve", first, count)
+            if not torch.equal(there.view(same), flat[first:first + count].view(same)):
+                return True
+        return False
+
+
+def _restore(param: ShardedParam) -> None:
+    """Puts back what the module shows in the present state of its unit."""
+    unit = _unit_of(param)
+    param.put_in_place(param.gathered if unit is not None and unit.shown else param.placeholder)
+
+
+def _unit_of(param: ShardedParam) -> Any:
+    return next((u for u in param.sharded.units if any(p is param for p in u.params)), None)
+
+
+def _let_go(param: ShardedParam) -> None:
+    """What this rank has fetched of the parameter is not the newest any more."""
+    unit = _unit_of(param)
+    if unit is not None and unit.depth == 0 and unit.fetched:
+        unit.release()
+
+
+class _Model:
+    """What install() keeps with a Sharded."""
+
+    def __init__(self, sharded: "core.Sharded"):
+        self.sharded = sharded
+        self.full: dict[ShardedParam, _Full] = {}
+        self.loading = 0  # load_state_dict() calls under way
+        self.saved: dict[ShardedParam, tuple[str, int]] = {}  # tied: key and address in the last
+        self.of_module: dict[nn.Module, dict[str, ShardedParam]] = {}
+        for param in sharded.params:
+            for module, attribute in param.places:
+                self.of_module.setdefault(module, {})[attribute] = param
+
+    def params_in(self, module: nn.Module) -> list[ShardedParam]:
+        """The parameters of a part of the model, each once."""
+        found: dict[ShardedParam, None] = {}
+        for m in module.modules():
+            found.update(dict.fromkeys(self.of_module.get(m, {}).values()))
+        return list(found)
+
+
+def _model_of(module: nn.Module) -> _Model:
+    model = module.__dict__.get("_zerod_state")
+    if model is None:
+        raise TypeError(f"{type(module).__name__} is not part of a sharded model: call "
+                        "zerod.torch.shard(model)")
+    return model
+
+
+@contextlib.contextmanager
+def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
+    """Inside, the module's parameters (its children's too) are ordinary full parameters.
+
+    module: a sharded model or a part of one.  Values have the parameter's shape and dtype, on the
+    CPU, and are read one at a time when the context begins; tied parameters are read once.  Any rank may
+    use it alone; it is reentrant.  Meant for looking and changing: after a forward pass inside,
+    the modules that ran have their placeholders again.
+
+    write: when the block ends without an exception, this rank writes what changed to the service;
+    after an exception nothing is written.  In 16-bit models the fp32 master weights of what changed
+    become the new values.  Use it on one rank, between steps, and let the others wait:
+    ``sharded_of(model).barrier()`` on all ranks makes them meet.  Without write, changes are lost.
+
+    Errors: TypeError if the module is not part of a sharded model; with write: RuntimeError in the
+    middle of a step, ValueError if a parameter was given another shape.
+    """
+    model = _model_of(module)
+    params = model.params_in(module)
+    if write:
+        check_boundary(model.sharded)
+    shown: list[_Full] = []
+    try:
+        for param in params:
+            full = model.full.get(param)
+            if full is None:
+                full = model.full[param] = _Full(param)
+            full.show()
+            shown.append(full)
+        yield
+        if write:
+            check_boundary(model.sharded)
+            for full in shown:
+                full.write_back()
+                _let_go(full.param)
+    finally:
+        for full in shown:
+            if full.hide():
+                del model.full[full.param]
+
+
+# ---- state_dict() ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _attributes(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Shows tensors in one module for the time of a call."""
+    before = {name: module._parameters[name] for name in tensors}
+    module._parameters.update(tensors)
+    try:
+        yield
+    finally:
+        module._parameters.update(before)
+
+
+def _saved_twin(model: _Model, param: ShardedParam, destination: Mapping[str, Any]) -> Any:
+    """The tied parameter's tensor, if the same state_dict() call has it already."""
+    key, address = model.saved.get(param, ("", 0))
+    there = destination.get(key)
+    if isinstance(there, torch.Tensor) and there.data_ptr() == address and (
+            there.shape == param.shape and there.dtype is param.dtype):
+        return there
+    return None
+
+
+def _save_module(module: nn.Module, destination: dict[str, Any], prefix: str,
+                 keep_vars: bool) -> None:
+    """``_save_to_state_dict`` of a module that owns sharded parameters."""
+    model = _model_of(module)
+    tensors = {}
+    for name, param in model.of_module[module].items():
+        value = _saved_twin(model, param, destination) if len(param.places) > 1 else None
+        if value is None and param in model.full:
+            continue
+        if value is None:
+            value = read_all(model.sharded, param).view(param.shape)
+        model.saved[param] = (prefix + name, value.data_ptr())
+        tensors[name] = nn.Parameter(value, requires_grad=param.placeholder.requires_grad)
+    with _attributes(module, tensors):
+        type(module)._save_to_state_dict(module, destination, prefix, keep_vars)
+
+
+# ---- load_state_dict() -------------------------------------------------------------
+
+
+def _blank(module: nn.Module, param: ShardedParam) -> nn.Parameter:
+    """What a module loads into; a class that loads in a way of its own may look at the values."""
+    own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+    values = read_all(param.sharded, param) if own else torch.empty(param.numel, dtype=param.dtype)
+    return nn.Parameter(values.view(param.shape), requires_grad=param.placeholder.requires_grad)
+
+
+def _load_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """``_load_from_state_dict`` of a module that owns sharded parameters."""
+    model = _model_of(module)
+    mine = model.of_module[module]
+    blanks = {name: _blank(module, param) for name, param in mine.items()}
+    versions = {name: t._version for name, t in blanks.items()}
+    with _attributes(module, blanks):
+        type(module)._load_from_state_dict(module, *args, **kwargs)
+        loaded = {name: module._parameters.get(name) for name in blanks}
+    if model.sharded.rank != 0:
+        return
+    for name, value in loaded.items():
+        if value is blanks[name] and value._version == versions[name]:
+            continue
+        if value is None or value.shape != mine[name].shape:
+            raise ValueError(f"parameter '{mine[name].name}' has shape {tuple(mine[name].shape)}; "
+                             "load_state_dict() put something else in its place")
+        write_all(model.sharded, mine[name], "master", value.to(mine[name].dtype))
+
+
+def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
+          assign: bool = False) -> Any:
+    """``load_state_dict`` of a sharded model or a part of one; all ranks call it.
+
+    Values are cast to the parameters' dtypes and written by rank 0; buffers are loaded by each rank.
+    Returns when all ranks have called.  assign changes nothing for parameters.
+    """
+    model = _model_of(module)
+    check_boundary(model.sharded)
+    if model.full:
+        raise RuntimeError("load_state_dict() within full_params(): leave the context first")
+    model.loading += 1
+    try:
+        result = type(module).load_state_dict(module, state_dict, strict=strict, assign=assign)
+    finally:
+        model.loading -= 1
+    if model.loading == 0:
+        model.sharded.barrier()
+    return result
+
+
+def install(model: nn.Module, sharded: "core.Sharded") -> None:
+    """Makes ``state_dict()`` and ``load_state_dict()`` of the model and of each of its modules work on
+    the service's values."""
+    kept = _Model(sharded)
+    for module in model.modules():
+        module.__dict__["_zerod_state"] = kept
+        _override(module, "load_state_dict", _load)
+        if module in kept.of_module:
+            _override(module, "_save_to_state_dict", _save_module)
+            _override(module, "_load_from_state_dict", _load_module)
+
+
+def _override(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
+    module.__dict__[name] = functools.partial(function, module)
+
+
+# ---- names -------------------------------------------------------------------------
+
+
+def persistent_buffers(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Names, as in state_dict() without what wrappers put in, and buffers that are saved."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield (f"{prefix}.{name}" if prefix else name), buffer
