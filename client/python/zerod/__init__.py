@@ -4,19 +4,75 @@ The node's daemon holds parameters, gradients and optimizer states in shards; th
 trainer's side of it over libzero, and needs nothing but Python.  zerod.torch puts PyTorch models
 on it.
 """
+
 from ._library import ALL, OBSERVER
 from .client import AdamWSet, Client, StepResult, connect
-from .errors import (Aborted, Busy, Closed, Conflict, Deadline, Error, InputOutput, Internal, Invalid, LayoutMismatch,
-                     LostRank, NoGroup, NoJob, NoMemory, NoSharedMemory, NotAttached, NotHeld, NotPermitted, Order,
-                     OutOfRange, Peer, Protocol, ProtocolVersion, Quota, Rank, TooManyHeld, Window)
+from .errors import (
+    Aborted,
+    Busy,
+    Closed,
+    Conflict,
+    Deadline,
+    Error,
+    InputOutput,
+    Internal,
+    Invalid,
+    LayoutMismatch,
+    LostRank,
+    NoGroup,
+    NoJob,
+    NoMemory,
+    NoSharedMemory,
+    NotAttached,
+    NotHeld,
+    NotPermitted,
+    Order,
+    OutOfRange,
+    Peer,
+    Protocol,
+    ProtocolVersion,
+    Quota,
+    Rank,
+    TooManyHeld,
+    Window,
+)
 from .layout import Layout
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "ALL", "OBSERVER", "AdamWSet", "Client", "Layout", "StepResult", "connect",
-    "Aborted", "Busy", "Closed", "Conflict", "Deadline", "Error", "InputOutput", "Internal", "Invalid",
-    "LayoutMismatch", "LostRank", "NoGroup", "NoJob", "NoMemory", "NoSharedMemory", "NotAttached", "NotHeld",
-    "NotPermitted", "Order", "OutOfRange", "Peer", "Protocol", "ProtocolVersion", "Quota", "Rank", "TooManyHeld",
+    "ALL",
+    "OBSERVER",
+    "AdamWSet",
+    "Client",
+    "Layout",
+    "StepResult",
+    "connect",
+    "Aborted",
+    "Busy",
+    "Closed",
+    "Conflict",
+    "Deadline",
+    "Error",
+    "InputOutput",
+    "Internal",
+    "Invalid",
+    "LayoutMismatch",
+    "LostRank",
+    "NoGroup",
+    "NoJob",
+    "NoMemory",
+    "NoSharedMemory",
+    "NotAttached",
+    "NotHeld",
+    "NotPermitted",
+    "Order",
+    "OutOfRange",
+    "Peer",
+    "Protocol",
+    "ProtocolVersion",
+    "Quota",
+    "Rank",
+    "TooManyHeld",
     "Window",
 ]

@@ -3,14 +3,26 @@
 Rule: everything here mirrors zero.h and zero_types.h; nothing else in the package knows a
 number or a struct of theirs.  Calls release Python's global lock.
 """
+
 import ctypes
 import ctypes.util
 import functools
 import os
 import shutil
 import subprocess
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, \
-    c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 
 SONAME = "libzero.so.0"
@@ -31,37 +43,77 @@ INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
 
 class Tensor(Structure):
     """struct zero_tensor"""
-    _fields_ = [("name", c_char_p), ("ndim", c_uint32), ("shape", POINTER(c_uint64)), ("frozen", c_bool),
-                ("set", c_uint32), ("init", c_int), ("init_value", c_double), ("init_seed", c_uint64)]
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("ndim", c_uint32),
+        ("shape", POINTER(c_uint64)),
+        ("frozen", c_bool),
+        ("set", c_uint32),
+        ("init", c_int),
+        ("init_value", c_double),
+        ("init_seed", c_uint64),
+    ]
 
 
 class Options(Structure):
     """struct zero_options"""
-    _fields_ = [("socket", c_char_p), ("job", c_char_p), ("rank", c_int32), ("world_size", c_uint32),
-                ("local_world_size", c_uint32), ("timeout_ms", c_uint32)]
+
+    _fields_ = [
+        ("socket", c_char_p),
+        ("job", c_char_p),
+        ("rank", c_int32),
+        ("world_size", c_uint32),
+        ("local_world_size", c_uint32),
+        ("timeout_ms", c_uint32),
+    ]
 
 
 class Needs(Structure):
     """struct zero_needs"""
-    _fields_ = [("hold_groups", c_uint32), ("push_groups", c_uint32), ("grad_dtype", c_int), ("reduce_dtype", c_int),
-                ("private_views", c_bool)]
+
+    _fields_ = [
+        ("hold_groups", c_uint32),
+        ("push_groups", c_uint32),
+        ("grad_dtype", c_int),
+        ("reduce_dtype", c_int),
+        ("private_views", c_bool),
+    ]
 
 
 class AdamW(Structure):
     """struct zero_adamw"""
-    _fields_ = [("lr", c_double), ("beta1", c_double), ("beta2", c_double), ("eps", c_double),
-                ("weight_decay", c_double)]
+
+    _fields_ = [
+        ("lr", c_double),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("eps", c_double),
+        ("weight_decay", c_double),
+    ]
 
 
 class Step(Structure):
     """struct zero_step"""
-    _fields_ = [("sets", POINTER(AdamW)), ("n_sets", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
-                ("growth_interval", c_uint32)]
+
+    _fields_ = [
+        ("sets", POINTER(AdamW)),
+        ("n_sets", c_uint32),
+        ("clip_norm", c_double),
+        ("loss_scale", c_double),
+        ("growth_interval", c_uint32),
+    ]
 
 
 class Result(Structure):
     """struct zero_result"""
-    _fields_ = [("version", c_uint64), ("skipped", c_bool), ("grad_norm", c_double), ("loss_scale", c_double)]
+
+    _fields_ = [
+        ("version", c_uint64),
+        ("skipped", c_bool),
+        ("grad_norm", c_double),
+        ("loss_scale", c_double),
+    ]
 
 
 _client = _layout = c_void_p
@@ -79,7 +131,16 @@ PROTOTYPES = {
     "zero_layout_error": (c_char_p, _layout),
     "zero_layout_find": (c_int, _layout, c_char_p, POINTER(c_uint32)),
     "zero_layout_free": (None, _layout),
-    "zero_layout_group": (c_int, _layout, c_char_p, c_int, POINTER(c_uint32), c_uint32, c_double, POINTER(c_uint32)),
+    "zero_layout_group": (
+        c_int,
+        _layout,
+        c_char_p,
+        c_int,
+        POINTER(c_uint32),
+        c_uint32,
+        c_double,
+        POINTER(c_uint32),
+    ),
     "zero_layout_group_dtype": (c_int, _layout, c_uint32),
     "zero_layout_group_elements": (c_uint64, _layout, c_uint32),
     "zero_layout_group_name": (c_char_p, _layout, c_uint32),
@@ -110,13 +171,20 @@ PROTOTYPES = {
 
 # ---- where the library is ------------------------------------------------------------------
 
+
 def _pkg_config():
     """The directory that pkg-config knows; None if it knows none."""
     tool = shutil.which("pkg-config")
     if not tool:
         return None
-    answer = subprocess.run([tool, "--variable=libdir", "zero"], stdin=subprocess.DEVNULL, capture_output=True,
-                            text=True, timeout=10, check=False)
+    answer = subprocess.run(
+        [tool, "--variable=libdir", "zero"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
@@ -158,8 +226,12 @@ def _find():
             return _load(place)
         except OSError as why:
             tried.append(f"{where} ({place}: {why})")
-    raise ImportError("cannot find libzero; set $ZEROD_LIBRARY to the path of " + SONAME + ". Tried: "
-                      + "; ".join(tried))
+    raise ImportError(
+        "cannot find libzero; set $ZEROD_LIBRARY to the path of "
+        + SONAME
+        + ". Tried: "
+        + "; ".join(tried)
+    )
 
 
 @functools.lru_cache(maxsize=1)

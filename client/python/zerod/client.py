@@ -1,36 +1,30 @@
 """A client of zerod: one conversation with the node's daemon, one rank of a job.
 
-Rules
-- One lock a client: libzero takes one thread at a time.  The other Python threads run on
-  meanwhile.
-- Every number is checked before it becomes a C number; a wrong argument is an exception, never
-  a crash.  Addresses are the caller's word: memory that ends too early cannot be seen from here.
-- A process made by os.fork() has no client: calls on its parent's raise Closed, and the daemon
-  is told nothing by it.
+Rule: every number is checked before it becomes a C number, so that a wrong argument is an
+exception and never a crash.  An address is the caller's word: memory that ends too early
+cannot be seen from here.
 """
+
 import atexit
 import contextlib
 import ctypes
 import json
 import math
-import operator
+import numbers
 import os
-import socket as sockets
-import threading
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from . import _library as lib
 from . import environment
-from .errors import Closed, Error, NoGroup, Order, error_of
+from ._conversation import Conversation
+from .errors import Error, NoGroup, NotAttached, error_of
 from .layout import Layout, code_of, name_of, number
-
-ECLOSED = Closed.code
 
 
 class AdamWSet(NamedTuple):
     """One hyperparameter set of AdamW, as torch.optim.AdamW has them."""
+
     lr: float
     beta1: float = 0.9
     beta2: float = 0.999
@@ -40,6 +34,7 @@ class AdamWSet(NamedTuple):
 
 class StepResult(NamedTuple):
     """What a step came to."""
+
     version: int  # after the step
     skipped: bool  # a gradient was not finite: nothing was updated
     grad_norm: float  # of the mean gradient, before clipping, loss scale taken out
@@ -52,11 +47,7 @@ def _real(value, name):
     return float(value)
 
 
-def _groups_wanted(value, name):
-    return lib.ALL if value == lib.ALL else number(value, name, 0, lib.ALL)
-
-
-class Client:
+class Client(Conversation):
     """A connection to the node's daemon; zerod.connect() makes it.
 
     It may be used from several threads; calls wait for one another.  Blocking calls take at most
@@ -67,77 +58,15 @@ class Client:
     """
 
     def __init__(self, handle, job, place, socket, own_job):
-        self._library = lib.library()
-        self._handle = handle
-        self._lock = threading.RLock()
-        self._calling = False
-        self._why_closed = "it was closed by close()"
-        self._job, self._place, self._socket, self._own_job = job, place, socket, own_job
-        self._layout = None
-        _clients.add(self)
-
-    # ---- calls -------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _use(self):
-        """The handle, for this thread alone."""
-        with self._lock:
-            if self._calling:
-                raise Order("a call of this client was made from within another one, by a signal's handler perhaps")
-            if self._handle is None:
-                raise Closed(f"the client is closed: {self._why_closed}")
-            self._calling = True
-            try:
-                yield self._handle
-            finally:
-                self._calling = False
-
-    def _check(self, handle, status):
-        if status:
-            text = (self._library.zero_error(handle) or b"").decode("utf-8", "replace")
-            raise error_of(status, f"{self._why_closed}: connect again" if status == ECLOSED and self._broken()
-                           else text)
-
-    def _call(self, function, *arguments):
-        with self._use() as handle:
-            self._check(handle, function(handle, *arguments))
-
-    def _wait(self, function, *arguments):
-        """A call that other ranks may keep waiting: Ctrl-C ends it, in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            return self._call(function, *arguments)
-        with self._use() as handle:
-            self._check(handle, self._interruptible(function, handle, *arguments))
-        return None
-
-    def _interruptible(self, function, *arguments):
-        status = []
-        thread = threading.Thread(target=lambda: status.append(function(*arguments)), daemon=True)
-        thread.start()
-        try:
-            thread.join()
-        except BaseException:
-            if thread.is_alive():
-                self._break("a call was interrupted")
-            thread.join()
-            raise
-        return status[0]
-
-    def _break(self, why):
-        """Ends the connection without a word, as the end of the process would: the rank counts
-        as lost, and whoever waits for it is told."""
-        self._why_closed = f"the connection to zerod was given up when {why}"
-        with sockets.socket(fileno=os.dup(self._library.zero_fd(self._handle))) as connection:
-            with contextlib.suppress(OSError):
-                connection.shutdown(sockets.SHUT_RDWR)
-
-    def _broken(self):
-        return self._why_closed.startswith("the connection")
+        super().__init__(handle)
+        self._job, self._place, self._socket = job, place, socket
+        self._own_job = own_job  # to be dropped when it is over
+        self._layout, self._may_have_job = None, False
 
     # ---- what it is ----------------------------------------------------------------------
 
     @property
-    def job(self) -> Optional[str]:
+    def job(self) -> str | None:
         return self._job
 
     @property
@@ -166,7 +95,7 @@ class Client:
             return self._library.zero_loss_scale(handle)
 
     @property
-    def layout(self) -> Optional[Layout]:
+    def layout(self) -> Layout | None:
         """The job's layout, to read; None before attach()."""
         return self._layout
 
@@ -181,8 +110,15 @@ class Client:
 
     # ---- joining a job ---------------------------------------------------------------------
 
-    def attach(self, layout: Optional[Layout] = None, hold_groups: int = 1, push_groups: int = 1,
-               grad_dtype: str = "fp32", reduce_dtype: str = "fp32", private_views: bool = False) -> None:
+    def attach(
+        self,
+        layout: Layout | None = None,
+        hold_groups: int = 1,
+        push_groups: int = 1,
+        grad_dtype: str = "fp32",
+        reduce_dtype: str = "fp32",
+        private_views: bool = False,
+    ) -> None:
         """Joins the job as this client's rank, and creates the job if it is new; waits until all
         ranks are there.  The layout is copied.
 
@@ -195,14 +131,19 @@ class Client:
         Raises LayoutMismatch with the first difference, Rank, Window with the size needed, Quota,
         Deadline with the ranks that are missing.
         """
+        self._may_have_job = True
         if layout is None:
             self._wait(self._library.zero_attach, None, None)
         else:
             if not isinstance(layout, Layout):
                 raise TypeError(f"layout is a zerod.Layout, not {type(layout).__name__}")
-            needs = lib.Needs(_groups_wanted(hold_groups, "hold_groups"), _groups_wanted(push_groups, "push_groups"),
-                              code_of(lib.DTYPES, grad_dtype, "grad_dtype"),
-                              code_of(lib.DTYPES, reduce_dtype, "reduce_dtype"), bool(private_views))
+            needs = lib.Needs(
+                number(hold_groups, "hold_groups", 0, lib.ALL),
+                number(push_groups, "push_groups", 0, lib.ALL),
+                code_of(lib.DTYPES, grad_dtype, "grad_dtype"),
+                code_of(lib.DTYPES, reduce_dtype, "reduce_dtype"),
+                bool(private_views),
+            )
             with layout.handle() as borrowed:
                 self._wait(self._library.zero_attach, borrowed, ctypes.byref(needs))
         with self._use() as handle:
@@ -238,7 +179,7 @@ class Client:
         self._call(self._library.zero_grad, self._group(group), ctypes.byref(memory))
         return memory.value
 
-    def push(self, group: int, present: Optional[bytes] = None, last: bool = True) -> None:
+    def push(self, group: int, present: bytes | None = None, last: bool = True) -> None:
         """Hands the gradient over; does not wait.  present: one byte for each tensor of the group,
         0 for one without a gradient in this step; None: all have one.  last is False while more
         micro-batches of this step follow.  A refusal comes from a later call."""
@@ -247,13 +188,15 @@ class Client:
             present = memoryview(present).tobytes()
             tensors = len(self._attached().group_tensors(group))
             if len(present) != tensors:
-                raise ValueError(f"present has {len(present)} bytes, but group {group} has {tensors} tensors")
+                raise ValueError(
+                    f"present has {len(present)} bytes, but group {group} has {tensors} tensors"
+                )
         self._call(self._library.zero_push, group, present, bool(last), None)
 
     def _attached(self):
         if self._layout is None:
             with self._use():
-                raise error_of(11, "attach() was not called yet")
+                raise NotAttached("attach() was not called yet")
         return self._layout
 
     def norm(self) -> tuple[float, bool]:
@@ -263,8 +206,13 @@ class Client:
         self._wait(self._library.zero_norm, ctypes.byref(value), ctypes.byref(finite))
         return value.value, finite.value
 
-    def step(self, sets: Sequence[AdamWSet], clip_norm: float = 0.0, loss_scale: float = 1.0,
-             growth_interval: int = 0) -> StepResult:
+    def step(
+        self,
+        sets: Sequence[AdamWSet],
+        clip_norm: float = 0.0,
+        loss_scale: float = 1.0,
+        growth_interval: int = 0,
+    ) -> StepResult:
         """Ends the step: what was fetched is released, what was not pushed counts as without
         gradient, and, when all ranks have called, the owners update.
 
@@ -284,24 +232,33 @@ class Client:
     def _step_of(sets, clip_norm, loss_scale, growth_interval):
         sets = [AdamWSet(*s) for s in sets]
         if len(sets) > lib.SET_MAX:
-            raise ValueError(f"a step has at most {lib.SET_MAX} hyperparameter sets, not {len(sets)}")
-        array = (lib.AdamW * len(sets))(*(lib.AdamW(*map(_real, s, AdamWSet._fields)) for s in sets))
-        return lib.Step(array, len(sets), _real(clip_norm, "clip_norm"), _real(loss_scale, "loss_scale"),
-                        number(growth_interval, "growth_interval", 0, lib.ALL))
+            raise ValueError(
+                f"a step has at most {lib.SET_MAX} hyperparameter sets, not {len(sets)}"
+            )
+        array = (lib.AdamW * len(sets))(
+            *(lib.AdamW(*map(_real, s, AdamWSet._fields)) for s in sets)
+        )
+        return lib.Step(
+            array,
+            len(sets),
+            _real(clip_norm, "clip_norm"),
+            _real(loss_scale, "loss_scale"),
+            number(growth_interval, "growth_interval", 0, lib.ALL),
+        )
 
     # ---- state -------------------------------------------------------------------------------
 
-    def get(self, tensor: int, plane: str, first: int, count: int, address: Union[int, Any]) -> None:
+    def get(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
         """Copies count elements of a tensor's plane, from element first on, to memory: fp32 for
         "master", "exp_avg" and "exp_avg_sq", the group's dtype for "serve", one uint64 for "step"
         (how often the tensor was updated) and "set" (its hyperparameter set).
 
-        address: an int, which the caller vouches for, or a contiguous writable buffer of exactly that
-        many bytes.  Raises OutOfRange, NoGroup.
+        address: an int, which the caller vouches for, or a contiguous writable buffer of exactly
+        that many bytes.  Raises OutOfRange, NoGroup.
         """
         self._access(self._library.zero_get, tensor, plane, first, count, address, True)
 
-    def put(self, tensor: int, plane: str, first: int, count: int, address: Union[int, Any]) -> None:
+    def put(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
         """Copies count elements from memory to a tensor's plane; the reverse of get(), at a step
         boundary and by one writer.  "serve" cannot be written: it is made from "master"."""
         self._access(self._library.zero_put, tensor, plane, first, count, address, False)
@@ -310,16 +267,15 @@ class Client:
         tensor = number(tensor, "tensor", 0, lib.ALL)
         code = code_of(lib.PLANES, plane, "plane")
         first, count = number(first, "first", 0, 2**64 - 1), number(count, "count", 0, 2**64 - 1)
-        if hasattr(address, "__index__"):
-            address = number(address, "address", 0, 2**64 - 1)
-            if count and not address:
+        if isinstance(address, numbers.Integral):
+            memory = number(address, "address", 0, 2**64 - 1)
+            if count and not memory:
                 raise ValueError("address is 0")
-            self._call(function, tensor, code, first, count, address)
-            return
-        if not 0 <= tensor < self._attached().tensors:
-            raise NoGroup(f"no tensor {tensor}: the layout has {self._layout.tensors}")
-        with _memory(address, count * self._element_bytes(tensor, plane), writes) as pointer:
-            self._call(function, tensor, code, first, count, pointer)
+        else:
+            if not tensor < self._attached().tensors:
+                raise NoGroup(f"no tensor {tensor}: the layout has {self._layout.tensors}")
+            memory = _memory(address, count * self._element_bytes(tensor, plane), writes)
+        self._call(function, tensor, code, first, count, memory)
 
     def _element_bytes(self, tensor, plane):
         if plane == "serve":
@@ -328,12 +284,16 @@ class Client:
 
     # ---- the service -------------------------------------------------------------------------
 
-    def query(self, what: str, argument: Optional[str] = None) -> dict:
+    def query(self, what: str, argument: str | None = None) -> dict:
         """Asks the daemon: "status", "jobs", "shards", "ping", "checksum", "config" or "drop", the
         last for good; argument: a job's name.  The answer is zeroctl's --json."""
         answer = ctypes.c_void_p()
-        self._wait(self._library.zero_query, name_of(what, "what"),
-                   None if argument is None else name_of(argument, "argument"), ctypes.byref(answer))
+        self._wait(
+            self._library.zero_query,
+            name_of(what, "what"),
+            None if argument is None else name_of(argument, "argument"),
+            ctypes.byref(answer),
+        )
         try:
             return json.loads(ctypes.string_at(answer.value))
         finally:
@@ -355,69 +315,53 @@ class Client:
         """Nobody else knows the job.  By a connection of its own: this one may be broken."""
         atexit.unregister(self.close)
         self._own_job = False
-        if not self._layout:
+        if not self._may_have_job:
             return
-        with contextlib.suppress(Error), connect(rank=lib.OBSERVER, socket=self._socket, timeout=5) as client:
+        with (
+            contextlib.suppress(Error),
+            connect(self._job, lib.OBSERVER, socket=self._socket, timeout=5) as client,
+        ):
             client.query("drop", self._job)
 
     def _forget(self):
-        """In a child of os.fork(): the parent's connection is not the child's, which would only
-        hide the parent's end from the daemon."""
-        self._lock, self._calling, self._own_job = threading.RLock(), False, False
-        if self._handle is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._library.zero_fd(self._handle))
-            self._handle, self._why_closed = None, "it belongs to the process that this one was forked from"
-            atexit.unregister(self.close)
+        super()._forget()
+        self._own_job = False
 
     def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, kind, error, trace) -> None:
         """Closes; after an exception as a lost rank, so that the others need not wait."""
-        if kind is not None:
+        if kind is not None and not (isinstance(error, SystemExit) and not error.code):
             with self._lock:
                 if self._handle is not None:
-                    self._break("an exception ended its block")
+                    self._break(f"{kind.__name__} ended the client's block")
         self.close()
 
     def __repr__(self):
         return f"<zerod.Client of job {self._job!r}, rank {self.rank} of {self.world_size}>"
 
 
-_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
-
-
-def _forget_all():
-    for client in list(_clients):
-        client._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
-@contextlib.contextmanager
 def _memory(buffer, size, writes):
-    """Pointer to the bytes of an object with the buffer protocol."""
-    with memoryview(buffer) as view:
-        if not view.c_contiguous:
-            raise ValueError("the buffer is not contiguous")
-        if view.nbytes != size:
-            raise ValueError(f"the buffer has {view.nbytes} bytes, not {size}")
-        if writes and view.readonly:
-            raise TypeError("the buffer is read-only")
-        if size == 0:
-            yield None
-        elif view.readonly:
-            yield ctypes.cast(ctypes.c_char_p(view.tobytes()), ctypes.c_void_p)
-        else:
-            yield ctypes.byref((ctypes.c_char * size).from_buffer(view.cast("B") if view.ndim else view))
+    """The bytes of an object with the buffer protocol, for ctypes."""
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise ValueError("the buffer is not contiguous")
+    if view.nbytes != size:
+        raise ValueError(f"the buffer has {view.nbytes} bytes, not {size}")
+    if writes and view.readonly:
+        raise TypeError("the buffer is read-only")
+    if size == 0:
+        return None
+    return view.tobytes() if view.readonly else (ctypes.c_char * size).from_buffer(buffer)
 
 
 def _timeout_ms(timeout):
     timeout = _real(timeout, "timeout")
     if not 0 < timeout <= lib.ALL / 1000:
-        raise ValueError(f"timeout is {timeout:g} seconds, not above 0 and at most {lib.ALL // 1000}")
+        raise ValueError(
+            f"timeout is {timeout:g} seconds, not above 0 and at most {lib.ALL // 1000}"
+        )
     return max(1, math.floor(timeout * 1000))
 
 
@@ -427,13 +371,21 @@ def _job_of(job, place):
     if job is not None or place.rank == lib.OBSERVER:
         return job, False
     if place.world_size > 1:
-        raise ValueError(f"a job of {place.world_size} ranks has to be named: pass job=..., or set ZEROD_JOB to the "
-                         "same name for all of them (torchrun does it with --rdzv-id, Slurm by SLURM_JOB_ID)")
+        raise ValueError(
+            f"a job of {place.world_size} ranks has to be named: pass job=..., or set ZEROD_JOB to "
+            "the same name for all of them (torchrun does it with --rdzv-id, Slurm by SLURM_JOB_ID)"
+        )
     return environment.own_job(), True
 
 
-def connect(job: Optional[str] = None, rank: Optional[int] = None, world_size: Optional[int] = None,
-            local_world_size: Optional[int] = None, socket: Optional[str] = None, timeout: float = 60.0) -> Client:
+def connect(
+    job: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+    socket: str | None = None,
+    timeout: float = 60.0,
+) -> Client:
     """Connects to the node's daemon.
 
     job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id; without those, a process that is
@@ -451,8 +403,12 @@ def connect(job: Optional[str] = None, rank: Optional[int] = None, world_size: O
         place = environment.place(rank, world_size, local_world_size)
     job, own = _job_of(job, place)
     path = socket if socket is not None else os.environ.get("ZEROD_SOCKET") or None
-    options = lib.Options(name_of(os.fspath(path), "socket") if path is not None else None,
-                          name_of(job, "job") if job is not None else None, *place, _timeout_ms(timeout))
+    options = lib.Options(
+        name_of(os.fspath(path), "socket") if path is not None else None,
+        name_of(job, "job") if job is not None else None,
+        *place,
+        _timeout_ms(timeout),
+    )
     library, handle = lib.library(), ctypes.c_void_p()
     status = library.zero_connect(ctypes.byref(options), ctypes.byref(handle))
     if status:

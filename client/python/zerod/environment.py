@@ -3,24 +3,34 @@
 Pure: reads the mapping it is given and nothing else.  A variable that makes no sense is a
 ValueError with its name.
 """
+
 import getpass
+import numbers
 import os
 import re
 import secrets
 from collections.abc import Mapping
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from ._library import NAME_MAX, RANK_MAX
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
+SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE")
+SLURM_STEP_TASKS = "SLURM_STEP_TASKS_PER_NODE"  # of srun's step, which may have fewer than the job
+ARGUMENTS = ("rank", "world_size", "local_world_size")
+LEAST = (0, 1, 1)
+MOST = (RANK_MAX - 1, RANK_MAX, RANK_MAX)
 
 
 class Place(NamedTuple):
     """A process among those of its job."""
+
     rank: int
     world_size: int
     local_world_size: int  # ranks on this node
+
+
+# ---- variables -----------------------------------------------------------------------------
 
 
 def _number(environment, name, least, most):
@@ -28,7 +38,7 @@ def _number(environment, name, least, most):
     text = environment.get(name, "").strip()
     if not text:
         return None
-    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or not least <= int(text) <= most:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise ValueError(f"{name} is {text[:40]!r}, not a number from {least} to {most}")
     return int(text)
 
@@ -36,7 +46,7 @@ def _number(environment, name, least, most):
 def _tasks_of_node(text, node):
     """Entry of a node in Slurm's list, such as "4(x2),3"; None if it has none."""
     for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip(), re.ASCII)
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
         if not match:
             return None
         node -= int(match[2] or 1)
@@ -45,40 +55,66 @@ def _tasks_of_node(text, node):
     return None
 
 
-def _torchrun(environment):
-    rank = _number(environment, "RANK", 0, RANK_MAX - 1)
-    world_size = _number(environment, "WORLD_SIZE", 1, RANK_MAX)
-    local = _number(environment, "LOCAL_WORLD_SIZE", 1, RANK_MAX)
-    if rank is None and world_size is None:
-        return None
-    return rank, world_size, local, TORCHRUN
-
-
-def _slurm(environment):
-    rank = _number(environment, "SLURM_PROCID", 0, RANK_MAX - 1)
-    world_size = _number(environment, "SLURM_NTASKS", 1, RANK_MAX)
-    if rank is None or world_size is None:
+def _slurm_tasks(environment, name):
+    """How many tasks this node runs; None if the variable is not set."""
+    text = environment.get(name, "").strip()
+    if not text:
         return None
     node = _number(environment, "SLURM_NODEID", 0, RANK_MAX - 1) or 0
-    name = SLURM[2] if environment.get(SLURM[2]) else "SLURM_TASKS_PER_NODE"
-    tasks = environment.get(name, "")
-    local = _tasks_of_node(tasks, node) if tasks else None
-    if tasks and (local is None or not 1 <= local <= world_size):
-        raise ValueError(f"{name} is {tasks[:40]!r}, which does not say how many of {world_size} tasks node {node} "
-                         "runs")
-    return rank, world_size, local, (SLURM[0], SLURM[1], name)
+    tasks = _tasks_of_node(text, node)
+    if tasks is None or not 1 <= tasks <= RANK_MAX:
+        raise ValueError(
+            f"{name} is {text[:40]!r}, which does not say how many tasks node {node} runs"
+        )
+    return tasks
 
 
-def _whole(value, name, least, most):
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is an int, not {type(value).__name__}")
-    if not least <= value <= most:
-        raise ValueError(f"{name} is {value}, not from {least} to {most}")
-    return value
+def _source(environment):
+    """The names of the variables that tell rank, world size and ranks of the node; None: nobody
+    tells."""
+    if environment.get(TORCHRUN[0]) or environment.get(TORCHRUN[1]):
+        return TORCHRUN
+    if environment.get(SLURM[0]) and environment.get(SLURM[1]):
+        return (*SLURM[:2], SLURM_STEP_TASKS if environment.get(SLURM_STEP_TASKS) else SLURM[2])
+    return None
 
 
-def place(rank: Optional[int] = None, world_size: Optional[int] = None, local_world_size: Optional[int] = None,
-          environment: Optional[Mapping[str, str]] = None) -> Place:
+def _told(environment, source, i):
+    if not source:
+        return None
+    if i == 2 and source != TORCHRUN:
+        return _slurm_tasks(environment, source[2])
+    return _number(environment, source[i], LEAST[i], MOST[i])
+
+
+# ---- the place -----------------------------------------------------------------------------
+
+
+def _argument(value, i):
+    """An argument; None if it was not given."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{ARGUMENTS[i]} is an int, not {type(value).__name__}")
+    if not LEAST[i] <= value <= MOST[i]:
+        raise ValueError(f"{ARGUMENTS[i]} is {value}, not from {LEAST[i]} to {MOST[i]}")
+    return int(value)
+
+
+def _missing(i, source):
+    if not source:
+        return ValueError(f"{ARGUMENTS[i]} is not known: pass it, or set {TORCHRUN[i]}")
+    return ValueError(
+        f"{source[i]} is not set, though {source[1 - i]} is: set it, or pass {ARGUMENTS[i]}"
+    )
+
+
+def place(
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Place:
     """Rank, world size and ranks of this node: what is given, else what torchrun's variables
     say, else Slurm's, else 0 of 1.
 
@@ -86,47 +122,52 @@ def place(rank: Optional[int] = None, world_size: Optional[int] = None, local_wo
     range or missing.
     """
     environment = os.environ if environment is None else environment
-    names = ["rank", "world_size", "local_world_size"]
-    given = [rank, world_size, local_world_size]
-    for i, (least, most) in enumerate(((0, RANK_MAX - 1), (1, RANK_MAX), (1, RANK_MAX))):
-        if given[i] is not None:
-            given[i] = _whole(given[i], names[i], least, most)
-    if None in given:
-        _complete(given, names, environment)
-    rank, world_size, local = given
-    if rank >= world_size:
-        raise ValueError(f"{names[0]} is {rank}, which is no rank of {world_size} ({names[1]})")
-    if local > world_size:
-        raise ValueError(f"{names[2]} is {local}, more than the {world_size} of {names[1]}")
-    return Place(rank, world_size, local)
+    given = [_argument(v, i) for i, v in enumerate((rank, world_size, local_world_size))]
+    source = _source(environment) if None in given else None
+    names = [
+        a if v is not None or not source else s
+        for a, v, s in zip(ARGUMENTS, given, source or ARGUMENTS)
+    ]
+    found = [v if v is not None else _told(environment, source, i) for i, v in enumerate(given[:2])]
+    if not source and given[1] is None:
+        found[1] = 1
+    if not source and given[0] is None and found[1] == 1:
+        found[0] = 0
+    for i, value in enumerate(found):
+        if value is None:
+            raise _missing(i, source)
+    found.append(given[2] if given[2] is not None else _local(environment, source, found[1]))
+    return _checked(Place(*found), names)
 
 
-def _complete(given, names, environment):
-    """Fills in what was not given, and from where."""
-    *found, variables = _torchrun(environment) or _slurm(environment) or (0, 1, None, names)
-    if given[1] is not None and given[1] != found[1]:
-        found[2] = None  # tasks of a node, but of another world
-        if given[0] is None and found[1] == 1:
-            found[0] = 0 if given[1] == 1 else None
-    for i in (0, 1):
-        if given[i] is None:
-            if found[i] is None:
-                other = variables[1 - i] if given[1 - i] is None else names[1 - i]
-                raise ValueError(f"{other} is set but {variables[i]} is not; set it, or pass {('rank', 'world_size')[i]}")
-            given[i], names[i] = found[i], variables[i]
-    if given[2] is None:
-        given[2] = found[2] if found[2] is not None else given[1]
-        names[2] = variables[2]
+def _local(environment, source, world_size):
+    """Ranks of this node by the environment, if it speaks of the same world; else all."""
+    if source and _told(environment, source, 1) == world_size:
+        return _told(environment, source, 2) or world_size
+    return world_size
+
+
+def _checked(found, names):
+    if found.rank >= found.world_size:
+        raise ValueError(
+            f"{names[0]} is {found.rank}, no rank in a world of {found.world_size} ({names[1]})"
+        )
+    if found.local_world_size > found.world_size:
+        raise ValueError(
+            f"{names[2]} is {found.local_world_size}, more than {names[1]}, {found.world_size}"
+        )
+    return found
 
 
 # ---- the job's name ------------------------------------------------------------------------
 
+
 def _clean(text):
     """Text as part of a job's name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:NAME_MAX // 2]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[: NAME_MAX // 2]
 
 
-def job(environment: Optional[Mapping[str, str]] = None) -> Optional[str]:
+def job(environment: Mapping[str, str] | None = None) -> str | None:
     """The job's name by the environment: $ZEROD_JOB as it stands, else "torchrun-" and
     torchrun's run id (its default "none" names nothing), else "slurm-" and Slurm's job id."""
     environment = os.environ if environment is None else environment

@@ -1,15 +1,14 @@
 """What a model looks like: groups of tensors, fetched and pushed together."""
+
 import contextlib
 import ctypes
-import math
 import operator
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Optional
 
 from . import _library as lib
-from .errors import Closed, NoGroup, error_of
+from .errors import NoGroup, error_of
 
 
 def number(value, name, least, most):
@@ -52,7 +51,7 @@ class Layout:
         self._library = lib.library()
         self._raise(self._library.zero_layout_new(ctypes.byref(handle)), "out of memory")
         self._handle, self._lock, self._use = handle.value, threading.RLock(), None
-        weakref.finalize(self, self._library.zero_layout_free, handle)
+        weakref.finalize(self, self._library.zero_layout_free, handle).atexit = False
 
     @classmethod
     def of_client(cls, handle, use):
@@ -77,15 +76,19 @@ class Layout:
         if self._use:
             raise TypeError("a job's layout cannot be changed")
         with self._lock:
-            self._raise(function(self._handle, *arguments, ctypes.byref(index)),
-                        (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"))
+            self._raise(
+                function(self._handle, *arguments, ctypes.byref(index)),
+                (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"),
+            )
         return index.value
 
-    def group(self, name: str, dtype: str, ranks: Optional[Sequence[int]] = None, divisor: float = 0.0) -> int:
+    def group(
+        self, name: str, dtype: str, ranks: Sequence[int] | None = None, divisor: float = 0.0
+    ) -> int:
         """Appends a group of "fp32", "bf16" or "fp16" parameters; its index.
 
-        ranks: those that push gradients of it; None: all.  Its gradient is the sum over them divided
-        by divisor (0: their number).  Raises Invalid.
+        ranks: those that push gradients of it; None: all.  Its gradient is the sum over them
+        divided by divisor (0: their number).  Raises Invalid.
         """
         array, n = None, 0
         if ranks is not None:
@@ -95,24 +98,54 @@ class Layout:
                 raise ValueError(f"no rank pushes group {name!r}")
         if isinstance(divisor, (str, bytes)):
             raise TypeError("divisor is a number")
-        return self._add(self._library.zero_layout_group, name_of(name, "name"), code_of(lib.DTYPES, dtype, "dtype"),
-                         array, n, float(divisor))
+        return self._add(
+            self._library.zero_layout_group,
+            name_of(name, "name"),
+            code_of(lib.DTYPES, dtype, "dtype"),
+            array,
+            n,
+            float(divisor),
+        )
 
-    def tensor(self, group: int, name: str, shape: Sequence[int], frozen: bool = False, set: int = 0, *,
-               init: str = "put", value: float = 0.0, seed: int = 0) -> int:
+    def tensor(
+        self,
+        group: int,
+        name: str,
+        shape: Sequence[int],
+        frozen: bool = False,
+        set: int = 0,
+        *,
+        init: str = "put",
+        value: float = 0.0,
+        seed: int = 0,
+    ) -> int:
         """Appends a tensor to the last group; its index counts through the layout.
 
         frozen: never updated, without moments and gradient.  set: which hyperparameter set of
         Client.step() applies.  init: "put" (zeros until put()), "zeros", "constant" (value
-        everywhere) or "normal" (mean 0, standard deviation value, by seed).  Raises Invalid, NoGroup.
+        everywhere) or "normal" (mean 0, standard deviation value, by seed).  Raises Invalid,
+        NoGroup.
         """
         extents = [number(n, "extent", 0, 2**64 - 1) for n in shape]
         if len(extents) > lib.DIM_MAX:
-            raise ValueError(f"tensor {name!r} has {len(extents)} dimensions, more than {lib.DIM_MAX}")
-        tensor = lib.Tensor(name_of(name, "name"), len(extents), (ctypes.c_uint64 * len(extents))(*extents),
-                            bool(frozen), number(set, "set", 0, lib.SET_MAX - 1), code_of(lib.INITS, init, "init"),
-                            float(value), number(seed, "seed", 0, 2**64 - 1))
-        return self._add(self._library.zero_layout_tensor, number(group, "group", 0, lib.ALL), ctypes.byref(tensor))
+            raise ValueError(
+                f"tensor {name!r} has {len(extents)} dimensions, more than {lib.DIM_MAX}"
+            )
+        tensor = lib.Tensor(
+            name_of(name, "name"),
+            len(extents),
+            (ctypes.c_uint64 * len(extents))(*extents),
+            bool(frozen),
+            number(set, "set", 0, lib.SET_MAX - 1),
+            code_of(lib.INITS, init, "init"),
+            float(value),
+            number(seed, "seed", 0, 2**64 - 1),
+        )
+        return self._add(
+            self._library.zero_layout_tensor,
+            number(group, "group", 0, lib.ALL),
+            ctypes.byref(tensor),
+        )
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -131,8 +164,11 @@ class Layout:
     def _of(self, what, index, function, *arguments):
         """What a function says of a group or tensor that there is."""
         with self.handle() as handle:
-            n = self._library.zero_layout_groups(handle) if what == "group" else self._library.zero_layout_tensors(
-                handle)
+            n = (
+                self._library.zero_layout_groups(handle)
+                if what == "group"
+                else self._library.zero_layout_tensors(handle)
+            )
             if not 0 <= operator.index(index) < n:
                 raise NoGroup(f"no {what} {index}: the layout has {n}")
             return function(handle, operator.index(index), *arguments)
@@ -165,7 +201,9 @@ class Layout:
 
     def shape(self, tensor: int) -> tuple[int, ...]:
         extents = ctypes.POINTER(ctypes.c_uint64)()
-        n = self._of("tensor", tensor, self._library.zero_layout_tensor_shape, ctypes.byref(extents))
+        n = self._of(
+            "tensor", tensor, self._library.zero_layout_tensor_shape, ctypes.byref(extents)
+        )
         return tuple(extents[:n]) if n else ()
 
     def frozen(self, tensor: int) -> bool:
@@ -179,6 +217,8 @@ class Layout:
         """The tensor of that name; NoGroup if there is none.  Takes time linear in the tensors."""
         index, encoded = ctypes.c_uint32(), name_of(name, "name")
         with self.handle() as handle:
-            self._raise(self._library.zero_layout_find(handle, encoded, ctypes.byref(index)),
-                        f"the layout has no tensor named {name!r}")
+            self._raise(
+                self._library.zero_layout_find(handle, encoded, ctypes.byref(index)),
+                f"the layout has no tensor named {name!r}",
+            )
         return index.value

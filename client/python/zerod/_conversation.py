@@ -1,0 +1,125 @@
+"""The calls of one client: one at a time, interruptible, and not in forked processes.
+
+Rules
+- One lock a client: libzero takes one thread at a time.  Other Python threads run on meanwhile.
+- A process made by os.fork() has no client: calls on its parent's raise Closed, and the daemon
+  hears nothing of it.
+- The handle is None exactly when the client is closed.
+"""
+
+import _thread
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from concurrent.futures import Future
+
+from . import _library as lib
+from .errors import Busy, Closed, error_of
+
+INTERRUPTED = "the connection to zerod was ended because a call was interrupted; connect again"
+FORKED = "it belongs to the process that this one was forked from"
+
+
+class Conversation:
+    """A handle of libzero, and how to call with it."""
+
+    def __init__(self, handle):
+        self._library = lib.library()
+        self._handle = handle
+        self._lock = threading.RLock()
+        self._calling = False
+        self._given_up = None  # why, if the connection was ended from this side
+        _conversations.add(self)
+
+    @contextlib.contextmanager
+    def _use(self):
+        """The handle, for this thread alone."""
+        with self._lock:
+            if self._calling:
+                raise Busy(
+                    "a call of this client was made from within another, by a signal's handler"
+                )
+            if self._handle is None:
+                raise Closed(f"the client is closed: {self._given_up or 'by close()'}")
+            self._calling = True
+            try:
+                yield self._handle
+            finally:
+                self._calling = False
+
+    def _check(self, handle, status):
+        if status:
+            text = (self._library.zero_error(handle) or b"").decode("utf-8", "replace")
+            raise error_of(status, self._given_up or text if status == Closed.code else text)
+
+    def _call(self, function, *arguments):
+        with self._use() as handle:
+            self._check(handle, function(handle, *arguments))
+
+    def _wait(self, function, *arguments):
+        """A call that other ranks may keep waiting.  Signals reach the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            self._call(function, *arguments)
+            return
+        with self._use() as handle:
+            self._check(handle, self._interruptible(function, handle, *arguments))
+
+    def _interruptible(self, function, *arguments):
+        """Calls from another thread, so that this one hears signals while it waits."""
+        future = Future()
+        try:
+            try:
+                _thread.start_new_thread(_run, (future, function, arguments))
+            except RuntimeError:  # no thread to be had, as at the interpreter's end
+                return function(*arguments)
+            return future.result()
+        except BaseException:
+            if not future.cancel():  # it has begun
+                self._end_of_call(future)
+            raise
+
+    def _end_of_call(self, future):
+        """Until then the client is in use, whatever other signals come."""
+        while not future.done():
+            with contextlib.suppress(BaseException):
+                self._break(INTERRUPTED)
+                future.exception()
+
+    def _break(self, why):
+        """Ends the connection without a word, as the end of the process would: the rank counts
+        as lost, and whoever waits for it is told."""
+        self._given_up = why
+        with socket.socket(fileno=os.dup(self._library.zero_fd(self._handle))) as connection:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self):
+        """In a forked child: the connection is not its own, and would only hide the parent's end
+        from the daemon."""
+        self._lock, self._calling = threading.RLock(), False
+        if self._handle is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._library.zero_fd(self._handle))
+            self._handle, self._given_up = None, FORKED
+
+
+def _run(future, function, arguments):
+    """A call in a thread of its own."""
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function(*arguments))
+        except Exception as why:  # pylint: disable=broad-except
+            future.set_exception(why)
+
+
+_conversations: "weakref.WeakSet[Conversation]" = weakref.WeakSet()
+
+
+def _forget_all():
+    for conversation in list(_conversations):
+        conversation._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
