@@ -1,0 +1,94 @@
+"""Memory of the processes of a system.
+
+Private memory is each process' anonymous pages.  Shared memory is each tmpfs file and memfd that any of them
+holds, counted once, by its allocated blocks, whoever maps it.  Pages of programs and libraries are left out of
+the sum: they are the same for all systems and the machine has them once.
+"""
+import os
+
+MIB = 1 << 20
+
+
+def status_kib(pid, key):
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+        for line in status:
+            if line.startswith(key + ":"):
+                return int(line.split()[1])
+    return 0
+
+
+def reset_peak(pid):
+    """Makes VmHWM begin anew at what is resident now."""
+    with open(f"/proc/{pid}/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def is_shared(target):
+    return target.startswith(("/memfd:", "/dev/shm/"))
+
+
+def descriptors(pid):
+    """What the process has open, as paths that can be looked at."""
+    directory = f"/proc/{pid}/fd"
+    for name in os.listdir(directory):
+        path = f"{directory}/{name}"
+        try:
+            if is_shared(os.readlink(path)):
+                yield path
+        except OSError:
+            continue  # closed meanwhile
+
+
+def mappings(pid):
+    """What it has mapped, also with no descriptor left; only root may look."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and is_shared(fields[5]):
+                low, high = (part.lstrip("0") or "0" for part in fields[0].split("-"))
+                yield f"/proc/{pid}/map_files/{low}-{high}"
+
+
+def files_under(directory):
+    for place, _, names in os.walk(directory):
+        for name in names:
+            yield os.path.join(place, name)
+
+
+def shared_bytes(pids, directory):
+    """Bytes of all shared memory that the processes hold, and of the files under `directory`."""
+    sizes = {}
+    for source in [*(descriptors(p) for p in pids), *(mappings(p) for p in pids), files_under(directory)]:
+        for path in source:
+            try:
+                found = os.stat(path)
+            except OSError:
+                continue  # gone meanwhile, or not for us to see
+            sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
+
+
+class Watch:
+    """Peaks from its making on; look() takes a sample."""
+
+    def __init__(self, ranks, daemons, directory):
+        self.ranks, self.daemons, self.directory = ranks, daemons, directory
+        self.total = self.shared = self.private = 0
+        for pid in ranks + daemons:
+            reset_peak(pid)
+
+    def look(self):
+        pids = self.ranks + self.daemons
+        private = sum(status_kib(p, "RssAnon") for p in pids) * 1024
+        shared = shared_bytes(pids, self.directory)
+        self.total = max(self.total, private + shared)
+        self.private, self.shared = max(self.private, private), max(self.shared, shared)
+
+    def result(self):
+        """MiB: the largest rank's and daemon's resident peak with all it maps, and the sums as told above."""
+        def peak(pids):
+            return round(max((status_kib(p, "VmHWM") for p in pids), default=0) / 1024, 1)
+
+        return {"rank_peak_mib": peak(self.ranks), "daemon_peak_mib": peak(self.daemons),
+                "private_mib": round(self.private / MIB, 1), "shared_mib": round(self.shared / MIB, 1),
+                "total_mib": round(self.total / MIB, 1)}

@@ -1,0 +1,215 @@
+"""One system under measurement: its rank processes, its daemons, and what they are asked.
+
+Rules: every wait has a deadline; a system that fails is ended as a whole and says why in one line.
+"""
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+from cluster import Cluster, spawn
+from torch_bench import memory
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
+RANKS = 2
+BUILD_S = 180
+STEP_S = 90
+END_S = 20
+LOOK_S = 0.01
+
+# Name: system as worker.py knows it, ranks, stage and daemons.
+KINDS = {
+    "plain": ("plain", 1, 0, 0),
+    "ddp": ("ddp", RANKS, 0, 0),
+    "zero1": ("zero1", RANKS, 0, 0),
+    "fsdp2": ("fsdp2", RANKS, 0, 0),
+    "deepspeed3": ("deepspeed3", RANKS, 0, 0),
+    "zerod2-1": ("zerod", RANKS, 2, 1),
+    "zerod3-1": ("zerod", RANKS, 3, 1),
+    "zerod2-2": ("zerod", RANKS, 2, 2),
+    "zerod3-2": ("zerod", RANKS, 3, 2),
+}
+
+
+class Failed(Exception):
+    """Why a system cannot be measured."""
+
+
+class Worker:
+    def __init__(self, python, environment, log_path):
+        self.log_path, self.buffer = log_path, b""
+        with open(log_path, "wb") as log:
+            self.process = spawn([python, os.path.join(HERE, "worker.py")], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=log, env=environment)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def tell(self, **command):
+        try:
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise Failed(self.reason()) from error
+
+    def reason(self):
+        """How it ended, and the last it wrote."""
+        with open(self.log_path, encoding="utf-8", errors="replace") as log:
+            lines = [line.strip() for line in log if line.strip()]
+        status = self.process.wait(END_S)
+        return f"a rank ended with status {status}: {lines[-1] if lines else 'no word'}"
+
+    def read(self):
+        """Its reply, or None if there is more to come."""
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        if not data:
+            raise Failed(self.reason())
+        self.buffer += data
+        if b"\n" not in self.buffer:
+            return None
+        line, self.buffer = self.buffer.split(b"\n", 1)
+        reply = json.loads(line)
+        if "error" in reply:
+            raise Failed(reply["error"])
+        return reply
+
+    def close(self):
+        """Has it end by itself."""
+        if not self.process.stdin.closed:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+
+    def end(self, seconds):
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        self.process.stdout.close()
+
+
+class System:
+    """options: those of the command line, and python_of, which gives the interpreter of a kind."""
+
+    def __init__(self, name, options):
+        self.name, self.options = name, options
+        self.kind, self.ranks, self.stage, self.nodes = KINDS[name]
+        self.batches = [[rank] for rank in range(self.ranks)]
+        self.workers, self.cluster, self.directory = [], None, None
+
+    @classmethod
+    def reference(cls, options):
+        """One process that has the batches of all ranks."""
+        made = cls("plain", options)
+        made.name, made.batches = "reference", [list(range(RANKS))]
+        return made
+
+    def __enter__(self):
+        try:
+            self.start()
+        except BaseException:
+            self.end(now=True)
+            raise
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.end(now=kind is not None)
+
+    def environment(self):
+        return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+                "DS_ACCELERATOR": "cpu", "PYTHONPATH": f"{ROOT}/client/python",
+                "ZEROD_LIBRARY": f"{self.options.build}/client/lib/libzero.so.0"}
+
+    def start(self):
+        self.directory = tempfile.mkdtemp(prefix="zerod-bench-")
+        python = self.options.python_of(self.kind)
+        if self.nodes:
+            self.cluster = Cluster(self.nodes, threads=self.options.daemon_threads)
+        for rank in range(self.ranks):
+            self.workers.append(Worker(python, self.environment(), f"{self.directory}/rank{rank}.log"))
+        for rank, worker in enumerate(self.workers):
+            worker.tell(do="build", **self.config(rank))
+        return self.hear(BUILD_S)
+
+    def config(self, rank):
+        config = {"system": self.kind, "size": self.options.model, "sequences": self.options.sequences,
+                  "rank": rank, "world": self.ranks, "batches": self.batches[rank], "directory": self.directory}
+        if self.nodes:
+            node = rank * self.nodes // self.ranks
+            config.update(stage=self.stage, job="bench", local_world=self.ranks // self.nodes,
+                          socket=self.cluster[node].socket)
+        return config
+
+    def hear(self, seconds, meanwhile=None):
+        """The reply of each rank; `meanwhile` is called every now and then."""
+        end, replies = time.monotonic() + seconds, {}
+        while len(replies) < self.ranks:
+            open_ = {w.process.stdout: rank for rank, w in enumerate(self.workers) if rank not in replies}
+            left = end - time.monotonic()
+            if left < 0:
+                raise Failed(f"no answer within {seconds} s")
+            for stream in select.select(list(open_), [], [], LOOK_S if meanwhile else left)[0]:
+                reply = self.workers[open_[stream]].read()
+                if reply is not None:
+                    replies[open_[stream]] = reply
+            if meanwhile:
+                meanwhile()
+        return [replies[rank] for rank in range(self.ranks)]
+
+    def ask(self, do, steps, meanwhile=None, **fields):
+        for worker in self.workers:
+            worker.tell(do=do, steps=steps, **fields)
+        return self.hear(STEP_S * (steps + 1), meanwhile)
+
+    # ---- what is measured --------------------------------------------------------
+
+    def daemons(self):
+        return [d.process.pid for d in self.cluster.daemons] if self.cluster else []
+
+    def check(self, steps):
+        """The mean loss of each step over the ranks, and the gradient's norm at the first one."""
+        replies = self.ask("check", steps)
+        losses = [sum(step) / self.ranks for step in zip(*(r["losses"] for r in replies))]
+        return losses, replies[0]["norm"]
+
+    def run(self, steps, meanwhile=None):
+        """Tokens a second of all ranks, and CPU seconds a step of all processes."""
+        pids = [w.pid for w in self.workers] + self.daemons()
+        replies = self.ask("run", steps, meanwhile, pids=pids)
+        first, last = (max(r["ends"][i] for r in replies) for i in (0, -1))
+        tokens = sum(len(b) for b in self.batches) * self.options.sequences * self.options.context * steps
+        return {"tokens_s": tokens / (last - first), "step_s": (last - first) / steps,
+                "cpu_s": replies[0]["cpu"] / steps}
+
+    def watch(self, steps):
+        """Peaks of memory; the time of such a run does not count."""
+        watch = memory.Watch([w.pid for w in self.workers], self.daemons(),
+                             self.cluster.directory if self.cluster else self.directory)
+        self.run(steps, watch.look)
+        return watch.result()
+
+    def profile(self, steps, directory):
+        for rank, worker in enumerate(self.workers):
+            worker.tell(do="profile", steps=steps, file=f"{directory}/{self.name}-rank{rank}.prof")
+        self.hear(STEP_S * (steps + 1))
+
+    def end(self, now=False):
+        for worker in self.workers:
+            worker.close()
+        for worker in self.workers:
+            worker.end(0 if now else END_S)
+        self.workers = []
+        if self.cluster:
+            self.cluster.end()
+            self.cluster = None
+        if self.directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = None

@@ -1,0 +1,100 @@
+"""One rank of one system: reads commands, a line of JSON each, from standard input and answers in kind.
+
+    {"do": "build", ...}   makes the trainer; what of the configuration it uses is in peers.py and ours.py
+    {"do": "check", "steps": N}  N steps from the first parameters: each loss, and the first gradient's norm
+    {"do": "run", "steps": N, "pids": [...]}
+                           one step to warm up and N more: when each ended, and on the way from the first end to
+                           the last one, CPU seconds of the processes named
+    {"do": "profile", "steps": N, "file": F}  the same under cProfile
+
+Ends when its input does.  A failure is answered with its text, and is the last answer.
+"""
+import cProfile
+import ctypes
+import json
+import os
+import sys
+import time
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid):
+    """User and system time so far, of all threads; the name in front of the fields may hold anything."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+class Rank:
+    def __init__(self):
+        self.trainer = self.config = None
+        self.at = 0  # steps done
+
+    def build(self, config):
+        import torch
+
+        import ours
+        import peers
+
+        torch.set_num_threads(1)
+        makers = {"plain": peers.Plain, "ddp": peers.Ddp, "zero1": peers.Zero1, "fsdp2": peers.Fsdp2,
+                  "deepspeed3": peers.DeepSpeed3, "zerod": ours.Zerod}
+        self.config = config
+        self.trainer = makers[config["system"]](config)
+        ctypes.CDLL(None).malloc_trim(0)  # what building left is no part of training's memory
+        return {"torch": torch.__version__}
+
+    def one_step(self, want_norm=False):
+        import torch
+
+        import model as gpt
+
+        batches = [gpt.batch(self.config["size"], self.at, rank, self.config["sequences"])
+                   for rank in self.config["batches"]]
+        self.at += 1
+        return self.trainer.step(*(torch.cat(parts) for parts in zip(*batches)), want_norm=want_norm)
+
+    def check(self, steps):
+        seen = [self.one_step(want_norm=i == 0) for i in range(steps)]
+        return {"losses": [loss for loss, _ in seen], "norm": seen[0][1]}
+
+    def run(self, steps, pids):
+        ends, cpu = [], []
+        for i in range(steps + 1):
+            self.one_step()
+            ends.append(time.monotonic())
+            if i in (0, steps):
+                cpu.append(sum(map(cpu_seconds, pids)))
+        return {"ends": ends, "cpu": cpu[-1] - cpu[0]}
+
+    def profile(self, steps, file):
+        self.one_step()
+        profile = cProfile.Profile()
+        profile.runcall(lambda: [self.one_step() for _ in range(steps)])
+        profile.dump_stats(file)
+        return {}
+
+    def answer(self, do, **fields):
+        if do == "build":
+            return self.build(fields)
+        return {"check": self.check, "run": self.run, "profile": self.profile}[do](**fields)
+
+
+def main():
+    replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)  # libraries print
+    rank = Rank()
+    for line in sys.stdin:
+        try:
+            reply = rank.answer(**json.loads(line))
+        except Exception as error:  # told to the one who asked, with its trace in the log
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=replies)
+            raise
+        print(json.dumps(reply), file=replies)
+    if rank.trainer:
+        rank.trainer.end()
+
+
+if __name__ == "__main__":
+    main()
