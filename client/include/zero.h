@@ -139,6 +139,8 @@ struct zero_needs {
                                * 0: 1 */
         enum zero_dtype grad_dtype;   /* what is written to zero_grad() memory */
         enum zero_dtype reduce_dtype; /* between nodes: ZERO_FP32 or ZERO_BF16; same on all ranks */
+        bool private_views;           /* of zero_fetch(): each group's always at one address,
+                                       * and writable */
 };
 
 /*
@@ -167,6 +169,12 @@ struct zero_sync;
  * group's dtype, laid flat (zero_layout_offset()). [blocks]  Valid until
  * zero_release() or zero_step().  Fetching a held group again counts.
  * Writing to it is a segmentation fault.
+ *
+ * With needs.private_views a group's view has the same address whenever it is held, from
+ * zero_attach() to zero_close(), and may be written: that changes the caller's copy
+ * alone, and only until the last zero_release(), zero_step() or ZERO_EABORTED.  When
+ * the group is not held, touching the view is a segmentation fault.  Each first fetch
+ * and last release of a group maps and unmaps it.
  */
 int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *sync,
                const void **ret_view);

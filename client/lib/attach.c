@@ -22,9 +22,12 @@ static void unmap(struct mapping *m)
 {
         if (m->base)
                 munmap(m->base, m->bytes);
+        if (m->kept)
+                close(m->fd);
         *m = (struct mapping){ 0 };
 }
 
+/* protection PROT_NONE: keeps the descriptor, for private views. */
 static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int protection,
                       const char *what, struct mapping *ret)
 {
@@ -37,16 +40,21 @@ static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int
         if ((uint64_t)st.st_size < bytes || bytes > SIZE_MAX)
                 return client_shut(c, "the %s has %llu bytes, not the %llu that zerod says", what,
                                    (unsigned long long)st.st_size, (unsigned long long)bytes);
+        if (protection == PROT_NONE) {
+                *ret = (struct mapping){ .bytes = bytes, .kept = true, .fd = STEAL_FD(fd) };
+                return 0;
+        }
         base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_POPULATE, fd, 0);
         if (base == MAP_FAILED)
                 return client_shut(c, "cannot map the %s of %llu bytes: %s", what,
                                    (unsigned long long)bytes, strerror(errno));
-        *ret = (struct mapping){ base, bytes };
+        *ret = (struct mapping){ .base = base, .bytes = bytes };
         return 0;
 }
 
-static int map_windows(struct zero_client *c, const Zero__AttachReply *a)
+static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool private_views)
 {
+        int read = private_views ? PROT_NONE : PROT_READ;
         unsigned n = 1 + (a->gather_bytes > 0) + (a->serve_bytes > 0);
         int r;
 
@@ -58,9 +66,9 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a)
         r = map_window(c, 0, a->session_bytes, PROT_READ | PROT_WRITE, "session window",
                        &c->session);
         if (r == 0 && a->gather_bytes > 0)
-                r = map_window(c, 1, a->gather_bytes, PROT_READ, "gather window", &c->gather);
+                r = map_window(c, 1, a->gather_bytes, read, "gather window", &c->gather);
         if (r == 0 && a->serve_bytes > 0)
-                r = map_window(c, n - 1, a->serve_bytes, PROT_READ, "serve segment", &c->serve);
+                r = map_window(c, n - 1, a->serve_bytes, read, "serve segment", &c->serve);
         return r;
 }
 
@@ -92,6 +100,8 @@ static int keep_rank(struct zero_client *c, const layout *l, const struct zero_n
                 r = keep_groups(c, l);
         if (r == 0)
                 r = layout_copy(l, &c->layout);
+        if (r == 0 && needs->private_views)
+                r = views_init(&c->views, l);
         if (r < 0)
                 return out_of_memory(c, r);
         if (a->session_bytes - a->transfer_bytes < c->push.slots->bytes)
@@ -117,7 +127,7 @@ static int keep_observer(struct zero_client *c, const Zero__AttachReply *a)
 static int keep(struct zero_client *c, const layout *l, const struct zero_needs *needs,
                 const Zero__AttachReply *a)
 {
-        int r = map_windows(c, a);
+        int r = map_windows(c, a, needs && needs->private_views);
 
         if (r == 0)
                 r = l ? keep_rank(c, l, needs, a) : keep_observer(c, a);
@@ -135,6 +145,7 @@ void client_detach(struct zero_client *c)
         layout_free(c->layout);
         c->layout = NULL;
         push_deinit(&c->push);
+        views_deinit(&c->views);
         free(c->groups);
         c->groups = NULL;
         free(c->present);
@@ -142,6 +153,16 @@ void client_detach(struct zero_client *c)
         unmap(&c->session);
         unmap(&c->gather);
         unmap(&c->serve);
+}
+
+int client_drop_view(struct zero_client *c, uint32_t group)
+{
+        int r = views_unmap(&c->views, group);
+
+        if (r == 0)
+                return 0;
+        return client_shut(c, "cannot unmap group '%s': %s", c->layout->groups[group].name,
+                           strerror(-r));
 }
 
 void client_new_attempt(struct zero_client *c, const Zero__StepReply *step)
@@ -152,6 +173,8 @@ void client_new_attempt(struct zero_client *c, const Zero__StepReply *step)
                 c->attempt = step->attempt;
                 c->loss_scale = step->loss_scale > 0 ? step->loss_scale : c->loss_scale;
         }
+        for (uint32_t g = 0; g < c->layout->n_groups; g++)
+                (void)client_drop_view(c, g); /* on failure the connection has ended */
         memset(c->groups, 0, c->layout->n_groups * sizeof(*c->groups));
         push_reset(&c->push);
 }

@@ -13,6 +13,7 @@
 
 #include "arena.h"
 #include "push.h"
+#include "views.h"
 #include "wire.h"
 #include "zero.h"
 #include "proto/layout.h"
@@ -32,8 +33,10 @@ struct pending {
 };
 
 struct mapping {
-        void *base; /* NULL: none */
+        void *base; /* NULL: not mapped as a whole */
         uint64_t bytes;
+        bool kept; /* the descriptor is, for private views */
+        int fd;
 };
 
 /* What this rank has done with a group in the current attempt. */
@@ -67,6 +70,7 @@ struct zero_client {
         double loss_scale;
         uint64_t transfer_bytes;
         struct mapping session, gather, serve;
+        struct views views; /* private ones */
         struct push push;
         struct group_use *groups;
         uint8_t *present; /* room for the flags of any one group */
@@ -107,6 +111,8 @@ int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply
 /* Ends the validity of the reply that client_call() gave out. */
 void client_forget_reply(struct zero_client *c);
 
+/* The group's view is none any more: a private one is not to be touched. */
+int client_drop_view(struct zero_client *c, uint32_t group);
 /* A new attempt has begun: what was held, pushed or about to be pushed is gone. */
 void client_new_attempt(struct zero_client *c, const Zero__StepReply *step);
 /* Undoes zero_attach(). */

@@ -2,6 +2,7 @@
 #include "client.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "proto/dtype.h"
 
@@ -11,6 +12,15 @@ static const char *group_name(const struct zero_client *c, uint32_t group)
 }
 
 /* ---- parameters -------------------------------------------------------- */
+
+static int private_view(struct zero_client *c, uint32_t group, int fd, uint64_t offset,
+                        const void **ret_view)
+{
+        int r = views_map(&c->views, group, fd, offset, ret_view);
+
+        return r ? client_shut(c, "cannot map group '%s': %s", group_name(c, group), strerror(-r))
+                 : 0;
+}
 
 static int view_of(struct zero_client *c, uint32_t group, const Zero__FetchReply *fetch,
                    const void **ret_view)
@@ -26,6 +36,8 @@ static int view_of(struct zero_client *c, uint32_t group, const Zero__FetchReply
         }
         if (fetch->offset > m->bytes || bytes > m->bytes - fetch->offset)
                 return client_shut(c, "zerod placed group '%s' outside its window", g->name);
+        if (c->views.space)
+                return private_view(c, group, m->fd, fetch->offset, ret_view);
         *ret_view = (const uint8_t *)m->base + fetch->offset;
         return 0;
 }
@@ -100,6 +112,9 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
                                    (unsigned)group, group_name(client, group));
         if (--client->groups[group].held > 0)
                 return 0;
+        r = client_drop_view(client, group); /* before the window has other bytes there */
+        if (r)
+                return r;
         release.group = group;
         request.body_case = ZERO__REQUEST__BODY_RELEASE;
         request.release = &release;

@@ -5,7 +5,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SLOW, Cluster, expect, finish_all, group, step_all, tensor  # noqa: E402
-from harness import case, main  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
 
 LAYOUT = [group("a", tensor("wa", 30000), tensor("still", 10, frozen=True)),
           group("b", tensor("wb", 3000, set=1))]
@@ -102,6 +102,43 @@ def sets_out_of_place():
         b.do("put", tensor=WA, plane="set", values=[1])
         step_all([a, b], sets=[STILL, STRONG])
         a.do("put", tensor=WA, plane="set", values=[0])
+
+# ---- private views -------------------------------------------------------------------------
+
+
+def mapped_windows(pid):
+    with open(f"/proc/{pid}/maps", encoding="ascii") as f:
+        return [line for line in f if "zerod-gather" in line or "zerod-serve" in line]
+
+
+@cases_of([("bf16", 1), ("bf16", 2), ("fp32", 1)], "{0[0]}_{0[1]}")
+def what_one_rank_writes_no_other_sees(what):
+    dtype, nodes = what
+    layout = [group(g, tensor("t" + g, 5000), dtype=dtype) for g in "abc"]
+    with Cluster(nodes) as c:
+        ranks = c.ranks("j", layout, [0, 0], hold=3, push=1, grad=dtype, private=True)
+        a, b = ranks
+        for step in range(2):
+            for g in range(3):
+                a.do("fetch", group=g)
+            true = [a.do("view", group=g)["hash"] for g in range(3)]
+            a.do("scribble", group=1)
+            assert a.do("view", group=1)["hash"] != true[1]
+            assert [a.do("view", group=g)["hash"] for g in (0, 2)] == [true[0], true[2]]
+            for g in range(3):
+                b.do("fetch", group=g)
+            assert [b.do("view", group=g)["hash"] for g in range(3)] == true
+            a.do("release", group=1)
+            a.do("fetch", group=1)
+            assert a.do("view", group=1)["hash"] == true[1]
+            a.do("scribble", group=2)
+            for r in ranks:
+                r.do("grad", group=0, step=step)
+                r.do("push", group=0)
+            step_all(ranks, sets=[STRONG])
+        assert not mapped_windows(a.pid), "a step ends all views"
+        a.do("fetch", group=0)
+        assert len(mapped_windows(a.pid)) == 1, "nothing but what is held is mapped"
 
 
 if __name__ == "__main__":

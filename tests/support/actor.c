@@ -116,7 +116,8 @@ static uint32_t how_many(const json_t *command, const char *name)
 static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
 {
         struct zero_needs needs = { how_many(command, "hold"), how_many(command, "push"),
-                                    field_dtype(command, "grad"), field_dtype(command, "reduce") };
+                                    field_dtype(command, "grad"), field_dtype(command, "reduce"),
+                                    json_is_true(json_object_get(command, "private")) };
         bool observer = json_is_true(json_object_get(command, "observer"));
         int r = zero_attach(actor->client, observer ? NULL : actor->layout,
                             observer ? NULL : &needs);
@@ -181,6 +182,21 @@ static int do_release(struct actor *actor, const json_t *command, json_t *ret)
         if (!r)
                 actor->views[group] = NULL;
         return r;
+}
+
+/* Writes over a held group's view, as only a private one allows. */
+static int do_scribble(struct actor *actor, const json_t *command, json_t *ret)
+{
+        uint32_t group = group_of(command);
+        const struct zero_layout *l = actor_known_layout(actor);
+        const void *view = group < actor->n_groups ? actor->views[group] : NULL;
+
+        if (!view)
+                return ZERO_ENOTHELD;
+        memset((void *)view, 0x55,
+               zero_layout_group_elements(l, group) *
+                       zero_dtype_size(zero_layout_group_dtype(l, group)));
+        return ZERO_OK;
 }
 
 /* A held group's hash, and its elements if "values" is asked for. */
@@ -365,10 +381,11 @@ static const struct deed {
         { "attach", do_attach, true },     { "version", do_version, true },
         { "query", do_query, true },       { "fetch", do_fetch, true },
         { "prefetch", do_prefetch, true }, { "release", do_release, true },
-        { "view", do_view, true },         { "grad", do_grad, true },
-        { "push", do_push, true },         { "norm", do_norm, true },
-        { "step", do_step, true },         { "put", do_put, true },
-        { "get", do_get, true },           { "train", actor_train, true },
+        { "view", do_view, true },         { "scribble", do_scribble, true },
+        { "grad", do_grad, true },         { "push", do_push, true },
+        { "norm", do_norm, true },         { "step", do_step, true },
+        { "put", do_put, true },           { "get", do_get, true },
+        { "train", actor_train, true },
 };
 
 static int perform(struct actor *actor, const json_t *command, json_t *ret)

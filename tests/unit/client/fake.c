@@ -373,13 +373,14 @@ struct zero_client *fake_connect(const struct fake *f)
         return c;
 }
 
-struct zero_client *fake_client(const struct fake *f, uint32_t push_groups)
+static struct zero_client *attached(const struct fake *f, uint32_t push_groups, bool private_views)
 {
         struct zero_needs needs = {
                 .hold_groups = 2,
                 .push_groups = push_groups,
                 .grad_dtype = ZERO_FP32,
                 .reduce_dtype = ZERO_FP32,
+                .private_views = private_views,
         };
         struct zero_layout *l = fake_layout();
         struct zero_client *c = fake_connect(f);
@@ -387,6 +388,17 @@ struct zero_client *fake_client(const struct fake *f, uint32_t push_groups)
         MUST(zero_attach(c, l, &needs) == 0);
         zero_layout_free(l);
         return c;
+}
+
+struct zero_client *fake_client(const struct fake *f, uint32_t push_groups)
+{
+        return attached(f, push_groups, false);
+}
+
+struct zero_client *fake_open_private(struct fake *f, void (*script)(struct fake *fake))
+{
+        fake_start(f, script);
+        return attached(f, 1, true);
 }
 
 struct zero_client *fake_open(struct fake *f, void (*script)(struct fake *fake),

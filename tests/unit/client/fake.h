@@ -98,6 +98,8 @@ struct zero_options fake_options(const struct fake *fake);
 struct zero_client *fake_connect(const struct fake *fake);
 /* Connected, and attached with fake_layout(); push_groups slots of fp32. */
 struct zero_client *fake_client(const struct fake *fake, uint32_t push_groups);
+/* The same with private views. */
+struct zero_client *fake_open_private(struct fake *fake, void (*script)(struct fake *fake));
 /* fake_start() and fake_client(); zero_close() and fake_stop(). */
 struct zero_client *fake_open(struct fake *fake, void (*script)(struct fake *fake),
                               uint32_t push_groups);

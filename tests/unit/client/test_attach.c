@@ -5,7 +5,7 @@
 
 #include "fake.h"
 
-static const struct zero_needs needs = { 1, 1, ZERO_FP32, ZERO_FP32 };
+static const struct zero_needs needs = { 1, 1, ZERO_FP32, ZERO_FP32, false };
 
 static unsigned open_fds(void)
 {
