@@ -151,6 +151,21 @@ def mode_stage2_two_owners(mode):
     in_rank(same, 2, {"mode": mode}, nodes=2)
 
 
+@cases_of(["plain", "reentrant", "nonreentrant", "inside", "twice", "skip"])
+def window_of_few_groups(mode):
+    """More blocks than the window has places: what is fetched must really be given back."""
+    in_rank(lambda: same(3, {"mode": mode, "blocks": 9}), nodes=2)
+
+
+@case
+def frozen_parameters_in_a_window_of_few_groups():
+    def prepare(model):
+        for block in model.blocks:
+            block.up.weight.requires_grad_(False)
+        return model
+    in_rank(lambda: same(3, {"blocks": 9}, prepare=prepare), nodes=2)
+
+
 @cases_of([1, 2, 3], "stage{}")
 def tied_weights(stage):
     in_rank(same, stage, {"tied": True}, nodes=2)
@@ -269,7 +284,7 @@ def ranks_take_different_branches(stage):
 def evaluates(stage):
     model = zt.shard(make(), stage=stage)
     plain = make()
-    for no_grad in (torch.no_grad, torch.inference_mode):
+    for no_grad in (torch.inference_mode, torch.no_grad):
         with no_grad():
             model.eval()
             assert torch.equal(model(tokens(1)), plain(tokens(1)))
@@ -374,6 +389,7 @@ def placeholders():
     raises(zt.NotFetched, "blocks.0.up.weight", lambda: p.data)
     raises(zt.NotFetched, "blocks.0.up.weight", p.sum)
     raises(zt.NotFetched, "embed.weight", lambda: copy.deepcopy(model))
+    raises(NotImplementedError, "embed.weight", lambda: model.embed.weight.register_hook(print))
     assert "blocks.0.up.weight" in repr(p) and p.grad is None
     loss_of(model, 0).backward()
     assert p.grad is not None

@@ -170,7 +170,7 @@ class Hooks:
         self.in_backward.clear()
         for unit in self.sharded.units:
             unit.depth = 0
-            unit.release()
+            unit.abandon()
 
     def _let_go(self, unit: Unit) -> None:
         self.in_backward.discard(unit)

@@ -99,6 +99,13 @@ class Placeholder(torch.Tensor):
     def data(self, value: Any) -> None:
         raise self._no_data()
 
+    def register_hook(self, hook: Any) -> Any:
+        """Raises NotImplementedError: a placeholder takes no part in any backward pass."""
+        raise NotImplementedError(f"parameter '{self.param.name}': hooks on parameters of a sharded "
+                                  "model would never run; use hooks on modules")
+
+    register_post_accumulate_grad_hook = register_hook
+
     def _no_data(self) -> NotFetched:
         return NotFetched(f"parameter '{self.param.name}' is in zerod and has no data here; use "
                           "'with zerod.torch.full_params(module, write=...)'")

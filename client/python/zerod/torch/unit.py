@@ -10,11 +10,14 @@ out of sight; the service's values are not touched by it.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+import zerod
 
 from .parameter import Placeholder
 
@@ -68,8 +71,9 @@ class ShardedParam:
 
     def gather_at(self, address: int) -> None:
         """Makes the gathered parameter over the group's view."""
-        flat = tensor_at(address + self.offset * self.dtype.itemsize, self.numel, self.dtype)
-        self.gathered = nn.Parameter(flat.view(self.shape), requires_grad=self.trainable)
+        with torch.inference_mode(False):  # it is trained later, even if first used for inference
+            flat = tensor_at(address + self.offset * self.dtype.itemsize, self.numel, self.dtype)
+            self.gathered = nn.Parameter(flat.view(self.shape), requires_grad=self.trainable)
         self.gathered.zerod_param = self  # param_of() looks for it
         self.seen = self.gathered._version  # pylint: disable=protected-access
 
@@ -94,6 +98,7 @@ class Group:
     def __init__(self, index: int, params: list[ShardedParam]):
         self.index, self.params = index, params
         self.trainable = params[0].trainable
+        self.address: int | None = None  # of its view, from the first fetch on
 
 
 class Unit:
@@ -119,9 +124,11 @@ class Unit:
                 for g in self.groups:
                     address = self.sharded.client.fetch(g.index)
                     held.append(g)
-                    for p in g.params:
-                        if p.gathered is None:
+                    if g.address is None:
+                        g.address = address
+                        for p in g.params:
                             p.gather_at(address)
+                    assert address == g.address, "a private view has moved"
             except BaseException:
                 for g in held:
                     self.sharded.client.release(g.index)
@@ -150,6 +157,16 @@ class Unit:
             if self.fetched:
                 self.fetched = False
                 for g in self.groups:
+                    self.sharded.client.release(g.index)
+
+    def abandon(self) -> None:
+        """release() while another error is on its way: what else goes wrong is less."""
+        with contextlib.suppress(WrittenInPlace):
+            self.hide()
+        if self.fetched:
+            self.fetched = False
+            for g in self.groups:
+                with contextlib.suppress(zerod.Error):  # an aborted attempt has taken them back
                     self.sharded.client.release(g.index)
 
     def forget(self) -> None:
