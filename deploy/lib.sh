@@ -219,3 +219,124 @@ stop_all() {
         done
         wait_ends 5000 "$@"
 }
+
+# ---- nodes on this machine ---------------------------------------------------
+#
+# For a script that has fail MESSAGE..., which does not return, and finish, called at its end by a
+# trap, which stops $daemons and removes $directory.
+
+ready_ms=30000 # until the nodes know each other
+# shellcheck disable=SC2034 # finish uses it
+stop_ms=15000 # until a daemon that was told to stop is killed
+directory=     # of everything that a run leaves while it lasts
+nodes=() daemons=()
+zerod='' zeroctl=''
+
+# nodes_programs TREE: those of this build tree.
+nodes_programs() {
+        zerod=$1/daemon/zerod
+        zeroctl=$1/client/zeroctl/zeroctl
+}
+
+# Everything lies in one directory, in memory where there is a tmpfs.
+make_directory() {
+        directory=$(mktemp -d "$(memory_directory)/zerod-$self.XXXXXX") || fail 'cannot make a directory'
+}
+
+# Shows the end of what a process wrote.
+show_log() {
+        echo "--- $(basename "$1" .log)"
+        tail -n 20 "$1"
+}
+
+# start NAME COMMAND...: in the background, and not longer than this script; sets $started.
+start() {
+        local name=$1
+        shift
+        # it is read before the process below may have opened it
+        : >"$directory/$name.log"
+        setpriv --pdeathsig TERM "$@" </dev/null >"$directory/$name.log" 2>&1 &
+        started=$!
+}
+
+# free_ports COUNT: ports below the range from which the kernel takes those of connections.
+free_ports() {
+        python3 - "$1" <<'END'
+import random, socket, sys
+held = []
+while len(held) < int(sys.argv[1]):
+    s = socket.socket()
+    try:
+        s.bind(("127.0.0.1", random.randrange(20000, 32000)))
+        held.append(s)
+    except OSError:
+        s.close()
+print(*(s.getsockname()[1] for s in held))
+END
+}
+
+# configure NODE PEERS
+configure() {
+        cat >"$directory/$1.conf" <<END
+[zerod]
+node = $1
+peers = $2
+key_file = $directory/key
+socket = $directory/$1.sock
+state_dir = $directory/$1.state
+END
+}
+
+# start_nodes NAME...
+start_nodes() {
+        local ports i peers=()
+        nodes=("$@")
+        read -r -a ports < <(free_ports $#)
+        ((${#ports[@]} == $#)) || fail 'found no free ports on 127.0.0.1'
+        (umask 077 && od -An -vtx1 -N32 /dev/urandom | tr -d ' \n' >"$directory/key") || fail 'cannot write a key'
+        for i in "${!nodes[@]}"; do
+                peers+=("${nodes[i]}=127.0.0.1:${ports[i]}")
+        done
+        for i in "${!nodes[@]}"; do
+                configure "${nodes[i]}" "${peers[*]}"
+                start "zerod-${nodes[i]}" "$zerod" --config "$directory/${nodes[i]}.conf"
+                daemons+=("$started")
+        done
+}
+
+show_node_logs() {
+        local node
+        for node in "${nodes[@]}"; do
+                show_log "$directory/zerod-$node.log"
+        done
+}
+
+nodes_alive() {
+        local pid
+        for pid in "${daemons[@]}"; do
+                alive "$pid" && continue
+                show_node_logs
+                fail 'a daemon has ended; see above'
+        done
+}
+
+# Whether the node is there and reaches its peers.
+ready() {
+        local answer
+        answer=$("$zeroctl" --socket "$directory/$1.sock" --timeout 2 --json ping 2>/dev/null) &&
+                [[ ${answer//[[:space:]]/} != *'"up":false'* ]]
+}
+
+wait_nodes() {
+        local end=$(($(now_ms) + ready_ms)) node
+        for node in "${nodes[@]}"; do
+                until ready "$node"; do
+                        nodes_alive
+                        if (($(now_ms) >= end)); then
+                                show_node_logs
+                                fail "node $node does not reach its peers"
+                        fi
+                        sleep 0.1
+                done
+        done
+}

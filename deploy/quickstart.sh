@@ -12,20 +12,16 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 tree=$root/build
-zerod=$tree/daemon/zerod
-zeroctl=$tree/client/zeroctl/zeroctl
 gpt=$tree/client/examples/gpt/gpt
 
 steps=500
 job=quickstart
-ready_ms=30000   # until the nodes know each other
-train_ms=600000  # of the training as a whole
-end_ms=30000     # between the end of rank 0 and that of the others
-stop_ms=15000    # until a daemon that was told to stop is killed
+train_ms=600000 # of the training as a whole
+end_ms=30000    # between the end of rank 0 and that of the others
 failure='it ended early' # what the last line says unless training ends well
 success=
-directory=
-daemons=() trainers=()
+trainers=()
+nodes_programs "$tree"
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
@@ -58,23 +54,7 @@ interrupted() {
         exit $((128 + $(kill -l "$1")))
 }
 
-# Shows the end of what a process wrote.
-show_log() {
-        echo "--- $(basename "$1" .log)"
-        tail -n 20 "$1"
-}
-
-# start NAME COMMAND...: in the background, and not longer than this script; sets $started.
-start() {
-        local name=$1
-        shift
-        # it is read before the process below may have opened it
-        : >"$directory/$name.log"
-        setpriv --pdeathsig TERM "$@" </dev/null >"$directory/$name.log" 2>&1 &
-        started=$!
-}
-
-# ---- text and nodes ----------------------------------------------------------
+# ---- text --------------------------------------------------------------------
 
 # The files of the fortunes package, in an order that does not depend on the locale.
 default_text() {
@@ -93,80 +73,6 @@ prepare_text() {
         fi
         default_text >"$directory/text"
         (($(stat -c %s "$directory/text") > 1000000)) || fail 'the fortunes package holds less text than expected'
-}
-
-# Everything lies in one directory, in memory where there is a tmpfs.
-make_directory() {
-        directory=$(mktemp -d "$(memory_directory)/zerod-quickstart.XXXXXX") || fail 'cannot make a directory'
-}
-
-# Two ports below the range from which the kernel takes those of connections.
-free_ports() {
-        python3 - <<'END'
-import random, socket
-held = []
-while len(held) < 2:
-    s = socket.socket()
-    try:
-        s.bind(("127.0.0.1", random.randrange(20000, 32000)))
-        held.append(s)
-    except OSError:
-        s.close()
-print(*(s.getsockname()[1] for s in held))
-END
-}
-
-# configure NODE PEERS
-configure() {
-        cat >"$directory/$1.conf" <<END
-[zerod]
-node = $1
-peers = $2
-key_file = $directory/key
-socket = $directory/$1.sock
-state_dir = $directory/$1.state
-END
-}
-
-start_nodes() {
-        local ports node
-        read -r -a ports < <(free_ports)
-        ((${#ports[@]} == 2)) || fail 'found no free ports on 127.0.0.1'
-        (umask 077 && od -An -vtx1 -N32 /dev/urandom | tr -d ' \n' >"$directory/key") || fail 'cannot write a key'
-        for node in a b; do
-                configure "$node" "a=127.0.0.1:${ports[0]} b=127.0.0.1:${ports[1]}"
-                start "zerod-$node" "$zerod" --config "$directory/$node.conf"
-                daemons+=("$started")
-        done
-}
-
-nodes_alive() {
-        alive "${daemons[0]}" && alive "${daemons[1]}" && return
-        show_log "$directory/zerod-a.log"
-        show_log "$directory/zerod-b.log"
-        fail 'a daemon has ended; see above'
-}
-
-# Whether the node is there and reaches its peer.
-ready() {
-        local answer
-        answer=$("$zeroctl" --socket "$directory/$1.sock" --timeout 2 --json ping 2>/dev/null) &&
-                [[ ${answer//[[:space:]]/} == *'"up":true'* ]]
-}
-
-wait_nodes() {
-        local end=$(($(now_ms) + ready_ms)) node
-        for node in a b; do
-                until ready "$node"; do
-                        nodes_alive
-                        if (($(now_ms) >= end)); then
-                                show_log "$directory/zerod-a.log"
-                                show_log "$directory/zerod-b.log"
-                                fail "node $node does not reach its peer"
-                        fi
-                        sleep 0.1
-                done
-        done
 }
 
 # ---- training ----------------------------------------------------------------
@@ -188,8 +94,7 @@ trainers_failed() {
         for rank in 0 1 2 3; do
                 show_log "$directory/rank-$rank.log"
         done
-        show_log "$directory/zerod-a.log"
-        show_log "$directory/zerod-b.log"
+        show_node_logs
         fail "$*; see above"
 }
 
@@ -229,7 +134,7 @@ wait_training() {
 
 show_nodes() {
         local node
-        for node in a b; do
+        for node in "${nodes[@]}"; do
                 echo
                 "$zeroctl" --socket "$directory/$node.sock" status || fail "zeroctl status of node $node"
                 echo
@@ -299,7 +204,7 @@ main() {
         tree_build "$tree" daemon/zerod client/zeroctl/zeroctl client/examples/gpt/gpt || fail 'the build failed'
         make_directory
         prepare_text
-        start_nodes
+        start_nodes a b
         wait_nodes
         say 'nodes a and b are up; four trainers start'
         start_trainers

@@ -1,0 +1,233 @@
+#!/bin/bash
+# Runs a command as the ranks of one job, on zerod nodes started for it on this machine.
+#
+#   deploy/local-cluster.sh [--nodes N] [--ranks N] [--max-restarts N] [--tree DIR] COMMAND...
+#
+#   --nodes N         so many daemons on loopback [1]
+#   --ranks N         so many ranks, spread over the nodes [one a node]
+#   --max-restarts N  when a rank fails, end them all and start them again, at most so often; the
+#                     nodes and what they hold go on [0]
+#   --tree DIR        what is built there, instead of building in build/
+#
+# Installs the packages that are missing and builds.  A COMMAND that ends in .py is run by $ZEROD_PYTHON,
+# else by a Python with PyTorch, made once in the user's cache directory.  Ranks have the variables
+# that torchrun sets, and ZEROD_SOCKET, ZEROD_JOB, ZEROD_LIBRARY and PYTHONPATH.  What rank 0 writes
+# goes through; the others' last lines are shown when one fails.  Everything is ended and removed at
+# the end.  Exit status: that of the rank that failed first, 2 for a wrong command line, 128 + signal
+# when interrupted.
+set -uo pipefail
+# shellcheck source=deploy/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+node_count=1 rank_count='' max_restarts=0 tree='' command=()
+end_ms=60000 # between the end of one rank and that of the others
+port=
+ranks=()
+
+usage() {
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+}
+
+fail() {
+        say "$*" >&2
+        exit 1
+}
+
+# ---- the end, whatever brought it --------------------------------------------
+
+finish() {
+        local status=$?
+        trap '' INT TERM HUP
+        # a rank may have processes of its own: its group is ended
+        stop_all 5000 "${ranks[@]/#/-}"
+        stop_all "$stop_ms" "${daemons[@]}" || say 'a daemon did not end and was killed' >&2
+        [[ -z $directory ]] || rm -rf -- "$directory"
+        exit "$status"
+}
+
+interrupted() {
+        exit $((128 + $(kill -l "$1")))
+}
+
+# ---- ranks -------------------------------------------------------------------
+
+node_of() {
+        echo $(($1 * node_count / rank_count))
+}
+
+# variables RANK: NAME=VALUE of a rank, one a line.
+variables() {
+        local rank=$1 node other local_rank=0 local_count=0
+        node=$(node_of "$rank")
+        for ((other = 0; other < rank_count; other++)); do
+                (($(node_of "$other") == node)) || continue
+                local_count=$((local_count + 1))
+                ((other >= rank)) || local_rank=$((local_rank + 1))
+        done
+        printf '%s\n' "RANK=$rank" "WORLD_SIZE=$rank_count" "LOCAL_RANK=$local_rank" \
+                "LOCAL_WORLD_SIZE=$local_count" MASTER_ADDR=127.0.0.1 "MASTER_PORT=$port" \
+                GLOO_SOCKET_IFNAME=lo "ZEROD_SOCKET=$directory/${nodes[node]}.sock" ZEROD_JOB=local-cluster \
+                "ZEROD_LIBRARY=$tree/client/lib/libzero.so.0" \
+                "PYTHONPATH=$root/client/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 \
+                "OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((jobs > rank_count ? jobs / rank_count : 1))}"
+}
+
+# In a session of its own, so that its processes are ended with it, and not longer than this script.
+start_rank() {
+        local rank=$1 environment
+        mapfile -t environment < <(variables "$rank")
+        if ((rank)); then
+                start "rank-$rank" setsid env "${environment[@]}" "${command[@]}"
+        else
+                setpriv --pdeathsig TERM setsid env "${environment[@]}" "${command[@]}" </dev/null &
+                started=$!
+        fi
+        ranks+=("$started")
+}
+
+show_ranks() {
+        local rank
+        for ((rank = 1; rank < rank_count; rank++)); do
+                show_log "$directory/rank-$rank.log"
+        done >&2
+}
+
+# Waits until all ranks have ended; the status of the first that failed.
+wait_ranks() {
+        local i status end=
+        local -A left=()
+        for i in "${!ranks[@]}"; do
+                left[$i]=${ranks[i]}
+        done
+        while ((${#left[@]})); do
+                for i in "${!left[@]}"; do
+                        alive "${left[$i]}" && continue
+                        wait "${left[$i]}"
+                        status=$?
+                        unset "left[$i]"
+                        ((status == 0)) || return "$status"
+                        end=${end:-$(($(now_ms) + end_ms))}
+                done
+                nodes_alive
+                if [[ -n $end ]] && (($(now_ms) > end)); then
+                        say "a rank has ended, others have not $((end_ms / 1000)) s later" >&2
+                        return 1
+                fi
+                sleep 0.1
+        done
+}
+
+run_ranks() {
+        local rank status
+        port=$(free_ports 1)
+        ranks=()
+        for ((rank = 0; rank < rank_count; rank++)); do
+                start_rank "$rank"
+        done
+        wait_ranks
+        status=$?
+        if ((status)); then
+                # the others say who is missing, and end by themselves, or are ended
+                wait_ends 3000 "${ranks[@]}"
+                stop_all 5000 "${ranks[@]/#/-}"
+                show_ranks
+                say "a rank has ended with status $status" >&2
+        fi
+        return "$status"
+}
+
+# ---- in order ----------------------------------------------------------------
+
+wrong() {
+        echo "local-cluster: $*; see --help" >&2
+        exit 2
+}
+
+# number OPTION VALUE LEAST MOST
+number() {
+        if ! [[ $2 =~ ^[0-9]{1,4}$ ]] || ((10#$2 < $3 || 10#$2 > $4)); then
+                wrong "$1 is a number from $3 to $4"
+        fi
+}
+
+parse() {
+        while (($#)); do
+                case $1 in
+                -h | --help)
+                        usage
+                        exit 0
+                        ;;
+                --nodes)
+                        number "$1" "${2:-}" 1 26
+                        node_count=$((10#$2))
+                        shift
+                        ;;
+                --ranks)
+                        number "$1" "${2:-}" 1 1024
+                        rank_count=$((10#$2))
+                        shift
+                        ;;
+                --max-restarts)
+                        number "$1" "${2:-}" 0 1000
+                        max_restarts=$((10#$2))
+                        shift
+                        ;;
+                --tree)
+                        [[ -x ${2:-}/daemon/zerod ]] || wrong "--tree: ${2:-nothing} is no build tree with a daemon in it"
+                        tree=$(cd "$2" && pwd)
+                        shift
+                        ;;
+                -*) wrong "$1: no such option" ;;
+                *)
+                        command=("$@")
+                        break
+                        ;;
+                esac
+                shift
+        done
+        ((${#command[@]})) || wrong 'which command?'
+        rank_count=${rank_count:-$node_count}
+}
+
+prepare() {
+        local python
+        if [[ -z $tree ]]; then
+                tree=$root/build
+                packages_install build text || fail 'packages are missing'
+                tree_setup "$tree" buildtype=release || fail 'the build tree could not be made'
+                tree_build "$tree" daemon/zerod client/zeroctl/zeroctl >&2 || fail 'the build failed'
+        fi
+        nodes_programs "$tree"
+        if [[ ${command[0]} == *.py ]]; then
+                [[ -r ${command[0]} ]] || wrong "${command[0]}: no such file, or not readable"
+                python=${ZEROD_PYTHON:-$(python_environment)} || fail 'no Python with PyTorch'
+                command=("$python" "${command[@]}")
+        fi
+}
+
+main() {
+        local name names restarts=0 status
+        parse "$@"
+        trap finish EXIT
+        for name in INT TERM HUP; do
+                # shellcheck disable=SC2064 # the name of now
+                trap "interrupted $name" "$name"
+        done
+        prepare
+        # the configuration is what the files say
+        for name in $(compgen -e ZEROD_); do
+                unset "$name"
+        done
+        make_directory
+        mapfile -t names < <(printf '%s\n' {a..z} | head -n "$node_count")
+        start_nodes "${names[@]}"
+        wait_nodes
+        while true; do
+                run_ranks && break
+                status=$?
+                ((restarts++ < max_restarts)) || exit "$status"
+                say "restart $restarts of $max_restarts" >&2
+        done
+}
+
+main "$@"
