@@ -144,7 +144,7 @@ class Client(Conversation):
                 code_of(lib.DTYPES, reduce_dtype, "reduce_dtype"),
                 bool(private_views),
             )
-            with layout.handle() as borrowed:
+            with layout.lend() as borrowed:
                 self._wait(self._library.zero_attach, borrowed, ctypes.byref(needs))
         with self._use() as handle:
             self._layout = Layout.of_client(self._library.zero_client_layout(handle), self._use)

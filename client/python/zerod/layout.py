@@ -43,7 +43,8 @@ def code_of(table, value, name):
 class Layout:
     """Ordered groups of tensors; every rank of a job brings the same.
 
-    Layout() is empty; group() and tensor() append to it.  Client.layout is a job's, to read.
+    Layout() is empty; group() and tensor() append to it until it is passed to attach().
+    Client.layout is a job's, to read.
     """
 
     def __init__(self):
@@ -51,6 +52,7 @@ class Layout:
         self._library = lib.library()
         self._raise(self._library.zero_layout_new(ctypes.byref(handle)), "out of memory")
         self._handle, self._lock, self._use = handle.value, threading.RLock(), None
+        self._lent = False
         weakref.finalize(self, self._library.zero_layout_free, handle).atexit = False
 
     @classmethod
@@ -59,6 +61,18 @@ class Layout:
         self = cls.__new__(cls)
         self._library, self._handle, self._lock, self._use = lib.library(), handle, None, use
         return self
+
+    @contextlib.contextmanager
+    def lend(self):
+        """The C layout for a call that may take long, by several clients at once: from then on
+        nothing may be added."""
+        if self._use:
+            with self._use() as handle:
+                yield handle
+            return
+        with self._lock:
+            self._lent = True
+        yield self._handle
 
     @contextlib.contextmanager
     def handle(self):
@@ -76,6 +90,8 @@ class Layout:
         if self._use:
             raise TypeError("a job's layout cannot be changed")
         with self._lock:
+            if self._lent:
+                raise TypeError("attach() was called with this layout: it cannot be changed any more")
             self._raise(
                 function(self._handle, *arguments, ctypes.byref(index)),
                 (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"),

@@ -1,0 +1,87 @@
+"""What the cases of the Python client share."""
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+PACKAGE = os.path.join(ROOT, "client", "python")
+sys.path[:0] = [PACKAGE, os.path.join(ROOT, "tests", "support")]
+
+from cluster import REPLY_S, Cluster, spawn  # noqa: E402
+import zerod  # noqa: E402
+
+SETS = [zerod.AdamWSet(1e-2, 0.9, 0.99, 1e-8, 0.1)]
+# what a case must not find in its environment
+FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "ZEROD_JOB", "SLURM_PROCID",
+           "SLURM_NTASKS", "SLURM_JOB_ID")
+for name in FOREIGN:
+    os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def raises(kind, *words):
+    """The block must raise that kind of exception, with those words in its text."""
+    try:
+        yield
+    except kind as error:
+        for word in words:
+            assert word in str(error), f"'{word}' is not in the text: {error}"
+        return
+    raise AssertionError(f"{kind.__name__} was expected")
+
+
+def small_layout(dtype="fp32"):
+    """Two groups: w [3, 5], b [5], frozen [7] and head [4]."""
+    layout = zerod.Layout()
+    block = layout.group("block", dtype)
+    layout.tensor(block, "w", [3, 5])
+    layout.tensor(block, "b", (5,))
+    layout.tensor(block, "frozen", [7], frozen=True)
+    layout.tensor(layout.group("head", dtype), "head", [4])
+    return layout
+
+
+@contextlib.contextmanager
+def attached(job=None, layout=None, **needs):
+    """(cluster, client): a rank that is alone with a daemon."""
+    with Cluster(1) as cluster, zerod.connect(job, socket=cluster[0].socket, timeout=20) as client:
+        client.attach(layout or small_layout(), **needs)
+        yield cluster, client
+
+
+def together(*functions):
+    """Runs functions at once, each in a thread; their results."""
+    results, errors = [None] * len(functions), []
+
+    def run(i):
+        try:
+            results[i] = functions[i]()
+        except BaseException as why:  # pylint: disable=broad-except
+            errors.append(why)
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(functions))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(REPLY_S)
+        assert not t.is_alive(), "a thread did not end"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def python(script, cluster, **variables):
+    """A Python process that has the package and knows the daemon."""
+    environment = {**os.environ, "PYTHONPATH": PACKAGE, "ZEROD_SOCKET": cluster[0].socket, **variables}
+    process = spawn([sys.executable, "-B", "-c", script], env=environment, stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    cluster.others.append(process)
+    return process
+
+
+def output(process):
+    """Status, standard output and standard error of a process that ends by itself."""
+    out, err = process.communicate(timeout=REPLY_S)
+    return process.returncode, out, err

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""The package's copy of zero.h and zero_types.h is their likeness."""
+import ctypes
+import os
+import re
+import subprocess
+import tempfile
+
+from common import PACKAGE, ROOT, zerod
+from harness import Skip, case, cases_of, main
+from zerod import _library, errors
+
+TYPES = os.path.join(ROOT, "proto", "zero_types.h")
+HEADER = os.path.join(ROOT, "client", "include", "zero.h")
+MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
+
+STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
+           "zero_adamw": _library.AdamW, "zero_step": _library.Step, "zero_result": _library.Result}
+C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
+           "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool}
+
+
+def text_of(path):
+    """A header without its comments."""
+    with open(path, encoding="utf-8") as f:
+        return re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)
+
+
+def entries(name):
+    """Arguments of an X-macro's entries."""
+    body = re.search(rf"#define {name}\(X\)(.*?)\n\n", text_of(TYPES), re.S)[1]
+    return [[a.strip().strip('"') for a in x.split(",")] for x in re.findall(r"X\(([^)]*)\)", body)]
+
+
+@case
+def statuses_have_their_codes():
+    assert [(n, int(c)) for n, c, *_ in entries("ZERO_STATUS_MAP")] == [(n, c) for n, c, _ in errors.STATUS]
+
+
+@case
+def every_status_has_its_own_exception():
+    kinds = [kind for _, code, kind in errors.STATUS if code]
+    assert len(set(kinds)) == len(kinds)
+    for name, code, kind in errors.STATUS[1:]:
+        error = errors.error_of(code, "why")
+        assert type(error) is kind and issubclass(kind, zerod.Error) and kind is not zerod.Error
+        assert (error.status, error.code, str(error)) == (name, code, "why")
+        assert getattr(zerod, kind.__name__) is kind and kind.__name__ in zerod.__all__
+
+
+@case
+def unknown_status_is_an_error_too():
+    error = errors.error_of(4711, "of a newer library")
+    assert type(error) is zerod.Error and error.code == 4711 and "newer" in str(error)
+
+
+@case
+def library_names_the_statuses_likewise():
+    for name, code, _ in errors.STATUS:
+        assert _library.library().zero_status_name(code).decode() == name
+
+
+@case
+def data_types():
+    told = {text: (int(code), int(size)) for _, code, size, text in entries("ZERO_DTYPE_MAP")}
+    assert told == {t: (_library.DTYPES[t], _library.DTYPE_BYTES[t]) for t in _library.DTYPES}
+
+
+@case
+def planes():
+    assert {text: int(code) for _, code, text in entries("ZERO_PLANE_MAP")} == _library.PLANES
+
+
+@case
+def first_values():
+    told = re.findall(r"ZERO_INIT_(\w+) = (\d+)", text_of(TYPES))
+    assert {name.lower(): int(code) for name, code in told} == _library.INITS
+
+
+@case
+def limits():
+    told = dict(re.findall(r"ZERO_(\w+_MAX) = (\d+)", text_of(TYPES)))
+    for name in ("NAME_MAX", "DIM_MAX", "SET_MAX", "RANK_MAX"):
+        assert getattr(_library, name) == int(told[name]), name
+    assert "ZERO_ALL UINT32_MAX" in text_of(HEADER) and _library.ALL == 2**32 - 1
+    assert "ZERO_OBSERVER (-1)" in text_of(HEADER) and _library.OBSERVER == -1
+
+
+def program(names):
+    """Prints the size of each struct, and place and size of each field."""
+    lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "zero.h"', "int main(void) {"]
+    for name in names:
+        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        for field, _ in STRUCTS[name]._fields_:
+            lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {name}, {field}),'
+                         f" sizeof(((struct {name} *)0)->{field}));")
+    return "\n".join([*lines, "return 0; }"])
+
+
+@cases_of(STRUCTS)
+def layout_in_memory_of(name):
+    """As the C compiler lays it out."""
+    with tempfile.TemporaryDirectory() as directory:
+        source, exe = os.path.join(directory, "sizes.c"), os.path.join(directory, "sizes")
+        with open(source, "w", encoding="ascii") as f:
+            f.write(program([name]))
+        try:
+            subprocess.run([os.environ.get("CC", "cc"), "-I" + os.path.dirname(HEADER), "-I" + os.path.dirname(TYPES),
+                            source, "-o", exe], check=True)
+        except FileNotFoundError:
+            raise Skip("there is no C compiler") from None
+        told = subprocess.run([exe], capture_output=True, text=True, check=True).stdout.splitlines()
+    struct = STRUCTS[name]
+    known = [f"{name} {ctypes.sizeof(struct)}"]
+    for field, _ in struct._fields_:
+        place = getattr(struct, field)
+        known.append(f"{name}.{field} {place.offset} {place.size}")
+    assert told == known, f"{told} is not {known}"
+
+
+def declarations():
+    """(result, name, arguments) of every function of zero.h, as text."""
+    found = re.findall(r"^([a-z][\w ]*?[ *]+)(zero_\w+)\(([^;]*?)\);", text_of(HEADER), re.M | re.S)
+    return {name: (result.strip(), [a.strip() for a in arguments.split(",")]) for result, name, arguments in found}
+
+
+def agrees(c, python, result=False):
+    """Whether a C declaration is of that ctypes type."""
+    if result and c == "void":
+        return python is None
+    if "*" in c:
+        return python in (ctypes.c_void_p, ctypes.c_char_p) or issubclass(python, ctypes._Pointer)
+    if "enum " in c:
+        return python is ctypes.c_int
+    return python is C_TYPES[re.sub(r"\bconst\b", "", c).split()[0]]
+
+
+@case
+def functions_have_their_types():
+    for name, (result, arguments) in declarations().items():
+        known_result, *known = _library.PROTOTYPES[name]
+        assert agrees(result, known_result, result=True), f"{name} returns {result}"
+        assert len(known) == len(arguments), name
+        for c, python in zip(arguments, known):
+            assert agrees(c, python), f"{name}: {c} is not {python}"
+
+
+@case
+def functions_are_those_that_libzero_exports():
+    with open(MAP, encoding="utf-8") as f:
+        exported = set(re.findall(r"zero_\w+", f.read()))
+    assert exported == set(_library.PROTOTYPES) == set(declarations())
+
+
+@case
+def version_is_the_service_s():
+    with open(os.path.join(ROOT, "meson.build"), encoding="utf-8") as f:
+        version = re.search(r"version: '([^']*)'", f.read())[1]
+    with open(os.path.join(PACKAGE, "pyproject.toml"), encoding="utf-8") as f:
+        assert re.search(r'^version = "([^"]*)"', f.read(), re.M)[1] == version == zerod.__version__
+
+
+if __name__ == "__main__":
+    main()
