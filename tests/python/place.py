@@ -72,7 +72,7 @@ def slurm_s_step_may_be_smaller_than_its_job():
 BAD = ["x", "-1", "1.5", "0x1", "9" * 30, "1 2", "\u0663", "4096000"]
 
 
-@cases_of(BAD)
+@cases_of(BAD, "{!r:.20}")
 def bad_value_is_named(text):
     for variables, names in ((TORCHRUN, TORCHRUN), (SLURM, ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODEID"))):
         for name in names:
@@ -80,7 +80,7 @@ def bad_value_is_named(text):
                 place(environment={**variables, name: text})
 
 
-@cases_of(["", "x", "(x2)", "4(x0)", "4(x2", "2(y3)", "0", "4,", "1(x1)"])
+@cases_of(["", "x", "(x2)", "4(x0)", "4(x2", "2(y3)", "0", "4,", "1(x1)"], "{!r}")
 def bad_list_of_slurm_is_named(text):
     if text:
         with raises(ValueError, "SLURM_TASKS_PER_NODE"):

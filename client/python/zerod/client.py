@@ -19,7 +19,7 @@ from . import _library as lib
 from . import environment
 from ._conversation import Conversation
 from .errors import Error, NoGroup, NotAttached, error_of
-from .layout import Layout, code_of, name_of, number
+from .layout import Layout, code_of, name_of, number, real
 
 
 class AdamWSet(NamedTuple):
@@ -39,12 +39,6 @@ class StepResult(NamedTuple):
     skipped: bool  # a gradient was not finite: nothing was updated
     grad_norm: float  # of the mean gradient, before clipping, loss scale taken out
     loss_scale: float  # to use next
-
-
-def _real(value, name):
-    if isinstance(value, (str, bytes)):
-        raise TypeError(f"{name} is a number, not {type(value).__name__}")
-    return float(value)
 
 
 class Client(Conversation):
@@ -235,14 +229,12 @@ class Client(Conversation):
             raise ValueError(
                 f"a step has at most {lib.SET_MAX} hyperparameter sets, not {len(sets)}"
             )
-        array = (lib.AdamW * len(sets))(
-            *(lib.AdamW(*map(_real, s, AdamWSet._fields)) for s in sets)
-        )
+        array = (lib.AdamW * len(sets))(*(lib.AdamW(*map(real, s, AdamWSet._fields)) for s in sets))
         return lib.Step(
             array,
             len(sets),
-            _real(clip_norm, "clip_norm"),
-            _real(loss_scale, "loss_scale"),
+            real(clip_norm, "clip_norm"),
+            real(loss_scale, "loss_scale"),
             number(growth_interval, "growth_interval", 0, lib.ALL),
         )
 
@@ -357,7 +349,7 @@ def _memory(buffer, size, writes):
 
 
 def _timeout_ms(timeout):
-    timeout = _real(timeout, "timeout")
+    timeout = real(timeout, "timeout")
     if not 0 < timeout <= lib.ALL / 1000:
         raise ValueError(
             f"timeout is {timeout:g} seconds, not above 0 and at most {lib.ALL // 1000}"

@@ -22,6 +22,16 @@ def number(value, name, least, most):
     return value
 
 
+def real(value, name):
+    """A number as C's double."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is a number, not {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large") from None
+
+
 def name_of(value, name):
     """Text for C."""
     if not isinstance(value, str):
@@ -91,7 +101,9 @@ class Layout:
             raise TypeError("a job's layout cannot be changed")
         with self._lock:
             if self._lent:
-                raise TypeError("attach() was called with this layout: it cannot be changed any more")
+                raise TypeError(
+                    "attach() was called with this layout: it cannot be changed any more"
+                )
             self._raise(
                 function(self._handle, *arguments, ctypes.byref(index)),
                 (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"),
@@ -112,15 +124,13 @@ class Layout:
             array, n = (ctypes.c_uint32 * len(numbers))(*numbers), len(numbers)
             if n == 0:
                 raise ValueError(f"no rank pushes group {name!r}")
-        if isinstance(divisor, (str, bytes)):
-            raise TypeError("divisor is a number")
         return self._add(
             self._library.zero_layout_group,
             name_of(name, "name"),
             code_of(lib.DTYPES, dtype, "dtype"),
             array,
             n,
-            float(divisor),
+            real(divisor, "divisor"),
         )
 
     def tensor(
@@ -154,7 +164,7 @@ class Layout:
             bool(frozen),
             number(set, "set", 0, lib.SET_MAX - 1),
             code_of(lib.INITS, init, "init"),
-            float(value),
+            real(value, "value"),
             number(seed, "seed", 0, 2**64 - 1),
         )
         return self._add(
