@@ -1,0 +1,249 @@
+"""``transformers.Trainer`` for models whose parameters and optimizer state are in zerod.
+
+    from zerod.transformers import Trainer
+
+    args = TrainingArguments("out", use_cpu=True, learning_rate=3e-4, max_grad_norm=1.0)
+    trainer = Trainer(model, args, train_dataset=train, eval_dataset=test, stage=3)
+    trainer.train(resume_from_checkpoint=None)
+
+Run it as any Trainer script: alone, or as several ranks under torchrun.  Every rank works on its
+own part of each batch; samplers and metrics use torch.distributed (gloo), as Trainer sets it up,
+and parameters and gradients go by zerod alone: there is no DistributedDataParallel.
+
+Run with transformers 5.23.0 and accelerate 1.15.0; no other version is claimed.
+"""
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import accelerate
+import torch
+import transformers
+from torch import nn
+from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
+
+import zerod
+
+from . import torch as zt
+from .torch.checkpoint import OPTIMIZER_FILE
+from .torch.plan import Groups
+
+__all__ = ["Trainer"]
+
+log = logging.getLogger("zerod")
+
+#: What of TrainingArguments would copy, cast or wrap the whole model.
+REFUSED = ("fsdp", "deepspeed", "parallelism_config", "fp16", "fp16_full_eval", "bf16_full_eval",
+           "torch_compile", "use_liger_kernel", "auto_find_batch_size")
+ADAMW = ("adamw_torch", "adamw_torch_fused")
+
+
+class Accelerator(accelerate.Accelerator):
+    """What Trainer prepares model and optimizer with: neither is moved, wrapped or copied."""
+
+    def prepare_model(self, model: nn.Module, device_placement: bool | None = None,
+                      evaluation_mode: bool = False) -> nn.Module:
+        """Adds autocast, if bf16 is asked for; ``evaluation_mode`` is accelerate's word for
+        "without DistributedDataParallel"."""
+        return super().prepare_model(model, device_placement=False, evaluation_mode=True)
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer,
+                          device_placement: bool | None = None) -> Any:
+        """Placing it would read the whole state and write it back."""
+        return super().prepare_optimizer(optimizer, device_placement=False)
+
+    def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float,
+                        norm_type: float = 2) -> torch.Tensor:
+        """The service clips."""
+        return zt.clip_grad_norm_(list(parameters), max_norm, norm_type)
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Also where there is one rank: it says where gradients add up."""
+        with model.no_sync():
+            yield
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """After a gradient that was not finite; the schedule then stays where it is."""
+        return any(o.optimizer.skipped for o in self._optimizers)
+
+
+class Trainer(transformers.Trainer):
+    """``transformers.Trainer`` on a model sharded by :func:`zerod.torch.shard`.
+
+    model: on the CPU or the meta device, or sharded already; with ``from_pretrained`` every rank
+    may load it, rank 0's values are taken.  ``model_init`` does not exist here, nor does what needs
+    it.  A job that has made steps goes on with the service's values: to go on with data and
+    schedule too, resume from a checkpoint.
+
+    args: with ``use_cpu=True``.  Optimizer: :class:`zerod.torch.AdamW` with learning_rate, betas,
+    epsilon and weight_decay (not of biases and norms) of the arguments.  Clipping happens in the
+    service, and grad_norm is logged.  With bf16=True forward passes run under autocast; a model of
+    dtype bfloat16 has fp32 master weights in the service.  Refused is what copies, casts or wraps a
+    whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval,
+    torch_compile (compile blocks instead), use_liger_kernel, auto_find_batch_size.
+
+    stage, groups, client, job, reduce_dtype, accumulate, init_fn, prefetch: of
+    :func:`zerod.torch.shard`; not looked at if the model is sharded already.
+
+    A checkpoint directory has what Trainer writes, except that model.safetensors and
+    optimizer.safetensors are those of :func:`zerod.torch.save_checkpoint`, streamed by rank 0, and
+    ``from_pretrained`` opens it.  Resuming puts the checkpoint's values into the service, be the
+    job new or ahead of it.  Checkpoints of ``transformers.Trainer`` with AdamW are taken too.
+
+    Errors: ValueError for arguments that do not go with a sharded model, and if Trainer sees other
+    ranks than zerod.
+    """
+
+    def __init__(self, model: nn.Module | None = None,
+                 args: transformers.TrainingArguments | None = None, *positional: Any,
+                 stage: int = 3, groups: Groups = None, client: zerod.Client | None = None,
+                 job: str | None = None, reduce_dtype: torch.dtype | None = None,
+                 accumulate: str = "owner", init_fn: Callable[[nn.Module], None] | None = None,
+                 prefetch: int = 1, **named: Any):
+        if model is None:
+            raise ValueError("pass model=...: one job holds one model, and model_init makes many")
+        self._writes_optimizer = False  # the model is written together with it
+        super().__init__(model, args, *positional, **named)
+        self._check_arguments()
+        if "_zerod_sharded" not in model.__dict__:
+            client = client or zerod.connect(job)
+            self._check_ranks(client)
+            with torch.random.fork_rng(devices=[]):  # what follows is as random as without zerod
+                zt.shard(model, stage, groups, client=client, reduce_dtype=reduce_dtype,
+                         accumulate=accumulate, init_fn=init_fn, prefetch=prefetch)
+        self._check_ranks(model.sharded.client)
+        self._check_optimizer()
+        if model.sharded.client.version:
+            log.warning("job '%s' has made %d steps: parameters and optimizer state are the "
+                        "service's; without resume_from_checkpoint, data and schedule begin anew",
+                        model.sharded.client.job, model.sharded.client.version)
+
+    # ---- what cannot be ---------------------------------------------------------------
+
+    def _check_arguments(self) -> None:
+        for name in REFUSED:
+            if getattr(self.args, name, None):
+                raise ValueError(f"TrainingArguments({name}=...) does not go with a model sharded by "
+                                 "zerod")
+        if self.optimizer_cls_and_kwargs is not None or self.args.optim not in ADAMW:
+            raise ValueError(f"optim '{self.args.optim}': the service computes AdamW, "
+                             "optim='adamw_torch'")
+        if self.args.device.type != "cpu":
+            raise ValueError(f"the device is {self.args.device} and this version serves host "
+                             "memory: pass TrainingArguments(use_cpu=True)")
+
+    def _check_ranks(self, client: zerod.Client) -> None:
+        mine = self.args.process_index, self.args.world_size
+        if mine != (client.rank, client.world_size):
+            raise ValueError(
+                f"Trainer is rank {mine[0]} of {mine[1]}, zerod rank {client.rank} of "
+                f"{client.world_size}: pass TrainingArguments(use_cpu=True), and run it by torchrun, "
+                "or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as torchrun does")
+
+    def _check_optimizer(self) -> None:
+        mine = getattr(self.optimizer, "sharded", None)
+        if self.optimizer is not None and mine is not self.model.sharded:
+            raise ValueError("optimizers=...: the optimizer is not zerod.torch.AdamW(model) of this "
+                             "model, sharded before")
+
+    # ---- model and optimizer ----------------------------------------------------------
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As Trainer's, with an Accelerator that leaves a sharded model as it is."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator.__class__ = Accelerator
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """The model stays where it is: in the service."""
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """zerod's AdamW, in the two param groups that Trainer makes: with and without decay."""
+        if self.optimizer is None:
+            names = set(self.get_decay_parameter_names(self.model))
+            trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+            self.optimizer = zt.AdamW(
+                self.model,
+                [{"params": [p for n, p in trained if n in names],
+                  "weight_decay": self.args.weight_decay},
+                 {"params": [p for n, p in trained if n not in names], "weight_decay": 0.0}],
+                lr=self.args.learning_rate, betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon)
+        return self.optimizer
+
+    def _adamw(self) -> zt.AdamW:
+        """The optimizer without what accelerate puts around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    # ---- saving -----------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self._writes_optimizer = not self.args.save_only_model
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._writes_optimizer = False
+        self.accelerator.wait_for_everyone()  # not in the next step, whose deadline is shorter
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Configuration, tokenizer and arguments; and the model, streamed."""
+        if state_dict is not None:
+            super()._save(output_dir, state_dict)
+            return
+        if not self.args.should_save:
+            return
+        directory = output_dir if output_dir is not None else self.args.output_dir
+        os.makedirs(directory, exist_ok=True)
+        if isinstance(self.model, transformers.PreTrainedModel):
+            self._save_configuration(directory)
+        processing = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        if processing is not None:
+            processing.save_pretrained(directory)
+        torch.save(self.args, os.path.join(directory, TRAINING_ARGS_NAME))
+        if not self._writes_optimizer:
+            zt.save_safetensors(self.model, directory)
+
+    def _save_configuration(self, directory: str) -> None:
+        config = self.model.config
+        config.dtype = str(self.model.dtype).removeprefix("torch.")
+        config.architectures = [type(self.model).__name__]
+        config.save_pretrained(directory)
+        if self.model.can_generate():
+            self.model.generation_config.save_pretrained(directory)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.args.should_save:
+            zt.save_checkpoint(output_dir, self.model, self._adamw())
+            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
+
+    # ---- loading ----------------------------------------------------------------------
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str,
+                              model: nn.Module | None = None) -> None:
+        """Model weights; a checkpoint that has the optimizer too is loaded as a whole later."""
+        if not _has_optimizer(resume_from_checkpoint):
+            zt.load_safetensors(self.model, resume_from_checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not _has_optimizer(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        zt.load_checkpoint(checkpoint, self.model, self._adamw())
+        self.lr_scheduler.load_state_dict(
+            torch.load(os.path.join(checkpoint, SCHEDULER_NAME), weights_only=True))
+
+    def _load_best_model(self) -> None:
+        log.info("loading the best model, %s (%s)", self.state.best_model_checkpoint,
+                 self.state.best_metric)
+        zt.load_safetensors(self.model, self.state.best_model_checkpoint)
+
+
+def _has_optimizer(checkpoint: str) -> bool:
+    """Whether it was written by save_checkpoint()."""
+    return any(os.path.exists(os.path.join(checkpoint, OPTIMIZER_FILE + end))
+               for end in ("", ".index.json"))
