@@ -51,18 +51,17 @@ def _reset(module: nn.Module) -> Callable[[], None] | None:
 
 
 def _initializers(model: nn.Module, name: str, module: nn.Module,
-                  init_fn: InitFn | None) -> list[Callable[[], None]]:
+                  init_fn: InitFn | None) -> list[Callable[[], Any]]:
     """What to try, one after the other, until nothing is left blank."""
-    if init_fn is not None:
-        return [lambda: init_fn(module)]
-    found: list[Callable[[], None]] = []
+    found: list[Callable[[], Any]] = []
     hf, reset = _hf_model(model, name), _reset(module)
-    if hf is not None:
-        found.append(lambda: hf._init_weights(module))
-    if reset is not None and hf is None:
+    own: InitFn | None = init_fn if init_fn is not None else hf._init_weights if hf else None
+    if own is not None:
+        found.append(lambda: own(module))
+        if reset is not None:  # what it leaves alone is as its constructor makes it
+            found.append(lambda: (reset(), own(module)))
+    elif reset is not None:
         found.append(reset)
-    if reset is not None and hf is not None:  # as its constructor does it
-        found.append(lambda: (reset(), hf._init_weights(module)))
     return found
 
 
