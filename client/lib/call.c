@@ -96,7 +96,7 @@ static void take_unwaited(struct zero_client *c, const struct pending *p, const 
 {
         struct fault fault = { 0 };
 
-        if (p->what == ZERO__REQUEST__BODY_PUSH)
+        if (p->what == ZERO__REQUEST__BODY_PUSH && p->slot != PUSH_NONE)
                 push_done(&c->push, p->slot);
         if (status_of(reply, &fault) == ZERO_OK)
                 return;

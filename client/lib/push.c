@@ -94,12 +94,16 @@ void push_done(struct push *p, uint32_t slot)
         push_free_slot(p, slot);
 }
 
+void push_drop(struct push *p, uint32_t group)
+{
+        if (p->of_group[group] == PUSH_NONE)
+                return;
+        push_free_slot(p, p->of_group[group]);
+        p->of_group[group] = PUSH_NONE;
+}
+
 void push_reset(struct push *p)
 {
-        for (uint32_t g = 0; g < p->n_groups; g++) {
-                if (p->of_group[g] == PUSH_NONE)
-                        continue;
-                push_free_slot(p, p->of_group[g]);
-                p->of_group[g] = PUSH_NONE;
-        }
+        for (uint32_t g = 0; g < p->n_groups; g++)
+                push_drop(p, g);
 }

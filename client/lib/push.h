@@ -3,7 +3,7 @@
  * daemon still reads.  Pure bookkeeping.
  *
  * A group has at most one slot that it writes to.  A slot goes free -> taken
- * (push_take) -> busy (push_send) -> free (push_done), or back from taken (push_reset).
+ * (push_take) -> busy (push_send) -> free (push_done), or back from taken (push_drop, push_reset).
  */
 #pragma once
 
@@ -31,5 +31,7 @@ bool push_may_wait(const struct push *p, uint32_t group);
 /* The group's slot, which the daemon now reads; the group must have one. */
 uint32_t push_send(struct push *p, uint32_t group);
 void push_done(struct push *p, uint32_t slot);
+/* The group's slot, if it has one, is free again without having been sent. */
+void push_drop(struct push *p, uint32_t group);
 /* Takes back the slots that are written to. */
 void push_reset(struct push *p);

@@ -188,15 +188,22 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad)
         return 0;
 }
 
-/* One byte a tensor, 0 or 1; frozen tensors have no gradient whatever the caller says. */
-static void set_present(struct zero_client *c, uint32_t group, const uint8_t *present,
+/*
+ * One byte a tensor, 0 or 1; frozen tensors have no gradient whatever the caller says.  False if
+ * no tensor has one.
+ */
+static bool set_present(struct zero_client *c, uint32_t group, const uint8_t *present,
                         ProtobufCBinaryData *ret)
 {
         const struct layout_group *g = &c->layout->groups[group];
+        bool some = false;
 
-        for (uint32_t i = 0; i < g->n_tensors; i++)
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
                 c->present[i] = present[i] && !c->layout->tensors[g->first_tensor + i].frozen;
+                some = some || c->present[i];
+        }
         *ret = (ProtobufCBinaryData){ g->n_tensors, c->present };
+        return some;
 }
 
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
@@ -204,13 +211,15 @@ int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present
 {
         Zero__Push push = ZERO__PUSH__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
+        uint32_t slot = PUSH_NONE;
         int r = client_begin(client);
 
         if (r == 0)
                 r = check_pushes(client, group);
         if (r)
                 return r;
-        if (client->push.of_group[group] == PUSH_NONE)
+        push.empty = present && !set_present(client, group, present, &push.present);
+        if (!push.empty && client->push.of_group[group] == PUSH_NONE)
                 return client_fail(client, ZERO_EORDER,
                                    "group %u '%s' has no gradient memory: "
                                    "zero_grad() comes before zero_push()",
@@ -218,15 +227,16 @@ int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present
         push.group = group;
         push.attempt = client->attempt;
         push.micro_batch = client->groups[group].micro_batches;
-        push.slot = push_send(&client->push, group);
         push.last = last;
-        if (present)
-                set_present(client, group, present, &push.present);
+        if (push.empty)
+                push_drop(&client->push, group);
+        else
+                slot = push.slot = push_send(&client->push, group);
         request.body_case = ZERO__REQUEST__BODY_PUSH;
         request.push = &push;
         client->groups[group].micro_batches++;
         client->groups[group].ended = last;
-        return client_send(client, &request, push.slot);
+        return client_send(client, &request, slot);
 }
 
 /* ---- the end of a step ------------------------------------------------- */

@@ -101,6 +101,11 @@ void parcel_start(struct parcel *p)
         uint64_t bytes = job->layout->groups[p->group].elements * dtype_size(job->reduce_dtype);
 
         p->starved = false;
+        if (p->n_sources == 0) { /* no rank has anything */
+                p->ready = true;
+                group_offer(job, p->group);
+                return;
+        }
         if (p->n_sources == 1 && p->grad_dtype == job->reduce_dtype) {
                 p->data = p->sources[0]->data;
                 p->ready = true;
@@ -210,6 +215,11 @@ static void offer_all(struct job *job, uint32_t group, uint32_t micro_batch, boo
 static void parcel_offer(struct parcel *p)
 {
         p->offered = true;
+        if (p->n_sources == 0) {
+                offer_all(p->job, p->group, p->micro_batch, p->last, NULL);
+                parcel_free(p);
+                return;
+        }
         p->untaken = p->job->partition->slices[p->group];
         if (p->untaken == 0) { /* a group of empty tensors */
                 p->untaken = 1;
@@ -247,6 +257,36 @@ void group_offer(struct job *job, uint32_t group)
         offer_all(job, group, g->micro_batch, true, NULL);
 }
 
+/* Marks the tensors that it has; false if it has none. */
+static bool source_mark(const struct contribution *c, uint32_t n_tensors, uint8_t *present)
+{
+        bool some = false;
+
+        for (uint32_t i = 0; i < n_tensors; i++) {
+                if (!source_has(c, i))
+                        continue;
+                present[i / 8] |= (uint8_t)(1u << (i % 8));
+                some = true;
+        }
+        return some;
+}
+
+/* A rank's next micro-batch goes into the parcel, if it has anything. */
+static void parcel_take(struct parcel *p, struct contributor *from)
+{
+        struct contribution *c = CONTAINER_OF(from->queue.next, struct contribution, link);
+
+        if (c->more > 0) {
+                c->more--;
+                return;
+        }
+        list_remove(&c->link);
+        if (c->window && source_mark(c, p->job->layout->groups[p->group].n_tensors, p->present))
+                p->sources[p->n_sources++] = c;
+        else
+                contribution_free(c, ZERO_OK, "");
+}
+
 /* One parcel of what the local ranks have queued for the group's next micro-batch. */
 struct parcel *parcel_new(struct job *job, uint32_t group)
 {
@@ -274,12 +314,7 @@ struct parcel *parcel_new(struct job *job, uint32_t group)
                         p->last = p->last && (!is_local(job, group, rank) || c->finished);
                         continue;
                 }
-                p->sources[p->n_sources] = CONTAINER_OF(c->queue.next, struct contribution, link);
-                list_remove(c->queue.next);
-                for (uint32_t i = 0; i < g->n_tensors; i++)
-                        if (source_has(p->sources[p->n_sources], i))
-                                p->present[i / 8] |= (uint8_t)(1u << (i % 8));
-                p->n_sources++;
+                parcel_take(p, c);
                 p->last = p->last && c->finished && list_empty(&c->queue);
         }
         list_insert(&r->parcels, &p->link);

@@ -5,7 +5,8 @@
  * group has pushed a micro-batch, or will not, the pushed ones are summed in fp32 in rank
  * order and rounded once to the wire dtype: a parcel.  A parcel is offered to every owner of the
  * group; it lives until each has taken its range.  One contribution that has the wire dtype already
- * is its own parcel, in place: nothing is copied.
+ * is its own parcel, in place: nothing is copied.  A contribution without data only says that its
+ * rank has nothing; where no rank has anything the offer is empty.
  *
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
  * once; parcels of a group are offered in the order of micro-batches; the last is marked.
@@ -138,7 +139,7 @@ static int push_check(const struct rank *rank, const Zero__Push *push, struct fa
                 return fault_set(fault, ZERO_ERANGE,
                                  "group '%s': a step has at most %d micro-batches", g->name,
                                  MICRO_BATCHES_MAX - 1);
-        if (slots->whole ? push->slot != push->group : push->slot >= slots->n)
+        if (!push->empty && (slots->whole ? push->slot != push->group : push->slot >= slots->n))
                 return fault_set(fault, ZERO_ERANGE, "group '%s': slot %u is not its place",
                                  g->name, push->slot);
         if (push->present.len && push->present.len != g->n_tensors)
@@ -173,45 +174,77 @@ static bool slot_busy(const struct rank *rank, uint32_t slot)
         return false;
 }
 
+static struct contribution *contribution_new(struct rank *rank, const Zero__Push *push)
+{
+        struct contribution *c = calloc(1, sizeof *c);
+
+        if (c && !push->empty && push->present.len) {
+                c->present = malloc(push->present.len);
+                if (!c->present) {
+                        free(c);
+                        return NULL;
+                }
+                memcpy(c->present, push->present.data, push->present.len);
+        }
+        if (!c)
+                return NULL;
+        c->job = rank->job;
+        c->micro_batch = push->micro_batch;
+        if (push->empty)
+                return c;
+        c->window = rank->window;
+        c->window->references++;
+        c->slot = push->slot;
+        c->data = (const char *)rank->window->segment.data + rank->window->transfer_bytes +
+                  slots_offset(rank->window->slots, push->slot);
+        return c;
+}
+
+/* Without data there is no memory to give back: it is acknowledged at once. */
+static void contribution_wait(struct contribution *c, struct request *r, uint32_t group)
+{
+        if (!c->window) {
+                request_end(r, ZERO_OK, NULL);
+                return;
+        }
+        c->request = r;
+        r->subject = c;
+        r->group = group;
+        r->describe = push_describe;
+        r->forget = push_forget;
+}
+
+/* The last one that waits, if it has no data: so that what a rank lacks takes no room. */
+static struct contribution *contribution_empty(const struct contributor *from)
+{
+        struct contribution *c = CONTAINER_OF(from->queue.prev, struct contribution, link);
+
+        return list_empty(&from->queue) || c->window ? NULL : c;
+}
+
 int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
 {
         struct job *job = rank->job;
         struct contributor *contributor;
         struct contribution *c;
-        const void *data;
         int status = push_check(rank, push, fault);
 
         if (status)
                 return status;
-        data = (const char *)rank->window->segment.data + rank->window->transfer_bytes +
-               slots_offset(rank->window->slots, push->slot);
-        if (slot_busy(rank, push->slot))
+        if (!push->empty && slot_busy(rank, push->slot))
                 return fault_set(fault, ZERO_EBUSY, "slot %u is still being read", push->slot);
-        c = calloc(1, sizeof *c);
-        if (!c)
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        if (push->present.len) {
-                c->present = malloc(push->present.len);
-                if (!c->present) {
-                        free(c);
-                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
-                }
-                memcpy(c->present, push->present.data, push->present.len);
-        }
-        c->job = job;
-        c->window = rank->window;
-        c->window->references++;
-        c->slot = push->slot;
-        c->data = data;
-        c->micro_batch = push->micro_batch;
-        c->last = push->last;
-        c->request = r;
-        r->subject = c;
-        r->group = push->group;
-        r->describe = push_describe;
-        r->forget = push_forget;
         contributor = contributor_of(job->reduce, push->group, rank->rank);
-        list_insert(&contributor->queue, &c->link);
+        c = push->empty ? contribution_empty(contributor) : NULL;
+        if (c) {
+                c->more++;
+                request_end(r, ZERO_OK, NULL);
+        } else {
+                c = contribution_new(rank, push);
+                if (!c)
+                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
+                list_insert(&contributor->queue, &c->link);
+                contribution_wait(c, r, push->group);
+        }
         contributor->pushed++;
         contributor->finished = push->last;
         reduce_advance(job, push->group);

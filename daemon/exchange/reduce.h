@@ -7,13 +7,13 @@
 struct contribution {
         struct list link; /* contributor.queue */
         struct job *job;
-        struct push_window *window;
-        uint32_t slot; /* of the window */
+        struct push_window *window; /* NULL: it has no data */
+        uint32_t slot;              /* of the window */
         const void *data;
         struct request *request; /* to acknowledge; NULL if its session is gone */
         uint8_t *present;        /* [tensor of the group]; NULL: all */
         uint32_t micro_batch;
-        bool last;
+        uint32_t more; /* micro-batches without data behind it: kept as one */
 };
 
 /* A local rank of a group. */

@@ -103,6 +103,47 @@ def sets_out_of_place():
         step_all([a, b], sets=[STILL, STRONG])
         a.do("put", tensor=WA, plane="set", values=[0])
 
+# ---- pushes --------------------------------------------------------------------------------
+
+
+def many(n):
+    return [group(f"g{i}", tensor(f"t{i}", 3000)) for i in range(n)]
+
+
+@case
+def nothing_is_said_without_memory():
+    layout = [group("two", tensor("x", 100), tensor("y", 100))]
+    with Cluster(2) as c:
+        a, b = c.ranks("j", layout, [0, 1], hold=1, push=1)
+        a.refused("EORDER", "push", "zero_grad", group=0, present=[0, 1])
+        for _ in range(100):
+            a.do("push", group=0, present=[0, 0], last=False)
+        a.do("push", group=0, present=[0, 0])
+        a.refused("EORDER", "push", "last", group=0, present=[0, 0])
+        b.do("grad", group=0)
+        b.do("push", group=0)
+        assert step_all([a, b], sets=[STRONG])[0]["grad_norm"] > 0
+
+
+@case
+def ranks_with_different_modules_in_opposite_orders():
+    """One slot each: what a rank lacks is said first, so that no slot waits for it."""
+    n = 6
+    with Cluster(2) as c:
+        ranks = c.ranks("j", many(n), [0, 0, 1], hold=1, push=1)
+        for step in range(3):
+            own = [range(n // 2), range(n - 1, n // 2 - 1, -1), range(0, n, 2)]
+            for a, groups in zip(ranks, own):
+                for g in set(range(n)) - set(groups):
+                    a.do("push", group=g, present=[0])
+                for g in groups:
+                    a.start("grad", group=g, step=step)
+                    a.start("push", group=g)
+            for a in ranks:
+                while a.asked:
+                    finish_all([a])
+            assert {r["version"] for r in step_all(ranks, sets=[STRONG])} == {step + 1}
+
 # ---- private views -------------------------------------------------------------------------
 
 

@@ -164,6 +164,36 @@ Test(push, presence_is_sent_without_frozen_tensors)
         fake_close(&f, c);
 }
 
+static void take_empty(struct fake *d)
+{
+        fake_begin(d);
+        MUST(fake_expect(d, ZERO__REQUEST__BODY_PUSH)->push->empty);
+        MUST(!d->request->push->last && d->request->push->micro_batch == 0);
+        MUST(fake_expect(d, ZERO__REQUEST__BODY_PUSH)->push->empty);
+        MUST(d->request->push->last && d->request->push->micro_batch == 1);
+        MUST(!fake_expect(d, ZERO__REQUEST__BODY_PUSH)->push->empty);
+        MUST(d->request->push->group == FAKE_FP32);
+        for (uint64_t seq = d->request->seq - 2; seq <= d->request->seq; seq++)
+                fake_ok(d, seq);
+        fake_expect_end(d);
+}
+
+Test(push, nothing_needs_no_memory_and_takes_none)
+{
+        struct zero_client *c = fake_open(&f, take_empty, 1);
+        const uint8_t frozen_only[] = { 0, 1 };
+        const uint8_t some[] = { 1, 1 };
+        void *grad;
+
+        cr_assert_eq(zero_push(c, FAKE_BF16, some, false, NULL), ZERO_EORDER);
+        OK(zero_push(c, FAKE_BF16, frozen_only, false, NULL));
+        OK(zero_grad(c, FAKE_BF16, &grad));
+        OK(zero_push(c, FAKE_BF16, frozen_only, true, NULL));
+        OK(zero_grad(c, FAKE_FP32, &grad)); /* the only slot, though nothing was acknowledged */
+        OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
+        fake_close(&f, c);
+}
+
 static void refuse_push(struct fake *d)
 {
         fake_begin(d);

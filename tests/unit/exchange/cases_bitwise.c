@@ -148,6 +148,31 @@ static void a_silent_rank(void)
         CHECK(memcmp(&o.sum, &with.sum, sizeof o.sum), "its gradient counted before");
 }
 
+/* To say that there is nothing is the same as to say nothing, and needs no slot. */
+static void ranks_that_lack_something(void)
+{
+        struct training t = training_default();
+        struct outcome silent, first, o;
+
+        t.silent_rank = 1;
+        silent = training_run(&t);
+        t.silent_rank = -1;
+        t.lacking_rank = 1;
+        t.push_groups = 1;
+        o = same_for_owners(t, "one has nothing");
+        outcome_same(&silent, &o, "nothing, and said so");
+        t.lacking_rank = -1;
+        t.micro_batches = 1;
+        first = training_run(&t);
+        t.micro_batches = 2;
+        t.last_lacks = true;
+        for (t.seed = 1; t.seed < 4; t.seed++) {
+                t.deep = t.seed % 2;
+                o = same_for_owners(t, "nobody has anything");
+                outcome_same(&first, &o, "a micro-batch of nothing");
+        }
+}
+
 static void not_finite_skips_everywhere(void)
 {
         struct training t = training_default();
@@ -186,6 +211,7 @@ const struct test_case bitwise_cases[] = {
         { "windows-and-orders", windows_and_orders },
         { "chunks-threads-and-instructions", chunks_threads_and_instructions },
         { "a-silent-rank", a_silent_rank },
+        { "ranks-that-lack-something", ranks_that_lack_something },
         { "not-finite-skips-everywhere", not_finite_skips_everywhere },
         { "daemons-that-restart", daemons_that_restart },
         { 0 },

@@ -10,6 +10,8 @@
 enum { TIMEOUT_MS = 15000 };
 
 /* One request under way; plays the session's part. */
+enum { NO_SLOT = UINT32_MAX };
+
 struct task {
         struct task *next;
         struct request request;
@@ -91,7 +93,7 @@ static void task_finish(struct request *r, int status, const char *text)
         task_unlink(task);
         if (task->op.kind == OP_FETCH && t->rank && t->rank->job)
                 rank_fetched(t->rank, task->op.group, status == ZERO_OK);
-        if (task->op.kind == OP_PUSH)
+        if (task->op.kind == OP_PUSH && task->slot != NO_SLOT)
                 t->slots[task->slot] = 0;
         if (!r->gone) {
                 if (task->waited)
@@ -171,15 +173,18 @@ static bool begin_push(struct trainer *t, const struct op *op)
         Zero__Push push = ZERO__PUSH__INIT;
         struct fault fault = { 0 };
         struct task *task;
-        uint32_t slot;
+        uint32_t slot = NO_SLOT;
         int r;
 
-        if (!free_slot(t, op->group, &slot))
+        if (!op->empty && !free_slot(t, op->group, &slot))
                 return false;
-        write_gradient(t, op, slot);
+        if (!op->empty)
+                write_gradient(t, op, slot);
         task = task_new(t, op);
         task->slot = slot;
-        t->slots[slot] = 1;
+        if (!op->empty)
+                t->slots[slot] = 1;
+        push.empty = op->empty;
         push.group = op->group;
         push.attempt = t->attempt;
         push.micro_batch = op->micro_batch;

@@ -16,6 +16,7 @@ struct op {
         uint32_t micro_batch;
         bool last;
         const uint8_t *present; /* one byte a tensor of the group; NULL: all */
+        bool empty;             /* push: nothing, without a slot */
         bool poison;            /* push: one element is not finite */
         const struct step_params *params;
 };

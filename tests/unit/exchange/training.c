@@ -20,6 +20,7 @@ struct training training_default(void)
                                   .clip_norm = 0.5,
                                   .loss_scale = 1,
                                   .silent_rank = -1,
+                                  .lacking_rank = -1,
                                   .seed = 1 };
 }
 
@@ -120,6 +121,8 @@ void session_pushes(struct session *s, uint32_t rank, uint32_t step)
                                          .group = g,
                                          .micro_batch = mb,
                                          .last = mb + 1 == n,
+                                         .empty = (int32_t)rank == training->lacking_rank ||
+                                                  (training->last_lacks && mb + 1 == n),
                                          .present = mask(s, rank, g, step),
                                          .poison = step == training->poisoned_step && rank == 1 &&
                                                    g == ZOO_FLOAT });

@@ -17,6 +17,8 @@ struct training {
         uint32_t growth_interval;
         uint32_t poisoned_step; /* counts from 1; 0: none */
         int32_t silent_rank;    /* pushes nothing; -1: none */
+        int32_t lacking_rank;   /* says for each group that it has nothing; -1: none */
+        bool last_lacks;        /* ... as every rank does for its last micro-batch */
         uint32_t restart_after; /* all daemons are stopped and started behind this step; 0: never */
         bool masks;             /* tensors without gradient, other ones each step */
         bool deep;              /* all micro-batches of a group in a row */
