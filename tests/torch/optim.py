@@ -1,0 +1,457 @@
+#!/usr/bin/env python3
+"""zerod.torch's AdamW, clipping and GradScaler against torch's own, on the same model and data."""
+import copy
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import ranks  # noqa: E402
+from harness import case, cases_of  # noqa: E402
+
+import torch  # noqa: E402
+
+from gpt import batch_of, make  # noqa: E402
+
+STEPS = 8
+
+
+def zero(model, stage=3, **options):
+    """zerod.torch, and the model sharded."""
+    import zerod.torch as zt
+    return zt, zt.shard(model, stage, **options)
+
+
+def raises(kind, words, function, *arguments, **more):
+    """The call raises, with a text that has these words."""
+    try:
+        function(*arguments, **more)
+    except kind as error:
+        missing = [w for w in words if w not in str(error)]
+        assert not missing, f"{missing} not in: {error}"
+        return error
+    raise AssertionError(f"{function} did not raise {kind}")
+
+
+def counted(name, tensor):
+    """Without the keys' biases: their gradient is rounding errors of 0, which Adam makes large."""
+    return tensor.double().view(3, -1)[::2] if name.endswith("qkv.bias") else tensor.double()
+
+
+def distance(mine, theirs):
+    """The largest relative distance, norm-wise, of tensors of two state_dicts."""
+    assert list(mine) == list(theirs)
+    return max(float((counted(k, mine[k]) - counted(k, theirs[k])).norm()
+                     / (counted(k, theirs[k]).norm() + 1e-30)) for k in mine)
+
+
+def near(distances, most):
+    assert max(distances) < most, distances
+
+
+def share(t, rank, world):
+    return batch_of(t).chunk(world)[rank] if world > 1 else batch_of(t)
+
+
+def decayed(model):
+    """Two groups, as trainers make them: matrices decay, vectors do not."""
+    return [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1, "lr": 3e-3},
+            {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+
+
+def train(model, optimizer, steps, scheduler=None, clip=None, begin=0, rank=0, world=1):
+    for t in range(begin, begin + steps):
+        optimizer.zero_grad()
+        model(share(t, rank, world)).backward()
+        if clip:
+            clip()
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+
+
+def one_cycle(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-2, 3e-3], total_steps=STEPS + 1)
+
+
+def by_lambda(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda t: 1 / (1 + t), lambda t: 0.5 ** t])
+
+
+def plateau(optimizer):
+    return torch.optim.lr_scheduler.SequentialLR(
+        optimizer, [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3),
+                    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)], milestones=[3])
+
+
+@cases_of([one_cycle, by_lambda, plateau], "{0.__name__}")
+def scheduled_groups_as_torch(schedule):
+    def run(rank):
+        theirs = make()
+        reference = torch.optim.AdamW(decayed(theirs), lr=1e-3)
+        train(theirs, reference, STEPS, schedule(reference))
+        zt, mine = zero(make())
+        optimizer = zt.AdamW(mine, decayed(mine), lr=1e-3)
+        train(mine, optimizer, STEPS, schedule(optimizer), rank=rank, world=2)
+        for a, b in zip(optimizer.param_groups, reference.param_groups):
+            assert (a["lr"], a["betas"]) == (b["lr"], b["betas"]), (a["lr"], b["lr"], a["betas"], b["betas"])
+        return distance(mine.state_dict(), theirs.state_dict())
+    near(ranks.run(run, 2, ranks.shared()), 1e-4)
+
+
+@case
+def groups_are_added_and_the_rest_stays():
+    def run(_):
+        zt, model = zero(make())
+        optimizer = zt.AdamW(model, model.blocks.parameters(), lr=1e-2)
+        before = model.state_dict()
+        train(model, optimizer, 2)
+        after = model.state_dict()
+        moved = {n for n in after if not torch.equal(after[n], before[n])}
+        assert moved == {n for n in after if n.startswith("blocks.")}, moved
+        optimizer.add_param_group({"params": model.head.weight, "lr": 0.0})
+        train(model, optimizer, 1)
+        assert torch.equal(model.state_dict()["head.weight"], before["head.weight"]), "lr is 0"
+        assert "wte.weight" not in {p.param.name for g in optimizer.param_groups for p in g["params"]}
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
+def refuses_what_it_cannot_do():
+    def run(_):
+        model, other = make(), make()
+        model.wpe.weight.requires_grad_(False)
+        zt, model = zero(model)
+        raises(ValueError, ["'wpe.weight'", "frozen"], zt.AdamW, model, [model.wpe.weight])
+        raises(ValueError, ["0 of param group 0"], zt.AdamW, model, other.parameters())
+        raises(ValueError, ["'far'"], zt.AdamW, model, [("far", other.head.weight)])
+        raises(TypeError, ["not sharded"], zt.AdamW, other)
+        raises(TypeError, ["AdamW(model"], zt.AdamW, [p for p in model.parameters()])
+        raises(ValueError, ["betas"], zt.AdamW, model, betas=(torch.tensor(0.9), 0.99))
+        raises(ValueError, ["lr"], zt.AdamW, model, lr=torch.tensor(1e-3))
+        raises(ValueError, ["lr"], zt.AdamW, model, lr=-1)
+        raises(ValueError, ["amsgrad"], zt.AdamW, model, [{"params": [model.head.weight], "amsgrad": True}])
+        raises(ValueError, ["empty"], zt.AdamW, model, [])
+        raises(ValueError, ["more than one"], zt.AdamW, model,
+               [{"params": [model.head.weight]}, {"params": [model.head.weight]}])
+        raises(TypeError, ["set"], zt.AdamW, model, [{"params": {model.head.weight}}])
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
+def has_256_sets_and_not_one_more():
+    def run(_):
+        zt, model = zero(make())
+        optimizer = zt.AdamW(model, [{"params": []}] * 255 + [{"params": [model.head.weight], "lr": 1.0}])
+        before = model.state_dict()["head.weight"]
+        train(model, optimizer, 1)
+        assert (model.state_dict()["head.weight"] - before).abs().max() > 0.5, "the 256th group's lr"
+        raises(ValueError, ["256"], optimizer.add_param_group, {"params": [model.wte.weight]})
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
+def hooks_and_closure_run():
+    def run(_):
+        zt, model = zero(make())
+        optimizer = zt.AdamW(model)
+        calls = []
+        optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+        optimizer.register_state_dict_post_hook(lambda o, d: {**d, "mine": 1})
+        optimizer.register_load_state_dict_pre_hook(lambda o, d: calls.append(d.pop("mine")))
+        optimizer.register_load_state_dict_post_hook(lambda o: calls.append("loaded"))
+
+        def closure():
+            loss = model(batch_of(0))
+            loss.backward()
+            return loss
+        assert optimizer.step(closure).item() > 0
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert calls == ["pre", "post", 1, "loaded"], calls
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
+def newest_optimizer_takes_over():
+    def run(_):
+        zt, model = zero(make())
+        old = zt.AdamW(model, lr=1.0)
+        new = zt.AdamW(model, lr=0.0)
+        before = model.state_dict()
+        train(model, new, 1)
+        assert distance(model.state_dict(), before) == 0
+        raises(RuntimeError, ["taken over"], old.step)
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
+def zero_grad_discards():
+    def run(rank):
+        zt, model = zero(make())
+        optimizer = zt.AdamW(model, lr=1e-3)
+        model(share(7, rank, 2)).backward()
+        assert model.sharded.has_gradients
+        optimizer.zero_grad()
+        assert not model.sharded.has_gradients and model.sharded.client.version == 0
+        train(model, optimizer, 2, rank=rank, world=2)
+        fresh = make()
+        train(fresh, torch.optim.AdamW(fresh.parameters(), lr=1e-3), 2)
+        return distance(model.state_dict(), fresh.state_dict())
+    near(ranks.run(run, 2, ranks.shared()), 1e-4)
+
+
+@case
+def aborted_step_is_replayed():
+    def run(_):
+        import zerod
+        zt, model = zero(make())
+        optimizer, client = zt.AdamW(model, lr=1e-3), model.sharded.client
+        scaler = zt.GradScaler(optimizer, init_scale=8.0)
+
+        def attempt():
+            scaler.scale(model(batch_of(0))).backward()
+            scaler.unscale_(optimizer)
+            norm = model.clip_grad_norm_(0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            return norm.item()
+
+        def aborted(*_, **__):
+            client.__dict__.pop("step")
+            client.step([])  # the attempt ends, as it does when the service aborts it
+            raise zerod.Aborted("the attempt is over")
+        client.step = aborted
+        raises(zerod.Aborted, ["over"], attempt)
+        assert not model.sharded.has_gradients
+        norm = attempt()
+        fresh = make()
+        reference = torch.optim.AdamW(fresh.parameters(), lr=1e-3)
+        train(fresh, reference, 1, clip=lambda: torch.nn.utils.clip_grad_norm_(fresh.parameters(), 0.5))
+        assert optimizer.version == 1 and abs(norm - optimizer.grad_norm) < 1e-6
+        return distance(model.state_dict(), fresh.state_dict())
+    near(ranks.run(run, 1, ranks.shared()), 1e-5)
+
+
+# ---- clipping ----------------------------------------------------------------------
+
+
+@cases_of([0.1, 1e9])
+def clips_as_torch(max_norm):
+    def run(rank):
+        theirs, norms = make(), ([], [])
+        train(theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-3), 4, clip=lambda: norms[0].append(
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm).item()))
+        zt, mine = zero(make(), 2)
+        optimizer = zt.AdamW(mine, lr=1e-3)
+        train(mine, optimizer, 4, rank=rank, world=2, clip=lambda: norms[1].append(
+            zt.clip_grad_norm_(mine.parameters(), max_norm).item()))
+        assert max(abs(a - b) / a for a, b in zip(*norms)) < 1e-4, norms
+        assert abs(optimizer.grad_norm - norms[1][-1]) < 1e-6 * norms[1][-1]
+        return distance(mine.state_dict(), theirs.state_dict())
+    near(ranks.run(run, 2, ranks.shared()), 1e-4)
+
+
+@case
+def clipping_is_whole_or_refused():
+    def run(_):
+        zt, model = zero(make())
+        optimizer = zt.AdamW(model, lr=1e-3)
+        model(batch_of(0)).backward()
+        raises(ValueError, ["norm_type"], model.clip_grad_norm_, 1.0, norm_type=1)
+        raises(ValueError, ["max_norm"], model.clip_grad_norm_, 0.0)
+        raises(ValueError, ["max_norm"], model.clip_grad_norm_, float("nan"))
+        raises(ValueError, ["'head.weight' and 4 more"], zt.clip_grad_norm_, model.blocks, 1.0)
+        raises(ValueError, ["no parameter of a sharded"], zt.clip_grad_norm_, make(), 1.0)
+        raises(ValueError, ["pass the model"], zt.clip_grad_norm_, [], 1.0)
+        raises(RuntimeError, ["clip_grad_norm_"], torch.nn.utils.clip_grad_norm_, model.parameters(), 1.0)
+        first, second = model.clip_grad_norm_(float("inf")), model.clip_grad_norm_(0.25)
+        assert first == second, "measuring clips nothing"
+        assert model.clip_grad_norm_(0.5) == 0.25, "already clipped to less"
+        optimizer.step()
+        fresh = make()
+        train(fresh, torch.optim.AdamW(fresh.parameters(), lr=1e-3), 1,
+              clip=lambda: torch.nn.utils.clip_grad_norm_(fresh.parameters(), 0.25))
+        return distance(model.state_dict(), fresh.state_dict())
+    near(ranks.run(run, 1, ranks.shared()), 1e-5)
+
+
+@case
+def nonfinite_norm_is_an_error_if_asked():
+    def run(_):
+        zt, model = zero(make())
+        optimizer = zt.AdamW(model)
+        before = model.state_dict()
+        (model(batch_of(0)) * float("inf")).backward()
+        raises(RuntimeError, ["non-finite"], model.clip_grad_norm_, 1.0, error_if_nonfinite=True)
+        assert model.clip_grad_norm_(1.0).isnan()
+        optimizer.step()
+        assert optimizer.skipped and optimizer.version == 0
+        assert distance(model.state_dict(), before) == 0
+    ranks.run(run, 1, ranks.shared())
+
+
+# ---- loss scaling ------------------------------------------------------------------
+
+
+def scaled(model, optimizer, scaler, overflows, clip, rank=0, world=1):
+    """Steps, some with a gradient that is not finite; the scales used."""
+    scales = []
+    for t in range(len(overflows)):
+        scales.append(scaler.get_scale())
+        optimizer.zero_grad()
+        loss = model(share(t, rank, world))
+        scaler.scale(loss * float("inf") if overflows[t] else loss).backward()
+        scaler.unscale_(optimizer)
+        clip()
+        scaler.step(optimizer)
+        scaler.update()
+    return scales
+
+
+@case
+def scaler_follows_torch():
+    overflows = [0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
+
+    def run(rank):
+        theirs = make()
+        reference = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
+        wanted = scaled(theirs, reference, torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2),
+                        overflows, lambda: torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0))
+        zt, mine = zero(make())
+        optimizer = zt.AdamW(mine, lr=1e-3)
+        scaler = zt.GradScaler(optimizer, init_scale=1024.0, growth_interval=2)
+        got = scaled(mine, optimizer, scaler, overflows, lambda: mine.clip_grad_norm_(1.0), rank, 2)
+        assert got == wanted, (got, wanted)
+        assert optimizer.version == overflows.count(0)
+        assert optimizer.loss_scale == scaler.get_scale()
+        return distance(mine.state_dict(), theirs.state_dict())
+    near(ranks.run(run, 2, ranks.shared()), 1e-4)
+
+
+@case
+def scaler_keeps_torchs_order_and_state():
+    def run(_):
+        zt, model = zero(make())
+        optimizer = zt.AdamW(model)
+        scaler = zt.GradScaler(model, init_scale=4.0)
+        assert scaler.is_enabled() and scaler.get_scale() == 4.0
+        one, two = scaler.scale([torch.ones(2), torch.ones(2, dtype=torch.float16)])
+        assert one[0] == 4 and two.dtype is torch.float16
+        raises(AssertionError, ["before step"], scaler.update)
+        scaler.scale(model(batch_of(0))).backward()
+        scaler.unscale_(optimizer)
+        raises(RuntimeError, ["already"], scaler.unscale_, optimizer)
+        scaler.step(optimizer)
+        raises(RuntimeError, ["already"], scaler.step, optimizer)
+        scaler.update()
+        state = scaler.state_dict()
+        assert set(state) == set(torch.amp.GradScaler("cpu").state_dict())
+        again = zt.GradScaler(model)
+        assert again.get_scale() == 4.0, "the job's scale is gone on with"
+        again.load_state_dict({**state, "scale": 2.0})
+        assert again.get_scale() == 2.0
+        again.update(64.0)
+        assert again.get_scale() == 64.0
+        raises(ValueError, ["growth_factor"], again.load_state_dict, {**state, "growth_factor": 3.0})
+        raises(TypeError, ["neither"], again.step, torch.optim.AdamW([torch.zeros(1)]))
+        off = zt.GradScaler(optimizer, enabled=False)
+        assert off.scale(3) == 3 and off.get_scale() == 1.0 and off.state_dict() == {}
+        model(batch_of(1)).backward()
+        off.step(optimizer)
+        off.update()
+        assert optimizer.version == 2
+    ranks.run(run, 1, ranks.shared())
+
+
+# ---- state -------------------------------------------------------------------------
+
+
+@case
+def state_goes_to_torch_and_back():
+    def run(rank):
+        zt, mine = zero(make())
+        optimizer = zt.AdamW(mine, decayed(mine), lr=1e-3)
+        train(mine, optimizer, 3, rank=rank, world=2)
+        theirs = make()
+        theirs.load_state_dict(mine.state_dict())
+        reference = torch.optim.AdamW(decayed(theirs), lr=1.0)
+        reference.load_state_dict(optimizer.state_dict())
+        train(theirs, reference, 3, begin=3)
+        train(mine, optimizer, 3, begin=3, rank=rank, world=2)
+        near = distance(mine.state_dict(), theirs.state_dict())
+        optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+        mine.load_state_dict(theirs.state_dict())
+        assert "foreach" not in optimizer.param_groups[0] and optimizer.param_groups[0]["weight_decay"] == 0.1
+        state = reference.state_dict()["state"]
+        for i, entry in optimizer.state_dict()["state"].items():
+            assert entry["step"] == 6 and entry["step"].dtype is torch.float32
+            assert torch.equal(entry["exp_avg_sq"], state[i]["exp_avg_sq"])
+        train(theirs, reference, 3, begin=6)
+        train(mine, optimizer, 3, begin=6, rank=rank, world=2)
+        return max(near, distance(mine.state_dict(), theirs.state_dict()))
+    near(ranks.run(run, 2, ranks.shared()), 1e-4)
+
+
+@cases_of([torch.bfloat16, torch.float16, torch.float32])
+def resumes_exactly(dtype):
+    def run(_, sent=None):
+        zt, model = zero(make(dtype=dtype))
+        optimizer = zt.AdamW(model, lr=1e-3)
+        if sent:
+            model.load_state_dict(sent[0])
+            optimizer.load_state_dict(sent[1])
+        else:
+            train(model, optimizer, 2)
+        between = model.state_dict(), optimizer.state_dict()
+        assert ("master" in between[1]["state"][0]) == (dtype is not torch.float32)
+        train(model, optimizer, 2, begin=2)
+        return between, model.state_dict(), optimizer.state_dict()["state"]
+    # files, not pipes, carry tensors of one process to another
+    path = f"/dev/shm/zerod-test-resume-{os.getpid()}"
+    try:
+        ranks.run(lambda r: torch.save(run(r), path), 1, ranks.shared())
+
+        def resumed(r):
+            between, params, state = torch.load(path)
+            _, again, state_again = run(r, between)
+            assert distance(again, params) == 0
+            for i, entry in state.items():
+                assert all(torch.equal(v, state_again[i][k]) for k, v in entry.items())
+        ranks.run(resumed, 1, ranks.shared())
+    finally:
+        os.unlink(path)
+
+
+@case
+def state_that_does_not_fit_changes_nothing():
+    def run(_):
+        zt, model = zero(make())
+        optimizer = zt.AdamW(model, lr=1e-3)
+        train(model, optimizer, 1)
+        good, job = optimizer.state_dict(), model.sharded.client.job
+        before = model.sharded.client.query("checksum", job)
+
+        def changed(change):
+            bad = copy.deepcopy(good)
+            change(bad)
+            return bad
+        load = optimizer.load_state_dict
+        raises(ValueError, ["groups"], load, changed(lambda d: d["param_groups"].append({"params": []})))
+        raises(ValueError, ["group 0"], load, changed(lambda d: d["param_groups"][0]["params"].pop()))
+        raises(ValueError, ["shape"], load, changed(lambda d: d["state"][5].update(exp_avg=torch.zeros(3))))
+        raises(ValueError, ["amsgrad"], load, changed(lambda d: d["state"][5].update(max_exp_avg_sq=1)))
+        raises(ValueError, ["exp_avg_sq"], load, changed(lambda d: d["state"][5].pop("exp_avg_sq")))
+        raises(ValueError, ["maximize"], load, changed(lambda d: d["param_groups"][0].update(maximize=True)))
+        raises(ValueError, ["decoupled"], load,
+               changed(lambda d: d["param_groups"][0].update(decoupled_weight_decay=False)))
+        model(batch_of(1)).backward()
+        raises(RuntimeError, ["between steps"], load, good)
+        optimizer.zero_grad()
+        assert model.sharded.client.query("checksum", job) == before
+        load(changed(lambda d: d["state"].pop(0)))  # as torch: a parameter without state begins anew
+        assert 0 not in optimizer.state_dict()["state"] and 1 in optimizer.state_dict()["state"]
+    ranks.run(run, 1, ranks.shared())
+
+
+if __name__ == "__main__":
+    ranks.main()
