@@ -89,7 +89,7 @@ class Conversation:
 
     def _break(self, why):
         """Ends the connection without a word, as the end of the process would: the rank counts
-        as lost, and whoever waits for it is told."""
+        as lost, and who waits for it in vain is told so."""
         self._given_up = why
         with socket.socket(fileno=os.dup(self._library.zero_fd(self._handle))) as connection:
             with contextlib.suppress(OSError):

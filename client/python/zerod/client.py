@@ -47,8 +47,7 @@ class Client(Conversation):
     It may be used from several threads; calls wait for one another.  Blocking calls take at most
     the timeout of connect(), plus two seconds for the daemon to say itself what is waited for, and
     then raise Deadline.  Ctrl-C ends attach(), norm(), step() and query() at once, and with them
-    the connection, so that the other ranks are told; in the other calls it waits for the reply.
-    All calls raise zerod.Error.
+    the connection; in the other calls it waits for the reply.  All calls raise zerod.Error.
     """
 
     def __init__(self, handle, job, place, socket, own_job):
@@ -323,7 +322,7 @@ class Client(Conversation):
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        """Closes; after an exception as a lost rank, so that the others need not wait."""
+        """Closes; after an exception without a word, so that the rank counts as lost."""
         if kind is not None and not (isinstance(error, SystemExit) and not error.code):
             with self._lock:
                 if self._handle is not None:

@@ -96,7 +96,7 @@ class Deadline(Error):
 
 
 class LostRank(Error):
-    """A rank of the job is gone; the text names it."""
+    """The timeout passed, and a rank that is waited for is gone; the text names it."""
 
 
 class Peer(Error):

@@ -1,0 +1,325 @@
+#!/usr/bin/env python3
+"""How a client ends: close, the end of its process, exceptions, signals, forks, a lost daemon; and
+threads that share one."""
+import contextlib
+import json
+import os
+import signal
+import threading
+
+from common import REPLY_S, SETS, Cluster, attached, output, python, raises, small_layout, together, zerod
+from cluster import until
+from harness import case, cases_of, main
+
+ATTACH = """
+import os, signal, sys
+import zerod
+signal.signal(signal.SIGINT, signal.default_int_handler)
+layout = zerod.Layout()
+layout.group("g", "fp32")
+layout.tensor(0, "w", [100])
+"""
+
+
+def jobs(cluster):
+    return [job["job"] for job in cluster[0].status()["jobs"]]
+
+
+def one_tensor():
+    layout = zerod.Layout()
+    layout.group("g", "fp32")
+    layout.tensor(0, "w", [100])
+    return layout
+
+
+def calls(client):
+    """Every call there is."""
+    return {
+        "attach": lambda: client.attach(small_layout()), "fetch": lambda: client.fetch(0),
+        "prefetch": lambda: client.prefetch(0), "release": lambda: client.release(0), "grad": lambda: client.grad(0),
+        "push": lambda: client.push(0), "push_present": lambda: client.push(0, bytes(3)), "norm": lambda: client.norm(),
+        "step": lambda: client.step(SETS), "get": lambda: client.get(0, "master", 0, 1, bytearray(4)),
+        "put": lambda: client.put(0, "master", 0, 1, bytearray(4)), "query": lambda: client.query("jobs"),
+        "fileno": lambda: client.fileno(), "version": lambda: client.version, "loss_scale": lambda: client.loss_scale}
+
+
+# ---- closing -------------------------------------------------------------------------
+
+@case
+def closing_twice_is_allowed():
+    with attached() as (_, client):
+        assert not client.closed
+        client.close()
+        client.close()
+        assert client.closed and "rank 0 of 1" in repr(client)
+
+
+@cases_of(calls(None))
+def closed_client_refuses(name):
+    with attached() as (_, client):
+        client.close()
+        with raises(zerod.Closed, "close()"):
+            calls(client)[name]()
+
+
+@case
+def lost_daemon_is_told():
+    with Cluster(1) as cluster:
+        client = zerod.connect("job", socket=cluster[0].socket)
+        client.attach(small_layout())
+        cluster[0].process.kill()
+        cluster[0].process.wait()
+        for _ in range(2):
+            with raises(zerod.Closed):
+                client.step(SETS)
+        client.close()
+
+
+@case
+def stopped_daemon_is_given_up():
+    with Cluster(1) as cluster:
+        client = zerod.connect("job", socket=cluster[0].socket, timeout=0.2)
+        client.attach(small_layout())
+        cluster[0].process.send_signal(signal.SIGSTOP)
+        with raises(zerod.Deadline):
+            client.step(SETS)
+        with raises(zerod.Closed):
+            client.fetch(0)
+        client.close()
+
+
+# ---- the job of a process that is alone ------------------------------------------------
+
+@case
+def own_job_ends_with_close():
+    with Cluster(1) as cluster:
+        first, second = (zerod.connect(socket=cluster[0].socket) for _ in range(2))
+        for client in (first, second):
+            client.attach(small_layout())
+        assert sorted(jobs(cluster)) == sorted([first.job, second.job]) and first.job != second.job
+        first.close()
+        assert jobs(cluster) == [second.job]
+        second.close()
+        assert not jobs(cluster)
+
+
+@cases_of({"end": "", "exit": "sys.exit(3)", "exception": "raise ValueError('mine')",
+           "broken_off": "client._break('why')"}.items(), "{0[0]}")
+def own_job_ends_with_its_process(values):
+    with Cluster(1) as cluster:
+        status, out, err = output(python(ATTACH + "client = zerod.connect()\nclient.attach(layout)\n"
+                                         "print(client.query('jobs')['jobs'][0]['job'] == client.job)\n"
+                                         + values[1], cluster))
+        assert out == "True\n" and status == {"exit": 3, "exception": 1}.get(values[0], 0), (status, out, err)
+        assert ("ValueError" in err) if values[0] == "exception" else not err, err
+        assert not jobs(cluster)
+
+
+@case
+def named_job_outlives_its_process():
+    with Cluster(1) as cluster:
+        status, _, err = output(python(ATTACH + "zerod.connect('named').attach(layout)", cluster))
+        assert status == 0 and not err, err
+        assert jobs(cluster) == ["named"]
+
+
+@case
+def child_does_not_end_the_job_of_its_parent():
+    with Cluster(1) as cluster:
+        status, out, err = output(python(ATTACH + """
+client = zerod.connect()
+client.attach(layout)
+if os.fork() == 0:
+    sys.exit(0)  # runs what is registered for the end
+os.wait()
+print([job["job"] for job in client.query("jobs")["jobs"]] == [client.job], client.step([]).version)
+""", cluster))
+        assert (status, out) == (0, "True 0\n"), (status, out, err)
+        assert not jobs(cluster)
+
+
+# ---- forks -----------------------------------------------------------------------------
+
+@case
+def forked_child_has_no_client():
+    """Each call raises, and the parent goes on."""
+    with attached() as (_, client):
+        layout = client.layout
+        client.fetch(0)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                for call in (*calls(client).values(), lambda: layout.shape(0)):
+                    with raises(zerod.Closed, "forked"):
+                        call()
+                client.close()
+                status = 0
+            os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert client.step(SETS).version == 1
+
+
+@case
+def forked_child_connects_anew():
+    with attached("job") as (cluster, client):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            with contextlib.suppress(BaseException), zerod.connect("other", socket=cluster[0].socket) as own:
+                own.attach(small_layout())
+                status = int(own.step(SETS).version != 1)
+            os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert client.step(SETS).version == 1
+
+
+@case
+def forked_child_does_not_keep_the_rank():
+    """The parent's end is seen though a child lives on."""
+    with Cluster(1) as cluster:
+        process = python(ATTACH + """
+client = zerod.connect("job", 0, 1)
+client.attach(layout)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    signal.pause()
+os.wait()
+""", cluster)
+        child = int(process.stdout.readline())
+        try:
+            process.kill()
+            process.wait()
+            until(lambda: not cluster[0].job("job")["ranks"][0]["attached"], what="the loss of the rank")
+        finally:
+            os.kill(child, signal.SIGKILL)
+            process.stdout.close()
+            process.stderr.close()
+
+
+# ---- exceptions and signals --------------------------------------------------------------
+
+@case
+def exception_in_the_block_is_a_loss():
+    """The other rank is told who it was."""
+    with Cluster(1) as cluster:
+        attaching = threading.Barrier(2)
+
+        def fail():
+            with zerod.connect("job", 1, 2, socket=cluster[0].socket) as client:
+                client.attach(one_tensor())
+                attaching.wait(REPLY_S)
+                raise KeyError("mine")
+
+        def wait():
+            with zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=0.5) as client:
+                client.attach(one_tensor())
+                attaching.wait(REPLY_S)
+                with raises(zerod.LostRank, "rank 1"):
+                    client.step(SETS)
+        with raises(KeyError, "mine"):
+            together(wait, fail)
+
+
+@cases_of(["attach", "norm", "step"])
+def interrupt_ends(name):
+    """Ctrl-C while another rank is waited for; the rest of the minute is not waited."""
+    with Cluster(1) as cluster:
+        script = ATTACH + f"""
+client = zerod.connect("job", 0, 2)
+try:
+    client.attach(layout)
+    {"client.norm()" if name == "norm" else "client.step([])"}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+try:
+    client.step([])
+except zerod.Closed as why:
+    print(why, flush=True)
+"""
+        process = python(script, cluster)
+        other = None
+        if name != "attach":
+            other = zerod.connect("job", 1, 2, socket=cluster[0].socket, timeout=0.5)
+            other.attach(one_tensor())
+        until(lambda: waits(cluster, name), what=f"rank 0 in {name}")
+        process.send_signal(signal.SIGINT)
+        status, out, err = output(process)
+        assert status == 0 and out.startswith("interrupted\nthe connection to zerod was ended"), (out, err)
+        if other:
+            with raises(zerod.LostRank, "rank 0"):
+                other.step(SETS)
+            other.close()
+
+
+def waits(cluster, name):
+    """Whether rank 0 waits for the other one in that call."""
+    job = cluster[0].job("job")
+    if not job or name == "attach":
+        return bool(job)
+    return job["waiting"] and "attach" not in json.dumps(job["waiting"])
+
+
+@case
+def handler_that_returns_does_not_end_the_call():
+    with Cluster(1) as cluster:
+        process = python(ATTACH + """
+client = zerod.connect("job", 0, 2)
+def told(*_):
+    try:
+        client.version
+    except zerod.Busy:
+        print("busy", flush=True)
+signal.signal(signal.SIGUSR1, told)
+client.attach(layout)
+print("attached", client.version, flush=True)
+""", cluster)
+        until(lambda: cluster[0].job("job"), what="the job")
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "busy\n"
+        with zerod.connect("job", 1, 2, socket=cluster[0].socket) as other:
+            other.attach(one_tensor())
+            status, out, err = output(process)
+            assert (status, out) == (0, "attached 0\n"), (out, err)
+
+
+# ---- threads -----------------------------------------------------------------------------
+
+@case
+def threads_share_a_client():
+    """Each reads back what it wrote, whatever the others do."""
+    layout = zerod.Layout()
+    layout.group("g", "fp32")
+    for i in range(4):
+        layout.tensor(0, f"t{i}", [1000])
+    with attached(layout=layout) as (_, client):
+        def work(tensor):
+            for i in range(50):
+                wrote, read = bytes([tensor, i, 0, 64]) * 1000, bytearray(4000)
+                client.put(tensor, "master", 0, 1000, wrote)
+                client.get(tensor, "master", 0, 1000, read)
+                assert read == wrote
+                assert client.query("jobs")["jobs"]
+        together(*(lambda t=t: work(t) for t in range(4)))
+
+
+@case
+def other_threads_run_while_one_waits():
+    with Cluster(1) as cluster:
+        ran = threading.Event()
+
+        def wait():
+            with zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=20) as client:
+                client.attach(one_tensor())
+
+        def run():
+            until(lambda: cluster[0].job("job"), what="the job")
+            ran.set()
+            with zerod.connect("job", 1, 2, socket=cluster[0].socket, timeout=20) as client:
+                client.attach(one_tensor())
+        together(wait, run)
+        assert ran.is_set()
+
+
+if __name__ == "__main__":
+    main()

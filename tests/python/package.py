@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""The package as it is installed, and where it finds libzero."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+from common import PACKAGE, zerod
+from harness import Skip, case, main
+from zerod import _library
+
+LIBRARY = os.path.realpath(_library.library()._name)
+SHOW = "import zerod._library as l; print(l.library()._name)"
+
+
+def modules(directory):
+    """Files of the package below a directory."""
+    found = set()
+    for path, _, names in os.walk(os.path.join(directory, "zerod")):
+        found |= {os.path.relpath(os.path.join(path, n), directory) for n in names
+                  if n.endswith(".py") or n == "py.typed"}
+    return found
+
+
+def run(directory, script=SHOW, **variables):
+    """A Python process with the package of a directory only; status, output, errors."""
+    environment = {"PATH": "/nowhere", "LD_LIBRARY_PATH": "", "PYTHONPATH": directory, **variables}
+    done = subprocess.run([sys.executable, "-B", "-c", script], env=environment, cwd="/", stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout.strip(), done.stderr
+
+
+def copied(directory):
+    shutil.copytree(os.path.join(PACKAGE, "zerod"), os.path.join(directory, "zerod"),
+                    ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@case
+def wheel_holds_the_package():
+    with tempfile.TemporaryDirectory() as directory:
+        source = os.path.join(directory, "source")
+        shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+        done = subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index",
+                               "--no-build-isolation", "-w", directory, source], capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, timeout=250, check=False)
+        if done.returncode and ("No module named pip" in done.stderr or "setuptools" in done.stderr
+                                or "bdist_wheel" in done.stderr):
+            raise Skip("pip, setuptools or wheel is not there")
+        assert done.returncode == 0, done.stderr
+        name, = (n for n in os.listdir(directory) if n.endswith(".whl"))
+        assert name == f"zerod-{zerod.__version__}-py3-none-any.whl"
+        installed = os.path.join(directory, "installed")
+        with zipfile.ZipFile(os.path.join(directory, name)) as wheel:
+            wheel.extractall(installed)
+        assert modules(installed) == modules(PACKAGE)
+        assert run(installed, ZEROD_LIBRARY=LIBRARY)[:2] == (0, LIBRARY)
+
+
+@case
+def library_of_the_environment():
+    assert run(PACKAGE, ZEROD_LIBRARY=LIBRARY)[:2] == (0, LIBRARY)
+
+
+@case
+def library_of_the_environment_is_the_only_one():
+    """A wrong path is an error, not a reason to look elsewhere."""
+    status, _, err = run(PACKAGE, ZEROD_LIBRARY="/nowhere/libzero.so.0")
+    assert status and "ImportError" in err and "/nowhere/libzero.so.0" in err and "ZEROD_LIBRARY" in err, err
+
+
+@case
+def library_beside_the_package():
+    with tempfile.TemporaryDirectory() as directory:
+        copied(directory)
+        own = os.path.join(directory, "zerod", "libzero.so.0")
+        shutil.copy(LIBRARY, own)
+        assert run(directory)[:2] == (0, own)
+
+
+@case
+def library_of_the_checkout():
+    with tempfile.TemporaryDirectory() as directory:
+        copied(os.path.join(directory, "client", "python"))
+        built = os.path.join(directory, "build", "client", "lib")
+        os.makedirs(built)
+        shutil.copy(LIBRARY, os.path.join(built, "libzero.so.0"))
+        status, out, err = run(os.path.join(directory, "client", "python"))
+        assert (status, out) == (0, os.path.join(built, "libzero.so.0")), err
+
+
+@case
+def library_that_pkg_config_knows():
+    tool = shutil.which("pkg-config")
+    if not tool:
+        raise Skip("there is no pkg-config")
+    with tempfile.TemporaryDirectory() as directory:
+        copied(directory)
+        shutil.copy(LIBRARY, os.path.join(directory, "libzero.so.0"))
+        with open(os.path.join(directory, "zero.pc"), "w", encoding="ascii") as f:
+            f.write(f"libdir={directory}\nName: zero\nDescription: zero\nVersion: 0\n")
+        status, out, err = run(directory, PATH=os.path.dirname(tool), PKG_CONFIG_PATH=directory)
+        assert (status, out) == (0, os.path.join(directory, "libzero.so.0")), err
+
+
+@case
+def missing_library_says_where_it_was_sought():
+    with tempfile.TemporaryDirectory() as directory:
+        copied(directory)
+        status, out, err = run(directory)
+        if status == 0:
+            raise Skip(f"libzero is installed here: {out}")
+        for place in ("ImportError", "ZEROD_LIBRARY", directory, "pkg-config", "system"):
+            assert place in err, err
+
+
+@case
+def other_library_is_told():
+    """One that is no libzero, and one that is no library."""
+    with tempfile.TemporaryDirectory() as directory:
+        text = os.path.join(directory, "text")
+        with open(text, "w", encoding="ascii") as f:
+            f.write("no library\n")
+        for path, word in ((text, "cannot load"), ("libc.so.6", "zero_attach")):
+            status, _, err = run(PACKAGE, ZEROD_LIBRARY=path)
+            assert status and word in err and "ImportError" in err, err
+
+
+@case
+def import_needs_no_library():
+    """And no PyTorch."""
+    with tempfile.TemporaryDirectory() as directory:
+        copied(directory)
+        script = "import sys, zerod; print(zerod.__version__, 'torch' in sys.modules)"
+        assert run(directory, script)[:2] == (0, f"{zerod.__version__} False")
+
+
+if __name__ == "__main__":
+    main()
