@@ -119,7 +119,7 @@ class Trainer(transformers.Trainer):
                          accumulate=accumulate, init_fn=init_fn, prefetch=prefetch)
         self._check_ranks(model.sharded.client)
         self._check_optimizer()
-        if model.sharded.client.version:
+        if model.sharded.client.version and self.args.should_log:
             log.warning("job '%s' has made %d steps: parameters and optimizer state are the "
                         "service's; without resume_from_checkpoint, data and schedule begin anew",
                         model.sharded.client.job, model.sharded.client.version)

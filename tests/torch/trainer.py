@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""zerod.transformers.Trainer does what transformers.Trainer does: the same losses and gradient norms,
+on one rank and on two, after resuming too; and its clipping is there."""
+import json
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import ranks  # noqa: E402
+from cluster import Cluster, free_ports  # noqa: E402
+from harness import case  # noqa: E402
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from torch import distributed  # noqa: E402
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig  # noqa: E402
+
+import zerod.transformers  # noqa: E402
+
+VOCABULARY, LENGTH = 61, 16
+STEPS, SAVE_AT = 16, 8
+TOLERANCE = 1e-3
+TOGETHER = [0, 1]  # two ranks, the node of each
+
+
+class Rows(torch.utils.data.Dataset):
+    """Sequences that go up by three, some by two."""
+
+    def __init__(self, count, seed):
+        draw = torch.Generator().manual_seed(seed)
+        begin = torch.randint(VOCABULARY, (count, 1), generator=draw)
+        stride = 2 + (torch.rand(count, 1, generator=draw) < 0.7).long()
+        self.rows = (begin + stride * torch.arange(LENGTH)) % VOCABULARY
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.rows[i], "labels": self.rows[i]}
+
+
+def gpt2():
+    """Tied, with dropout."""
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=3, n_head=2,
+                                      bos_token_id=0, eos_token_id=0))
+
+
+def llama(dtype=torch.float32):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=0), dtype=dtype)
+
+
+def trainer_of(kind, directory, model, arguments, **options):
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    arguments = {"use_cpu": True, "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2,
+                 "weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_steps": 2, "lr_scheduler_type": "cosine",
+                 "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
+                 "ddp_find_unused_parameters": False, **arguments}
+    if arguments["save_strategy"] != "no":
+        arguments["save_steps"] = SAVE_AT
+    trainer = kind(model, transformers.TrainingArguments(directory, log_level="error", **arguments),
+                   train_dataset=Rows(64, 0), eval_dataset=Rows(24, 1), **options)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def history(trainer, key):
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def meet(trainer):
+    """Nobody leaves while another works."""
+    if trainer.args.world_size > 1:
+        distributed.barrier()
+
+
+def train(_rank, kind, directory, make, arguments, options, resume=None):
+    """Losses, gradient norms and the last evaluation loss."""
+    trainer = trainer_of(kind, directory, make(), arguments, **options)
+    trainer.train(resume_from_checkpoint=resume)
+    found = history(trainer, "loss"), history(trainer, "grad_norm"), trainer.evaluate()["eval_loss"]
+    meet(trainer)
+    return found
+
+
+def run(function, placement, cluster, *arguments, **options):
+    """ranks.run() with what torch.distributed needs."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
+    return ranks.run(function, placement, cluster, arguments=arguments, environment=place, **options)
+
+
+def plain(placement, directory, make=gpt2, arguments=None, **options):
+    return run(train, placement, None, transformers.Trainer, directory, make, arguments or {}, {}, **options)[0]
+
+
+def sharded(placement, directory, make=gpt2, arguments=None, resume=None, cluster=None, options=None, **more):
+    return run(train, placement, cluster or ranks.shared(2), zerod.transformers.Trainer, directory, make,
+               arguments or {}, options or {}, resume, **more)[0]
+
+
+def same(found, wanted, what):
+    for name, a, b in zip(("loss", "gradient norm"), found, wanted):
+        assert len(a) == len(b), f"{what}: {len(a)} {name}s, not {len(b)}"
+        off = max(abs(x - y) for x, y in zip(a, b))
+        assert off <= TOLERANCE, f"{what}: {name} off by {off:.1e}:\n{a}\n{b}"
+    assert abs(found[2] - wanted[2]) <= TOLERANCE, f"{what}: evaluation loss {found[2]}, not {wanted[2]}"
+
+
+def in_directory(function):
+    def within():
+        with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
+            function(directory)
+    within.__name__ = function.__name__
+    return within
+
+
+@case
+@in_directory
+def one_rank_trains_as_without(directory):
+    """Dropout is drawn alike too, and the same parameters decay."""
+    wanted = plain([0], directory)
+    assert wanted[0][-1] < wanted[0][0] - 0.3, "nothing was learnt"
+    for stage in (1, 2, 3):
+        same(sharded([0], directory, options={"stage": stage}), wanted, f"stage {stage}")
+
+
+@case
+@in_directory
+def two_ranks_train_as_with_ddp(directory):
+    """Each has its own part of the data; micro-batches, activation checkpointing."""
+    arguments = {"gradient_accumulation_steps": 2, "activation_checkpointing": True}
+    wanted = plain(TOGETHER, directory, arguments=arguments)
+    for accumulate in ("owner", "trainer"):
+        same(sharded(TOGETHER, directory, arguments=arguments, options={"accumulate": accumulate}), wanted, accumulate)
+
+
+def first_moments(_rank, directory, clip):
+    """The norm of all exp_avg after one step, as if the betas were 0, and the norm that was logged."""
+    trainer = trainer_of(zerod.transformers.Trainer, directory, gpt2(), {"max_steps": 1, "max_grad_norm": clip})
+    trainer.train()
+    moments = [trainer.model.sharded.read(p, "exp_avg") for p in trainer.model.sharded.params]
+    meet(trainer)
+    return float(torch.cat(moments).norm()) / (1 - trainer.args.adam_beta1), history(trainer, "grad_norm")[0]
+
+
+@case
+@in_directory
+def the_gradient_is_clipped(directory):
+    """max_grad_norm reaches the service: 0 is no clipping, and the norm is logged all the same."""
+    for placement in ([0], TOGETHER):
+        clipped, norm = run(first_moments, placement, ranks.shared(2), directory, 0.25)[0]
+        assert norm > 0.5 and abs(clipped - 0.25) < 1e-4, f"clipped to {clipped}, the gradient had {norm}"
+        whole, norm = run(first_moments, placement, ranks.shared(2), directory, 0.0)[0]
+        assert abs(whole - norm) < 1e-4 * norm, f"{whole} without clipping, the gradient had {norm}"
+
+
+@case
+@in_directory
+def resumes_as_if_uninterrupted(directory):
+    """By a job that has gone on since, a new job of other daemons, and from a plain Trainer's checkpoint.  What
+    was logged before is in the checkpoint."""
+    saving = {"save_strategy": "steps"}
+    wanted = sharded(TOGETHER, f"{directory}/a", arguments=saving, job="resumed", keep=True)
+    checkpoint = f"{directory}/a/checkpoint-{SAVE_AT}"
+    with open(f"{checkpoint}/trainer_state.json", encoding="utf-8") as f:
+        assert json.load(f)["global_step"] == SAVE_AT
+    ahead = sharded(TOGETHER, f"{directory}/b", resume=checkpoint, job="resumed")
+    same(ahead, wanted, "the job that is ahead")
+    with Cluster(1) as new:
+        same(sharded([0, 0], f"{directory}/c", resume=checkpoint, cluster=new), wanted, "a new job")
+    wanted = plain(TOGETHER, f"{directory}/d", arguments=saving)
+    checkpoint = f"{directory}/d/checkpoint-{SAVE_AT}"
+    same(sharded(TOGETHER, f"{directory}/e", resume=checkpoint), wanted, "a plain checkpoint")
+
+
+def use(rank, directory):
+    """A bf16 Llama: the best of its checkpoints is loaded at the end, it generates on one rank, is saved and
+    opened without zerod."""
+    trainer = trainer_of(zerod.transformers.Trainer, directory, llama(torch.bfloat16), {
+        "max_steps": 2 * SAVE_AT, "eval_strategy": "steps", "eval_steps": SAVE_AT, "save_strategy": "steps",
+        "load_best_model_at_end": True})
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    losses = [before, *history(trainer, "eval_loss"), trainer.evaluate()["eval_loss"]]
+    trainer.save_model(f"{directory}/last")
+    if rank == 0:
+        prompt = torch.tensor([[5, 8, 11]])
+        tokens = trainer.model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        with torch.no_grad():
+            logits = trainer.model(prompt).logits
+            opened = AutoModelForCausalLM.from_pretrained(f"{directory}/last").eval()
+            assert opened.dtype is torch.bfloat16
+            assert torch.equal(opened(prompt).logits, logits), "saved and opened it says something else"
+        assert tokens.shape == (1, 11)
+        assert torch.equal(tokens, opened.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0))
+    meet(trainer)
+    return losses
+
+
+@case
+@in_directory
+def a_bf16_model_is_evaluated_saved_and_generates(directory):
+    losses = run(use, TOGETHER, ranks.shared(2), directory)
+    assert losses[0] == losses[1], "the ranks have evaluated other things"
+    before, *evaluated, best = losses[0]
+    assert min(evaluated) < before - 0.3
+    assert abs(best - min(evaluated[1:])) < 1e-6, f"{best} is not the best of {evaluated[1:]}"
+
+
+def refused(_rank, directory, arguments, options):
+    try:
+        trainer_of(zerod.transformers.Trainer, directory, gpt2(), arguments, **options)
+    except ValueError as error:
+        return str(error)
+    return "not refused"
+
+
+@case
+@in_directory
+def what_cannot_be_is_refused(directory):
+    wrong = [({"optim": "sgd"}, {}, "AdamW"), ({"torch_compile": True}, {}, "torch_compile"),
+             ({}, {"model_init": gpt2}, "model_init"), ({"auto_find_batch_size": True}, {}, "auto_find_batch_size"),
+             ({}, {"optimizers": (torch.optim.SGD([torch.zeros(1)]), None)}, "zerod.torch.AdamW")]
+    for arguments, options, word in wrong:
+        said = run(refused, [0], ranks.shared(2), directory, arguments, options)[0]
+        assert word in said, f"{arguments}, {options}: {said}"
+    # without use_cpu, Trainer sees no other ranks
+    for said in run(refused, TOGETHER, ranks.shared(2), directory, {"use_cpu": False}, {}):
+        assert "use_cpu" in said, said
+
+
+if __name__ == "__main__":
+    ranks.main()
