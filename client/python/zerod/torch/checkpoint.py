@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import re
+import stat
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -414,8 +415,10 @@ def _check_spans(spans: list[tuple[int, int, _Stored]], there: int) -> None:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[_File]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CheckpointError(f"{path}: not a regular file")
         file = _File(path, fd)
         try:
             _read_header(file)
@@ -428,6 +431,11 @@ def _open(path: str) -> Iterator[_File]:
         os.close(fd)
 
 
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and os.path.basename(name) == name and "\0" not in name and (
+        name not in ("", ".", ".."))
+
+
 def _read_index(path: str) -> dict[str, str]:
     """Tensor name -> file name beside the index."""
     try:
@@ -438,7 +446,7 @@ def _read_index(path: str) -> dict[str, str]:
         if not isinstance(weights, dict) or not weights:
             raise ValueError("it has no weight_map")
         for name in weights.values():
-            if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", ".."):
+            if not _is_file_name(name):
                 raise ValueError(f"{name!r:.200} is not the name of a file beside it")
     except ValueError as e:
         raise CheckpointError(f"{path}: {e}") from e
@@ -549,8 +557,8 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
                      alone: bool = False) -> None:
     """Loads parameters and persistent buffers from safetensors files; all ranks call it.
 
-    Rank 0 writes the parameters to the service, 64 MiB at a time; each rank loads its buffers.
-    Returns when all ranks have called.  Everything is checked first: an error loads nothing.
+    Rank 0 writes the parameters to the service, 64 MiB at a time; each rank reads the headers and its
+    buffers, and so must see the files.  Returns when all ranks have called.  Everything is checked first: an error loads nothing.
 
     path: a file, or a directory with "model.safetensors" or "model.safetensors.index.json".  Any
     floating-point dtype; 16-bit parameters get master weights as exact as the file.  A tied
@@ -666,7 +674,8 @@ def _match_groups(optimizer: "optim.AdamW", found: _Set) -> list[dict[str, Any]]
         saved = [list(g["params"]) for g in groups]
         for g in groups:
             optim._adamw_set({**optimizer.defaults, **g})
-    except (ValueError, TypeError, KeyError, RecursionError) as e:
+    except (ValueError, TypeError, KeyError, OverflowError,
+            RecursionError) as e:
         raise CheckpointError(f"{found.path}: its param groups cannot be read: {e}") from e
     mine = [[optimizer.sharded.param_of(p).name for p in g["params"]]
             for g in optimizer.param_groups]

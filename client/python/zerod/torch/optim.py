@@ -295,6 +295,7 @@ class AdamW(torch.optim.Optimizer):
     def _take_group(mine: dict[str, Any], saved: Mapping[str, Any]) -> None:
         mine.update({k: v for k, v in saved.items()
                      if k != "params" and k not in IMPLEMENTATION})
+        mine["betas"] = tuple(mine["betas"])
 
     def _match(self, groups: list[Mapping[str, Any]],
                state: Mapping[Any, Any]) -> dict[ShardedParam, Mapping[str, Any]]:
