@@ -171,6 +171,38 @@ def tied_weights(stage):
     in_rank(same, stage, {"tied": True}, nodes=2)
 
 
+@cases_of([1, 3], "stage{}")
+def tied_weights_of_two_units(stage):
+    """They belong to neither: the root has them."""
+    in_rank(lambda: same(stage, {"tied": True},
+                         shard_options={"groups": ["embed", "head", "Block"]}), nodes=2)
+
+
+class Adapter(nn.Module):
+    """Its trained parameters have their gradients before its frozen one was used last."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(WIDTH, WIDTH)
+        self.a = nn.Parameter(torch.randn(WIDTH, 4) / 8)
+        self.b = nn.Parameter(torch.randn(4, WIDTH) / 8)
+        for p in self.frozen.parameters():
+            p.requires_grad_(False)
+
+    def forward(self, x):
+        return x + self.frozen(x) + x @ self.a @ self.b
+
+
+@case
+def adapters_on_frozen_layers():
+    def prepare(model):
+        torch.manual_seed(1)
+        for i in range(len(model.blocks)):
+            model.blocks[i] = Adapter()
+        return model
+    in_rank(lambda: same(3, {"blocks": 9}, prepare=prepare), nodes=2)
+
+
 def freeze(model):
     model.embed.weight.requires_grad_(False)
     model.blocks[1].up.weight.requires_grad_(False)
