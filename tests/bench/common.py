@@ -11,12 +11,15 @@ from cluster import Tools  # noqa: E402  (its place is known only now)
 
 
 def leave_on_signals():
-    """Makes a signal run what `with` and `finally` are for."""
+    """Makes a signal run what `with` and `finally` are for; a second one does not cut them short."""
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
     def leave(number, frame):
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in numbers:
         signal.signal(number, leave)
 
 

@@ -15,7 +15,8 @@ must be those of one process with the batches of both ranks (a sum in place of a
 the rounds: all systems in turn, every second round backwards, each with one step to warm up and --steps that count,
 from the end of the first to the end of the last, so that work which a system leaves for later counts.  A ratio is
 of the tokens a second of two systems in the same round; median and quartiles over rounds.  Memory is sampled in a
-last run that is not timed.
+last run that is not timed: of the largest rank and daemon what is resident with all it maps, and in total over all
+processes private memory and shared memory once (without pages of libraries), also less what importing torch takes.
 
 With --workers keep all processes live through all rounds, those not in turn asleep; with restart each round starts
 them anew, for models that do not fit into memory all at once (the default for 125m).
@@ -129,14 +130,14 @@ class Bench:
         for system in self.systems:
             with self.attempt(system):
                 if self.options.workers == "keep":
-                    self.kept.callback(self.end, system)
+                    self.kept.push(lambda kind, *_, system=system: self.end(system, now=kind is not None))
                     system.start()
                 with self.up(system):
                     self.check(system)
 
-    def end(self, system):
+    def end(self, system, now):
         with self.attempt(system):
-            system.end()
+            system.end(now)
 
     def check(self, system):
         losses, norm = system.check(CHECK_STEPS)
@@ -204,20 +205,23 @@ class Bench:
         kept = ("model", "steps", "rounds", "sequences", "context", "workers", "daemon_threads")
         return {"machine": {"cpu": merge.cpu(), "cpus": os.cpu_count(), "kernel": platform.release()},
                 "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                "settings": {**{k: getattr(self.options, k) for k in kept}, "ranks": RANKS, "dtype": "fp32"},
+                "settings": {**{k: getattr(self.options, k) for k in kept}, "ranks": RANKS, "dtype": "fp32",
+                             "torch": next((s.torch for s in self.systems if s.torch), None)},
                 "systems": [self.summary(s.name) for s in self.running()],
                 "failed": self.failed, "figures": list(self.figures())}
 
 
 def print_table(result):
     against = {f["name"].split(", ")[1]: f for f in result["figures"]}
-    rows = [["SYSTEM", "TOKENS/S", "OF DDP", "QUARTILES", "CPU S/STEP", "RANK MIB", "DAEMON MIB", "TOTAL MIB", "SAME"]]
+    rows = [["SYSTEM", "TOKENS/S", "OF DDP", "QUARTILES", "CPU S/STEP", "RANK MIB", "DAEMON MIB", "TOTAL MIB", "LESS TORCH",
+             "SAME"]]
     for s in result["systems"]:
         f = against.get(f"{s['name']} / ddp")
         rows.append([s["name"], f"{s['tokens_s']:.0f}", f"{f['median_ratio']:.3f}" if f else "",
                      "{:.3f} .. {:.3f}".format(*f["spread"]) if f else "", f"{s['cpu_s_per_step']:.2f}",
                      f"{s.get('rank_peak_mib', 0):.0f}", f"{s.get('daemon_peak_mib', 0):.0f}",
-                     f"{s.get('total_mib', 0):.0f}", {True: "yes", False: "NO", None: ""}[s.get("same")]])
+                     f"{s.get('total_mib', 0):.0f}", f"{s.get('beyond_torch_mib', 0):.0f}",
+                     {True: "yes", False: "NO", None: ""}[s.get("same")]])
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     print()
     for r in rows:

@@ -69,9 +69,10 @@ def shared_bytes(pids, directory):
 
 
 class Watch:
-    """Peaks from its making on; look() takes a sample."""
+    """Peaks from its making on; look() takes a sample.  imported: bytes that torch itself takes in all ranks."""
 
-    def __init__(self, ranks, daemons, directory):
+    def __init__(self, ranks, daemons, directory, imported):
+        self.imported = imported
         self.ranks, self.daemons, self.directory = ranks, daemons, directory
         self.total = self.shared = self.private = 0
         for pid in ranks + daemons:
@@ -91,4 +92,5 @@ class Watch:
 
         return {"rank_peak_mib": peak(self.ranks), "daemon_peak_mib": peak(self.daemons),
                 "private_mib": round(self.private / MIB, 1), "shared_mib": round(self.shared / MIB, 1),
-                "total_mib": round(self.total / MIB, 1)}
+                "total_mib": round(self.total / MIB, 1),
+                "beyond_torch_mib": round((self.total - self.imported) / MIB, 1)}

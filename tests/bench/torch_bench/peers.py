@@ -86,7 +86,7 @@ class Fsdp2(Trainer):
 
 
 class DeepSpeed3(Trainer):
-    """DeepSpeed's ZeRO stage 3, all values as it sets them."""
+    """DeepSpeed's ZeRO stage 3, all values as it sets them but one: it would clip gradients at a norm of 1."""
 
     def __init__(self, config):
         import deepspeed
@@ -95,7 +95,7 @@ class DeepSpeed3(Trainer):
         model = gpt.build(config["size"])
         self.optimizer = torch.optim.AdamW(model.parameters(), **gpt.ADAMW, fused=True)
         settings = {"train_micro_batch_size_per_gpu": config["sequences"], "steps_per_print": 1 << 30,
-                    "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 3}}
+                    "gradient_clipping": 0.0, "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 3}}
         self.model = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings,
                                           dist_init_required=False)[0]
 

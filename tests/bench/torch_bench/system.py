@@ -104,6 +104,7 @@ class System:
         self.kind, self.ranks, self.stage, self.nodes = KINDS[name]
         self.batches = [[rank] for rank in range(self.ranks)]
         self.workers, self.cluster, self.directory = [], None, None
+        self.torch, self.imported = None, 0  # version, and bytes in all ranks after its import
 
     @classmethod
     def reference(cls, options):
@@ -137,7 +138,8 @@ class System:
             self.workers.append(Worker(python, self.environment(), f"{self.directory}/rank{rank}.log"))
         for rank, worker in enumerate(self.workers):
             worker.tell(do="build", **self.config(rank))
-        return self.hear(BUILD_S)
+        built = self.hear(BUILD_S)
+        self.torch, self.imported = built[0]["torch"], sum(b["imported_kib"] for b in built) * 1024
 
     def config(self, rank):
         config = {"system": self.kind, "size": self.options.model, "sequences": self.options.sequences,
@@ -192,7 +194,7 @@ class System:
     def watch(self, steps):
         """Peaks of memory; the time of such a run does not count."""
         watch = memory.Watch([w.pid for w in self.workers], self.daemons(),
-                             self.cluster.directory if self.cluster else self.directory)
+                             self.cluster.directory if self.cluster else self.directory, self.imported)
         self.run(steps, watch.look)
         return watch.result()
 
