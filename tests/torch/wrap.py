@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What a sharded model does in every shape of forward and backward that trainers use: each case
-compares with the same model trained by plain PyTorch, or names the error that must come."""
+compares with the same model trained by plain PyTorch."""
 import os
 import sys
 
@@ -12,128 +12,11 @@ import copy  # noqa: E402
 import types  # noqa: E402
 
 import torch  # noqa: E402
-import torch._dynamo  # noqa: E402, F401  once, in the parent
 from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
-
-WIDTH = 24
-
-
-class Block(nn.Module):
-    def __init__(self, width=WIDTH, inside=False):
-        super().__init__()
-        self.inside = inside  # checkpoint a part of the block
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def change(self, x):
-        return self.down(F.gelu(self.up(self.norm(x))))
-
-    def forward(self, x):
-        return x + (checkpoint(self.change, x, use_reentrant=False) if self.inside else self.change(x))
-
-
-class Net(nn.Module):
-    """mode: how forward walks over the blocks."""
-
-    def __init__(self, blocks=3, mode="plain", tied=False):
-        super().__init__()
-        self.mode = mode
-        self.embed = nn.Embedding(11, WIDTH)
-        self.blocks = nn.ModuleList(Block(inside=mode == "inside") for _ in range(blocks))
-        self.head = nn.Linear(WIDTH, 11, bias=False)
-        if tied:
-            self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for i, block in enumerate(self.blocks):
-            if self.mode == "reentrant":
-                x = checkpoint(block, x, use_reentrant=True)
-            elif self.mode == "nonreentrant":
-                x = checkpoint(block, x, use_reentrant=False)
-            elif self.mode == "twice":
-                x = block(block(x))
-            elif self.mode == "skip" and i == 1:
-                continue
-            else:
-                x = block(x)
-        return self.head(x)
-
-
-def tokens(step, n=6):
-    g = torch.Generator().manual_seed(step)
-    return torch.randint(0, 11, (4, n), generator=g)
-
-
-def loss_of(model, step):
-    t = tokens(step)
-    return F.cross_entropy(model(t[:, :-1]).flatten(0, 1), t[:, 1:].flatten())
-
-
-def train(model, optimizer, steps=4, backward=None):
-    losses = []
-    for step in range(steps):
-        loss = backward(model, step) if backward else loss_of(model, step)
-        if not backward:
-            loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
-def make(seed=0, **options):
-    torch.manual_seed(seed)
-    return Net(**options)
-
-
-def fetched(model):
-    return [u.name for u in zt.sharded_of(model).units if u.fetched]
-
-
-def full(model):
-    with zt.full_params(model):
-        return {n: p.detach().clone() for n, p in model.named_parameters(remove_duplicate=False)}
-
-
-def raises(kind, word, function):
-    try:
-        function()
-    except kind as e:
-        assert word in str(e), str(e)
-        return
-    raise AssertionError(f"no {kind.__name__} came")
-
-
-def both(stage, options, backward=None, steps=4, prepare=None, shard_options=None):
-    """The parameters after some steps by plain PyTorch and by zerod; both trained alike."""
-    prepare = prepare or (lambda model: model)
-    plain = prepare(make(**options))
-    reference = train(plain, torch.optim.AdamW([p for p in plain.parameters() if p.requires_grad], lr=1e-2),
-                      steps, backward)
-    model = prepare(make(**options))
-    zt.shard(model, stage=stage, **(shard_options or {}))
-    losses = train(model, zt.AdamW(model, lr=1e-2), steps, backward)
-    assert stage < 3 or not fetched(model), fetched(model)
-    return reference, dict(plain.named_parameters(remove_duplicate=False)), losses, full(model)
-
-
-def same(stage, options, **more):
-    reference, want, losses, got = both(stage, options, **more)
-    assert max(abs(a - b) for a, b in zip(reference, losses)) < 1e-4, (reference, losses)
-    assert sorted(want) == sorted(got)
-    for name, value in want.items():
-        distance = (got[name] - value).norm() / value.norm().clamp_min(1e-6)
-        assert distance < 2e-3, f"{name}: {distance}"
-
-
-def in_rank(function, *arguments, ranks_=1, nodes=1):
-    return ranks.run(lambda rank: function(*arguments), ranks_, ranks.shared(nodes))
+from net import (WIDTH, Block, Net, fetched, full, in_rank, loss_of, make, raises, same, tokens,  # noqa: E402
+                 train)
 
 
 @cases_of([1, 2, 3], "stage{}")
@@ -333,109 +216,6 @@ def evaluates(stage):
 @cases_of([1, 3], "stage{}")
 def eval_and_no_grad(stage):
     in_rank(evaluates, stage)
-
-
-def broken(*_):
-    raise KeyError("in the middle")
-
-
-def fails():
-    model = zt.shard(make(), stage=3)
-    inner = model.blocks[1].up
-    inner.forward = broken
-    raises(KeyError, "in the middle", lambda: loss_of(model, 0))
-    assert not fetched(model), fetched(model)
-    del inner.forward
-    plain = make()
-    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
-    got = train(model, zt.AdamW(model, lr=1e-2))
-    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
-
-
-@case
-def exception_in_forward_leaves_nothing_fetched():
-    in_rank(fails)
-
-
-def fails_in_backward():
-    class Bad(torch.autograd.Function):
-        @staticmethod
-        def forward(_, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(_, gradient):
-            raise KeyError("in the middle of backward")
-
-    model = zt.shard(make(), stage=3)
-    optimizer = zt.AdamW(model, lr=1e-2)
-    handle = model.blocks[0].register_forward_hook(lambda _m, _a, out: Bad.apply(out))
-    raises(KeyError, "in the middle of backward", lambda: loss_of(model, 0).backward())
-    handle.remove()
-    optimizer.zero_grad()
-    before = full(model)
-    reference = make()
-    assert all(torch.equal(before[n], p) for n, p in reference.named_parameters())
-    want = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2))
-    got = train(model, optimizer)
-    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4
-    assert not fetched(model)
-
-
-@case
-def exception_in_backward_then_zero_grad_starts_anew():
-    in_rank(fails_in_backward)
-
-
-def writes(stage):
-    model = zt.shard(make(), stage=stage)
-
-    def write(module, _):
-        with torch.no_grad():
-            module.up.weight.add_(1)
-
-    handle = model.blocks[1].register_forward_pre_hook(write)
-    raises(zt.NotFetched, "blocks.1.up.weight", lambda: loss_of(model, 0))
-    handle.remove()
-    handle = model.blocks[1].norm.register_forward_pre_hook(lambda *_: write(model.blocks[1], None))
-    raises(zt.WrittenInPlace, "blocks.1.up.weight", lambda: loss_of(model, 0))
-    handle.remove()
-    optimizer = zt.AdamW(model, lr=1e-2)
-    optimizer.zero_grad()
-    reference = make()
-    want = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2), 3)
-    got = train(model, optimizer, 3)
-    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
-
-
-@cases_of([1, 3], "stage{}")
-def in_place_write_is_named(stage):
-    in_rank(writes, stage)
-
-
-def placeholders():
-    model = zt.shard(make(), stage=3)
-    p = model.blocks[0].up.weight
-    assert isinstance(p, nn.Parameter) and p.shape == (2 * WIDTH, WIDTH) and p.requires_grad
-    raises(zt.NotFetched, "blocks.0.up.weight", lambda: p + 1)
-    raises(zt.NotFetched, "blocks.0.up.weight", lambda: p.data)
-    raises(zt.NotFetched, "blocks.0.up.weight", p.sum)
-    raises(zt.NotFetched, "embed.weight", lambda: copy.deepcopy(model))
-    raises(NotImplementedError, "embed.weight", lambda: model.embed.weight.register_hook(print))
-    assert "blocks.0.up.weight" in repr(p) and p.grad is None
-    loss_of(model, 0).backward()
-    assert p.grad is not None
-    raises(zt.GradientsAreElsewhere, "clip_grad_norm_", lambda: p.grad.norm())
-    raises(zt.GradientsAreElsewhere, "clip_grad_norm_",
-           lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-    optimizer = zt.AdamW(model)
-    optimizer.step()
-    assert p.grad is None
-
-
-@case
-def placeholders_name_themselves():
-    in_rank(placeholders)
 
 
 def compiled(stage):

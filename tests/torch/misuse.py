@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""What goes wrong in a trainer: exceptions in forward and backward, writes to what is only read,
+use of what is not fetched.  Each is an error that names its cause, and training goes on after it."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
+from harness import case, cases_of  # noqa: E402
+
+import copy  # noqa: E402
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import zerod.torch as zt  # noqa: E402
+from net import WIDTH, fetched, full, in_rank, loss_of, make, raises, train  # noqa: E402
+
+
+def broken(*_):
+    raise KeyError("in the middle")
+
+
+def fails():
+    model = zt.shard(make(), stage=3)
+    inner = model.blocks[1].up
+    inner.forward = broken
+    raises(KeyError, "in the middle", lambda: loss_of(model, 0))
+    assert not fetched(model), fetched(model)
+    del inner.forward
+    plain = make()
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    got = train(model, zt.AdamW(model, lr=1e-2))
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+@case
+def exception_in_forward_leaves_nothing_fetched():
+    in_rank(fails)
+
+
+def fails_in_backward():
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, gradient):
+            raise KeyError("in the middle of backward")
+
+    model = zt.shard(make(), stage=3)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    handle = model.blocks[0].register_forward_hook(lambda _m, _a, out: Bad.apply(out))
+    raises(KeyError, "in the middle of backward", lambda: loss_of(model, 0).backward())
+    handle.remove()
+    optimizer.zero_grad()
+    before = full(model)
+    reference = make()
+    assert all(torch.equal(before[n], p) for n, p in reference.named_parameters())
+    want = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2))
+    got = train(model, optimizer)
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4
+    assert not fetched(model)
+
+
+@case
+def exception_in_backward_then_zero_grad_starts_anew():
+    in_rank(fails_in_backward)
+
+
+def writes(stage):
+    model = zt.shard(make(), stage=stage)
+
+    def write(module, _):
+        with torch.no_grad():
+            module.up.weight.add_(1)
+
+    handle = model.blocks[1].register_forward_pre_hook(write)
+    raises(zt.NotFetched, "blocks.1.up.weight", lambda: loss_of(model, 0))
+    handle.remove()
+    handle = model.blocks[1].norm.register_forward_pre_hook(lambda *_: write(model.blocks[1], None))
+    raises(zt.WrittenInPlace, "blocks.1.up.weight", lambda: loss_of(model, 0))
+    handle.remove()
+    optimizer = zt.AdamW(model, lr=1e-2)
+    optimizer.zero_grad()
+    reference = make()
+    want = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2), 3)
+    got = train(model, optimizer, 3)
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+@cases_of([1, 3], "stage{}")
+def in_place_write_is_named(stage):
+    in_rank(writes, stage)
+
+
+def placeholders():
+    model = zt.shard(make(), stage=3)
+    p = model.blocks[0].up.weight
+    assert isinstance(p, nn.Parameter) and p.shape == (2 * WIDTH, WIDTH) and p.requires_grad
+    raises(zt.NotFetched, "blocks.0.up.weight", lambda: p + 1)
+    raises(zt.NotFetched, "blocks.0.up.weight", lambda: p.data)
+    raises(zt.NotFetched, "blocks.0.up.weight", p.sum)
+    raises(zt.NotFetched, "embed.weight", lambda: copy.deepcopy(model))
+    raises(NotImplementedError, "embed.weight", lambda: model.embed.weight.register_hook(print))
+    assert "blocks.0.up.weight" in repr(p) and p.grad is None
+    loss_of(model, 0).backward()
+    assert p.grad is not None
+    raises(zt.GradientsAreElsewhere, "clip_grad_norm_", lambda: p.grad.norm())
+    raises(zt.GradientsAreElsewhere, "clip_grad_norm_",
+           lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    optimizer = zt.AdamW(model)
+    optimizer.step()
+    assert p.grad is None
+
+
+@case
+def placeholders_name_themselves():
+    in_rank(placeholders)
+
+
+if __name__ == "__main__":
+    ranks.main()
