@@ -182,7 +182,8 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         }
         r = layout_from_message(open->layout, &l, &fault);
         if (!r)
-                r = job ? open_check(job, open, l, &fault) : new_check(x, m->job, open->uid, &fault);
+                r = job ? open_check(job, open, l, &fault)
+                        : new_check(x, m->job, open->uid, &fault);
         if (r || job) {
                 layout_free(l);
                 if (r)

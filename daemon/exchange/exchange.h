@@ -116,6 +116,7 @@ struct job {
         uint32_t skipped;
         uint32_t *node_of_rank;     /* [rank]: as of the last start */
         bool *here;                 /* [rank]: its session lives, as the coordinator knows */
+        uint32_t lost;              /* rank without which this attempt cannot end; RANK_ABSENT */
         uint64_t step_times_ms[16]; /* loop times of the last decisions, a ring */
         uint32_t n_step_times;
         bool reported; /* the last progress report said something */
@@ -245,6 +246,8 @@ int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *pa
 int job_describe(const struct job *job, struct wait_line *ret);
 /* The owners do not carry zero_step() out: the calls of local ranks fail, the attempt goes on. */
 void ranks_refuse_step(struct job *job, int status, const char *text);
+/* Without a rank that was lost the attempt cannot end: ZERO_ELOSTRANK and its name, or OK. */
+int job_lost(const struct job *job, struct fault *fault);
 /* Joins that wait for their coordinator to come up. */
 void ranks_up(struct exchange *x, uint32_t node);
 /* What this node's ranks and owners keep others waiting for. */
@@ -286,6 +289,11 @@ void reduce_free(struct reduce *r);
 int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
 /* The rank pushes nothing more in this attempt. */
 void reduce_close(struct job *job, uint32_t rank);
+/*
+ * The attempt cannot end: nobody waits any longer for pushed memory.  What lies in it counts for
+ * nothing, though it may still be read.
+ */
+void reduce_fail(struct job *job, int status, const char *text);
 /* A new attempt begins; what is left of the old one is void. */
 void reduce_reset(struct job *job, bool decided);
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);

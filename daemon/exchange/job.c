@@ -188,6 +188,7 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
         job->reduce_dtype = (enum zero_dtype)reduce_dtype;
         job->grad_dtype = ZERO_FP32;
         job->loss_scale = 1;
+        job->lost = RANK_ABSENT;
         job->coordinator = coordinator_of(x, name);
         job->layout = l;
         list_init(&job->link);
@@ -222,6 +223,7 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
         if (start->n_node_of_rank != job->world_size)
                 return;
         job->started = true;
+        job->lost = RANK_ABSENT;
         job->epoch = start->epoch;
         job->version = start->version;
         job->attempt = start->attempt;
@@ -236,11 +238,23 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
         job_begin_attempt(job, false);
 }
 
-/* The coordinator tells all nodes that a rank has gone. */
+/*
+ * The coordinator tells all nodes that a rank has gone.  If it did not say so itself nobody waits
+ * for it any longer: the attempt is void when it, or its successor, attaches.
+ */
 void job_part_message(struct job *job, const Zero__Part *part)
 {
-        if (part->rank < job->world_size)
-                job->here[part->rank] = false;
+        struct fault fault;
+
+        if (part->rank >= job->world_size)
+                return;
+        job->here[part->rank] = false;
+        if (part->orderly || !job->started || job->lost != RANK_ABSENT)
+                return;
+        job->lost = part->rank;
+        job_lost(job, &fault);
+        job_fail_requests(job, fault.status, fault.text);
+        reduce_fail(job, fault.status, fault.text);
 }
 
 static void decision_answer(struct job *job, const Zero__Decision *d)

@@ -97,10 +97,19 @@ int rank_release(struct rank *rank, uint32_t group, struct fault *fault)
         return 0;
 }
 
+int job_lost(const struct job *job, struct fault *fault)
+{
+        if (job->lost == RANK_ABSENT)
+                return 0;
+        return fault_set(fault, ZERO_ELOSTRANK, "rank %u was lost: its session ended", job->lost);
+}
+
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
 {
         int status = group_check(rank, push->group, fault);
 
+        if (!status && push->attempt == rank->job->attempt && job_lost(rank->job, fault))
+                return fault->status; /* the attempt is void */
         if (!status)
                 status = reduce_push(rank, push, r, fault);
         if (status && push->attempt == rank->job->attempt)
@@ -192,6 +201,8 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
         if (attempt != job->attempt)
                 return fault_set(fault, ZERO_EABORTED, "attempt %llu is over, replay the step",
                                  (unsigned long long)attempt);
+        if (job_lost(job, fault))
+                return fault->status;
         if (rank->closing)
                 return fault_set(fault, ZERO_EORDER, "the step is being ended already");
         if (rank->refused)

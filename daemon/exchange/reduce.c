@@ -70,12 +70,19 @@ bool is_local(const struct job *job, uint32_t group, uint32_t rank)
 
 /* ---- contributions ------------------------------------------------------- */
 
+static void contribution_answer(struct contribution *c, int status, const char *text)
+{
+        struct request *r = STEAL(c->request);
+
+        if (!r)
+                return;
+        r->subject = NULL;
+        request_end(r, status, "%s", text);
+}
+
 void contribution_free(struct contribution *c, int status, const char *text)
 {
-        if (c->request) {
-                c->request->subject = NULL;
-                request_end(c->request, status, "%s", text);
-        }
+        contribution_answer(c, status, text);
         push_window_unref(c->window);
         free(c->present);
         free(c);
@@ -153,7 +160,10 @@ static bool contribution_is_in(const struct contribution *c, const struct rank *
         return c && c->window == rank->window && c->slot == slot;
 }
 
-/* Places of empty groups coincide with others', so slots are compared, not addresses. */
+/*
+ * Places of empty groups coincide with others', so slots are compared, not addresses.  What is read
+ * of an aborted attempt counts for nothing: it may change.
+ */
 static bool slot_busy(const struct rank *rank, uint32_t slot)
 {
         struct job *job = rank->job;
@@ -167,7 +177,7 @@ static bool slot_busy(const struct rank *rank, uint32_t slot)
         list_for_each (&job->reduce->parcels, item) {
                 struct parcel *p = CONTAINER_OF(item, struct parcel, link);
 
-                for (uint32_t i = 0; i < p->n_sources; i++)
+                for (uint32_t i = 0; !p->aborted && i < p->n_sources; i++)
                         if (contribution_is_in(p->sources[i], rank, slot))
                                 return true;
         }
@@ -297,6 +307,25 @@ static void reduce_advance(struct job *job, uint32_t group)
                 g->micro_batch++;
                 g->ended = p->last;
                 parcel_start(p);
+        }
+}
+
+void reduce_fail(struct job *job, int status, const char *text)
+{
+        struct reduce *r = job->reduce;
+        size_t n = (size_t)job->layout->n_groups * job->world_size;
+
+        for (size_t i = 0; i < n; i++)
+                list_for_each (&r->contributors[i].queue, item) {
+                        contribution_answer(CONTAINER_OF(item, struct contribution, link), status,
+                                            text);
+                }
+        list_for_each (&r->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                for (uint32_t i = 0; i < p->n_sources; i++)
+                        if (p->sources[i])
+                                contribution_answer(p->sources[i], status, text);
         }
 }
 

@@ -4,6 +4,7 @@ get an error that names who is missing, and nothing is lost or kept."""
 import os
 import signal
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, SLOW, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
@@ -47,17 +48,17 @@ MOMENTS = {"fetch": in_fetch, "push": in_push, "step": in_step}
 class Scene:
     """A job whose last rank is the victim, and another job that must not notice."""
 
-    def __init__(self, placement, moment):
+    def __init__(self, placement, moment, timeout_ms=DEADLINE_MS):
         delay = {"delay_ms": 300} if moment == "fetch" else {}
         self.cluster = Cluster(2, **delay)
-        self.moment, self.placement = moment, placement
+        self.moment, self.placement, self.timeout_ms = moment, placement, timeout_ms
 
     def __enter__(self):
         c = self.cluster
         try:
             self.before = [(d.descriptors(), d.memory()) for d in c.daemons]
             self.other = c.ranks("other", small_layout(blocks=1), [0, 1], hold=1, push=1)
-            self.ranks = c.ranks("job", LAYOUT, self.placement, hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
+            self.ranks = c.ranks("job", LAYOUT, self.placement, hold=2, push=GROUPS, timeout_ms=self.timeout_ms)
         except BaseException:
             c.__exit__(*sys.exc_info())
             raise
@@ -76,12 +77,19 @@ class Scene:
 
     def others_work(self):
         """The rest of the job works on as far as it can, and calls zero_step(); the other job trains."""
+        self.others_push()
+        self.others_step()
+
+    def others_push(self):
         for a in self.rest:
             a.do("fetch", group=0)
             a.do("release", group=0)
             for g in range(GROUPS):
                 a.do("grad", group=g)
                 a.do("push", group=g)
+
+    def others_step(self):
+        for a in self.rest:
             a.start("step", sets=SETS)
         for a in self.other:
             a.start("train", steps=1 if self.moment == "fetch" else 30, sets=SETS)
@@ -133,14 +141,52 @@ class Scene:
 
 @cases_of([(m, p) for m in MOMENTS for p in ([0, 1], [0, 0])], "{0[0]}_{0[1]}")
 def killed_in(what):
-    """The rank is lost at once; the others are told so, and a successor takes its place."""
+    """The others hear of it at once, not at their deadline; a successor takes its place."""
     moment, placement = what
-    with Scene(placement, moment) as s:
+    with Scene(placement, moment, timeout_ms=60000 * SLOW) as s:
+        s.others_push()
+        if moment != "step":
+            s.others_step()
         s.hit(signal.SIGKILL)
-        s.others_work()
+        begun = time.monotonic()
+        if moment == "step":
+            s.others_step()
         s.errors("ELOSTRANK")
+        for a in s.rest:
+            a.refused("ELOSTRANK", "norm", s.name)
+        assert time.monotonic() - begun < 10 * SLOW, "they waited for a deadline"
         s.replace()
         s.all_gone()
+
+
+@cases_of([[0, 0, 0], [0, 1, 0]])
+def killed_while_others_wait_elsewhere(placement):
+    """In zero_norm(), and in zero_grad() for a slot that others keep by not pushing."""
+    with Cluster(2) as c:
+        one, two, victim = c.ranks("job", LAYOUT, placement, hold=1, push=1, timeout_ms=60000 * SLOW)
+        one.start("norm")
+        two.do("grad", group=0)
+        two.do("push", group=0)
+        two.start("grad", group=1)
+        begun = time.monotonic()
+        assert not one.ready(0.1) and (placement[1] == 1 or not two.ready(0.1))
+        victim.kill()
+        expect(one.finish(), "ELOSTRANK", "rank 2")
+        reply = two.finish()
+        if placement[1] == 1:  # alone on its node: no slot waits for others
+            two.refused("ELOSTRANK", "step", "rank 2", sets=SETS)
+        else:
+            expect(reply, "ELOSTRANK", "rank 2")
+        assert time.monotonic() - begun < 10 * SLOW, "they waited for a deadline"
+        heir = c.actor(placement[2], "heir")
+        heir.do("connect", job="job", rank=2, world=3, local=placement.count(placement[2]))
+        heir.do("layout", groups=LAYOUT)
+        heir.do("attach", hold=1, push=1)
+        for a in (one, two):
+            until(lambda a=a: a.ask("step", sets=SETS)["status"] == "EABORTED", 5 * SLOW, "the next attempt")
+        for a in (one, two, heir):
+            a.start("train", steps=2, sets=SETS)
+        finish_all([one, two, heir])
 
 
 @cases_of(["fetch", "push"])

@@ -1,60 +1,9 @@
-/* What goes wrong: ranks that die, jobs that are dropped, links that end, calls out of place. */
+/* What goes wrong: jobs that are dropped, links that end, calls out of place. */
 #include <string.h>
 
 #include "cases.h"
 #include "check.h"
-#include "training.h"
-
-/* The last end of an operation that was not a success. */
-struct ears {
-        int status;
-        char text[480];
-        uint32_t failures;
-};
-
-static struct ears ears[RANKS_MAX];
-
-static void note_failure(struct trainer *t, const struct op *op, int status, const char *text,
-                         const struct request *r)
-{
-        struct ears *e = &ears[t->needs.rank];
-
-        if (status == 0)
-                return;
-        e->status = status;
-        e->failures++;
-        snprintf(e->text, sizeof e->text, "%s", text);
-}
-
-static void open_listening(struct session *s, const struct training *t)
-{
-        memset(ears, 0, sizeof ears);
-        session_open(s, t);
-        for (uint32_t r = 0; r < t->ranks; r++)
-                s->trainers[r].heard = note_failure;
-}
-
-static void run_turns(struct session *s, uint32_t turns, uint64_t seed)
-{
-        for (uint32_t i = 0; i < turns; i++)
-                if (!trainers_turn(s->trainers, s->training->ranks, &seed))
-                        return;
-}
-
-static void forget_program(struct trainer *t)
-{
-        free(t->ops);
-        t->ops = NULL;
-        t->n_ops = t->next = 0;
-}
-
-static void kill_all(struct session *s)
-{
-        for (uint32_t r = 0; r < s->training->ranks; r++) {
-                trainer_kill(&s->trainers[r]);
-                forget_program(&s->trainers[r]);
-        }
-}
+#include "listening.h"
 
 /* One operation of one rank, to its end. */
 static int one_op(struct session *s, uint32_t rank, struct op op)
@@ -122,102 +71,6 @@ static void daemons_stop_in_the_middle(void)
                 kill_all(&s); /* sessions end before the exchange */
                 session_close(&s);
         }
-}
-
-/* ---- ranks die ---- */
-
-/* The others go on with their programs meanwhile; rank 3 does its second step if that is due. */
-static void attached_again(struct session *s)
-{
-        struct trainer *t = &s->trainers[3];
-        uint64_t seed = 5;
-
-        while (!t->rank || !t->rank->job) {
-                CHECK(ears[3].failures == 0, "%s", ears[3].text);
-                trainers_turn(s->trainers, s->training->ranks, &seed);
-        }
-        forget_program(t);
-        t->attempt = t->rank->job->attempt;
-        t->from = 1;
-        if (t->rank->job->version == 1) {
-                session_fetches(s, 3);
-                session_pushes(s, 3, 2);
-                trainer_add(t, (struct op){ .kind = OP_STEP, .params = &s->params });
-        }
-        session_run(s);
-}
-
-/* A rank dies behind so many turns of the second step and comes back; all replay that step. */
-static void replay(struct training *t, uint32_t turns, const struct outcome *expected)
-{
-        struct session s;
-
-        open_listening(&s, t);
-        session_attach(&s);
-        session_program(&s, 1);
-        session_run(&s);
-        session_program(&s, 2);
-        run_turns(&s, turns, turns);
-        trainer_kill(&s.trainers[3]);
-        forget_program(&s.trainers[3]);
-        trainer_add(&s.trainers[3], (struct op){ .kind = OP_ATTACH });
-        attached_again(&s);
-        session_program(&s, 3);
-        memset(ears, 0, sizeof ears);
-        session_run(&s);
-        for (uint32_t r = 0; r < t->ranks; r++)
-                CHECK(ears[r].failures == 0, "after %u turns, rank %u: %s", turns, r, ears[r].text);
-        CHECK(s.trainers[0].version == 3, "after %u turns", turns);
-        s.outcome.sum = net_checksum(&s.net, "zoo");
-        CHECK(memcmp(&s.outcome.sum, &expected->sum, sizeof expected->sum) == 0, "after %u turns",
-              turns);
-        session_close(&s);
-}
-
-static void a_rank_that_dies_and_comes_back_changes_nothing(void)
-{
-        struct training t = training_default();
-        struct outcome expected = training_run(&t);
-
-        t.net.delay_ms = 1;
-        for (uint32_t turns = 0; turns < 150; turns += 10)
-                replay(&t, turns, &expected);
-}
-
-/* The first n ranks end the step alone, and hear of another one. */
-static void hear_at_the_deadline(struct session *s, uint32_t n, int status, const char *who)
-{
-        for (uint32_t r = 0; r < n; r++) {
-                s->trainers[r].needs.timeout_ms = 1000;
-                trainer_add(&s->trainers[r], (struct op){ .kind = OP_STEP, .params = &s->params });
-        }
-        session_run(s);
-        for (uint32_t r = 0; r < n; r++)
-                CHECK(ears[r].status == status && strstr(ears[r].text, who), "rank %u: %s", r,
-                      ears[r].text);
-}
-
-static void others_hear_at_their_deadline_which_rank_is_late(void)
-{
-        struct training t = training_default();
-        struct session s;
-
-        open_listening(&s, &t);
-        session_attach(&s);
-        hear_at_the_deadline(&s, 3, ZERO_EDEADLINE, "rank 3 on n1");
-        session_close(&s);
-}
-
-static void others_hear_at_their_deadline_which_rank_was_lost(void)
-{
-        struct training t = training_default();
-        struct session s;
-
-        open_listening(&s, &t);
-        session_attach(&s);
-        trainer_kill(&s.trainers[2]);
-        hear_at_the_deadline(&s, 2, ZERO_ELOSTRANK, "rank 2");
-        session_close(&s);
 }
 
 /* ---- attaching ---- */
@@ -474,12 +327,6 @@ const struct test_case trouble_cases[] = {
         { "a-job-dropped-at-any-time-leaves-nothing", a_job_dropped_at_any_time_leaves_nothing },
         { "a-dropped-job-can-be-made-anew", a_dropped_job_can_be_made_anew },
         { "daemons-stop-in-the-middle", daemons_stop_in_the_middle },
-        { "a-rank-that-dies-and-comes-back-changes-nothing",
-          a_rank_that_dies_and_comes_back_changes_nothing },
-        { "others-hear-at-their-deadline-which-rank-is-late",
-          others_hear_at_their_deadline_which_rank_is_late },
-        { "others-hear-at-their-deadline-which-rank-was-lost",
-          others_hear_at_their_deadline_which_rank_was_lost },
         { "two-sessions-cannot-be-one-rank", two_sessions_cannot_be_one_rank },
         { "a-rank-that-gave-up-attaching-may-try-again",
           a_rank_that_gave_up_attaching_may_try_again },

@@ -102,6 +102,8 @@ static void task_finish(struct request *r, int status, const char *text)
                         note_result(t, task);
                 if (status == ZERO_EABORTED)
                         t->aborted = true;
+                else if (status == ZERO_ELOSTRANK && t->patient)
+                        t->waits = true;
                 else
                         heard(t, &task->op, status, text, r);
         }
@@ -298,7 +300,7 @@ static void program_again(struct trainer *t)
         for (uint32_t g = 0; g < t->layout->n_groups; g++)
                 if (t->rank->holds[g] == HOLD_HELD)
                         rank_release(t->rank, g, NULL);
-        t->aborted = false;
+        t->aborted = t->waits = false;
         t->attempt = job->attempt;
         t->next = job->version == t->from ? 0 : t->n_ops;
 }
@@ -311,11 +313,15 @@ bool trainers_turn(struct trainer *ts, uint32_t n, uint64_t *seed)
         for (uint32_t i = 0; i < n; i++) {
                 struct trainer *t = &ts[(first + i) % n];
 
+                if (t->waits && t->rank->job->attempt != t->attempt)
+                        t->aborted = true;
                 if (t->aborted && !t->n_tasks)
                         program_again(t);
-                if (!t->busy && !t->aborted && t->next < t->n_ops && next_random(seed) % 4)
+                if (!t->busy && !t->aborted && !t->waits && t->next < t->n_ops &&
+                    next_random(seed) % 4)
                         begun = op_next(t) || begun;
-                going = going || t->busy || t->aborted || t->next < t->n_ops || t->n_tasks;
+                going = going || t->busy || t->aborted || t->waits || t->next < t->n_ops ||
+                        t->n_tasks;
         }
         if (begun)
                 uv_run(&ts[0].net->loop, UV_RUN_NOWAIT);
@@ -342,7 +348,7 @@ void trainer_kill(struct trainer *t)
 
         while (t->tasks)
                 request_cancel(&t->tasks->request);
-        t->busy = t->aborted = false;
+        t->busy = t->aborted = t->waits = false;
         rank = t->rank;
         t->rank = NULL;
         rank_leave(rank, false);

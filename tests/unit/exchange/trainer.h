@@ -49,6 +49,8 @@ struct trainer {
         uint64_t attempt; /* that it works in, as far as it has been told */
         uint64_t from;    /* version that the program begins at */
         bool aborted;     /* ... and not begun anew yet */
+        bool patient;     /* where a rank was lost, waits for the next attempt */
+        bool waits;       /* does so */
         double grad_norm, loss_scale;
 };
 

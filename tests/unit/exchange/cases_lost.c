@@ -1,0 +1,146 @@
+/* Ranks that die or are late: who hears of it, and what is left of the step. */
+#include <string.h>
+
+#include "cases.h"
+#include "check.h"
+#include "listening.h"
+
+/* The others go on with their programs meanwhile; rank 3 does its second step if that is due. */
+static void attached_again(struct session *s)
+{
+        struct trainer *t = &s->trainers[3];
+        uint64_t seed = 5;
+
+        while (!t->rank || !t->rank->job) {
+                CHECK(ears[3].failures == 0, "%s", ears[3].text);
+                trainers_turn(s->trainers, s->training->ranks, &seed);
+        }
+        forget_program(t);
+        t->attempt = t->rank->job->attempt;
+        t->from = 1;
+        if (t->rank->job->version == 1) {
+                session_fetches(s, 3);
+                session_pushes(s, 3, 2);
+                trainer_add(t, (struct op){ .kind = OP_STEP, .params = &s->params });
+        }
+        session_run(s);
+}
+
+/* A rank dies behind so many turns of the second step and comes back; all replay that step. */
+static void replay(struct training *t, uint32_t turns, const struct outcome *expected)
+{
+        struct session s;
+
+        open_listening(&s, t);
+        for (uint32_t r = 0; r < t->ranks; r++)
+                s.trainers[r].patient = true;
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        session_program(&s, 2);
+        run_turns(&s, turns, turns);
+        trainer_kill(&s.trainers[3]);
+        forget_program(&s.trainers[3]);
+        trainer_add(&s.trainers[3], (struct op){ .kind = OP_ATTACH });
+        attached_again(&s);
+        session_program(&s, 3);
+        memset(ears, 0, sizeof ears);
+        session_run(&s);
+        for (uint32_t r = 0; r < t->ranks; r++)
+                CHECK(ears[r].failures == 0, "after %u turns, rank %u: %s", turns, r, ears[r].text);
+        CHECK(s.trainers[0].version == 3, "after %u turns", turns);
+        s.outcome.sum = net_checksum(&s.net, "zoo");
+        CHECK(memcmp(&s.outcome.sum, &expected->sum, sizeof expected->sum) == 0, "after %u turns",
+              turns);
+        session_close(&s);
+}
+
+static void a_rank_that_dies_and_comes_back_changes_nothing(void)
+{
+        struct training t = training_default();
+        struct outcome expected = training_run(&t);
+
+        t.net.delay_ms = 1;
+        for (uint32_t turns = 0; turns < 150; turns += 10)
+                replay(&t, turns, &expected);
+}
+
+/* The first n ranks end the step alone, and hear of another one. */
+static void hear_at_the_deadline(struct session *s, uint32_t n, int status, const char *who)
+{
+        for (uint32_t r = 0; r < n; r++) {
+                s->trainers[r].needs.timeout_ms = 1000;
+                trainer_add(&s->trainers[r], (struct op){ .kind = OP_STEP, .params = &s->params });
+        }
+        session_run(s);
+        for (uint32_t r = 0; r < n; r++)
+                CHECK(ears[r].status == status && strstr(ears[r].text, who), "rank %u: %s", r,
+                      ears[r].text);
+}
+
+static void others_hear_at_their_deadline_which_rank_is_late(void)
+{
+        struct training t = training_default();
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        hear_at_the_deadline(&s, 3, ZERO_EDEADLINE, "rank 3 on n1");
+        session_close(&s);
+}
+
+/* Those who wait when it happens, and those who call later, on its node and on others. */
+static void others_hear_at_once_which_rank_was_lost(void)
+{
+        for (uint32_t waiting = 0; waiting < 4; waiting++) {
+                struct training t = training_default();
+                uint64_t begun = uv_hrtime(), seed = 1;
+                struct session s;
+
+                open_listening(&s, &t);
+                session_attach(&s);
+                for (uint32_t r = 0; r < 3; r++)
+                        trainer_add(&s.trainers[r],
+                                    (struct op){ .kind = OP_STEP, .params = &s.params });
+                for (uint32_t i = 0; i < 5 * waiting; i++)
+                        trainers_turn(s.trainers, 3, &seed);
+                trainer_kill(&s.trainers[3]);
+                session_run(&s);
+                for (uint32_t r = 0; r < 3; r++)
+                        CHECK(ears[r].status == ZERO_ELOSTRANK && strstr(ears[r].text, "rank 3"),
+                              "rank %u: %s", r, ears[r].text);
+                CHECK(uv_hrtime() - begun < 10000000000u, "they waited for a deadline");
+                session_close(&s);
+        }
+}
+
+/* A push that waits, and one behind it that has no slot. */
+static void pushes_do_not_wait_for_a_lost_rank(void)
+{
+        struct training t = training_default();
+        uint64_t seed = 1;
+        struct session s;
+
+        t.push_groups = 1;
+        open_listening(&s, &t);
+        session_attach(&s);
+        for (uint32_t g = ZOO_BIG; g <= ZOO_FLOAT; g++)
+                trainer_add(&s.trainers[0], (struct op){ .kind = OP_PUSH, .group = g });
+        for (int i = 0; i < 20; i++)
+                trainers_turn(s.trainers, 1, &seed);
+        CHECK(s.trainers[0].next == 1, "it has one slot");
+        trainer_kill(&s.trainers[1]);
+        session_run(&s);
+        CHECK(ears[0].failures == 2 && ears[0].status == ZERO_ELOSTRANK, "%s", ears[0].text);
+        session_close(&s);
+}
+
+const struct test_case lost_cases[] = {
+        { "a-rank-that-dies-and-comes-back-changes-nothing",
+          a_rank_that_dies_and_comes_back_changes_nothing },
+        { "others-hear-at-their-deadline-which-rank-is-late",
+          others_hear_at_their_deadline_which_rank_is_late },
+        { "others-hear-at-once-which-rank-was-lost", others_hear_at_once_which_rank_was_lost },
+        { "pushes-do-not-wait-for-a-lost-rank", pushes_do_not_wait_for_a_lost_rank },
+        { 0 },
+};
