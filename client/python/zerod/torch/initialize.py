@@ -5,7 +5,7 @@ of (``_init_weights``), else its own ``reset_parameters()`` (torch's attention a
 modules: ``_reset_parameters()``).
 
 Rules: a module is initialised on scratch copies of its own parameters and buffers, so that only what
-is asked for is kept and nothing that is real changes.  Scratch begins as a mark (nan, the least
+is asked for is kept and nothing that is real changes.  Scratch begins as a mark (nan, an extreme
 integer); where the mark is still there afterwards, the error names it: no parameter and no buffer is
 left with chance values.  Values depend on torch's seed and the parameters' names alone, not on ranks,
 stages or groups, and drawing them leaves the caller's random state as all ranks have it.
@@ -96,7 +96,9 @@ def _check(model: nn.Module, init_fn: InitFn | None) -> None:
 def _mark_value(dtype: torch.dtype) -> Any:
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
-    return True if dtype is torch.bool else torch.iinfo(dtype).min
+    if dtype is torch.bool:
+        return True
+    return torch.iinfo(dtype).min or torch.iinfo(dtype).max
 
 
 def _scratch(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,14 +109,14 @@ def _scratch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _marked(tensor: torch.Tensor) -> bool:
-    """Whether a scratch tensor still has its mark somewhere (anywhere, for bools: everywhere)."""
+    """Whether a scratch tensor still has its mark: anywhere; integers and bools, everywhere."""
     if tensor.numel() == 0:
         return False
     if tensor.dtype is torch.bool:
         return tensor._version == 0 and bool(tensor.all())
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return bool(torch.isnan(tensor).any())
-    return bool((tensor == torch.iinfo(tensor.dtype).min).any())
+        return bool(tensor.sum().isnan()) and bool(tensor.isnan().any())  # the sum takes no memory
+    return bool((tensor == _mark_value(tensor.dtype)).all())
 
 
 @contextlib.contextmanager
@@ -172,13 +174,14 @@ def _run(model: nn.Module, work: Sequence[_Work], init_fn: InitFn | None) -> Non
     """Initialises modules on scratch, children first; ValueError names what stays blank."""
     blank: list[str] = []
     for w in work:
-        wanted = w.params, w.buffers
+        left: list[str] = []
         with _seeded(_seed_of(model), w.name), torch.no_grad():
             for function in _initializers(model, w.name, w.module, init_fn):
                 function()
-                if not _blank(w.module, *wanted):
+                left = _blank(w.module, w.params, w.buffers)
+                if not left:
                     break
-        blank += [f"{w.name}.{n}" if w.name else n for n in _blank(w.module, *wanted)]
+        blank += [f"{w.name}.{n}" if w.name else n for n in left]
     if blank:
         raise ValueError(
             f"these are on the meta device and initialising their modules leaves them unset: "
