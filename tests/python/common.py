@@ -12,7 +12,11 @@ sys.path[:0] = [PACKAGE, os.path.join(ROOT, "tests", "support")]
 
 from cluster import REPLY_S, Cluster, spawn  # noqa: E402
 import zerod  # noqa: E402
+from zerod import _library  # noqa: E402
 
+# daemons take ZEROD_* for their options, so that harness.py removes them: what it names is loaded now
+LIBRARY = os.path.abspath(os.environ.get("ZEROD_LIBRARY") or _library.library()._name)
+_library.library()
 SETS = [zerod.AdamWSet(1e-2, 0.9, 0.99, 1e-8, 0.1)]
 # what a case must not find in its environment
 FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "ZEROD_JOB", "SLURM_PROCID",
@@ -72,9 +76,10 @@ def together(*functions):
     return results
 
 
-def python(script, cluster, **variables):
+def python(script, cluster):
     """A Python process that has the package and knows the daemon."""
-    environment = {**os.environ, "PYTHONPATH": PACKAGE, "ZEROD_SOCKET": cluster[0].socket, **variables}
+    environment = {**os.environ, "PYTHONPATH": PACKAGE, "ZEROD_LIBRARY": LIBRARY,
+                   "ZEROD_SOCKET": cluster[0].socket}
     process = spawn([sys.executable, "-B", "-c", script], env=environment, stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     cluster.others.append(process)

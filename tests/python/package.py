@@ -6,11 +6,9 @@ import subprocess
 import sys
 import tempfile
 
-from common import PACKAGE, zerod
+from common import LIBRARY, PACKAGE, zerod
 from harness import Skip, case, main
-from zerod import _library
 
-LIBRARY = os.path.realpath(_library.library()._name)
 SHOW = "import zerod._library as l; print(l.library()._name)"
 
 

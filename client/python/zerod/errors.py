@@ -96,7 +96,7 @@ class Deadline(Error):
 
 
 class LostRank(Error):
-    """The timeout passed, and a rank that is waited for is gone; the text names it."""
+    """A rank of the job is gone, for which this one waits; the text names it."""
 
 
 class Peer(Error):
