@@ -93,8 +93,8 @@ static const char *group_flaw(uint32_t dtype, const uint32_t *ranks, uint32_t n_
 {
         if (!dtype_valid(dtype))
                 return "has an unknown dtype";
-        if (!isfinite(divisor) || divisor < 0)
-                return "has a divisor that is negative or not finite";
+        if (!isfinite(divisor) || (divisor != 0 && divisor < LAYOUT_DIVISOR_MIN))
+                return "has a divisor that is negative, below 1e-30 or not finite";
         return ranks_flaw(ranks, n_ranks);
 }
 

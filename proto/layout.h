@@ -13,6 +13,8 @@
 #include "proto/zero.pb-c.h"
 
 enum { LAYOUT_ALIGN = 128, LAYOUT_HASH = 32 };
+/* Least divisor of a group: what a gradient is multiplied by stays finite. */
+#define LAYOUT_DIVISOR_MIN 1e-30
 
 struct layout_tensor {
         char *name;

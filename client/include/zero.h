@@ -66,7 +66,7 @@ void zero_layout_free(struct zero_layout *layout);
  * Appends a group: tensors that are fetched and pushed together (a transformer
  * block, say), all of one dtype.  ranks lists the ranks that push gradients of this
  * group (NULL: all); its gradient is the sum over them divided by divisor (0:
- * their number).  Strings and arrays are copied.
+ * their number; else at least 1e-30).  Strings and arrays are copied.
  */
 int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dtype dtype,
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);

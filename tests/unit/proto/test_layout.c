@@ -183,6 +183,8 @@ Test(layout, divisor_is_finite_and_not_negative)
         assert_group_refused("x", ZERO_FP32, NULL, 0, -1, "divisor");
         assert_group_refused("x", ZERO_FP32, NULL, 0, INFINITY, "divisor");
         assert_group_refused("x", ZERO_FP32, NULL, 0, NAN, "divisor");
+        assert_group_refused("x", ZERO_FP32, NULL, 0, 9e-31, "divisor");
+        assert_group_refused("x", ZERO_FP32, NULL, 0, -0.5, "divisor");
 }
 
 Test(layout, ranks_ascend_within_the_limit)
