@@ -10,8 +10,9 @@
 Run with PyTorch 2.15.0; no other version is claimed.
 """
 from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
-from .optim import AdamW, GradScaler, clip_grad_norm_
+from .optim import AdamW
 from .parameter import GradientsAreElsewhere, NotFetched
+from .scaling import GradScaler, clip_grad_norm_
 from .sharded import Sharded, ZeroModule, fully_shard, shard, sharded_of
 from .state import full_params
 from .unit import ShardedParam, WrittenInPlace

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ class ZeroModule(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
                         error_if_nonfinite: bool = False) -> torch.Tensor:
         """As :func:`zerod.torch.clip_grad_norm_`."""
-        from .optim import clip_grad_norm_  # optim needs this module
+        from .scaling import clip_grad_norm_  # scaling needs this module
         return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
 
     @contextlib.contextmanager
@@ -63,11 +64,21 @@ class ZeroModule(nn.Module):
             gradients.keep = before
 
 
+class Pending:
+    """What the next step of one sharded model takes along."""
+
+    def __init__(self) -> None:
+        self.clip_norm = 0.0  # 0: none
+        self.loss_scale = 1.0
+        self.growth_interval = 0
+        self.unscaled = False
+
+
 class Sharded:
     """All that is known of one sharded model in one rank.
 
     params are in the layout's order; units as the model's tree has them, the root last.
-    optimized: the parameters that an optimizer updates; None: all.
+    optimizer: the newest one, weakly; optimized: the parameters that it updates, None: all.
     """
 
     def __init__(self, model: nn.Module, stage: int, accumulate: str, prefetch: int):
@@ -79,7 +90,9 @@ class Sharded:
         self.params: list[ShardedParam] = []
         self.gradients: Gradients
         self.hooks: Hooks
+        self.optimizer: "weakref.ref[torch.optim.Optimizer] | None" = None
         self.optimized: set[ShardedParam] | None = None
+        self.pending = Pending()
 
     @property
     def rank(self) -> int:
@@ -134,8 +147,10 @@ class Sharded:
 
     def barrier(self) -> None:
         """All ranks meet; gradients pushed before it are dropped."""
-        self.client.step([])
-        self.after_step()
+        try:
+            self.client.step([], loss_scale=self.client.loss_scale or 1.0)
+        finally:
+            self.after_step()
 
     def finish_backward_pushes(self) -> None:
         """Pushes what is still kept in this process."""
@@ -143,6 +158,7 @@ class Sharded:
 
     def after_step(self) -> None:
         """The attempt is over: nothing is fetched, kept or pushed any more."""
+        self.pending = Pending()
         self.gradients.forget()
         self.hooks.in_backward.clear()
         for unit in self.units:

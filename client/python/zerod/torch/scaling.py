@@ -1,0 +1,243 @@
+"""Clipping and loss scaling whose arithmetic happens in the service.
+
+Rule: what is said here about the next step is kept in Sharded.pending and used up by that step,
+whether it is committed, skipped or aborted.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import zerod
+
+from . import sharded as core
+from . import state as values
+from .optim import AdamW
+
+
+# ---- clipping ----------------------------------------------------------------------
+
+
+def clip_grad_norm_(model_or_parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor],
+                    max_norm: float, norm_type: float = 2.0,
+                    error_if_nonfinite: bool = False) -> torch.Tensor:
+    """Clips the gradient of a sharded model to a global norm; all ranks call it, after backward.
+
+    The norm is that of the mean gradient over all ranks, of all parameters that the optimizer
+    updates, loss scale taken out.  Blocks for all ranks; the gradients themselves are clipped by
+    the next step().  No backward pass may follow before that.
+
+    model_or_parameters: the model, or all of its parameters; max_norm: > 0, inf only measures.
+    Returns the norm before clipping: a float32 scalar, nan if the gradient is not finite.
+
+    Errors: ValueError for a part of the parameters, another norm than 2 or max_norm <= 0;
+    RuntimeError with error_if_nonfinite; zerod.Aborted as of :meth:`AdamW.step`.
+    """
+    if float(norm_type) != 2.0:
+        raise ValueError(f"norm_type {norm_type}: the service computes the 2-norm only")
+    max_norm = float(max_norm)
+    if not max_norm > 0:
+        raise ValueError(f"max_norm {max_norm} is not > 0")
+    sharded = _sharded_to_clip(model_or_parameters)
+    pending = sharded.pending
+    try:
+        sharded.finish_backward_pushes()
+        norm, finite = sharded.client.norm()
+    except zerod.Aborted:
+        sharded.after_step()
+        raise
+    norm /= pending.loss_scale
+    if error_if_nonfinite and not (finite and math.isfinite(norm)):
+        raise RuntimeError("The total norm of order 2.0 for gradients from `parameters` is "
+                           "non-finite, so it cannot be clipped.")
+    if pending.clip_norm:
+        norm = min(norm, pending.clip_norm) if finite else norm
+        max_norm = min(max_norm, pending.clip_norm)
+    if max_norm < math.inf:
+        pending.clip_norm = max_norm
+    return torch.tensor(norm, dtype=torch.float32)
+
+
+def _sharded_to_clip(given: Any) -> "core.Sharded":
+    if isinstance(given, nn.Module):
+        if "_zerod_sharded" in given.__dict__:
+            return core.sharded_of(given)
+        given = given.parameters()
+    params = []
+    for tensor in [given] if isinstance(given, torch.Tensor) else given:
+        param = values.find_param(tensor)
+        if param is None:
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of a sharded "
+                             "model: pass the model")
+        params.append(param)
+    if not params:
+        raise ValueError("no parameters: pass the model")
+    sharded = params[0].sharded
+    wanted = sharded.optimized
+    if wanted is None:
+        wanted = {p for p in sharded.params if p.trainable}
+    left_out = sorted(p.name for p in wanted.difference(params))
+    if left_out or any(p.sharded is not sharded for p in params):
+        what = f"'{left_out[0]}' and {len(left_out) - 1} more are missing" if left_out else (
+            "they belong to several models")
+        raise ValueError("the gradient is clipped as a whole, pass the model or all of its "
+                         f"parameters: {what}")
+    return sharded
+
+
+# ---- loss scaling ------------------------------------------------------------------
+
+
+class GradScaler:
+    """``torch.amp.GradScaler`` for a sharded model: the service finds overflows and moves the scale.
+
+    The scale halves when a gradient is not finite (the step is then skipped) and doubles after
+    `growth_interval` good steps; it stays within 2**-16 and 2**24.  The ordinary flow of torch
+    works as it is::
+
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)            # before clipping; optional
+        model.clip_grad_norm_(1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    target: the optimizer or the sharded model.  init_scale: taken where the job has none yet, else
+    the job's own is gone on with.  enabled=False: all of it does nothing.
+    """
+
+    def __init__(self, target: AdamW | nn.Module, init_scale: float = 65536.0,
+                 growth_interval: int = 2000, enabled: bool = True):
+        self._enabled = enabled
+        self._stepped = False
+        self._tracker = 0
+        self.sharded = _sharded_behind(target) if enabled else None
+        self._scale = 1.0
+        self.set_growth_interval(growth_interval)
+        if enabled:
+            client = self.sharded.client
+            goes_on = client.version > 0 and client.loss_scale not in (0.0, 1.0)
+            self._scale = _scale_checked(client.loss_scale if goes_on else init_scale)
+
+    def scale(self, outputs: Any) -> Any:
+        """A tensor, or each tensor of an iterable, times the scale; dtypes stay."""
+        if not self._enabled:
+            return outputs
+        self.sharded.pending.loss_scale = self._scale
+        return self._times_scale(outputs)
+
+    def _times_scale(self, outputs: Any) -> Any:
+        if isinstance(outputs, torch.Tensor):
+            return outputs * self._scale
+        if isinstance(outputs, (list, tuple)):
+            return type(outputs)(self._times_scale(o) for o in outputs)
+        if isinstance(outputs, Iterable):
+            return map(self._times_scale, outputs)
+        raise ValueError("outputs must be a Tensor or an iterable of Tensors")
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Marks the gradients as unscaled: norms and steps have the scale taken out anyway."""
+        if not self._enabled:
+            return
+        pending = _sharded_behind(optimizer).pending
+        if self._stepped:
+            raise RuntimeError("unscale_() is being called after step().")
+        if pending.unscaled:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the "
+                               "last update().")
+        pending.unscaled = True
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """``optimizer.step()``, which the service skips if a gradient is not finite."""
+        sharded = _sharded_behind(optimizer)
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        if args or "closure" in kwargs:
+            raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+        if self._stepped:
+            raise RuntimeError("step() has already been called since the last update().")
+        pending = sharded.pending
+        pending.loss_scale, pending.growth_interval = self._scale, self._growth_interval
+        result = optimizer.step(**kwargs)
+        self._stepped = True
+        return result
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Takes the scale that the service says to use next; or the one given."""
+        if not self._enabled:
+            return
+        if new_scale is not None:
+            self._scale = _scale_checked(new_scale)
+        elif not self._stepped:
+            raise AssertionError("update() before step(): no overflow has been looked for")
+        else:
+            scale = self.sharded.client.loss_scale
+            self._tracker = self._tracker + 1 if scale == self._scale else 0
+            self._scale = scale
+        self._stepped = False
+
+    def get_scale(self) -> float:
+        """The current scale; 1.0 if scaling is off."""
+        return self._scale if self._enabled else 1.0
+
+    def get_growth_factor(self) -> float:
+        """2.0, the service's."""
+        return 2.0
+
+    def get_backoff_factor(self) -> float:
+        """0.5, the service's."""
+        return 0.5
+
+    def get_growth_interval(self) -> int:
+        """Good steps until the scale doubles."""
+        return self._growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Sets it; the same on all ranks."""
+        if not 0 < int(new_interval) < 1 << 32:
+            raise ValueError(f"growth_interval {new_interval} is not a number of steps")
+        self._growth_interval = int(new_interval)
+
+    def is_enabled(self) -> bool:
+        """Whether it scales."""
+        return self._enabled
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's; {} if scaling is off.  The service counts good steps itself:
+        "_growth_tracker" is told and not loaded."""
+        if not self._enabled:
+            return {}
+        return {"scale": self._scale, "growth_factor": 2.0, "backoff_factor": 0.5,
+                "growth_interval": self._growth_interval, "_growth_tracker": self._tracker}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes scale and growth interval; ValueError for factors other than 2 and 0.5."""
+        if not self._enabled:
+            return
+        if not state_dict:
+            raise RuntimeError("The source state dict is empty, possibly because it was saved from "
+                               "a disabled instance of GradScaler.")
+        if (state_dict["growth_factor"], state_dict["backoff_factor"]) != (2.0, 0.5):
+            raise ValueError("growth_factor and backoff_factor are 2.0 and 0.5 in the service")
+        scale = _scale_checked(state_dict["scale"])
+        self.set_growth_interval(state_dict["growth_interval"])
+        self._scale, self._tracker = scale, 0
+
+
+def _scale_checked(scale: float | torch.Tensor) -> float:
+    scale = float(scale)
+    if not 2.0 ** -126 < scale < 2.0 ** 126:
+        raise ValueError(f"the loss scale {scale} is not a number > 0 in fp32's range")
+    return scale
+
+
+def _sharded_behind(target: Any) -> "core.Sharded":
+    if isinstance(target, nn.Module):
+        return core.sharded_of(target)
+    sharded = getattr(target, "sharded", None)
+    if sharded is None:
+        raise TypeError(f"{type(target).__name__} is neither zerod.torch.AdamW nor a sharded model")
+    return sharded
