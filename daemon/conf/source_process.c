@@ -103,6 +103,17 @@ int source_arguments(struct loaded *l, const struct arguments *a, struct fault *
         return r;
 }
 
+/* Variables of zerod's that are not the daemon's options: one shell may start clients too. */
+static bool is_of_others(const struct word *key)
+{
+        static const char *const others[] = { "config", "job", "library" };
+
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+                if (key_is(*key, others[i]))
+                        return true;
+        return false;
+}
+
 /* One "ZEROD_KEY=value". */
 static int variable_read(struct loaded *l, const char *variable, struct fault *fault)
 {
@@ -116,7 +127,7 @@ static int variable_read(struct loaded *l, const char *variable, struct fault *f
                               : name[i] == '_'                ? '_'
                                                               : '?';
         o = option_find(key.text, n);
-        if (!o && n < sizeof(key.text) && key_is(key, "config"))
+        if (!o && n < sizeof(key.text) && is_of_others(&key))
                 return 0;
         if (!o)
                 return fault_set(fault, ZERO_EINVAL,

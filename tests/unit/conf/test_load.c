@@ -119,6 +119,8 @@ Test(load, wrong_variables)
         setenv("ZEROD_THREADS", "x", 1);
         REFUSED("environment: threads = 'x'", "--node=a");
         unsetenv("ZEROD_THREADS");
+        setenv("ZEROD_JOB", "a-client's", 1);
+        setenv("ZEROD_LIBRARY", "/a/client's", 1);
         setenv("ZEROD_THREAD", "1", 1);
         REFUSED("unknown variable ZEROD_THREAD; the nearest key is threads", "--node=a");
         unsetenv("ZEROD_THREAD");
