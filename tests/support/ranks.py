@@ -55,6 +55,7 @@ sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), CLIENT]
 LIBRARY = os.environ.get("ZEROD_LIBRARY", "")
 
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402 F401  # a second that each rank would spend, for checkpoints and DDP too
 
 import harness  # noqa: E402
 from cluster import SLOW, Cluster, die_with_parent  # noqa: E402

@@ -8,6 +8,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
+from cluster import libc  # noqa: E402
 from harness import case  # noqa: E402
 
 import torch  # noqa: E402
@@ -15,13 +16,14 @@ import torch  # noqa: E402
 from gpt import GPT, batch_of, make  # noqa: E402
 
 HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$")
-FIELD = re.compile(r"^(Pss|Rss|Private_Clean|Private_Dirty): +(\d+) kB$")
-LAYERS, WIDTH, TOKENS = 64, 192, 4
+FIELD = re.compile(r"^(Pss|Rss|Private_Dirty): +(\d+) kB$")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LAYERS, WIDTH, TOKENS = 80, 256, 4
 
 
 def smaps(pid="self"):
-    """Bytes by what is mapped, each {"Rss", "Pss", "Private_Clean", "Private_Dirty"}: zerod's windows
-    by name, files of libraries as "files", all else as "own"."""
+    """Bytes by what is mapped, each {"Rss", "Pss", "Private_Dirty"}: zerod's windows by name, files of
+    libraries as "files", all else as "own"."""
     sums = {}
     with open(f"/proc/{pid}/smaps", encoding="utf-8") as f:
         for line in f:
@@ -38,69 +40,68 @@ def smaps(pid="self"):
     return sums
 
 
-def total(sums, field, *, own):
-    """Of all windows; with own: and of what is private."""
-    windows = sum(v[field] for k, v in sums.items() if k.startswith("zerod"))
-    return windows + (sums["own"]["Private_Clean"] + sums["own"]["Private_Dirty"] if own else 0)
+def resident():
+    """Windows and memory of its own.  Not what is private, for that grows as what was forked is touched."""
+    return sum(v["Rss"] for k, v in smaps().items() if k != "files")
 
 
 def warm_up():
-    """What the first backward pass of a process leaves behind belongs to PyTorch."""
-    model = make(layers=1, width=WIDTH, recompute="nonreentrant")
+    """What a backward pass of so many modules leaves behind, however narrow they are, belongs to PyTorch."""
+    # what is freed is given back at once, so that what is resident is what is held
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 16)
+    libc.mallopt(M_TRIM_THRESHOLD, 1 << 16)
+    model = make(layers=LAYERS, width=16, recompute="nonreentrant")
     optimizer = torch.optim.AdamW(model.parameters())
-    model(batch_of(0, 1)[:, :TOKENS + 1]).backward()
-    optimizer.step()
+    for t in range(2):
+        model(batch_of(t, 1)[:, :TOKENS + 1]).backward()
+        optimizer.step()
 
 
 class Peak:
     """The most of what it sees, above what was there when it began."""
 
     def __init__(self):
-        self.before = total(smaps(), "Rss", own=True)
-        self.most = 0
+        self.before, self.most = resident(), 0
 
     def look(self, *_):
-        self.most = max(self.most, total(smaps(), "Rss", own=True) - self.before)
+        now = resident() - self.before
+        self.most = max(self.most, now)
+        return now
+
+
+def windows(client):
+    """Bytes of the gather window and of a rank's own, as the daemon declares them."""
+    job, = (j for j in client.query("status")["jobs"] if j["job"] == client.job)
+    return job["gather"]["window_bytes"], job["sessions"][0]["push_window"]
 
 
 def large_model(rank):
     """Bytes of the model, and of windows and heap: the most within steps, and between them."""
     import zerod.torch as zt
     warm_up()
-    peak = Peak()
     with torch.device("meta"):
         model = GPT(layers=LAYERS, width=WIDTH, recompute="nonreentrant")
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    for block in model.blocks:
-        block.down.register_forward_hook(peak.look)
-        block.ln1.register_full_backward_hook(peak.look)
+    peak = Peak()
+    for block in model.blocks[::8]:  # a look takes longer than a block
+        block.down.register_forward_hook(lambda *_: peak.look() and None)
+        block.ln1.register_full_backward_hook(lambda *_: peak.look() and None)
     model = zt.shard(model, 3, init_fn=GPT.init)
     optimizer = zt.AdamW(model, lr=1e-4)
     for t in range(3):
         model(batch_of(t, 1)[:, :TOKENS + 1]).backward()
         peak.look()
         optimizer.step()
-    after = total(smaps(), "Rss", own=True) - peak.before
-    job = model.sharded.client.query("status")
-    return size, peak.most, after, job
-
-
-def windows_of(job):
-    return job["gather"]["window_bytes"] + job["sessions"][0]["push_window"]
+    return size, peak.most, peak.look(), windows(model.sharded.client)
 
 
 @case
 def bounded_by_the_window():
-    cluster = ranks.shared(2)
-    placement = [0, 1]
-    with ranks.Ranks(large_model, placement, cluster) as job:
-        values = job.finish()
-        declared = [windows_of(j) for v in values for j in v[3]["jobs"] if j["job"] == job.job]
-        cluster[0].ctl("drop", job.job)
-    for (size, most, after, _), window in zip(values, declared):
-        print(f"# model {size >> 10} kB, window {window >> 10} kB, most {most >> 10} kB, after {after >> 10} kB")
-        assert size >= 10 * window, f"the model has {size} bytes, the window {window}"
-        assert most <= window and after <= window, f"{most} bytes in steps, {after} after, the window has {window}"
+    for size, most, after, declared in ranks.run(large_model, [0, 1], ranks.shared(2)):
+        window = sum(declared)
+        print(f"# model {size >> 10} kB, windows {window >> 10} kB, in steps {most >> 10} kB, after {after >> 10} kB")
+        assert size >= 10 * window, f"the model has {size} bytes, the windows {window}"
+        assert max(most, after) <= window, f"{most} bytes in steps, {after} after; the windows have {window}"
 
 
 # ---- one copy a node ------------------------------------------------------------------
@@ -118,6 +119,7 @@ def hold_together(rank, met):
     def look(*_):
         met.wait(ranks.DEADLINE_S)
         seen.update(smaps())
+        seen["window"] = windows(model.sharded.client)[0]
         met.wait(ranks.DEADLINE_S)
 
     model(batch_of(0)).backward()
@@ -125,24 +127,20 @@ def hold_together(rank, met):
     model.blocks[3].down.register_forward_hook(look)
     with torch.no_grad():
         model(batch_of(1))
-    return seen["zerod-gather"]
+    return seen["zerod-gather"], seen["window"]
 
 
 @case
 def one_copy_a_node():
     cluster = ranks.shared(2)
     met = multiprocessing.get_context("fork").Barrier(TRAINERS)
-    # a trainer on the other node would meet nobody
-    seen = ranks.run(hold_together, [0] * TRAINERS, cluster, arguments=(met,), keep=True)
-    job = cluster[0].status()["jobs"][0]
-    window = job["gather"]["window_bytes"]
+    seen, (window, *_) = zip(*ranks.run(hold_together, [0] * TRAINERS, cluster, arguments=(met,)))
     resident, share = (sum(s[field] for s in seen) for field in ("Rss", "Pss"))
     print(f"# window {window >> 10} kB; {TRAINERS} trainers see {resident >> 10} kB, their share is {share >> 10} kB")
     assert all(s["Rss"] == seen[0]["Rss"] > 0 for s in seen), seen
     assert share <= window, f"the trainers' share is {share} bytes, the window has {window}"
     assert share <= resident / TRAINERS * 1.01, f"{share} bytes of {resident} for {TRAINERS} trainers"
     assert not any(s["Private_Dirty"] for s in seen), f"copies of the window: {seen}"
-    cluster[0].ctl("drop", job["job"])
 
 
 if __name__ == "__main__":
