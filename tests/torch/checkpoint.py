@@ -49,8 +49,8 @@ def directory():
 
 def small_pieces(size=4096):
     """Tensors are read and written in many pieces."""
-    from zerod.torch import state
-    state.PIECE = size
+    from zerod.torch import files
+    files.PIECE = size
 
 
 def with_buffers(seed=0):

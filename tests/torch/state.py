@@ -233,10 +233,13 @@ def every_rank_loads():
     def run(rank):
         zt, model = zero(make(), rank % 2 + 2)
         model(batch_of(rank))
-        writes = count_calls(model.sharded, "write")
+        writes, meetings = [], count_calls(model.sharded, "barrier")
+        write = model.sharded.write
+        model.sharded.write = lambda *a: writes.append(len(meetings)) or write(*a)
         wanted = make(5).state_dict()
         assert str(model.load_state_dict(wanted)) == "<All keys matched successfully>"
-        assert bool(writes) == (rank == 0)
+        assert set(writes) == ({1} if rank == 0 else set()), "written before or after all have met"
+        assert len(meetings) == 2
         near(model, make(5))
         same(model.state_dict(), wanted)
         model.blocks[1].load_state_dict(make(6).blocks[1].state_dict())

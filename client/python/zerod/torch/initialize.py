@@ -1,14 +1,15 @@
 """First values for models on the meta device, one group of parameters at a time.
 
-Who initialises a module: ``init_fn(module)`` if there is one, else the Hugging Face model it is part
-of (``_init_weights``), else its own ``reset_parameters()`` (torch's attention and transformer
+Who initialises a module: ``init_fn(module)`` if there is one, else the Hugging Face model it is
+part of (``_init_weights``), else its own ``reset_parameters()`` (torch's attention and transformer
 modules: ``_reset_parameters()``).
 
-Rules: a module is initialised on scratch copies of its own parameters and buffers, so that only what
-is asked for is kept and nothing that is real changes.  Scratch begins as a mark (nan, an extreme
-integer); where the mark is still there afterwards, the error names it: no parameter and no buffer is
-left with chance values.  Values depend on torch's seed and the parameters' names alone, not on ranks,
-stages or groups, and drawing them leaves the caller's random state as all ranks have it.
+Rules: a module is initialised on scratch copies of its own parameters and buffers, so that only
+what is asked for is kept and nothing that is real changes.  Scratch begins as a mark (nan, an
+extreme integer); where the mark is still there afterwards, the error names it: no parameter and no
+buffer is left with chance values.  Values depend on torch's seed and the parameters' names alone,
+not on ranks, stages or groups, and drawing them leaves the caller's random state as all ranks have
+it.
 """
 from __future__ import annotations
 

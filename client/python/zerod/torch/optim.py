@@ -233,7 +233,8 @@ class AdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads :meth:`state_dict`'s result, or that of ``torch.optim.AdamW``; all ranks call it.
 
-        Rank 0 writes to the service, one tensor at a time; returns when all ranks have called.
+        Rank 0 writes to the service, one tensor at a time; begins when all ranks have called, and
+        returns when all is written.
         For 16-bit parameters load the model first: its values become the master weights, until the
         exact ones, if they are there, come from here.
 
@@ -248,6 +249,7 @@ class AdamW(torch.optim.Optimizer):
         entries = self._match(groups, state_dict["state"])
         for group in groups:
             _adamw_set({**self.defaults, **group})
+        self.sharded.barrier()
         if self.sharded.rank == 0:
             for param, entry in entries.items():
                 _write_state(self.sharded, param, entry)
@@ -272,8 +274,8 @@ class AdamW(torch.optim.Optimizer):
         found: dict[ShardedParam, Mapping[str, Any]] = {}
         for i, (mine, saved) in enumerate(zip(self.param_groups, groups)):
             if len(mine["params"]) != len(saved["params"]):
-                raise ValueError(f"parameter group {i} has {len(mine['params'])} parameters, in the "
-                                 f"loaded state dict {len(saved['params'])}")
+                raise ValueError(f"parameter group {i} has {len(mine['params'])} parameters, in "
+                                 f"the loaded state dict {len(saved['params'])}")
             for p, key in zip(mine["params"], saved["params"]):
                 param = self.sharded.param_of(p)
                 found[param] = state.get(key, {})

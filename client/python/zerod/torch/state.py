@@ -1,7 +1,7 @@
 """Full parameters for those who ask: reading, changing, ``state_dict()`` and ``load_state_dict()``.
 
-Rule: at most one parameter is read or written at a time beyond what the caller wants to hold; rank 0
-alone writes where all ranks call, and all ranks meet after it.
+Rule: at most one parameter is read or written at a time beyond what the caller wants to hold; where
+all ranks call, they meet, rank 0 alone writes, and they meet again.
 """
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from . import sharded as core
+from .files import pieces
 from .parameter import Placeholder
 from .unit import ShardedParam
-
-PIECE = 64 << 20  # bytes read or written at once
 
 
 # ---- one parameter -----------------------------------------------------------------
@@ -27,13 +26,6 @@ def find_param(tensor: torch.Tensor) -> ShardedParam | None:
     """The parameter that a placeholder, a gathered or a full parameter stands for, of any sharded
     model; None for other tensors."""
     return tensor.param if isinstance(tensor, Placeholder) else getattr(tensor, "zerod_param", None)
-
-
-def pieces(elements: int, size: int = 4) -> Iterator[tuple[int, int]]:
-    """(first, count) of the pieces of so many elements of `size` bytes; none for 0."""
-    most = PIECE // size
-    for first in range(0, elements, most):
-        yield first, min(most, elements - first)
 
 
 def read_all(sharded: "core.Sharded", param: ShardedParam, plane: str = "serve") -> torch.Tensor:
@@ -177,9 +169,9 @@ def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
     """Inside, the module's parameters (its children's too) are ordinary full parameters.
 
     module: a sharded model or a part of one.  Values have the parameter's shape and dtype, on the
-    CPU, and are read one at a time when the context begins; tied parameters are read once.  Any rank may
-    use it alone; it is reentrant.  Meant for looking and changing: after a forward pass inside,
-    the modules that ran have their placeholders again.
+    CPU, and are read one at a time when the context begins; tied parameters are read once.  Any
+    rank may use it alone; it is reentrant.  Meant for looking and changing: after a forward pass
+    inside, the modules that ran have their placeholders again.
 
     write: when the block ends without an exception, this rank writes what changed to the service;
     after an exception nothing is written.  In 16-bit models the fp32 master weights of what changed
@@ -288,13 +280,16 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
           assign: bool = False) -> Any:
     """``load_state_dict`` of a sharded model or a part of one; all ranks call it.
 
-    Values are cast to the parameters' dtypes and written by rank 0; buffers are loaded by each rank.
-    Returns when all ranks have called.  assign changes nothing for parameters.
+    Values are cast to the parameters' dtypes and written by rank 0; each rank loads its buffers.
+    Begins when all ranks have called, and returns when all is written.  assign changes nothing for
+    parameters.
     """
     model = _model_of(module)
     check_boundary(model.sharded)
     if model.full:
         raise RuntimeError("load_state_dict() within full_params(): leave the context first")
+    if model.loading == 0:
+        model.sharded.barrier()  # nobody computes with or reads the old values any more
     model.loading += 1
     try:
         result = type(module).load_state_dict(module, state_dict, strict=strict, assign=assign)
@@ -306,8 +301,8 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
 
 
 def install(model: nn.Module, sharded: "core.Sharded") -> None:
-    """Makes ``state_dict()`` and ``load_state_dict()`` of the model and of each of its modules work on
-    the service's values."""
+    """Makes ``state_dict()`` and ``load_state_dict()`` of the model and of each of its modules work
+    on the service's values."""
     kept = _Model(sharded)
     for module in model.modules():
         module.__dict__["_zerod_state"] = kept

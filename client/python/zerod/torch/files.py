@@ -1,0 +1,422 @@
+"""safetensors files that are streamed: at most a piece of a tensor is in memory.
+
+File format: https://huggingface.co/docs/safetensors: u64 length of the header, JSON header, data
+without holes; names and numbering of several files as Hugging Face has them.
+
+Rules: a file is written beside its place, synced and renamed, the index last.  What is read is
+hostile: lengths are bounded before they are used, and a header is taken whole or not at all.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import stat
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+PIECE = 64 << 20  # bytes read or written at once
+HEADER_MAX = 100_000_000
+INDEX_SUFFIX = ".index.json"
+SAVE_ID = "zerod.save"  # in the metadata of all files of one save
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+SIZES = {"KB": 10 ** 3, "MB": 10 ** 6, "GB": 10 ** 9, "TB": 10 ** 12,
+         "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read: broken, hostile, or not this model's.  Nothing was loaded."""
+
+
+def pieces(elements: int, size: int = 4) -> Iterator[tuple[int, int]]:
+    """(first, count) of the pieces of so many elements of `size` bytes; none for 0."""
+    most = PIECE // size
+    for first in range(0, elements, most):
+        yield first, min(most, elements - first)
+
+
+def check_machine() -> None:
+    if sys.byteorder != "little":
+        raise RuntimeError("safetensors files are little-endian and this machine is not")
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor; the tensor must outlive it."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+
+
+# ---- writing -----------------------------------------------------------------------
+
+
+@dataclass
+class Source:
+    """One tensor of a file to be written; read() gives so many of its elements, flat."""
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[int, int], torch.Tensor]
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def size(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+
+def of_tensor(name: str, tensor: torch.Tensor) -> Source:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return Source(name, tuple(tensor.shape), tensor.dtype,
+                  lambda first, count: flat[first:first + count])
+
+
+def _header(sources: list[Source], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for s in sources:
+        header[s.name] = {"dtype": CODES[s.dtype], "shape": list(s.shape),
+                          "data_offsets": [at, at + s.size]}
+        at += s.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_MAX:
+        raise ValueError(f"a safetensors header of {len(text)} bytes is larger than the format "
+                         f"allows ({HEADER_MAX}): use max_shard_size")
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write(fd: int, data: memoryview | bytes) -> None:
+    data = memoryview(data)
+    while len(data):
+        data = data[os.write(fd, data):]
+
+
+def _write_file(path: str, sources: list[Source], metadata: Mapping[str, str]) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        _write(fd, _header(sources, metadata))
+        for s in sources:
+            for first, count in pieces(s.elements, s.dtype.itemsize):
+                piece = s.read(first, count).contiguous()
+                _write(fd, _memory(piece))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def bytes_of(size: int | str | None) -> int | None:
+    """A size as Hugging Face writes it: bytes, or "5GB"."""
+    if isinstance(size, str):
+        match = re.fullmatch(r"(\d+)\s*([A-Za-z]+)", size.strip())
+        if not match or match[2].upper() not in SIZES:
+            raise ValueError(f"max_shard_size '{size}' is not a size such as '5GB'")
+        size = int(match[1]) * SIZES[match[2].upper()]
+    if size is not None and size <= 0:
+        raise ValueError(f"max_shard_size {size} is not a number of bytes > 0")
+    return size
+
+
+def _split(sources: list[Source], most: int | None) -> list[list[Source]]:
+    """Tensors of one file each, in order; a tensor larger than `most` has a file of its own."""
+    files: list[list[Source]] = [[]]
+    used = 0
+    for s in sources:
+        if most is not None and files[-1] and used + s.size > most:
+            files.append([])
+            used = 0
+        files[-1].append(s)
+        used += s.size
+    return files
+
+
+def _file_names(path: str, count: int) -> list[str]:
+    if count == 1:
+        return [path]
+    stem = path.removesuffix(".safetensors")
+    return [f"{stem}-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+def _stale(path: str, kept: set[str]) -> list[str]:
+    """Files of an older save of the same name that was cut otherwise."""
+    directory, base = os.path.split(path)
+    stem = re.escape(base.removesuffix(".safetensors"))
+    pattern = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.safetensors({re.escape(INDEX_SUFFIX)})?")
+    return [os.path.join(directory, name) for name in os.listdir(directory or ".")
+            if pattern.fullmatch(name) and os.path.join(directory, name) not in kept]
+
+
+def write_set(path: str, sources: list[Source], most: int | None,
+               metadata: Mapping[str, str]) -> None:
+    """One file, or several and their index."""
+    sources = sorted(sources, key=lambda s: -s.dtype.itemsize)  # all are aligned then
+    files = _split(sources, most)
+    names = _file_names(path, len(files))
+    renames = []
+    with contextlib.ExitStack() as undo:
+        def temporary(name: str) -> str:
+            made = os.path.join(os.path.dirname(name),
+                                f".{os.path.basename(name)}.{uuid.uuid4().hex}.tmp")
+            undo.callback(lambda: os.path.exists(made) and os.unlink(made))
+            renames.append((made, name))
+            return made
+
+        for name, members in zip(names, files):
+            _write_file(temporary(name), members, metadata)
+        if len(files) > 1:
+            _write_index(temporary(path + INDEX_SUFFIX), names, files)
+        for made, name in renames:
+            os.rename(made, name)
+        for old in _stale(path, {name for _, name in renames}):
+            os.unlink(old)
+        _sync_directory(os.path.dirname(path) or ".")
+
+
+def _write_index(path: str, names: list[str], files: list[list[Source]]) -> None:
+    index = {"metadata": {"total_size": sum(s.size for f in files for s in f)},
+             "weight_map": {s.name: os.path.basename(name)
+                            for name, f in zip(names, files) for s in f}}
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(index, f, indent=2, sort_keys=True)
+        f.write("\n")
+        f.flush()
+        os.fsync(f.fileno())
+
+
+# ---- reading -----------------------------------------------------------------------
+
+
+@dataclass
+class Stored:
+    """One tensor of a file that is there."""
+    file: "_File"
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int  # in the file, bytes
+
+    def read(self, first: int, count: int) -> torch.Tensor:
+        """Elements, flat."""
+        piece = torch.empty(count, dtype=self.dtype)
+        self.file.read(_memory(piece), self.begin + first * self.dtype.itemsize)
+        return piece
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first, elements) of the whole tensor."""
+        elements = 1
+        for extent in self.shape:
+            elements *= extent
+        for first, count in pieces(elements, self.dtype.itemsize):
+            yield first, self.read(first, count)
+
+
+@dataclass
+class _File:
+    """One open safetensors file whose header has been checked."""
+    path: str
+    fd: int
+    metadata: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, Stored] = field(default_factory=dict)
+
+    def read(self, into: memoryview, at: int) -> None:
+        while len(into):
+            got = os.preadv(self.fd, [into[:PIECE]], at)
+            if got == 0:
+                raise CheckpointError(f"{self.path}: shorter than it was when it was opened")
+            into, at = into[got:], at + got
+
+
+def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """Strict JSON of an object; ValueError for anything else."""
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_twice,
+                           parse_constant=no_constant)
+    except RecursionError as e:
+        raise ValueError("it is nested too deeply") from e
+    if not isinstance(found, dict):
+        raise ValueError("it is not a JSON object")
+    return found
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r:.40} is not a number of the kind expected")
+    return value
+
+
+def _entry(file: _File, name: str, entry: Any, data_at: int) -> tuple[int, int, Stored]:
+    """(begin, end, tensor) of one header entry."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError("it has not exactly dtype, shape and data_offsets")
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise ValueError(f"dtype {entry['dtype']!r:.40} is not known")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > 64:
+        raise ValueError("its shape is not a list of extents")
+    if not isinstance(offsets, list) or len(offsets) != 2:
+        raise ValueError("its data_offsets are not two numbers")
+    begin, end = _number(offsets[0]), _number(offsets[1])
+    size = dtype.itemsize
+    for extent in shape:
+        size *= _number(extent)
+        if size >= 1 << 62 and 0 not in shape:
+            raise ValueError("its shape is larger than any file")
+    if end - begin != size:
+        raise ValueError(f"its shape needs {size} bytes and its data_offsets span {end - begin}")
+    return begin, end, Stored(file, name, dtype, tuple(shape), data_at + begin)
+
+
+def _read_header(file: _File) -> None:
+    """Fills in metadata and tensors; ValueError says what is wrong."""
+    size = os.fstat(file.fd).st_size
+    if size < 8:
+        raise ValueError(f"{size} bytes are no safetensors file")
+    length = int.from_bytes(os.pread(file.fd, 8, 0), "little")
+    if length > HEADER_MAX or length > size - 8:
+        raise ValueError(f"its header would have {length} bytes, of {size - 8} there and "
+                         f"{HEADER_MAX} allowed: truncated, or no safetensors file")
+    text = bytearray(length)
+    file.read(memoryview(text), 8)
+    if not text.startswith(b"{"):
+        raise ValueError("its header does not begin with {")
+    header = _parse(bytes(text))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its __metadata__ are not strings")
+    file.metadata = metadata
+    spans = []
+    for name, entry in header.items():
+        try:
+            spans.append(_entry(file, name, entry, 8 + length))
+        except ValueError as e:
+            raise ValueError(f"tensor '{name:.200}': {e}") from e
+    _check_spans(spans, size - 8 - length)
+    file.tensors = {t.name: t for _, _, t in spans}
+
+
+def _check_spans(spans: list[tuple[int, int, Stored]], there: int) -> None:
+    """No holes, no overlaps, nothing missing, nothing left."""
+    at = 0
+    for begin, end, tensor in sorted(spans, key=lambda s: s[:2]):
+        if begin != at:
+            what = "overlap those before" if begin < at else f"leave a hole of {begin - at} bytes"
+            raise ValueError(f"tensor '{tensor.name:.200}': its data {what}")
+        at = end
+    if at != there:
+        raise ValueError(f"its tensors have {at} bytes and the file {there}: "
+                         f"{'truncated' if at > there else 'something follows them'}")
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[_File]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CheckpointError(f"{path}: not a regular file")
+        file = _File(path, fd)
+        try:
+            _read_header(file)
+        except CheckpointError:
+            raise
+        except ValueError as e:
+            raise CheckpointError(f"{path}: {e}") from e
+        yield file
+    finally:
+        os.close(fd)
+
+
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and os.path.basename(name) == name and "\0" not in name and (
+        name not in ("", ".", ".."))
+
+
+def _read_index(path: str) -> dict[str, str]:
+    """Tensor name -> file name beside the index."""
+    try:
+        if os.path.getsize(path) > HEADER_MAX:
+            raise ValueError(f"larger than {HEADER_MAX} bytes")
+        with open(path, "rb") as f:
+            weights = _parse(f.read(HEADER_MAX + 1)).get("weight_map")
+        if not isinstance(weights, dict) or not weights:
+            raise ValueError("it has no weight_map")
+        for name in weights.values():
+            if not _is_file_name(name):
+                raise ValueError(f"{name!r:.200} is not the name of a file beside it")
+    except ValueError as e:
+        raise CheckpointError(f"{path}: {e}") from e
+    return weights
+
+
+class StoredSet:
+    """The tensors of one file, or of several by their index."""
+
+    def __init__(self, stack: contextlib.ExitStack, path: str):
+        self.path = path
+        index = path + INDEX_SUFFIX
+        if os.path.exists(path) or not os.path.exists(index):
+            self.files = [stack.enter_context(_open(path))]
+            self.tensors = dict(self.files[0].tensors)
+        else:
+            self.files = []
+            self.tensors = {}
+            self._open_all(stack, index, _read_index(index))
+        ids = {f.metadata.get(SAVE_ID) for f in self.files}
+        if len(ids) != 1:
+            raise CheckpointError(f"{path}: its files come from different saves")
+        self.save_id = ids.pop()
+
+    def _open_all(self, stack: contextlib.ExitStack, index: str, weights: dict[str, str]) -> None:
+        for name in sorted(set(weights.values())):
+            file = stack.enter_context(_open(os.path.join(os.path.dirname(index), name)))
+            self.files.append(file)
+            listed = {t for t, f in weights.items() if f == name}
+            if listed != set(file.tensors):
+                odd = sorted(listed ^ set(file.tensors))[0]
+                raise CheckpointError(f"{index}: tensor '{odd:.200}' is in only one of the index "
+                                      f"and {name}")
+            self.tensors.update(file.tensors)
+
+    def metadata(self) -> dict[str, str]:
+        """Of the first file; all have the same."""
+        return self.files[0].metadata
