@@ -4,7 +4,9 @@
 #   tests/bench/run.sh [--quick] [NAME...]
 #
 #   --quick   few rounds: shows that they run, not how fast
-#   NAME      only these, of those listed in PROGRAMS below
+#   NAME      only these, of those listed in PROGRAMS below; or torch: PyTorch training with zerod, DDP,
+#             FSDP2, DeepSpeed and others, about ten minutes and only when asked for by name, also
+#             written to build/bench-torch.json (see tests/bench/torch.py --help)
 #
 # Every figure is a ratio to a limit or a peer measured in turn with it in the same run.  Each
 # program writes one line of JSON a figure: name, median_ratio, spread (quartiles).  Programs that
@@ -28,7 +30,7 @@ work=
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-        echo "Programs: kernels bulk fetch step"
+        echo "Programs: kernels bulk fetch step torch"
 }
 
 finish() {
@@ -43,6 +45,15 @@ run_one() {
         [[ -x $program ]] || return 2
         echo "== bench-$name $*"
         "$program" "$@" --json "$file" </dev/null || return 1
+        echo
+}
+
+# run_torch FILE ARGUMENT...: as run_one.
+run_torch() {
+        local file=$1
+        shift
+        echo "== torch.py $*"
+        python3 "$root/tests/bench/torch.py" "$@" --build "$tree" --json "$file" </dev/null || return 1
         echo
 }
 
@@ -79,6 +90,9 @@ main() {
                 esac
                 n=$((n + 1))
         done
+        if [[ " ${only[*]} " == *' torch '* ]]; then
+                run_torch "$work/$(printf '%02d' "$n")-torch" ${quick:+--quick} || failed=1
+        fi
         python3 "$root/tests/bench/merge.py" "$tree/bench.json" "$work"/* || failed=1
         ((${#left[@]} == 0)) || echo "left out, not built: ${left[*]}"
         exit "$failed"
