@@ -101,8 +101,8 @@ class Placeholder(torch.Tensor):
 
     def register_hook(self, hook: Any) -> Any:
         """Raises NotImplementedError: a placeholder takes no part in any backward pass."""
-        raise NotImplementedError(f"parameter '{self.param.name}': hooks on parameters of a sharded "
-                                  "model would never run; use hooks on modules")
+        raise NotImplementedError(f"parameter '{self.param.name}': hooks on parameters of a "
+                                  "sharded model would never run; use hooks on modules")
 
     register_post_accumulate_grad_hook = register_hook
 

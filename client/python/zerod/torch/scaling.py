@@ -71,8 +71,8 @@ def _sharded_to_clip(given: Any) -> "core.Sharded":
     for tensor in [given] if isinstance(given, torch.Tensor) else given:
         param = values.find_param(tensor)
         if param is None:
-            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of a sharded "
-                             "model: pass the model")
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of a "
+                             "sharded model: pass the model")
         params.append(param)
     if not params:
         raise ValueError("no parameters: pass the model")
@@ -93,7 +93,7 @@ def _sharded_to_clip(given: Any) -> "core.Sharded":
 
 
 class GradScaler:
-    """``torch.amp.GradScaler`` for a sharded model: the service finds overflows and moves the scale.
+    """``torch.amp.GradScaler`` for a sharded model: the service finds overflows and sets the scale.
 
     The scale halves when a gradient is not finite (the step is then skipped) and doubles after
     `growth_interval` good steps; it stays within 2**-16 and 2**24.  The ordinary flow of torch

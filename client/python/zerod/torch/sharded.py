@@ -283,6 +283,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     reduce_dtype = reduce_dtype or grad_dtype
     if reduce_dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"reduce_dtype is torch.float32 or torch.bfloat16, not {reduce_dtype}")
+    initialize.prepare(model, init_fn)
     sharded = Sharded(model, stage, accumulate, prefetch)
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job)
@@ -312,8 +313,8 @@ def fully_shard(module: nn.Module) -> nn.Module:
     @functools.wraps(forward)
     def shard_first(*args: Any, **kwargs: Any) -> Any:
         if len(_marked(module)) == 1:
-            raise RuntimeError(f"{type(module).__name__} is marked by fully_shard() and its model is "
-                               "not: call fully_shard(model) too, or shard(model)")
+            raise RuntimeError(f"{type(module).__name__} is marked by fully_shard() and its "
+                               "model is not: call fully_shard(model) too, or shard(model)")
         shard(module)
         return module.forward(*args, **kwargs)
 
