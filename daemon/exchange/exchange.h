@@ -9,6 +9,7 @@
  *   admission.c    the gather window (window.c: its slabs, pure)
  *   shard.c        this owner's shards as others read them
  *   reduce.c       contributions of local ranks           parcel.c  summed, offered, read
+ *   spill.c        contributions copied aside, where all wait for slots
  *   offer.c        an owner's side: nodes' offers, pulled
  *   landing.c      accumulated in node order              vote.c    norm and vote
  *   update.c       AdamW on chunks, group by group

@@ -280,8 +280,8 @@ static void parcel_take(struct parcel *p, struct contributor *from)
                 c->more--;
                 return;
         }
-        list_remove(&c->link);
-        if (c->window && source_mark(c, p->job->layout->groups[p->group].n_tensors, p->present))
+        contribution_take(c);
+        if (c->data && source_mark(c, p->job->layout->groups[p->group].n_tensors, p->present))
                 p->sources[p->n_sources++] = c;
         else
                 contribution_free(c, ZERO_OK, "");

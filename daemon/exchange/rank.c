@@ -245,9 +245,10 @@ int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *pa
         r->subject = rank;
         r->describe = close_describe;
         r->forget = close_forget;
-        if (!rank->closed)
+        if (!rank->closed) {
+                rank->closed = true;
                 reduce_close(rank->job, rank->rank);
-        rank->closed = true;
+        }
         close_report(rank->job, rank);
         return 0;
 }

@@ -32,7 +32,9 @@ int reduce_new(struct job *job, struct reduce **ret)
         list_init(&r->parcels);
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
         r->contributors = calloc(n, sizeof *r->contributors);
-        if (!r->groups || !r->contributors) {
+        r->waiting = calloc(job->world_size, sizeof *r->waiting);
+        r->spilled = calloc(job->world_size, sizeof *r->spilled);
+        if (!r->groups || !r->contributors || !r->waiting || !r->spilled) {
                 reduce_free(r);
                 return -ENOMEM;
         }
@@ -49,6 +51,8 @@ void reduce_free(struct reduce *r)
         assert(list_empty(&r->parcels));
         free(r->groups);
         free(r->contributors);
+        free(r->waiting);
+        free(r->spilled);
         free(r);
 }
 
@@ -70,7 +74,7 @@ bool is_local(const struct job *job, uint32_t group, uint32_t rank)
 
 /* ---- contributions ------------------------------------------------------- */
 
-static void contribution_answer(struct contribution *c, int status, const char *text)
+void contribution_answer(struct contribution *c, int status, const char *text)
 {
         struct request *r = STEAL(c->request);
 
@@ -83,9 +87,22 @@ static void contribution_answer(struct contribution *c, int status, const char *
 void contribution_free(struct contribution *c, int status, const char *text)
 {
         contribution_answer(c, status, text);
+        if (c->copying) {
+                c->freed = true;
+                return;
+        }
+        spill_end(c);
         push_window_unref(c->window);
         free(c->present);
         free(c);
+}
+
+void contribution_take(struct contribution *c)
+{
+        list_remove(&c->link);
+        c->queued = false;
+        if (c->window)
+                c->job->reduce->waiting[c->rank]--;
 }
 
 void contribution_abort(struct contribution *c, const struct job *job)
@@ -199,6 +216,8 @@ static struct contribution *contribution_new(struct rank *rank, const Zero__Push
         if (!c)
                 return NULL;
         c->job = rank->job;
+        c->group = push->group;
+        c->rank = rank->rank;
         c->micro_batch = push->micro_batch;
         if (push->empty)
                 return c;
@@ -210,10 +229,18 @@ static struct contribution *contribution_new(struct rank *rank, const Zero__Push
         return c;
 }
 
+static void contribution_queue(struct contribution *c, struct contributor *to)
+{
+        list_insert(&to->queue, &c->link);
+        c->queued = true;
+        if (c->window)
+                c->job->reduce->waiting[c->rank]++;
+}
+
 /* Without data there is no memory to give back: it is acknowledged at once. */
 static void contribution_wait(struct contribution *c, struct request *r, uint32_t group)
 {
-        if (!c->window) {
+        if (!c->data) {
                 request_end(r, ZERO_OK, NULL);
                 return;
         }
@@ -229,7 +256,7 @@ static struct contribution *contribution_empty(const struct contributor *from)
 {
         struct contribution *c = CONTAINER_OF(from->queue.prev, struct contribution, link);
 
-        return list_empty(&from->queue) || c->window ? NULL : c;
+        return list_empty(&from->queue) || c->data ? NULL : c;
 }
 
 int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
@@ -252,12 +279,13 @@ int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, st
                 c = contribution_new(rank, push);
                 if (!c)
                         return fault_set(fault, ZERO_ENOMEM, "out of memory");
-                list_insert(&contributor->queue, &c->link);
+                contribution_queue(c, contributor);
                 contribution_wait(c, r, push->group);
         }
         contributor->pushed++;
         contributor->finished = push->last;
         reduce_advance(job, push->group);
+        spill_check(job);
         return 0;
 }
 
@@ -269,6 +297,7 @@ void reduce_close(struct job *job, uint32_t rank)
                 contributor_of(job->reduce, g, rank)->finished = true;
                 reduce_advance(job, g);
         }
+        spill_check(job);
 }
 
 /* ---- reducing ------------------------------------------------------------------ */
@@ -342,7 +371,7 @@ void reduce_reset(struct job *job, bool decided)
                         struct contribution *x =
                                 CONTAINER_OF(c->queue.next, struct contribution, link);
 
-                        list_remove(&x->link);
+                        contribution_take(x);
                         contribution_abort(x, job);
                 }
                 c->pushed = 0;

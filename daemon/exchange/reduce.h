@@ -7,9 +7,14 @@
 struct contribution {
         struct list link; /* contributor.queue */
         struct job *job;
-        struct push_window *window; /* NULL: it has no data */
-        uint32_t slot;              /* of the window */
-        const void *data;
+        struct push_window *window; /* NULL: its data, if any, is a copy */
+        uint32_t group, rank, slot; /* slot: of the window */
+        const void *data;           /* NULL: it has none */
+        bool queued;                /* else in a parcel */
+        struct offload_task task;   /* copies it aside (spill.c) */
+        void *copy;
+        size_t copy_bytes;
+        bool copying, freed;     /* freed: when it was copied */
         struct request *request; /* to acknowledge; NULL if its session is gone */
         uint8_t *present;        /* [tensor of the group]; NULL: all */
         uint32_t micro_batch;
@@ -35,6 +40,8 @@ struct reduce {
         struct reduce_group *groups;      /* [group] */
         struct contributor *contributors; /* [group * world_size + rank] */
         struct list parcels;              /* all, in the order of making */
+        uint32_t *waiting;                /* [rank]: slots of contributions in queues */
+        bool *spilled;                    /* [rank]: one of its contributions has a copy */
         uint64_t buffer_bytes;            /* of sums */
         uint64_t elements_sent;
 };
@@ -62,8 +69,18 @@ struct parcel {
 struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
 bool is_local(const struct job *job, uint32_t group, uint32_t rank);
 void contribution_free(struct contribution *c, int status, const char *text);
+/* Its push is acknowledged, or refused, if it was not yet. */
+void contribution_answer(struct contribution *c, int status, const char *text);
+/* Out of its rank's queue. */
+void contribution_take(struct contribution *c);
 /* It counts for nothing: its push is refused. */
 void contribution_abort(struct contribution *c, const struct job *job);
+
+/* spill.c */
+/* Gives a slot back if nobody could push otherwise. */
+void spill_check(struct job *job);
+/* Its copy, if it has one, is of no use any more. */
+void spill_end(struct contribution *c);
 
 /* parcel.c */
 struct parcel *parcel_new(struct job *job, uint32_t group);

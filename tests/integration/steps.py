@@ -144,6 +144,39 @@ def ranks_with_different_modules_in_opposite_orders():
                     finish_all([a])
             assert {r["version"] for r in step_all(ranks, sets=[STRONG])} == {step + 1}
 
+@case
+def ranks_that_push_two_groups_the_other_way_round():
+    """With one slot each; the daemon takes one of two that wait for each other aside."""
+    n = 6
+    with Cluster(1) as c:
+        sums = []
+        for job, cross in (("straight", 0), ("crossed", 1)):
+            ranks = c.ranks(job, many(n), [0, 0, 0], hold=1, push=1)
+            for step in range(3):
+                for r, a in enumerate(ranks):
+                    for g in range(n):
+                        a.start("grad", group=g ^ (cross & r), step=step)
+                        a.start("push", group=g ^ (cross & r))
+                for a in ranks:
+                    while a.asked:
+                        finish_all([a])
+                step_all(ranks, sets=[STRONG])
+            sums.append(c.checksum(job)["checksum"])
+        assert sums[0] == sums[1], "the order of pushes is nobody's business"
+
+
+@case
+def orders_that_differ_too_much_end_by_name():
+    with Cluster(1) as c:
+        a, b = c.ranks("j", many(8), [0, 0], hold=1, push=1, timeout_ms=1500 * SLOW)
+        for g in range(8):
+            for r, group_of in ((a, g), (b, 7 - g)):
+                r.start("grad", group=group_of)
+                r.start("push", group=group_of)
+        for r in (a, b):
+            replies = [r.finish() for _ in range(16)]
+            assert any(x["status"] == "EDEADLINE" and "group 'g" in x["text"] for x in replies)
+
 # ---- private views -------------------------------------------------------------------------
 
 

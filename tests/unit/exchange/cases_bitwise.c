@@ -148,6 +148,21 @@ static void a_silent_rank(void)
         CHECK(memcmp(&o.sum, &with.sum, sizeof o.sum), "its gradient counted before");
 }
 
+/* Fewer slots than what the orders differ by. */
+static void ranks_that_push_in_other_orders(void)
+{
+        struct training t = training_default();
+        struct outcome first = training_run(&t), o;
+
+        t.crossed = true;
+        t.push_groups = 1;
+        for (t.seed = 1; t.seed < 6; t.seed++) {
+                t.net.delay_ms = t.seed % 3;
+                o = training_run(&t);
+                outcome_same(&first, &o, "one slot each");
+        }
+}
+
 /* To say that there is nothing is the same as to say nothing, and needs no slot. */
 static void ranks_that_lack_something(void)
 {
@@ -211,6 +226,7 @@ const struct test_case bitwise_cases[] = {
         { "windows-and-orders", windows_and_orders },
         { "chunks-threads-and-instructions", chunks_threads_and_instructions },
         { "a-silent-rank", a_silent_rank },
+        { "ranks-that-push-in-other-orders", ranks_that_push_in_other_orders },
         { "ranks-that-lack-something", ranks_that_lack_something },
         { "not-finite-skips-everywhere", not_finite_skips_everywhere },
         { "daemons-that-restart", daemons_that_restart },

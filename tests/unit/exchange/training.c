@@ -113,6 +113,8 @@ void session_pushes(struct session *s, uint32_t rank, uint32_t step)
                 uint32_t mb = training->deep ? i % n : i / ZOO_GROUPS;
 
                 g = ZOO_GROUPS - 1 - g;
+                if (training->crossed && rank % 2)
+                        g = (g ^ 1) < ZOO_GROUPS ? g ^ 1 : g;
                 if (!layout_group_trainable(s->layout, g) ||
                     !layout_group_has_rank(&s->layout->groups[g], rank))
                         continue;

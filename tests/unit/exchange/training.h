@@ -25,6 +25,7 @@ struct training {
         bool uneven;            /* odd ranks push one micro-batch only */
         bool prefetch;
         bool opposite; /* odd ranks fetch backwards */
+        bool crossed;  /* odd ranks push every two groups the other way round */
         bool norm;     /* zero_norm before each step */
         uint64_t seed; /* of the timing alone */
 };
