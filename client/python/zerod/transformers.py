@@ -129,8 +129,8 @@ class Trainer(transformers.Trainer):
     def _check_arguments(self) -> None:
         for name in REFUSED:
             if getattr(self.args, name, None):
-                raise ValueError(f"TrainingArguments({name}=...) does not go with a model sharded by "
-                                 "zerod")
+                raise ValueError(f"TrainingArguments({name}=...) does not go with a model sharded "
+                                 "by zerod")
         if self.optimizer_cls_and_kwargs is not None or self.args.optim not in ADAMW:
             raise ValueError(f"optim '{self.args.optim}': the service computes AdamW, "
                              "optim='adamw_torch'")
@@ -143,14 +143,14 @@ class Trainer(transformers.Trainer):
         if mine != (client.rank, client.world_size):
             raise ValueError(
                 f"Trainer is rank {mine[0]} of {mine[1]}, zerod rank {client.rank} of "
-                f"{client.world_size}: pass TrainingArguments(use_cpu=True), and run it by torchrun, "
+                f"{client.world_size}: pass TrainingArguments(use_cpu=True), and run it by torchrun "
                 "or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as torchrun does")
 
     def _check_optimizer(self) -> None:
         mine = getattr(self.optimizer, "sharded", None)
         if self.optimizer is not None and mine is not self.model.sharded:
-            raise ValueError("optimizers=...: the optimizer is not zerod.torch.AdamW(model) of this "
-                             "model, sharded before")
+            raise ValueError("optimizers=...: the optimizer is not zerod.torch.AdamW(model) of "
+                             "this model, sharded before")
 
     # ---- model and optimizer ----------------------------------------------------------
 
@@ -190,7 +190,8 @@ class Trainer(transformers.Trainer):
             self._writes_optimizer = False
         self.accelerator.wait_for_everyone()  # not in the next step, whose deadline is shorter
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(self, output_dir: str | None = None,
+              state_dict: dict[str, Any] | None = None) -> None:
         """Configuration, tokenizer and arguments; and the model, streamed."""
         if state_dict is not None:
             super()._save(output_dir, state_dict)
