@@ -131,6 +131,7 @@ static void part_get(struct access *a, struct work *w, uint32_t owner)
         pull.plane = w->plane;
         pull.first = w->first;
         pull.count = w->count;
+        pull.version = w->job->version;
         w->ask.done = remote_get_end;
         if (ask_send(&w->ask, w->job, w->job->x->owner_node[owner], TRAFFIC_STATE, &pull, w->buffer,
                      w->count * plane_size(w->job, w->tensor, w->plane)) == 0)
@@ -150,6 +151,7 @@ static void part_put(struct access *a, struct work *w, uint32_t owner)
         range.plane = w->plane;
         range.first = w->first;
         range.count = w->count;
+        range.version = w->job->version;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PUT_RANGE;
         m.put_range = &range;
         work_free(w);

@@ -36,6 +36,7 @@ struct work {
         bool put;
         uint32_t node;
         uint64_t transfer, call;
+        uint64_t version; /* of the job that the other node has heard of */
         uint32_t tensor, group;
         enum zero_plane plane;
         uint64_t first, count; /* in the tensor */

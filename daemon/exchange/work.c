@@ -2,7 +2,8 @@
  * An owner's part of reading and writing planes, for this node's clients and for other nodes.
  *
  * It is done only while no update runs, and the shard is pinned meanwhile, so that no
- * update begins.
+ * update begins.  A client whose node has heard of a step must not meet an owner that has not:
+ * the owner waits until it is at the version that the request bears.
  */
 #include "daemon/exchange/access.h"
 
@@ -113,7 +114,7 @@ static bool work_must_wait(const struct work *w)
 {
         const struct job *job = w->job;
 
-        if (job->update && update_running(job->update))
+        if (job->version < w->version || (job->update && update_running(job->update)))
                 return true;
         return w->put && w->plane == ZERO_PLANE_SET && landing_voted(job);
 }
@@ -266,6 +267,7 @@ void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         }
         w->node = node;
         w->transfer = request->transfer;
+        w->version = request->version;
         w->begin = plane_send;
         work_start(w);
 }
@@ -317,6 +319,7 @@ void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage 
                 return;
         }
         w->owns_buffer = w->put = true;
+        w->version = put->version;
         w->node = node;
         w->call = m->call;
         w->end = remote_put_end;

@@ -180,6 +180,21 @@ def orders_that_differ_too_much_end_by_name():
 # ---- private views -------------------------------------------------------------------------
 
 
+@case
+def a_read_after_a_step_is_of_that_step():
+    """Also where the owner hears of the decision after the reader's node."""
+    layout = [group(f"g{i}", tensor(f"t{i}", 1000)) for i in range(4)]
+    with Cluster(2, delay_ms=40) as c:
+        ranks = c.ranks("read", layout, [0, 1], hold=1, push=4)
+        for n in range(1, 21):
+            push_all(ranks, 4)
+            for a in ranks:
+                a.start("step", sets=[STILL])
+                a.start("get", tensor=n % 4, plane="step", count=1)
+            finish_all(ranks)
+            assert [a.good(a.finish())["values"] for a in ranks] == [[n], [n]], f"after step {n}"
+
+
 def mapped_windows(pid):
     with open(f"/proc/{pid}/maps", encoding="ascii") as f:
         return [line for line in f if "zerod-gather" in line or "zerod-serve" in line]
