@@ -78,7 +78,8 @@ static void checksum_begin(struct work *w)
         offload_submit(w->job->x->offload, &w->task);
 }
 
-void checksum_start(struct job *job, void (*done)(void *arg, const struct checksum *sum), void *arg)
+void checksum_start(struct job *job, uint64_t version,
+                    void (*done)(void *arg, const struct checksum *sum), void *arg)
 {
         struct work *w = calloc(1, sizeof *w);
 
@@ -87,6 +88,7 @@ void checksum_start(struct job *job, void (*done)(void *arg, const struct checks
         w->job = job;
         list_init(&w->link);
         job_ref(job);
+        w->version = version;
         w->checksum_done = done;
         w->checksum_arg = arg;
         w->begin = checksum_begin;

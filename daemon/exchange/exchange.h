@@ -98,7 +98,7 @@ struct job {
         struct list link;
         struct exchange *x;
         uint32_t references;
-        uint32_t holders;    /* sessions among them: they need no state once the job is dead */
+        uint32_t holders; /* sessions among them: they need no state once the job is dead */
         bool dead;
         bool opening;    /* its state is being made */
         bool drop_state; /* delete the state file with it */
@@ -352,9 +352,9 @@ void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage 
 struct checksum {
         uint64_t sum[3][2]; /* master, exp_avg, exp_avg_sq */
 };
-/* Computes it on an offload thread once no update runs. */
-void checksum_start(struct job *job, void (*done)(void *arg, const struct checksum *sum),
-                    void *arg);
+/* Computes it on an offload thread once the job is at that version and no update runs. */
+void checksum_start(struct job *job, uint64_t version,
+                    void (*done)(void *arg, const struct checksum *sum), void *arg);
 
 /* ---- coordinator --------------------------------------------------------------- */
 

@@ -184,7 +184,10 @@ static void survey_ask(struct survey *s, uint32_t node, const char *question, ui
         s->pending++;
         s->answers[node].asked_ns = uv_hrtime();
         query.what = (char *)question;
-        m.job = s->job ? s->job->name : (char *)"";
+        if (s->job) {
+                m.job = s->job->name;
+                query.version = s->job->version;
+        }
         m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
         m.query = &query;
         call_send(s->rpc->x, node, &m, timeout_ms, question_answered, q);
@@ -354,7 +357,7 @@ static void query_checksum(struct job *job, uint32_t node, const Zero__LinkMessa
                 return;
         }
         *q = (struct checksum_question){ job->x, node, m->call };
-        checksum_start(job, checksum_done, q);
+        checksum_start(job, m->query->version, checksum_done, q);
 }
 
 void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
