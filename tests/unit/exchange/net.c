@@ -297,7 +297,7 @@ struct checksum net_checksum(struct net *net, const char *name)
 
                 CHECK(job && job->state);
                 s.pending++;
-                checksum_start(job, sum_done, &s);
+                checksum_start(job, 0, sum_done, &s);
         }
         net_wait(net, sum_ready, &s, "the checksum");
         return s.total;
