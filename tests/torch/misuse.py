@@ -120,5 +120,51 @@ def placeholders_name_themselves():
     in_rank(placeholders)
 
 
+def drops_gradients():
+    plain, model = make(), make()
+    zt.shard(model, stage=3)
+    a, b = torch.optim.AdamW(plain.parameters(), lr=1e-2), zt.AdamW(model, lr=1e-2)
+    for m, optimizer in ((plain, a), (model, b)):
+        loss_of(m, 5).backward()
+        m.zero_grad()
+        loss_of(m, 6).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    want, got = train(plain, a), train(model, b)
+    assert max(abs(x - y) for x, y in zip(want, got)) < 1e-4, (want, got)
+    loss_of(model, 0).backward()
+    p = model.embed.weight
+    raises(zt.GradientsAreElsewhere, "model.zero_grad()", lambda: setattr(p, "grad", None))
+
+
+@case
+def gradients_are_dropped_or_it_is_an_error():
+    in_rank(drops_gradients)
+
+
+def moves():
+    model = zt.shard(make(), stage=3)
+    assert model.cpu().float().to("cpu") is model
+    raises(zt.NotFetched, "embed.weight", model.half)
+    raises(zt.NotFetched, "embed.weight", model.share_memory)
+    loss_of(model, 0).backward()
+
+
+@case
+def moving_a_model_to_where_it_is():
+    in_rank(moves)
+
+
+def new_parameter():
+    model = zt.shard(make(), stage=3)
+    model.head = nn.Linear(WIDTH, 11)
+    raises(ValueError, "head.weight", lambda: zt.AdamW(model))
+
+
+@case
+def parameters_that_zerod_does_not_have():
+    in_rank(new_parameter)
+
+
 if __name__ == "__main__":
     ranks.main()

@@ -94,6 +94,152 @@ def freeze(model):
     return model
 
 
+class Unused(Block):
+    def __init__(self):
+        super().__init__()
+        self.never_called = nn.Linear(3, 3)
+
+
+class StopGradient(nn.Module):
+    """Its parameters have their gradients before backward has used the weight last."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x):
+        return x @ self.weight.detach() + self.bias + self.weight.sum() / 100
+
+
+class Prompt(nn.Module):
+    """Its inputs have their gradients before backward has used the frozen layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.prompt = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x):
+        return x + self.frozen(self.prompt)
+
+
+class Throws(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        raise KeyError(self.layer(x).shape)
+
+
+class Catches(Net):
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            try:
+                x = block(x)
+            except KeyError:
+                continue
+        return self.head(x)
+
+
+def replaced(kind, mode="plain"):
+    def prepare(model):
+        torch.manual_seed(1)
+        model.mode = mode
+        for i in range(len(model.blocks)):
+            model.blocks[i] = kind()
+        return model
+    same(3, {"blocks": 9}, prepare=prepare)
+
+
+@cases_of([Unused, StopGradient, Prompt], "{0.__name__}")
+def end_of_a_blocks_backward(kind):
+    in_rank(replaced, kind, nodes=2)
+
+
+@cases_of([Unused, Prompt], "{0.__name__}")
+def end_of_a_checkpointed_blocks_backward(kind):
+    in_rank(replaced, kind, "reentrant", nodes=2)
+
+
+@case
+def frozen_block_called_twice():
+    def prepare(model):
+        for block in model.blocks:
+            block.up.requires_grad_(False)
+        return model
+    in_rank(lambda: same(3, {"blocks": 9, "mode": "twice"}, prepare=prepare), nodes=2)
+
+
+@case
+def exceptions_that_forward_catches():
+    def catches():
+        model = Catches(blocks=9)
+        for i in range(9):
+            model.blocks[i] = Throws()
+        zt.shard(model, stage=3)
+        loss_of(model, 0).backward()
+        assert not fetched(model), fetched(model)
+    in_rank(catches, nodes=2)
+
+
+def frozen_later(stage):
+    """requires_grad_(False) on a sharded model."""
+    plain, model = make(blocks=9), make(blocks=9)
+    zt.shard(model, stage=stage)
+    for m in (plain, model):
+        for name, p in m.named_parameters():
+            if ".norm." in name or ".up." in name:
+                p.requires_grad_(False)
+    want = train(plain, torch.optim.AdamW([p for p in plain.parameters() if p.requires_grad], lr=1e-2))
+    got = train(model, zt.AdamW(model, lr=1e-2))
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+@cases_of([2, 3], "stage{}")
+def frozen_after_shard(stage):
+    in_rank(frozen_later, stage, nodes=2)
+
+
+def penalised(model, step):
+    """A gradient penalty: backward through a backward pass."""
+    noise = torch.zeros(4, 5, WIDTH, requires_grad=True)
+    handle = model.embed.register_forward_hook(lambda _m, _a, out: out + noise)
+    loss = loss_of(model, step)
+    handle.remove()
+    gradient, = torch.autograd.grad(loss, noise, create_graph=True)
+    loss = loss + gradient.square().sum()
+    loss.backward()
+    return loss.detach()
+
+
+@cases_of([1, 2], "stage{}")
+def gradient_penalty(stage):
+    in_rank(lambda: same(stage, {}, backward=penalised))
+
+
+@case
+def gradient_penalty_at_stage3_is_refused():
+    in_rank(lambda: raises(RuntimeError, "use stage 1 or 2",
+                           lambda: penalised(zt.shard(make()), 0)))
+
+
+@case
+def attention_outside_of_blocks():
+    """Its output layer is never called: attention takes the weights itself."""
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(2048, 1)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+    in_rank(lambda: zt.shard(Model(), stage=3)(torch.randn(1, 1, 2048)).sum().backward())
+
+
 @cases_of([1, 2, 3], "stage{}")
 def frozen_parameters(stage):
     in_rank(lambda: same(stage, {}, prepare=freeze))

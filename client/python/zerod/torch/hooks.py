@@ -5,8 +5,10 @@ backward begins (fetch again), its parameters' gradients when it is complete (pu
 the engine's end-of-backward callback closes what is left.
 
 Rules: stages 1 and 2 hold what they fetched until the step; stage 3 holds a unit during its own
-forward and backward, and the root unit from the begin of forward to the end of backward.  After an
-exception in forward nothing stays fetched.
+forward and backward, and the root unit from the begin of forward to the end of backward.  A call's
+backward is over when the gradients of its inputs are there, for the engine runs later nodes first;
+without such inputs, when all the unit's parameters have theirs.  After an exception in forward
+nothing stays fetched.
 """
 from __future__ import annotations
 
@@ -41,6 +43,13 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for f in dataclasses.fields(value):
             yield from tensors_in(getattr(value, f.name, None))
+
+
+class Call:
+    """One call of a unit's forward.  tells_its_end: of backward, by the gradients of its inputs."""
+
+    def __init__(self) -> None:
+        self.tells_its_end = False
 
 
 class Order:
@@ -87,37 +96,42 @@ class Hooks:
         """Asks for the gradients of parameters that have just been gathered first."""
         for p in unit.params:
             if p.trainable:
+                p.gathered.requires_grad_(True)  # only then can it be asked for
                 p.gathered.register_post_accumulate_grad_hook(
                     functools.partial(self._gradient, unit, p))
+                p.follow_requires_grad()
 
     # ---- forward ----------------------------------------------------------------
 
     def _wrap(self, unit: Unit, forward: Any) -> Any:
         @functools.wraps(forward)
         def zerod_forward(*args: Any, **kwargs: Any) -> Any:
-            self._before_forward(unit, args, kwargs)
+            call = self._before_forward(unit, args, kwargs)
             try:
                 output = forward(*args, **kwargs)
             except BaseException:
                 self._failed_forward(unit)
                 raise
-            self._after_forward(unit, output)
+            self._after_forward(unit, call, output)
             return output
 
         return torch.compiler.disable(zerod_forward, recursive=False)
 
     @torch.compiler.disable
-    def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> None:
+    def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> Call:
         if self.depth == 0 and graph_task() == -1:
             self._begin_pass()
         self._fetch(unit, self.forward_order if graph_task() == -1 else None)
         self.depth += 1
         unit.depth += 1
-        if unit.has_frozen and torch.is_grad_enabled():
+        call = Call()
+        if torch.is_grad_enabled() and not unit.is_root and not self.holds:
             inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
-            if inputs and not unit.is_root and not self.holds:
+            if inputs:
+                call.tells_its_end = not any(t.is_leaf for t in inputs)
                 torch.autograd.graph.register_multi_grad_hook(
-                    inputs, lambda grads: self._inputs_done(unit))
+                    inputs, lambda _gradients: self._inputs_done(unit, call))
+        return call
 
     def _begin_pass(self) -> None:
         """A backward pass that failed has left things behind."""
@@ -140,7 +154,7 @@ class Hooks:
                         self.sharded.client.prefetch(g.index)
 
     @torch.compiler.disable
-    def _after_forward(self, unit: Unit, output: Any) -> None:
+    def _after_forward(self, unit: Unit, call: Call, output: Any) -> None:
         self.depth -= 1
         unit.depth -= 1
         if unit.depth or graph_task() != -1:
@@ -149,7 +163,7 @@ class Hooks:
             outputs = list(tensors_in(output))
             differentiable = [t for t in outputs if t.requires_grad]
             for t in differentiable:
-                t.register_hook(functools.partial(self._before_backward, unit))
+                t.register_hook(functools.partial(self._before_backward, unit, call))
             # where no output can tell that backward begins, the unit stays for it
             if (unit.is_root and differentiable) or not outputs:
                 self.in_backward.add(unit)
@@ -162,8 +176,12 @@ class Hooks:
     def _failed_forward(self, unit: Unit) -> None:
         self.depth -= 1
         unit.depth -= 1
-        if graph_task() == -1 and self.depth == 0:
+        if graph_task() != -1:
+            return
+        if self.depth == 0:
             self.drop()
+        elif unit.depth == 0 and unit not in self.in_backward:  # whoever called it may go on
+            unit.abandon()
 
     def drop(self) -> None:
         """Nothing stays fetched."""
@@ -174,6 +192,7 @@ class Hooks:
 
     def _let_go(self, unit: Unit) -> None:
         self.in_backward.discard(unit)
+        unit.calls.clear()
         if self.holds:
             unit.hide()
         else:
@@ -181,8 +200,12 @@ class Hooks:
 
     # ---- backward ---------------------------------------------------------------
 
-    def _before_backward(self, unit: Unit, _gradient: torch.Tensor) -> None:
+    def _before_backward(self, unit: Unit, call: Call, _gradient: torch.Tensor) -> None:
+        if torch.is_grad_enabled() and not self.holds:
+            raise RuntimeError("a backward pass with create_graph=True makes a graph that needs the "
+                               "parameters after they were released: use stage 1 or 2")
         self._expect_end()
+        unit.calls.add(call)
         if unit in self.in_backward and unit.fetched and unit.shown:
             return
         self.in_backward.add(unit)
@@ -205,13 +228,20 @@ class Hooks:
             return
         if self.sharded.stage > 1:
             self.sharded.gradients.push_groups(unit.groups)
-        if not unit.has_frozen and not unit.is_root and unit.depth == 0:
+        if unit.has_frozen or unit.is_root or unit.depth:
+            return
+        if not any(call.tells_its_end for call in unit.calls):
             self._let_go(unit)
 
-    def _inputs_done(self, unit: Unit) -> None:
-        """The gradients of a unit's inputs are there: its frozen parameters were used."""
-        if unit.depth == 0 and not unit.arrived:
-            self._let_go(unit)
+    def _inputs_done(self, unit: Unit, call: Call) -> None:
+        """The gradients of a call's inputs are there."""
+        if call.tells_its_end:
+            unit.calls.discard(call)
+            if not unit.calls and unit.depth == 0:
+                self._let_go(unit)
+        else:  # leaves have theirs early: the rest of the graph comes after
+            engine = torch.autograd.Variable._execution_engine  # pylint: disable=protected-access
+            engine.queue_callback(lambda: unit.depth or self._let_go(unit))
 
     def _after_backward(self) -> None:
         self.task = -1

@@ -97,6 +97,7 @@ class AdamW(torch.optim.Optimizer):
         self.loss_scale = self.sharded.client.loss_scale
         self._sets: dict[ShardedParam, int] = {}  # what the service has, as far as it is known
         if params is None:
+            values.check_all_sharded(model)
             params = [p.placeholder for p in self.sharded.params if p.placeholder.requires_grad]
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         _adamw_set(defaults)

@@ -85,6 +85,10 @@ class Placeholder(torch.Tensor):
         if value is not None:
             raise GradientsAreElsewhere(f"the gradient of '{self.param.name}' is pushed by its "
                                         "backward pass and cannot be set")
+        if self.grad is not None:
+            raise GradientsAreElsewhere(f"the gradient of '{self.param.name}' is in zerod and cannot "
+                                        "be dropped alone: use model.zero_grad() or "
+                                        "optimizer.zero_grad() on all ranks")
 
     @grad.deleter
     def grad(self) -> None:
@@ -97,6 +101,11 @@ class Placeholder(torch.Tensor):
 
     @data.setter
     def data(self, value: Any) -> None:
+        if value is not self:  # module.cpu() and the like, where nothing is to be done
+            raise self._no_data()
+
+    def share_memory_(self) -> Any:
+        """Raises :class:`NotFetched`."""
         raise self._no_data()
 
     def register_hook(self, hook: Any) -> Any:

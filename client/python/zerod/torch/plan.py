@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention takes its weights itself
 LARGE = 1 << 22  # elements from which a layer outside of any block is a unit of its own
 
 #: What ``groups`` of :func:`zerod.torch.shard` may be.
@@ -116,8 +117,8 @@ def _large_leaves(model: nn.Module, taken: set[int]) -> list[tuple[str, nn.Modul
     for name, module in model.named_modules():
         own = [p for p in module._parameters.values()  # pylint: disable=protected-access
                if p is not None]
-        if (module is not model and id(module) not in taken and isinstance(
-                module, (nn.Embedding, nn.Linear)) and sum(p.numel() for p in own) >= LARGE and
+        if (module is not model and id(module) not in taken and type(module) is not UNCALLED
+                and isinstance(module, (nn.Embedding, nn.Linear)) and sum(p.numel() for p in own) >= LARGE and
                 all(uses[id(p)] == 1 for p in own)):
             leaves.append((name, module))
     return leaves

@@ -48,6 +48,12 @@ class ZeroModule(nn.Module):
         from .scaling import clip_grad_norm_  # scaling needs this module
         return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As :meth:`AdamW.zero_grad`: all ranks call it, if gradients are to be discarded."""
+        del set_to_none
+        if self.sharded.has_gradients:
+            self.sharded.barrier()
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside are not the last of their step.

@@ -45,6 +45,14 @@ def write_all(sharded: "core.Sharded", param: ShardedParam, plane: str,
         sharded.write(param, plane, flat[first:first + count], first)
 
 
+def check_all_sharded(model: nn.Module) -> None:
+    """ValueError for a trained parameter that came into the model after shard()."""
+    for name, tensor in model.named_parameters():
+        if tensor.requires_grad and find_param(tensor) is None:
+            raise ValueError(f"parameter '{name}' came into the model after shard(): zerod does not "
+                             "have it and would not train it; change the model before shard()")
+
+
 def check_boundary(sharded: "core.Sharded") -> None:
     """RuntimeError if this rank has gradients of an unfinished step."""
     if sharded.has_gradients:

@@ -108,13 +108,18 @@ class Unit:
         self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
         self.params = [p for g in groups for p in g.params]
         self.is_root = module is sharded.model
-        self.has_frozen = any(not p.trainable for p in self.params)
         self.fetched = self.shown = False
         self.depth = 0
+        self.calls: set[object] = set()  # whose backward is under way
         self.arrived: set[int] = set()  # tensors whose gradient came in this backward pass
 
     def __repr__(self) -> str:
         return f"<Unit '{self.name}' of {len(self.params)} parameters>"
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether backward uses parameters that get no gradient."""
+        return any(not p.placeholder.requires_grad for p in self.params)
 
     def fetch(self) -> None:
         """Holds the unit's groups and shows its parameters; blocks."""
@@ -173,6 +178,7 @@ class Unit:
         """After a step: the service has taken the groups back already."""
         self.fetched = False
         self.arrived.clear()
+        self.calls.clear()
         self.hide()
 
     def _check_written(self) -> None:
