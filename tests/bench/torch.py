@@ -10,23 +10,27 @@ Two ranks, one OpenMP thread each, fp32, the same data, first parameters and Ada
   deepspeed3  DeepSpeed, ZeRO stage 3; in a virtual environment of its own, made at the first use
   zerodS-N    zerod, ZeRO stage S, N daemons
 
-Peers speak gloo over loopback.  First each system does CHECK_STEPS steps, whose losses and first gradient norm
-must be those of one process with the batches of both ranks (a sum in place of a mean shows in the norm).  Then come
-the rounds: all systems in turn, every second round backwards, each with one step to warm up and --steps that count,
-from the end of the first to the end of the last, so that work which a system leaves for later counts.  A ratio is
-of the tokens a second of two systems in the same round; median and quartiles over rounds.  Memory is sampled in a
-last run that is not timed: of the largest rank and daemon what is resident with all it maps, and in total over all
-processes private memory and shared memory once (without pages of libraries), also less what importing torch takes.
+Peers speak gloo over loopback. First each system does CHECK_STEPS steps, whose losses and first
+gradient norm must be those of one process with the batches of both ranks (a sum in place of a mean
+shows in the norm). Then come the rounds: all systems in turn, every second round backwards, each
+with one step to warm up and --steps that count, from the end of the first to the end of the last,
+so that work which a system leaves for later counts. A ratio is of the tokens a second of two
+systems in the same round; median and quartiles over rounds. Memory is sampled in a last run that is
+not timed: of the largest rank and daemon what is resident with all it maps, and in total over all
+processes private memory and shared memory once (without pages of libraries), also less what
+importing torch takes.
 
-With --workers keep all processes live through all rounds, those not in turn asleep; with restart each round starts
-them anew, for models that do not fit into memory all at once (the default for 125m).
+With --workers keep all processes live through all rounds, those not in turn asleep; with restart
+each round starts them anew, for models that do not fit into memory all at once (the default for
+125m).
 
-What does not run is named with its reason.  Exit status: 0, or 1 if a system of zerod failed or computed something
-else, or if nothing ran.
+What does not run is named with its reason. Exit status: 0, or 1 if a system of zerod failed or
+computed something else, or if nothing ran.
 """
 import argparse
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -45,20 +49,27 @@ NORM_TOLERANCE = 1e-3
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("tiny", "25m", "125m"), default="25m")
-    parser.add_argument("--systems", type=lambda text: text.split(","), default=list(KINDS), metavar="NAME,...")
+    parser.add_argument("--systems", type=lambda text: text.split(","), default=list(KINDS),
+                        metavar="NAME,...")
     parser.add_argument("--steps", type=int, default=2, help="that count, of a system in a round")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sequences", type=int, default=4, help=f"of {CONTEXT} tokens, a rank and step")
-    parser.add_argument("--quick", action="store_true", help="shows that it runs, not how fast: tiny model, two rounds")
+    parser.add_argument("--sequences", type=int, default=4,
+                        help=f"of {CONTEXT} tokens, a rank and step")
+    parser.add_argument("--quick", action="store_true",
+                        help="shows that it runs, not how fast: tiny model, two rounds")
     parser.add_argument("--workers", choices=("keep", "restart"))
-    parser.add_argument("--daemon-threads", type=int, default=0, help="compute threads of a daemon; 0: one a CPU")
+    parser.add_argument("--daemon-threads", type=int, default=0,
+                        help="compute threads of a daemon; 0: one a CPU")
     parser.add_argument("--json", metavar="FILE", help="also writes one line of JSON a figure")
     parser.add_argument("--out", default=f"{ROOT}/build/bench-torch.json")
     parser.add_argument("--build", default=f"{ROOT}/build", help="build tree of zerod")
-    parser.add_argument("--python", default=f"{deepspeed_env.cache()}/python/bin/python", help="that has torch")
-    parser.add_argument("--profile", metavar="DIRECTORY", help="only writes a cProfile file of each rank there")
+    parser.add_argument("--python", default=f"{deepspeed_env.cache()}/python/bin/python",
+                        help="that has torch")
+    parser.add_argument("--profile", metavar="DIRECTORY",
+                        help="only writes a cProfile file of each rank there")
     options = parser.parse_args()
     unknown = [name for name in options.systems if name not in KINDS]
     if unknown:
@@ -66,7 +77,8 @@ def arguments():
     if options.quick:
         options.model, options.rounds, options.steps = "tiny", 2, 1
     options.workers = options.workers or ("restart" if options.model == "125m" else "keep")
-    options.context, options.rounds, options.steps = CONTEXT, max(2, options.rounds), max(1, options.steps)
+    options.context = CONTEXT
+    options.rounds, options.steps = max(2, options.rounds), max(1, options.steps)
     options.build = os.path.abspath(options.build)
     return options
 
@@ -130,7 +142,7 @@ class Bench:
         for system in self.systems:
             with self.attempt(system):
                 if self.options.workers == "keep":
-                    self.kept.push(lambda kind, *_, system=system: self.end(system, now=kind is not None))
+                    self.kept.push(lambda kind, *_, system=system: self.end(system, bool(kind)))
                     system.start()
                 with self.up(system):
                     self.check(system)
@@ -148,8 +160,9 @@ class Bench:
         found["same"] = (found["loss_deviation"] < LOSS_TOLERANCE
                          and abs(found["norm_ratio"] - 1) < NORM_TOLERANCE)
         self.checks[system.name] = found
-        self.say(system.name, f"losses deviate {found['loss_deviation']:.1e}, gradient norm "
-                 f"{found['norm_ratio']:.5f} of the mean's" + ("" if found["same"] else ": NOT THE SAME"))
+        self.say(system.name, f"losses deviate {found['loss_deviation']:.1e}, "
+                 f"gradient norm {found['norm_ratio']:.5f} of the mean's"
+                 + ("" if found["same"] else ": NOT THE SAME"))
 
     def measure_all(self):
         for i in range(self.options.rounds):
@@ -158,8 +171,8 @@ class Bench:
                 with self.attempt(system), self.up(system):
                     measured[system.name] = system.run(self.options.steps)
             self.rounds.append(measured)
-            print(f"round {i + 1}:", *(f"{s.name} {measured[s.name]['tokens_s']:.0f}" for s in self.running()),
-                  "tokens/s", flush=True)
+            rates = (f"{s.name} {measured[s.name]['tokens_s']:.0f}" for s in self.running())
+            print(f"round {i + 1}:", *rates, "tokens/s", flush=True)
 
     def watch_all(self):
         for system in self.running():
@@ -181,31 +194,34 @@ class Bench:
     # ---- what comes of it --------------------------------------------------------
 
     def ratios(self, name, other):
-        return [r[name]["tokens_s"] / r[other]["tokens_s"] for r in self.rounds if name in r and other in r]
+        return [r[name]["tokens_s"] / r[other]["tokens_s"] for r in self.rounds]
 
     def figures(self):
         """Each system against DDP, and those of zerod against every other one."""
         names = [s.name for s in self.running()]
-        for name in names:
-            for other in names:
-                if name != other and (other == "ddp" or name.startswith("zerod") > other.startswith("zerod")):
-                    yield common.figure(f"tokens per second, {name} / {other}, {self.options.model}",
-                                        self.ratios(name, other), ranks=KINDS[name][1])
+        for name, other in itertools.permutations(names, 2):
+            if other == "ddp" or (name.startswith("zerod") and not other.startswith("zerod")):
+                title = f"tokens per second, {name} / {other}, {self.options.model}"
+                yield common.figure(title, self.ratios(name, other), ranks=KINDS[name][1])
 
     def summary(self, name):
-        values = {key: [r[name][key] for r in self.rounds] for key in ("tokens_s", "step_s", "cpu_s")}
+        keys = ("tokens_s", "step_s", "cpu_s")
+        values = {key: [r[name][key] for r in self.rounds] for key in keys}
         low, middle, high = statistics.quantiles(values["tokens_s"], n=4, method="inclusive")
-        return {"name": name, "ranks": KINDS[name][1], "daemons": KINDS[name][3], "tokens_s": round(middle, 1),
-                "tokens_s_spread": [round(low, 1), round(high, 1)],
+        return {"name": name, "ranks": KINDS[name][1], "daemons": KINDS[name][3],
+                "tokens_s": round(middle, 1), "tokens_s_spread": [round(low, 1), round(high, 1)],
                 "step_s": round(statistics.median(values["step_s"]), 4),
                 "cpu_s_per_step": round(statistics.median(values["cpu_s"]), 4),
                 **self.memory.get(name, {}), **self.checks.get(name, {})}
 
     def result(self):
         kept = ("model", "steps", "rounds", "sequences", "context", "workers", "daemon_threads")
-        return {"machine": {"cpu": merge.cpu(), "cpus": os.cpu_count(), "kernel": platform.release()},
-                "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                "settings": {**{k: getattr(self.options, k) for k in kept}, "ranks": RANKS, "dtype": "fp32",
+        now = datetime.datetime.now(datetime.timezone.utc)
+        return {"machine": {"cpu": merge.cpu(), "cpus": os.cpu_count(),
+                            "kernel": platform.release()},
+                "date": now.isoformat(timespec="seconds"),
+                "settings": {**{k: getattr(self.options, k) for k in kept}, "ranks": RANKS,
+                             "dtype": "fp32",
                              "torch": next((s.torch for s in self.systems if s.torch), None)},
                 "systems": [self.summary(s.name) for s in self.running()],
                 "failed": self.failed, "figures": list(self.figures())}
@@ -213,14 +229,16 @@ class Bench:
 
 def print_table(result):
     against = {f["name"].split(", ")[1]: f for f in result["figures"]}
-    rows = [["SYSTEM", "TOKENS/S", "OF DDP", "QUARTILES", "CPU S/STEP", "RANK MIB", "DAEMON MIB", "TOTAL MIB", "LESS TORCH",
-             "SAME"]]
+    rows = [["SYSTEM", "TOKENS/S", "OF DDP", "QUARTILES", "CPU S/STEP", "RANK MIB", "DAEMON MIB",
+             "TOTAL MIB", "LESS TORCH", "SAME"]]
     for s in result["systems"]:
         f = against.get(f"{s['name']} / ddp")
         rows.append([s["name"], f"{s['tokens_s']:.0f}", f"{f['median_ratio']:.3f}" if f else "",
-                     "{:.3f} .. {:.3f}".format(*f["spread"]) if f else "", f"{s['cpu_s_per_step']:.2f}",
-                     f"{s.get('rank_peak_mib', 0):.0f}", f"{s.get('daemon_peak_mib', 0):.0f}",
-                     f"{s.get('total_mib', 0):.0f}", f"{s.get('beyond_torch_mib', 0):.0f}",
+                     "{:.3f} .. {:.3f}".format(*f["spread"]) if f else "",
+                     f"{s['cpu_s_per_step']:.2f}", f"{s.get('rank_peak_mib', 0):.0f}",
+                     f"{s.get('daemon_peak_mib', 0):.0f}",
+                     f"{s.get('total_mib', 0):.0f}",
+                     f"{s.get('beyond_torch_mib', 0):.0f}",
                      {True: "yes", False: "NO", None: ""}[s.get("same")]])
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     print()
@@ -261,4 +279,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Failed as why:
+        sys.exit(f"torch.py: {why}")

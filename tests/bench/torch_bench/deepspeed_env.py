@@ -1,4 +1,7 @@
-"""The virtual environment of DeepSpeed: its packages in front of those of the one with torch, which it leaves alone."""
+"""The virtual environment of DeepSpeed: its packages in front of those of the one with torch.
+
+Rule: the one with torch is left as it is.
+"""
 import os
 import subprocess
 
@@ -18,8 +21,10 @@ def cache():
 def call(what, *command):
     environment = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, timeout=INSTALL_S, env=environment, check=False)
+        # cwd: no file of torch's name may lie there
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=INSTALL_S,
+                              env=environment, cwd="/", check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{what}: {error}") from error
     if done.returncode:
@@ -29,11 +34,12 @@ def call(what, *command):
 
 
 def site_packages(python):
-    return call("look for packages", python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    program = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return call("look for packages", python, "-c", program).strip()
 
 
 def ensure(python):
-    """Path of the interpreter that has DeepSpeed and the torch of `python`; makes it at the first call."""
+    """Path of the interpreter with DeepSpeed and the torch of `python`; the first call makes it."""
     directory = os.path.join(cache(), "python-bench")
     own, done = os.path.join(directory, "bin", "python"), os.path.join(directory, "zerod-bench")
     if os.path.exists(done):

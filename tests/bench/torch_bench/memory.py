@@ -1,8 +1,8 @@
 """Memory of the processes of a system.
 
-Private memory is each process' anonymous pages.  Shared memory is each tmpfs file and memfd that any of them
-holds, counted once, by its allocated blocks, whoever maps it.  Pages of programs and libraries are left out of
-the sum: they are the same for all systems and the machine has them once.
+Private memory is each process' anonymous pages.  Shared memory is each tmpfs file and memfd that
+any of them holds, counted once, by its allocated blocks, whoever maps it.  Pages of programs and
+libraries are left out of the sum: they are the same for all systems and the machine has them once.
 """
 import os
 
@@ -58,7 +58,8 @@ def files_under(directory):
 def shared_bytes(pids, directory):
     """Bytes of all shared memory that the processes hold, and of the files under `directory`."""
     sizes = {}
-    for source in [*(descriptors(p) for p in pids), *(mappings(p) for p in pids), files_under(directory)]:
+    sources = [*map(descriptors, pids), *map(mappings, pids), files_under(directory)]
+    for source in sources:
         for path in source:
             try:
                 found = os.stat(path)
@@ -69,7 +70,10 @@ def shared_bytes(pids, directory):
 
 
 class Watch:
-    """Peaks from its making on; look() takes a sample.  imported: bytes that torch itself takes in all ranks."""
+    """Peaks from its making on; look() takes a sample.
+
+    imported: bytes that torch itself takes in all ranks.
+    """
 
     def __init__(self, ranks, daemons, directory, imported):
         self.imported = imported
@@ -86,11 +90,14 @@ class Watch:
         self.private, self.shared = max(self.private, private), max(self.shared, shared)
 
     def result(self):
-        """MiB: the largest rank's and daemon's resident peak with all it maps, and the sums as told above."""
+        """MiB: the largest rank's and daemon's resident peak with all it maps, and the sums."""
+
+        def mib(size):
+            return round(size / MIB, 1)
+
         def peak(pids):
-            return round(max((status_kib(p, "VmHWM") for p in pids), default=0) / 1024, 1)
+            return mib(max((status_kib(p, "VmHWM") * 1024 for p in pids), default=0))
 
         return {"rank_peak_mib": peak(self.ranks), "daemon_peak_mib": peak(self.daemons),
-                "private_mib": round(self.private / MIB, 1), "shared_mib": round(self.shared / MIB, 1),
-                "total_mib": round(self.total / MIB, 1),
-                "beyond_torch_mib": round((self.total - self.imported) / MIB, 1)}
+                "private_mib": mib(self.private), "shared_mib": mib(self.shared),
+                "total_mib": mib(self.total), "beyond_torch_mib": mib(self.total - self.imported)}

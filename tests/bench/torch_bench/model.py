@@ -18,7 +18,10 @@ ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each behind a layer norm; (batch, context, width) in and out."""
+    """Attention and a feed-forward layer, each behind a layer norm.
+
+    (batch, context, width) in and out.
+    """
 
     def __init__(self, width):
         super().__init__()
@@ -42,7 +45,10 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Tokens (batch, context) and those that follow them; the mean loss.  Head and embedding are tied."""
+    """Tokens (batch, context) and those that follow them in, the mean loss out.
+
+    Head and embedding are tied.
+    """
 
     def __init__(self, width, layers, vocabulary):
         super().__init__()
@@ -73,7 +79,7 @@ def build(size):
 
 
 def batch(size, step, rank, sequences):
-    """Tokens and those that follow them, (sequences, CONTEXT) each: a sequence that can be learnt, with noise."""
+    """Tokens and those that follow them, int64, (sequences, CONTEXT) each; learnable."""
     vocabulary = SIZES[size]["vocabulary"]
     chance = torch.Generator().manual_seed(1000 * step + rank)
     tokens = torch.empty(sequences, CONTEXT + 1, dtype=torch.long)

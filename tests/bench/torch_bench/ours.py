@@ -8,9 +8,11 @@ class Zerod(peers.Trainer):
         import zerod
         import zerod.torch
 
-        self.client = zerod.connect(job=config["job"], rank=config["rank"], world_size=config["world"],
-                                    local_world_size=config["local_world"], socket=config["socket"])
-        self.model = zerod.torch.shard(gpt.build(config["size"]), stage=config["stage"], client=self.client)
+        self.client = zerod.connect(job=config["job"], socket=config["socket"],
+                                    rank=config["rank"], world_size=config["world"],
+                                    local_world_size=config["local_world"])
+        self.model = zerod.torch.shard(gpt.build(config["size"]), stage=config["stage"],
+                                       client=self.client)
         self.optimizer = zerod.torch.AdamW(self.model, **gpt.ADAMW)
 
     def step(self, tokens, following, want_norm=False):

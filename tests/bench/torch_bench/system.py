@@ -125,8 +125,9 @@ class System:
         self.end(now=kind is not None)
 
     def environment(self):
-        return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-                "DS_ACCELERATOR": "cpu", "PYTHONPATH": f"{ROOT}/client/python",
+        return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu",
+                "PYTHONPATH": f"{ROOT}/client/python",
                 "ZEROD_LIBRARY": f"{self.options.build}/client/lib/libzero.so.0"}
 
     def start(self):
@@ -135,15 +136,17 @@ class System:
         if self.nodes:
             self.cluster = Cluster(self.nodes, threads=self.options.daemon_threads)
         for rank in range(self.ranks):
-            self.workers.append(Worker(python, self.environment(), f"{self.directory}/rank{rank}.log"))
+            log = f"{self.directory}/rank{rank}.log"
+            self.workers.append(Worker(python, self.environment(), log))
         for rank, worker in enumerate(self.workers):
             worker.tell(do="build", **self.config(rank))
         built = self.hear(BUILD_S)
         self.torch, self.imported = built[0]["torch"], sum(b["imported_kib"] for b in built) * 1024
 
     def config(self, rank):
-        config = {"system": self.kind, "size": self.options.model, "sequences": self.options.sequences,
-                  "rank": rank, "world": self.ranks, "batches": self.batches[rank], "directory": self.directory}
+        config = {"system": self.kind, "size": self.options.model,
+                  "sequences": self.options.sequences, "rank": rank, "world": self.ranks,
+                  "batches": self.batches[rank], "directory": self.directory}
         if self.nodes:
             node = rank * self.nodes // self.ranks
             config.update(stage=self.stage, job="bench", local_world=self.ranks // self.nodes,
@@ -154,7 +157,8 @@ class System:
         """The reply of each rank; `meanwhile` is called every now and then."""
         end, replies = time.monotonic() + seconds, {}
         while len(replies) < self.ranks:
-            open_ = {w.process.stdout: rank for rank, w in enumerate(self.workers) if rank not in replies}
+            open_ = {w.process.stdout: rank for rank, w in enumerate(self.workers)
+                     if rank not in replies}
             left = end - time.monotonic()
             if left < 0:
                 raise Failed(f"no answer within {seconds} s")
@@ -187,14 +191,16 @@ class System:
         pids = [w.pid for w in self.workers] + self.daemons()
         replies = self.ask("run", steps, meanwhile, pids=pids)
         first, last = (max(r["ends"][i] for r in replies) for i in (0, -1))
-        tokens = sum(len(b) for b in self.batches) * self.options.sequences * self.options.context * steps
+        sequences = sum(map(len, self.batches)) * self.options.sequences * steps
+        tokens = sequences * self.options.context
         return {"tokens_s": tokens / (last - first), "step_s": (last - first) / steps,
                 "cpu_s": replies[0]["cpu"] / steps}
 
     def watch(self, steps):
         """Peaks of memory; the time of such a run does not count."""
-        watch = memory.Watch([w.pid for w in self.workers], self.daemons(),
-                             self.cluster.directory if self.cluster else self.directory, self.imported)
+        directory = self.cluster.directory if self.cluster else self.directory
+        ranks = [w.pid for w in self.workers]
+        watch = memory.Watch(ranks, self.daemons(), directory, self.imported)
         self.run(steps, watch.look)
         return watch.result()
 
@@ -204,6 +210,14 @@ class System:
         self.hear(STEP_S * (steps + 1))
 
     def end(self, now=False):
+        """Ends all processes; now: without waiting for them to end by themselves."""
+        try:
+            self.end_all(now)
+        except BaseException:  # a signal: what is left is not
+            self.end_all(now=True)
+            raise
+
+    def end_all(self, now):
         for worker in self.workers:
             worker.close()
         for worker in self.workers:

@@ -1,11 +1,14 @@
-"""One rank of one system: reads commands, a line of JSON each, from standard input and answers in kind.
+"""One rank of one system: reads commands, a line of JSON each, and answers in kind.
 
-    {"do": "build", ...}   makes the trainer; what of the configuration it uses is in peers.py and ours.py
-    {"do": "check", "steps": N}  N steps from the first parameters: each loss, and the first gradient's norm
+    {"do": "build", ...}
+        makes the trainer; what of the configuration it uses is in peers.py and ours.py
+    {"do": "check", "steps": N}
+        N steps from the first parameters: each loss, and the first gradient's norm
     {"do": "run", "steps": N, "pids": [...]}
-                           one step to warm up and N more: when each ended, and on the way from the first end to
-                           the last one, CPU seconds of the processes named
-    {"do": "profile", "steps": N, "file": F}  the same under cProfile
+        one step to warm up and N more: when each ended, and CPU seconds of the processes named
+        from the first end to the last one
+    {"do": "profile", "steps": N, "file": F}
+        the same under cProfile
 
 Ends when its input does.  A failure is answered with its text, and is the last answer.
 """
@@ -20,9 +23,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid):
-    """User and system time so far, of all threads; the name in front of the fields may hold anything."""
+    """User and system time so far, of all threads."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-        fields = stat.read().rpartition(")")[2].split()
+        fields = stat.read().rpartition(")")[2].split()  # the name in front may hold anything
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
@@ -45,8 +48,8 @@ class Rank:
 
         torch.set_num_threads(1)
         imported = private_kib()
-        makers = {"plain": peers.Plain, "ddp": peers.Ddp, "zero1": peers.Zero1, "fsdp2": peers.Fsdp2,
-                  "deepspeed3": peers.DeepSpeed3, "zerod": ours.Zerod}
+        makers = {"plain": peers.Plain, "ddp": peers.Ddp, "zero1": peers.Zero1,
+                  "fsdp2": peers.Fsdp2, "deepspeed3": peers.DeepSpeed3, "zerod": ours.Zerod}
         self.config = config
         self.trainer = makers[config["system"]](config)
         ctypes.CDLL(None).malloc_trim(0)  # what building left is no part of training's memory
@@ -60,7 +63,8 @@ class Rank:
         batches = [gpt.batch(self.config["size"], self.at, rank, self.config["sequences"])
                    for rank in self.config["batches"]]
         self.at += 1
-        return self.trainer.step(*(torch.cat(parts) for parts in zip(*batches)), want_norm=want_norm)
+        tokens, following = map(torch.cat, zip(*batches))
+        return self.trainer.step(tokens, following, want_norm)
 
     def check(self, steps):
         seen = [self.one_step(want_norm=i == 0) for i in range(steps)]
