@@ -240,7 +240,7 @@ nodes_programs() {
 
 # Everything lies in one directory, in memory where there is a tmpfs.
 make_directory() {
-        directory=$(mktemp -d "$(memory_directory)/zerod-$self.XXXXXX") || fail 'cannot make a directory'
+        directory=$(mktemp -d "$(memory_directory)/zerod-$self.$$.XXXXXX") || fail 'cannot make a directory'
 }
 
 # Shows the end of what a process wrote.

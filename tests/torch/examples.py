@@ -40,22 +40,19 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def local_cluster(*arguments):
     """What the command writes; it must succeed, and end with nothing left."""
     tree = os.path.dirname(os.path.dirname(os.path.abspath(Tools.zerod)))
-    before = left_behind()
-    process = spawn([SCRIPT, "--tree", tree, "--nodes", "2", *map(str, arguments)], stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                    env={**os.environ, "ZEROD_PYTHON": sys.executable})
-    try:
-        out, err = process.communicate(timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, f"status {process.returncode}\n{out}\n{err}"
-    assert left_behind() <= before, f"left behind: {left_behind() - before}"
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as own:
+        process = spawn([SCRIPT, "--tree", tree, "--nodes", "2", *map(str, arguments)], stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                        env={**os.environ, "ZEROD_PYTHON": sys.executable, "TMPDIR": own})
+        try:
+            out, err = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            out, err = process.communicate(timeout=30)
+        assert process.returncode == 0, f"status {process.returncode}\n{out}\n{err}"
+        left = os.listdir(own) + glob.glob(f"/dev/shm/zerod-local-cluster.{process.pid}.*")
+        assert not left, f"left behind: {left}"
     return out
-
-
-def left_behind():
-    return set(glob.glob("/dev/shm/zerod-local-cluster.*") + glob.glob(f"{tempfile.gettempdir()}/finetune-*"))
 
 
 def gpt(directory, *arguments, nodes_ranks=("--ranks", 2), program=(f"{EXAMPLES}/torch_gpt.py",)):

@@ -143,7 +143,7 @@ class Trainer(transformers.Trainer):
         if mine != (client.rank, client.world_size):
             raise ValueError(
                 f"Trainer is rank {mine[0]} of {mine[1]}, zerod rank {client.rank} of "
-                f"{client.world_size}: pass TrainingArguments(use_cpu=True), and run it by torchrun "
+                f"{client.world_size}: pass TrainingArguments(use_cpu=True), and run by torchrun "
                 "or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as torchrun does")
 
     def _check_optimizer(self) -> None:
