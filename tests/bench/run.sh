@@ -4,9 +4,9 @@
 #   tests/bench/run.sh [--quick] [NAME...]
 #
 #   --quick   few rounds: shows that they run, not how fast
-#   NAME      only these, of those listed in PROGRAMS below; or torch: PyTorch training with zerod, DDP,
-#             FSDP2, DeepSpeed and others, about ten minutes and only when asked for by name, also
-#             written to build/bench-torch.json (see tests/bench/torch.py --help)
+#   NAME      only these, of those listed in PROGRAMS below; or torch: PyTorch training with zerod,
+#             DDP, FSDP2, DeepSpeed and others, about ten minutes, only when asked for, also in
+#             build/bench-torch.json (see tests/bench/torch.py --help)
 #
 # Every figure is a ratio to a limit or a peer measured in turn with it in the same run.  Each
 # program writes one line of JSON a figure: name, median_ratio, spread (quartiles).  Programs that
@@ -50,10 +50,12 @@ run_one() {
 
 # run_torch FILE ARGUMENT...: as run_one.
 run_torch() {
-        local file=$1
+        local file=$1 python
         shift
+        python=$(python_environment) || return 1
         echo "== torch.py $*"
-        python3 "$root/tests/bench/torch.py" "$@" --build "$tree" --json "$file" </dev/null || return 1
+        python3 "$root/tests/bench/torch.py" "$@" --python "$python" --build "$tree" \
+                --json "$file" </dev/null || return 1
         echo
 }
 

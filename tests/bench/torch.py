@@ -45,7 +45,7 @@ from torch_bench.system import KINDS, RANKS, ROOT, Failed, System
 CONTEXT = 256
 CHECK_STEPS = 4
 LOSS_TOLERANCE = 1e-4
-NORM_TOLERANCE = 1e-3
+NORM_TOLERANCE = 5e-3  # what peers lose in fp32; a sum would be 1 off
 
 
 def arguments():
@@ -66,8 +66,8 @@ def arguments():
     parser.add_argument("--json", metavar="FILE", help="also writes one line of JSON a figure")
     parser.add_argument("--out", default=f"{ROOT}/build/bench-torch.json")
     parser.add_argument("--build", default=f"{ROOT}/build", help="build tree of zerod")
-    parser.add_argument("--python", default=f"{deepspeed_env.cache()}/python/bin/python",
-                        help="that has torch")
+    parser.add_argument("--python", default=deepspeed_env.python_with_torch(),
+                        help="that has torch; $ZEROD_PYTHON, else that of tests/run.sh")
     parser.add_argument("--profile", metavar="DIRECTORY",
                         help="only writes a cProfile file of each rank there")
     options = parser.parse_args()

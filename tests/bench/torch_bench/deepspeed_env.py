@@ -2,6 +2,7 @@
 
 Rule: the one with torch is left as it is.
 """
+import glob
 import os
 import subprocess
 
@@ -16,6 +17,13 @@ class Unavailable(Exception):
 
 def cache():
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "zerod")
+
+
+def python_with_torch():
+    """What $ZEROD_PYTHON says, else the newest that tests/run.sh made."""
+    made = glob.glob(os.path.join(cache(), "python-*", "complete"))
+    newest = os.path.dirname(max(made, key=os.path.getmtime)) if made else cache()
+    return os.environ.get("ZEROD_PYTHON") or os.path.join(newest, "bin", "python")
 
 
 def call(what, *command):
@@ -42,8 +50,11 @@ def ensure(python):
     """Path of the interpreter with DeepSpeed and the torch of `python`; the first call makes it."""
     directory = os.path.join(cache(), "python-bench")
     own, done = os.path.join(directory, "bin", "python"), os.path.join(directory, "zerod-bench")
+    made_of = f"{DEEPSPEED} {python}\n"
     if os.path.exists(done):
-        return own
+        with open(done, encoding="utf-8") as file:
+            if file.read() == made_of:
+                return own
     call("make the environment", python, "-m", "venv", "--clear", directory)
     with open(os.path.join(site_packages(own), "zerod.pth"), "w", encoding="utf-8") as file:
         file.write(site_packages(python) + "\n")
@@ -51,5 +62,5 @@ def ensure(python):
     call("install DeepSpeed", own, "-m", "pip", "install", "-q", "--no-build-isolation", DEEPSPEED)
     call("import DeepSpeed", own, "-c", "import deepspeed")
     with open(done, "w", encoding="utf-8") as file:
-        file.write(DEEPSPEED + "\n")
+        file.write(made_of)
     return own
