@@ -13,8 +13,12 @@
 # else by a Python with PyTorch, made once in the user's cache directory.  Ranks have the variables
 # that torchrun sets, and ZEROD_SOCKET, ZEROD_JOB, ZEROD_LIBRARY and PYTHONPATH.  What rank 0 writes
 # goes through; the others' last lines are shown when one fails.  Everything is ended and removed at
-# the end.  Exit status: that of the rank that failed first, 2 for a wrong command line, 128 + signal
-# when interrupted.
+# the end, and with it the job.  Exit status: that of the rank that failed first, 2 for a wrong command
+# line, 128 + signal when interrupted.
+#
+# To look at it meanwhile, from another shell (nodes are a, b, ...; the job is local-cluster):
+#
+#   build/client/zeroctl/zeroctl --socket /dev/shm/zerod-local-cluster.*/a.sock status
 set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

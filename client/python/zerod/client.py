@@ -381,9 +381,10 @@ def connect(
 
     job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id; without those, a process that is
     alone (world size 1) gets a job of its own, which is dropped by close() or at the process's
-    end.  rank, world_size, local_world_size (ranks on this node): else torchrun's variables, else
-    Slurm's, else 0, 1, 1.  rank zerod.OBSERVER only reads.  socket: the daemon's, else
-    $ZEROD_SOCKET, else the default place.  timeout: seconds, of every blocking call.
+    end.  All others stay until ``zeroctl drop JOB``.  rank, world_size, local_world_size (ranks on
+    this node): else torchrun's variables, else Slurm's, else 0, 1, 1.  rank zerod.OBSERVER only
+    reads.  socket: the daemon's, else $ZEROD_SOCKET, else the default place.  timeout: seconds, of
+    every blocking call.
 
     Raises ValueError for variables and arguments that make no sense, ImportError without libzero,
     Closed if no daemon answers there, NotPermitted.
