@@ -91,6 +91,9 @@ class Hooks:
         """Wraps every unit's forward."""
         for unit in self.sharded.units:
             unit.module.forward = self._wrap(unit, unit.module.forward)
+            inner = {m for p in unit.params for m, _ in p.places} - {unit.module}
+            for module in () if self.holds else inner:
+                module.register_forward_hook(functools.partial(self._after_inner, unit))
 
     def watch(self, unit: Unit) -> None:
         """Asks for the gradients of parameters that have just been gathered first."""
@@ -112,8 +115,7 @@ class Hooks:
             except BaseException:
                 self._failed_forward(unit)
                 raise
-            self._after_forward(unit, call, output)
-            return output
+            return self._after_forward(unit, call, output)
 
         return torch.compiler.disable(zerod_forward, recursive=False)
 
@@ -124,7 +126,7 @@ class Hooks:
         self._fetch(unit, self.forward_order if graph_task() == -1 else None)
         self.depth += 1
         unit.depth += 1
-        call = Call()
+        call = unit.call = Call()
         if torch.is_grad_enabled() and not unit.is_root and not self.holds:
             inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             if inputs:
@@ -153,8 +155,25 @@ class Hooks:
                     for g in ahead.groups:
                         self.sharded.client.prefetch(g.index)
 
+    def _after_inner(self, unit: Unit, _module: Any, _args: Any, output: Any) -> None:
+        """A loss may use what a module inside of the unit gave, and not what the unit did."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if unit.depth and graph_task() == -1:
+            for t in tensors_in(output):
+                if t.requires_grad:
+                    t.register_hook(functools.partial(self._before_backward, unit, unit.call))
+
     @torch.compiler.disable
-    def _after_forward(self, unit: Unit, call: Call, output: Any) -> None:
+    def _after_forward(self, unit: Unit, call: Call, output: Any) -> Any:
+        """The output; what of it is a view of a parameter, which goes away, is copied."""
+        if any(map(unit.has_memory_of, tensors_in(output))) and not self.holds:
+            output = torch.utils._pytree.tree_map_only(  # pylint: disable=protected-access
+                torch.Tensor, lambda t: t.clone() if unit.has_memory_of(t) else t, output)
+        self._forward_done(unit, call, output)
+        return output
+
+    def _forward_done(self, unit: Unit, call: Call, output: Any) -> None:
         self.depth -= 1
         unit.depth -= 1
         if unit.depth or graph_task() != -1:

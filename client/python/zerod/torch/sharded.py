@@ -30,6 +30,8 @@ from .unit import Group, ShardedParam, Unit
 
 log = logging.getLogger("zerod")
 
+_of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
+
 STEPS_OF_STATE = {"step": torch.int64, "set": torch.int64}
 PUSH_SLOTS = 2  # gradients in flight at once
 
@@ -173,6 +175,7 @@ class Sharded:
 
 def sharded_of(model: nn.Module) -> Sharded:
     """The :class:`Sharded` of a model; TypeError if it is not sharded."""
+    model = model.__dict__.get("_modules", {}).get("_orig_mod", model)  # of torch.compile
     sharded = model.__dict__.get("_zerod_sharded")
     if sharded is None:
         raise TypeError(f"{type(model).__name__} is not sharded: call zerod.torch.shard(model)")
@@ -293,6 +296,10 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     sharded = Sharded(model, stage, accumulate, prefetch)
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job)
+    other = _of_job.get(sharded.client.job)
+    if other is not None and not other.client.closed:
+        raise ValueError(f"this process has a model in job '{sharded.client.job}' already: give "
+                         "each model a job of its own, shard(model, job=...)")
     sharded.client.attach(layout, **_needs(sharded, layout), grad_dtype=DTYPES[grad_dtype],
                           reduce_dtype=DTYPES[reduce_dtype], private_views=True)
     sharded.gradients = Gradients(sharded, sharded.groups, grad_dtype)
@@ -300,7 +307,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     _unmark(marked)
     _bring_values(sharded, planned, init_fn)
     sharded.hooks.install()
-    model.__dict__["_zerod_sharded"] = sharded
+    model.__dict__["_zerod_sharded"] = _of_job[sharded.client.job] = sharded
     model.__class__ = type(type(model).__name__, (ZeroModule, type(model)), {})
     state.install(model, sharded)
     return model

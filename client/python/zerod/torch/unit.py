@@ -69,6 +69,17 @@ class ShardedParam:
         for module, attribute in self.places:
             module._parameters[attribute] = value  # pylint: disable=protected-access
 
+    def check_place(self) -> None:
+        """ValueError if a module has something else where the parameter was."""
+        for module, attribute in self.places:
+            found = module._parameters.get(attribute)  # pylint: disable=protected-access
+            if found is not self.placeholder and found is not self.gathered:
+                raise ValueError(
+                    f"parameter '{self.name}' is not the service's here: it was replaced after "
+                    "shard(), or the model was called inside full_params(). Replace modules and "
+                    "tie weights before shard(); change values by full_params(write=True), and "
+                    "call the model after it")
+
     def gather_at(self, address: int) -> None:
         """Makes the gathered parameter over the group's view."""
         with torch.inference_mode(False):  # it is trained later, even if first used for inference
@@ -109,7 +120,9 @@ class Unit:
         self.params = [p for g in groups for p in g.params]
         self.is_root = module is sharded.model
         self.fetched = self.shown = False
+        self.memory: set[int] = set()  # where gathered parameters begin
         self.depth = 0
+        self.call: object = None  # the newest
         self.calls: set[object] = set()  # whose backward is under way
         self.arrived: set[int] = set()  # tensors whose gradient came in this backward pass
 
@@ -133,6 +146,8 @@ class Unit:
                         g.address = address
                         for p in g.params:
                             p.gather_at(address)
+                            if p.numel:
+                                self.memory.add(p.gathered.data_ptr())
                     assert address == g.address, "a private view has moved"
             except BaseException:
                 for g in held:
@@ -141,9 +156,17 @@ class Unit:
             self.fetched = True
         if not self.shown:
             for p in self.params:
+                p.check_place()
                 p.follow_requires_grad()
+            for p in self.params:
                 p.put_in_place(p.gathered)
             self.shown = True
+
+    def has_memory_of(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is one of the unit's gathered parameters, or a view of one."""
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            return False
+        return tensor.untyped_storage().data_ptr() in self.memory
 
     def hide(self) -> None:
         """Puts the placeholders back; WrittenInPlace if a parameter was changed."""
