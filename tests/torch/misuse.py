@@ -166,5 +166,23 @@ def parameters_that_zerod_does_not_have():
     in_rank(new_parameter)
 
 
+def other_optimizers():
+    model = make()
+    early = torch.optim.SGD(model.parameters(), lr=1e-2)
+    zt.shard(model, stage=3)
+    late = torch.optim.AdamW(model.parameters())
+    loss_of(model, 0).backward()
+    for optimizer in (early, late):
+        raises(RuntimeError, "zerod.torch.AdamW(model", optimizer.step)
+    other = nn.Linear(2, 2)
+    other(torch.ones(2)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=1.0).step()
+
+
+@case
+def optimizers_that_would_train_nothing():
+    in_rank(other_optimizers)
+
+
 if __name__ == "__main__":
     ranks.main()

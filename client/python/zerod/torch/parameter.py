@@ -43,7 +43,8 @@ class Gradient(torch.Tensor):
         raise GradientsAreElsewhere(
             f"{func}: gradients of a sharded model are not in this process but in zerod. To clip, "
             "use model.clip_grad_norm_(max_norm) or zerod.torch.clip_grad_norm_(model, max_norm); "
-            "the norm after a step is optimizer.grad_norm")
+            "to scale the loss, zerod.torch.GradScaler(optimizer); the norm after a step is "
+            "optimizer.grad_norm")
 
 
 class Placeholder(torch.Tensor):

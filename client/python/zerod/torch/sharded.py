@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import zerod
 
@@ -182,6 +183,21 @@ def sharded_of(model: nn.Module) -> Sharded:
     return sharded
 
 
+def _check_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """An optimizer that steps without the service would train nothing, silently."""
+    if isinstance(getattr(optimizer, "sharded", None), Sharded):
+        return
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        taken = p.param.name if isinstance(p, Placeholder) else getattr(p, "zerod_taken", None)
+        if taken:
+            raise RuntimeError(
+                f"{type(optimizer).__name__} cannot update parameter '{taken}': shard() took it to "
+                "zerod. Use zerod.torch.AdamW(model, ...), made after shard()")
+
+
+register_optimizer_step_pre_hook(_check_optimizer)
+
+
 # ---- taking a model to the service ------------------------------------------------
 
 
@@ -245,6 +261,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
             if first and client.rank == 0:
                 sharded.write(param, "master", value)
             param.put_in_place(param.placeholder)
+            p.value.zerod_taken = param.name  # _check_optimizer() looks for it
             p.value = None
     sharded.barrier()
 
