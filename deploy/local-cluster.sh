@@ -226,6 +226,7 @@ main() {
         mapfile -t names < <(printf '%s\n' {a..z} | head -n "$node_count")
         start_nodes "${names[@]}"
         wait_nodes
+        say "sockets $directory/*.sock, for zeroctl --socket" >&2
         while true; do
                 run_ranks && break
                 status=$?

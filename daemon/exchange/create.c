@@ -161,9 +161,10 @@ static int new_check(struct exchange *x, const char *name, uint32_t uid, struct 
         }
         if (n < x->conf->job_limit)
                 return 0;
-        return fault_set(fault, ZERO_EQUOTA,
-                         "user %u has %llu jobs, as many as job_limit allows: drop one", uid,
-                         (unsigned long long)n);
+        return fault_set(
+                fault, ZERO_EQUOTA,
+                "user %u has %llu jobs, as many as job_limit allows: zeroctl drop ends one", uid,
+                (unsigned long long)n);
 }
 
 void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)

@@ -219,7 +219,8 @@ static int join_check(const struct coordinator *c, const Zero__Join *join, const
         if (c->uid != join->uid && join->uid != 0)
                 return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", c->name, c->uid);
         if (c->step.world_size != join->world_size)
-                return fault_set(fault, ZERO_ECONFLICT, "world size %u here, %u so far in job '%s'",
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "world size %u here, %u so far in job '%s' (zeroctl drop ends it)",
                                  join->world_size, c->step.world_size, c->name);
         if (c->reduce_dtype != join->reduce_dtype)
                 return fault_set(
@@ -227,8 +228,9 @@ static int join_check(const struct coordinator *c, const Zero__Join *join, const
                         dtype_name(join->reduce_dtype), dtype_name(c->reduce_dtype), c->name);
         if (!layout_equal(l, c->layout, text, sizeof text))
                 return fault_set(fault, ZERO_ELAYOUT,
-                                 "the layout of rank %u differs from job '%s': %s", join->rank,
-                                 c->name, text);
+                                 "the layout of rank %u differs from job '%s' (zeroctl drop ends "
+                                 "it): %s",
+                                 join->rank, c->name, text);
         return 0;
 }
 
