@@ -14,7 +14,8 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
-from net import WIDTH, fetched, full, in_rank, loss_of, make, raises, train  # noqa: E402
+from common import raises  # noqa: E402
+from net import WIDTH, fetched, full, in_rank, loss_of, make, train  # noqa: E402
 
 
 def broken(*_):

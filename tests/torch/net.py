@@ -91,15 +91,6 @@ def full(model):
         return {n: p.detach().clone() for n, p in model.named_parameters(remove_duplicate=False)}
 
 
-def raises(kind, word, function):
-    try:
-        function()
-    except kind as e:
-        assert word in str(e), str(e)
-        return
-    raise AssertionError(f"no {kind.__name__} came")
-
-
 def both(stage, options, backward=None, steps=4, prepare=None, shard_options=None):
     """The parameters after some steps by plain PyTorch and by zerod; both trained alike."""
     prepare = prepare or (lambda model: model)

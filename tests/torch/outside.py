@@ -12,7 +12,8 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
-from net import WIDTH, Block, in_rank, loss_of, make, raises, same  # noqa: E402
+from common import raises  # noqa: E402
+from net import WIDTH, Block, in_rank, loss_of, make, same  # noqa: E402
 
 BLOCKS = 9  # more than the window has places
 

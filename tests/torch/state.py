@@ -11,24 +11,8 @@ from harness import case, cases_of  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from common import raises, zero  # noqa: E402
 from gpt import batch_of, make  # noqa: E402
-
-
-def zero(model, stage=3, **options):
-    """zerod.torch, and the model sharded."""
-    import zerod.torch as zt
-    return zt, zt.shard(model, stage, **options)
-
-
-def raises(kind, words, function, *arguments, **more):
-    """The call raises, with a text that has these words."""
-    try:
-        function(*arguments, **more)
-    except kind as error:
-        missing = [w for w in words if w not in str(error)]
-        assert not missing, f"{missing} not in: {error}"
-        return error
-    raise AssertionError(f"{function} did not raise {kind}")
 
 
 def same(mine, theirs):

@@ -15,7 +15,8 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
-from net import (WIDTH, Block, Net, fetched, full, in_rank, loss_of, make, raises, same, tokens,  # noqa: E402
+from common import raises  # noqa: E402
+from net import (WIDTH, Block, Net, fetched, full, in_rank, loss_of, make, same, tokens,  # noqa: E402
                  train)
 
 
