@@ -14,6 +14,7 @@ import os
 import pickle
 import random
 import selectors
+import shutil
 import signal
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def enter():
         paths = [CLIENT, *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ.update(ZEROD_PYTHON_ENTERED=python, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
                           PYTHONPATH=os.pathsep.join(paths), TOKENIZERS_PARALLELISM="false",
-                          HF_HUB_OFFLINE="1")
+                          HF_HUB_OFFLINE="1", TORCHINDUCTOR_CACHE_DIR=tempfile.mkdtemp())
         if len(sys.argv) > 1:  # .../daemon/zerod of the build tree
             tree = os.path.dirname(os.path.dirname(os.path.abspath(sys.argv[1])))
             os.environ.setdefault("ZEROD_LIBRARY", f"{tree}/client/lib/libzero.so.0")
@@ -290,3 +291,4 @@ def main():
         harness.main()
     finally:
         shared.end()
+        shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
