@@ -99,6 +99,12 @@ enum zero_init {
         ZERO_INIT_PUT = 3,      /* zeros until zero_put() */
 };
 
+/* What becomes of a step when a rank's session ends without leave. */
+enum zero_on_lost {
+        ZERO_LOST_WAIT = 0, /* the others wait, until their deadline, for the rank's successor */
+        ZERO_LOST_FAIL = 1, /* the others are told at once: ZERO_ELOSTRANK */
+};
+
 enum zero_limits {
         ZERO_NAME_MAX = 255,     /* bytes of a job, group or tensor name */
         ZERO_DIM_MAX = 8,        /* dimensions of a tensor */
@@ -107,6 +113,7 @@ enum zero_limits {
         ZERO_SET_MAX = 256,      /* hyperparameter sets of a job */
         ZERO_RANK_MAX = 4096,    /* ranks of a job */
         ZERO_NODE_MAX = 64,      /* nodes of a cluster */
+        ZERO_BLOB_MAX = 8192,    /* bytes that a rank may keep with a step */
 };
 
 /* Most elements of one group: 2^40. */

@@ -17,6 +17,11 @@
  * given to zero_connect(), then return ZERO_EDEADLINE with the daemon's word
  * on what is being waited for.  A daemon that does not speak up two seconds later
  * either is given up: ZERO_EDEADLINE, and from then on ZERO_ECLOSED.
+ * A lost daemon: a client that is attached as a rank connects and attaches again by
+ * itself, for as long as its timeout, in whichever call finds the daemon gone or back.  If the step in
+ * flight was decided meanwhile, zero_step() returns its result as if nothing had
+ * happened; otherwise the call returns ZERO_EABORTED.  After ZERO_EABORTED zero_version() says
+ * where to go on: the version is one higher if the step was committed after all.
  * Closing: ZERO_ECLOSED is final.  Views and gradient memory stay mapped until
  * zero_close().
  * Threads: a client may be used by one thread at a time.  Different clients
@@ -113,6 +118,9 @@ struct zero_options {
         uint32_t world_size;
         uint32_t local_world_size; /* ranks on this node; 0: world_size */
         uint32_t timeout_ms;       /* of every blocking call; 0: 60000 */
+        uint32_t incarnation;      /* how often this rank was started before (torchrun's restart
+                                    * count, say): a higher one takes the rank from a session of
+                                    * a lower one that has not ended, and fences it */
 };
 
 /*
@@ -141,6 +149,7 @@ struct zero_needs {
         enum zero_dtype reduce_dtype; /* between nodes: ZERO_FP32 or ZERO_BF16; same on all ranks */
         bool private_views;           /* of zero_fetch(): each group's always at one address,
                                        * and writable */
+        enum zero_on_lost on_lost_rank; /* of the job: ZERO_LOST_FAIL if any rank asks for it */
 };
 
 /*
@@ -154,6 +163,19 @@ int zero_attach(struct zero_client *client, const struct zero_layout *layout,
                 const struct zero_needs *needs);
 /* Number of committed steps. */
 uint64_t zero_version(const struct zero_client *client);
+/*
+ * What this rank, or the one whose place it took, kept with the last decided step
+ * (zero_step.blob): *ret_bytes bytes, 0 if nothing.  The client's, valid until its next
+ * zero_step() or abort.
+ */
+const void *zero_blob(const struct zero_client *client, size_t *ret_bytes);
+/*
+ * How many micro-batches of a group the service has accepted from this rank in the
+ * current step.  A rank that takes the place of a dead one begins with what that one pushed;
+ * zero_push() of a micro-batch that was accepted already is remembered and changes nothing, so
+ * the successor may simply go through the step again.
+ */
+uint32_t zero_accepted(const struct zero_client *client, uint32_t group);
 /* The loss scale the next zero_step() should use (dynamic loss scaling). */
 double zero_loss_scale(const struct zero_client *client);
 /* The job's layout, owned by the client; NULL before zero_attach(). */
@@ -215,6 +237,10 @@ struct zero_step {
         double loss_scale;             /* what the loss was multiplied by; 0: 1 */
         uint32_t growth_interval;      /* steps without overflow until the loss scale
                                         * doubles; 0: the scale stays as it is */
+        const void *blob;              /* kept for this rank with the step, committed or skipped,
+                                        * and given back by zero_blob(): where the data loader
+                                        * stands, say.  NULL: nothing */
+        size_t blob_bytes;             /* at most ZERO_BLOB_MAX */
 };
 
 struct zero_result {

@@ -37,16 +37,21 @@ enum attempt_phase {
 struct state_record {
         uint64_t version; /* committed steps, before this attempt */
         uint64_t attempt;
-        uint32_t phase;      /* enum attempt_phase */
-        uint32_t commit;     /* decided: 1 update, 0 skip */
-        double grad_scale;   /* of the decision: clip / loss scale; per group divisor apart */
-        double loss_scale;   /* to use next */
-        uint32_t good_steps; /* since the last overflow or growth */
-        uint32_t skipped;    /* steps, in all */
+        uint32_t phase; /* enum attempt_phase */
+        /* The last decision: kept until the next one, for owners that have not heard of it. */
+        uint32_t commit;          /* 1 update, 0 skip */
+        uint64_t decided_attempt; /* 0: none yet */
+        double grad_scale;        /* clip / loss scale; per group divisor apart */
+        double loss_scale;        /* to use next */
+        uint32_t good_steps;      /* since the last overflow or growth */
+        uint32_t skipped;         /* steps, in all */
         double grad_norm;
+        /* The vote, and what the decision follows from. */
         uint32_t n_sets;
         uint32_t finite;
         struct exact_sum norm; /* this owner's partial */
+        double clip_norm, step_loss_scale;
+        uint32_t growth_interval;
         struct state_set {
                 double lr, beta1, beta2, eps, weight_decay;
         } sets[ZERO_SET_MAX]; /* those behind n_sets are not kept */
