@@ -1,15 +1,19 @@
 /* zerod: arguments, configuration, run, exit code. */
 #include <stdio.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/node.h"
 
 int main(int argc, char **argv)
 {
         struct conf *conf = NULL;
         struct fault fault = { 0 };
-        int r = conf_load(argc, argv, &conf, &fault);
+        bool done = false;
+        int r = crash_setup(&done, &fault);
 
-        if (r == CONF_DONE)
+        if (r == 0 && !done)
+                r = conf_load(argc, argv, &conf, &fault);
+        if (done || r == CONF_DONE)
                 return 0;
         if (r == 0)
                 r = node_run(conf, &fault);

@@ -185,7 +185,7 @@ main() {
         export TESTS_RUN=$$-$RANDOM TMPDIR=$work/tmp XDG_RUNTIME_DIR=$work/run
         test_tree release "$root/build" buildtype=release
         $quick || test_tree san "$root/build-san" buildtype=debugoptimized \
-                b_sanitize=address,undefined b_lundef=false
+                b_sanitize=address,undefined b_lundef=false crash_points=true
         ((skipped == 0)) || echo "$skipped skipped, named above"
         echo "$passed passed, $failed failed"
         ((failed == 0 && passed > 0))

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/store/redo.h"
 #include "proto/cleanup.h"
 
@@ -135,6 +136,7 @@ static void chunk_update(const struct job *job, uint32_t chunk, uint32_t worker)
         view = redo_begin(state, worker);
         chunk_compute(job, c, view);
         redo_commit(state, worker, chunk, job->update->version);
+        crash_point(CRASH_UPDATE_CHUNK);
         if (shard->serve != UINT64_MAX)
                 job->x->ops->serve(dtype,
                                    state->serve + shard->serve +
@@ -159,7 +161,9 @@ static void update_finish(struct job *job)
         Zero__Done done = ZERO__DONE__INIT;
 
         u->running = false;
+        crash_point(CRASH_UPDATE_FINISH);
         state_finish(job->state);
+        crash_point(CRASH_UPDATE_DONE);
         done.attempt = u->attempt;
         done.owner = (uint32_t)job->x->owner;
         m.body_case = ZERO__LINK_MESSAGE__BODY_DONE;
@@ -280,6 +284,7 @@ void update_start(struct job *job)
         struct update *u = job->update;
 
         assert(!u->running && record->phase == ATTEMPT_DECIDED);
+        crash_point(CRASH_UPDATE_BEGIN);
         u->running = true;
         u->attempt = record->attempt;
         u->version = record->version + commit;

@@ -22,6 +22,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
+
 static const struct record_copy *current(const struct state *s)
 {
         for (int i = 0; i < 2; i++)
@@ -55,6 +57,7 @@ static void publish(struct state *s, const struct state_record *record, uint32_t
         next->arithmetic = FILE_ARITHMETIC;
         next->side = side;
         next->record = *record;
+        crash_point(CRASH_RECORD_TORN);
         record_hash(next, next->hash);
         atomic_thread_fence(memory_order_seq_cst);
         point_to(s, next);
@@ -176,7 +179,9 @@ void state_finish(struct state *state)
         }
         r.attempt++;
         r.phase = ATTEMPT_OPEN;
+        crash_point(CRASH_RECORD_STEPS);
         publish(state, &r, steps);
+        crash_point(CRASH_RECORD_FINISHED);
         clear_present(state);
 }
 

@@ -13,6 +13,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/store/file.h"
 
 static struct redo_slot *slot_at(const struct state *s, uint32_t slot)
@@ -60,9 +61,11 @@ static void copy_home(struct state *s, struct redo_slot *slot)
         size_t bytes = chunk->n * sizeof(float);
 
         memcpy(s->master + chunk->master, from.p, bytes);
+        crash_point(CRASH_UPDATE_TORN);
         memcpy(s->exp_avg + chunk->moment, from.m, bytes);
         memcpy(s->exp_avg_sq + chunk->moment, from.v, bytes);
         __atomic_store_n(&s->chunk_version[slot->chunk], slot->version, __ATOMIC_RELEASE);
+        crash_point(CRASH_UPDATE_COPIED);
         set_valid(slot, 0);
 }
 
@@ -81,6 +84,7 @@ void redo_commit(struct state *state, uint32_t slot, uint32_t chunk, uint64_t ve
         s->chunk = chunk;
         s->version = version;
         set_valid(s, 1);
+        crash_point(CRASH_UPDATE_VALID);
         copy_home(state, s);
 }
 

@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/store/file.h"
 #include "daemon/store/init.h"
 #include "daemon/store/redo.h"
@@ -358,6 +359,7 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
 static void settle(struct state *s)
 {
         redo_replay(s);
+        crash_point(CRASH_RESUME_REPLAYED);
         if (s->record->phase == ATTEMPT_OPEN)
                 memset(s->present, 0, s->n_tensors);
 }
