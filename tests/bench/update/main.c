@@ -1,0 +1,277 @@
+/*
+ * bench-update [--elements N] [--chunk N] [--repeat N] [--json FILE]
+ *
+ * What crash consistency costs an update: one thread, AdamW on all chunks of a state, with what
+ * the store does so that a process killed at any instruction loses nothing (record, redo slots,
+ * chunk versions), against the same kernel on the same memory without any of it, in turn.
+ *
+ * The figure is a ratio of times of the update alone; of a training step it is a part.  The mode
+ * without it exists here only.  Median and quartiles over rounds.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/store/redo.h"
+#include "daemon/store/store.h"
+#include "proto/cleanup.h"
+
+enum { ROUNDS_MAX = 1000 };
+
+DEFINE_CLEANUP(layout *, layout_free)
+DEFINE_CLEANUP(struct partition *, partition_free)
+
+struct scene {
+        char directory[64];
+        struct store *store;
+        layout *layout;
+        struct state *state;
+        const struct device_ops *ops;
+        struct adamw_scalars scalars;
+};
+
+static double now(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void *serve_of(const struct scene *s, const struct plan_chunk *c)
+{
+        const struct plan_shard *shard = &s->state->plan->shards[c->group];
+
+        return s->state->serve + shard->serve + (c->in_group - shard->range.first) * 2;
+}
+
+/* ---- the two ways ------------------------------------------------------------- */
+
+static double update_in_place(struct scene *s)
+{
+        const struct state *x = s->state;
+        double begin = now();
+
+        for (uint32_t i = 0; i < x->plan->n_chunks; i++) {
+                const struct plan_chunk *c = &x->plan->chunks[i];
+                float *p = x->master + c->master, *m = x->exp_avg + c->moment;
+                float *v = x->exp_avg_sq + c->moment;
+
+                s->ops->adamw(&s->scalars, c->n, p, m, v, x->grad + c->moment, p, m, v);
+                s->ops->serve(ZERO_BF16, serve_of(s, c), p, c->n);
+        }
+        return now() - begin;
+}
+
+static void begin_attempt(struct state *x)
+{
+        struct state_record record = *x->record;
+
+        memset(x->present, 1, x->n_tensors);
+        record.n_sets = 1;
+        record.finite = 1;
+        state_prepare(x, &record);
+        record.commit = 1;
+        state_decide(x, &record);
+}
+
+static double update_consistent(struct scene *s)
+{
+        struct state *x = s->state;
+        uint64_t version = x->record->version + 1;
+        double begin = now();
+
+        begin_attempt(x);
+        for (uint32_t i = 0; i < x->plan->n_chunks; i++) {
+                const struct plan_chunk *c = &x->plan->chunks[i];
+                struct redo_view view = redo_begin(x, 0);
+
+                s->ops->adamw(&s->scalars, c->n, x->master + c->master, x->exp_avg + c->moment,
+                              x->exp_avg_sq + c->moment, x->grad + c->moment, view.p, view.m,
+                              view.v);
+                redo_commit(x, 0, i, version);
+                s->ops->serve(ZERO_BF16, serve_of(s, c), view.p, c->n);
+        }
+        state_finish(x);
+        return now() - begin;
+}
+
+/* ---- one state ------------------------------------------------------------------- */
+
+static int scene_layout(uint64_t elements, layout **ret, struct fault *fault)
+{
+        CLEANUP(cleanup_layout_free) layout *l = NULL;
+        char name[] = "t";
+        struct layout_tensor t = { .name = name, .ndim = 1, .shape = { elements } };
+        uint32_t index;
+        int r = layout_new(&l);
+
+        if (!r)
+                r = layout_add_group(l, "g", ZERO_BF16, NULL, 0, 0, &index, fault);
+        if (!r)
+                r = layout_add_tensor(l, &t, &index, fault);
+        if (!r)
+                *ret = STEAL(l);
+        return r;
+}
+
+static int scene_state(struct scene *s, uint32_t chunk, struct fault *fault)
+{
+        struct state_identity id = {
+                .job = "bench", .world_size = 1, .n_owners = 1, .reduce_dtype = ZERO_BF16
+        };
+        CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
+        struct plan *plan = NULL;
+        int r = partition_new(s->layout, 1, &partition);
+
+        if (!r)
+                r = plan_new(s->layout, partition, 0, chunk, &plan);
+        if (!r)
+                r = state_create(s->store, &id, s->layout, plan, 1, &s->state, fault);
+        return r;
+}
+
+static void scene_fill(struct scene *s)
+{
+        struct state *x = s->state;
+        uint32_t bits = 1;
+
+        for (uint64_t i = 0; i < x->plan->master_elements; i++) {
+                bits = bits * 1664525 + 1013904223;
+                x->master[i] = (float)bits * 0x1p-31f - 1.0f;
+        }
+        for (uint64_t i = 0; i < x->plan->moment_elements; i++) {
+                x->exp_avg[i] = x->exp_avg_sq[i] = 0;
+                x->grad[i] = x->master[i] * 0.1f + 1e-6f;
+        }
+        state_serve_group(x, s->layout, 0, s->ops);
+}
+
+static int scene_init(struct scene *s, uint64_t elements, uint32_t chunk, struct fault *fault)
+{
+        int r;
+
+        *s = (struct scene){ .directory = "/dev/shm/zerod-bench-XXXXXX",
+                             .ops = device_host(NULL),
+                             .scalars = adamw_scalars(1e-4, 0.9, 0.999, 1e-8, 0.01, 10, 1.0) };
+        if (!mkdtemp(s->directory))
+                return fault_set(fault, ZERO_EIO, "%s: %s", s->directory, strerror(errno));
+        r = store_open(s->directory, 0, &s->store, fault);
+        if (!r)
+                r = scene_layout(elements, &s->layout, fault);
+        if (!r)
+                r = scene_state(s, chunk, fault);
+        if (!r)
+                scene_fill(s);
+        return r;
+}
+
+static int scene_deinit(struct scene *s)
+{
+        char lock[96];
+
+        state_drop(s->state);
+        layout_free(s->layout);
+        if (s->store)
+                store_close(s->store);
+        snprintf(lock, sizeof lock, "%s/.lock", s->directory);
+        unlink(lock);
+        return rmdir(s->directory);
+}
+
+/* ---- figures ----------------------------------------------------------------------- */
+
+static int compare(const void *a, const void *b)
+{
+        double x = *(const double *)a, y = *(const double *)b;
+
+        return (x > y) - (x < y);
+}
+
+static void report(double *ratio, double *seconds, unsigned n, uint64_t elements, FILE *json)
+{
+        qsort(ratio, n, sizeof *ratio, compare);
+        qsort(seconds, n, sizeof *seconds, compare);
+        printf("update, crash-consistent / without: %.3f, %.3f .. %.3f; %.1f GB/s\n", ratio[n / 2],
+               ratio[n / 4], ratio[n - 1 - n / 4], (double)elements * 30 / seconds[n / 2] * 1e-9);
+        if (json)
+                fprintf(json,
+                        "{\"name\": \"update, crash-consistent / without\", \"repeat\": %u, "
+                        "\"median_ratio\": %.4f, \"spread\": [%.4f, %.4f], \"elements\": %llu, "
+                        "\"seconds\": %.4f, \"aim\": 1.02}\n",
+                        n, ratio[n / 2], ratio[n / 4], ratio[n - 1 - n / 4],
+                        (unsigned long long)elements, seconds[n / 2]);
+}
+
+static void measure(struct scene *s, unsigned rounds, double *ret_ratio, double *ret_seconds)
+{
+        update_in_place(s);
+        update_consistent(s);
+        for (unsigned i = 0; i < rounds; i++) {
+                double with, without;
+
+                if (i % 2) {
+                        with = update_consistent(s);
+                        without = update_in_place(s);
+                } else {
+                        without = update_in_place(s);
+                        with = update_consistent(s);
+                }
+                ret_ratio[i] = with / without;
+                ret_seconds[i] = with;
+        }
+}
+
+static bool number(const char *text, unsigned long max, unsigned long *ret_value)
+{
+        char *end;
+
+        errno = 0;
+        *ret_value = strtoul(text, &end, 10);
+        return !errno && end != text && !*end && *ret_value >= 1 && *ret_value <= max;
+}
+
+int main(int argc, char *argv[])
+{
+        static const struct option known[] = { { "elements", required_argument, NULL, 'e' },
+                                               { "repeat", required_argument, NULL, 'r' },
+                                               { "chunk", required_argument, NULL, 'c' },
+                                               { "json", required_argument, NULL, 'j' },
+                                               { NULL, 0, NULL, 0 } };
+        unsigned long elements = 32UL << 20, rounds = 15, chunk = 1280;
+        double ratio[ROUNDS_MAX], seconds[ROUNDS_MAX];
+        struct fault fault = { 0 };
+        const char *path = NULL;
+        struct scene scene;
+        bool bad = sodium_init() < 0;
+        int option;
+
+        while ((option = getopt_long(argc, argv, "", known, NULL)) != -1)
+                bad = bad || (option == 'e'   ? !number(optarg, 1UL << 34, &elements)
+                              : option == 'r' ? !number(optarg, ROUNDS_MAX, &rounds)
+                              : option == 'c' ? !number(optarg, 65536, &chunk)
+                              : option == 'j' ? !(path = optarg)
+                                              : true);
+        if (bad || optind != argc) {
+                fprintf(stderr, "usage: bench-update [--elements N] [--chunk N] [--repeat N] "
+                                "[--json FILE]\n");
+                return EXIT_FAILURE;
+        }
+        FILE *json = path ? fopen(path, "w") : NULL;
+        int r = scene_init(&scene, elements, (uint32_t)chunk, &fault);
+        if (r || (path && !json)) {
+                fprintf(stderr, "bench-update: %s\n",
+                        r > 0 ? fault.text : strerror(r ? -r : errno));
+        } else {
+                measure(&scene, (unsigned)rounds, ratio, seconds);
+                report(ratio, seconds, (unsigned)rounds, elements, json);
+        }
+        if (json)
+                fclose(json);
+        return scene_deinit(&scene) || r || (path && !json) ? EXIT_FAILURE : EXIT_SUCCESS;
+}
