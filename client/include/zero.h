@@ -280,7 +280,7 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
  * group's dtype for SERVE (get only); one uint64_t for STEP and SET. [blocks]
  * zero_put() is for step boundaries (no gradient pushed yet) and one writer;
  * writing MASTER makes every node gather the group anew.  Writing STEP of a
- * tensor makes its bias correction continue from there.
+ * tensor makes its bias correction continue from there; ZERO_ERANGE above 2^39 - 1.
  * SET is which of zero_step()'s hyperparameter sets applies to a trainable tensor: it
  * starts as zero_tensor.set, and what is put counts from then on, also after a restart of
  * the service.  It may be put at any time before the writer's own zero_step()

@@ -16,8 +16,10 @@
 /* X(point, name): the name's first word says who passes it; coordinator: the job's one only. */
 #define CRASH_POINT_MAP(X)                                                                         \
         X(RECORD_TORN, "record.torn")               /* a record is written, its checksum is not */ \
+        X(RECORD_BOTH, "record.both")               /* the record is published, the older copy counts too */ \
         X(RECORD_STEPS, "record.steps")             /* tensor steps are raised, the record is not */ \
         X(RECORD_FINISHED, "record.finished")       /* the step is over, its marks are not cleared */ \
+        X(BLOB_TORN, "blob.torn")                   /* a rank's bytes are written, their checksum is not */ \
         X(UPDATE_BEGIN, "update.begin")             /* the decision is recorded, no chunk touched */ \
         X(UPDATE_VALID, "update.valid")             /* a redo slot is valid, nothing copied home */ \
         X(UPDATE_TORN, "update.torn")               /* some of a slot is copied home */            \

@@ -100,9 +100,10 @@ void access_fail(struct job *job)
 static void local_part_end(struct work *w, int status)
 {
         struct access *a = w->access;
+        const char *text = status ? work_range_text(w->plane) : "";
 
         work_free(w);
-        access_written(a, status, status ? work_no_set : "");
+        access_written(a, status, text);
 }
 
 static void remote_get_end(struct ask *ask, int status)

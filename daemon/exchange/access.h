@@ -49,8 +49,8 @@ struct work {
 
 /* Whether a plane has one value for a whole tensor, which every owner with a part of it keeps. */
 bool plane_is_single(enum zero_plane plane);
-/* What ZERO_ERANGE of a put means. */
-extern const char work_no_set[];
+/* What ZERO_ERANGE of a put to that plane means. */
+const char *work_range_text(enum zero_plane plane);
 /* Bytes an element of a plane. */
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane);
 

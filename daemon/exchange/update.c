@@ -127,7 +127,7 @@ static void chunk_update(const struct job *job, uint32_t chunk, uint32_t worker)
         enum zero_dtype dtype = job->layout->groups[c->group].dtype;
         struct redo_view view;
 
-        if (__atomic_load_n(&state->chunk_version[chunk], __ATOMIC_ACQUIRE) == job->update->version)
+        if (state_chunk_version(state, chunk) == job->update->version)
                 return; /* it was committed before a crash; serve was made from it since */
         if (!chunk_present(job, c)) {
                 redo_keep(state, chunk, job->update->version);

@@ -26,8 +26,12 @@ size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
         return sizeof(float);
 }
 
-const char work_no_set[] = "hyperparameter sets are numbered from 0 to 255";
-_Static_assert(ZERO_SET_MAX == 256, "as the text says");
+const char *work_range_text(enum zero_plane plane)
+{
+        return plane == ZERO_PLANE_SET ? "hyperparameter sets are numbered from 0 to 255"
+                                       : "a tensor's step is at most 549755813887";
+}
+_Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the texts say");
 
 /* ---- an owner's part ---------------------------------------------------------- */
 
@@ -86,20 +90,22 @@ static void work_done(struct offload_task *task)
 }
 
 /* On the loop thread, so that no vote comes in between. */
-static void work_put_set(struct work *w)
+static void work_put_single(struct work *w)
 {
-        uint64_t set;
+        uint64_t number, most = w->plane == ZERO_PLANE_SET ? ZERO_SET_MAX - 1 : STATE_STEP_MAX;
 
-        memcpy(&set, w->buffer, sizeof set); /* once: a client may write to it meanwhile */
-        if (set < ZERO_SET_MAX)
-                w->job->state->tensor_set[w->tensor] = set;
-        w->end(w, set < ZERO_SET_MAX ? 0 : ZERO_ERANGE);
+        memcpy(&number, w->buffer, sizeof number); /* once: a client may write to it meanwhile */
+        if (number <= most && w->plane == ZERO_PLANE_SET)
+                state_put_set(w->job->state, w->tensor, number);
+        else if (number <= most)
+                state_put_step(w->job->state, w->tensor, number);
+        w->end(w, number <= most ? 0 : ZERO_ERANGE);
 }
 
 void work_submit(struct work *w)
 {
-        if (w->put && w->plane == ZERO_PLANE_SET) {
-                work_put_set(w);
+        if (w->put && plane_is_single(w->plane)) {
+                work_put_single(w);
                 return;
         }
         shard_pin(w->job, w->group);
@@ -278,7 +284,7 @@ static void remote_put_end(struct work *w, int status)
 
         m.call = w->call;
         if (status > 0)
-                answer(w->job->x, w->node, &m, status, work_no_set);
+                answer(w->job->x, w->node, &m, status, work_range_text(w->plane));
         else
                 answer(w->job->x, w->node, &m, status ? ZERO_EPEER : ZERO_OK,
                        status ? "the owner could not take its part" : "");

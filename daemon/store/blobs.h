@@ -5,8 +5,11 @@
  * Each rank has two places.  state_blob_stage() writes the one that does not hold what the last
  * decided attempt kept, so that a process killed at any instruction has, for every rank,
  * what belongs to the attempt that its record calls the last decided one.  A place counts only
- * if its checksum is right and its attempt is not above the record's decided_attempt; of two, the
- * later one.
+ * if its checksum is right and its attempt is the record's decided_attempt: what was kept with an
+ * attempt that came to nothing, or with an earlier one, is never given for it.  So every
+ * rank's bytes are staged in every attempt, also if they are the same again.
+ *
+ * The file appears with the first bytes that are kept; a job that keeps nothing has none.
  */
 #pragma once
 
@@ -14,7 +17,10 @@
 
 /*
  * Before state_prepare() of `attempt`: n bytes (at most ZERO_BLOB_MAX; 0: the rank keeps nothing
- * with this step).  Grows the file for ranks it has no places for yet.  0 or -errno.
+ * with this step).  Again for the same rank and attempt: the later bytes count.  Grows the file
+ * for ranks it has no places for yet.  0 or -errno: -EDQUOT if the store's quota, -ENOSPC if
+ * the file system is full; -EINVAL for a rank or a length above its bound, or an attempt
+ * that is not after the last decided one.
  */
 int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const void *p, size_t n);
 /*

@@ -2,10 +2,14 @@
 #include "daemon/store/file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sodium.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include "proto/cleanup.h"
 
 static const char magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 's', 't' };
 
@@ -43,7 +47,7 @@ static uint64_t place(uint64_t *end, uint64_t bytes)
 struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_redo,
                          uint64_t layout_bytes)
 {
-        uint64_t steps = n_tensors * sizeof(uint64_t);
+        uint64_t words = n_tensors * sizeof(uint64_t);
         uint64_t moment = plan_plane_bytes(plan, ZERO_PLANE_EXP_AVG);
         struct file_map m;
         uint64_t end = 0;
@@ -53,9 +57,10 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         for (int i = 0; i < 2; i++)
                 m.copies[i] = place(&end, sizeof(struct record_copy));
         for (int i = 0; i < 2; i++)
-                m.steps[i] = place(&end, steps);
-        m.present = place(&end, n_tensors);
-        m.sets = place(&end, n_tensors * sizeof(uint64_t));
+                m.steps[i] = place(&end, words);
+        for (int i = 0; i < 2; i++)
+                m.presents[i] = place(&end, words);
+        m.sets = place(&end, words);
         m.versions = place(&end, plan->n_chunks * sizeof(uint64_t));
         m.redo = place(&end, n_redo * file_redo_stride(plan->chunk_elements));
         m.master = place(&end, plan_plane_bytes(plan, ZERO_PLANE_MASTER));
@@ -73,10 +78,10 @@ void file_bind(struct state *state, const struct file_map *map)
         for (int i = 0; i < 2; i++) {
                 state->copies[i] = (void *)(base + map->copies[i]);
                 state->steps[i] = (void *)(base + map->steps[i]);
+                state->presents[i] = (void *)(base + map->presents[i]);
         }
-        state->present = base + map->present;
-        state->tensor_set = (void *)(base + map->sets);
-        state->chunk_version = (void *)(base + map->versions);
+        state->sets = (void *)(base + map->sets);
+        state->versions = (void *)(base + map->versions);
         state->redo = (void *)(base + map->redo);
         state->master = (void *)(base + map->master);
         state->exp_avg = (void *)(base + map->exp_avg);
@@ -96,6 +101,7 @@ void file_write(void *map, const struct file_map *places, const struct file_head
         h->header_bytes = sizeof(struct file_header);
         h->record_bytes = sizeof(struct record_copy);
         h->file_bytes = places->bytes;
+        randombytes_buf(h->id, sizeof(h->id));
         file_hash(h->layout_hash, packed_layout, header->layout_bytes);
         file_hash(h->hash, h, offsetof(struct file_header, hash));
 }
@@ -106,6 +112,27 @@ int file_damaged(struct fault *fault, const char *name, const char *why)
                          "state file %s cannot be used: %s; move it away, or delete it to give "
                          "its job up",
                          name, why);
+}
+
+int file_open(int dir, const char *name, int *ret_fd, uint64_t *ret_bytes, struct fault *fault)
+{
+        struct stat st;
+
+        CLEANUP(cleanup_close) int fd = openat(dir, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0 || fstat(fd, &st) < 0)
+                return fault_errno(fault, errno, name);
+        if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) ||
+            st.st_nlink != 1)
+                return file_damaged(fault, name, "others have access to it");
+        /* one with holes (a copy) gets its space now, or not at all */
+        if ((uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size) {
+                int r = segment_reserve(fd, (uint64_t)st.st_size);
+                if (r)
+                        return fault_errno(fault, r, name);
+        }
+        *ret_bytes = (uint64_t)st.st_size;
+        *ret_fd = STEAL_FD(fd);
+        return 0;
 }
 
 static const char *header_flaw(const struct file_header *h, uint64_t bytes)

@@ -3,11 +3,11 @@
  *
  *   header            struct file_header; never changes after creation
  *   layout            zero.Layout, packed; never changes
- *   record copies     two struct record_copy, the newer valid one counts (record.c)
- *   tensor steps      two uint64_t [tensor], the record says which one counts
- *   present           uint8_t [tensor]
- *   tensor sets       uint64_t [tensor]
- *   chunk versions    uint64_t [chunk]
+ *   record copies     two struct record_copy, the newer one that counts (record.c)
+ *   tensor steps      two words [tensor], the record says which ones count
+ *   present           two words [tensor], the same
+ *   tensor sets       words [tensor]
+ *   chunk versions    words [chunk]
  *   redo slots        struct redo_slot [n_redo] with their values (redo.c)
  *   master            float [plan->master_elements]
  *   exp_avg, exp_avg_sq, grad
@@ -15,6 +15,11 @@
  *
  * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are the machine's own: a
  * file never leaves it.
+ *
+ * A flipped bit is found when the file is opened, wherever it counts: header, layout and
+ * record copies have hashes, a word is a number with its check value (seal.h).  What the
+ * planes and the slots hold has none: hashing them would cost more than the update
+ * itself, and memory that corrects errors (ECC) is there for that.
  */
 #pragma once
 
@@ -24,11 +29,12 @@ enum {
         FILE_ALIGN = 4096,
         /* To be raised with any change of what this page says, of struct state_record
          * or of partition or plan. */
-        FILE_FORMAT = 2,
+        FILE_FORMAT = 3,
         /* To be raised when an update gives other bits than before.  An attempt that was
          * prepared with one arithmetic is not continued with another. */
         FILE_ARITHMETIC = 1,
         FILE_HASH = 32,
+        FILE_ID = 16,
         FILE_REDO_MAX = 4096,
 };
 
@@ -38,6 +44,7 @@ struct file_header {
         uint32_t chunk_elements, n_redo, n_tensors;
         uint32_t uid, world_size, n_owners, owner, reduce_dtype, unused;
         uint64_t layout_bytes, file_bytes;
+        uint8_t id[FILE_ID]; /* random: no other state's blobs are taken for this one's */
         uint8_t layout_hash[FILE_HASH]; /* of the packed layout */
         uint8_t plan_hash[FILE_HASH];   /* of which range of each group lies here */
         char job[ZERO_NAME_MAX + 1];
@@ -46,25 +53,34 @@ struct file_header {
 
 _Static_assert(sizeof(struct file_header) <= FILE_ALIGN, "the layout lies behind one page");
 
+/* What a record copy is good for: a word, so that a torn copy is not taken for a damaged one. */
+enum copy_use {
+        COPY_PAST = 0,    /* the other one is newer */
+        COPY_WRITING = 1, /* or the process died while it wrote it */
+        COPY_COUNTS = 2,  /* if the other one does not, or has a lower sequence number */
+};
+
 struct record_copy {
+        uint64_t use;            /* word: enum copy_use */
         uint8_t hash[FILE_HASH]; /* of all behind it, up to the last set in use */
-        uint64_t sequence;       /* the higher of two valid copies counts */
+        uint64_t sequence;
         uint32_t arithmetic;
-        uint32_t side; /* which tensor step array counts */
+        uint32_t side;         /* which tensor steps count */
+        uint32_t present_side; /* which presence marks do */
+        uint32_t unused;
         struct state_record record;
 };
 
 struct redo_slot {
-        uint32_t valid; /* atomic */
-        uint32_t chunk;
-        uint64_t version;
+        uint64_t chunk;     /* word, atomic: 0 free, else 1 + the chunk that is committed here */
+        uint64_t version;   /* word: that it will be at */
         uint64_t unused[6]; /* values begin at a cache line */
         float values[];     /* p | m | v, chunk_elements each */
 };
 
 /* Byte offsets of the parts. */
 struct file_map {
-        uint64_t layout, copies[2], steps[2], present, sets, versions, redo;
+        uint64_t layout, copies[2], steps[2], presents[2], sets, versions, redo;
         uint64_t master, exp_avg, exp_avg_sq, grad, bytes;
 };
 
@@ -85,6 +101,11 @@ void file_hash(uint8_t ret[static FILE_HASH], const void *data, size_t size);
 void file_plan_hash(const struct plan *plan, uint8_t ret[static FILE_HASH]);
 /* ZERO_EIO: the file is damaged, and what to do. */
 int file_damaged(struct fault *fault, const char *name, const char *why);
+/*
+ * Opens what lies in the directory; refuses what somebody else can have made or can change.
+ * Its space is reserved.
+ */
+int file_open(int dir, const char *name, int *ret_fd, uint64_t *ret_bytes, struct fault *fault);
 
 /* ---- record.c ---- */
 
@@ -95,7 +116,35 @@ void record_init(struct state *state);
 /* Finds the newest valid copy in the mapping; ZERO_EIO if there is none or it makes no sense. */
 int record_load(struct state *state, struct fault *fault);
 
+/* Points to the counting copy.  For a thread that may change the record. */
+const struct record_copy *record_current(const struct state *state);
+
 /* ---- redo.c ---- */
 
+/* Frees the slots of a new file. */
+void redo_init(struct state *state);
 /* Whether versions and slots are such as an interrupted process can have left. */
 int redo_check(const struct state *state, struct fault *fault);
+
+/* ---- tables.c ---- */
+
+/* Room for the working copies, for state->n_tensors; 0 or -ENOMEM. */
+int tables_new(struct state *state);
+void tables_free(struct state *state);
+/* The words of a new file: steps and versions 0, sets as the layout has them. */
+void tables_init(struct state *state, const layout *l);
+/* Once the record is loaded: checks the words of tensors and takes them into the working copies. */
+int tables_load(struct state *state, struct fault *fault);
+void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t version);
+/* Writes the side that does not count, and returns it. */
+uint32_t tables_raise_steps(struct state *state);
+uint32_t tables_write_present(struct state *state);
+/* After the record that says so: takes the steps that count. */
+void tables_take_steps(struct state *state);
+
+/* ---- blobs.c ---- */
+
+/* Opens the file of blobs if there is one; once the file is mapped. */
+int blobs_open(struct state *state, struct fault *fault);
+void blobs_close(struct state *state);
+void blobs_drop(struct state *state);

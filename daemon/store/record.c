@@ -1,16 +1,22 @@
 /*
  * The step record and the tensor steps, consistent at every instruction.
  *
- * There are two copies of the record.  A change is written to the one that does not
- * count, with the next sequence number and then a checksum over all; it counts from the
- * instruction at which the checksum is complete.  A process killed before leaves the
- * other copy the newest valid one.
+ * There are two copies of the record, and each says what it is good for.  A change is
+ * written to the one that does not count: it is marked as being written, filled, with the next
+ * sequence number and a checksum over all, and then marked as counting; that store
+ * publishes it.  After it the other copy is marked as past.  A process killed before the
+ * publishing store leaves the other copy the only one that counts; killed between the two
+ * stores, both count and are whole, and the higher sequence number wins.
  *
- * There are two arrays of tensor steps, and the record says which one counts.
+ * So a copy that counts is never half-written, and one whose checksum is wrong is damaged:
+ * the file is refused, since the copy before would be a decision or a step too old.
+ * Whatever is in a copy that does not count means nothing.
+ *
+ * There are two tables of tensor steps, and the record says which one counts.
  * state_finish() writes the other one in full, then publishes one record that has the
- * new version, is open and names that array.  Killed before that, it starts from the same
- * steps again; killed after, the attempt is over.  Presence marks are read before
- * and cleared after; for an open attempt state_open() clears them once more.
+ * new version, is open and names that table.  Killed before that, it starts from the same
+ * steps again; killed after, the attempt is over.  Presence marks are the same:
+ * state_prepare() writes the table that does not count, then the record that names it.
  *
  * The fences order the stores of this thread as written here: a process's death keeps
  * that order, as all of them go to memory that outlives it.
@@ -23,20 +29,25 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/store/seal.h"
+#include "proto/cleanup.h"
 
-static const struct record_copy *current(const struct state *s)
+const struct record_copy *record_current(const struct state *s)
 {
-        for (int i = 0; i < 2; i++)
-                if (s->record == &s->copies[i]->record)
-                        return s->copies[i];
-        assert(!"the record is one of the copies");
-        return NULL;
+        return CONTAINER_OF(s->record, const struct record_copy, record);
 }
 
-static void point_to(struct state *s, const struct record_copy *copy)
+static enum copy_use use_of(const struct state *s, uint32_t i)
 {
-        s->record = &copy->record;
-        s->tensor_step = s->steps[copy->side];
+        return (enum copy_use)seal_open(SEAL_COPY, i, s->copies[i]->use);
+}
+
+/* No store moves over this one, in either direction. */
+static void set_use(struct state *s, uint32_t i, enum copy_use use)
+{
+        atomic_thread_fence(memory_order_seq_cst);
+        __atomic_store_n(&s->copies[i]->use, seal(SEAL_COPY, i, use), __ATOMIC_RELEASE);
+        atomic_thread_fence(memory_order_seq_cst);
 }
 
 void record_hash(const struct record_copy *c, uint8_t ret[static FILE_HASH])
@@ -47,25 +58,25 @@ void record_hash(const struct record_copy *c, uint8_t ret[static FILE_HASH])
         file_hash(ret, &c->sequence, end - offsetof(struct record_copy, sequence));
 }
 
-static void publish(struct state *s, const struct state_record *record, uint32_t side)
+static void publish(struct state *s, const struct state_record *record, uint32_t side,
+                    uint32_t present_side)
 {
-        const struct record_copy *now = current(s);
-        struct record_copy *next = s->copies[now == s->copies[0]];
+        const struct record_copy *now = record_current(s);
+        uint32_t other = now == s->copies[0];
+        struct record_copy *next = s->copies[other];
 
-        atomic_thread_fence(memory_order_seq_cst);
+        set_use(s, other, COPY_WRITING);
         next->sequence = now->sequence + 1;
         next->arithmetic = FILE_ARITHMETIC;
         next->side = side;
+        next->present_side = present_side;
         next->record = *record;
         crash_point(CRASH_RECORD_TORN);
         record_hash(next, next->hash);
-        atomic_thread_fence(memory_order_seq_cst);
-        point_to(s, next);
-}
-
-static uint32_t side(const struct state *s)
-{
-        return current(s)->side;
+        set_use(s, other, COPY_COUNTS);
+        crash_point(CRASH_RECORD_BOTH);
+        set_use(s, !other, COPY_PAST);
+        s->record = &next->record;
 }
 
 void record_init(struct state *state)
@@ -74,7 +85,9 @@ void record_init(struct state *state)
 
         copy->arithmetic = FILE_ARITHMETIC;
         record_hash(copy, copy->hash);
-        point_to(state, copy);
+        set_use(state, 0, COPY_COUNTS);
+        set_use(state, 1, COPY_PAST);
+        state->record = &copy->record;
 }
 
 /* ---- loading ---- */
@@ -93,55 +106,89 @@ static const char *record_flaw(const struct record_copy *c)
 {
         const struct state_record *r = &c->record;
 
-        if (c->side > 1 || r->phase > ATTEMPT_DECIDED || r->commit > 1)
-                return "its record makes no sense";
+        if (c->side > 1 || c->present_side > 1 || r->phase > ATTEMPT_DECIDED || r->commit > 1 ||
+            r->finite > 1 || r->version > STATE_STEP_MAX || r->decided_attempt > r->attempt ||
+            (r->phase == ATTEMPT_DECIDED && r->decided_attempt != r->attempt) ||
+            (r->phase != ATTEMPT_DECIDED && r->attempt && r->decided_attempt == r->attempt))
+                return "its step record makes no sense";
         if (r->phase != ATTEMPT_OPEN && c->arithmetic != FILE_ARITHMETIC)
                 return "another version of zerod was in the middle of a step: let that one "
                        "finish it";
         return NULL;
 }
 
-int record_load(struct state *state, struct fault *fault)
+/* Which copy counts, by what they say of themselves; NULL and why if that cannot be. */
+static const struct record_copy *choose(const struct state *s, const char **ret_flaw)
 {
         const struct record_copy *best = NULL;
 
-        for (int i = 0; i < 2; i++) {
-                const struct record_copy *c = state->copies[i];
+        for (uint32_t i = 0; i < 2; i++) {
+                const struct record_copy *c = s->copies[i];
+                enum copy_use use = use_of(s, i);
 
-                if (intact(c) && (!best || c->sequence > best->sequence))
+                *ret_flaw = "its step record is damaged";
+                if (use > COPY_COUNTS || (use == COPY_COUNTS && !intact(c)))
+                        return NULL;
+                if (use == COPY_COUNTS && (!best || c->sequence > best->sequence))
                         best = c;
         }
-        if (!best)
-                return file_damaged(fault, state->file, "no copy of its step record is intact");
-        const char *flaw = record_flaw(best);
+        *ret_flaw = best ? record_flaw(best) : "it has no step record";
+        return best;
+}
+
+int record_load(struct state *state, struct fault *fault)
+{
+        const char *flaw = NULL;
+        const struct record_copy *copy = choose(state, &flaw);
+
         if (flaw)
                 return file_damaged(fault, state->file, flaw);
-        point_to(state, best);
+        state->record = &copy->record;
         return 0;
 }
 
 /* ---- changes ---- */
 
-static void set_phase(struct state *s, const struct state_record *record, enum attempt_phase phase)
+static void check_change(const struct state *s, const struct state_record *r)
 {
-        struct state_record r = *record;
+        assert(r->version == s->record->version && r->attempt == s->record->attempt);
+        assert(r->n_sets <= ZERO_SET_MAX && r->finite <= 1 && r->commit <= 1);
+}
 
-        assert(r.version == s->record->version && r.attempt == s->record->attempt);
-        assert(r.n_sets <= ZERO_SET_MAX);
-        r.phase = phase;
-        publish(s, &r, side(s));
+/* Into a vote: what was decided last stays. */
+static void keep_decision(struct state_record *to, const struct state_record *from)
+{
+        to->commit = from->commit;
+        to->decided_attempt = from->decided_attempt;
+        to->grad_scale = from->grad_scale;
+        to->loss_scale = from->loss_scale;
+        to->good_steps = from->good_steps;
+        to->skipped = from->skipped;
+        to->grad_norm = from->grad_norm;
 }
 
 void state_prepare(struct state *state, const struct state_record *vote)
 {
+        struct state_record r = *vote;
+
+        check_change(state, vote);
         assert(state->record->phase != ATTEMPT_DECIDED);
-        set_phase(state, vote, ATTEMPT_PREPARED);
+        keep_decision(&r, state->record);
+        r.phase = ATTEMPT_PREPARED;
+        publish(state, &r, record_current(state)->side, tables_write_present(state));
 }
 
 void state_decide(struct state *state, const struct state_record *decision)
 {
-        assert(state->record->phase == ATTEMPT_PREPARED && decision->commit <= 1);
-        set_phase(state, decision, ATTEMPT_DECIDED);
+        const struct record_copy *now = record_current(state);
+        struct state_record r = *decision;
+
+        check_change(state, decision);
+        assert(state->record->phase == ATTEMPT_PREPARED);
+        assert(r.version < STATE_STEP_MAX);
+        r.phase = ATTEMPT_DECIDED;
+        r.decided_attempt = r.attempt;
+        publish(state, &r, now->side, now->present_side);
 }
 
 static void clear_present(struct state *s)
@@ -149,49 +196,41 @@ static void clear_present(struct state *s)
         memset(s->present, 0, s->n_tensors);
 }
 
-/* The steps after the commit, in the array that does not count yet. */
-static uint32_t raise_steps(struct state *s)
-{
-        uint32_t other = !side(s);
-
-        for (uint32_t t = 0; t < s->n_tensors; t++)
-                s->steps[other][t] = s->tensor_step[t] + (s->present[t] != 0);
-        return other;
-}
-
 static void assert_updated(const struct state *s)
 {
         for (uint32_t c = 0; c < s->plan->n_chunks; c++)
-                assert(__atomic_load_n(&s->chunk_version[c], __ATOMIC_ACQUIRE) ==
-                       s->record->version + 1);
+                assert(state_chunk_version(s, c) == s->record->version + 1);
 }
 
 void state_finish(struct state *state)
 {
+        const struct record_copy *now = record_current(state);
         struct state_record r = *state->record;
-        uint32_t steps = side(state);
+        uint32_t steps = now->side;
 
         assert(r.phase == ATTEMPT_DECIDED);
         if (r.commit) {
                 assert_updated(state);
-                steps = raise_steps(state);
+                steps = tables_raise_steps(state);
                 r.version++;
         }
         r.attempt++;
         r.phase = ATTEMPT_OPEN;
         crash_point(CRASH_RECORD_STEPS);
-        publish(state, &r, steps);
+        publish(state, &r, steps, now->present_side);
         crash_point(CRASH_RECORD_FINISHED);
+        tables_take_steps(state);
         clear_present(state);
 }
 
 void state_abort(struct state *state, uint64_t next_attempt)
 {
+        const struct record_copy *now = record_current(state);
         struct state_record r = *state->record;
 
         assert(r.phase != ATTEMPT_DECIDED && next_attempt > r.attempt);
         r.attempt = next_attempt;
         r.phase = ATTEMPT_OPEN;
-        publish(state, &r, side(state));
+        publish(state, &r, now->side, now->present_side);
         clear_present(state);
 }

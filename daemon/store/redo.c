@@ -15,6 +15,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/store/file.h"
+#include "daemon/store/seal.h"
 
 static struct redo_slot *slot_at(const struct state *s, uint32_t slot)
 {
@@ -29,51 +30,54 @@ static struct redo_view view(const struct state *s, struct redo_slot *slot)
         return (struct redo_view){ slot->values, slot->values + n, slot->values + 2 * n };
 }
 
-static uint32_t is_valid(const struct redo_slot *slot)
+/* 0: free; 1 + a chunk: it holds that one's newest values; UINT64_MAX: damaged. */
+static uint64_t held(const struct state *s, uint32_t slot)
 {
-        return __atomic_load_n(&slot->valid, __ATOMIC_ACQUIRE);
+        return seal_open(SEAL_REDO, slot,
+                         __atomic_load_n(&slot_at(s, slot)->chunk, __ATOMIC_ACQUIRE));
 }
 
 /* No store moves over this one, in either direction. */
-static void set_valid(struct redo_slot *slot, uint32_t valid)
+static void hold(struct state *s, uint32_t slot, uint64_t held)
 {
-        __atomic_store_n(&slot->valid, valid, __ATOMIC_RELEASE);
+        __atomic_store_n(&slot_at(s, slot)->chunk, seal(SEAL_REDO, slot, held), __ATOMIC_RELEASE);
         __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-static uint64_t version_of(const struct state *s, uint32_t chunk)
+void redo_init(struct state *state)
 {
-        return __atomic_load_n(&s->chunk_version[chunk], __ATOMIC_ACQUIRE);
+        for (uint32_t i = 0; i < state->n_redo; i++)
+                hold(state, i, 0);
 }
 
 struct redo_view redo_begin(struct state *state, uint32_t slot)
 {
         struct redo_slot *s = slot_at(state, slot);
 
-        assert(!is_valid(s));
+        assert(held(state, slot) == 0);
         return view(state, s);
 }
 
-static void copy_home(struct state *s, struct redo_slot *slot)
+static void copy_home(struct state *s, uint32_t slot, uint32_t to, uint64_t version)
 {
-        const struct plan_chunk *chunk = &s->plan->chunks[slot->chunk];
-        struct redo_view from = view(s, slot);
+        const struct plan_chunk *chunk = &s->plan->chunks[to];
+        struct redo_view from = view(s, slot_at(s, slot));
         size_t bytes = chunk->n * sizeof(float);
 
         memcpy(s->master + chunk->master, from.p, bytes);
         crash_point(CRASH_UPDATE_TORN);
         memcpy(s->exp_avg + chunk->moment, from.m, bytes);
         memcpy(s->exp_avg_sq + chunk->moment, from.v, bytes);
-        __atomic_store_n(&s->chunk_version[slot->chunk], slot->version, __ATOMIC_RELEASE);
+        tables_set_chunk_version(s, to, version);
         crash_point(CRASH_UPDATE_COPIED);
-        set_valid(slot, 0);
+        hold(s, slot, 0);
 }
 
 static void assert_decided(const struct state *s, uint32_t chunk, uint64_t version)
 {
         assert(chunk < s->plan->n_chunks);
         assert(s->record->phase == ATTEMPT_DECIDED && s->record->commit);
-        assert(version == s->record->version + 1 && version_of(s, chunk) == version - 1);
+        assert(version == s->record->version + 1 && state_chunk_version(s, chunk) == version - 1);
 }
 
 void redo_commit(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
@@ -81,17 +85,16 @@ void redo_commit(struct state *state, uint32_t slot, uint32_t chunk, uint64_t ve
         struct redo_slot *s = slot_at(state, slot);
 
         assert_decided(state, chunk, version);
-        s->chunk = chunk;
-        s->version = version;
-        set_valid(s, 1);
+        s->version = seal(SEAL_REDO_VERSION, slot, version);
+        hold(state, slot, (uint64_t)chunk + 1);
         crash_point(CRASH_UPDATE_VALID);
-        copy_home(state, s);
+        copy_home(state, slot, chunk, version);
 }
 
 void redo_keep(struct state *state, uint32_t chunk, uint64_t version)
 {
         assert_decided(state, chunk, version);
-        __atomic_store_n(&state->chunk_version[chunk], version, __ATOMIC_RELEASE);
+        tables_set_chunk_version(state, chunk, version);
 }
 
 uint32_t redo_replay(struct state *state)
@@ -99,14 +102,25 @@ uint32_t redo_replay(struct state *state)
         uint32_t n = 0;
 
         for (uint32_t i = 0; i < state->n_redo; i++) {
-                struct redo_slot *slot = slot_at(state, i);
+                uint64_t chunk = held(state, i);
 
-                if (!is_valid(slot))
+                if (chunk == 0)
                         continue;
-                copy_home(state, slot);
+                copy_home(state, i, (uint32_t)(chunk - 1), state->record->version + 1);
                 n++;
         }
         return n;
+}
+
+static bool slot_is_wrong(const struct state *s, uint32_t slot, bool updating)
+{
+        uint64_t chunk = held(s, slot);
+
+        if (chunk == 0)
+                return false;
+        return !updating || chunk > s->plan->n_chunks ||
+               seal_open(SEAL_REDO_VERSION, slot, slot_at(s, slot)->version) !=
+                       s->record->version + 1;
 }
 
 int redo_check(const struct state *state, struct fault *fault)
@@ -115,18 +129,13 @@ int redo_check(const struct state *state, struct fault *fault)
         bool updating = r->phase == ATTEMPT_DECIDED && r->commit;
 
         for (uint32_t c = 0; c < state->plan->n_chunks; c++) {
-                uint64_t ahead = version_of(state, c) - r->version;
+                uint64_t ahead = state_chunk_version(state, c) - r->version;
 
                 if (ahead > 1 || (ahead == 1 && !updating))
-                        return file_damaged(fault, state->file, "a chunk's version is wrong");
+                        return file_damaged(fault, state->file, "its chunk table is damaged");
         }
-        for (uint32_t i = 0; i < state->n_redo; i++) {
-                const struct redo_slot *slot = slot_at(state, i);
-                uint32_t valid = is_valid(slot);
-
-                if (valid > 1 || (valid && (!updating || slot->chunk >= state->plan->n_chunks ||
-                                            slot->version != r->version + 1)))
-                        return file_damaged(fault, state->file, "a redo slot is wrong");
-        }
+        for (uint32_t i = 0; i < state->n_redo; i++)
+                if (slot_is_wrong(state, i, updating))
+                        return file_damaged(fault, state->file, "a redo slot is damaged");
         return 0;
 }

@@ -1,6 +1,6 @@
 /*
  * A job's state: making, opening, filling, closing.  file.h has the map of the file,
- * record.c and redo.c what makes it crash-consistent.
+ * record.c, redo.c and tables.c what makes it crash-consistent.
  *
  * A new file has a temporary name until it is complete, so that a name store_each()
  * gives is never that of half a file.  Its space is reserved before it is touched: neither a
@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
@@ -43,6 +42,8 @@ static void state_free(struct state *s)
         if (s->map)
                 munmap(s->map, s->map_bytes);
         cleanup_close(&s->fd);
+        blobs_close(s);
+        tables_free(s);
         segment_free(&s->serve_segment);
         plan_free(s->plan);
         free(s->file);
@@ -58,9 +59,11 @@ static int state_new(struct store *store, const char *file, struct state **ret)
         CLEANUP(cleanup_state_free) struct state *s = calloc(1, sizeof(*s));
         if (!s)
                 return -ENOMEM;
-        *s = (struct state){
-                .store = store, .fd = -1, .serve_fd = -1, .serve_segment = { .fd = -1 }
-        };
+        *s = (struct state){ .store = store,
+                             .fd = -1,
+                             .serve_fd = -1,
+                             .serve_segment = { .fd = -1 },
+                             .blobs = { .fd = -1 } };
         s->file = strdup(file);
         if (!s->file)
                 return -ENOMEM;
@@ -92,7 +95,7 @@ static int make_serve(struct state *s, const struct plan *plan, struct fault *fa
 }
 
 /* What both ways of getting a state have in common, once the file is mapped. */
-static void bind_file(struct state *s, const struct file_map *places)
+static int bind_file(struct state *s, const struct file_map *places)
 {
         const struct file_header *h = s->map;
 
@@ -104,6 +107,7 @@ static void bind_file(struct state *s, const struct file_map *places)
                                          .world_size = h->world_size,
                                          .n_owners = h->n_owners,
                                          .reduce_dtype = h->reduce_dtype };
+        return tables_new(s);
 }
 
 /* ---- making ---- */
@@ -150,7 +154,7 @@ static int make_file(struct state *s, const char *temporary, uint64_t bytes, con
 }
 
 static int fill_file(struct state *s, const struct state_identity *id, const layout *l,
-                     const struct plan *plan, const struct packed *packed, uint32_t n_redo,
+                     struct plan *plan, const struct packed *packed, uint32_t n_redo,
                      struct fault *fault)
 {
         struct file_map places = file_map(plan, l->n_tensors, n_redo, packed->size);
@@ -169,16 +173,19 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         snprintf(h.job, sizeof(h.job), "%s", id->job);
         file_plan_hash(plan, h.plan_hash);
         file_write(s->map, &places, &h, packed->data);
-        bind_file(s, &places);
-        for (uint32_t t = 0; t < l->n_tensors; t++)
-                s->tensor_set[t] = l->tensors[t].set;
+        s->plan = plan;
+        r = bind_file(s, &places);
+        if (r)
+                return fault_errno(fault, r, s->file);
+        tables_init(s, l);
+        redo_init(s);
         record_init(s);
-        return 0;
+        return blobs_open(s, fault);
 }
 
 /* Makes, fills and names the file; on failure nothing is left. */
 static int build_file(struct state *s, const struct state_identity *id, const layout *l,
-                      const struct plan *plan, const struct packed *packed, uint32_t n_redo,
+                      struct plan *plan, const struct packed *packed, uint32_t n_redo,
                       struct fault *fault)
 {
         uint64_t bytes = file_map(plan, l->n_tensors, n_redo, packed->size).bytes;
@@ -211,9 +218,10 @@ static int create_taken(struct store *store, const struct state_identity *id, co
         if (r)
                 return r;
         r = build_file(s, id, l, plan, packed, n_redo, fault);
-        if (r)
+        if (r) {
+                s->plan = NULL; /* the caller's */
                 return r;
-        s->plan = plan;
+        }
         *ret = STEAL(s);
         return 0;
 }
@@ -242,27 +250,6 @@ int state_create(struct store *store, const struct state_identity *id, const lay
 }
 
 /* ---- opening what an earlier process left ---- */
-
-/* Refuses what somebody else can have made or can change. */
-static int open_file(struct state *s, uint64_t *ret_bytes, struct fault *fault)
-{
-        struct stat st;
-
-        s->fd = openat(s->store->dir, s->file, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-        if (s->fd < 0 || fstat(s->fd, &st) < 0)
-                return fault_errno(fault, errno, s->file);
-        if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) ||
-            st.st_nlink != 1)
-                return file_damaged(fault, s->file, "others have access to it");
-        /* one with holes (a copy) gets its space now, or not at all */
-        if ((uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size) {
-                int r = segment_reserve(s->fd, (uint64_t)st.st_size);
-                if (r)
-                        return fault_errno(fault, r, s->file);
-        }
-        *ret_bytes = (uint64_t)st.st_size;
-        return 0;
-}
 
 static int read_layout(const struct state *s, const struct file_header *h, layout **ret,
                        struct fault *fault)
@@ -304,18 +291,27 @@ static int remake_plan(struct state *s, const struct file_header *h, const layou
         return 0;
 }
 
-/* Every set exists, and a step that is to be carried out has those of its tensors. */
+/* A step that is to be carried out has the hyperparameter sets of its tensors. */
 static int check_sets(const struct state *s, struct fault *fault)
 {
         bool commit = s->record->phase == ATTEMPT_DECIDED && s->record->commit;
 
-        for (uint32_t t = 0; t < s->n_tensors; t++)
-                if (s->tensor_set[t] >= ZERO_SET_MAX)
-                        return file_damaged(fault, s->file,
-                                            "its hyperparameter sets make no sense");
         if (commit && state_check_sets(s, s->record->n_sets) != s->n_tensors)
                 return file_damaged(fault, s->file, "its step lacks a hyperparameter set");
         return 0;
+}
+
+static int check_parts(struct state *s, struct fault *fault)
+{
+        int r = record_load(s, fault);
+
+        if (r == 0)
+                r = tables_load(s, fault);
+        if (r == 0)
+                r = redo_check(s, fault);
+        if (r == 0)
+                r = check_sets(s, fault);
+        return r ? r : blobs_open(s, fault);
 }
 
 /* Everything that can be checked; the state is bound to the file then. */
@@ -326,7 +322,7 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
         char name[STORE_FILE_NAME];
         uint64_t bytes = 0;
 
-        int r = open_file(s, &bytes, fault);
+        int r = file_open(s->store->dir, s->file, &s->fd, &bytes, fault);
         if (r == 0)
                 r = file_read_header(s->fd, bytes, s->file, &h, fault);
         if (r)
@@ -344,24 +340,13 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
         struct file_map places = file_map(s->plan, h.n_tensors, h.n_redo, h.layout_bytes);
         if (places.bytes != bytes)
                 return file_damaged(fault, s->file, "its length is wrong");
-        bind_file(s, &places);
-        r = record_load(s, fault);
-        if (r == 0)
-                r = redo_check(s, fault);
-        if (r == 0)
-                r = check_sets(s, fault);
+        r = bind_file(s, &places);
+        if (r)
+                return fault_errno(fault, r, s->file);
+        r = check_parts(s, fault);
         if (r == 0)
                 *ret_layout = STEAL(l);
         return r;
-}
-
-/* Brings the file to what its record says. */
-static void settle(struct state *s)
-{
-        redo_replay(s);
-        crash_point(CRASH_RESUME_REPLAYED);
-        if (s->record->phase == ATTEMPT_OPEN)
-                memset(s->present, 0, s->n_tensors);
 }
 
 int state_open(struct store *store, const char *file, struct state **ret, layout **ret_layout,
@@ -386,7 +371,8 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
                 store_give(store, s->plan->serve_bytes);
                 return r;
         }
-        settle(s);
+        redo_replay(s);
+        crash_point(CRASH_RESUME_REPLAYED);
         *ret = STEAL(s);
         *ret_layout = STEAL(l);
         return 0;
@@ -406,6 +392,7 @@ void state_drop(struct state *state)
 {
         if (!state)
                 return;
+        blobs_drop(state); /* first: none is left alone */
         unlinkat(state->store->dir, state->file, 0);
         store_give(state->store, state->map_bytes);
         state_close(state);
@@ -413,18 +400,7 @@ void state_drop(struct state *state)
 
 uint64_t state_bytes(const struct state *state)
 {
-        return state->map_bytes + state->plan->serve_bytes;
-}
-
-uint32_t state_check_sets(const struct state *state, uint32_t n_sets)
-{
-        const struct plan *plan = state->plan;
-
-        for (uint32_t i = 0; i < plan->n_segments; i++)
-                if (plan->segments[i].moment != UINT64_MAX &&
-                    state->tensor_set[plan->segments[i].tensor] >= n_sets)
-                        return plan->segments[i].tensor;
-        return state->n_tensors;
+        return state->map_bytes + state->blobs.bytes + state->plan->serve_bytes;
 }
 
 /* ---- contents ---- */

@@ -19,6 +19,13 @@
 struct store;
 struct record_copy;
 
+/*
+ * Versions and tensor steps share 64 bits with a check value in the file (seal.h): a tensor step
+ * may be put up to this, and no state gets to a version above it (17 years at a thousand
+ * steps a second).
+ */
+#define STATE_STEP_MAX ((UINT64_C(1) << 39) - 1)
+
 struct state_identity {
         const char *job; /* state.id: in the file's mapping */
         uint32_t uid;    /* who owns the job */
@@ -63,12 +70,12 @@ struct state {
         struct plan *plan;                           /* owned */
         float *master, *exp_avg, *exp_avg_sq, *grad; /* in the file's mapping */
         uint8_t *serve;                              /* NULL if there is nothing to serve from */
-        int serve_fd;            /* memfd, sealed against resizing and later writers; -1 */
-        uint64_t *chunk_version; /* [chunk]; atomic */
-        /* [tensor]: updates so far; in the file; another array after state_finish() */
-        uint64_t *tensor_step;
-        uint8_t *present; /* [tensor]: has a gradient in this attempt; in the file */
-        uint64_t *tensor_set; /* [tensor]: hyperparameter set, below ZERO_SET_MAX; in the file */
+        int serve_fd; /* memfd, sealed against resizing and later writers; -1 */
+        /* [tensor]: updates so far, and hyperparameter set, below ZERO_SET_MAX; what is in the
+         * file: change it by state_put_*() only */
+        const uint64_t *tensor_step, *tensor_set;
+        /* [tensor]: has a gradient in this attempt; state_prepare() writes it to the file */
+        uint8_t *present;
         /* in the file; change it by state_*() only; another copy after each of them */
         const struct state_record *record;
         /* private from here */
@@ -78,8 +85,16 @@ struct state {
         uint32_t n_redo, n_tensors;
         struct redo_slot *redo;
         struct record_copy *copies[2];
-        uint64_t *steps[2];
+        /* the tables in the file, each number with its check value (tables.c) */
+        uint64_t *steps[2], *presents[2], *sets, *versions;
+        uint64_t *numbers; /* tensor_step and tensor_set, to write */
         struct segment serve_segment;
+        struct state_blobs {      /* blobs.c */
+                int fd;           /* -1: there is no file */
+                uint32_t n_ranks; /* mapped */
+                uint64_t bytes;   /* of the file */
+                void *map;
+        } blobs;
         char *file; /* name in the directory */
 };
 
@@ -118,18 +133,18 @@ int store_each(const struct store *store, int (*each)(const char *file, void *ar
 int state_create(struct store *store, const struct state_identity *id, const layout *l,
                  struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault);
 /*
- * Opens the state that an earlier process left, as store_each() names it.  Everything is
- * checked; a damaged file is refused (ZERO_EIO) and never used.  Valid redo slots
- * are copied home, so that each chunk is at record->version or, if the record says
- * commit, at the next; presence marks of an attempt that had not been prepared
- * are cleared.  The serve plane is empty until state_serve_group().
- * The layout is the caller's; the identity is in state->id.
+ * Opens the state that an earlier process left, as store_each() names it.  Everything but
+ * what the planes hold is checked (file.h); a damaged file is refused (ZERO_EIO), left as it
+ * is and never used.  Valid redo slots are copied home, so that each chunk is at
+ * record->version or, if the record says commit, at the next; presence marks of an
+ * attempt that had not been prepared are clear.  The serve plane is empty until
+ * state_serve_group().  The layout is the caller's; the identity is in state->id.
  */
 int state_open(struct store *store, const char *file, struct state **ret, layout **ret_layout,
                struct fault *fault);
-/* Unmaps; the file stays.  NULL is allowed. */
+/* Unmaps; the files stay.  NULL is allowed. */
 void state_close(struct state *state);
-/* Deletes the file and closes. */
+/* Deletes the files and closes: nothing else does. */
 void state_drop(struct state *state);
 uint64_t state_bytes(const struct state *state);
 /*
@@ -137,6 +152,14 @@ uint64_t state_bytes(const struct state *state);
  * n_tensors if there is none.
  */
 uint32_t state_check_sets(const struct state *state, uint32_t n_sets);
+/* The version a chunk is at; UINT64_MAX if that cannot be read (the memory is damaged). */
+uint64_t state_chunk_version(const struct state *state, uint32_t chunk);
+/*
+ * Each is in the file at once and whole.  Not while an update runs, and on the thread that
+ * changes the record; set below ZERO_SET_MAX, step at most STATE_STEP_MAX.
+ */
+void state_put_step(struct state *state, uint32_t tensor, uint64_t step);
+void state_put_set(struct state *state, uint32_t tensor, uint64_t set);
 
 /*
  * Fills a shard's master segments with their tensors' first values (init.h) and writes serve.
@@ -155,7 +178,9 @@ const void *state_shard(const struct state *state, const layout *l, uint32_t gro
  *
  * OPEN -> PREPARED (again and again, if need be) -> DECIDED -> OPEN.  The version and the
  * attempt of what is passed must be the record's own; the phase is set here.
- * `present` must not change from state_prepare() until the attempt is over.
+ * The fields of the last decision change in state_decide() alone, which also sets
+ * decided_attempt: what a vote has there is not taken.
+ * `present` must not change from state_prepare() until the attempt is over, or prepared anew.
  */
 
 void state_prepare(struct state *state, const struct state_record *vote);

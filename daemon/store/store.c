@@ -25,7 +25,8 @@
 
 #include "proto/cleanup.h"
 
-static const char lock_name[] = ".lock", temporary_prefix[] = ".new-", suffix[] = ".state";
+static const char lock_name[] = ".lock", temporary_prefix[] = ".new-";
+static const char state_suffix[] = ".state", blobs_suffix[] = ".blobs";
 
 DEFINE_CLEANUP(struct store *, store_close)
 
@@ -51,7 +52,7 @@ void store_file_name(const char *job, uint32_t owner, char ret[static STORE_FILE
         readable[n] = 0;
         crypto_generichash(hash, sizeof(hash), (const uint8_t *)job, strlen(job), NULL, 0);
         sodium_bin2hex(hex, sizeof(hex), hash, sizeof(hash));
-        snprintf(ret, STORE_FILE_NAME, "%s-%s.%" PRIu32 "%s", readable, hex, owner, suffix);
+        snprintf(ret, STORE_FILE_NAME, "%s-%s.%" PRIu32 "%s", readable, hex, owner, state_suffix);
 }
 
 void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME])
@@ -60,12 +61,24 @@ void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME])
         snprintf(ret, STORE_FILE_NAME, "%s%s", temporary_prefix, file);
 }
 
-bool store_is_state(const char *name)
+static bool is_called(const char *name, const char *suffix)
 {
-        size_t n = strlen(name), m = sizeof(suffix) - 1;
+        size_t n = strlen(name), m = strlen(suffix);
 
         return name[0] != '.' && !strchr(name, '/') && n > m &&
                n + sizeof(temporary_prefix) <= STORE_FILE_NAME && strcmp(name + n - m, suffix) == 0;
+}
+
+bool store_is_state(const char *name)
+{
+        return is_called(name, state_suffix);
+}
+
+void store_blobs_name(const char *file, char ret[static STORE_FILE_NAME])
+{
+        assert(store_is_state(file));
+        snprintf(ret, STORE_FILE_NAME, "%.*s%s", (int)(strlen(file) - (sizeof(state_suffix) - 1)),
+                 file, blobs_suffix);
 }
 
 /* ---- opening ---- */
@@ -151,7 +164,7 @@ static int take_stock(struct store *s)
 
                 if (strncmp(e->d_name, temporary_prefix, sizeof(temporary_prefix) - 1) == 0)
                         unlinkat(s->dir, e->d_name, 0);
-                else if (store_is_state(e->d_name) &&
+                else if ((store_is_state(e->d_name) || is_called(e->d_name, blobs_suffix)) &&
                          fstatat(s->dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
                         s->used += (uint64_t)st.st_size;
         }

@@ -16,15 +16,14 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/store/store.h"
 #include "fixture.h"
 #include "toy.h"
+#include "trace.h"
 
 enum { KILLS = 300, LIMIT_NS = 3000000 };
 
@@ -94,24 +93,13 @@ static void attempt_by_two_threads(struct state *s)
         state_finish(s);
 }
 
-/* SIGKILL, sent by the kernel, whatever the process is just doing. */
-static void die_in(long ns)
-{
-        struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL };
-        struct itimerspec when = { .it_value.tv_nsec = ns };
-        timer_t timer;
-
-        if (timer_create(CLOCK_MONOTONIC, &event, &timer) || timer_settime(timer, 0, &when, NULL))
-                abort();
-}
-
 static void run_until_killed(long ns)
 {
         layout *stored = NULL;
 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         struct state *s = fixture_reopen(fixture_store(directory), &stored);
-        die_in(ns);
+        trace_die_in(ns);
         for (;;)
                 attempt_by_two_threads(s);
 }
@@ -159,9 +147,7 @@ Test(kill, at_random_instants_leaves_the_bits_of_an_undisturbed_run)
 static void run_traced(struct state *s)
 {
         toy_push(s, l);
-        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL))
-                _exit(77);
-        raise(SIGSTOP);
+        trace_me();
         toy_decide(s);
         toy_update(s, 0, 0, 1);
         state_finish(s);
@@ -205,24 +191,6 @@ static void look(struct trace *t)
         recover(t);
 }
 
-static bool step(pid_t pid)
-{
-        int status;
-
-        cr_assert_eq(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
-        cr_assert_eq(waitpid(pid, &status, 0), pid);
-        cr_assert(WIFSTOPPED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
-        return WIFSTOPPED(status);
-}
-
-static bool traced(pid_t pid)
-{
-        int status;
-
-        cr_assert_eq(waitpid(pid, &status, 0), pid);
-        return WIFSTOPPED(status);
-}
-
 Test(kill, at_every_instruction_leaves_the_bits_of_an_undisturbed_run, .timeout = 120)
 {
         struct state *s = fixture_state(other, "j", l, 1, 0, 2);
@@ -234,9 +202,9 @@ Test(kill, at_every_instruction_leaves_the_bits_of_an_undisturbed_run, .timeout 
         pid_t pid = fork();
         if (pid == 0)
                 run_traced(s);
-        if (!traced(pid))
+        if (!trace_begun(pid))
                 cr_skip_test("processes cannot be traced here");
-        while (step(pid))
+        while (trace_step(pid))
                 look(&t);
         cr_assert_gt(t.instants, 1000, "%lu", (unsigned long)t.instants);
         free(t.before);

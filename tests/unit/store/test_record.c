@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/store/file.h"
+#include "daemon/store/seal.h"
 #include "fixture.h"
 #include "toy.h"
 
@@ -118,9 +119,61 @@ Test(record, an_aborted_attempt_counts_for_nothing)
         cr_assert_eq(s->present[0], 0);
 }
 
+static void check_decision(uint64_t attempt)
+{
+        cr_assert_eq(s->record->decided_attempt, attempt);
+        cr_assert_eq(s->record->commit, 0);
+        cr_assert_eq(s->record->grad_scale, 0.5);
+        cr_assert_eq(s->record->loss_scale, 512);
+        cr_assert_eq(s->record->good_steps, 7);
+        cr_assert_eq(s->record->skipped, 3);
+        cr_assert_eq(s->record->grad_norm, 1.5);
+}
+
+Test(record, a_decision_stays_until_the_next_one)
+{
+        struct state_record r, none = { 0 };
+
+        state_abort(s, 5);
+        cr_assert_eq(s->record->decided_attempt, 0);
+        state_prepare(s, s->record);
+        r = *s->record;
+        r.grad_scale = 0.5;
+        r.loss_scale = 512;
+        r.good_steps = 7;
+        r.skipped = 3;
+        r.grad_norm = 1.5;
+        state_decide(s, &r);
+        check_decision(5);
+        state_finish(s);
+        check_decision(5);
+        none.attempt = 6;
+        none.commit = 1;
+        none.finite = 1;
+        state_prepare(s, &none);
+        check_decision(5);
+        cr_assert_eq(s->record->finite, 1);
+        reopen();
+        check_decision(5);
+        state_abort(s, 9);
+        check_decision(5);
+}
+
+Test(record, a_vote_may_be_prepared_anew_with_other_marks)
+{
+        s->present[0] = 1;
+        state_prepare(s, s->record);
+        s->present[0] = 0;
+        s->present[1] = 1;
+        state_prepare(s, s->record);
+        reopen();
+        cr_assert_eq(s->present[0], 0);
+        cr_assert_eq(s->present[1], 1);
+}
+
 Test(record, steps_that_were_put_are_counted_on)
 {
-        s->tensor_step[1] = 1000;
+        state_put_step(s, 1, 1000);
         toy_attempt(s, l); /* tensor 1 has a gradient at version 0 */
         cr_assert_eq(s->tensor_step[1], 1001);
         reopen();
@@ -132,24 +185,65 @@ static struct record_copy *newest(void)
         return s->copies[s->record == &s->copies[1]->record];
 }
 
-Test(record, a_torn_copy_leaves_the_one_before)
+static struct record_copy *older(void)
+{
+        return s->copies[newest() == s->copies[0]];
+}
+
+static void set_use(struct record_copy *copy, enum copy_use use)
+{
+        copy->use = seal(SEAL_COPY, copy == s->copies[1], use);
+}
+
+static void decide(uint32_t n_sets)
 {
         struct state_record r = *s->record;
 
-        r.n_sets = 3;
+        r.n_sets = n_sets;
         state_prepare(s, &r);
+        r = *s->record;
         r.commit = 1;
         state_decide(s, &r);
-        for (size_t at = 0; at < offsetof(struct record_copy, record.sets[r.n_sets]); at += 7) {
+}
+
+Test(record, a_torn_copy_leaves_the_one_before)
+{
+        decide(3);
+        set_use(newest(), COPY_WRITING);
+        set_use(older(), COPY_COUNTS);
+        memset(newest()->hash, 0x5a, 300);
+        cr_assert_eq(record_load(s, NULL), 0);
+        cr_assert_eq(s->record->phase, ATTEMPT_PREPARED);
+}
+
+Test(record, of_two_that_count_the_newer_is_taken)
+{
+        decide(3);
+        set_use(older(), COPY_COUNTS);
+        cr_assert_eq(record_load(s, NULL), 0);
+        cr_assert_eq(s->record->phase, ATTEMPT_DECIDED);
+}
+
+Test(record, a_damaged_copy_that_counts_is_refused_though_the_one_before_is_whole)
+{
+        decide(3);
+        for (size_t at = 0; at < offsetof(struct record_copy, record.sets[3]); at++) {
                 uint8_t *byte = (uint8_t *)newest() + at;
 
                 *byte ^= 0x40;
-                cr_assert_eq(record_load(s, NULL), 0);
-                cr_assert_eq(s->record->phase, ATTEMPT_PREPARED);
+                cr_assert_eq(record_load(s, NULL), ZERO_EIO, "%zu", at);
                 *byte ^= 0x40;
-                cr_assert_eq(record_load(s, NULL), 0);
-                cr_assert_eq(s->record->phase, ATTEMPT_DECIDED);
         }
+        cr_assert_eq(record_load(s, NULL), 0);
+}
+
+Test(record, whatever_is_in_a_copy_that_does_not_count_means_nothing)
+{
+        decide(3);
+        memset(older()->hash, 0xa5,
+               sizeof(struct record_copy) - offsetof(struct record_copy, hash));
+        cr_assert_eq(record_load(s, NULL), 0);
+        cr_assert_eq(s->record->phase, ATTEMPT_DECIDED);
 }
 
 Test(record, two_torn_copies_are_refused)

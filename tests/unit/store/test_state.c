@@ -9,6 +9,7 @@
 
 #include "daemon/store/file.h"
 #include "daemon/store/init.h"
+#include "daemon/store/seal.h"
 #include "daemon/store/store.h"
 #include "fixture.h"
 #include "toy.h"
@@ -103,7 +104,7 @@ Test(state, hyperparameter_sets_outlive_the_mapping)
         struct state *s = fixture_state(store, "j", l, 1, 0, 1);
 
         for (uint32_t t = 0; t < l->n_tensors; t++)
-                s->tensor_set[t] = ZERO_SET_MAX - 1 - t;
+                state_put_set(s, t, ZERO_SET_MAX - 1 - t);
         toy_attempt(s, l);
         state_close(s);
         s = fixture_reopen(store, &stored);
@@ -118,14 +119,14 @@ Test(state, a_trainable_tensor_without_a_set_in_the_step_is_found)
         struct state *s = fixture_state(store, "j", l, 1, 0, 1);
 
         for (uint32_t t = 0; t < l->n_tensors; t++)
-                s->tensor_set[t] = 3;
+                state_put_set(s, t, 3);
         cr_assert_eq(state_check_sets(s, 4), l->n_tensors);
         for (uint32_t i = 0; i < s->plan->n_segments; i++) {
                 uint32_t t = s->plan->segments[i].tensor;
 
-                s->tensor_set[t] = 4;
+                state_put_set(s, t, 4);
                 cr_assert_eq(state_check_sets(s, 4), l->tensors[t].frozen ? l->n_tensors : t);
-                s->tensor_set[t] = 3;
+                state_put_set(s, t, 3);
         }
         state_close(s);
 }
@@ -328,46 +329,59 @@ Test(state, names_that_are_no_states_are_refused)
                 cr_assert_gt(state_open(store, names[i], &s, &stored, NULL), 0);
 }
 
-Test(state, impossible_hyperparameter_sets_are_refused)
+Test(state, a_step_without_a_tensors_hyperparameter_set_is_refused)
 {
         struct state *s = make();
 
-        s->tensor_set[l->n_tensors - 1] = ZERO_SET_MAX;
-        cr_assert_eq(open_only(NULL), ZERO_EIO);
-        s->tensor_set[l->n_tensors - 1] = 0;
         struct state_record record = *s->record;
         record.n_sets = record.commit = 1;
         state_prepare(s, &record);
+        record = *s->record;
+        record.commit = 1;
         state_decide(s, &record);
         cr_assert_eq(open_only(NULL), 0);
-        s->tensor_set[s->plan->segments[0].tensor] = 1;
+        state_put_set(s, s->plan->segments[0].tensor, 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         state_close(s);
+}
+
+Test(state, numbers_that_are_out_of_bounds_are_refused)
+{
+        struct state *s = make();
+
+        s->sets[l->n_tensors - 1] = seal(SEAL_SETS, l->n_tensors - 1, ZERO_SET_MAX);
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        state_put_set(s, l->n_tensors - 1, 0);
+        s->steps[0][1] = seal(SEAL_STEPS, 1, STATE_STEP_MAX + 1);
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        state_put_step(s, 1, STATE_STEP_MAX);
+        cr_assert_eq(open_only(NULL), 0);
+        state_close(s);
+}
+
+static void hold(struct state *s, uint64_t chunk, uint64_t version)
+{
+        s->redo->chunk = seal(SEAL_REDO, 0, chunk);
+        s->redo->version = seal(SEAL_REDO_VERSION, 0, version);
 }
 
 Test(state, impossible_chunk_versions_and_slots_are_refused)
 {
         struct state *s = make();
-        s->chunk_version[1] = 1; /* nothing was decided */
+        s->versions[1] = seal(SEAL_VERSIONS, 1, 1); /* nothing was decided */
         cr_assert_eq(open_only(NULL), ZERO_EIO);
-        s->chunk_version[1] = 0;
-        s->redo->valid = 1;
+        s->versions[1] = seal(SEAL_VERSIONS, 1, 0);
+        hold(s, 1, 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
-        s->redo->valid = 0;
+        hold(s, 0, 1);
 
         toy_push(s, l);
         toy_decide(s);
-        s->redo->valid = 1;
-        s->redo->version = 1;
-        s->redo->chunk = s->plan->n_chunks;
+        hold(s, (uint64_t)s->plan->n_chunks + 1, 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
-        s->redo->chunk = 0;
-        s->redo->version = 2;
+        hold(s, 1, 2);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
-        s->redo->valid = 2;
-        s->redo->version = 1;
-        cr_assert_eq(open_only(NULL), ZERO_EIO);
-        s->redo->valid = 0;
+        hold(s, 0, 2);
         cr_assert_eq(open_only(NULL), 0);
         state_close(s);
 }

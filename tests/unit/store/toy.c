@@ -36,7 +36,7 @@ void toy_decide(struct state *s)
                 struct state_record vote = *s->record;
                 vote.finite = 1;
                 vote.n_sets = 1;
-                vote.grad_norm = (double)vote.version;
+                vote.clip_norm = (double)vote.version;
                 state_prepare(s, &vote);
         }
         if (s->record->phase == ATTEMPT_PREPARED) {
@@ -83,7 +83,7 @@ static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk)
 void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)
 {
         for (uint32_t c = first; s->record->commit && c < s->plan->n_chunks; c += stride)
-                if (s->chunk_version[c] == s->record->version)
+                if (state_chunk_version(s, c) == s->record->version)
                         update_chunk(s, slot, c);
 }
 
@@ -120,6 +120,5 @@ bool toy_equal(const struct state *a, const struct state *b)
                same("exp_avg_sq", a->exp_avg_sq, b->exp_avg_sq, moments) &&
                same("tensor_step", a->tensor_step, b->tensor_step,
                     a->n_tensors * sizeof(uint64_t)) &&
-               same("chunk_version", a->chunk_version, b->chunk_version,
-                    p->n_chunks * sizeof(uint64_t));
+               same("chunk versions", a->versions, b->versions, p->n_chunks * sizeof(uint64_t));
 }

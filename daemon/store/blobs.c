@@ -1,0 +1,207 @@
+/*
+ * The file of ranks' bytes: an array of places, two a rank, and nothing else; see blobs.h.
+ *
+ * Rule: nothing in it is believed but for a checksum, which is keyed with the state's id.  A
+ * torn place, a damaged one, one of another rank, of another attempt or of an earlier job
+ * of that name counts as nothing; a longer file has more places, a shorter one fewer.
+ *
+ * A place that counts is not written to: it bears the attempt that was decided last, and a
+ * stage is for a later one.  It ceases to count at the instruction that makes the next
+ * decision's record the newest, and so begins the other one to.
+ */
+#include "daemon/store/blobs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sodium.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/store/file.h"
+#include "daemon/store/store.h"
+#include "proto/cleanup.h"
+
+struct place {
+        uint8_t hash[FILE_HASH]; /* of all behind it, up to the last byte in use */
+        uint64_t attempt;
+        uint32_t rank, bytes;
+        uint8_t data[ZERO_BLOB_MAX];
+};
+
+struct places {
+        struct place place[2];
+};
+
+_Static_assert(FILE_ID >= crypto_generichash_KEYBYTES_MIN, "an id is a key");
+
+static void place_hash(const struct state *s, const struct place *p, uint8_t ret[static FILE_HASH])
+{
+        const struct file_header *h = s->map;
+        size_t end = offsetof(struct place, data) + p->bytes;
+
+        crypto_generichash(ret, FILE_HASH, (const uint8_t *)&p->attempt,
+                           end - offsetof(struct place, attempt), h->id, sizeof(h->id));
+}
+
+static bool place_counts(const struct state *s, const struct place *p, uint32_t rank)
+{
+        uint64_t decided = s->record->decided_attempt;
+        uint8_t hash[FILE_HASH];
+
+        if (decided == 0 || p->attempt != decided || p->rank != rank || p->bytes > ZERO_BLOB_MAX)
+                return false;
+        place_hash(s, p, hash);
+        return memcmp(hash, p->hash, FILE_HASH) == 0;
+}
+
+static struct places *places_of(const struct state *s, uint32_t rank)
+{
+        return rank < s->blobs.n_ranks ? (struct places *)s->blobs.map + rank : NULL;
+}
+
+const void *state_blob(const struct state *state, uint32_t rank, size_t *ret_bytes)
+{
+        const struct places *both = places_of(state, rank);
+
+        for (int i = 0; both && i < 2; i++) {
+                const struct place *p = &both->place[i];
+
+                if (!place_counts(state, p, rank))
+                        continue;
+                *ret_bytes = p->bytes;
+                return p->data;
+        }
+        *ret_bytes = 0;
+        return NULL;
+}
+
+/* ---- growing ---- */
+
+static int map_ranks(struct state_blobs *b, uint32_t n_ranks)
+{
+        size_t bytes = n_ranks * sizeof(struct places), now = b->n_ranks * sizeof(struct places);
+        void *map = b->map ? mremap(b->map, now, bytes, MREMAP_MAYMOVE)
+                           : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->fd, 0);
+
+        if (map == MAP_FAILED)
+                return -errno;
+        b->map = map;
+        b->n_ranks = n_ranks;
+        return 0;
+}
+
+static int make_file(struct state *s)
+{
+        char name[STORE_FILE_NAME];
+
+        if (s->blobs.fd >= 0)
+                return 0;
+        store_blobs_name(s->file, name);
+        s->blobs.fd = openat(s->store->dir, name,
+                             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        return s->blobs.fd < 0 ? -errno : 0;
+}
+
+/* The room is there before it is mapped. */
+static int extend(struct state *s, uint32_t n_ranks)
+{
+        struct state_blobs *b = &s->blobs;
+        uint64_t bytes = n_ranks * sizeof(struct places);
+
+        int r = make_file(s);
+        if (r == 0)
+                r = segment_reserve(b->fd, bytes);
+        if (r)
+                return r;
+        r = map_ranks(b, n_ranks);
+        if (r && ftruncate(b->fd, (off_t)b->bytes) < 0)
+                return r; /* it stays longer until the next attempt to grow it */
+        if (r == 0)
+                b->bytes = bytes;
+        return r;
+}
+
+static int grow(struct state *s, uint32_t n_ranks)
+{
+        uint64_t more = n_ranks * sizeof(struct places) - s->blobs.bytes;
+        int r = store_take(s->store, more, "a rank's bytes", NULL);
+
+        if (r)
+                return r == ZERO_EQUOTA ? -EDQUOT : -ENOSPC;
+        r = extend(s, n_ranks);
+        if (r)
+                store_give(s->store, more);
+        return r;
+}
+
+/* ---- staging ---- */
+
+/* The one that may be written: not the one that counts. */
+static struct place *spare(const struct state *s, struct places *both, uint32_t rank)
+{
+        return &both->place[place_counts(s, &both->place[0], rank)];
+}
+
+int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const void *p, size_t n)
+{
+        if (rank >= ZERO_RANK_MAX || n > ZERO_BLOB_MAX || attempt <= state->record->decided_attempt)
+                return -EINVAL;
+        if (rank >= state->blobs.n_ranks) {
+                int r = n ? grow(state, rank + 1) : 0;
+                if (r || n == 0)
+                        return r; /* no place: as good as an empty one */
+        }
+        struct place *to = spare(state, places_of(state, rank), rank);
+
+        to->attempt = attempt;
+        to->rank = rank;
+        to->bytes = (uint32_t)n;
+        if (n)
+                memcpy(to->data, p, n);
+        crash_point(CRASH_BLOB_TORN);
+        place_hash(state, to, to->hash);
+        return 0;
+}
+
+/* ---- the state's lifetime ---- */
+
+int blobs_open(struct state *s, struct fault *fault)
+{
+        struct state_blobs *b = &s->blobs;
+        char name[STORE_FILE_NAME];
+
+        store_blobs_name(s->file, name);
+        if (faccessat(s->store->dir, name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
+                return 0;
+        int r = file_open(s->store->dir, name, &b->fd, &b->bytes, fault);
+        if (r)
+                return r;
+        uint64_t n_ranks = b->bytes / sizeof(struct places);
+        if (n_ranks == 0)
+                return 0;
+        r = map_ranks(b, n_ranks < ZERO_RANK_MAX ? (uint32_t)n_ranks : ZERO_RANK_MAX);
+        return r ? fault_errno(fault, r, name) : 0;
+}
+
+void blobs_close(struct state *s)
+{
+        if (s->blobs.map)
+                munmap(s->blobs.map, s->blobs.n_ranks * sizeof(struct places));
+        cleanup_close(&s->blobs.fd);
+        s->blobs = (struct state_blobs){ .fd = -1 };
+}
+
+void blobs_drop(struct state *s)
+{
+        char name[STORE_FILE_NAME];
+
+        if (s->blobs.fd < 0)
+                return;
+        store_blobs_name(s->file, name);
+        unlinkat(s->store->dir, name, 0);
+        store_give(s->store, s->blobs.bytes);
+        blobs_close(s);
+}

@@ -1,0 +1,175 @@
+/*
+ * The tables of a state: tensor steps, presence marks and sets, chunk versions; in the file
+ * as words (seal.h).
+ *
+ * Rule: a word is changed by one store, so a killed process leaves it old or new.  Steps and
+ * presence marks of an attempt change together: they are written to the side that does not
+ * count, and the record that names it makes them count (record.c).
+ *
+ * Of the tensors' numbers the state has working copies in memory of its own: a put goes to
+ * both, and steps are taken over once the record counts that has them.
+ */
+#include "daemon/store/file.h"
+#include "daemon/store/seal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(STATE_STEP_MAX <= ((UINT64_C(1) << SEAL_NUMBER_BITS) - 1) / 2,
+               "a step that was put, and a step for every version, fit into a word");
+
+static uint32_t side(const struct state *s)
+{
+        return record_current(s)->side;
+}
+
+static uint64_t *step(const struct state *s)
+{
+        return s->numbers;
+}
+
+static uint64_t *set(const struct state *s)
+{
+        return s->numbers + s->n_tensors;
+}
+
+static void write_word(uint64_t *words, uint32_t table, uint32_t index, uint64_t number)
+{
+        __atomic_store_n(&words[index], seal(table, index, number), __ATOMIC_RELEASE);
+}
+
+/* ---- lifetime ---- */
+
+int tables_new(struct state *state)
+{
+        state->numbers = calloc(2 * (size_t)state->n_tensors + 1, sizeof(*state->numbers));
+        state->present = calloc((size_t)state->n_tensors + 1, 1);
+        if (!state->numbers || !state->present)
+                return -ENOMEM;
+        state->tensor_step = step(state);
+        state->tensor_set = set(state);
+        return 0;
+}
+
+void tables_free(struct state *state)
+{
+        free(state->numbers);
+        free(state->present);
+}
+
+void tables_init(struct state *state, const layout *l)
+{
+        for (uint32_t t = 0; t < state->n_tensors; t++) {
+                write_word(state->steps[0], SEAL_STEPS, t, 0);
+                write_word(state->presents[0], SEAL_PRESENTS, t, 0);
+                state_put_set(state, t, l->tensors[t].set);
+        }
+        for (uint32_t c = 0; c < state->plan->n_chunks; c++)
+                tables_set_chunk_version(state, c, 0);
+}
+
+/* ---- loading ---- */
+
+static const char *load_tensor(struct state *s, uint32_t t)
+{
+        const struct record_copy *copy = record_current(s);
+        uint32_t marks = copy->present_side;
+
+        step(s)[t] = seal_open(SEAL_STEPS + copy->side, t, s->steps[copy->side][t]);
+        if (step(s)[t] > STATE_STEP_MAX + s->record->version)
+                return "its table of tensor steps is damaged";
+        set(s)[t] = seal_open(SEAL_SETS, t, s->sets[t]);
+        if (set(s)[t] >= ZERO_SET_MAX)
+                return "its table of hyperparameter sets is damaged";
+        if (s->record->phase == ATTEMPT_OPEN)
+                return NULL; /* no marks count */
+        uint64_t mark = seal_open(SEAL_PRESENTS + marks, t, s->presents[marks][t]);
+        if (mark > 1)
+                return "its presence marks are damaged";
+        s->present[t] = (uint8_t)mark;
+        return NULL;
+}
+
+int tables_load(struct state *state, struct fault *fault)
+{
+        for (uint32_t t = 0; t < state->n_tensors; t++) {
+                const char *flaw = load_tensor(state, t);
+
+                if (flaw)
+                        return file_damaged(fault, state->file, flaw);
+        }
+        return 0;
+}
+
+/* ---- tensors ---- */
+
+void state_put_step(struct state *state, uint32_t tensor, uint64_t number)
+{
+        assert(tensor < state->n_tensors && number <= STATE_STEP_MAX);
+        write_word(state->steps[side(state)], SEAL_STEPS + side(state), tensor, number);
+        step(state)[tensor] = number;
+}
+
+void state_put_set(struct state *state, uint32_t tensor, uint64_t number)
+{
+        assert(tensor < state->n_tensors && number < ZERO_SET_MAX);
+        write_word(state->sets, SEAL_SETS, tensor, number);
+        set(state)[tensor] = number;
+}
+
+uint32_t tables_raise_steps(struct state *state)
+{
+        uint32_t other = !side(state);
+
+        for (uint32_t t = 0; t < state->n_tensors; t++)
+                write_word(state->steps[other], SEAL_STEPS + other, t,
+                           step(state)[t] + (state->present[t] != 0));
+        return other;
+}
+
+void tables_take_steps(struct state *state)
+{
+        uint32_t now = side(state);
+
+        for (uint32_t t = 0; t < state->n_tensors; t++) {
+                uint64_t number = seal_open(SEAL_STEPS + now, t, state->steps[now][t]);
+
+                assert(number != UINT64_MAX);
+                step(state)[t] = number;
+        }
+}
+
+uint32_t tables_write_present(struct state *state)
+{
+        uint32_t other = !record_current(state)->present_side;
+
+        for (uint32_t t = 0; t < state->n_tensors; t++)
+                write_word(state->presents[other], SEAL_PRESENTS + other, t,
+                           state->present[t] != 0);
+        return other;
+}
+
+uint32_t state_check_sets(const struct state *state, uint32_t n_sets)
+{
+        const struct plan *plan = state->plan;
+
+        for (uint32_t i = 0; i < plan->n_segments; i++)
+                if (plan->segments[i].moment != UINT64_MAX &&
+                    state->tensor_set[plan->segments[i].tensor] >= n_sets)
+                        return plan->segments[i].tensor;
+        return state->n_tensors;
+}
+
+/* ---- chunks ---- */
+
+uint64_t state_chunk_version(const struct state *state, uint32_t chunk)
+{
+        return seal_open(SEAL_VERSIONS, chunk,
+                         __atomic_load_n(&state->versions[chunk], __ATOMIC_ACQUIRE));
+}
+
+void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t version)
+{
+        write_word(state->versions, SEAL_VERSIONS, chunk, version);
+}
