@@ -53,11 +53,10 @@ struct file_header {
 
 _Static_assert(sizeof(struct file_header) <= FILE_ALIGN, "the layout lies behind one page");
 
-/* What a record copy is good for: a word, so that a torn copy is not taken for a damaged one. */
+/* Whether a record copy counts: a word, so that a torn copy is not taken for a damaged one. */
 enum copy_use {
-        COPY_PAST = 0,    /* the other one is newer */
-        COPY_WRITING = 1, /* or the process died while it wrote it */
-        COPY_COUNTS = 2,  /* if the other one does not, or has a lower sequence number */
+        COPY_VOID = 0,   /* the other one is newer, or the process died while it wrote this one */
+        COPY_COUNTS = 1, /* if the other one does not, or has a lower sequence number */
 };
 
 struct record_copy {

@@ -1,12 +1,12 @@
 /*
  * The step record and the tensor steps, consistent at every instruction.
  *
- * There are two copies of the record, and each says what it is good for.  A change is
- * written to the one that does not count: it is marked as being written, filled, with the next
- * sequence number and a checksum over all, and then marked as counting; that store
- * publishes it.  After it the other copy is marked as past.  A process killed before the
- * publishing store leaves the other copy the only one that counts; killed between the two
- * stores, both count and are whole, and the higher sequence number wins.
+ * There are two copies of the record, and each says whether it counts.  A change is written
+ * to the one that does not, with the next sequence number and a checksum over all; then that
+ * one is marked as counting, which publishes it, and the other one as void.  A process
+ * killed before the publishing store leaves the other copy the only one that counts; killed
+ * between the two stores, both count and are whole, the higher sequence number wins, and
+ * the next change begins with voiding the other.
  *
  * So a copy that counts is never half-written, and one whose checksum is wrong is damaged:
  * the file is refused, since the copy before would be a decision or a step too old.
@@ -65,7 +65,7 @@ static void publish(struct state *s, const struct state_record *record, uint32_t
         uint32_t other = now == s->copies[0];
         struct record_copy *next = s->copies[other];
 
-        set_use(s, other, COPY_WRITING);
+        set_use(s, other, COPY_VOID);
         next->sequence = now->sequence + 1;
         next->arithmetic = FILE_ARITHMETIC;
         next->side = side;
@@ -75,7 +75,7 @@ static void publish(struct state *s, const struct state_record *record, uint32_t
         record_hash(next, next->hash);
         set_use(s, other, COPY_COUNTS);
         crash_point(CRASH_RECORD_BOTH);
-        set_use(s, !other, COPY_PAST);
+        set_use(s, !other, COPY_VOID);
         s->record = &next->record;
 }
 
@@ -86,7 +86,7 @@ void record_init(struct state *state)
         copy->arithmetic = FILE_ARITHMETIC;
         record_hash(copy, copy->hash);
         set_use(state, 0, COPY_COUNTS);
-        set_use(state, 1, COPY_PAST);
+        set_use(state, 1, COPY_VOID);
         state->record = &copy->record;
 }
 

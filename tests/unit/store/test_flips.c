@@ -181,16 +181,6 @@ static struct state *stop_publishing(void)
         return s;
 }
 
-/* Before the first of them. */
-static struct state *stop_writing(void)
-{
-        struct state *s = make(6);
-        uint32_t other = record_current(s) == s->copies[0];
-
-        s->copies[other]->use = seal(SEAL_COPY, other, COPY_WRITING);
-        return s;
-}
-
 /* ---- regions ---- */
 
 static void add(const char *name, const void *first, size_t bytes, bool counts)
@@ -395,12 +385,7 @@ Test(flips, after_the_end_of_a_step)
         flip_all(stop_finished, 5);
 }
 
-Test(flips, while_a_record_is_written)
-{
-        flip_all(stop_writing, 6);
-}
-
 Test(flips, while_a_record_is_published)
 {
-        flip_all(stop_publishing, 7);
+        flip_all(stop_publishing, 6);
 }

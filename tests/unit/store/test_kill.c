@@ -20,6 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/store/file.h"
+#include "daemon/store/seal.h"
 #include "daemon/store/store.h"
 #include "fixture.h"
 #include "toy.h"
@@ -158,7 +160,15 @@ struct trace {
         struct state *seen; /* the file as the traced process has it */
         uint8_t *before;    /* what it held at the last look */
         uint64_t instants;
+        void (*check)(struct state *s); /* what the successor has */
 };
+
+static void check_bits(struct state *s)
+{
+        toy_attempt(s, l);
+        follow(s);
+        cr_assert(toy_equal(s, undisturbed));
+}
 
 /* A process that died now, and its successor. */
 static void recover(struct trace *t)
@@ -171,9 +181,7 @@ static void recover(struct trace *t)
         cr_assert_eq(write(fd, t->seen->map, t->seen->map_bytes), (ssize_t)t->seen->map_bytes);
         close(fd);
         struct state *s = fixture_reopen(store, &stored);
-        toy_attempt(s, l);
-        follow(s);
-        cr_assert(toy_equal(s, undisturbed), "after %lu changes", (unsigned long)t->instants);
+        t->check(s);
         state_close(s);
         store_close(store);
         layout_free(stored);
@@ -191,22 +199,74 @@ static void look(struct trace *t)
         recover(t);
 }
 
-Test(kill, at_every_instruction_leaves_the_bits_of_an_undisturbed_run, .timeout = 120)
+/* Looks at s after every instruction of run(s) that changed it; returns how many there were. */
+static uint64_t run_and_look(struct state *s, void (*run)(struct state *s),
+                             void (*check)(struct state *s))
 {
-        struct state *s = fixture_state(other, "j", l, 1, 0, 2);
-        struct trace t = { .seen = s, .before = malloc(s->map_bytes) };
+        struct trace t = { .seen = s, .before = malloc(s->map_bytes), .check = check };
 
-        toy_init(s);
-        toy_attempt(s, l);
         memcpy(t.before, s->map, s->map_bytes);
         pid_t pid = fork();
         if (pid == 0)
-                run_traced(s);
+                run(s);
         if (!trace_begun(pid))
                 cr_skip_test("processes cannot be traced here");
         while (trace_step(pid))
                 look(&t);
-        cr_assert_gt(t.instants, 1000, "%lu", (unsigned long)t.instants);
         free(t.before);
+        return t.instants;
+}
+
+Test(kill, at_every_instruction_leaves_the_bits_of_an_undisturbed_run, .timeout = 120)
+{
+        struct state *s = fixture_state(other, "j", l, 1, 0, 2);
+
+        toy_init(s);
+        toy_attempt(s, l);
+        cr_assert_gt(run_and_look(s, run_traced, check_bits), 1000);
+        state_close(s);
+}
+
+/* Marks follow from the vote's norm. */
+static void prepare(struct state *s, uint32_t norm)
+{
+        struct state_record vote = *s->record;
+
+        for (uint32_t t = 0; t < s->n_tensors; t++)
+                s->present[t] = (t + norm) % 2;
+        vote.clip_norm = norm;
+        state_prepare(s, &vote);
+}
+
+static void run_votes(struct state *s)
+{
+        trace_me();
+        prepare(s, 2);
+        prepare(s, 3);
+        state_put_step(s, 0, 1000000);
+        state_put_set(s, 0, 255);
+        prepare(s, 4);
+        _exit(0);
+}
+
+static void check_votes(struct state *s)
+{
+        uint64_t step = s->tensor_step[0], set = s->tensor_set[0];
+
+        for (uint32_t t = 0; t < s->n_tensors; t++)
+                cr_assert_eq(s->present[t], (t + (uint32_t)s->record->clip_norm) % 2);
+        cr_assert((step == 7 || step == 1000000) && (set == 0 || set == 255));
+        cr_assert(set == 0 || step == 1000000, "in the order in which they were put");
+}
+
+Test(kill, at_every_instruction_a_vote_has_its_own_marks_and_a_put_is_whole, .timeout = 120)
+{
+        struct state *s = fixture_state(other, "j", l, 1, 0, 1);
+
+        state_put_step(s, 0, 7);
+        prepare(s, 1);
+        for (uint32_t i = 0; i < 2; i++) /* as if a process had died between two stores */
+                s->copies[i]->use = seal(SEAL_COPY, i, COPY_COUNTS);
+        cr_assert_gt(run_and_look(s, run_votes, check_votes), 20);
         state_close(s);
 }

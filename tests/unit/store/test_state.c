@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -290,12 +291,63 @@ Test(state, a_file_of_another_length_is_refused)
         state_close(s);
 
         int fd = only_fd();
-        const off_t sizes[] = { size + 4096, size - 4096, 5000, 4096, 100, 1, 0 };
-        for (int i = 0; i < 7; i++) {
+        const off_t sizes[] = {
+                size + 4096, size + 1, size - 1, size - 4096, 5000, 4096, 100, 1, 0
+        };
+        for (int i = 0; i < 9; i++) {
                 cr_assert_eq(ftruncate(fd, sizes[i]), 0);
                 cr_assert_eq(open_only(NULL), ZERO_EIO);
         }
         close(fd);
+}
+
+/* Whether the file is refused, for that reason, with this header, whose own checksum is right. */
+static bool header_is_refused(struct state *s, struct file_header h, const char *why)
+{
+        struct file_header was = *(struct file_header *)s->map;
+        struct fault fault = { 0 };
+
+        file_hash(h.hash, &h, offsetof(struct file_header, hash));
+        memcpy(s->map, &h, sizeof(h));
+        int r = open_only(&fault);
+        memcpy(s->map, &was, sizeof(was));
+        return r == ZERO_EIO && strstr(fault.text, why);
+}
+
+Test(state, a_header_that_disagrees_with_the_file_is_refused)
+{
+        struct state *s = make();
+        const struct file_header *is = s->map;
+        struct file_header h = *is;
+
+        h.format++;
+        cr_assert(header_is_refused(s, h, "another version"));
+        h = *is;
+        h.record_bytes += 8;
+        cr_assert(header_is_refused(s, h, "another build"));
+        h = *is;
+        h.layout_hash[3] ^= 1;
+        cr_assert(header_is_refused(s, h, "checksum of its layout"));
+        h = *is;
+        h.layout_bytes--;
+        cr_assert(header_is_refused(s, h, "checksum of its layout"));
+        h = *is;
+        h.plan_hash[3] ^= 1;
+        cr_assert(header_is_refused(s, h, "its parts lie elsewhere"));
+        h = *is;
+        h.n_tensors++;
+        cr_assert(header_is_refused(s, h, "its layout is another one"));
+        h = *is;
+        h.n_redo += 64;
+        cr_assert(header_is_refused(s, h, "its length"));
+        h = *is;
+        h.file_bytes += FILE_ALIGN;
+        cr_assert(header_is_refused(s, h, "its length"));
+        h = *is;
+        h.owner = h.n_owners;
+        cr_assert(header_is_refused(s, h, "its header makes no sense"));
+        cr_assert_eq(open_only(NULL), 0);
+        state_close(s);
 }
 
 Test(state, a_file_that_others_may_open_is_refused)

@@ -1,14 +1,17 @@
 /* The state directory: who may open it, and what counts. */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/store/blobs.h"
 #include "daemon/store/store.h"
 #include "fixture.h"
 
@@ -251,6 +254,88 @@ Test(store, each_names_every_state_until_told_to_stop)
         cr_assert_eq(store_each(store, stop, &n), 7);
         cr_assert_eq(n, 1);
         store_close(store);
+        layout_free(l);
+        fixture_remove(directory);
+}
+
+/* ---- a crash loop ---- */
+
+static int open_and_close(const char *file, void *arg)
+{
+        struct state *state = NULL;
+        layout *l = NULL;
+
+        if (state_open(arg, file, &state, &l, NULL) == 0) {
+                state_close(state);
+                layout_free(l);
+        }
+        return 0;
+}
+
+static void write_bytes(const char *directory, const char *name, off_t at, const char *bytes)
+{
+        char path[512];
+
+        snprintf(path, sizeof(path), "%s/%s", directory, name);
+        int fd = open(path, O_WRONLY | O_CREAT, 0600);
+        cr_assert_eq(pwrite(fd, bytes, strlen(bytes), at), (ssize_t)strlen(bytes));
+        close(fd);
+}
+
+/* The sum over all files of their names, lengths and bytes. */
+static uint64_t fingerprint(const char *directory)
+{
+        DIR *d = opendir(directory);
+        uint64_t sum = 0;
+
+        for (struct dirent *e; (e = readdir(d));) {
+                uint8_t hash[16], bytes[4096];
+                crypto_generichash_state state;
+                uint64_t value;
+                ssize_t n;
+
+                if (e->d_name[0] == '.')
+                        continue;
+                crypto_generichash_init(&state, NULL, 0, sizeof(hash));
+                crypto_generichash_update(&state, (const uint8_t *)e->d_name, strlen(e->d_name));
+                int fd = openat(dirfd(d), e->d_name, O_RDONLY);
+                while ((n = read(fd, bytes, sizeof(bytes))) > 0)
+                        crypto_generichash_update(&state, bytes, (size_t)n);
+                close(fd);
+                crypto_generichash_final(&state, hash, sizeof(hash));
+                memcpy(&value, hash, sizeof(value));
+                sum += value;
+        }
+        closedir(d);
+        return sum;
+}
+
+Test(store, a_crash_loop_deletes_and_changes_nothing)
+{
+        char *directory = fixture_directory(), damaged[STORE_FILE_NAME];
+        struct store *store = fixture_store(directory);
+        layout *l = fixture_layout();
+        struct state *state = fixture_state(store, "a", l, 1, 0, 1);
+
+        state_abort(state, 1);
+        cr_assert_eq(state_blob_stage(state, 2, 1, "where", 5), 0);
+        state_close(state);
+        state = fixture_state(store, "b", l, 1, 0, 1);
+        strcpy(damaged, state->file);
+        state_close(state);
+        write_bytes(directory, damaged, 100, "damage");
+        write_bytes(directory, "short.0.state", 0, "x");
+        write_bytes(directory, "alone.0.blobs", 0, "of a state that was moved away");
+        write_bytes(directory, "unknown", 0, "somebody's");
+        store_close(store);
+
+        uint64_t before = fingerprint(directory);
+        for (int i = 0; i < 5; i++) {
+                store = fixture_store(directory);
+                cr_assert_eq(store_each(store, open_and_close, store), 0);
+                store_close(store);
+                cr_assert_eq(fingerprint(directory), before);
+        }
         layout_free(l);
         fixture_remove(directory);
 }
