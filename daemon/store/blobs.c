@@ -186,6 +186,24 @@ int blobs_open(struct state *s, struct fault *fault)
         return r ? fault_errno(fault, r, name) : 0;
 }
 
+/* Whether it may still come to be decided. */
+static bool is_pending(const struct state *s, const struct place *p)
+{
+        return s->record->phase == ATTEMPT_PREPARED && p->attempt == s->record->attempt;
+}
+
+void blobs_settle(struct state *s)
+{
+        for (uint32_t rank = 0; rank < s->blobs.n_ranks; rank++) {
+                struct places *both = places_of(s, rank);
+
+                for (int i = 0; i < 2; i++)
+                        if (both->place[i].attempt > s->record->decided_attempt &&
+                            !is_pending(s, &both->place[i]))
+                                memset(both->place[i].hash, 0, FILE_HASH);
+        }
+}
+
 void blobs_close(struct state *s)
 {
         if (s->blobs.map)

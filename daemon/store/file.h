@@ -145,5 +145,8 @@ void tables_take_steps(struct state *state);
 
 /* Opens the file of blobs if there is one; once the file is mapped. */
 int blobs_open(struct state *state, struct fault *fault);
+/* Once the state is sure to be used: what was staged for an attempt that is void by now is
+ * forgotten, since nobody may remember that its number was used. */
+void blobs_settle(struct state *state);
 void blobs_close(struct state *state);
 void blobs_drop(struct state *state);

@@ -372,6 +372,7 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
                 return r;
         }
         redo_replay(s);
+        blobs_settle(s);
         crash_point(CRASH_RESUME_REPLAYED);
         *ret = STEAL(s);
         *ret_layout = STEAL(l);

@@ -126,6 +126,31 @@ Test(blobs, what_was_kept_with_an_aborted_attempt_counts_for_nothing)
                 cr_assert(kept_nothing(r));
 }
 
+Test(blobs, what_was_staged_before_a_crash_without_a_vote_counts_for_nothing)
+{
+        attempt(RANKS);
+        for (uint32_t r = 0; r < RANKS; r++)
+                cr_assert_eq(blob_stage(s, r), 0);
+        reopen();
+        for (uint32_t r = 0; r < RANKS; r++)
+                cr_assert(blob_is(s, r, 1));
+        decide(s); /* the attempt's number was given again, and nobody kept anything with it */
+        for (uint32_t r = 0; r < RANKS; r++)
+                cr_assert(kept_nothing(r));
+}
+
+Test(blobs, what_was_staged_before_a_vote_counts_if_it_is_decided_after_a_crash)
+{
+        attempt(RANKS);
+        for (uint32_t r = 0; r < RANKS; r++)
+                cr_assert_eq(blob_stage(s, r), 0);
+        state_prepare(s, s->record);
+        reopen();
+        decide(s);
+        for (uint32_t r = 0; r < RANKS; r++)
+                cr_assert(blob_is(s, r, 2));
+}
+
 Test(blobs, the_later_bytes_of_an_attempt_count)
 {
         size_t n;

@@ -319,6 +319,7 @@ Test(store, a_crash_loop_deletes_and_changes_nothing)
 
         state_abort(state, 1);
         cr_assert_eq(state_blob_stage(state, 2, 1, "where", 5), 0);
+        state_prepare(state, state->record);
         state_close(state);
         state = fixture_state(store, "b", l, 1, 0, 1);
         strcpy(damaged, state->file);
