@@ -51,6 +51,7 @@ static int ask_fetch(struct zero_client *c, uint32_t group, const void **ret_vie
 
         fetch.group = group;
         fetch.version = c->version;
+        fetch.attempt = c->attempt;
         request.body_case = ZERO__REQUEST__BODY_FETCH;
         request.fetch = &fetch;
         r = client_call(c, &request, &reply);
@@ -116,6 +117,7 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
         if (r)
                 return r;
         release.group = group;
+        release.attempt = client->attempt;
         request.body_case = ZERO__REQUEST__BODY_RELEASE;
         request.release = &release;
         return client_send(client, &request, PUSH_NONE);

@@ -266,7 +266,7 @@ static int put_set_check(const struct job *job, const struct push_window *window
                          struct fault *fault)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->ranks[r] && job->ranks[r]->window == window && job->ranks[r]->stepped)
+                if (job->ranks[r] && job->ranks[r]->window == window && job->seats[r].stepped)
                         return fault_set(fault, ZERO_EORDER,
                                          "rank %u has called zero_step: hyperparameter sets are "
                                          "put before, or when the step is over",

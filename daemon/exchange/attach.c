@@ -3,17 +3,22 @@
  *
  * Attaching: the rank's layout goes to the job's coordinator (join); when every rank is there the
  * coordinator starts the job on all nodes and answers.  If the coordinator is not up yet, the
- * join waits for it.
+ * join waits for it.  A rank that takes the place of a lost one is answered at once, and begins
+ * with what that one has handed in; if that was the whole step, it waits for the decision.
+ *
+ * When the link to the coordinator was lost, the node's ranks join again by themselves.
  */
 #include "daemon/exchange/local.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
 /* A session's transfer area: pages appear when they are touched. */
 enum { TRANSFER_BYTES = 4 << 20 };
+enum { REJOIN_MS = 24 * 3600 * 1000 };
 
 void push_window_unref(struct push_window *w)
 {
@@ -86,6 +91,7 @@ static void attach_end(struct rank *rank, int status, const char *text)
         struct request *r = rank->attaching;
 
         rank->attaching = NULL;
+        rank->admitted = rank->admitted || (r && status == ZERO_OK);
         if (r)
                 request_end(r, status, "%s", text);
 }
@@ -130,7 +136,9 @@ static int rank_enter(struct rank *rank, struct fault *fault)
 
         if (!job || !job->started)
                 return fault_set(fault, ZERO_EABORTED, "the job ended while the rank attached");
-        if (job->n_attached && job->grad_dtype != needs->grad_dtype)
+        if (rank->rank >= job->world_size || job->ranks[rank->rank])
+                return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank->rank);
+        if ((job->n_attached || reduce_any(job)) && job->grad_dtype != needs->grad_dtype)
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "ranks of one node push one dtype: %s here, %s so far",
                                  dtype_name(needs->grad_dtype), dtype_name(job->grad_dtype));
@@ -145,12 +153,32 @@ static int rank_enter(struct rank *rank, struct fault *fault)
                 return r;
         job->grad_dtype = needs->grad_dtype;
         job->ranks[rank->rank] = rank;
+        job->seats[rank->rank].refused = false; /* it hands in anew what was not accepted */
+        reduce_rejoin(job, rank->rank);
         job->n_attached++;
         job_hold(job);
         rank->job = job;
         rank->active_ms = exchange_now(rank->x);
         zero__layout__free_unpacked(STEAL(rank->layout), NULL);
         return 0;
+}
+
+static void rank_gone(struct rank *rank, int status, const char *text)
+{
+        rank->events.gone(rank->events.arg, status, text);
+}
+
+/* A rank that was in the job has its place again, or has none any more. */
+static void rank_rejoined(struct rank *rank, int status, const char *text)
+{
+        if (status != ZERO_OK && status != ZERO_EPEER && !rank->job->dead)
+                rank_gone(rank, status, text);
+}
+
+static void attach_refused(struct rank *rank, int status, const char *text)
+{
+        list_remove(&rank->link);
+        attach_end(rank, status, text);
 }
 
 static void rank_joined(void *arg, int status, const char *text, const Zero__LinkMessage *m)
@@ -163,23 +191,42 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
                 rank_free(rank);
                 return;
         }
+        if (rank->job) {
+                rank_rejoined(rank, status, text);
+                return;
+        }
         if (status == ZERO_EPEER)
                 return; /* again when the coordinator is up, until the deadline */
-        list_remove(&rank->link);
         if (!rank->attaching && (status == ZERO_OK || !m)) { /* the client has given up */
+                list_remove(&rank->link);
                 rank_part(rank->x, rank->job_name, rank->rank, true);
                 return;
         }
-        if (status == ZERO_OK) {
-                status = rank_enter(rank, &fault);
-                text = fault.text;
-                if (status)
-                        rank_part(rank->x, rank->job_name, rank->rank, true);
+        if (status != ZERO_OK) {
+                attach_refused(rank, status, text);
+                return;
         }
-        attach_end(rank, status, text);
+        status = rank_enter(rank, &fault);
+        if (status) {
+                rank_part(rank->x, rank->job_name, rank->rank, true);
+                attach_refused(rank, status, fault.text);
+                return;
+        }
+        list_remove(&rank->link);
+        if (!rank->job->seats[rank->rank].stepped) /* else when that step is over */
+                attach_end(rank, ZERO_OK, "");
 }
 
-static void rank_join(struct rank *rank)
+void ranks_admit(struct job *job)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->ranks[r] && !job->seats[r].stepped)
+                        attach_end(job->ranks[r], ZERO_OK, "");
+}
+
+/* ---- joining -------------------------------------------------------------------- */
+
+static void join_call(struct rank *rank, Zero__Layout *layout, bool resume, uint64_t timeout_ms)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Join join = ZERO__JOIN__INIT;
@@ -188,22 +235,84 @@ static void rank_join(struct rank *rank)
         join.rank = rank->rank;
         join.world_size = rank->needs.world_size;
         join.reduce_dtype = rank->needs.reduce_dtype;
-        join.layout = rank->layout;
+        join.layout = layout;
+        join.incarnation = rank->needs.incarnation;
+        join.resume = resume;
+        join.fail_on_lost = rank->needs.fail_on_lost;
         m.job = rank->job_name;
         m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
         m.join = &join;
         rank->calling = true;
-        call_send(rank->x, coordinator_of(rank->x, rank->job_name), &m,
-                  rank->needs.timeout_ms + 2 * TICK_MS, rank_joined, rank);
+        call_send(rank->x, coordinator_of(rank->x, rank->job_name), &m, timeout_ms, rank_joined,
+                  rank);
+}
+
+static void rank_join(struct rank *rank)
+{
+        join_call(rank, rank->layout, rank->needs.resume, rank->needs.timeout_ms + 2 * TICK_MS);
+}
+
+/* For as long as the session lasts: its own calls have deadlines. */
+static void ranks_rejoin(struct job *job)
+{
+        Zero__Layout *layout = NULL;
+
+        if (job->n_attached == 0)
+                return;
+        if (layout_to_message(job->layout, &layout)) {
+                log_error("job %s: out of memory: its ranks wait for the next link", job->name);
+                return;
+        }
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->ranks[r] && !job->ranks[r]->calling)
+                        join_call(job->ranks[r], layout, true, REJOIN_MS);
+        zero__layout__free_unpacked(layout, NULL);
 }
 
 void ranks_up(struct exchange *x, uint32_t node)
 {
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->coordinator == node)
+                        ranks_rejoin(job);
+        }
         list_for_each (&x->joining, item) {
                 struct rank *rank = CONTAINER_OF(item, struct rank, link);
 
                 if (!rank->calling && coordinator_of(x, rank->job_name) == node)
                         rank_join(rank);
+        }
+}
+
+/* ---- fencing -------------------------------------------------------------------- */
+
+void rank_fence(struct job *job, uint32_t rank)
+{
+        char text[120];
+
+        if (rank >= job->world_size || !job->ranks[rank])
+                return;
+        snprintf(text, sizeof text, "rank %u was taken by a later incarnation", rank);
+        rank_gone(job->ranks[rank], ZERO_ERANK, text);
+}
+
+/* A later incarnation ends the session of an earlier one here, attached or attaching. */
+static void fence_earlier(struct exchange *x, const char *name, const struct rank_needs *needs)
+{
+        struct job *job = job_find(x, name);
+
+        if (job && needs->rank < job->world_size && job->ranks[needs->rank] &&
+            job->ranks[needs->rank]->needs.incarnation < needs->incarnation)
+                rank_fence(job, needs->rank);
+        list_for_each (&x->joining, item) {
+                struct rank *rank = CONTAINER_OF(item, struct rank, link);
+
+                if (rank->rank != needs->rank || strcmp(rank->job_name, name) != 0 ||
+                    rank->needs.incarnation >= needs->incarnation)
+                        continue;
+                rank_gone(rank, ZERO_ERANK, "the rank was taken by a later incarnation");
+                return;
         }
 }
 
@@ -234,8 +343,8 @@ static int needs_check(const char *job, const struct rank_needs *n, struct fault
 }
 
 int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message,
-                const struct rank_needs *needs, struct request *r, struct rank **ret_rank,
-                struct fault *fault)
+                const struct rank_needs *needs, const struct rank_events *events,
+                struct request *r, struct rank **ret_rank, struct fault *fault)
 {
         struct rank *rank;
         layout *l = NULL;
@@ -252,7 +361,9 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
         layout_free(l);
+        fence_earlier(x, job, needs);
         rank->x = x;
+        rank->events = *events;
         snprintf(rank->job_name, sizeof rank->job_name, "%s", job);
         rank->needs = *needs;
         rank->rank = needs->rank;
@@ -288,11 +399,12 @@ void rank_leave(struct rank *rank, bool orderly)
         rank_release_all(rank);
         job->n_attached--;
         gather_leave(job, rank->hold_groups);
-        if (job->ranks[rank->rank] == rank) { /* else a newer session is the rank */
-                job->ranks[rank->rank] = NULL;
-                if (!job->dead)
-                        rank_part(job->x, job->name, rank->rank, orderly);
-        }
-        rank_free(rank);
+        job->ranks[rank->rank] = NULL;
+        if (!job->dead)
+                rank_part(job->x, job->name, rank->rank, orderly);
+        if (rank->calling)
+                rank->left = true;
+        else
+                rank_free(rank);
         job_let_go(job);
 }

@@ -4,10 +4,12 @@
  */
 #include "daemon/exchange/coordinator.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
 struct coordinator *coordinator_find(const struct exchange *x, const char *name)
@@ -28,15 +30,117 @@ const struct step *coordinator_step(const struct exchange *x, const char *job)
         return c ? &c->step : NULL;
 }
 
-void coordinator_unref(struct coordinator *c)
+static void coordinator_free(struct coordinator *c)
 {
-        if (--c->references)
-                return;
+        for (uint32_t o = 0; c->standings && o < c->x->n_owners; o++)
+                free(c->standings[o]);
+        for (uint32_t r = 0; c->handed && r < c->step.world_size; r++)
+                kept_clear(&c->handed[r]);
+        free(c->standings);
+        free(c->handed);
+        free(c->incarnations);
         step_deinit(&c->step);
         layout_free(c->layout);
         if (c->message)
                 zero__layout__free_unpacked(c->message, NULL);
         free(c);
+}
+
+void coordinator_unref(struct coordinator *c)
+{
+        if (--c->references == 0)
+                coordinator_free(c);
+}
+
+static double first_loss_scale(const layout *l)
+{
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                if (l->groups[g].dtype == ZERO_FP16)
+                        return 65536;
+        return 1;
+}
+
+static bool coordinator_alloc(struct coordinator *c, uint32_t world_size)
+{
+        uint64_t owners = 0;
+
+        for (uint32_t o = 0; o < c->x->n_owners; o++)
+                owners |= 1ull << c->x->owner_node[o];
+        c->standings = calloc(c->x->n_owners, sizeof *c->standings);
+        c->handed = calloc(world_size, sizeof *c->handed);
+        c->incarnations = calloc(world_size, sizeof *c->incarnations);
+        return c->standings && c->handed && c->incarnations &&
+               step_init(&c->step, world_size, c->x->cluster->n_nodes, owners) == 0 &&
+               layout_to_message(c->layout, &c->message) == 0;
+}
+
+struct coordinator *coordinator_new(struct exchange *x, const char *name, uint32_t uid,
+                                    uint32_t world_size, uint32_t reduce_dtype, layout *l)
+{
+        struct coordinator *c = calloc(1, sizeof *c);
+
+        if (!c) {
+                layout_free(l);
+                return NULL;
+        }
+        c->x = x;
+        c->references = 1;
+        c->layout = l;
+        c->uid = uid;
+        c->reduce_dtype = reduce_dtype;
+        snprintf(c->name, sizeof c->name, "%s", name);
+        list_init(&c->joins);
+        if (!coordinator_alloc(c, world_size)) {
+                coordinator_free(c);
+                return NULL;
+        }
+        c->step.loss_scale = first_loss_scale(l);
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                step_links(&c->step, n, x->cut[n]);
+        list_insert(&x->coordinators, &c->link);
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                open_ask(c, n);
+        return c;
+}
+
+void coordinator_close(struct coordinator *c, int status, const char *text)
+{
+        c->dead = true;
+        joins_end(c, status, text);
+        list_remove(&c->link);
+        coordinator_unref(c);
+}
+
+void coordinator_resume(struct job *job)
+{
+        layout *l = NULL;
+
+        if (job->coordinator != job->x->cluster->self || coordinator_find(job->x, job->name))
+                return;
+        if (layout_copy(job->layout, &l) ||
+            !coordinator_new(job->x, job->name, job->uid, job->world_size, job->reduce_dtype, l))
+                log_error("job %s: out of memory: it is taken up when a rank attaches", job->name);
+}
+
+int coordinator_resize(struct coordinator *c, uint32_t world_size)
+{
+        struct kept *handed = calloc(world_size, sizeof *handed);
+        uint32_t *incarnations = calloc(world_size, sizeof *incarnations);
+
+        uint32_t before = c->step.world_size;
+
+        if (!handed || !incarnations || step_resize(&c->step, world_size)) {
+                free(handed);
+                free(incarnations);
+                return -ENOMEM;
+        }
+        for (uint32_t r = 0; r < before; r++)
+                kept_clear(&c->handed[r]);
+        free(c->incarnations);
+        free(c->handed);
+        c->handed = handed;
+        c->incarnations = incarnations;
+        return 0;
 }
 
 Zero__LinkMessage coordinator_to(const struct coordinator *c)
@@ -50,40 +154,156 @@ Zero__LinkMessage coordinator_to(const struct coordinator *c)
 
 /* ---- ranks leave -------------------------------------------------------------------- */
 
-static void coordinator_part(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
+static void tell_part(struct coordinator *c, uint32_t rank, bool orderly)
 {
         Zero__LinkMessage m = coordinator_to(c);
         Zero__Part part = ZERO__PART__INIT;
 
-        join_forget(c, node, rank);
-        if (rank >= c->step.world_size || c->step.node_of_rank[rank] != node)
-                return;
-        step_part(&c->step, rank, orderly);
         part.rank = rank;
         part.orderly = orderly;
         part.told = true;
+        part.fails = !orderly && c->step.fail_on_lost;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = &part;
         send_all(c->x, &m);
+}
+
+static void coordinator_part(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
+{
+        join_forget(c, node, rank);
+        if (rank >= c->step.world_size || c->step.node_of_rank[rank] != node ||
+            c->step.seats[rank] != SEAT_HERE)
+                return;
+        step_part(&c->step, rank, orderly);
+        tell_part(c, rank, orderly);
         if (!orderly)
                 log_warning("job %s: rank %u on %s was lost", c->name, rank, node_name(c->x, node));
 }
 
+/* ---- a new attempt ------------------------------------------------------------------- */
+
+/* What all ranks kept with the last decision is in this node's own state: it is an owner. */
+static size_t start_kept(const struct coordinator *c, Zero__Kept *kept, Zero__Kept **pointers)
+{
+        const struct job *job = job_find(c->x, c->name);
+        size_t n = 0;
+
+        for (uint32_t r = 0; job && job->state && r < c->step.world_size; r++) {
+                size_t bytes = 0;
+                const void *data = state_blob(job->state, r, &bytes);
+
+                if (bytes == 0)
+                        continue;
+                zero__kept__init(&kept[n]);
+                kept[n].rank = r;
+                kept[n].blob = (ProtobufCBinaryData){ bytes, (uint8_t *)data };
+                pointers[n] = &kept[n];
+                n++;
+        }
+        return n;
+}
+
+static void start_send(struct coordinator *c, Zero__Kept *kept, Zero__Kept **pointers)
+{
+        Zero__LinkMessage m = coordinator_to(c);
+        Zero__Start start = ZERO__START__INIT;
+        Zero__Decision last = ZERO__DECISION__INIT;
+
+        start.epoch = c->step.epoch;
+        start.version = c->step.version;
+        start.attempt = c->step.attempt;
+        start.loss_scale = c->step.loss_scale;
+        start.n_node_of_rank = c->step.world_size;
+        start.node_of_rank = c->step.node_of_rank;
+        start.n_kept = start_kept(c, kept, pointers);
+        start.kept = pointers;
+        if (c->step.decided_attempt) {
+                decision_fill(c, &last);
+                start.last = &last;
+        }
+        m.body_case = ZERO__LINK_MESSAGE__BODY_START;
+        m.start = &start;
+        send_all(c->x, &m);
+}
+
+void coordinator_advance(struct coordinator *c)
+{
+        Zero__Kept *kept, **pointers;
+
+        if (!c->settled || c->fault.status || !step_startable(&c->step))
+                return;
+        kept = calloc(c->step.world_size, sizeof *kept);
+        pointers = calloc(c->step.world_size, sizeof *pointers);
+        if (kept && pointers) { /* else again at the next tick */
+                step_start(&c->step);
+                start_send(c, kept, pointers);
+                log_info("job %s: all %u ranks are there, version %llu", c->name,
+                         c->step.world_size, (unsigned long long)c->step.version);
+                joins_started(c);
+        }
+        free(kept);
+        free(pointers);
+}
+
 /* ---- steps ----------------------------------------------------------------------------- */
+
+static size_t handed_fill(const struct coordinator *c, Zero__Kept *kept, Zero__Kept **pointers)
+{
+        size_t n = 0;
+
+        for (uint32_t r = 0; r < c->step.world_size; r++) {
+                if (c->handed[r].bytes == 0)
+                        continue;
+                zero__kept__init(&kept[n]);
+                kept[n].rank = r;
+                kept[n].blob = (ProtobufCBinaryData){ c->handed[r].bytes, c->handed[r].data };
+                pointers[n] = &kept[n];
+                n++;
+        }
+        return n;
+}
+
+/* What the ranks of a node keep with the step; of this attempt alone. */
+static int handed_take(struct coordinator *c, uint32_t node, const Zero__Ready *ready,
+                       struct fault *fault)
+{
+        for (uint32_t r = 0; r < c->step.world_size; r++)
+                if (c->step.node_of_rank[r] == node)
+                        kept_clear(&c->handed[r]);
+        for (size_t i = 0; i < ready->n_kept; i++) {
+                const Zero__Kept *k = ready->kept[i];
+
+                if (k->rank >= c->step.world_size || k->blob.len > ZERO_BLOB_MAX ||
+                    c->step.node_of_rank[k->rank] != node)
+                        return fault_set(fault, ZERO_EPROTO, "what a rank keeps is malformed");
+                if (kept_set(&c->handed[k->rank], k->blob.data, k->blob.len))
+                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        return 0;
+}
 
 static void coordinator_prepare(struct coordinator *c)
 {
         Zero__LinkMessage m = coordinator_to(c);
         Zero__Prepare prepare = ZERO__PREPARE__INIT;
+        Zero__Kept *kept = calloc(c->step.world_size, sizeof *kept);
+        Zero__Kept **pointers = calloc(c->step.world_size, sizeof *pointers);
         struct step_params_message params;
 
+        if (!kept || !pointers)
+                abort(); /* some hundred bytes: nothing sensible is left to do */
         prepare.attempt = c->step.attempt;
-        if (!c->step.norm_only)
+        if (!c->step.norm_only) {
                 prepare.params = step_params_to_message(&c->step.params, &params);
+                prepare.n_kept = handed_fill(c, kept, pointers);
+                prepare.kept = pointers;
+        }
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARE;
         m.prepare = &prepare;
         for (uint32_t o = 0; o < c->x->n_owners; o++)
                 fabric_send(c->x->fabric, c->x->owner_node[o], &m);
+        free(kept);
+        free(pointers);
 }
 
 static void send_to(struct coordinator *c, uint32_t node, const Zero__Decision *d)
@@ -95,23 +315,29 @@ static void send_to(struct coordinator *c, uint32_t node, const Zero__Decision *
         fabric_send(c->x->fabric, node, &m);
 }
 
-/* The last decision, which a node that has heard it already ignores. */
-static void decision_send(struct coordinator *c, uint32_t node)
+void decision_fill(const struct coordinator *c, Zero__Decision *ret)
 {
         const struct step *s = &c->step;
-        Zero__Decision d = ZERO__DECISION__INIT;
-        struct step_params_message params;
 
-        d.attempt = s->decided_attempt;
-        d.commit = s->decision.commit;
-        d.finite = s->decision.finite;
-        d.overflow = s->decision.overflow;
-        d.grad_norm = s->decision.grad_norm;
-        d.clip = s->decision.clip;
-        d.good_steps = s->decision.good_steps;
-        d.params = step_params_to_message(&s->decided_params, &params);
-        d.version = s->version;
-        d.loss_scale = s->loss_scale;
+        ret->attempt = s->decided_attempt;
+        ret->commit = s->decision.commit;
+        ret->finite = s->decision.finite;
+        ret->overflow = s->decision.overflow;
+        ret->grad_norm = s->decision.grad_norm;
+        ret->grad_scale = s->decision.grad_scale;
+        ret->good_steps = s->decision.good_steps;
+        ret->skipped = s->skipped;
+        ret->version = s->version;
+        ret->loss_scale = s->loss_scale;
+}
+
+void decision_send(struct coordinator *c, uint32_t node)
+{
+        Zero__Decision d = ZERO__DECISION__INIT;
+
+        if (c->step.decided_attempt == 0)
+                return;
+        decision_fill(c, &d);
         send_to(c, node, &d);
 }
 
@@ -160,6 +386,8 @@ static void coordinator_ready(struct coordinator *c, uint32_t node, const Zero__
 
         if (ready->params)
                 r = step_params_from_message(ready->params, &params, &fault);
+        if (!r && ready->params && ready->attempt == c->step.attempt)
+                r = handed_take(c, node, ready, &fault);
         if (!r)
                 r = step_ready(&c->step, node, ready->attempt, ready->params ? &params : NULL,
                                ready->rank, &action, &fault);
@@ -192,7 +420,10 @@ static void coordinator_vote(struct coordinator *c, uint32_t node, const Zero__P
 void coordinator_tick(struct exchange *x)
 {
         list_for_each (&x->coordinators, item) {
-                coordinator_tell(CONTAINER_OF(item, struct coordinator, link));
+                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+
+                coordinator_advance(c);
+                coordinator_tell(c);
         }
 }
 
@@ -220,7 +451,9 @@ void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMess
                 coordinator_vote(c, node, m->prepared);
                 break;
         case ZERO__LINK_MESSAGE__BODY_DONE:
-                step_done(&c->step, m->done->owner, m->done->attempt);
+                if (m->done->owner < c->x->n_owners && c->x->owner_node[m->done->owner] == node)
+                        open_done(c, m->done->owner, m->done->attempt);
+                coordinator_advance(c);
                 break;
         case ZERO__LINK_MESSAGE__BODY_PROGRESS:
                 coordinator_report(c, node, m->progress);
@@ -235,10 +468,8 @@ void coordinator_up(struct exchange *x, uint32_t node)
         list_for_each (&x->coordinators, item) {
                 struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
 
-                if (c->phase == OPEN_ASKING && c->nodes[node] == NODE_UNASKED)
+                if (c->nodes[node] == NODE_UNASKED)
                         open_ask(c, node);
-                if (c->step.decided_attempt) /* the link may have ended before it was heard */
-                        decision_send(c, node);
         }
 }
 
@@ -250,13 +481,10 @@ void coordinator_down(struct exchange *x, uint32_t node)
 
                 for (uint32_t r = 0; r < c->step.world_size; r++)
                         coordinator_part(c, node, r, false);
+                step_node_lost(&c->step, node);
+                open_forget(c, node);
                 c->reports[node] = (struct report){ 0 };
-                list_for_each (&c->joins, waiting) {
-                        struct join *j = CONTAINER_OF(waiting, struct join, link);
-
-                        if (j->node == node)
-                                join_end(c, j, ZERO_EPEER, "");
-                }
+                joins_forget_node(c, node);
         }
 }
 

@@ -1,14 +1,18 @@
 /*
- * coordinator.h - shared by the parts of a job's coordinator: its steps (coordinator.c), joining
- * and opening the job on all nodes (opening.c), who is late (lateness.c).
+ * coordinator.h - shared by the parts of a job's coordinator: its steps (coordinator.c), opening
+ * the job on all nodes (opening.c), ranks that join (joining.c), who is late (lateness.c).
+ *
+ * Opening.  Every node that comes up is asked what it knows of the job (NODE_ASKED -> NODE_KNOWN).
+ * When all owners have answered, their records say where the job stands (job/recover.h), or that
+ * it is to be made; owners that missed the last decision hear it.  From then on a node that
+ * comes up is compared with that.  A node is open (NODE_OPEN) when nothing is to be made there.
  */
 #pragma once
 
 #include "daemon/exchange/exchange.h"
+#include "daemon/job/recover.h"
 
-enum open_phase { OPEN_ASKING, OPEN_DONE, OPEN_FAILED };
-
-enum node_open { NODE_UNASKED, NODE_ASKED, NODE_OPEN };
+enum node_open { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
 
 /* What a node last reported to be late on it. */
 struct report {
@@ -27,12 +31,16 @@ struct coordinator {
         Zero__Layout *message;
         layout *layout;
         struct step step;
-        enum open_phase phase;
+        bool may_create; /* a rank has asked for the job that was not in it before */
+        bool settled;    /* it is known where the job stands: step.{version, decision, ...} */
         enum node_open nodes[ZERO_NODE_MAX];
-        bool created[ZERO_NODE_MAX]; /* made there by this opening: nothing is lost if it is dropped
-                                      */
-        bool version_known;          /* some owner has told where its state stands */
-        struct fault fault;          /* why opening failed */
+        bool created[ZERO_NODE_MAX]; /* made there by this opening: nothing is lost if it is dropped */
+        bool lacks[ZERO_NODE_MAX];   /* it knew nothing of the job when it was asked */
+        bool fresh[ZERO_NODE_MAX];   /* no rank has worked on what it has */
+        struct standing **standings; /* [owner]; NULL: not known */
+        struct fault fault;          /* why the job cannot go on until a node comes anew, or OK */
+        uint32_t *incarnations;      /* [rank] */
+        struct kept *handed;         /* [rank]: with the step that is being collected */
         struct list joins;
         struct report reports[ZERO_NODE_MAX];
         bool told; /* the last summary was not empty */
@@ -41,22 +49,46 @@ struct coordinator {
 /* A join that waits for its answer. */
 struct join {
         struct list link;
-        uint32_t node, rank;
+        uint32_t node, rank, incarnation;
         uint64_t call;
-        bool admitted;
+        bool resume, admitted;
 };
 
 /* Finding, holding, and a message that bears the job's name and epoch. */
 struct coordinator *coordinator_find(const struct exchange *x, const char *name);
 void coordinator_unref(struct coordinator *c);
 Zero__LinkMessage coordinator_to(const struct coordinator *c);
+/* Takes the layout over in any case; NULL: out of memory. */
+struct coordinator *coordinator_new(struct exchange *x, const char *name, uint32_t uid,
+                                    uint32_t world_size, uint32_t reduce_dtype, layout *l);
+/* Out of the list; waiting joins end. */
+void coordinator_close(struct coordinator *c, int status, const char *text);
+/* Tells a node the last decision; one that has heard it ignores it. */
+void decision_send(struct coordinator *c, uint32_t node);
+void decision_fill(const struct coordinator *c, Zero__Decision *ret);
+/* Starts a new attempt if everything is there. */
+void coordinator_advance(struct coordinator *c);
+/* Another number of ranks, while none has a session. */
+int coordinator_resize(struct coordinator *c, uint32_t world_size);
 
 /* opening.c */
-void join_end(struct coordinator *c, struct join *j, int status, const char *text);
-void coordinator_close(struct coordinator *c, int status, const char *text);
-void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void join_forget(struct coordinator *c, uint32_t node, uint32_t rank);
 void open_ask(struct coordinator *c, uint32_t node);
+/* After a node has answered, or a rank that may create the job has come. */
+void open_settle(struct coordinator *c);
+void open_forget(struct coordinator *c, uint32_t node);
+/* An owner has carried a decision out. */
+void open_done(struct coordinator *c, uint32_t owner, uint64_t attempt);
+
+/* joining.c */
+void joins_end(struct coordinator *c, int status, const char *text);
+/* Those that have their place are answered: the job has started. */
+void joins_started(struct coordinator *c);
+/* Gives every waiting rank its place, once it is known where the job stands. */
+void joins_admit(struct coordinator *c);
+void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+/* A session that ended while it attached wants no answer any more. */
+void join_forget(struct coordinator *c, uint32_t node, uint32_t rank);
+void joins_forget_node(struct coordinator *c, uint32_t node);
 
 /* lateness.c */
 void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progress *p);

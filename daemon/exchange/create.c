@@ -17,21 +17,78 @@ struct make {
         struct fault fault;
 };
 
+static void decision_fill(const struct state_record *r, Zero__Decision *d)
+{
+        d->attempt = r->decided_attempt;
+        d->commit = r->commit;
+        d->finite = r->grad_norm == r->grad_norm;
+        d->grad_norm = r->grad_norm;
+        d->grad_scale = r->grad_scale;
+        d->loss_scale = r->loss_scale;
+        d->good_steps = r->good_steps;
+        d->skipped = r->skipped;
+}
+
+static struct step_params recorded_params(const struct state_record *r)
+{
+        struct step_params p = { .n_sets = r->n_sets,
+                                 .clip_norm = r->clip_norm,
+                                 .loss_scale = r->step_loss_scale,
+                                 .growth_interval = r->growth_interval };
+
+        for (uint32_t i = 0; i < r->n_sets; i++)
+                p.sets[i] = (struct step_set){ r->sets[i].lr, r->sets[i].beta1, r->sets[i].beta2,
+                                               r->sets[i].eps, r->sets[i].weight_decay };
+        return p;
+}
+
+/* Where this owner's state stands; the messages it points to are the caller's. */
+struct standing_message {
+        Zero__Standing standing;
+        Zero__Decision decision;
+        struct step_params_message params;
+        int64_t norm[EXACT_SUM_BINS];
+};
+
+static Zero__Standing *standing_fill(const struct job *job, struct standing_message *ret)
+{
+        const struct state_record *r = job->state->record;
+        struct step_params params = recorded_params(r);
+        Zero__Standing *s = &ret->standing;
+
+        zero__standing__init(s);
+        s->version = r->version + (r->phase == ATTEMPT_DECIDED && r->commit);
+        s->attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
+        s->done = r->phase != ATTEMPT_DECIDED;
+        s->fresh = r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN;
+        if (r->decided_attempt) {
+                zero__decision__init(&ret->decision);
+                decision_fill(r, &ret->decision);
+                s->decision = &ret->decision;
+        }
+        if (r->phase != ATTEMPT_PREPARED)
+                return s;
+        s->prepared_attempt = r->attempt;
+        s->finite = r->finite;
+        memcpy(ret->norm, r->norm.bin, sizeof ret->norm);
+        s->n_norm = EXACT_SUM_BINS;
+        s->norm = ret->norm;
+        s->params = step_params_to_message(&params, &ret->params);
+        return s;
+}
+
 static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, const struct job *job,
                           bool created)
 {
         Zero__LinkMessage m = job_message(job);
         Zero__Opened opened = ZERO__OPENED__INIT;
+        struct standing_message standing;
 
         opened.created = created;
-        opened.owner = job->state != NULL;
-        opened.version = job->version;
+        opened.known = true;
         opened.attempt = job->attempt;
-        if (job->state) {
-                opened.loss_scale = job->state->record->loss_scale;
-                opened.good_steps = job->state->record->good_steps;
-                opened.skipped = job->state->record->skipped;
-        }
+        if (job->state)
+                opened.standing = standing_fill(job, &standing);
         m.answer = call;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;
@@ -121,6 +178,18 @@ static void job_make(struct job *job, uint32_t node, uint64_t call)
         offload_submit(job->x->offload, &make->task);
 }
 
+static void unknown_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *open)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Opened opened = ZERO__OPENED__INIT;
+
+        m.job = open->job;
+        m.answer = open->call;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
+        m.opened = &opened;
+        fabric_send(x->fabric, node, &m);
+}
+
 /* A job of that name that is here must be the one that is meant. */
 static int open_check(const struct job *job, const Zero__Open *open, const layout *l,
                       struct fault *fault)
@@ -132,11 +201,10 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         if (job->uid != open->uid)
                 return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
                                  job->uid);
-        if (job->world_size != open->world_size || job->reduce_dtype != open->reduce_dtype)
-                return fault_set(
-                        fault, ZERO_ECONFLICT,
-                        "job '%s' has world size %u and reduce_dtype %s (drop it to begin anew)",
-                        job->name, job->world_size, dtype_name(job->reduce_dtype));
+        if (job->reduce_dtype != open->reduce_dtype)
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "job '%s' has reduce_dtype %s (drop it to begin anew)", job->name,
+                                 dtype_name(job->reduce_dtype));
         if (!layout_equal(l, job->layout, text, sizeof text))
                 return fault_set(fault, ZERO_ELAYOUT,
                                  "job '%s' exists with another layout: %s (drop it to begin anew)",
@@ -179,6 +247,10 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
             open->world_size > ZERO_RANK_MAX || !dtype_valid(open->reduce_dtype) ||
             node != coordinator_of(x, m->job)) {
                 answer(x, node, m, ZERO_EPROTO, "malformed open");
+                return;
+        }
+        if (!job && !open->create) {
+                unknown_answer(x, node, m);
                 return;
         }
         r = layout_from_message(open->layout, &l, &fault);

@@ -99,6 +99,9 @@ int exchange_start(struct exchange *x)
         requests_init(&x->requests);
         x->n_owners = 0;
         x->owner = NO_OWNER;
+        x->up = 0;
+        for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
+                x->cut[n] = UINT64_MAX; /* until it tells */
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
                 if (!x->cluster->nodes[n].owner)
                         continue;
@@ -132,6 +135,8 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
 void exchange_up(struct exchange *x, uint32_t node)
 {
         log_info("node %s is up", node_name(x, node));
+        x->up |= 1ull << node;
+        links_tell(x);
         calls_up(x, node);
         coordinator_up(x, node);
         ranks_up(x, node);
@@ -140,30 +145,16 @@ void exchange_up(struct exchange *x, uint32_t node)
         }
 }
 
-/* A job whose ranks or shards need that node cannot complete its step: its ranks hear of it. */
-static void job_lost_node(struct job *job, uint32_t node, const char *text)
-{
-        bool needed = false;
-
-        shard_forget_node(job, node);
-        for (uint32_t o = 0; o < job->x->n_owners; o++)
-                needed = needed || job->x->owner_node[o] == node;
-        for (uint32_t r = 0; r < job->world_size; r++)
-                needed = needed || job->node_of_rank[r] == node;
-        if (needed)
-                job_fail_requests(job, ZERO_EPEER, text);
-}
-
 void exchange_down(struct exchange *x, uint32_t node, const char *why)
 {
-        char text[256];
-
-        snprintf(text, sizeof text, "the link to node %s was lost: %s", node_name(x, node), why);
-        log_warning("%s", text);
+        log_warning("the link to node %s was lost: %s", node_name(x, node), why);
+        x->up &= ~(1ull << node);
+        x->cut[node] = UINT64_MAX; /* until it tells */
+        links_tell(x);
         calls_down(x, node, why);
         coordinator_down(x, node);
         list_for_each (&x->jobs, item) {
-                job_lost_node(CONTAINER_OF(item, struct job, link), node, text);
+                shard_forget_node(CONTAINER_OF(item, struct job, link), node);
         }
 }
 
@@ -192,7 +183,7 @@ static void prepare_message(struct job *job, const Zero__Prepare *m)
 
         if (m->params && step_params_from_message(m->params, &params, &fault))
                 return;
-        landing_prepare(job, m->attempt, m->params ? &params : NULL);
+        landing_prepare(job, m, m->params ? &params : NULL);
 }
 
 static void offer_message(struct job *job, uint32_t node, const Zero__Offer *offer)
@@ -296,6 +287,8 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 job_open_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {
                 job_drop_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_LINKS) {
+                links_message(x, node, m->links);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
                 x->query(x->query_arg, node, m);
         } else if (for_coordinator(m)) {

@@ -5,6 +5,7 @@
  *   job.c          a job's life and steps on this node    create.c  making and dropping it
  *   resume.c       jobs that an earlier process left
  *   attach.c       ranks of this node come and go         rank.c    what they do
+ *   seat.c         what is kept of a rank while its session changes
  *   gather.c       parameters to trainers: one gather a group and version, however many ask
  *   admission.c    the gather window (window.c: its slabs, pure)
  *   shard.c        this owner's shards as others read them
@@ -15,8 +16,9 @@
  *   update.c       AdamW on chunks, group by group
  *   access.c       clients read and write planes          work.c    an owner's part of it
  *   checksum.c     a hash that does not depend on the partition
- *   coordinator.c  drives job/step.c                      opening.c joins, opening a job
- *   lateness.c     who is late
+ *   coordinator.c  drives job/step.c                      opening.c opens a job on all nodes
+ *   joining.c      ranks join it                          lateness.c who is late
+ *   links.c        which nodes reach each other
  *   ask.c, call.c  payloads asked for; messages that want an answer
  *   request.c      clients' calls that wait: deadlines and names
  *
@@ -71,6 +73,8 @@ struct exchange {
         struct list joining; /* ranks whose job has not started for them yet */
         struct requests requests;
         uint64_t last_call, last_put;
+        uint64_t up;                  /* nodes whose link stands, a bit each */
+        uint64_t cut[ZERO_NODE_MAX];  /* [node]: nodes that it cannot reach, as it last told */
         uv_timer_t tick;
         uint64_t progress_ms; /* loop time of the last progress report */
         /* Questions of other nodes about this one (rpc/query.c). */
@@ -94,6 +98,33 @@ const char *node_name(const struct exchange *x, uint32_t node);
 
 enum { WAIT_LINES = 32 };
 
+/* What a step came to, for ranks that ask again. */
+struct step_result {
+        uint64_t version; /* after it */
+        uint64_t attempt; /* that ended with it; 0: none did yet */
+        bool skipped;
+        double grad_norm, loss_scale;
+};
+
+/* What ranks keep with a step, of any number of ranks: owned copies. */
+struct kept {
+        void *data;
+        uint32_t bytes;
+};
+
+/*
+ * A rank's place on its node.  It outlives the rank's sessions: what one session has handed in
+ * its successor need not.
+ */
+struct seat {
+        bool closed;   /* pushes nothing more in this attempt */
+        bool stepped;  /* zero_step() was called, and is not decided */
+        bool refused;  /* a gradient of this attempt was not accepted */
+        struct step_params *params; /* with stepped */
+        struct kept handed;         /* with the zero_step() of this attempt */
+        struct kept kept;           /* with the last decided one */
+};
+
 struct job {
         struct list link;
         struct exchange *x;
@@ -115,8 +146,10 @@ struct job {
         uint64_t epoch, version, attempt;
         double loss_scale, grad_norm;
         uint32_t skipped;
+        struct step_result last;
         uint32_t *node_of_rank;     /* [rank]: as of the last start */
         bool *here;                 /* [rank]: its session lives, as the coordinator knows */
+        struct seat *seats;         /* [rank]: of this node's ranks */
         uint32_t lost;              /* rank without which this attempt cannot end; RANK_ABSENT */
         uint64_t step_times_ms[16]; /* loop times of the last decisions, a ring */
         uint32_t n_step_times;
@@ -153,6 +186,8 @@ void job_unref(struct job *job);
 void job_hold(struct job *job);
 void job_let_go(struct job *job);
 bool job_name_valid(const char *name);
+/* Has the node an owner or a rank of the job? */
+bool job_needs_node(const struct job *job, uint32_t node);
 /* The version a group's bytes have when the job is at `version`: frozen groups stay at 0. */
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version);
 uint32_t coordinator_of(const struct exchange *x, const char *job);
@@ -193,8 +228,15 @@ int push_window_new(struct push_window **ret, const layout *l, uint32_t push_gro
 
 struct rank_needs {
         uint32_t uid, pid, rank, world_size, local_world_size;
-        uint32_t hold_groups, push_groups, timeout_ms;
+        uint32_t hold_groups, push_groups, timeout_ms, incarnation;
         enum zero_dtype grad_dtype, reduce_dtype;
+        bool fail_on_lost, resume;
+};
+
+/* What a session is told without having asked: it is the rank's no more. */
+struct rank_events {
+        void (*gone)(void *arg, int status, const char *text);
+        void *arg;
 };
 
 enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD };
@@ -206,7 +248,9 @@ struct rank {
         struct job *job;      /* NULL until it has joined */
         Zero__Layout *layout; /* its own, until it has joined */
         struct rank_needs needs;
+        struct rank_events events;
         bool calling, left; /* a join is under way; the session has ended meanwhile */
+        bool admitted;      /* attaching has succeeded */
         uint32_t rank, pid;
         uint32_t hold_groups, held; /* held: asked for or held */
         enum hold *holds;           /* [group] */
@@ -214,11 +258,7 @@ struct rank {
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits for the job to start */
         struct request *closing;   /* waits in zero_norm() or zero_step() */
-        bool closed;               /* pushes nothing more in this attempt */
-        bool stepped;              /* zero_step() was called, and is not decided */
         bool wants_norm;           /* closing is a norm request */
-        bool refused;              /* a gradient of this attempt was not accepted */
-        struct step_params params;
         uint32_t pushed;      /* groups, in this attempt */
         uint32_t last_pushed; /* group */
         uint64_t active_ms;   /* loop time of its last call */
@@ -229,28 +269,48 @@ struct rank {
  * *ret_rank is the session's handle at once; it is given back by rank_leave().
  */
 int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
-                const struct rank_needs *needs, struct request *r, struct rank **ret_rank,
-                struct fault *fault);
+                const struct rank_needs *needs, const struct rank_events *events,
+                struct request *r, struct rank **ret_rank, struct fault *fault);
 /* The session has ended. */
 void rank_leave(struct rank *rank, bool orderly);
-int rank_fetch(struct rank *rank, uint32_t group, uint64_t version, struct request *r,
+int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r,
                struct fault *fault);
 /* The fetch has ended: the rank holds the group from here on, or does not. */
 void rank_fetched(struct rank *rank, uint32_t group, bool ok);
 void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
-int rank_release(struct rank *rank, uint32_t group, struct fault *fault);
+int rank_release(struct rank *rank, const Zero__Release *release, struct fault *fault);
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
-/* params NULL: zero_norm(). */
+/* params NULL: zero_norm(); else blob is kept with the step. */
 int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
-               struct request *r, struct fault *fault);
+               const ProtobufCBinaryData *blob, struct request *r, struct fault *fault);
+/* What it did in the attempt before is over; its leases too, unless they ended with the step. */
+void rank_begin_attempt(struct rank *rank, bool decided);
+/* Micro-batches of a group that were accepted from the rank, whichever its session, in this
+ * attempt. */
+uint32_t rank_accepted(const struct rank *rank, uint32_t group);
 /* The job's first late rank or node, as its coordinator last told. */
 int job_describe(const struct job *job, struct wait_line *ret);
 /* The owners do not carry zero_step() out: the calls of local ranks fail, the attempt goes on. */
 void ranks_refuse_step(struct job *job, int status, const char *text);
 /* Without a rank that was lost the attempt cannot end: ZERO_ELOSTRANK and its name, or OK. */
 int job_lost(const struct job *job, struct fault *fault);
-/* Joins that wait for their coordinator to come up. */
+/* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */
 void ranks_up(struct exchange *x, uint32_t node);
+/* A rank has attached on another node: its session here is told, and ends. */
+void rank_fence(struct job *job, uint32_t rank);
+/* Ranks that took the place of one that had stepped already: the step is over. */
+void ranks_admit(struct job *job);
+
+/* ---- seats --------------------------------------------------------------------- */
+
+/* -ENOMEM. */
+int kept_set(struct kept *k, const void *p, size_t n);
+void kept_clear(struct kept *k);
+void seats_free(struct seat *seats, uint32_t n);
+/* The attempt is over: decided, what was handed in is kept; else it is gone. */
+void seats_reset(struct job *job, bool decided);
+/* What the ranks of this node kept with the last decision, as the coordinator knows it. */
+void seats_keep(struct job *job, Zero__Kept **kept, size_t n);
 /* What this node's ranks and owners keep others waiting for. */
 uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
 
@@ -297,6 +357,13 @@ void reduce_close(struct job *job, uint32_t rank);
 void reduce_fail(struct job *job, int status, const char *text);
 /* A new attempt begins; what is left of the old one is void. */
 void reduce_reset(struct job *job, bool decided);
+/* Another number of ranks, after reduce_reset().  -ENOMEM: nothing has changed. */
+int reduce_resize(struct job *job, uint32_t world_size);
+uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank);
+/* Has any local rank pushed in this attempt? */
+bool reduce_any(const struct job *job);
+/* A new session of the rank. */
+void reduce_rejoin(struct job *job, uint32_t rank);
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* This node's owner reads its range of an offered parcel; taken: it needs it no more. */
 struct parcel;
@@ -312,7 +379,7 @@ void landing_free(struct landing *l);
 /* An offer of a node; parcel is NULL for other nodes'. */
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
 /* Finish the reduction and vote; params NULL: for the norm. */
-void landing_prepare(struct job *job, uint64_t attempt, const struct step_params *params);
+void landing_prepare(struct job *job, const Zero__Prepare *m, const struct step_params *params);
 void landing_reset(struct job *job);
 /* The group's update is over: its gradient may be overwritten. */
 void landing_group_free(struct job *job, uint32_t group);
@@ -328,7 +395,7 @@ uint32_t landing_waits(struct job *job, struct wait_line *lines, uint32_t n);
 
 int update_new(struct job *job, struct update **ret);
 void update_free(struct update *u);
-void update_begin(struct job *job, const struct step_params *params, const Zero__Decision *d);
+void update_begin(struct job *job, const Zero__Decision *d);
 /* Carries out the decision in the state's record, from wherever a crash has left it. */
 void update_start(struct job *job);
 /* A group's last reader is gone. */
@@ -358,6 +425,8 @@ void checksum_start(struct job *job, uint64_t version,
 
 /* ---- coordinator --------------------------------------------------------------- */
 
+/* Coordinates a job that an earlier process left: asks all nodes where they stand. */
+void coordinator_resume(struct job *job);
 void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 void coordinator_up(struct exchange *x, uint32_t node);
 void coordinator_down(struct exchange *x, uint32_t node);
@@ -366,6 +435,12 @@ void coordinator_drop(struct exchange *x, const char *job);
 void coordinators_free(struct exchange *x);
 /* The coordinator's state of a job for reports; NULL if it is elsewhere or has none. */
 const struct step *coordinator_step(const struct exchange *x, const char *job);
+
+/* ---- links ----------------------------------------------------------------------- */
+
+/* Tells all nodes which ones this one reaches. */
+void links_tell(struct exchange *x);
+void links_message(struct exchange *x, uint32_t node, const Zero__Links *m);
 
 /* ---- payloads that this node asks for -------------------------------------------- */
 

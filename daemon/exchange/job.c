@@ -47,6 +47,17 @@ uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
         return layout_group_trainable(job->layout, group) ? version : 0;
 }
 
+bool job_needs_node(const struct job *job, uint32_t node)
+{
+        for (uint32_t o = 0; o < job->x->n_owners; o++)
+                if (job->x->owner_node[o] == node)
+                        return true;
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->node_of_rank[r] == node)
+                        return true;
+        return false;
+}
+
 double job_steps_per_second(const struct job *job)
 {
         uint32_t slots = sizeof job->step_times_ms / sizeof job->step_times_ms[0];
@@ -87,6 +98,7 @@ static void job_free(struct job *job)
         layout_free(job->layout);
         free(job->node_of_rank);
         free(job->here);
+        seats_free(job->seats, job->world_size);
         free(job->shard_version);
         free(job->pins);
         free(job->pulls);
@@ -146,21 +158,27 @@ void job_detach(struct job *job)
         job_unref(job);
 }
 
+/* What there is of each rank. */
+static bool ranks_alloc(struct job *job, uint32_t world_size)
+{
+        job->node_of_rank = malloc(world_size * sizeof *job->node_of_rank);
+        job->here = calloc(world_size, sizeof *job->here);
+        job->seats = calloc(world_size, sizeof *job->seats);
+        job->ranks = calloc(world_size, sizeof *job->ranks);
+        for (uint32_t r = 0; job->node_of_rank && r < world_size; r++)
+                job->node_of_rank[r] = RANK_ABSENT;
+        return job->node_of_rank && job->here && job->seats && job->ranks;
+}
+
 static bool job_alloc(struct job *job)
 {
         uint32_t n = job->layout->n_groups;
 
-        job->node_of_rank = malloc(job->world_size * sizeof *job->node_of_rank);
-        job->here = calloc(job->world_size, sizeof *job->here);
-        job->ranks = calloc(job->world_size, sizeof *job->ranks);
         job->shard_version = calloc(n, sizeof *job->shard_version);
         job->pins = calloc(n, sizeof *job->pins);
         job->pulls = malloc(n * sizeof *job->pulls);
-        if (!job->node_of_rank || !job->here || !job->ranks || !job->shard_version || !job->pins ||
-            !job->pulls)
+        if (!ranks_alloc(job, job->world_size) || !job->shard_version || !job->pins || !job->pulls)
                 return false;
-        for (uint32_t r = 0; r < job->world_size; r++)
-                job->node_of_rank[r] = RANK_ABSENT;
         for (uint32_t g = 0; g < n; g++)
                 list_init(&job->pulls[g]);
         if (partition_new(job->layout, job->x->n_owners, &job->partition) ||
@@ -199,57 +217,115 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
         return job;
 }
 
+/* No rank of the old world has a session here: the coordinator has made sure of it. */
+static bool job_resize(struct job *job, uint32_t world_size)
+{
+        struct job old = *job;
+
+        if (old.world_size == world_size)
+                return true;
+        if (old.n_attached > 0)
+                return false;
+        reduce_reset(job, false);
+        if (!ranks_alloc(job, world_size) || reduce_resize(job, world_size)) {
+                free(job->node_of_rank);
+                free(job->here);
+                free(job->seats);
+                free(job->ranks);
+                *job = old;
+                return false;
+        }
+        free(old.node_of_rank);
+        free(old.here);
+        seats_free(old.seats, old.world_size);
+        free(old.ranks);
+        job->world_size = world_size;
+        return true;
+}
+
 /* ---- the coordinator's word ------------------------------------------------------ */
 
 static void job_begin_attempt(struct job *job, bool decided)
 {
-        for (uint32_t r = 0; r < job->world_size; r++) {
-                struct rank *rank = job->ranks[r];
-
-                if (!rank)
-                        continue;
-                rank->closed = rank->stepped = rank->wants_norm = rank->refused = false;
-                rank->pushed = 0;
-        }
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->ranks[r])
+                        rank_begin_attempt(job->ranks[r], decided);
+        seats_reset(job, decided);
         reduce_reset(job, decided);
         if (job->landing)
                 landing_reset(job);
+}
+
+static void job_remember(struct job *job, const Zero__Decision *d)
+{
+        job->last = (struct step_result){ .version = d->version,
+                                          .attempt = d->attempt,
+                                          .skipped = !d->commit,
+                                          .grad_norm = d->grad_norm,
+                                          .loss_scale = d->loss_scale };
+        job->loss_scale = d->loss_scale;
+        job->grad_norm = d->grad_norm;
+        job->skipped = d->skipped;
+}
+
+/* An owner is where the coordinator says the job is: it has heard every decision before. */
+static bool start_fits(const struct job *job, const Zero__Start *start)
+{
+        if (!job->state || (job->version == start->version && job->attempt <= start->attempt))
+                return true;
+        log_error("job %s: its coordinator starts it at version %llu, attempt %llu; the state here "
+                  "is at version %llu, attempt %llu",
+                  job->name, (unsigned long long)start->version, (unsigned long long)start->attempt,
+                  (unsigned long long)job->version, (unsigned long long)job->attempt);
+        return false;
 }
 
 void job_start_message(struct job *job, const Zero__LinkMessage *m)
 {
         const Zero__Start *start = m->start;
 
-        if (start->n_node_of_rank != job->world_size)
+        if (start->n_node_of_rank < 1 || start->n_node_of_rank > ZERO_RANK_MAX ||
+            !start_fits(job, start))
                 return;
+        if (!job_resize(job, (uint32_t)start->n_node_of_rank)) {
+                log_error("job %s: the world size cannot change to %zu here", job->name,
+                          start->n_node_of_rank);
+                return;
+        }
         job->started = true;
         job->lost = RANK_ABSENT;
         job->epoch = start->epoch;
         job->version = start->version;
         job->attempt = start->attempt;
         job->loss_scale = start->loss_scale;
+        if (start->last)
+                job_remember(job, start->last);
         job->n_local = 0;
         for (uint32_t r = 0; r < job->world_size; r++) {
                 job->node_of_rank[r] = start->node_of_rank[r];
                 job->here[r] = true;
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
-        job_fail_requests(job, ZERO_EABORTED, "a rank attached anew: replay the step");
+        if (job->state && !update_running(job->update))
+                state_abort(job->state, job->attempt);
         job_begin_attempt(job, false);
+        seats_keep(job, start->kept, start->n_kept);
+        job_fail_requests(job, ZERO_EABORTED,
+                          "the step was begun anew, as a rank or a node was lost: replay it");
+        ranks_admit(job);
 }
 
-/*
- * The coordinator tells all nodes that a rank has gone.  If it did not say so itself nobody waits
- * for it any longer: the attempt is void when it, or its successor, attaches.
- */
+/* The coordinator tells all nodes where a rank is now. */
 void job_part_message(struct job *job, const Zero__Part *part)
 {
         struct fault fault;
 
         if (part->rank >= job->world_size)
                 return;
-        job->here[part->rank] = false;
-        if (part->orderly || !job->started || job->lost != RANK_ABSENT)
+        if (part->fenced)
+                rank_fence(job, part->rank);
+        job->here[part->rank] = part->back;
+        if (!part->fails || !job->started || job->lost != RANK_ABSENT)
                 return;
         job->lost = part->rank;
         job_lost(job, &fault);
@@ -283,9 +359,6 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
 
 void job_decision_message(struct job *job, const Zero__Decision *d)
 {
-        struct step_params params;
-        struct fault fault;
-
         if (d->attempt != job->attempt)
                 return;
         if (d->status) {
@@ -297,15 +370,13 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
                 decision_answer(job, d);
                 return;
         }
-        if (!d->params || step_params_from_message(d->params, &params, &fault)) {
-                log_error("job %s: malformed decision of its coordinator", job->name);
+        if (job->state && job->state->record->phase != ATTEMPT_PREPARED) {
+                log_error("job %s: a decision that this owner has not voted for", job->name);
                 return;
         }
         job->version = d->version;
         job->attempt = d->attempt + 1;
-        job->loss_scale = d->loss_scale;
-        job->grad_norm = d->grad_norm;
-        job->skipped += d->overflow;
+        job_remember(job, d);
         job->step_times_ms[job->n_step_times++ %
                            (sizeof job->step_times_ms / sizeof job->step_times_ms[0])] =
                 exchange_now(job->x);
@@ -313,7 +384,8 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
                 log_warning("job %s: step skipped, a gradient was not finite; loss scale is now %g",
                             job->name, d->loss_scale);
         if (job->state)
-                update_begin(job, &params, d);
+                update_begin(job, d);
         job_begin_attempt(job, true);
         decision_answer(job, d);
+        ranks_admit(job);
 }

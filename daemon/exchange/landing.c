@@ -63,7 +63,17 @@ void landing_free(struct landing *l)
         }
         free(l->groups);
         free(l->present);
+        landing_forget_kept(l);
         free(l);
+}
+
+void landing_forget_kept(struct landing *l)
+{
+        for (uint32_t r = 0; r < l->n_kept; r++)
+                kept_clear(&l->kept[r]);
+        free(l->kept);
+        l->kept = NULL;
+        l->n_kept = 0;
 }
 
 /* ---- accumulation -------------------------------------------------------------- */

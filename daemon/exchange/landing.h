@@ -47,6 +47,8 @@ struct landing {
         bool have_params; /* ... to end the step, not for the norm only */
         bool voted;       /* ... and has it; there is no decision yet */
         struct step_params params;
+        struct kept *kept; /* [rank]: what the ranks keep with it */
+        uint32_t n_kept;
         uint64_t generation; /* tasks of an older one end in nothing */
 };
 
@@ -70,3 +72,4 @@ uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segme
 /* landing.c */
 void landing_advance(struct job *job, uint32_t group);
 void landing_forget_present(struct job *job, uint32_t group);
+void landing_forget_kept(struct landing *l);

@@ -26,17 +26,44 @@ static void summary_add(struct wait_line *lines, uint32_t *n, const struct wait_
                 lines[(*n)++] = *line;
 }
 
-/* Missing ranks first, then what the nodes report. */
+/* Nodes that are away, and what else hinders the job. */
+static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lines)
+{
+        uint64_t now = exchange_now(c->x);
+        uint32_t n = 0;
+
+        if (c->fault.status) {
+                struct wait_line line = { .since_ms = now };
+
+                snprintf(line.who, sizeof line.who, "a person");
+                snprintf(line.what, sizeof line.what, "%.150s", c->fault.text);
+                summary_add(lines, &n, &line);
+        }
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
+                struct wait_line line = { .since_ms = now };
+
+                if (!step_needs_node(&c->step, i) ||
+                    (c->step.open >> i & 1 && !(c->step.phase == STEP_FORMING && c->step.cut[i])))
+                        continue;
+                snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
+                snprintf(line.what, sizeof line.what, "%s",
+                         c->step.open >> i & 1 ? "to reach all nodes" : "to come up");
+                summary_add(lines, &n, &line);
+        }
+        return n;
+}
+
+/* Missing nodes and ranks first, then what the nodes report. */
 static uint32_t coordinator_summary(const struct coordinator *c, struct wait_line *lines)
 {
         const struct step *s = &c->step;
         uint64_t now = exchange_now(c->x);
-        uint32_t n = 0;
+        uint32_t n = nodes_summary(c, lines);
 
         for (uint32_t r = 0; r < s->world_size; r++) {
-                struct wait_line line = { .since_ms = now, .lost = s->rank_lost[r] };
+                struct wait_line line = { .since_ms = now, .lost = s->seats[r] == SEAT_LOST };
 
-                if (s->node_of_rank[r] != RANK_ABSENT)
+                if (s->seats[r] == SEAT_HERE)
                         continue;
                 snprintf(line.who, sizeof line.who, "rank %u", r);
                 snprintf(line.what, sizeof line.what, "%s",

@@ -1,9 +1,10 @@
 /*
- * How a job begins: ranks join, the first join opens the job on all nodes, and when every node is
- * ready and every rank is there, the job starts.
+ * Opening a job on all nodes: each is asked what it knows; from what the owners know follows
+ * whether the job is to be made, or where it stands (coordinator.h).
  */
 #include "daemon/exchange/coordinator.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,85 +16,26 @@ struct opening {
         uint32_t node;
 };
 
-/* ---- answering joins ------------------------------------------------------------- */
-
-void join_end(struct coordinator *c, struct join *j, int status, const char *text)
+static uint32_t owner_on(const struct coordinator *c, uint32_t node)
 {
-        Zero__LinkMessage m = coordinator_to(c);
-
-        m.call = j->call;
-        answer(c->x, j->node, &m, status, text);
-        list_remove(&j->link);
-        free(j);
+        for (uint32_t o = 0; o < c->x->n_owners; o++)
+                if (c->x->owner_node[o] == node)
+                        return o;
+        return UINT32_MAX;
 }
 
-static void joins_end(struct coordinator *c, int status, const char *text)
+static bool is_owner(const struct coordinator *c, uint32_t node)
 {
-        while (!list_empty(&c->joins))
-                join_end(c, CONTAINER_OF(c->joins.next, struct join, link), status, text);
+        return c->step.owner_nodes >> node & 1;
 }
 
-void coordinator_close(struct coordinator *c, int status, const char *text)
-{
-        c->dead = true;
-        joins_end(c, status, text);
-        list_remove(&c->link);
-        coordinator_unref(c);
-}
-
-/* Every rank is there: a new epoch, a new attempt. */
-static void coordinator_start(struct coordinator *c)
-{
-        Zero__LinkMessage m = coordinator_to(c);
-        Zero__Start start = ZERO__START__INIT;
-
-        start.epoch = c->step.epoch;
-        start.version = c->step.version;
-        start.attempt = c->step.attempt;
-        start.loss_scale = c->step.loss_scale;
-        start.n_node_of_rank = c->step.world_size;
-        start.node_of_rank = c->step.node_of_rank;
-        m.body_case = ZERO__LINK_MESSAGE__BODY_START;
-        m.start = &start;
-        send_all(c->x, &m);
-        log_info("job %s: all %u ranks are there, version %llu", c->name, c->step.world_size,
-                 (unsigned long long)c->step.version);
-        joins_end(c, ZERO_OK, "");
-}
-
-/* All are looked at before any is answered: one that claims a taken rank is refused. */
-static void joins_admit(struct coordinator *c)
-{
-        bool start = false;
-
-        list_for_each (&c->joins, item) {
-                struct join *j = CONTAINER_OF(item, struct join, link);
-                enum step_action action;
-                struct fault fault;
-                int r;
-
-                if (j->admitted)
-                        continue;
-                r = step_join(&c->step, j->rank, j->node, &action, &fault);
-                if (r) {
-                        join_end(c, j, r, fault.text);
-                        continue;
-                }
-                j->admitted = true;
-                start = start || action == STEP_START;
-        }
-        if (start)
-                coordinator_start(c);
-}
-
-/* ---- opening the job on all nodes --------------------------------------------------- */
+/* ---- the end of a job that cannot be made -------------------------------------------- */
 
 static void open_fail(struct coordinator *c, int status, const char *text)
 {
         Zero__LinkMessage m = coordinator_to(c);
         Zero__Drop drop = ZERO__DROP__INIT;
 
-        c->phase = OPEN_FAILED;
         m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;
         m.drop = &drop;
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
@@ -102,29 +44,75 @@ static void open_fail(struct coordinator *c, int status, const char *text)
         coordinator_close(c, status, text);
 }
 
-static void open_note(struct coordinator *c, uint32_t node, const Zero__Opened *o)
+/* The job stays as it is until a node comes anew, or it is dropped. */
+static void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why)
 {
-        struct step *s = &c->step;
+        fault_set(&c->fault, status,
+                  "node %s: %.300s; restore the job from a checkpoint, or zeroctl drop it",
+                  node_name(c->x, node), why);
+        log_error("job %s: %s", c->name, c->fault.text);
+        joins_admit(c);
+}
 
+/* ---- what owners know ------------------------------------------------------------------ */
+
+static void decision_take(const Zero__Decision *d, struct standing *s)
+{
+        s->decided_attempt = d->attempt;
+        s->skipped = d->skipped;
+        s->decision = (struct decision){ .commit = d->commit,
+                                         .overflow = d->overflow,
+                                         .finite = d->finite,
+                                         .grad_norm = d->grad_norm,
+                                         .grad_scale = d->grad_scale,
+                                         .loss_scale = d->loss_scale,
+                                         .good_steps = d->good_steps };
+}
+
+static int standing_take(const Zero__Standing *m, struct standing *s, struct fault *fault)
+{
+        *s = (struct standing){ .version = m->version,
+                                .done = m->done,
+                                .prepared_attempt = m->prepared_attempt,
+                                .decision.loss_scale = 0 };
+        if (m->decision)
+                decision_take(m->decision, s);
+        exact_sum_init(&s->vote.norm);
+        s->vote.finite = m->finite;
+        if (s->prepared_attempt == 0)
+                return 0;
+        if (m->n_norm != EXACT_SUM_BINS || !m->params)
+                return fault_set(fault, ZERO_EPROTO, "its vote cannot be read");
+        memcpy(s->vote.norm.bin, m->norm, sizeof s->vote.norm.bin);
+        return step_params_from_message(m->params, &s->params, fault);
+}
+
+static void node_known(struct coordinator *c, uint32_t node, const Zero__Opened *o)
+{
+        uint32_t owner = owner_on(c, node);
+        struct fault fault;
+
+        c->nodes[node] = NODE_KNOWN;
         c->created[node] = o->created;
-        if (!o->owner)
+        c->lacks[node] = !o->known;
+        if (o->attempt > c->step.attempt)
+                c->step.attempt = o->attempt;
+        if (owner == UINT32_MAX || !o->known)
                 return;
-        if (c->version_known && o->version != s->version) {
-                fault_set(&c->fault, ZERO_ECONFLICT,
-                          "node %s has the job at version %llu, others at %llu: it needs recovery",
-                          node_name(c->x, node), (unsigned long long)o->version,
-                          (unsigned long long)s->version);
+        free(c->standings[owner]);
+        c->standings[owner] = calloc(1, sizeof **c->standings);
+        if (!o->standing || !c->standings[owner]) {
+                open_hinder(c, ZERO_EPROTO, node, "it does not say where its state stands");
                 return;
         }
-        c->version_known = true;
-        s->version = o->version;
-        if (o->attempt > s->attempt)
-                s->attempt = o->attempt;
-        if (o->loss_scale > 0) /* else no step was decided yet */
-                s->loss_scale = o->loss_scale;
-        s->good_steps = o->good_steps;
-        s->skipped = o->skipped;
+        c->fresh[node] = o->standing->fresh;
+        if (o->standing->attempt > c->step.attempt)
+                c->step.attempt = o->standing->attempt;
+        if (standing_take(o->standing, c->standings[owner], &fault))
+                open_hinder(c, fault.status, node, fault.text);
 }
+
+/* ---- asking ---------------------------------------------------------------------------- */
 
 static void open_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
@@ -139,23 +127,18 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
                 char why[400];
 
                 snprintf(why, sizeof why, "node %s: %.300s", node_name(c->x, node), text);
-                open_fail(c, status ? status : ZERO_EPROTO, why);
+                if (c->settled)
+                        open_hinder(c, status ? status : ZERO_EPROTO, node, text);
+                else
+                        open_fail(c, status ? status : ZERO_EPROTO, why);
         } else if (!c->dead) {
-                c->nodes[node] = NODE_OPEN;
-                open_note(c, node, m->opened);
-                c->phase = OPEN_DONE;
-                for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
-                        if (c->nodes[n] != NODE_OPEN)
-                                c->phase = OPEN_ASKING;
-                if (c->phase == OPEN_DONE && c->fault.status)
-                        open_fail(c, c->fault.status, c->fault.text);
-                else if (c->phase == OPEN_DONE)
-                        joins_admit(c);
+                node_known(c, node, m->opened);
+                open_settle(c);
         }
         coordinator_unref(c);
 }
 
-void open_ask(struct coordinator *c, uint32_t node)
+static void open_send(struct coordinator *c, uint32_t node, bool create)
 {
         Zero__LinkMessage m = coordinator_to(c);
         Zero__Open open = ZERO__OPEN__INIT;
@@ -170,117 +153,172 @@ void open_ask(struct coordinator *c, uint32_t node)
         open.world_size = c->step.world_size;
         open.reduce_dtype = c->reduce_dtype;
         open.layout = c->message;
+        open.create = create;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPEN;
         m.open = &open;
         call_send(c->x, node, &m, 10 * CALL_MS, open_answered, o);
 }
 
-static double first_loss_scale(const layout *l)
+void open_ask(struct coordinator *c, uint32_t node)
 {
-        for (uint32_t g = 0; g < l->n_groups; g++)
-                if (l->groups[g].dtype == ZERO_FP16)
-                        return 65536;
-        return 1;
+        open_send(c, node, false);
 }
 
-static struct coordinator *coordinator_new(struct exchange *x, const char *name,
-                                           const Zero__Join *join, layout *l)
+void open_forget(struct coordinator *c, uint32_t node)
 {
-        struct coordinator *c = calloc(1, sizeof *c);
+        uint32_t owner = owner_on(c, node);
 
-        if (!c)
-                return NULL;
-        if (step_init(&c->step, join->world_size, x->cluster->n_nodes, x->n_owners) ||
-            layout_to_message(l, &c->message)) {
-                step_deinit(&c->step);
-                free(c);
-                return NULL;
+        c->nodes[node] = NODE_UNASKED;
+        if (owner != UINT32_MAX && c->standings[owner]) {
+                free(c->standings[owner]);
+                c->standings[owner] = NULL;
         }
-        c->x = x;
-        c->references = 1;
-        c->layout = l;
-        c->uid = join->uid;
-        c->reduce_dtype = join->reduce_dtype;
-        c->step.loss_scale = first_loss_scale(l);
-        snprintf(c->name, sizeof c->name, "%s", name);
-        list_init(&c->joins);
-        list_insert(&x->coordinators, &c->link);
-        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                open_ask(c, n);
-        return c;
 }
 
-/* A job that exists takes only ranks that mean the same job. */
-static int join_check(const struct coordinator *c, const Zero__Join *join, const layout *l,
-                      struct fault *fault)
+void open_done(struct coordinator *c, uint32_t owner, uint64_t attempt)
 {
-        char text[300];
-
-        if (c->uid != join->uid && join->uid != 0)
-                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", c->name, c->uid);
-        if (c->step.world_size != join->world_size)
-                return fault_set(fault, ZERO_ECONFLICT,
-                                 "world size %u here, %u so far in job '%s' (zeroctl drop ends it)",
-                                 join->world_size, c->step.world_size, c->name);
-        if (c->reduce_dtype != join->reduce_dtype)
-                return fault_set(
-                        fault, ZERO_ECONFLICT, "reduce_dtype %s here, %s so far in job '%s'",
-                        dtype_name(join->reduce_dtype), dtype_name(c->reduce_dtype), c->name);
-        if (!layout_equal(l, c->layout, text, sizeof text))
-                return fault_set(fault, ZERO_ELAYOUT,
-                                 "the layout of rank %u differs from job '%s' (zeroctl drop ends "
-                                 "it): %s",
-                                 join->rank, c->name, text);
-        return 0;
+        if (c->settled)
+                step_done(&c->step, owner, attempt);
+        else if (c->standings[owner] && c->standings[owner]->decided_attempt == attempt)
+                c->standings[owner]->done = true;
 }
 
-void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+/* ---- where the job stands -------------------------------------------------------------- */
+
+static struct recovery standing_now(const struct step *s)
 {
-        struct coordinator *c = coordinator_find(x, m->job);
-        const Zero__Join *join = m->join;
-        layout *l = NULL;
-        struct join *j;
+        return (struct recovery){ .version = s->version,
+                                  .decided_attempt = s->decided_attempt,
+                                  .decision = s->decision,
+                                  .skipped = s->skipped };
+}
+
+static void open_adopt(struct coordinator *c, const struct recovery *r)
+{
+        struct step *s = &c->step;
+
+        s->version = r->version;
+        s->decided_attempt = r->decided_attempt;
+        s->decision = r->decision;
+        s->skipped = r->skipped;
+        s->good_steps = r->decision.good_steps;
+        if (r->decision.loss_scale > 0) /* else no step was decided yet */
+                s->loss_scale = r->decision.loss_scale;
+        if (s->attempt < r->decided_attempt)
+                s->attempt = r->decided_attempt;
+        c->settled = true;
+        log_info("job %s: stands at version %llu", c->name, (unsigned long long)s->version);
+}
+
+/* An owner as it stands, against the others: hears the last decision if it missed it. */
+static void owner_open(struct coordinator *c, uint32_t node, uint32_t owner)
+{
+        const struct recovery now = standing_now(&c->step);
+        const struct standing *s = c->standings[owner];
         struct fault fault;
-        int r;
+        bool behind;
 
-        if (!job_name_valid(m->job) || join->world_size < 1 || join->world_size > ZERO_RANK_MAX ||
-            !join->layout || !dtype_valid(join->reduce_dtype)) {
-                answer(x, node, m, ZERO_EPROTO, "malformed join");
+        if (!s || recover_one(s, &now, &behind, &fault)) {
+                open_hinder(c, ZERO_ECONFLICT, node, s ? fault.text : "its state is gone");
                 return;
         }
-        r = layout_from_message(join->layout, &l, &fault);
-        if (!r && c)
-                r = join_check(c, join, l, &fault);
-        if (!r && !c) {
-                c = coordinator_new(x, m->job, join, l);
-                if (c)
-                        l = NULL;
-                else
-                        r = fault_set(&fault, ZERO_ENOMEM, "out of memory");
-        }
-        layout_free(l);
-        j = r ? NULL : calloc(1, sizeof *j);
-        if (!j) {
-                answer(x, node, m, r ? r : ZERO_ENOMEM, r ? fault.text : "out of memory");
-                return;
-        }
-        *j = (struct join){ .node = node, .rank = join->rank, .call = m->call };
-        list_insert(&c->joins, &j->link);
-        if (c->phase == OPEN_DONE)
-                joins_admit(c);
+        c->step.done[owner] = !behind && s->done;
+        c->nodes[node] = NODE_OPEN;
+        step_node_open(&c->step, node);
+        decision_send(c, node);
 }
 
-/* ---- ranks leave -------------------------------------------------------------------- */
-
-/* A session that ended while it attached wants no answer any more. */
-void join_forget(struct coordinator *c, uint32_t node, uint32_t rank)
+/* All owners have answered for the first time, and all have state. */
+static void open_recover(struct coordinator *c)
 {
-        list_for_each (&c->joins, item) {
-                struct join *j = CONTAINER_OF(item, struct join, link);
+        struct recovery r;
+        struct fault fault;
+        uint32_t odd = 0;
 
-                if (j->node != node || j->rank != rank)
+        if (recover((const struct standing *const *)c->standings, c->x->n_owners, &r, &odd, &fault))
+                open_hinder(c, fault.status, c->x->owner_node[odd], fault.text);
+        else
+                open_adopt(c, &r);
+}
+
+/* Makes the job where it is not: on all owners, or on some where none has ever been worked on. */
+static void open_create(struct coordinator *c)
+{
+        bool some = false, fresh = true;
+        uint32_t lacking = 0;
+
+        for (uint32_t o = 0; o < c->x->n_owners; o++) {
+                uint32_t node = c->x->owner_node[o];
+
+                if (c->lacks[node]) {
+                        lacking = node;
                         continue;
-                join_end(c, j, ZERO_ECLOSED, "the rank's session has ended");
-                return;
+                }
+                some = true;
+                fresh = fresh && c->fresh[node];
+        }
+        if (some && !fresh) {
+                open_hinder(c, ZERO_ECONFLICT, lacking, "its state of the job is gone");
+        } else if (!c->may_create) {
+                if (!some)
+                        coordinator_close(c, ZERO_ENOJOB, "the job is gone: it was dropped, or its "
+                                                          "state was lost on all nodes");
+        } else {
+                for (uint32_t o = 0; o < c->x->n_owners; o++)
+                        if (c->lacks[c->x->owner_node[o]])
+                                open_send(c, c->x->owner_node[o], true);
+        }
+}
+
+static bool owners_known(const struct coordinator *c, bool *ret_lacking)
+{
+        *ret_lacking = false;
+        for (uint32_t o = 0; o < c->x->n_owners; o++) {
+                uint32_t node = c->x->owner_node[o];
+
+                if (c->nodes[node] != NODE_KNOWN)
+                        return false;
+                *ret_lacking = *ret_lacking || c->lacks[node];
+        }
+        return true;
+}
+
+/* Each node that has answered since. */
+static void open_nodes(struct coordinator *c)
+{
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes && !c->fault.status; n++) {
+                if (c->nodes[n] != NODE_KNOWN)
+                        continue;
+                if (is_owner(c, n)) {
+                        if (c->lacks[n])
+                                open_hinder(c, ZERO_ECONFLICT, n, "its state of the job is gone");
+                        else
+                                owner_open(c, n, owner_on(c, n));
+                } else if (c->lacks[n]) {
+                        open_send(c, n, true);
+                } else {
+                        c->nodes[n] = NODE_OPEN;
+                        step_node_open(&c->step, n);
+                        decision_send(c, n);
+                }
+        }
+}
+
+void open_settle(struct coordinator *c)
+{
+        bool lacking;
+
+        c->fault.status = 0; /* what hindered may have come anew */
+        if (!c->settled) {
+                if (!owners_known(c, &lacking))
+                        return;
+                if (lacking)
+                        open_create(c);
+                else
+                        open_recover(c);
+        }
+        if (!c->dead && c->settled) {
+                open_nodes(c);
+                joins_admit(c);
         }
 }

@@ -19,6 +19,16 @@ void rank_release_all(struct rank *rank)
                 }
 }
 
+static struct seat *seat_of(const struct rank *rank)
+{
+        return &rank->job->seats[rank->rank];
+}
+
+uint32_t rank_accepted(const struct rank *rank, uint32_t group)
+{
+        return reduce_pushed(rank->job, group, rank->rank);
+}
+
 /* ---- holding -------------------------------------------------------------------- */
 
 /* The newest session is the rank. */
@@ -28,6 +38,15 @@ static int rank_check(const struct rank *rank, struct fault *fault)
                 return 0;
         return fault_set(fault, ZERO_ERANK, "rank %u has attached anew in another session",
                          rank->rank);
+}
+
+/* A client that has not heard yet that its attempt is over; 0: it does not say. */
+static int attempt_check(const struct rank *rank, uint64_t attempt, struct fault *fault)
+{
+        if (attempt == 0 || attempt == rank->job->attempt)
+                return 0;
+        return fault_set(fault, ZERO_EABORTED, "attempt %llu is over, replay the step",
+                         (unsigned long long)attempt);
 }
 
 static int group_check(const struct rank *rank, uint32_t group, struct fault *fault)
@@ -40,12 +59,15 @@ static int group_check(const struct rank *rank, uint32_t group, struct fault *fa
         return rank_check(rank, fault);
 }
 
-int rank_fetch(struct rank *rank, uint32_t group, uint64_t version, struct request *r,
-               struct fault *fault)
+int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault)
 {
         struct job *job = rank->job;
+        uint32_t group = fetch->group;
+        uint64_t version = fetch->version;
         int status = group_check(rank, group, fault);
 
+        if (!status)
+                status = attempt_check(rank, fetch->attempt, fault);
         if (status)
                 return status;
         if (version != job->version)
@@ -82,10 +104,13 @@ void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version)
                 gather_prefetch(rank->job, group, group_version(rank->job, group, version));
 }
 
-int rank_release(struct rank *rank, uint32_t group, struct fault *fault)
+int rank_release(struct rank *rank, const Zero__Release *release, struct fault *fault)
 {
+        uint32_t group = release->group;
         int status = group_check(rank, group, fault);
 
+        if (!status)
+                status = attempt_check(rank, release->attempt, fault);
         if (status)
                 return status;
         if (rank->holds[group] != HOLD_HELD)
@@ -113,7 +138,7 @@ int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, stru
         if (!status)
                 status = reduce_push(rank, push, r, fault);
         if (status && push->attempt == rank->job->attempt)
-                rank->refused = true; /* the step must not go on without it */
+                seat_of(rank)->refused = true; /* the step must not go on without it */
         if (status)
                 return status;
         rank->active_ms = exchange_now(rank->x);
@@ -129,6 +154,14 @@ static int close_describe(const struct request *r, struct wait_line *ret)
         const struct rank *rank = r->subject;
 
         return job_describe(rank->job, ret);
+}
+
+void rank_begin_attempt(struct rank *rank, bool decided)
+{
+        rank->wants_norm = false;
+        rank->pushed = 0;
+        if (!decided)
+                rank_release_all(rank);
 }
 
 static void close_forget(struct request *r)
@@ -151,8 +184,8 @@ static void close_end_all(struct job *job, int status, const char *text)
 void ranks_refuse_step(struct job *job, int status, const char *text)
 {
         for (uint32_t i = 0; i < job->world_size; i++)
-                if (job->ranks[i])
-                        job->ranks[i]->stepped = false;
+                job->seats[i].stepped = false;
+        ranks_admit(job);
         close_end_all(job, status, text);
 }
 
@@ -160,34 +193,71 @@ static void ready_answered(void *arg, int status, const char *text, const Zero__
 {
         struct job *job = arg;
 
-        if (status != ZERO_OK && !job->dead)
-                close_end_all(job, status, text);
+        /* a coordinator that was lost begins a new attempt when it is back */
+        if (status != ZERO_OK && status != ZERO_EPEER && !job->dead)
+                ranks_refuse_step(job, status, text);
         job_unref(job);
 }
 
-/* When every local rank waits for the same thing, the coordinator hears of it. */
-static void close_report(struct job *job, const struct rank *last)
+/* Whether a rank of this node wants the step, or the norm, to be taken. */
+static bool seat_closes(const struct job *job, uint32_t rank, bool norm)
+{
+        const struct rank *session = job->ranks[rank];
+
+        return norm ? session && session->closing && session->wants_norm : job->seats[rank].stepped;
+}
+
+static size_t kept_fill(const struct job *job, Zero__Kept *kept, Zero__Kept **pointers)
+{
+        size_t n = 0;
+
+        for (uint32_t i = 0; i < job->world_size; i++) {
+                const struct kept *k = &job->seats[i].handed;
+
+                if (k->bytes == 0)
+                        continue;
+                zero__kept__init(&kept[n]);
+                kept[n].rank = i;
+                kept[n].blob = (ProtobufCBinaryData){ k->bytes, k->data };
+                pointers[n] = &kept[n];
+                n++;
+        }
+        return n;
+}
+
+/* Every local rank waits for the same thing: the coordinator hears of it. */
+static void ready_send(struct job *job, const struct rank *last)
 {
         Zero__LinkMessage m = job_message(job);
         Zero__Ready ready = ZERO__READY__INIT;
+        Zero__Kept *kept = calloc(job->world_size, sizeof *kept);
+        Zero__Kept **pointers = calloc(job->world_size, sizeof *pointers);
         struct step_params_message params;
 
-        for (uint32_t i = 0; i < job->world_size; i++) {
-                const struct rank *rank = job->ranks[i];
-
-                if (job->node_of_rank[i] != job->x->cluster->self)
-                        continue;
-                if (!rank || !rank->closing || rank->wants_norm != last->wants_norm)
-                        return;
+        if (kept && pointers) { /* else the step's deadline will say so */
+                ready.attempt = job->attempt;
+                ready.rank = last->rank;
+                if (!last->wants_norm) {
+                        ready.params = step_params_to_message(seat_of(last)->params, &params);
+                        ready.n_kept = kept_fill(job, kept, pointers);
+                        ready.kept = pointers;
+                }
+                m.body_case = ZERO__LINK_MESSAGE__BODY_READY;
+                m.ready = &ready;
+                job_ref(job);
+                call_send(job->x, job->coordinator, &m, CALL_MS, ready_answered, job);
         }
-        ready.attempt = job->attempt;
-        ready.rank = last->rank;
-        if (!last->wants_norm)
-                ready.params = step_params_to_message(&last->params, &params);
-        m.body_case = ZERO__LINK_MESSAGE__BODY_READY;
-        m.ready = &ready;
-        job_ref(job);
-        call_send(job->x, job->coordinator, &m, CALL_MS, ready_answered, job);
+        free(kept);
+        free(pointers);
+}
+
+static void close_report(struct job *job, const struct rank *last)
+{
+        for (uint32_t i = 0; i < job->world_size; i++)
+                if (job->node_of_rank[i] == job->x->cluster->self &&
+                    !seat_closes(job, i, last->wants_norm))
+                        return;
+        ready_send(job, last);
 }
 
 static int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,
@@ -205,7 +275,7 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                 return fault->status;
         if (rank->closing)
                 return fault_set(fault, ZERO_EORDER, "the step is being ended already");
-        if (rank->refused)
+        if (seat_of(rank)->refused)
                 return fault_set(fault, ZERO_EORDER,
                                  "a gradient of rank %u was refused in this attempt: attach anew",
                                  rank->rank);
@@ -213,40 +283,72 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                 if (rank->holds[g] == HOLD_ASKED)
                         return fault_set(fault, ZERO_EORDER, "group '%s' is still being fetched",
                                          job->layout->groups[g].name);
-        for (uint32_t i = 0; params && i < job->world_size; i++) {
-                const struct rank *other = job->ranks[i];
-
-                if (other && other->closing && !other->wants_norm &&
-                    !step_params_equal(&other->params, params, text, sizeof text))
+        for (uint32_t i = 0; params && i < job->world_size; i++)
+                if (job->seats[i].stepped && i != rank->rank &&
+                    !step_params_equal(job->seats[i].params, params, text, sizeof text))
                         return fault_set(fault, ZERO_ECONFLICT,
                                          "ranks %u and %u pass different values to zero_step: %s",
                                          i, rank->rank, text);
-        }
         return 0;
 }
 
-int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
-               struct request *r, struct fault *fault)
+/* What is handed in with a step stays, whatever becomes of the session. */
+static int seat_step(struct seat *seat, const struct step_params *params,
+                     const ProtobufCBinaryData *blob, struct fault *fault)
 {
-        int status = close_check(rank, attempt, params, fault);
+        if (blob->len > ZERO_BLOB_MAX)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "a rank keeps at most %d bytes with a step, not %zu",
+                                 ZERO_BLOB_MAX, blob->len);
+        if (!seat->params)
+                seat->params = malloc(sizeof *seat->params);
+        if (!seat->params || kept_set(&seat->handed, blob->data, blob->len))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        *seat->params = *params;
+        seat->stepped = true;
+        return 0;
+}
 
+/* The step was decided while nobody of this rank waited for it. */
+static void close_again(const struct job *job, struct request *r)
+{
+        r->result.step.version = job->last.version;
+        r->result.step.attempt = job->attempt;
+        r->result.step.skipped = job->last.skipped;
+        r->result.step.grad_norm = job->last.grad_norm;
+        r->result.step.loss_scale = job->last.loss_scale;
+        request_end(r, ZERO_OK, NULL);
+}
+
+int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
+               const ProtobufCBinaryData *blob, struct request *r, struct fault *fault)
+{
+        struct seat *seat;
+        int status = rank_check(rank, fault);
+
+        if (!status && params && attempt && attempt == rank->job->last.attempt) {
+                close_again(rank->job, r);
+                return 0;
+        }
         if (!status)
-                status = rank_check(rank, fault);
+                status = close_check(rank, attempt, params, fault);
         if (status)
                 return status;
-        rank->active_ms = exchange_now(rank->x);
-        rank->wants_norm = params == NULL;
+        seat = seat_of(rank);
         if (params) {
-                rank->params = *params;
-                rank->stepped = true;
+                status = seat_step(seat, params, blob, fault);
+                if (status)
+                        return status;
                 rank_release_all(rank);
         }
+        rank->active_ms = exchange_now(rank->x);
+        rank->wants_norm = params == NULL;
         rank->closing = r;
         r->subject = rank;
         r->describe = close_describe;
         r->forget = close_forget;
-        if (!rank->closed) {
-                rank->closed = true;
+        if (!seat->closed) {
+                seat->closed = true;
                 reduce_close(rank->job, rank->rank);
         }
         close_report(rank->job, rank);
@@ -255,8 +357,25 @@ int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *pa
 
 /* ---- names ------------------------------------------------------------------------------ */
 
+/* A node that the job needs and that is away. */
+static bool away_describe(const struct job *job, struct wait_line *ret)
+{
+        const struct exchange *x = job->x;
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                if (x->up >> n & 1 || !(job_needs_node(job, n) || n == job->coordinator))
+                        continue;
+                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
+                snprintf(ret->what, sizeof ret->what, "to come up again");
+                return true;
+        }
+        return false;
+}
+
 int job_describe(const struct job *job, struct wait_line *ret)
 {
+        if (away_describe(job, ret))
+                return ZERO_EDEADLINE;
         if (job->n_waits == 0)
                 snprintf(ret->who, sizeof ret->who, "the other ranks");
         else
@@ -266,7 +385,7 @@ int job_describe(const struct job *job, struct wait_line *ret)
 
 static bool rank_waits(const struct rank *rank)
 {
-        return rank && rank->closing;
+        return rank && (rank->closing || rank->attaching);
 }
 
 uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting)
@@ -280,7 +399,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
 
                 if (rank_waits(rank))
                         *ret_waiting = true;
-                if (!rank || rank->closing)
+                if (!rank || rank->closing || rank->attaching)
                         continue;
                 *line = (struct wait_line){ .since_ms = rank->active_ms };
                 snprintf(line->who, sizeof line->who, "rank %u on %.60s", i,

@@ -21,25 +21,46 @@
 
 static void reduce_advance(struct job *job, uint32_t group);
 
+int reduce_resize(struct job *job, uint32_t world_size)
+{
+        struct reduce *r = job->reduce;
+        size_t n = (size_t)job->layout->n_groups * world_size;
+        struct contributor *contributors = calloc(n, sizeof *contributors);
+        uint32_t *waiting = calloc(world_size, sizeof *waiting);
+        bool *spilled = calloc(world_size, sizeof *spilled);
+
+        if (!contributors || !waiting || !spilled) {
+                free(contributors);
+                free(waiting);
+                free(spilled);
+                return -ENOMEM;
+        }
+        for (size_t i = 0; i < n; i++)
+                list_init(&contributors[i].queue);
+        free(r->contributors);
+        free(r->waiting);
+        free(r->spilled);
+        r->contributors = contributors;
+        r->waiting = waiting;
+        r->spilled = spilled;
+        return 0;
+}
+
 int reduce_new(struct job *job, struct reduce **ret)
 {
-        size_t n = (size_t)job->layout->n_groups * job->world_size;
         struct reduce *r = calloc(1, sizeof *r);
 
         if (!r)
                 return -ENOMEM;
         r->job = job;
         list_init(&r->parcels);
+        job->reduce = r;
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
-        r->contributors = calloc(n, sizeof *r->contributors);
-        r->waiting = calloc(job->world_size, sizeof *r->waiting);
-        r->spilled = calloc(job->world_size, sizeof *r->spilled);
-        if (!r->groups || !r->contributors || !r->waiting || !r->spilled) {
+        if (!r->groups || reduce_resize(job, job->world_size)) {
+                job->reduce = NULL;
                 reduce_free(r);
                 return -ENOMEM;
         }
-        for (size_t i = 0; i < n; i++)
-                list_init(&r->contributors[i].queue);
         *ret = r;
         return 0;
 }
@@ -101,7 +122,7 @@ void contribution_take(struct contribution *c)
 {
         list_remove(&c->link);
         c->queued = false;
-        if (c->window)
+        if (c->counted)
                 c->job->reduce->waiting[c->rank]--;
 }
 
@@ -152,7 +173,9 @@ static int push_check(const struct rank *rank, const Zero__Push *push, struct fa
                 return fault_set(fault, ZERO_ERANK, "rank %u is not in the rank set of group '%s'",
                                  rank->rank, g->name);
         c = contributor_of(job->reduce, push->group, rank->rank);
-        if (rank->closed || c->finished)
+        if (push->micro_batch < c->pushed)
+                return 0;
+        if (job->seats[rank->rank].closed || c->finished)
                 return fault_set(fault, ZERO_EORDER,
                                  "group '%s': its last gradient of this step was pushed", g->name);
         if (push->micro_batch != c->pushed)
@@ -233,8 +256,8 @@ static void contribution_queue(struct contribution *c, struct contributor *to)
 {
         list_insert(&to->queue, &c->link);
         c->queued = true;
-        if (c->window)
-                c->job->reduce->waiting[c->rank]++;
+        c->counted = c->window != NULL;
+        c->job->reduce->waiting[c->rank] += c->counted;
 }
 
 /* Without data there is no memory to give back: it is acknowledged at once. */
@@ -268,6 +291,10 @@ int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, st
 
         if (status)
                 return status;
+        if (push->micro_batch < reduce_pushed(job, push->group, rank->rank)) {
+                request_end(r, ZERO_OK, NULL); /* an earlier session has pushed it */
+                return 0;
+        }
         if (!push->empty && slot_busy(rank, push->slot))
                 return fault_set(fault, ZERO_EBUSY, "slot %u is still being read", push->slot);
         contributor = contributor_of(job->reduce, push->group, rank->rank);
@@ -356,6 +383,32 @@ void reduce_fail(struct job *job, int status, const char *text)
                         if (p->sources[i])
                                 contribution_answer(p->sources[i], status, text);
         }
+}
+
+uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank)
+{
+        return contributor_of(job->reduce, group, rank)->pushed;
+}
+
+bool reduce_any(const struct job *job)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                        if (reduce_pushed(job, g, r))
+                                return true;
+        return false;
+}
+
+/* The slots of the session before are not the new one's. */
+void reduce_rejoin(struct job *job, uint32_t rank)
+{
+        struct reduce *r = job->reduce;
+
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                list_for_each (&contributor_of(r, g, rank)->queue, item) {
+                        CONTAINER_OF(item, struct contribution, link)->counted = false;
+                }
+        r->waiting[rank] = 0;
 }
 
 /* After a decision every contribution was taken, even where word of it has not come back yet. */

@@ -11,6 +11,7 @@ struct contribution {
         uint32_t group, rank, slot; /* slot: of the window */
         const void *data;           /* NULL: it has none */
         bool queued;                /* else in a parcel */
+        bool counted;               /* in reduce.waiting */
         struct offload_task task;   /* copies it aside (spill.c) */
         void *copy;
         size_t copy_bytes;

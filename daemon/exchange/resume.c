@@ -1,8 +1,9 @@
 /*
  * Jobs that an earlier process left in the state directory.
  *
- * A step whose decision is in the record is carried out to the end; any other attempt is
- * void, its gradients count for nothing.  Trainers then attach as to any job.
+ * A step whose decision is in the record is carried out to the end.  What becomes of an
+ * attempt that this owner has voted in, the job's coordinator finds out (coordinator.h); any
+ * other is void, its gradients count for nothing.  Trainers then attach as to any job.
  */
 #include "daemon/exchange/exchange.h"
 
@@ -23,10 +24,15 @@ static void resume_step(struct job *job)
         job->skipped = record->skipped;
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 job->shard_version[g] = group_version(job, g, record->version);
+        if (record->decided_attempt)
+                job->last = (struct step_result){ .version = job->version,
+                                                  .attempt = record->decided_attempt,
+                                                  .skipped = !record->commit,
+                                                  .grad_norm = record->grad_norm,
+                                                  .loss_scale = record->loss_scale };
         if (decided)
                 update_start(job);
-        else if (record->phase == ATTEMPT_PREPARED)
-                state_abort(job->state, ++job->attempt);
+        coordinator_resume(job);
 }
 
 /* The cluster must still cut the groups as the file has them. */

@@ -33,7 +33,9 @@ static void spill_copied(struct offload_task *task)
         if (c->freed) {
                 contribution_free(c, ZERO_OK, "");
         } else if (c->queued) {
-                job->reduce->waiting[c->rank]--;
+                if (c->counted)
+                        job->reduce->waiting[c->rank]--;
+                c->counted = false;
                 c->data = c->copy;
                 push_window_unref(STEAL(c->window));
                 contribution_answer(c, ZERO_OK, "");
@@ -49,7 +51,8 @@ void spill_end(struct contribution *c)
                 return;
         assert(!c->copying);
         free(STEAL(c->copy));
-        c->job->reduce->spilled[c->rank] = false;
+        if (c->rank < c->job->world_size) /* there may be fewer ranks by now */
+                c->job->reduce->spilled[c->rank] = false;
 }
 
 static bool slots_full(const struct job *job, uint32_t rank)
@@ -65,7 +68,7 @@ static bool spill_needed(const struct job *job)
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 if (job->node_of_rank[rank] != job->x->cluster->self)
                         continue;
-                if (!job->ranks[rank] || (!job->ranks[rank]->closed && !slots_full(job, rank)))
+                if (!job->seats[rank].closed && (!job->ranks[rank] || !slots_full(job, rank)))
                         return false;
         }
         return true;
@@ -77,7 +80,7 @@ static struct contribution *spill_choose(const struct job *job, uint32_t rank)
                 list_for_each (&contributor_of(job->reduce, g, rank)->queue, item) {
                         struct contribution *c = CONTAINER_OF(item, struct contribution, link);
 
-                        if (c->window)
+                        if (c->counted)
                                 return c;
                 }
         return NULL;
@@ -106,7 +109,7 @@ void spill_check(struct job *job)
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 struct contribution *c;
 
-                if (job->node_of_rank[rank] != job->x->cluster->self || job->ranks[rank]->closed ||
+                if (job->node_of_rank[rank] != job->x->cluster->self || job->seats[rank].closed ||
                     job->reduce->spilled[rank])
                         continue;
                 c = spill_choose(job, rank);

@@ -264,7 +264,7 @@ static void update_scalars(struct job *job)
         for (uint32_t i = 0; i < state->plan->n_segments; i++) {
                 const struct plan_segment *s = &state->plan->segments[i];
                 double divisor =
-                        layout_group_divisor(&job->layout->groups[s->group], job->world_size);
+                        layout_group_divisor(&job->layout->groups[s->group], record->world_size);
                 uint64_t set = state->tensor_set[s->tensor];
 
                 if (s->moment == UINT64_MAX)
@@ -307,16 +307,16 @@ void update_start(struct job *job)
                 update_finish(job);
 }
 
-void update_begin(struct job *job, const struct step_params *params, const Zero__Decision *d)
+void update_begin(struct job *job, const Zero__Decision *d)
 {
         struct state_record record = *job->state->record;
 
         record.commit = d->commit;
-        record.grad_scale = decision_grad_scale(d->clip, params->loss_scale);
+        record.grad_scale = d->grad_scale;
         record.loss_scale = d->loss_scale;
         record.grad_norm = d->grad_norm;
         record.good_steps = d->good_steps;
-        record.skipped += d->overflow;
+        record.skipped = d->skipped;
         state_decide(job->state, &record);
         update_start(job);
 }

@@ -4,9 +4,11 @@
  */
 #include "daemon/exchange/landing.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
 /* The norm of one group, on an offload thread. */
@@ -52,8 +54,21 @@ static void measure_run(struct offload_task *task, uint32_t worker)
         }
 }
 
+/* What the ranks keep with the step, into memory that outlives the process. */
+static int landing_keep(struct job *job)
+{
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                const struct kept *k = &job->landing->kept[r];
+                int status = state_blob_stage(job->state, r, job->attempt, k->data, k->bytes);
+
+                if (status)
+                        return status;
+        }
+        return 0;
+}
+
 /* The vote, with all it follows from, into memory that outlives the process. */
-static void landing_record(struct job *job, const struct exact_sum *sum, bool finite)
+static int landing_record(struct job *job, const struct exact_sum *sum, bool finite)
 {
         const struct step_params *params = &job->landing->params;
         struct state_record record;
@@ -62,8 +77,14 @@ static void landing_record(struct job *job, const struct exact_sum *sum, bool fi
                 state_abort(job->state, job->attempt);
         record = *job->state->record;
         memcpy(job->state->present, job->landing->present, job->layout->n_tensors);
+        if (landing_keep(job))
+                return -ENOMEM;
         record.finite = finite;
         record.norm = *sum;
+        record.clip_norm = params->clip_norm;
+        record.step_loss_scale = params->loss_scale;
+        record.growth_interval = params->growth_interval;
+        record.world_size = job->world_size;
         record.n_sets = params->n_sets;
         for (uint32_t i = 0; i < params->n_sets; i++) {
                 record.sets[i].lr = params->sets[i].lr;
@@ -73,6 +94,7 @@ static void landing_record(struct job *job, const struct exact_sum *sum, bool fi
                 record.sets[i].weight_decay = params->sets[i].weight_decay;
         }
         state_prepare(job->state, &record);
+        return 0;
 }
 
 /* Every tensor to be updated here has a hyperparameter set in the step. */
@@ -113,8 +135,8 @@ void landing_vote(struct job *job)
         }
         exact_sum_normalize(&sum);
         l->preparing = false;
-        if (landing_check(job, &fault) == 0 && l->have_params)
-                landing_record(job, &sum, finite);
+        if (landing_check(job, &fault) == 0 && l->have_params && landing_record(job, &sum, finite))
+                fault_set(&fault, ZERO_ENOMEM, "no memory for what the ranks keep with the step");
         l->voted = l->have_params;
         vote.status = (uint32_t)fault.status;
         vote.text = fault.text;
@@ -169,12 +191,36 @@ void landing_measure(struct job *job, uint32_t group)
         offload_submit(job->x->offload, &m->task);
 }
 
-void landing_prepare(struct job *job, uint64_t attempt, const struct step_params *params)
+/* What the ranks keep with the step; false: it cannot be. */
+static bool kept_take(struct job *job, const Zero__Prepare *m)
 {
         struct landing *l = job->landing;
 
-        if (!l || attempt != job->attempt)
-                return;
+        if (l->n_kept != job->world_size) {
+                struct kept *kept = calloc(job->world_size, sizeof *kept);
+
+                if (!kept)
+                        return false;
+                landing_forget_kept(l);
+                l->kept = kept;
+                l->n_kept = job->world_size;
+        }
+        for (uint32_t r = 0; r < l->n_kept; r++)
+                kept_clear(&l->kept[r]);
+        for (size_t i = 0; i < m->n_kept; i++)
+                if (m->kept[i]->rank >= l->n_kept || m->kept[i]->blob.len > ZERO_BLOB_MAX ||
+                    kept_set(&l->kept[m->kept[i]->rank], m->kept[i]->blob.data,
+                             m->kept[i]->blob.len))
+                        return false;
+        return true;
+}
+
+void landing_prepare(struct job *job, const Zero__Prepare *m, const struct step_params *params)
+{
+        struct landing *l = job->landing;
+
+        if (!l || m->attempt != job->attempt || (params && !kept_take(job, m)))
+                return; /* the step's deadline will say so */
         l->preparing = true;
         l->have_params = params != NULL;
         if (params)

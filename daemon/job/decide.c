@@ -36,7 +36,7 @@ struct decision decide(const struct votes *votes, const struct step_params *para
         struct decision d = {
                 .finite = votes->finite && isfinite(norm),
                 .grad_norm = norm,
-                .clip = 1,
+                .grad_scale = 1 / params->loss_scale,
                 .loss_scale = params->loss_scale,
                 .good_steps = good_steps,
         };
@@ -44,14 +44,10 @@ struct decision decide(const struct votes *votes, const struct step_params *para
         d.overflow = !d.finite;
         d.commit = d.finite && params->n_sets > 0;
         if (d.finite && params->clip_norm > 0)
-                d.clip = fmin(1, params->clip_norm / (norm + clip_epsilon));
+                d.grad_scale = fmin(1, params->clip_norm / (norm + clip_epsilon)) /
+                               params->loss_scale;
         decide_loss_scale(&d, params);
         return d;
-}
-
-double decision_grad_scale(double clip, double loss_scale)
-{
-        return clip / loss_scale;
 }
 
 /* The kernels compute in fp32: a value beyond it would turn parameters into NaN. */

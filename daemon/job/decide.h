@@ -31,7 +31,9 @@ struct decision {
         bool overflow; /* not committed because a gradient was not finite */
         bool finite;
         double grad_norm;  /* loss scale taken out */
-        double clip;       /* factor, at most 1 */
+        /* What multiplies a summed gradient, its group's divisor apart: the clip factor over the loss
+         * scale.  Recorded: an update that is repeated from the record has the same bits. */
+        double grad_scale;
         double loss_scale; /* to use next */
         uint32_t good_steps;
 };
@@ -40,10 +42,6 @@ struct decision {
 double votes_norm(const struct votes *votes);
 struct decision decide(const struct votes *votes, const struct step_params *params,
                        uint32_t good_steps);
-/* What multiplies a summed gradient before the update, its group's divisor apart.  Recorded with
- * the decision: an update that is repeated from the record has the same bits. */
-double decision_grad_scale(double clip, double loss_scale);
-
 int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                              struct fault *fault);
 /* As a message for a send; sets must outlive it and have room for ZERO_SET_MAX. */

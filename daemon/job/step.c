@@ -5,23 +5,41 @@
 #include <stdlib.h>
 #include <string.h>
 
-int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint32_t n_owners)
+static int seats_alloc(uint32_t world_size, uint32_t **ret_nodes, enum step_seat **ret_seats)
 {
-        *s = (struct step){
-                .world_size = world_size, .n_nodes = n_nodes, .n_owners = n_owners, .loss_scale = 1
-        };
-        s->node_of_rank = malloc(world_size * sizeof *s->node_of_rank);
-        s->rank_lost = calloc(world_size, sizeof *s->rank_lost);
-        s->ready = calloc(n_nodes, sizeof *s->ready);
-        s->voted = calloc(n_owners, sizeof *s->voted);
-        s->done = calloc(n_owners, sizeof *s->done);
-        if (!s->node_of_rank || !s->rank_lost || !s->ready || !s->voted || !s->done) {
-                step_deinit(s);
+        *ret_nodes = malloc(world_size * sizeof **ret_nodes);
+        *ret_seats = calloc(world_size, sizeof **ret_seats);
+        if (!*ret_nodes || !*ret_seats) {
+                free(*ret_nodes);
+                free(*ret_seats);
                 return -ENOMEM;
         }
         for (uint32_t r = 0; r < world_size; r++)
-                s->node_of_rank[r] = RANK_ABSENT;
-        for (uint32_t o = 0; o < n_owners; o++)
+                (*ret_nodes)[r] = RANK_ABSENT;
+        return 0;
+}
+
+int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint64_t owner_nodes)
+{
+        *s = (struct step){ .world_size = world_size,
+                            .n_nodes = n_nodes,
+                            .n_owners = (uint32_t)__builtin_popcountll(owner_nodes),
+                            .owner_nodes = owner_nodes,
+                            .loss_scale = 1 };
+        if (seats_alloc(world_size, &s->node_of_rank, &s->seats)) {
+                s->node_of_rank = NULL;
+                s->seats = NULL;
+                return -ENOMEM;
+        }
+        s->cut = calloc(n_nodes, sizeof *s->cut);
+        s->ready = calloc(n_nodes, sizeof *s->ready);
+        s->voted = calloc(s->n_owners, sizeof *s->voted);
+        s->done = calloc(s->n_owners, sizeof *s->done);
+        if (!s->cut || !s->ready || !s->voted || !s->done) {
+                step_deinit(s);
+                return -ENOMEM;
+        }
+        for (uint32_t o = 0; o < s->n_owners; o++)
                 s->done[o] = true;
         return 0;
 }
@@ -29,11 +47,36 @@ int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint32_t n_
 void step_deinit(struct step *s)
 {
         free(s->node_of_rank);
-        free(s->rank_lost);
+        free(s->seats);
+        free(s->cut);
         free(s->ready);
         free(s->voted);
         free(s->done);
         *s = (struct step){ 0 };
+}
+
+int step_resize(struct step *s, uint32_t world_size)
+{
+        uint32_t *nodes;
+        enum step_seat *seats;
+
+        if (seats_alloc(world_size, &nodes, &seats))
+                return -ENOMEM;
+        free(s->node_of_rank);
+        free(s->seats);
+        s->node_of_rank = nodes;
+        s->seats = seats;
+        s->world_size = world_size;
+        s->phase = STEP_FORMING;
+        return 0;
+}
+
+bool step_occupied(const struct step *s)
+{
+        for (uint32_t r = 0; r < s->world_size; r++)
+                if (s->seats[r] == SEAT_HERE)
+                        return true;
+        return false;
 }
 
 bool step_node_has_ranks(const struct step *s, uint32_t node)
@@ -44,7 +87,14 @@ bool step_node_has_ranks(const struct step *s, uint32_t node)
         return false;
 }
 
-/* Back to COLLECTING, nothing ready, nothing voted. */
+bool step_needs_node(const struct step *s, uint32_t node)
+{
+        return s->owner_nodes >> node & 1 || step_node_has_ranks(s, node);
+}
+
+/* ---- ranks and nodes come and go --------------------------------------------- */
+
+/* COLLECTING, nothing ready, nothing voted. */
 static void step_collect(struct step *s)
 {
         s->phase = STEP_COLLECTING;
@@ -56,12 +106,39 @@ static void step_collect(struct step *s)
         memset(s->voted, 0, s->n_owners * sizeof *s->voted);
 }
 
-static bool step_complete(const struct step *s)
+static uint64_t step_needed(const struct step *s)
 {
+        uint64_t needed = s->owner_nodes;
+
         for (uint32_t r = 0; r < s->world_size; r++)
-                if (s->node_of_rank[r] == RANK_ABSENT)
+                if (s->node_of_rank[r] != RANK_ABSENT)
+                        needed |= 1ull << s->node_of_rank[r];
+        return needed;
+}
+
+bool step_startable(const struct step *s)
+{
+        uint64_t needed = step_needed(s);
+
+        if (s->phase != STEP_FORMING || needed & ~s->open)
+                return false;
+        for (uint32_t r = 0; r < s->world_size; r++)
+                if (s->seats[r] != SEAT_HERE)
+                        return false;
+        for (uint32_t n = 0; n < s->n_nodes; n++)
+                if (needed >> n & 1 && s->cut[n] & needed)
+                        return false;
+        for (uint32_t o = 0; o < s->n_owners; o++)
+                if (!s->done[o])
                         return false;
         return true;
+}
+
+void step_start(struct step *s)
+{
+        s->epoch++;
+        s->attempt++;
+        step_collect(s);
 }
 
 int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *ret,
@@ -70,28 +147,54 @@ int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *re
         if (rank >= s->world_size)
                 return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u", rank,
                                  s->world_size);
-        if (s->node_of_rank[rank] != RANK_ABSENT)
+        if (s->seats[rank] == SEAT_HERE)
                 return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank);
-        s->node_of_rank[rank] = node;
-        s->rank_lost[rank] = false;
         *ret = STEP_NOTHING;
-        if (!step_complete(s))
-                return 0;
-        s->epoch++;
-        s->attempt++;
-        step_collect(s);
-        *ret = STEP_START;
+        if (s->phase != STEP_FORMING && s->node_of_rank[rank] == node)
+                *ret = STEP_REJOIN;
+        else
+                s->phase = STEP_FORMING;
+        s->seats[rank] = SEAT_HERE;
+        s->node_of_rank[rank] = node;
         return 0;
 }
 
 void step_part(struct step *s, uint32_t rank, bool orderly)
 {
-        if (rank >= s->world_size)
+        if (rank >= s->world_size || s->seats[rank] != SEAT_HERE)
                 return;
-        s->node_of_rank[rank] = RANK_ABSENT;
-        s->rank_lost[rank] = !orderly;
-        s->phase = STEP_FORMING;
+        s->seats[rank] = orderly ? SEAT_EMPTY : SEAT_LOST;
+        if (orderly)
+                s->node_of_rank[rank] = RANK_ABSENT;
+        if (orderly || s->fail_on_lost)
+                s->phase = STEP_FORMING;
 }
+
+void step_node_open(struct step *s, uint32_t node)
+{
+        s->open |= 1ull << node;
+}
+
+void step_node_lost(struct step *s, uint32_t node)
+{
+        s->open &= ~(1ull << node);
+        if (step_needs_node(s, node))
+                s->phase = STEP_FORMING;
+        for (uint32_t r = 0; r < s->world_size; r++)
+                if (s->node_of_rank[r] == node && s->seats[r] == SEAT_HERE)
+                        s->seats[r] = SEAT_LOST;
+}
+
+void step_links(struct step *s, uint32_t node, uint64_t cut)
+{
+        uint64_t needed = step_needed(s);
+
+        s->cut[node] = cut;
+        if (needed >> node & 1 && cut & needed)
+                s->phase = STEP_FORMING;
+}
+
+/* ---- the step ------------------------------------------------------------------ */
 
 /* Nodes that ask for the norm and nodes that end the step are not mixed. */
 static int step_ready_check(struct step *s, const struct step_params *params, uint32_t rank,
@@ -112,16 +215,17 @@ static int step_ready_check(struct step *s, const struct step_params *params, ui
         return 0;
 }
 
-/* The attempt cannot be ended without all ranks. */
+/* Who waits in an attempt that is void waits for the next one, unless a rank is not to come back. */
 static int step_missing(const struct step *s, struct fault *fault)
 {
-        uint32_t r = 0;
-
-        while (r < s->world_size && s->node_of_rank[r] != RANK_ABSENT)
-                r++;
-        return fault_set(fault, ZERO_ELOSTRANK, "rank %u %s", r,
-                         r < s->world_size && s->rank_lost[r] ? "was lost: its session ended"
-                                                              : "has left the job");
+        for (uint32_t r = 0; r < s->world_size; r++) {
+                if (s->seats[r] == SEAT_EMPTY)
+                        return fault_set(fault, ZERO_ELOSTRANK, "rank %u has left the job", r);
+                if (s->seats[r] == SEAT_LOST && s->fail_on_lost)
+                        return fault_set(fault, ZERO_ELOSTRANK,
+                                         "rank %u was lost: its session ended", r);
+        }
+        return 0;
 }
 
 int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct step_params *params,
@@ -167,7 +271,6 @@ static void step_decide(struct step *s)
         s->good_steps = s->decision.good_steps;
         s->version += s->decision.commit;
         s->skipped += s->decision.overflow;
-        s->decided_params = s->params;
         s->decided_attempt = s->attempt++;
         for (uint32_t o = 0; o < s->n_owners; o++)
                 s->done[o] = false;
@@ -200,6 +303,6 @@ void step_vote(struct step *s, uint32_t owner, uint64_t attempt, const struct vo
 
 void step_done(struct step *s, uint32_t owner, uint64_t attempt)
 {
-        if (owner < s->n_owners && attempt + 1 == s->attempt)
+        if (owner < s->n_owners && attempt == s->decided_attempt)
                 s->done[owner] = true;
 }

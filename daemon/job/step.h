@@ -1,8 +1,8 @@
 /*
- * The coordinator's view of one job: which ranks are there, and how far the
+ * The coordinator's view of one job: which ranks and nodes are there, and how far the
  * current attempt has come.  I/O-free: events go in, at most one action comes out.
  *
- *   FORMING     ranks are missing; step_join() of the last one gives STEP_START
+ *   FORMING     something is missing; when step_startable() says so, step_start()
  *   COLLECTING  ranks work; step_ready() of the last node gives STEP_PREPARE
  *   VOTING      owners finish the reduction; step_vote() of the last gives STEP_DECIDE,
  *               or STEP_REFUSE if an owner refused: the same attempt is COLLECTING again
@@ -10,33 +10,45 @@
  * After STEP_DECIDE the next attempt is COLLECTING at once: an owner votes in it only
  * when it has finished the update before, so two decisions cannot cross.
  * A norm request runs through COLLECTING and VOTING without ending the attempt.
+ *
+ * A rank whose session ends keeps its seat: what its node has accepted from it stays, the attempt
+ * goes on, and a successor on the same node takes the seat again (STEP_REJOIN).  An
+ * attempt is void, and FORMING comes before the next, when a rank leaves or takes
+ * its place on another node, and when a node or a link between two nodes is lost: what was under
+ * way between them is lost with it.  Only what all owners have voted for is
+ * decided, so nothing that is void can have been.
  */
 #pragma once
 
 #include "daemon/job/decide.h"
 
 enum step_phase { STEP_FORMING, STEP_COLLECTING, STEP_VOTING };
-enum step_action { STEP_NOTHING, STEP_START, STEP_PREPARE, STEP_DECIDE, STEP_REFUSE };
+enum step_action { STEP_NOTHING, STEP_REJOIN, STEP_PREPARE, STEP_DECIDE, STEP_REFUSE };
+/* LOST: its session ended without leave; the node keeps what it contributed. */
+enum step_seat { SEAT_EMPTY, SEAT_HERE, SEAT_LOST };
 
 enum { RANK_ABSENT = UINT32_MAX };
 
 struct step {
         enum step_phase phase;
         uint32_t world_size, n_nodes, n_owners;
+        uint64_t owner_nodes; /* a bit a node */
+        bool fail_on_lost;    /* a lost rank voids the attempt: nobody waits for a successor */
         uint64_t epoch, version, attempt;
-        uint32_t *node_of_rank; /* [rank]; RANK_ABSENT */
-        bool *rank_lost;        /* [rank]: its session ended without leave in this epoch */
+        uint32_t *node_of_rank; /* [rank]; RANK_ABSENT where the seat is empty */
+        enum step_seat *seats;  /* [rank] */
+        uint64_t open;          /* nodes that are there and know the job */
+        uint64_t *cut;          /* [node]: nodes that it cannot reach */
         bool *ready;            /* [node] */
         bool *voted;            /* [owner] */
-        bool *done;             /* [owner]: finished the last decided attempt */
+        bool *done;             /* [owner]: has carried the last decision out */
         bool norm_only;         /* what is being collected or voted on ends with a norm */
         bool collecting_norm;   /* the ready nodes asked for the norm */
         bool have_params;
         uint32_t params_rank; /* whose they are */
         struct step_params params;
         struct votes votes;
-        struct decision decision; /* the last one, with what it was made of; */
-        struct step_params decided_params;
+        struct decision decision; /* the last one */
         uint64_t decided_attempt; /* ... 0: none yet */
         double norm;              /* ... with norm_only, loss scale left in */
         struct fault refusal;     /* why the owners last refused a step */
@@ -44,14 +56,32 @@ struct step {
         uint32_t good_steps, skipped;
 };
 
-int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint32_t n_owners);
+/* owner_nodes: the nodes of the owners, n_owners bits of n_nodes. */
+int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint64_t owner_nodes);
 void step_deinit(struct step *s);
+/* Another number of ranks, while none has a session: all seats are empty then.  -ENOMEM. */
+int step_resize(struct step *s, uint32_t world_size);
+/* Does any rank have a session? */
+bool step_occupied(const struct step *s);
 
-/* A rank attached on a node.  ZERO_ERANK if it is taken or out of range. */
+/*
+ * A rank attached on a node.  ZERO_ERANK if it is taken or out of range.  STEP_REJOIN: it
+ * is in the running attempt at once.
+ */
 int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *ret,
               struct fault *fault);
-/* Its session ended.  The attempt cannot complete until the rank is back. */
+/* Its session ended. */
 void step_part(struct step *s, uint32_t rank, bool orderly);
+/* A node knows the job and has heard all decisions, or is about to; or it is lost. */
+void step_node_open(struct step *s, uint32_t node);
+void step_node_lost(struct step *s, uint32_t node);
+/* Which nodes a node cannot reach. */
+void step_links(struct step *s, uint32_t node, uint64_t cut);
+/* Everything that the job needs is there, and the last decision is carried out everywhere. */
+bool step_startable(const struct step *s);
+/* Begins a new attempt in a new epoch. */
+void step_start(struct step *s);
+
 /* Ranks of a node have all called zero_norm() (params NULL) or zero_step(). */
 int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct step_params *params,
                uint32_t rank, enum step_action *ret, struct fault *fault);
@@ -62,3 +92,5 @@ void step_done(struct step *s, uint32_t owner, uint64_t attempt);
 
 /* Does any rank of the job run on the node? */
 bool step_node_has_ranks(const struct step *s, uint32_t node);
+/* Has the node ranks or an owner of the job?  Others may come and go. */
+bool step_needs_node(const struct step *s, uint32_t node);

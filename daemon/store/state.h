@@ -59,6 +59,7 @@ struct state_record {
         struct exact_sum norm; /* this owner's partial */
         double clip_norm, step_loss_scale;
         uint32_t growth_interval;
+        uint32_t world_size; /* of the ranks whose gradient it is */
         struct state_set {
                 double lr, beta1, beta2, eps, weight_decay;
         } sets[ZERO_SET_MAX]; /* those behind n_sets are not kept */
