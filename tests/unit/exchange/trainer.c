@@ -204,16 +204,27 @@ static bool begin_push(struct trainer *t, const struct op *op)
 
 /* ---- the other operations ---- */
 
+/* Its session is none any more, and it hears why. */
+static void trainer_fenced(void *arg, int status, const char *text)
+{
+        struct trainer *t = arg;
+        struct op op = { .kind = OP_LEAVE };
+
+        heard(t, &op, status, text, NULL);
+        trainer_kill(t);
+}
+
 static void begin_attach(struct trainer *t, const struct op *op)
 {
         struct exchange *x = &t->net->nodes[t->node].x;
         struct task *task = task_new(t, op);
+        struct rank_events events = { trainer_fenced, t };
         struct fault fault = { 0 };
         Zero__Layout *m;
         int r;
 
         CHECK(layout_to_message(t->layout, &m) == 0);
-        r = rank_attach(x, t->job_name, m, &t->needs, &task->request, &t->rank, &fault);
+        r = rank_attach(x, t->job_name, m, &t->needs, &events, &task->request, &t->rank, &fault);
         zero__layout__free_unpacked(m, NULL);
         free(t->slots);
         t->slots = calloc(t->layout->n_groups + t->needs.push_groups + 1, 1);
@@ -226,14 +237,17 @@ static void begin_waiting(struct trainer *t, const struct op *op)
 {
         struct task *task = task_new(t, op);
         struct fault fault = { 0 };
-        struct job *job = t->rank->job;
+        ProtobufCBinaryData nothing = { 0 };
+        Zero__Fetch fetch = ZERO__FETCH__INIT;
         int r;
 
+        fetch.group = op->group;
+        fetch.version = t->rank->job->version;
         if (op->kind == OP_FETCH)
-                r = rank_fetch(t->rank, op->group, job->version, &task->request, &fault);
+                r = rank_fetch(t->rank, &fetch, &task->request, &fault);
         else
                 r = rank_close(t->rank, t->attempt, op->kind == OP_STEP ? op->params : NULL,
-                               &task->request, &fault);
+                               &nothing, &task->request, &fault);
         if (!r)
                 return;
         task->op.kind = op->kind == OP_FETCH ? OP_NORM : op->kind; /* it never held the group */
@@ -242,6 +256,7 @@ static void begin_waiting(struct trainer *t, const struct op *op)
 
 static bool op_begin(struct trainer *t, const struct op *op)
 {
+        Zero__Release release = ZERO__RELEASE__INIT;
         struct fault fault = { 0 };
         int r;
 
@@ -255,7 +270,8 @@ static bool op_begin(struct trainer *t, const struct op *op)
                 rank_prefetch(t->rank, op->group, t->rank->job->version);
                 return true;
         case OP_RELEASE:
-                r = rank_release(t->rank, op->group, &fault);
+                release.group = op->group;
+                r = rank_release(t->rank, &release, &fault);
                 heard(t, op, r, fault.text, NULL);
                 return true;
         case OP_LEAVE:
