@@ -3,6 +3,21 @@
 
 #include <string.h>
 
+static bool same_bits(double a, double b)
+{
+        return memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* Of one attempt: what an update is carried out with, and what the next decision follows from. */
+static bool same_decision(const struct standing *s, const struct recovery *now)
+{
+        const struct decision *a = &s->decision, *b = &now->decision;
+
+        return a->commit == b->commit && same_bits(a->grad_norm, b->grad_norm) &&
+               same_bits(a->grad_scale, b->grad_scale) && same_bits(a->loss_scale, b->loss_scale) &&
+               a->good_steps == b->good_steps && s->skipped == now->skipped;
+}
+
 int recover_one(const struct standing *s, const struct recovery *now, bool *ret_behind,
                 struct fault *fault)
 {
@@ -22,6 +37,11 @@ int recover_one(const struct standing *s, const struct recovery *now, bool *ret_
         if (version != now->version)
                 return fault_set(fault, ZERO_ECONFLICT, "its state is at version %llu, not %llu",
                                  (unsigned long long)version, (unsigned long long)now->version);
+        if (!behind && now->decided_attempt && !same_decision(s, now))
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "its state knows another decision of attempt %llu than the "
+                                 "others'",
+                                 (unsigned long long)now->decided_attempt);
         *ret_behind = behind;
         return 0;
 }
@@ -46,6 +66,23 @@ static bool all_voted(const struct standing *const *standings, uint32_t n)
                     standings[i]->decided_attempt != standings[0]->decided_attempt)
                         return false;
         return true;
+}
+
+/* All have voted for the same step. */
+static int params_check(const struct standing *const *standings, uint32_t n, uint32_t *ret_odd,
+                        struct fault *fault)
+{
+        char text[240];
+
+        for (uint32_t i = 1; i < n; i++) {
+                if (step_params_equal(&standings[0]->params, &standings[i]->params, text,
+                                      sizeof text))
+                        continue;
+                *ret_odd = i;
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "its vote is for another step than the others': %s", text);
+        }
+        return 0;
 }
 
 static void decide_again(const struct standing *const *standings, uint32_t n, struct recovery *r)
@@ -82,8 +119,13 @@ int recover(const struct standing *const *standings, uint32_t n, struct recovery
                         return status;
                 }
         }
-        if (all_voted(standings, n))
+        if (all_voted(standings, n)) {
+                int status = params_check(standings, n, ret_odd, fault);
+
+                if (status)
+                        return status;
                 decide_again(standings, n, &r);
+        }
         *ret = r;
         return 0;
 }

@@ -34,16 +34,54 @@ struct votes steps_vote(double squared_norm, bool finite)
         return v;
 }
 
+void steps_form(struct step *s, uint32_t world_size, const uint32_t *node_of_rank, uint32_t n_nodes,
+                uint32_t n_owners)
+{
+        enum step_action action;
+
+        if (step_init(s, world_size, n_nodes, (1ull << n_owners) - 1))
+                abort();
+        for (uint32_t n = 0; n < n_nodes; n++)
+                step_node_open(s, n);
+        for (uint32_t r = 0; r < world_size; r++)
+                if (step_join(s, r, node_of_rank[r], &action, NULL) || action != STEP_NOTHING)
+                        abort();
+}
+
 void steps_start(struct step *s, uint32_t world_size, const uint32_t *node_of_rank,
                  uint32_t n_nodes, uint32_t n_owners)
 {
+        steps_form(s, world_size, node_of_rank, n_nodes, n_owners);
+        if (!step_startable(s))
+                abort();
+        step_start(s);
+}
+
+enum step_action steps_ready(struct step *s, const struct step_params *p)
+{
         enum step_action action = STEP_NOTHING;
 
-        if (step_init(s, world_size, n_nodes, n_owners))
-                abort();
-        for (uint32_t r = 0; r < world_size; r++)
-                if (step_join(s, r, node_of_rank[r], &action, NULL))
+        for (uint32_t n = 0; n < s->n_nodes; n++)
+                if (step_node_has_ranks(s, n) && step_ready(s, n, s->attempt, p, 0, &action, NULL))
                         abort();
-        if (action != STEP_START)
+        return action;
+}
+
+enum step_action steps_decide(struct step *s, const struct step_params *p)
+{
+        const struct votes v = steps_vote(1, true);
+        uint64_t attempt = s->attempt;
+        enum step_action action = STEP_NOTHING;
+
+        if (steps_ready(s, p) != STEP_PREPARE)
                 abort();
+        for (uint32_t o = 0; o < s->n_owners; o++)
+                step_vote(s, o, attempt, &v, &action);
+        return action;
+}
+
+void steps_done(struct step *s)
+{
+        for (uint32_t o = 0; o < s->n_owners; o++)
+                step_done(s, o, s->decided_attempt);
 }

@@ -20,7 +20,7 @@ Test(decide, commits_without_clipping_by_default)
 
         cr_assert(d.commit && d.finite && !d.overflow);
         cr_assert_float_eq(d.grad_norm, 3, 1e-15);
-        cr_assert_eq(d.clip, 1);
+        cr_assert_eq(d.grad_scale, 1);
 }
 
 Test(decide, clips_to_the_norm_with_the_scale_taken_out)
@@ -32,7 +32,7 @@ Test(decide, clips_to_the_norm_with_the_scale_taken_out)
         p.clip_norm = 0.5;
         d = decide_on(4.0 * 1024 * 1024, true, &p);
         cr_assert_float_eq(d.grad_norm, 2, 1e-15);
-        cr_assert_float_eq(d.clip * d.grad_norm, 0.5, 1e-6);
+        cr_assert_float_eq(d.grad_scale * 1024 * d.grad_norm, 0.5, 1e-6);
 }
 
 Test(decide, never_enlarges_a_small_gradient)
@@ -40,8 +40,18 @@ Test(decide, never_enlarges_a_small_gradient)
         struct step_params p = steps_params();
 
         p.clip_norm = 10;
-        cr_assert_eq(decide_on(1e-6, true, &p).clip, 1);
-        cr_assert_eq(decide_on(0, true, &p).clip, 1);
+        cr_assert_eq(decide_on(1e-6, true, &p).grad_scale, 1);
+        cr_assert_eq(decide_on(0, true, &p).grad_scale, 1);
+}
+
+Test(decide, the_scale_of_a_gradient_takes_clip_and_loss_scale_out)
+{
+        struct step_params p = steps_params();
+
+        p.loss_scale = 8;
+        cr_assert_eq(decide_on(1, true, &p).grad_scale, 0.125);
+        p.clip_norm = 0.5;
+        cr_assert_float_eq(decide_on(64, true, &p).grad_scale, 0.5 / 8, 1e-7);
 }
 
 Test(decide, skips_what_is_not_finite)
@@ -241,9 +251,4 @@ Test(params, the_first_difference_is_named)
         q.clip_norm = 1;
         cr_assert(!step_params_equal(&p, &q, text, sizeof text));
         cr_assert_str_eq(text, "clip_norm 0 and 1");
-}
-
-Test(params, the_scale_of_a_gradient_takes_clip_and_loss_scale_out)
-{
-        cr_assert_eq(decision_grad_scale(0.5, 8), 0.0625);
 }

@@ -1,7 +1,8 @@
 /*
  * Random events into the step machine.  A model that knows nothing but the events and
- * actions watches: no attempt is decided twice, or without every owner's vote, or without
- * all ranks; and the version moves by commits alone.
+ * actions watches: nothing is decided of an attempt that a lost node, a broken link, or a rank
+ * that left or moved has voided, or without every owner's vote; attempts are decided at most
+ * once; a start waits for all ranks, nodes, links and updates; the version moves by commits alone.
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -9,15 +10,21 @@
 #include "steps.h"
 
 enum { RANKS = 5, NODES = 4, OWNERS = 3, EVENTS = 20000 };
+enum { AWAY = UINT32_MAX };
 
 struct model {
         struct step s;
         struct rng rng;
-        bool present[RANKS];
+        uint32_t node[RANKS]; /* AWAY: never came, or left */
+        bool present[RANKS];  /* its session lives */
+        bool open[NODES];
+        bool cut[NODES][NODES];
+        bool done[OWNERS];
+        bool running;          /* an attempt was started, and nothing has voided it */
         bool voted[OWNERS];    /* in the vote that is under way */
         bool preparing;        /* PREPARE was given and nothing ended it since */
         uint64_t last_decided; /* attempt */
-        uint64_t commits, starts, decisions, norms;
+        uint64_t commits, starts, decisions, norms, rejoins;
 };
 
 static uint64_t some_attempt(struct model *m)
@@ -27,41 +34,115 @@ static uint64_t some_attempt(struct model *m)
         return m->s.attempt + (uint64_t)off[rng_below(&m->rng, 8)];
 }
 
-static bool all_present(const struct model *m)
+static void void_attempt(struct model *m)
+{
+        m->running = m->preparing = false;
+}
+
+static bool needed(const struct model *m, uint32_t node)
+{
+        for (int r = 0; r < RANKS; r++)
+                if (m->node[r] == node)
+                        return true;
+        return node < OWNERS;
+}
+
+static bool all_there(const struct model *m)
 {
         for (int r = 0; r < RANKS; r++)
                 if (!m->present[r])
                         return false;
+        for (uint32_t n = 0; n < NODES; n++)
+                for (uint32_t to = 0; to < NODES; to++)
+                        if (needed(m, n) && (!m->open[n] || (needed(m, to) && m->cut[n][to])))
+                                return false;
+        for (int o = 0; o < OWNERS; o++)
+                if (!m->done[o])
+                        return false;
         return true;
+}
+
+static void event_start(struct model *m)
+{
+        uint64_t attempt = m->s.attempt, epoch = m->s.epoch;
+
+        cr_assert_eq(step_startable(&m->s), !m->running && all_there(m));
+        if (!step_startable(&m->s))
+                return;
+        step_start(&m->s);
+        cr_assert(m->s.attempt > attempt && m->s.epoch > epoch);
+        m->running = true;
+        m->starts++;
 }
 
 static void event_join(struct model *m)
 {
         uint32_t rank = rng_below(&m->rng, RANKS + 1);
+        uint32_t node = rng_below(&m->rng, NODES);
         enum step_action action = STEP_NOTHING;
-        int r = step_join(&m->s, rank, rng_below(&m->rng, NODES), &action, NULL);
+        bool same;
+        int r;
 
+        if (rank < RANKS && m->node[rank] != (uint32_t)AWAY && rng_below(&m->rng, 8))
+                node = m->node[rank];
+        same = rank < RANKS && m->node[rank] == node;
+        r = step_join(&m->s, rank, node, &action, NULL);
         cr_assert_eq(r == 0, rank < RANKS && !m->present[rank]);
         if (r)
                 return;
+        cr_assert_eq(action, m->running && same ? STEP_REJOIN : STEP_NOTHING);
+        m->rejoins += action == STEP_REJOIN;
+        if (!same)
+                void_attempt(m);
         m->present[rank] = true;
-        cr_assert_eq(action == STEP_START, all_present(m));
-        if (action == STEP_START) {
-                m->preparing = false;
-                m->starts++;
-        }
+        m->node[rank] = node;
 }
 
 static void event_part(struct model *m)
 {
         uint32_t rank = rng_below(&m->rng, RANKS + 1);
+        bool orderly = rng_below(&m->rng, 6) == 0;
 
         if (rng_below(&m->rng, 12))
                 return;
-        step_part(&m->s, rank, rng_below(&m->rng, 2));
-        if (rank < RANKS) {
-                m->present[rank] = false;
-                m->preparing = false;
+        step_part(&m->s, rank, orderly);
+        if (rank >= RANKS || !m->present[rank])
+                return;
+        m->present[rank] = false;
+        if (!orderly)
+                return;
+        m->node[rank] = AWAY;
+        void_attempt(m);
+}
+
+static void event_node(struct model *m)
+{
+        uint32_t node = rng_below(&m->rng, NODES);
+
+        if (rng_below(&m->rng, 15)) {
+                step_node_open(&m->s, node);
+                m->open[node] = true;
+                return;
+        }
+        step_node_lost(&m->s, node);
+        m->open[node] = false;
+        if (needed(m, node))
+                void_attempt(m);
+        for (int r = 0; r < RANKS; r++)
+                if (m->node[r] == node)
+                        m->present[r] = false;
+}
+
+static void event_links(struct model *m)
+{
+        uint32_t node = rng_below(&m->rng, NODES);
+        uint64_t cut = rng_below(&m->rng, 15) ? 0 : rng_below(&m->rng, 1 << NODES);
+
+        step_links(&m->s, node, cut);
+        for (uint32_t to = 0; to < NODES; to++) {
+                m->cut[node][to] = cut >> to & 1;
+                if (m->cut[node][to] && needed(m, node) && needed(m, to))
+                        void_attempt(m);
         }
 }
 
@@ -80,14 +161,14 @@ static void event_ready(struct model *m)
         cr_assert(r == 0 || action == STEP_NOTHING);
         if (action != STEP_PREPARE)
                 return;
-        cr_assert(all_present(m) && !m->preparing);
+        cr_assert(m->running && !m->preparing);
         m->preparing = true;
         memset(m->voted, 0, sizeof m->voted);
 }
 
 static void check_decision(struct model *m, uint64_t attempt, uint64_t version)
 {
-        cr_assert(m->preparing && all_present(m));
+        cr_assert(m->running && m->preparing);
         for (int o = 0; o < OWNERS; o++)
                 cr_assert(m->voted[o], "decided without owner %d", o);
         m->preparing = false;
@@ -102,6 +183,7 @@ static void check_decision(struct model *m, uint64_t attempt, uint64_t version)
         cr_assert_eq(m->s.version, version + m->s.decision.commit);
         cr_assert_eq(m->s.attempt, attempt + 1);
         m->last_decided = attempt;
+        memset(m->done, 0, sizeof m->done);
         m->commits += m->s.decision.commit;
         m->decisions++;
 }
@@ -122,17 +204,24 @@ static void event_vote(struct model *m)
 
 static void event_done(struct model *m)
 {
-        step_done(&m->s, rng_below(&m->rng, OWNERS + 1), some_attempt(m));
+        uint32_t owner = rng_below(&m->rng, OWNERS + 1);
+        uint64_t attempt = rng_below(&m->rng, 8) ? m->s.decided_attempt : some_attempt(m);
+
+        step_done(&m->s, owner, attempt);
+        if (owner < OWNERS && attempt == m->s.decided_attempt)
+                m->done[owner] = true;
 }
 
 static void run(uint64_t seed, struct model *m)
 {
-        static void (*const events[])(struct model *) = { event_join, event_part,  event_ready,
-                                                          event_vote, event_ready, event_vote,
-                                                          event_done };
+        static void (*const events[])(struct model *) = { event_join,  event_part,  event_ready,
+                                                          event_vote,  event_ready, event_vote,
+                                                          event_done,  event_node,  event_links,
+                                                          event_start, event_ready, event_vote };
 
-        *m = (struct model){ .rng = { seed } };
-        cr_assert_eq(step_init(&m->s, RANKS, NODES, OWNERS), 0);
+        *m = (struct model){ .rng = { seed }, .done = { true, true, true } };
+        memset(m->node, 0xff, sizeof m->node);
+        cr_assert_eq(step_init(&m->s, RANKS, NODES, (1 << OWNERS) - 1), 0);
         for (int i = 0; i < EVENTS; i++) {
                 uint64_t version = m->s.version;
                 uint32_t which = rng_below(&m->rng, sizeof events / sizeof events[0]);
@@ -146,7 +235,7 @@ static void run(uint64_t seed, struct model *m)
 
 Test(step, random_events_keep_the_invariants)
 {
-        uint64_t starts = 0, decisions = 0, commits = 0, norms = 0;
+        uint64_t starts = 0, decisions = 0, commits = 0, norms = 0, rejoins = 0;
 
         for (uint64_t seed = 1; seed <= 20; seed++) {
                 struct model m;
@@ -156,10 +245,12 @@ Test(step, random_events_keep_the_invariants)
                 decisions += m.decisions;
                 commits += m.commits;
                 norms += m.norms;
+                rejoins += m.rejoins;
         }
         /* the walk must have been somewhere */
         cr_assert_gt(starts, 100);
         cr_assert_gt(commits, 100);
         cr_assert_gt(norms, 10);
+        cr_assert_gt(rejoins, 100);
         cr_assert_gt(decisions, commits);
 }
