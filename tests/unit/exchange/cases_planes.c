@@ -185,6 +185,8 @@ static void the_step_count_is_kept_by_every_owner(void)
         }
         get(&c, 0, ZERO_PLANE_STEP, 0, 1, &steps, sizeof steps);
         CHECK(steps == 42);
+        *(uint64_t *)c.window->segment.data = STATE_STEP_MAX + 1;
+        CHECK(client_access(&c, true, 0, ZERO_PLANE_STEP, 0, 1) == ZERO_ERANGE);
         client_close(&c);
         session_close(&s);
 }
