@@ -218,8 +218,10 @@ void blobs_drop(struct state *s)
 
         if (s->blobs.fd < 0)
                 return;
-        store_blobs_name(s->file, name);
-        unlinkat(s->store->dir, name, 0);
+        if (s->file) { /* else another state has its name now */
+                store_blobs_name(s->file, name);
+                unlinkat(s->store->dir, name, 0);
+        }
         store_give(s->store, s->blobs.bytes);
         blobs_close(s);
 }

@@ -234,3 +234,14 @@ void state_abort(struct state *state, uint64_t next_attempt)
         publish(state, &r, now->side, now->present_side);
         clear_present(state);
 }
+
+void state_restore(struct state *state, const struct state_record *record)
+{
+        const struct record_copy *now = record_current(state);
+
+        assert(record->phase == ATTEMPT_OPEN && record->n_sets == 0);
+        for (uint32_t c = 0; c < state->plan->n_chunks; c++)
+                tables_set_chunk_version(state, c, record->version);
+        publish(state, record, now->side, now->present_side);
+        clear_present(state);
+}

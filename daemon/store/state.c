@@ -130,16 +130,11 @@ static int pack(const layout *l, struct packed *ret)
         return 0;
 }
 
-static int make_file(struct state *s, const char *temporary, uint64_t bytes, const char *job,
-                     struct fault *fault)
+static int make_file(struct state *s, uint64_t bytes, const char *job, struct fault *fault)
 {
         struct store *store = s->store;
 
-        if (faccessat(store->dir, s->file, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-                return fault_set(fault, ZERO_EBUSY,
-                                 "job %s has a state in %s already: drop it first", job,
-                                 store->path);
-        s->fd = openat(store->dir, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+        s->fd = openat(store->dir, s->file, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                        0600);
         if (s->fd < 0)
                 return errno == EEXIST ? fault_set(fault, ZERO_EBUSY,
@@ -183,23 +178,18 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         return blobs_open(s, fault);
 }
 
-/* Makes, fills and names the file; on failure nothing is left. */
+/* Makes and fills the file; on failure nothing is left. */
 static int build_file(struct state *s, const struct state_identity *id, const layout *l,
                       struct plan *plan, const struct packed *packed, uint32_t n_redo,
                       struct fault *fault)
 {
         uint64_t bytes = file_map(plan, l->n_tensors, n_redo, packed->size).bytes;
-        char temporary[STORE_FILE_NAME];
-        int dir = s->store->dir;
+        int r = make_file(s, bytes, id->job, fault);
 
-        store_temporary_name(s->file, temporary);
-        int r = make_file(s, temporary, bytes, id->job, fault);
         if (r == 0)
                 r = fill_file(s, id, l, plan, packed, n_redo, fault);
-        if (r == 0 && renameat2(dir, temporary, dir, s->file, RENAME_NOREPLACE) < 0)
-                r = fault_errno(fault, errno, s->file);
         if (r && s->fd >= 0)
-                unlinkat(dir, temporary, 0);
+                unlinkat(s->store->dir, s->file, 0);
         return r;
 }
 
@@ -208,10 +198,11 @@ static int create_taken(struct store *store, const struct state_identity *id, co
                         struct state **ret, struct fault *fault)
 {
         CLEANUP(cleanup_state_free) struct state *s = NULL;
-        char file[STORE_FILE_NAME];
+        char file[STORE_FILE_NAME], temporary[STORE_FILE_NAME];
 
         store_file_name(id->job, plan->owner, file);
-        int r = state_new(store, file, &s);
+        store_temporary_name(file, temporary);
+        int r = state_new(store, temporary, &s);
         if (r)
                 return fault_errno(fault, r, id->job);
         r = make_serve(s, plan, fault);
@@ -226,8 +217,8 @@ static int create_taken(struct store *store, const struct state_identity *id, co
         return 0;
 }
 
-int state_create(struct store *store, const struct state_identity *id, const layout *l,
-                 struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
+int state_draft(struct store *store, const struct state_identity *id, const layout *l,
+                struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
 {
         assert(n_redo >= 1 && n_redo <= FILE_REDO_MAX && plan->owner < id->n_owners);
         assert(strlen(id->job) <= ZERO_NAME_MAX);
@@ -246,6 +237,28 @@ int state_create(struct store *store, const struct state_identity *id, const lay
         r = create_taken(store, id, l, plan, &packed, n_redo, ret, fault);
         if (r)
                 store_give(store, bytes);
+        return r;
+}
+
+int state_create(struct store *store, const struct state_identity *id, const layout *l,
+                 struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
+{
+        struct state *s = NULL;
+        int r = state_vacant(store, id->job, plan->owner, fault);
+
+        if (r == 0)
+                r = state_draft(store, id, l, plan, n_redo, &s, fault);
+        if (r)
+                return r;
+        r = state_replace(s, NULL, fault);
+        if (r == 0) {
+                *ret = s;
+                return 0;
+        }
+        unlinkat(store->dir, s->file, 0);
+        store_give(store, state_bytes(s));
+        s->plan = NULL; /* the caller's still */
+        state_free(s);
         return r;
 }
 
@@ -394,7 +407,8 @@ void state_drop(struct state *state)
         if (!state)
                 return;
         blobs_drop(state); /* first: none is left alone */
-        unlinkat(state->store->dir, state->file, 0);
+        if (state->file) /* else another state has its name now */
+                unlinkat(state->store->dir, state->file, 0);
         store_give(state->store, state->map_bytes);
         state_close(state);
 }

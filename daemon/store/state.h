@@ -133,6 +133,20 @@ int store_each(const struct store *store, int (*each)(const char *file, void *ar
  */
 int state_create(struct store *store, const struct state_identity *id, const layout *l,
                  struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault);
+/* ZERO_EBUSY if the job has a state here already, in use or not. */
+int state_vacant(const struct store *store, const char *job, uint32_t owner, struct fault *fault);
+/*
+ * As state_create(), for a state that is to be filled before it counts: beside another one of the
+ * job, perhaps.  Until state_replace() it is no state of the job: a process that dies before leaves
+ * nothing of it, and state_drop() deletes it.
+ */
+int state_draft(struct store *store, const struct state_identity *id, const layout *l,
+                struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault);
+/*
+ * The draft becomes the job's state, at one instant; `old`, which was that (or NULL: there was
+ * none), has no name any more and is still to be dropped.
+ */
+int state_replace(struct state *draft, struct state *old, struct fault *fault);
 /*
  * Opens the state that an earlier process left, as store_each() names it.  Everything but
  * what the planes hold is checked (file.h); a damaged file is refused (ZERO_EIO), left as it
@@ -195,3 +209,6 @@ void state_finish(struct state *state);
 /* The attempt is void: gradients count for nothing, a new attempt begins.  Not after
  * the decision. */
 void state_abort(struct state *state, uint64_t next_attempt);
+/* A draft, whose planes, steps and sets are filled: it is at an open attempt, all its chunks are at
+ * the record's version. */
+void state_restore(struct state *state, const struct state_record *record);

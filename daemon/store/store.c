@@ -76,7 +76,10 @@ bool store_is_state(const char *name)
 
 void store_blobs_name(const char *file, char ret[static STORE_FILE_NAME])
 {
-        assert(store_is_state(file));
+        size_t prefix = sizeof(temporary_prefix) - 1;
+        bool temporary = strncmp(file, temporary_prefix, prefix) == 0;
+
+        assert(store_is_state(temporary ? file + prefix : file));
         snprintf(ret, STORE_FILE_NAME, "%.*s%s", (int)(strlen(file) - (sizeof(state_suffix) - 1)),
                  file, blobs_suffix);
 }

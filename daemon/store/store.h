@@ -24,7 +24,7 @@ void store_give(struct store *store, uint64_t bytes);
 void store_file_name(const char *job, uint32_t owner, char ret[static STORE_FILE_NAME]);
 /* The same before the file is complete; such files are deleted when the store is opened. */
 void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME]);
-/* What a state keeps beside its file; STORE_FILE_NAME bytes. */
+/* What a state keeps beside its file, which may have its temporary name. */
 void store_blobs_name(const char *file, char ret[static STORE_FILE_NAME]);
 /* Whether a directory entry is called like a state file. */
 bool store_is_state(const char *name);

@@ -1,0 +1,55 @@
+/*
+ * Directories of checkpoints.  Blocking: not for the loop thread.
+ *
+ *   DIR/JOB-VERSION/            a whole checkpoint: shards, layout, manifest
+ *   DIR/.JOB-VERSION.partial/   one that is being written, or was broken off; never read
+ *
+ * The rename from the second name to the first is what makes a checkpoint: everything in it has
+ * reached the disk by then.  Several nodes that see one directory do so one after the other, and
+ * find it done; nodes with disks of their own each make theirs.
+ *
+ * A daemon writes with its own rights for users who may have less.  Where zerod runs as the user
+ * who asks, or root asks, any directory will do.  For anybody else the configuration names a
+ * directory (checkpoint_dir), and nothing outside it is touched: below it no symbolic link is
+ * followed, and what is read back must belong to zerod's user and be writable by nobody else.
+ */
+#pragma once
+
+#include "daemon/store/manifest.h"
+
+/* `root` is checkpoint_dir, "" if there is none; `path` is absolute. */
+struct snapshot_place {
+        const char *root, *path;
+        uint32_t uid; /* who asks */
+};
+
+/* Whether that user may name that directory at all: 0, ZERO_EPERM or ZERO_EINVAL.  Does not block.
+ */
+int snapshot_place_check(const struct snapshot_place *place, struct fault *fault);
+/* Opens DIR, or a checkpoint in it; make: what is missing of the path is made, mode 0700. */
+int snapshot_place_open(const struct snapshot_place *place, bool make, int *ret_fd,
+                        struct fault *fault);
+/* Bytes a second that the disk takes: writes and deletes a file of `bytes` bytes. */
+int snapshot_probe(int dir, const void *data, size_t bytes, double *ret_rate, struct fault *fault);
+/* ZERO_EIO if the file system has no room for so much. */
+int snapshot_room(int dir, uint64_t bytes, struct fault *fault);
+
+/* Opens (makes) the directory of a checkpoint that is to be written, and deletes what was broken
+ * off of other versions of the job. */
+int snapshot_partial_open(int dir, const char *job, uint64_t version, int *ret_fd,
+                          struct fault *fault);
+/* Deletes it with all that is in it. */
+void snapshot_partial_remove(int dir, const char *job, uint64_t version);
+/*
+ * Makes the partial directory a whole checkpoint: layout, manifest, fsync, rename.  One of the same
+ * job, user and version is replaced at once.  Done already by another node: 0.
+ */
+int snapshot_publish(int dir, const struct manifest *m, const char *text, const void *layout,
+                     struct fault *fault);
+/* Deletes all whole checkpoints of the manifest's job and user but the newest `keep`. */
+void snapshot_keep(int dir, const struct manifest *m, uint32_t keep);
+
+/* Reads and checks the manifest and the packed layout (freed by the caller) of an open checkpoint.
+ */
+int snapshot_open_checkpoint(int dir, struct manifest *ret, uint8_t **ret_layout,
+                             struct fault *fault);

@@ -1,0 +1,291 @@
+/*
+ * A state's contents from a checkpoint, whatever the number of owners was and is: both partitions
+ * are pure functions of the layout, so each range that lies here is looked up in the shards of
+ * those that held it.
+ *
+ * Steps and sets count only in the shards of owners that hold a part of the tensor.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/store/snapshot_file.h"
+#include "proto/cleanup.h"
+
+/* Of the plan that says where a shard's parts lie: its chunks are of no use here. */
+enum { COARSE = 65536, PIECE = 4 * SNAPSHOT_BLOCK };
+
+struct loader {
+        const struct manifest *m;
+        const layout *l;
+        struct state *state;
+        struct snapshot_progress *progress;
+        struct snapshot_loaded *loaded;
+        bool *known; /* [tensor]: its step and set were read */
+        uint32_t n_shards;
+        /* the shard being read */
+        struct snapshot_shard *shard;
+        struct plan *plan;
+        struct snapshot_map map;
+        struct fault *fault;
+};
+
+DEFINE_CLEANUP(struct partition *, partition_free)
+
+void snapshot_loaded_deinit(struct snapshot_loaded *loaded)
+{
+        for (uint32_t i = 0; i < loaded->n_blobs; i++)
+                free(loaded->blobs[i]);
+        free(loaded->blobs);
+        *loaded = (struct snapshot_loaded){ .n_blobs = 0 };
+}
+
+static int flawed(const struct loader *ld, const char *why)
+{
+        return fault_set(ld->fault, ZERO_EIO, "%s cannot be used: %s", ld->shard->name, why);
+}
+
+/* ---- what does not lie in planes ---- */
+
+static int take_record(struct loader *ld)
+{
+        const struct snapshot_meta *m = &ld->shard->meta;
+        struct state_record *r = &ld->loaded->record;
+        struct state_record record = { .version = m->version,
+                                       .attempt = m->decided_attempt + 1,
+                                       .phase = ATTEMPT_OPEN,
+                                       .commit = m->commit,
+                                       .decided_attempt = m->decided_attempt,
+                                       .grad_scale = m->grad_scale,
+                                       .loss_scale = m->loss_scale,
+                                       .good_steps = m->good_steps,
+                                       .skipped = m->skipped,
+                                       .grad_norm = m->grad_norm };
+
+        if (m->version > STATE_STEP_MAX)
+                return flawed(ld, "it makes no sense");
+        if (ld->n_shards++ == 0) {
+                *r = record;
+                return 0;
+        }
+        if (memcmp(&r->loss_scale, &record.loss_scale, sizeof(double)) != 0 ||
+            r->good_steps != record.good_steps || r->skipped != record.skipped)
+                return flawed(ld, "it and another shard are not of one step");
+        return 0;
+}
+
+static int take_tensors(struct loader *ld)
+{
+        for (uint32_t i = 0; i < ld->plan->n_segments; i++) {
+                uint32_t t = ld->plan->segments[i].tensor;
+                uint64_t step = ld->shard->steps[t], set = ld->shard->sets[t];
+
+                if (set >= ZERO_SET_MAX || step > STATE_STEP_MAX)
+                        return flawed(ld, "its tensors' steps or sets make no sense");
+                if (ld->known[t] &&
+                    (ld->state->tensor_step[t] != step || ld->state->tensor_set[t] != set))
+                        return flawed(ld, "it and another shard differ in a tensor's steps");
+                state_put_step(ld->state, t, step);
+                state_put_set(ld->state, t, set);
+                ld->known[t] = true;
+        }
+        return 0;
+}
+
+static bool has_blob(const struct snapshot_loaded *loaded, uint32_t rank)
+{
+        for (uint32_t i = 0; i < loaded->n_blobs; i++)
+                if (loaded->blobs[i]->rank == rank)
+                        return true;
+        return false;
+}
+
+static int add_blob(struct loader *ld, uint32_t rank, const uint8_t *data, uint32_t bytes)
+{
+        struct snapshot_loaded *to = ld->loaded;
+        struct snapshot_blob **blobs, *blob = malloc(sizeof(*blob));
+
+        if (!blob)
+                return fault_errno(ld->fault, ENOMEM, ld->shard->name);
+        blobs = realloc(to->blobs, (to->n_blobs + 1) * sizeof(*blobs));
+        if (!blobs) {
+                free(blob);
+                return fault_errno(ld->fault, ENOMEM, ld->shard->name);
+        }
+        blob->rank = rank;
+        blob->bytes = bytes;
+        memcpy(blob->data, data, bytes);
+        blobs[to->n_blobs++] = blob;
+        to->blobs = blobs;
+        return 0;
+}
+
+static int take_blobs(struct loader *ld)
+{
+        uint32_t at = 0, rank, bytes, n = 0;
+        const uint8_t *data;
+        int r = 0;
+
+        for (; r == 0 && snapshot_shard_blob(ld->shard, &at, &rank, &data, &bytes); n++)
+                if (!has_blob(ld->loaded, rank))
+                        r = add_blob(ld, rank, data, bytes);
+        if (r == 0 && (n != ld->shard->meta.n_blobs || at != ld->shard->meta.blob_bytes))
+                r = flawed(ld, "what its ranks kept makes no sense");
+        return r;
+}
+
+/* ---- planes ---- */
+
+static int take(struct loader *ld, uint64_t offset, float *to, uint64_t count)
+{
+        uint8_t *dst = (uint8_t *)to;
+        uint64_t n = count * sizeof(float);
+
+        while (n > 0) {
+                uint64_t part = n < PIECE ? n : PIECE;
+                int r;
+
+                if (ld->progress->cancelled)
+                        return fault_set(ld->fault, ZERO_EABORTED, "the restore was broken off");
+                r = snapshot_shard_read(ld->shard, offset, dst, part, ld->fault);
+                if (r)
+                        return r;
+                ld->progress->bytes += part;
+                offset += part;
+                dst += part;
+                n -= part;
+        }
+        return 0;
+}
+
+/* Where a group begins in the shard's stream. */
+static uint64_t group_at(const struct loader *ld, uint32_t group)
+{
+        return group ? ld->map.group_end[group - 1] : 0;
+}
+
+struct span {
+        uint64_t first, end;
+};
+
+static struct span overlap(uint64_t a, uint64_t a_count, uint64_t b, uint64_t b_count)
+{
+        struct span s = { a > b ? a : b, a + a_count < b + b_count ? a + a_count : b + b_count };
+
+        if (s.end < s.first)
+                s.end = s.first;
+        return s;
+}
+
+static int take_master(struct loader *ld, uint32_t group)
+{
+        const struct plan_shard *from = &ld->plan->shards[group];
+        const struct plan_shard *to = &ld->state->plan->shards[group];
+        struct span s =
+                overlap(from->range.first, from->range.count, to->range.first, to->range.count);
+
+        return take(ld, group_at(ld, group) + (s.first - from->range.first) * sizeof(float),
+                    ld->state->master + to->master + (s.first - to->range.first), s.end - s.first);
+}
+
+/* One of the planes of trainable elements, which begins at `base` in the stream. */
+static int take_moment(struct loader *ld, uint32_t group, uint64_t base, float *plane)
+{
+        const struct plan_shard *from = &ld->plan->shards[group];
+        const struct plan_shard *to = &ld->state->plan->shards[group];
+        const struct plan_segment *f = ld->plan->segments + from->first_segment;
+        const struct plan_segment *t = ld->state->plan->segments + to->first_segment;
+        const struct plan_segment *f_end = f + from->n_segments, *t_end = t + to->n_segments;
+        int r = 0;
+
+        while (r == 0 && f < f_end && t < t_end) {
+                struct span s = overlap(f->in_group, f->count, t->in_group, t->count);
+
+                if (s.end > s.first && f->moment != UINT64_MAX)
+                        r = take(ld,
+                                 base + (f->moment - from->moment + s.first - f->in_group) *
+                                                 sizeof(float),
+                                 plane + t->moment + (s.first - t->in_group), s.end - s.first);
+                if (f->in_group + f->count <= t->in_group + t->count)
+                        f++;
+                else
+                        t++;
+        }
+        return r;
+}
+
+static int take_group(struct loader *ld, uint32_t group)
+{
+        const struct plan_shard *from = &ld->plan->shards[group];
+        uint64_t m = group_at(ld, group) + from->range.count * sizeof(float);
+        uint64_t v = m + from->moment_count * sizeof(float);
+        int r = take_master(ld, group);
+
+        if (r == 0)
+                r = take_moment(ld, group, m, ld->state->exp_avg);
+        return r ? r : take_moment(ld, group, v, ld->state->exp_avg_sq);
+}
+
+/* ---- a shard ---- */
+
+static int take_shard(struct loader *ld)
+{
+        int r;
+
+        if (ld->shard->header.stream_bytes != ld->map.bytes)
+                return flawed(ld, "its length is not that of its layout");
+        r = take_record(ld);
+        if (r == 0)
+                r = take_tensors(ld);
+        if (r == 0)
+                r = take_blobs(ld);
+        for (uint32_t g = 0; r == 0 && g < ld->l->n_groups; g++)
+                r = take_group(ld, g);
+        return r;
+}
+
+static int load_shard(struct loader *ld, int dir, const struct partition *partition, uint32_t owner)
+{
+        int r = plan_new(ld->l, partition, owner, COARSE, &ld->plan);
+
+        if (r == 0)
+                r = snapshot_map_new(ld->plan, &ld->map);
+        if (r)
+                r = fault_errno(ld->fault, r, "checkpoint");
+        else
+                r = snapshot_shard_open(dir, ld->m, owner, ld->l->n_tensors, &ld->shard, ld->fault);
+        if (r == 0)
+                r = take_shard(ld);
+        snapshot_shard_free(STEAL(ld->shard));
+        snapshot_map_deinit(&ld->map);
+        plan_free(STEAL(ld->plan));
+        return r;
+}
+
+int snapshot_load(int dir, const struct manifest *m, const layout *l, struct state *draft,
+                  struct snapshot_progress *progress, struct snapshot_loaded *ret,
+                  struct fault *fault)
+{
+        CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
+        CLEANUP(cleanup_free) bool *known = calloc(l->n_tensors + 1, sizeof(*known));
+        struct snapshot_loaded loaded = { .n_blobs = 0 };
+        struct loader ld = { .m = m,
+                             .l = l,
+                             .state = draft,
+                             .progress = progress,
+                             .loaded = &loaded,
+                             .known = known,
+                             .fault = fault };
+        int r = known ? partition_new(l, m->n_owners, &partition) : -ENOMEM;
+
+        if (r)
+                return fault_errno(fault, r, "checkpoint");
+        for (uint32_t o = 0; r == 0 && o < m->n_owners; o++)
+                r = load_shard(&ld, dir, partition, o);
+        if (r) {
+                snapshot_loaded_deinit(&loaded);
+                return r;
+        }
+        *ret = loaded;
+        return 0;
+}
