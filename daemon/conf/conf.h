@@ -19,6 +19,7 @@ struct conf {
         char *socket;          /* "": see conf_table.h */
         char *socket_mode;     /* octal, of the socket file */
         char *state_dir;       /* "": see conf_table.h */
+        char *checkpoint_dir;  /* "": only for the user zerod runs as, and root */
         char *device;          /* auto, host, host:scalar, host:avx2, host:avx512 */
         char *bulk;            /* auto, ucx, tcp */
         char *ucx_tls;         /* "" */
@@ -27,6 +28,7 @@ struct conf {
         uint64_t window;       /* bytes of a job's gather window; 0: what its ranks declare */
         uint64_t chunk;        /* elements of a chunk */
         uint64_t memory_limit; /* bytes of all states, 0: none */
+        uint64_t checkpoint_memory; /* bytes of a checkpoint's copy; 0: as much as the state */
         uint64_t session_limit; /* most connections of clients */
         uint64_t job_limit;    /* most jobs of one user */
         uint64_t reduce_buffers; /* bytes for sums and landings of gradients; 0: as needed by

@@ -45,6 +45,14 @@
           "Where model states live: on tmpfs, outlasting the daemon's process. Empty: "            \
           "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and where that variable is not "     \
           "set.")                                                                                  \
+        S("State and memory", checkpoint_dir, PATH, "DIRECTORY", "", 3000,                         \
+          "Directory below which checkpoints are written and read; links in it are not followed. " \
+          "Empty: any directory that zerod may write, but only for root and the user zerod runs "  \
+          "as.")                                                                                   \
+        N("State and memory", checkpoint_memory, SIZE, "bytes", "0", 0, 1ull << 60,                \
+          "Most memory for the copy that a checkpoint of a job takes on this node. 0: as much as " \
+          "the state, while three quarters of the free memory hold it. With less the next update " \
+          "waits until the rest is on the disk.")                                                  \
         N("State and memory", memory_limit, SIZE, "bytes", "0", 0, 1ull << 60,                     \
           "Most memory for the states of all jobs. 0: no limit.")                                  \
         N("State and memory", window, SIZE, "bytes", "0", 0, 1ull << 50,                           \

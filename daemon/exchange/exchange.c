@@ -1,5 +1,5 @@
 /* Start and stop of the exchange, its tick, and the way of messages to its parts. */
-#include "daemon/exchange/exchange.h"
+#include "daemon/exchange/checkpoint.h"
 
 #include <string.h>
 
@@ -65,7 +65,7 @@ static void progress_summary(struct job *job, const Zero__Progress *p)
 static void exchange_check_stopped(struct exchange *x)
 {
         if (!x->closed || !list_empty(&x->dead_jobs) || !list_empty(&x->calls) ||
-            !list_empty(&x->joining) || offload_pending(x->offload))
+            !list_empty(&x->joining) || offload_pending(x->offload) || !operations_idle(x))
                 return;
         uv_close((uv_handle_t *)&x->tick, NULL);
         x->closed(x->closed_arg);
@@ -83,6 +83,7 @@ static void exchange_tick(uv_timer_t *timer)
                         progress_send(CONTAINER_OF(item, struct job, link));
                 }
                 coordinator_tick(x);
+                operations_tick(x);
         }
         exchange_check_stopped(x);
 }
@@ -91,8 +92,9 @@ static void exchange_tick(uv_timer_t *timer)
 
 int exchange_start(struct exchange *x)
 {
-        struct list *lists[] = { &x->jobs, &x->dead_jobs, &x->coordinators, &x->calls,
-                                 &x->asks, &x->accesses,  &x->works,        &x->joining };
+        struct list *lists[] = { &x->jobs,       &x->dead_jobs, &x->coordinators, &x->calls,
+                                 &x->asks,       &x->accesses,  &x->works,        &x->joining,
+                                 &x->operations, &x->schedules, &x->takings,      &x->loadings };
 
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
                 list_init(lists[i]);
@@ -128,6 +130,7 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
                 job_detach(CONTAINER_OF(x->jobs.next, struct job, link));
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 calls_down(x, n, "the daemon stops");
+        operations_stop(x);
 }
 
 /* ---- other nodes -------------------------------------------------------------------- */
@@ -152,6 +155,7 @@ void exchange_down(struct exchange *x, uint32_t node, const char *why)
         x->cut[node] = UINT64_MAX; /* until it tells */
         links_tell(x);
         calls_down(x, node, why);
+        operations_down(x, node);
         coordinator_down(x, node);
         list_for_each (&x->jobs, item) {
                 shard_forget_node(CONTAINER_OF(item, struct job, link), node);
@@ -291,6 +295,9 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 links_message(x, node, m->links);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
                 x->query(x->query_arg, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT ||
+                   m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT_PROGRESS) {
+                snapshot_message(x, node, m);
         } else if (for_coordinator(m)) {
                 coordinator_message(x, node, m);
         } else {

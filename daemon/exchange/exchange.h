@@ -19,6 +19,7 @@
  *   coordinator.c  drives job/step.c                      opening.c opens a job on all nodes
  *   joining.c      ranks join it                          lateness.c who is late
  *   links.c        which nodes reach each other
+ *   checkpoint.h   checkpoints written and restored
  *   ask.c, call.c  payloads asked for; messages that want an answer
  *   request.c      clients' calls that wait: deadlines and names
  *
@@ -71,6 +72,10 @@ struct exchange {
         struct list coordinators, calls, asks, accesses;
         struct list works;   /* reads and writes that wait for the end of an update */
         struct list joining; /* ranks whose job has not started for them yet */
+        /* Checkpoints (checkpoint.h): coordinated here; periodic; parts of this node. */
+        struct list operations, schedules, takings, loadings;
+        uint64_t last_operation;
+        double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
         struct requests requests;
         uint64_t last_call, last_put;
         uint64_t up;                  /* nodes whose link stands, a bit each */
@@ -169,6 +174,7 @@ struct job {
         struct reduce *reduce;
         struct landing *landing; /* NULL without state */
         struct update *update;   /* NULL without state */
+        struct taking *taking;   /* of a checkpoint, this owner's part; or NULL */
 };
 
 struct job *job_find(struct exchange *x, const char *name);
@@ -180,6 +186,8 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
  * void.  Damaged or foreign files are reported and left alone.  Before the loop runs.
  */
 void jobs_resume(struct exchange *x);
+/* A job that has been given its state goes on where the record stands. */
+void job_take_up(struct job *job);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
 /* References of sessions: a client that stays does not keep a dropped job's memory. */

@@ -2,7 +2,7 @@
  * Jobs on this node: found, held, started when all ranks are there, moved on by the coordinator's
  * decisions.
  */
-#include "daemon/exchange/exchange.h"
+#include "daemon/exchange/checkpoint.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -149,6 +149,7 @@ void job_detach(struct job *job)
         list_insert(&job->x->dead_jobs, &job->link);
         job_fail_requests(job, ZERO_ENOJOB, "the job was dropped or the daemon stops");
         access_fail(job);
+        taking_forget(job);
         if (job->landing)
                 landing_reset(job);
         reduce_reset(job, false);

@@ -12,7 +12,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-static void resume_step(struct job *job)
+void job_take_up(struct job *job)
 {
         const struct state_record *record = job->state->record;
         bool decided = record->phase == ATTEMPT_DECIDED;
@@ -83,7 +83,7 @@ static int resume_job(const char *file, void *arg)
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 state_serve_group(state, job->layout, g, x->ops);
         list_insert(&x->jobs, &job->link);
-        resume_step(job);
+        job_take_up(job);
         log_info("job %s: taken up at version %llu", job->name, (unsigned long long)job->version);
         return 0;
 }

@@ -6,7 +6,7 @@
  * not.  Each worker commits chunk by chunk through its redo slot.  A group that is through
  * is at the new version at once; the record is finished when all are.
  */
-#include "daemon/exchange/exchange.h"
+#include "daemon/exchange/checkpoint.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -169,6 +169,7 @@ static void update_finish(struct job *job)
         m.body_case = ZERO__LINK_MESSAGE__BODY_DONE;
         m.done = &done;
         fabric_send(job->x->fabric, job->coordinator, &m);
+        taking_updated(job);
         landing_updated(job);
         access_updated(job);
 }

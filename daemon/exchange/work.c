@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/exchange/checkpoint.h"
 #include "proto/cleanup.h"
 
 bool plane_is_single(enum zero_plane plane)
@@ -121,6 +122,8 @@ static bool work_must_wait(const struct work *w)
         const struct job *job = w->job;
 
         if (job->version < w->version || (job->update && update_running(job->update)))
+                return true;
+        if (w->put && taking_copies(job))
                 return true;
         return w->put && w->plane == ZERO_PLANE_SET && landing_voted(job);
 }

@@ -31,7 +31,7 @@ struct question {
         uint32_t node;
 };
 
-static void call_answer(struct pending_call *call, json_t *json)
+void query_end(struct pending_call *call, json_t *json)
 {
         call->json = json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(17));
         json_decref(json);
@@ -144,7 +144,7 @@ static void survey_end(struct survey *s)
         if (s->call && s->status)
                 request_end(&s->call->request, s->status, "%s", s->text);
         else if (s->call)
-                call_answer(s->call, survey_kind(s->what)->finish(s));
+                query_end(s->call, survey_kind(s->what)->finish(s));
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 json_decref(s->answers[n].json);
         if (s->job)
@@ -290,15 +290,17 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
         json_t *j;
 
         if (strcmp(what, "status") == 0) {
-                call_answer(call, report_status(rpc));
+                query_end(call, report_status(rpc));
         } else if (strcmp(what, "jobs") == 0) {
                 j = json_object();
                 json_object_set_new(j, "jobs", report_jobs(rpc));
-                call_answer(call, j);
+                query_end(call, j);
         } else if (strcmp(what, "config") == 0) {
-                call_answer(call, report_config(rpc));
+                query_end(call, report_config(rpc));
         } else if (strcmp(what, "shards") == 0 && !argument[0]) {
-                call_answer(call, all_shards(rpc));
+                query_end(call, all_shards(rpc));
+        } else if (snapshot_is_query(what)) {
+                return snapshot_query(call, what, argument, fault);
         } else if (kind) {
                 return survey_start(call, kind, argument, fault);
         } else {
@@ -310,7 +312,7 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
 
 /* ---- questions of nodes --------------------------------------------------------------- */
 
-static void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json)
+void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__QueryReply reply = ZERO__QUERY_REPLY__INIT;
@@ -371,6 +373,8 @@ void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
                 answer(x, node, m, ZERO_OK, "");
         else if (strcmp(what, "drop") == 0)
                 job_drop_message(x, node, m);
+        else if (snapshot_is_query(what))
+                snapshot_question(x, node, m);
         else if (!job || job->opening)
                 answer(x, node, m, ZERO_ENOJOB, "no such job on this node");
         else if (strcmp(what, "versions") == 0)

@@ -1,6 +1,8 @@
 /* One connection of a client: its messages decoded, checked, handed on, and answered. */
 #pragma once
 
+#include <jansson.h>
+
 #include "daemon/rpc/conn.h"
 #include "daemon/rpc/rpc.h"
 
@@ -63,3 +65,14 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
                 struct fault *fault);
 /* Questions of other nodes; arg is the rpc. */
 void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m);
+/* The answer, which is taken over, to a client's question or to another node's. */
+void query_end(struct pending_call *call, json_t *json);
+void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json);
+
+/* ---- query_snapshot.c ---- */
+
+/* Whether that is one about checkpoints; a client's; another node's. */
+bool snapshot_is_query(const char *what);
+int snapshot_query(struct pending_call *call, const char *what, const char *argument,
+                   struct fault *fault);
+void snapshot_question(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);

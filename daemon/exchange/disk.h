@@ -1,0 +1,16 @@
+/*
+ * disk.h - work that blocks on a disk, on threads of its own: the compute threads stay free for the
+ * step, however slow a disk is.
+ */
+#pragma once
+
+#include <uv.h>
+
+struct disk_job {
+        uv_work_t work;
+        void (*run)(struct disk_job *job);  /* on another thread */
+        void (*done)(struct disk_job *job); /* then on the loop thread */
+};
+
+/* The job's memory is the caller's until done() has been called. */
+void disk_submit(uv_loop_t *loop, struct disk_job *job);
