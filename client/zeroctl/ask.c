@@ -52,10 +52,15 @@ static void scrub(json_t *value)
 
 int ctl_ask(struct ctl *ctl, const char *what, json_t **ret_answer)
 {
+        return ctl_ask_about(ctl, what, ctl->argument, ret_answer);
+}
+
+int ctl_ask_about(struct ctl *ctl, const char *what, const char *argument, json_t **ret_answer)
+{
         json_error_t error;
         char *text = NULL;
         json_t *answer;
-        int r = zero_query(ctl->client, what, ctl->argument, &text);
+        int r = zero_query(ctl->client, what, argument, &text);
 
         if (r) {
                 ctl_error("%s: %s (%s)", what, zero_error(ctl->client), zero_status_name(r));
@@ -79,18 +84,32 @@ int ctl_run(struct ctl *ctl, const struct command *command)
         json_t *answer;
         int r = ctl_ask(ctl, command->name, &answer);
 
-        if (r != CTL_OK)
-                return r;
+        return r == CTL_OK ? ctl_show(ctl, answer, command->show) : r;
+}
+
+int ctl_show(struct ctl *ctl, json_t *answer,
+             void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer))
+{
         if (ctl->json) {
                 json_dumpf(answer, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
                 putchar('\n');
         } else {
-                command->show(ctl, stdout, answer);
+                show(ctl, stdout, answer);
         }
         json_decref(answer);
         if (fflush(stdout) == 0 && !ferror(stdout))
                 return CTL_OK;
         ctl_error("cannot write to standard output");
+        return CTL_FAILED;
+}
+
+int ctl_attach(struct ctl *ctl)
+{
+        int r = zero_attach(ctl->client, NULL, NULL);
+
+        if (r == ZERO_OK)
+                return CTL_OK;
+        ctl_error("%s (%s)", zero_error(ctl->client), zero_status_name(r));
         return CTL_FAILED;
 }
 

@@ -18,10 +18,13 @@ enum { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2, CTL_NO_CONNECTION = 3 };
 
 struct ctl {
         struct zero_client *client;
-        const char *argument; /* of the subcommand, or NULL */
+        const char *argument; /* of the subcommand: a job, or NULL */
+        const char *file;     /* its second one: a directory or a file, or NULL */
         bool json;
         bool once;   /* top: one picture */
         bool colour; /* standard output is a terminal */
+        long keep, every; /* checkpoint; -1: not given */
+        const char *dtype; /* export: "fp32" or "serve"; NULL: not given */
 };
 
 /*
@@ -30,19 +33,29 @@ struct ctl {
  */
 struct command {
         const char *name;
-        const char *argument; /* "JOB", "[JOB]" or NULL */
+        const char *argument; /* "JOB", "[JOB]", "JOB DIR" or NULL */
         const char *summary;
         void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer);
         int (*run)(struct ctl *ctl);
+        const char *options; /* of its own: " --keep --every " */
+        bool of_job;         /* the connection observes the job that is named */
 };
 
 extern const struct command command_status, command_jobs, command_shards, command_top, command_ping,
-        command_checksum, command_config, command_drop;
+        command_checksum, command_config, command_drop, command_checkpoint, command_restore,
+        command_export, command_import;
 
 /* Asks the daemon; says on standard error what went wrong.  CTL_OK or CTL_FAILED. */
 int ctl_ask(struct ctl *ctl, const char *what, json_t **ret_answer);
 /* Asks and shows. */
 int ctl_run(struct ctl *ctl, const struct command *command);
+/* Observes the job that is named. */
+int ctl_attach(struct ctl *ctl);
+/* Shows an answer, as it came or by the function; releases it. */
+int ctl_show(struct ctl *ctl, json_t *answer,
+             void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer));
+/* The same question with another argument than the subcommand's. */
+int ctl_ask_about(struct ctl *ctl, const char *what, const char *argument, json_t **ret_answer);
 void ctl_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* The tables of jobs, alike in status, jobs and top. */

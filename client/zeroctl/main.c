@@ -9,11 +9,12 @@
 #include "nearest.h"
 
 static const struct command *const commands[] = {
-        &command_status, &command_jobs,     &command_shards, &command_top,
-        &command_ping,   &command_checksum, &command_config, &command_drop,
+        &command_status,     &command_jobs,    &command_shards, &command_top,
+        &command_ping,       &command_checksum, &command_config, &command_drop,
+        &command_checkpoint, &command_restore, &command_export, &command_import,
 };
 
-enum { N_COMMANDS = sizeof(commands) / sizeof(commands[0]), TIMEOUT_MAX_S = 86400 };
+enum { N_COMMANDS = sizeof(commands) / sizeof(commands[0]), TIMEOUT_MAX_S = 86400, COUNT_MAX = 1000000000 };
 
 static const char options_help[] =
         "\n"
@@ -23,6 +24,9 @@ static const char options_help[] =
         "  -j, --json             print zerod's answer as JSON\n"
         "  -t, --timeout SECONDS  how long to wait for zerod (default: 60)\n"
         "      --once             top: print one picture and end\n"
+        "      --keep N           checkpoint: delete all of the job's in DIR but the newest N\n"
+        "      --every N          checkpoint: one every N steps; 0: no more\n"
+        "      --dtype TYPE       export: fp32 (default) or serve, what trainers are given\n"
         "  -h, --help             this text\n"
         "      --version          zeroctl's version\n"
         "\n"
@@ -36,12 +40,12 @@ struct arguments {
 
 static void print_help(FILE *out)
 {
-        fputs("Usage: zeroctl [OPTION]... COMMAND [JOB]\n\n"
+        fputs("Usage: zeroctl [OPTION]... COMMAND [JOB [DIR | FILE]]\n\n"
               "Shows and manages the jobs of zerod, the parameter-partition service.\n\n"
               "Commands:\n",
               out);
         for (size_t i = 0; i < N_COMMANDS; i++)
-                fprintf(out, "  %-9s %-6s  %s\n", commands[i]->name,
+                fprintf(out, "  %-10s %-9s  %s\n", commands[i]->name,
                         commands[i]->argument ? commands[i]->argument : "", commands[i]->summary);
         fputs(options_help, out);
 }
@@ -56,6 +60,29 @@ static int parse_timeout(const char *text, uint32_t *ret_ms)
                 return CTL_USAGE;
         }
         *ret_ms = (uint32_t)seconds * 1000;
+        return CTL_OK;
+}
+
+static int parse_count(const char *option, const char *text, long *ret)
+{
+        char *end;
+        long n = strtol(text, &end, 10);
+
+        if (end == text || *end || n < 0 || n > COUNT_MAX) {
+                ctl_error("%s is 0 to %d, not '%s'", option, COUNT_MAX, text);
+                return CTL_USAGE;
+        }
+        *ret = n;
+        return CTL_OK;
+}
+
+static int parse_dtype(const char *text, const char **ret)
+{
+        if (strcmp(text, "fp32") != 0 && strcmp(text, "serve") != 0) {
+                ctl_error("--dtype is fp32 or serve, not '%s'", text);
+                return CTL_USAGE;
+        }
+        *ret = text;
         return CTL_OK;
 }
 
@@ -84,10 +111,38 @@ static int find_command(const char *word, const struct command **ret_command)
         return unknown_command(word);
 }
 
+/* Words of "JOB [DIR]", those in brackets left out. */
+static int count_words(const char *argument, bool needed)
+{
+        int n = 0;
+
+        for (const char *p = argument; p && *p; p += strcspn(p, " "), p += strspn(p, " "))
+                n += !needed || *p != '[';
+        return n;
+}
+
+static int check_option(const struct command *command, bool given, const char *option)
+{
+        if (!given || (command->options && strstr(command->options, option)))
+                return CTL_OK;
+        ctl_error("%s:%s is not for this command; see zeroctl --help", command->name, option);
+        return CTL_USAGE;
+}
+
+static int check_options(const struct ctl *ctl, const struct command *command)
+{
+        int r = check_option(command, ctl->once, " --once ");
+
+        if (r == CTL_OK)
+                r = check_option(command, ctl->keep >= 0, " --keep ");
+        if (r == CTL_OK)
+                r = check_option(command, ctl->every >= 0, " --every ");
+        return r == CTL_OK ? check_option(command, ctl->dtype != NULL, " --dtype ") : r;
+}
+
 static int parse_command(struct ctl *ctl, struct arguments *a, char **words, int n)
 {
-        const char *argument;
-        int r;
+        int r, most;
 
         if (n == 0) {
                 ctl_error("which command? see zeroctl --help");
@@ -96,31 +151,31 @@ static int parse_command(struct ctl *ctl, struct arguments *a, char **words, int
         r = find_command(words[0], &a->command);
         if (r != CTL_OK)
                 return r;
-        argument = a->command->argument;
-        if (n > (argument ? 2 : 1)) {
-                ctl_error("%s: unexpected argument '%s'", words[0], words[argument ? 2 : 1]);
+        most = count_words(a->command->argument, false);
+        if (n - 1 > most) {
+                ctl_error("%s: unexpected argument '%s'", words[0], words[most + 1]);
                 return CTL_USAGE;
         }
-        if (argument && argument[0] != '[' && n < 2) {
-                ctl_error("%s: which %s?", words[0], argument);
-                return CTL_USAGE;
-        }
-        if (ctl->once && a->command != &command_top) {
-                ctl_error("%s: --once belongs to top", words[0]);
+        if (n - 1 < count_words(a->command->argument, true)) {
+                ctl_error("%s: which %s?", words[0], a->command->argument);
                 return CTL_USAGE;
         }
         ctl->argument = n > 1 ? words[1] : NULL;
-        return CTL_OK;
+        ctl->file = n > 2 ? words[2] : NULL;
+        return check_options(ctl, a->command);
 }
 
 static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
 {
-        enum { OPTION_ONCE = 256, OPTION_VERSION };
+        enum { OPTION_ONCE = 256, OPTION_VERSION, OPTION_KEEP, OPTION_EVERY, OPTION_DTYPE };
         static const struct option options[] = {
                 { "socket", required_argument, NULL, 's' },
                 { "json", no_argument, NULL, 'j' },
                 { "timeout", required_argument, NULL, 't' },
                 { "once", no_argument, NULL, OPTION_ONCE },
+                { "keep", required_argument, NULL, OPTION_KEEP },
+                { "every", required_argument, NULL, OPTION_EVERY },
+                { "dtype", required_argument, NULL, OPTION_DTYPE },
                 { "help", no_argument, NULL, 'h' },
                 { "version", no_argument, NULL, OPTION_VERSION },
                 { NULL, 0, NULL, 0 },
@@ -141,6 +196,15 @@ static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
                 case OPTION_ONCE:
                         ctl->once = true;
                         break;
+                case OPTION_KEEP:
+                        r = parse_count("--keep", optarg, &ctl->keep);
+                        break;
+                case OPTION_EVERY:
+                        r = parse_count("--every", optarg, &ctl->every);
+                        break;
+                case OPTION_DTYPE:
+                        r = parse_dtype(optarg, &ctl->dtype);
+                        break;
                 case 'h':
                         print_help(stdout);
                         return CTL_OK;
@@ -158,6 +222,7 @@ static int execute(struct ctl *ctl, const struct arguments *a)
 {
         struct zero_options options = {
                 .socket = a->socket,
+                .job = a->command->of_job ? ctl->argument : NULL,
                 .rank = ZERO_OBSERVER,
                 .timeout_ms = a->timeout_ms,
         };
@@ -174,7 +239,9 @@ static int execute(struct ctl *ctl, const struct arguments *a)
 
 int main(int argc, char **argv)
 {
-        struct ctl ctl = { .colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR") };
+        struct ctl ctl = { .colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"),
+                           .keep = -1,
+                           .every = -1 };
         struct arguments a = { 0 };
         int r = parse(&ctl, &a, argc, argv);
 

@@ -237,4 +237,5 @@ static int run(struct ctl *ctl)
         return r;
 }
 
-const struct command command_top = { "top", NULL, "jobs and traffic, live; q ends it", NULL, run };
+const struct command command_top = { "top",     NULL, "jobs and traffic, live; q ends it", NULL, run,
+                                     " --once " };

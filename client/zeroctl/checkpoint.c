@@ -1,0 +1,204 @@
+/*
+ * zeroctl checkpoint and restore: gives the order, then asks how far it is until it is over.  What
+ * was begun goes on when zeroctl is interrupted.
+ */
+#include "ctl.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "progress.h"
+#include "units.h"
+
+enum { POLL_MS = 100 };
+
+/* ---- the order ---------------------------------------------------------------- */
+
+/* The path without "." and "..", which is what daemons take: from the working directory on. */
+static int absolute_path(const char *path, char ret[static PATH_MAX])
+{
+        char whole[2 * PATH_MAX + 2], *part, *rest;
+        size_t n = 0;
+
+        ret[0] = '\0';
+        if (path[0] != '/' && !getcwd(whole, PATH_MAX)) {
+                ctl_error("the working directory: %s", strerror(errno));
+                return CTL_FAILED;
+        }
+        if (strlen(path) >= PATH_MAX) {
+                ctl_error("the path is too long");
+                return CTL_USAGE;
+        }
+        n = path[0] == '/' ? 0 : strlen(whole);
+        whole[n] = '/';
+        strcpy(whole + n + 1, path);
+        for (rest = whole; (part = strsep(&rest, "/"));) {
+                char *end = strrchr(ret, '/');
+
+                if (strcmp(part, "..") == 0 && end)
+                        *end = '\0';
+                else if (*part && strcmp(part, ".") != 0 && strcmp(part, "..") != 0 &&
+                         strlen(ret) + strlen(part) + 2 < PATH_MAX)
+                        strcat(strcat(ret, "/"), part);
+        }
+        return CTL_OK;
+}
+
+static int order(struct ctl *ctl, const char *what, json_t **ret_answer)
+{
+        char path[PATH_MAX];
+        json_t *wish;
+        char *text;
+        int r = absolute_path(ctl->file, path);
+
+        if (r != CTL_OK)
+                return r;
+        wish = json_object();
+        json_object_set_new(wish, "job", json_string(ctl->argument));
+        json_object_set_new(wish, "directory", json_string(path));
+        if (ctl->keep >= 0)
+                json_object_set_new(wish, "keep", json_integer(ctl->keep));
+        if (ctl->every >= 0)
+                json_object_set_new(wish, "every", json_integer(ctl->every));
+        text = json_dumps(wish, JSON_COMPACT);
+        json_decref(wish);
+        if (!text) {
+                ctl_error("'%s' and '%s' must be UTF-8", ctl->argument, ctl->file);
+                return CTL_USAGE;
+        }
+        r = ctl_ask_about(ctl, what, text, ret_answer);
+        free(text);
+        return r;
+}
+
+/* ---- until it is over --------------------------------------------------------------- */
+
+static void nap(void)
+{
+        struct timespec t = { .tv_nsec = POLL_MS * 1000000L };
+
+        nanosleep(&t, NULL);
+}
+
+/* Before the first update waits: how long it may. */
+static void tell_stall(const struct ctl *ctl, const json_t *answer, bool *told)
+{
+        const json_t *stall = json_object_get(answer, "predicted_stall_s");
+
+        if (*told || ctl->json || !json_is_number(stall))
+                return;
+        *told = true;
+        fprintf(stderr, "%s to be written; an update waits for at most about %s\n",
+                unit_bytes(field_number(answer, "bytes")).text,
+                unit_seconds(json_number_value(stall)).text);
+}
+
+static int follow(struct ctl *ctl, double id, json_t **ret_answer)
+{
+        struct progress progress;
+        json_t *answer = NULL;
+        bool told = false;
+        int r;
+
+        progress_init(&progress, ctl->json);
+        for (;;) {
+                r = ctl_ask(ctl, "progress", &answer);
+                if (r != CTL_OK)
+                        break;
+                tell_stall(ctl, answer, &told);
+                progress_show(&progress, field_text(answer, "phase"),
+                              field_number(answer, "done_bytes"), field_number(answer, "bytes"));
+                if (field_true(answer, "over") || field_number(answer, "id") != id)
+                        break;
+                json_decref(answer);
+                nap();
+        }
+        progress_end(&progress);
+        if (r == CTL_OK)
+                *ret_answer = answer;
+        return r;
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        double seconds = field_number(answer, "elapsed_s"), bytes = field_number(answer, "bytes");
+
+        fprintf(out, "job %s, version %.0f: %s %s, %s in %s (%s/s)\n", field_text(answer, "job"),
+                field_number(answer, "version"),
+                strcmp(field_text(answer, "operation"), "restore") == 0 ? "restored from"
+                                                                        : "checkpoint",
+                field_text(answer, "path"), unit_bytes(bytes).text, unit_seconds(seconds).text,
+                unit_bytes(seconds > 0 ? bytes / seconds : 0).text);
+}
+
+static int carry_out(struct ctl *ctl, const char *what)
+{
+        json_t *answer = NULL;
+        double id;
+        int r = order(ctl, what, &answer);
+
+        if (r != CTL_OK)
+                return r;
+        id = field_number(answer, "id");
+        json_decref(answer);
+        r = follow(ctl, id, &answer);
+        if (r != CTL_OK)
+                return r;
+        if (field_number(answer, "id") != id) {
+                ctl_error("%s: another one was begun, and this one's outcome is not known", what);
+                r = CTL_FAILED;
+        } else if (strcmp(field_text(answer, "status"), "OK") != 0) {
+                ctl_error("%s: %s (%s)", what, field_text(answer, "error"),
+                          field_text(answer, "status"));
+                r = CTL_FAILED;
+        }
+        if (r == CTL_OK)
+                return ctl_show(ctl, answer, show);
+        json_decref(answer);
+        return r;
+}
+
+/* ---- checkpoint ----------------------------------------------------------------------- */
+
+static void show_schedule(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        if (ctl->every == 0)
+                fprintf(out, "job %s: no more periodic checkpoints\n", field_text(answer, "job"));
+        else
+                fprintf(out,
+                        "job %s: a checkpoint in %s every %ld steps, the next at version %.0f, "
+                        "until the job's coordinator restarts\n",
+                        field_text(answer, "job"), field_text(answer, "directory"), ctl->every,
+                        field_number(answer, "next_version"));
+}
+
+static int run_checkpoint(struct ctl *ctl)
+{
+        json_t *answer = NULL;
+        int r;
+
+        if (ctl->every < 0)
+                return carry_out(ctl, "checkpoint");
+        r = order(ctl, "checkpoint", &answer);
+        return r == CTL_OK ? ctl_show(ctl, answer, show_schedule) : r;
+}
+
+const struct command command_checkpoint = {
+        "checkpoint", "JOB DIR",      "write a job's state to DIR/JOB-VERSION while it trains",
+        NULL,         run_checkpoint, " --keep --every "
+};
+
+/* ---- restore --------------------------------------------------------------------------- */
+
+static int run_restore(struct ctl *ctl)
+{
+        return carry_out(ctl, "restore");
+}
+
+const struct command command_restore = { "restore", "JOB DIR",
+                                         "make a job's state what checkpoint DIR holds", NULL,
+                                         run_restore };

@@ -1,0 +1,283 @@
+/*
+ * zeroctl export: a job's parameters as a safetensors file.
+ *
+ * They are read tensor by tensor, a piece at a time, into a file that gets its name when it is
+ * whole and on the disk.  If the job has stepped meanwhile there is no file: it would hold
+ * parameters of two versions.
+ */
+#include "ctl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "progress.h"
+#include "safetensors.h"
+#include "units.h"
+
+enum { PIECE_BYTES = 4 << 20 };
+
+struct export
+{
+        struct ctl *ctl;
+        const struct zero_layout *layout;
+        enum zero_plane plane;
+        struct safetensor *tensors; /* in the layout's order */
+        uint32_t n;
+        uint64_t bytes, done;
+        char temporary[PATH_MAX];
+        int fd;
+        struct progress progress;
+};
+
+static int failed(const char *path)
+{
+        ctl_error("%s: %s", path, strerror(errno));
+        return CTL_FAILED;
+}
+
+/* ---- what will be written ---------------------------------------------------------- */
+
+static const char *dtype_word(const struct export *e, uint32_t tensor)
+{
+        if (e->plane == ZERO_PLANE_MASTER)
+                return "F32";
+        switch (zero_layout_group_dtype(e->layout, zero_layout_tensor_group(e->layout, tensor))) {
+        case ZERO_BF16:
+                return "BF16";
+        case ZERO_FP16:
+                return "F16";
+        default:
+                return "F32";
+        }
+}
+
+static int list_tensors(struct export *e)
+{
+        e->n = zero_layout_tensors(e->layout);
+        e->tensors = calloc(e->n + 1, sizeof(*e->tensors));
+        if (!e->tensors) {
+                ctl_error("out of memory");
+                return CTL_FAILED;
+        }
+        for (uint32_t i = 0; i < e->n; i++) {
+                struct safetensor *t = &e->tensors[i];
+                const uint64_t *shape;
+
+                t->name = zero_layout_tensor_name(e->layout, i);
+                t->dtype = dtype_word(e, i);
+                t->element = t->dtype[1] == '3' ? 4 : 2;
+                t->ndim = zero_layout_tensor_shape(e->layout, i, &shape);
+                memcpy(t->shape, shape, t->ndim * sizeof(*shape));
+                t->at = e->bytes;
+                t->bytes = zero_layout_tensor_elements(e->layout, i) * t->element;
+                e->bytes += t->bytes;
+                if (strcmp(t->name, "__metadata__") == 0) {
+                        ctl_error(
+                                "a tensor called __metadata__ cannot stand in a safetensors file");
+                        return CTL_FAILED;
+                }
+        }
+        return CTL_OK;
+}
+
+/* ---- writing ------------------------------------------------------------------------ */
+
+static int put(struct export *e, const void *data, size_t n)
+{
+        const char *p = data;
+
+        while (n > 0) {
+                ssize_t done = write(e->fd, p, n);
+
+                if (done < 0 && errno == EINTR)
+                        continue;
+                if (done < 0)
+                        return failed(e->temporary);
+                p += done;
+                n -= (size_t)done;
+        }
+        return CTL_OK;
+}
+
+static int put_header(struct export *e)
+{
+        json_t *metadata = json_object();
+        char version[32], *header;
+        size_t size;
+        int r;
+
+        snprintf(version, sizeof(version), "%llu",
+                 (unsigned long long)zero_version(e->ctl->client));
+        json_object_set_new(metadata, "format", json_string("pt"));
+        json_object_set_new(metadata, "job", json_string(e->ctl->argument));
+        json_object_set_new(metadata, "version", json_string(version));
+        if (safetensors_header(e->tensors, e->n, metadata, &header, &size)) {
+                ctl_error("out of memory");
+                return CTL_FAILED;
+        }
+        r = put(e, header, size);
+        free(header);
+        return r;
+}
+
+static int put_tensor(struct export *e, uint32_t tensor, void *buffer)
+{
+        const struct safetensor *t = &e->tensors[tensor];
+        uint64_t left = t->bytes / t->element, first = 0, most = PIECE_BYTES / t->element;
+
+        while (left > 0) {
+                uint64_t n = left < most ? left : most;
+                int r = zero_get(e->ctl->client, tensor, e->plane, first, n, buffer);
+
+                if (r) {
+                        ctl_error("%s (%s)", zero_error(e->ctl->client), zero_status_name(r));
+                        return CTL_FAILED;
+                }
+                r = put(e, buffer, n * t->element);
+                if (r != CTL_OK)
+                        return r;
+                first += n;
+                left -= n;
+                e->done += n * t->element;
+                progress_show(&e->progress, "exporting", (double)e->done, (double)e->bytes);
+        }
+        return CTL_OK;
+}
+
+static int put_all(struct export *e)
+{
+        void *buffer = malloc(PIECE_BYTES);
+        int r = buffer ? put_header(e) : CTL_FAILED;
+
+        for (uint32_t i = 0; r == CTL_OK && i < e->n; i++)
+                r = put_tensor(e, i, buffer);
+        free(buffer);
+        return r;
+}
+
+/* ---- one version ----------------------------------------------------------------------- */
+
+static int version_now(struct ctl *ctl, double *ret)
+{
+        json_t *answer, *job;
+        size_t i;
+        int r = ctl_ask_about(ctl, "jobs", NULL, &answer);
+
+        if (r != CTL_OK)
+                return r;
+        *ret = -1;
+        json_array_foreach(json_object_get(answer, "jobs"), i, job)
+        {
+                if (strcmp(field_text(job, "job"), ctl->argument) == 0)
+                        *ret = field_number(job, "version");
+        }
+        json_decref(answer);
+        return CTL_OK;
+}
+
+static int check_version(struct export *e)
+{
+        double before = (double)zero_version(e->ctl->client), after = -1;
+        int r = version_now(e->ctl, &after);
+
+        if (r != CTL_OK || before == after)
+                return r;
+        ctl_error("job '%s' went from version %.0f to %.0f meanwhile, so the file would hold "
+                  "both: export when no trainer runs, or restore a checkpoint under another name "
+                  "and export that",
+                  e->ctl->argument, before, after);
+        return CTL_FAILED;
+}
+
+/* ---- the file's name ---------------------------------------------------------------------- */
+
+static int sync_directory(const char *file)
+{
+        char path[PATH_MAX];
+        int fd, r;
+
+        snprintf(path, sizeof(path), "%s", file);
+        fd = open(dirname(path), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+                return failed(path);
+        r = fsync(fd) < 0 ? failed(path) : CTL_OK;
+        close(fd);
+        return r;
+}
+
+static int finish(struct export *e)
+{
+        const char *file = e->ctl->file;
+        int r = check_version(e);
+
+        if (r != CTL_OK)
+                return r;
+        if (fsync(e->fd) < 0 || rename(e->temporary, file) < 0)
+                return failed(file);
+        return sync_directory(file);
+}
+
+static int write_file(struct export *e)
+{
+        int n = snprintf(e->temporary, sizeof(e->temporary), "%s.partial-%ld", e->ctl->file,
+                         (long)getpid());
+        int r;
+
+        if (n < 0 || (size_t)n >= sizeof(e->temporary)) {
+                ctl_error("the path is too long");
+                return CTL_USAGE;
+        }
+        e->fd = open(e->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (e->fd < 0)
+                return failed(e->temporary);
+        progress_init(&e->progress, e->ctl->json);
+        r = put_all(e);
+        if (r == CTL_OK)
+                r = finish(e);
+        progress_end(&e->progress);
+        close(e->fd);
+        if (r != CTL_OK)
+                unlink(e->temporary);
+        return r;
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        fprintf(out, "job %s, version %.0f: %.0f tensors, %s in %s\n", field_text(answer, "job"),
+                field_number(answer, "version"), field_number(answer, "tensors"),
+                unit_bytes(field_number(answer, "bytes")).text, field_text(answer, "file"));
+}
+
+static int run(struct ctl *ctl)
+{
+        struct export e = { .ctl = ctl,
+                            .plane = ctl->dtype && strcmp(ctl->dtype, "serve") == 0
+                                             ? ZERO_PLANE_SERVE
+                                             : ZERO_PLANE_MASTER };
+        int r = ctl_attach(ctl);
+
+        if (r != CTL_OK)
+                return r;
+        e.layout = zero_client_layout(ctl->client);
+        r = list_tensors(&e);
+        if (r == CTL_OK)
+                r = write_file(&e);
+        free(e.tensors);
+        if (r != CTL_OK)
+                return r;
+        return ctl_show(ctl,
+                        json_pack("{s:s, s:s, s:I, s:I, s:I}", "job", ctl->argument, "file",
+                                  ctl->file, "version", (json_int_t)zero_version(ctl->client),
+                                  "tensors", (json_int_t)e.n, "bytes", (json_int_t)e.bytes),
+                        show);
+}
+
+const struct command command_export = {
+        "export",    "JOB FILE", "write a job's parameters to a safetensors file", NULL, run,
+        " --dtype ", true
+};

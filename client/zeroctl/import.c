@@ -1,0 +1,197 @@
+/*
+ * zeroctl import: a safetensors file becomes a job's parameters.
+ *
+ * The whole file's description is held against the job's layout before anything is written: the
+ * same names and shapes, types that fp32 holds exactly.  The optimizer's state stays.
+ */
+#include "ctl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "halves.h"
+#include "progress.h"
+#include "safetensors.h"
+#include "units.h"
+
+enum { PIECE_ELEMENTS = 1 << 20 };
+
+struct import {
+        struct ctl *ctl;
+        const struct zero_layout *layout;
+        struct safetensors file;
+        uint64_t bytes, done;
+        struct progress progress;
+        float *values;
+        void *raw; /* what the file has of them */
+};
+
+/* ---- file and layout --------------------------------------------------------------- */
+
+static bool same_shape(const struct safetensor *t, const uint64_t *shape, uint32_t ndim)
+{
+        return t->ndim == ndim &&
+               (ndim == 0 || memcmp(t->shape, shape, ndim * sizeof(*shape)) == 0);
+}
+
+static int check_tensor(const struct import *im, uint32_t tensor)
+{
+        const char *name = zero_layout_tensor_name(im->layout, tensor);
+        const struct safetensor *t = safetensors_find(&im->file, name);
+        const uint64_t *shape;
+        uint32_t ndim = zero_layout_tensor_shape(im->layout, tensor, &shape);
+
+        if (!t)
+                ctl_error("the file has no tensor '%.200s', which the job has", name);
+        else if (!same_shape(t, shape, ndim))
+                ctl_error("tensor '%.200s' has another shape in the file than in the job", name);
+        else if (strcmp(t->dtype, "F32") != 0 && strcmp(t->dtype, "BF16") != 0 &&
+                 strcmp(t->dtype, "F16") != 0)
+                ctl_error("tensor '%.200s' is %s in the file: F32, BF16 or F16 can be imported",
+                          name, t->dtype);
+        else
+                return CTL_OK;
+        return CTL_FAILED;
+}
+
+static int check(const struct import *im)
+{
+        uint32_t n = zero_layout_tensors(im->layout), tensor;
+        int r = CTL_OK;
+
+        for (uint32_t i = 0; r == CTL_OK && i < n; i++)
+                r = check_tensor(im, i);
+        for (size_t i = 0; r == CTL_OK && im->file.n > n && i < im->file.n; i++) {
+                if (zero_layout_find(im->layout, im->file.tensors[i].name, &tensor) == ZERO_OK)
+                        continue;
+                ctl_error("the job has no tensor '%.200s', which the file has",
+                          im->file.tensors[i].name);
+                r = CTL_FAILED;
+        }
+        return r;
+}
+
+/* ---- values ------------------------------------------------------------------------------ */
+
+static int take_piece(struct import *im, const struct safetensor *t, uint64_t first, uint64_t n)
+{
+        size_t size = n * t->element, had = 0;
+
+        while (had < size) {
+                ssize_t r = pread(im->file.fd, (char *)im->raw + had, size - had,
+                                  (off_t)(t->at + first * t->element + had));
+
+                if (r < 0 && errno == EINTR)
+                        continue;
+                if (r <= 0) {
+                        ctl_error("%s: %s", im->ctl->file,
+                                  r ? strerror(errno) : "it became shorter");
+                        return CTL_FAILED;
+                }
+                had += (size_t)r;
+        }
+        if (strcmp(t->dtype, "BF16") == 0)
+                fp32_from_bf16(im->values, im->raw, n);
+        else if (strcmp(t->dtype, "F16") == 0)
+                fp32_from_fp16(im->values, im->raw, n);
+        else
+                memcpy(im->values, im->raw, size);
+        return CTL_OK;
+}
+
+static int put_tensor(struct import *im, uint32_t tensor)
+{
+        const char *name = zero_layout_tensor_name(im->layout, tensor);
+        const struct safetensor *t = safetensors_find(&im->file, name);
+        uint64_t left = t->bytes / t->element, first = 0;
+
+        while (left > 0) {
+                uint64_t n = left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS;
+                int r = take_piece(im, t, first, n);
+
+                if (r != CTL_OK)
+                        return r;
+                r = zero_put(im->ctl->client, tensor, ZERO_PLANE_MASTER, first, n, im->values);
+                if (r) {
+                        ctl_error("tensor '%.200s', and what comes behind it, was not imported: "
+                                  "%s (%s)",
+                                  name, zero_error(im->ctl->client), zero_status_name(r));
+                        return CTL_FAILED;
+                }
+                first += n;
+                left -= n;
+                im->done += n * t->element;
+                progress_show(&im->progress, "importing", (double)im->done, (double)im->bytes);
+        }
+        return CTL_OK;
+}
+
+static int put_all(struct import *im)
+{
+        uint32_t n = zero_layout_tensors(im->layout);
+        int r = CTL_OK;
+
+        for (size_t i = 0; i < im->file.n; i++)
+                im->bytes += im->file.tensors[i].bytes;
+        im->values = malloc(PIECE_ELEMENTS * sizeof(*im->values));
+        im->raw = malloc(PIECE_ELEMENTS * sizeof(float));
+        if (!im->values || !im->raw) {
+                ctl_error("out of memory");
+                return CTL_FAILED;
+        }
+        progress_init(&im->progress, im->ctl->json);
+        for (uint32_t i = 0; r == CTL_OK && i < n; i++)
+                r = put_tensor(im, i);
+        progress_end(&im->progress);
+        return r;
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        fprintf(out, "job %s: %.0f tensors, %s from %s\n", field_text(answer, "job"),
+                field_number(answer, "tensors"), unit_bytes(field_number(answer, "bytes")).text,
+                field_text(answer, "file"));
+}
+
+static int import_file(struct import *im)
+{
+        struct ctl *ctl = im->ctl;
+        int r = check(im);
+
+        if (r == CTL_OK)
+                r = put_all(im);
+        free(im->values);
+        free(im->raw);
+        if (r != CTL_OK)
+                return r;
+        return ctl_show(ctl,
+                        json_pack("{s:s, s:s, s:I, s:I}", "job", ctl->argument, "file", ctl->file,
+                                  "tensors", (json_int_t)im->file.n, "bytes",
+                                  (json_int_t)im->bytes),
+                        show);
+}
+
+static int run(struct ctl *ctl)
+{
+        struct import im = { .ctl = ctl };
+        char error[SAFETENSORS_ERROR];
+        int r = ctl_attach(ctl);
+
+        if (r != CTL_OK)
+                return r;
+        im.layout = zero_client_layout(ctl->client);
+        if (safetensors_open(ctl->file, &im.file, error)) {
+                ctl_error("%s cannot be imported: %s", ctl->file, error);
+                return CTL_FAILED;
+        }
+        r = import_file(&im);
+        safetensors_close(&im.file);
+        return r;
+}
+
+const struct command command_import = {
+        "import", "JOB FILE", "make a job's parameters what a safetensors file holds", NULL, run,
+        NULL,     true
+};
