@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Checkpoints: taken while a job trains they change nothing; restored at any number of nodes they
+give the same bits and training goes on from there; damaged, cut and half-written ones are refused."""
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, Tools, finish_all, small_layout, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+
+LAYOUT = small_layout(blocks=3, width=120)
+TRAIN = {"sets": SETS, "clip": 0.5, "seed": 11}
+
+
+class Place:
+    """A directory for checkpoints that goes with the block."""
+
+    def __enter__(self):
+        self.path = tempfile.mkdtemp(prefix="zerod-ckpt-", dir="/dev/shm")
+        return self.path
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def start_training(ranks, steps, **fields):
+    for a in ranks:
+        a.start("train", steps=steps, **{**TRAIN, **fields})
+
+
+def train(ranks, steps, **fields):
+    start_training(ranks, steps, **fields)
+    return finish_all(ranks)
+
+
+def planes(cluster, job="job"):
+    return cluster.checksum(job)["planes"]
+
+
+def undisturbed(steps, nodes=2, layout=None, placement=(0, 1), **needs):
+    with Cluster(nodes) as c:
+        ranks = c.ranks("job", layout or LAYOUT, list(placement), hold=2, push=2, **needs)
+        train(ranks, steps)
+        return planes(c)
+
+
+def whole(directory):
+    return sorted(n for n in os.listdir(directory) if not n.startswith("."))
+
+
+def partial(directory):
+    return sorted(n for n in os.listdir(directory) if n.startswith("."))
+
+
+def end(ranks):
+    """Their sessions end in order."""
+    for a in ranks:
+        a.do("close")
+        a.end()
+
+
+def restored(place, nodes, job="job", **options):
+    c = Cluster(nodes, **options)
+    try:
+        answer = c[nodes - 1].ctl("restore", job, place)
+        assert answer["status"] == "OK" and answer["operation"] == "restore", answer
+    except BaseException:
+        c.end()
+        raise
+    return c
+
+
+# ---- taken while a job trains ------------------------------------------------------------
+
+@case
+def idle_job():
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        train(ranks, 3)
+        for node in (0, 1):
+            answer = c[node].ctl("checkpoint", "job", d)
+            assert answer["version"] == 3 and answer["status"] == "OK", answer
+            assert answer["path"] == f"{d}/job-3" and whole(d) == ["job-3"] and not partial(d)
+        for f in os.listdir(f"{d}/job-3"):
+            assert os.stat(f"{d}/job-3/{f}").st_mode & 0o777 == 0o600
+        text = c[0].ctl_run("checkpoint", "job", d)
+        assert text.returncode == 0 and "version 3" in text.stdout and "waits for at most" in text.stderr, text
+
+
+@cases_of([("full", 0, "fp32"), ("tight", 1, "fp32"), ("bf16", 0, "bf16")], "{0[0]}")
+def training_goes_on(how):
+    """Checkpoints one after the other while two ranks train: the same bits as without them, and each
+    of them is one step of that training."""
+    _, memory, dtype = how
+    layout, needs = small_layout(dtype, blocks=3, width=120), {"grad": dtype}
+    steps = 60
+    expected = undisturbed(steps, layout=layout, **needs)
+    with Place() as d:
+        with Cluster(2, checkpoint_memory=memory, threads=2) as c:
+            ranks = c.ranks("job", layout, [0, 1], hold=2, push=2, **needs)
+            start_training(ranks, steps)
+            versions = set()
+            while not all(a.ready() for a in ranks):
+                versions.add(c[len(versions) % 2].ctl("checkpoint", "job", d)["version"])
+            finish_all(ranks)
+            assert planes(c) == expected
+            assert len(versions) > 2, "too few checkpoints for this to show anything"
+        middle = sorted(versions)[len(versions) // 2]
+        with restored(f"{d}/job-{middle}", 3) as c:
+            ranks = c.ranks("job", layout, [0, 1], hold=2, push=2, **needs)
+            assert {a.do("version")["version"] for a in ranks} == {middle}
+            train(ranks, steps - middle)
+            assert planes(c) == expected
+
+
+@case
+def blocks_and_buffers():
+    """A state of many blocks through the smallest buffer, and a step in between."""
+    layout = small_layout(blocks=4, width=1100)
+    expected = undisturbed(6, nodes=1, layout=layout, placement=(0,))
+    with Place() as d:
+        with Cluster(1, checkpoint_memory=1) as c:
+            a, = c.ranks("job", layout, [0], hold=2, push=2)
+            train([a], 2)
+            start_training([a], 4)
+            answer = c[0].ctl("checkpoint", "job", d)
+            assert answer["bytes"] > 2 * answer["buffer_bytes"], answer
+            finish_all([a])
+            assert planes(c) == expected
+        with restored(answer["path"], 2) as c:
+            a, = c.ranks("job", layout, [0], hold=2, push=2)
+            train([a], 6 - answer["version"])
+            assert planes(c) == expected
+
+
+# ---- restored ------------------------------------------------------------------------------
+
+@cases_of([1, 2, 3])
+def restored_at(nodes):
+    """Taken at two nodes, read at one, two and three: the same state, and the same training."""
+    expected = undisturbed(7)
+    with Place() as d:
+        with Cluster(2) as c:
+            ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+            train(ranks, 4)
+            c[0].ctl("checkpoint", "job", d)
+            sums = c.checksum("job")
+        with restored(f"{d}/job-4", nodes) as c:
+            assert c.checksum("job") == sums
+            if nodes > 1:
+                ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+                train(ranks, 3)
+                assert planes(c) == expected
+            else:
+                train(c.ranks("job", LAYOUT, [0, 0], hold=2, push=2), 3)
+                assert c.checksum("job")["version"] == 7
+
+
+@case
+def owners_are_fewer_than_nodes():
+    with Place() as d:
+        with Cluster(3, owners=2) as c:
+            ranks = c.ranks("job", LAYOUT, [0, 2], hold=2, push=2)
+            train(ranks, 2)
+            c[2].ctl("checkpoint", "job", d)
+            sums = c.checksum("job")
+        with restored(f"{d}/job-2", 3, owners="n1") as c:
+            assert c.checksum("job") == sums
+            train(c.ranks("job", LAYOUT, [0, 2], hold=2, push=2), 1)
+
+
+@case
+def replaces_what_is_there():
+    """Not while ranks are attached; then the job is what it was, also after a restart."""
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        train(ranks, 2)
+        c[0].ctl("checkpoint", "job", d)
+        then = c.checksum("job")
+        train(ranks, 2)
+        r = c[0].ctl_run("restore", "job", f"{d}/job-2")
+        assert r.returncode == 1 and "attached" in r.stderr, r
+        assert c.checksum("job")["version"] == 4
+        end(ranks)
+        until(lambda: not c[0].job("job")["sessions"] and not c[1].job("job")["sessions"], what="the sessions' end")
+        c[1].ctl("restore", "job", f"{d}/job-2")
+        assert c.checksum("job") == then
+        for x in c.daemons:
+            x.process.kill()
+            x.process.wait()
+        c.start()
+        assert c.checksum("job") == then
+        train(c.ranks("job", LAYOUT, [0, 1], hold=2, push=2), 1)
+        c[0].ctl("restore", "other", f"{d}/job-2")
+        assert planes(c, "other") == then["planes"] and c.checksum("job")["version"] == 3
+        for job in ("job", "other"):
+            c[0].ctl("drop", job)
+        for x in c.daemons:
+            assert x.status()["memory"]["state_used"] == 0
+
+
+@case
+def blobs_come_back():
+    with Place() as d:
+        with Cluster(2) as c:
+            ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+            for a, blob in zip(ranks, ("ab" * 40, "cd")):
+                a.start("step", sets=SETS, blob=blob)
+            finish_all(ranks)
+            if "blob" not in ranks[0].do("version"):
+                raise Skip("the actor does not know blobs")
+            c[0].ctl("checkpoint", "job", d)
+        with restored(f"{d}/job-1", 3) as c:
+            ranks = c.ranks("job", LAYOUT, [2, 0], hold=2, push=2)
+            assert [a.do("version")["blob"] for a in ranks] == ["ab" * 40, "cd"]
+
+
+# ---- keep, and every ----------------------------------------------------------------------------
+
+@case
+def keeps_the_newest():
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        other = c.ranks("job-2", small_layout(blocks=1), [0], hold=2, push=2)
+        c[0].ctl("checkpoint", "job-2", d)
+        for i in range(5):
+            c[0].ctl("checkpoint", "job", d, "--keep", "2")
+            train(ranks, 1)
+        assert whole(d) == ["job-2-0", "job-3", "job-4"] and not partial(d), os.listdir(d)
+        end(other)
+
+
+@case
+def every_so_many_steps():
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        answer = c[1].ctl("checkpoint", "job", d, "--every", "3", "--keep", "2")
+        assert answer["every"] == 3 and answer["next_version"] == 3, answer
+        seen = set()
+        for _ in range(9):
+            train(ranks, 1)
+            version = c[0].job("job")["version"]
+            if version % 3 == 0:
+                until(lambda v=version: f"job-{v}" in whole(d), what="a periodic checkpoint")
+            seen.update(whole(d))
+        assert seen >= {"job-3", "job-6", "job-9"}, seen
+        until(lambda: whole(d) == ["job-6", "job-9"], what="the end of the oldest")
+        c[0].ctl("checkpoint", "job", d, "--every", "0")
+        train(ranks, 6)
+        assert whole(d) == ["job-6", "job-9"]
+
+
+if __name__ == "__main__":
+    main()
