@@ -2,8 +2,9 @@
  * The composition root.
  *
  * Start: offload, store, exchange, fabric, rpc, then readiness.  Stop, in the opposite order and
- * each only when the one before is through: sessions, jobs, links, compute threads.  State files
- * stay.  A stop that takes longer than STOP_MS ends the process: no state is lost by that.
+ * each only when the one before is through: steps in flight, sessions, jobs, links, compute
+ * threads.  State files stay.  A stop that takes longer than STOP_MS once no step is in flight
+ * ends the process: no state is lost by that.
  */
 #include "daemon/node.h"
 
@@ -71,19 +72,31 @@ static void stop_late(uv_timer_t *timer)
         _exit(1);
 }
 
+/* No step is in flight any more. */
+static void node_drained(void *arg)
+{
+        struct node *node = arg;
+
+        node->x.leaving = true;
+        uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
+        rpc_close(node->rpc, sessions_gone, node);
+}
+
+/* A second signal does not wait for steps in flight. */
 static void node_stop(void *arg)
 {
         struct node *node = arg;
 
         if (node->stopping) {
                 log_info("still stopping");
+                if (node->x.drained)
+                        exchange_drain(&node->x, 0, node_drained, node);
                 return;
         }
         node->stopping = true;
         log_info("stopping");
         service_stopping(node->service);
-        uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
-        rpc_close(node->rpc, sessions_gone, node);
+        exchange_drain(&node->x, node->conf->drain_ms, node_drained, node);
 }
 
 /* SIGHUP: the key files are read again, for rotation; links that stand keep their keys. */

@@ -28,6 +28,7 @@ struct conf {
         uint64_t window;       /* bytes of a job's gather window; 0: what its ranks declare */
         uint64_t chunk;        /* elements of a chunk */
         uint64_t memory_limit; /* bytes of all states, 0: none */
+        uint64_t drain_ms;          /* most time that a stop waits for steps in flight */
         uint64_t checkpoint_memory; /* bytes of a checkpoint's copy; 0: as much as the state */
         uint64_t session_limit; /* most connections of clients */
         uint64_t job_limit;    /* most jobs of one user */

@@ -70,6 +70,9 @@
           "an update's working set in a first-level cache of 32 KiB or more.")                     \
         S("Running", log_level, CHOICE, "error|warning|info|debug", "info", 16,                    \
           "The least grave messages that are written.")                                            \
+        N("Running", drain_ms, COUNT, "milliseconds", "10000", 0, 600000,                          \
+          "How long a stop waits for steps in flight to end; what does not end by then is "       \
+          "replayed by the trainers.")                                                            \
         N("Running", delay_ms, COUNT, "milliseconds", "0", 0, 60000,                               \
           "For tests: every message between nodes waits a random time up to this.")
 /* clang-format on */

@@ -78,6 +78,8 @@ static void rank_part(struct exchange *x, const char *job, uint32_t rank, bool o
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Part part = ZERO__PART__INIT;
 
+        if (x->leaving) /* the link's end will say it all */
+                return;
         m.job = (char *)job;
         part.rank = rank;
         part.orderly = orderly;
@@ -226,7 +228,7 @@ void ranks_admit(struct job *job)
 
 /* ---- joining -------------------------------------------------------------------- */
 
-static void join_call(struct rank *rank, Zero__Layout *layout, bool resume, uint64_t timeout_ms)
+static void join_call(struct rank *rank, Zero__Layout *l, bool resume, uint64_t timeout_ms)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Join join = ZERO__JOIN__INIT;
@@ -235,7 +237,7 @@ static void join_call(struct rank *rank, Zero__Layout *layout, bool resume, uint
         join.rank = rank->rank;
         join.world_size = rank->needs.world_size;
         join.reduce_dtype = rank->needs.reduce_dtype;
-        join.layout = layout;
+        join.layout = l;
         join.incarnation = rank->needs.incarnation;
         join.resume = resume;
         join.fail_on_lost = rank->needs.fail_on_lost;
@@ -255,18 +257,18 @@ static void rank_join(struct rank *rank)
 /* For as long as the session lasts: its own calls have deadlines. */
 static void ranks_rejoin(struct job *job)
 {
-        Zero__Layout *layout = NULL;
+        Zero__Layout *l = NULL;
 
         if (job->n_attached == 0)
                 return;
-        if (layout_to_message(job->layout, &layout)) {
+        if (layout_to_message(job->layout, &l)) {
                 log_error("job %s: out of memory: its ranks wait for the next link", job->name);
                 return;
         }
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->ranks[r] && !job->ranks[r]->calling)
-                        join_call(job->ranks[r], layout, true, REJOIN_MS);
-        zero__layout__free_unpacked(layout, NULL);
+                        join_call(job->ranks[r], l, true, REJOIN_MS);
+        zero__layout__free_unpacked(l, NULL);
 }
 
 void ranks_up(struct exchange *x, uint32_t node)

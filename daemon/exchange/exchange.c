@@ -85,6 +85,7 @@ static void exchange_tick(uv_timer_t *timer)
                 coordinator_tick(x);
                 operations_tick(x);
         }
+        drain_check(x);
         exchange_check_stopped(x);
 }
 

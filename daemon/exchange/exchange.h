@@ -18,7 +18,7 @@
  *   checksum.c     a hash that does not depend on the partition
  *   coordinator.c  drives job/step.c                      opening.c opens a job on all nodes
  *   joining.c      ranks join it                          lateness.c who is late
- *   links.c        which nodes reach each other
+ *   links.c        which nodes reach each other           drain.c   leaving between two steps
  *   checkpoint.h   checkpoints written and restored
  *   ask.c, call.c  payloads asked for; messages that want an answer
  *   request.c      clients' calls that wait: deadlines and names
@@ -85,6 +85,10 @@ struct exchange {
         /* Questions of other nodes about this one (rpc/query.c). */
         void (*query)(void *arg, uint32_t node, const Zero__LinkMessage *m);
         void *query_arg;
+        void (*drained)(void *arg); /* while steps in flight are waited for */
+        void *drained_arg;
+        uint64_t drain_until_ms; /* loop time */
+        bool leaving;            /* ranks that are cut off by the stop are not lost */
         void (*closed)(void *arg); /* set once it stops */
         void *closed_arg;
 };
@@ -93,6 +97,9 @@ struct exchange {
 int exchange_start(struct exchange *x);
 /* Ends all requests and jobs (state files stay); closed() comes when nothing is in flight. */
 void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg);
+/* Calls drained() when no step is in flight, or after the timeout; perhaps at once. */
+void exchange_drain(struct exchange *x, uint64_t timeout_ms, void (*drained)(void *arg), void *arg);
+void drain_check(struct exchange *x);
 void exchange_up(struct exchange *x, uint32_t node);
 void exchange_down(struct exchange *x, uint32_t node, const char *why);
 void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);

@@ -245,6 +245,15 @@ void landing_updated(struct job *job)
         landing_vote(job);
 }
 
+bool landing_begun(const struct job *job)
+{
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
+                        if (job->landing->groups[g].offered[n])
+                                return true;
+        return false;
+}
+
 bool landing_voted(const struct job *job)
 {
         return job->landing && job->landing->voted;

@@ -73,3 +73,5 @@ uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segme
 void landing_advance(struct job *job, uint32_t group);
 void landing_forget_present(struct job *job, uint32_t group);
 void landing_forget_kept(struct landing *l);
+/* Has any node offered a gradient in this attempt? */
+bool landing_begun(const struct job *job);

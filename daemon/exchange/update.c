@@ -172,6 +172,7 @@ static void update_finish(struct job *job)
         taking_updated(job);
         landing_updated(job);
         access_updated(job);
+        drain_check(job->x);
 }
 
 static void group_finish(struct job *job, uint32_t group)

@@ -485,7 +485,7 @@ void session_end(struct session *s)
                 request_cancel(&CONTAINER_OF(s->pending.next, struct pending_call, link)->request);
         rank = s->rank;
         s->rank = NULL;
-        rank_leave(rank, s->orderly || s->rpc->closing);
+        rank_leave(rank, s->orderly);
         push_window_unref(s->window);
         if (s->job)
                 job_let_go(s->job);

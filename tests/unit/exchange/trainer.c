@@ -314,8 +314,7 @@ static void program_again(struct trainer *t)
         const struct job *job = t->rank->job;
 
         for (uint32_t g = 0; g < t->layout->n_groups; g++)
-                if (t->rank->holds[g] == HOLD_HELD)
-                        rank_release(t->rank, g, NULL);
+                CHECK(t->rank->holds[g] != HOLD_HELD, "a lease has outlived its attempt");
         t->aborted = t->waits = false;
         t->attempt = job->attempt;
         t->next = job->version == t->from ? 0 : t->n_ops;
