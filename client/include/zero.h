@@ -16,14 +16,19 @@
  * Blocking: calls marked [blocks] wait for the daemon, at most for the timeout
  * given to zero_connect(), then return ZERO_EDEADLINE with the daemon's word
  * on what is being waited for.  A daemon that does not speak up two seconds later
- * either is given up: ZERO_EDEADLINE, and from then on ZERO_ECLOSED.
- * A lost daemon: a client that is attached as a rank connects and attaches again by
- * itself, for as long as its timeout, in whichever call finds the daemon gone or back.  If the step in
- * flight was decided meanwhile, zero_step() returns its result as if nothing had
- * happened; otherwise the call returns ZERO_EABORTED.  After ZERO_EABORTED zero_version() says
- * where to go on: the version is one higher if the step was committed after all.
- * Closing: ZERO_ECLOSED is final.  Views and gradient memory stay mapped until
- * zero_close().
+ * either is given up: ZERO_EDEADLINE, and from then on it counts as lost.
+ * A lost daemon: a client that is attached as a rank connects and attaches again by itself.  The
+ * call that finds the daemon gone, or the first one marked [blocks] after it was found gone, tries
+ * for as long as the timeout, and then once more as long waits to be let in; ZERO_EDEADLINE says
+ * what was waited for, and the next call tries again.  If the step in flight was decided
+ * meanwhile, zero_step() returns its result as if nothing had happened.  If the client had
+ * nothing fetched, asked for or pushed, and the version is the same, the call goes on, zero_put(),
+ * zero_norm() and zero_step() excepted.  Otherwise it returns ZERO_EABORTED.
+ * After ZERO_EABORTED zero_version() says where to go on: the version is one higher if the step was
+ * committed after all.  Other clients are not connected again: ZERO_ECLOSED.
+ * Closing: ZERO_ECLOSED is final; so is a refusal that no further try would change, such as
+ * ZERO_ERANK for a rank that another one has taken or ZERO_ENOJOB for a dropped job.  Views and
+ * gradient memory stay mapped until zero_close(), but hold anything once the daemon was lost.
  * Threads: a client may be used by one thread at a time.  Different clients
  * are independent.
  */
@@ -135,8 +140,17 @@ const char *zero_error(const struct zero_client *client);
 /* The name of a status code, such as "ELAYOUT", and what it means. */
 const char *zero_status_name(int status);
 const char *zero_status_text(int status);
-/* A descriptor that polls readable when a reply waits; the library reads it. */
+/*
+ * A descriptor that polls readable when a reply waits; the library reads it.  It is another one
+ * after a call that has connected again.
+ */
 int zero_fd(const struct zero_client *client);
+/*
+ * Ends the wait of a call that another thread is in, or else the next one: ZERO_ECLOSED.  The rank
+ * then counts as lost, as at the end of the process; zero_close() too says nothing else.  From
+ * any thread and from signal handlers, until zero_close().
+ */
+void zero_interrupt(struct zero_client *client);
 
 /* ---- attach ----------------------------------------------------------- */
 
@@ -157,7 +171,8 @@ struct zero_needs {
  * new. [blocks] until all ranks are there.  All ranks must bring the same
  * layout: ZERO_ELAYOUT names the first difference.  The layout is copied.
  * ZERO_EWINDOW says how large the window would have to be, ZERO_ERANK who has
- * the rank.  An observer passes NULL for both and is given the job's layout.
+ * the rank.  A rank connects again if the daemon is lost meanwhile.
+ * An observer passes NULL for both and is given the job's layout.
  */
 int zero_attach(struct zero_client *client, const struct zero_layout *layout,
                 const struct zero_needs *needs);
@@ -220,7 +235,8 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
  * node give their slots back when all of them have pushed a group, a rank that has nothing for
  * some groups says so before it waits for slots for the others.  last is false while more micro-batches of this
  * step follow: their gradients are added up by the owners.
- * The daemon's refusal of a push comes from a later call on the same client.
+ * The daemon's refusal of a push comes from a later call on the same client; so does the loss
+ * of the daemon, for zero_release() and zero_prefetch() too.
  */
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
               struct zero_sync *sync);
@@ -281,6 +297,7 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
  * zero_put() is for step boundaries (no gradient pushed yet) and one writer;
  * writing MASTER makes every node gather the group anew.  Writing STEP of a
  * tensor makes its bias correction continue from there; ZERO_ERANGE above 2^39 - 1.
+ * After ZERO_EABORTED the values may have been written or not.
  * SET is which of zero_step()'s hyperparameter sets applies to a trainable tensor: it
  * starts as zero_tensor.set, and what is put counts from then on, also after a restart of
  * the service.  It may be put at any time before the writer's own zero_step()
@@ -296,7 +313,8 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
 /*
  * Asks the daemon: what is "status", "jobs", "shards", "ping", "checksum",
  * "config" or "drop"; argument a job name or NULL. [blocks]  *ret_json is a
- * JSON text that the caller frees with free().
+ * JSON text that the caller frees with free().  If the daemon is lost meanwhile it is asked once
+ * more; ZERO_EABORTED then is left to the step's next call.
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);

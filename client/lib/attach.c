@@ -8,7 +8,6 @@
 #include "client.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -18,13 +17,15 @@
 
 /* ---- windows ----------------------------------------------------------- */
 
-static void unmap(struct mapping *m)
+struct windows {
+        struct mapping session, gather, serve;
+};
+
+static void windows_deinit(struct windows *w)
 {
-        if (m->base)
-                munmap(m->base, m->bytes);
-        if (m->kept)
-                close(m->fd);
-        *m = (struct mapping){ 0 };
+        mapping_deinit(&w->session);
+        mapping_deinit(&w->gather);
+        mapping_deinit(&w->serve);
 }
 
 /* protection PROT_NONE: keeps the descriptor, for private views. */
@@ -33,26 +34,22 @@ static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int
 {
         CLEANUP(cleanup_close) int fd = wire_take_fd(&c->wire, index);
         struct stat st;
-        void *base;
+        int r;
 
         if (fd < 0 || fstat(fd, &st) < 0 || st.st_size < 0)
                 return client_shut(c, "zerod did not pass the %s", what);
-        if ((uint64_t)st.st_size < bytes || bytes > SIZE_MAX)
+        if ((uint64_t)st.st_size < bytes)
                 return client_shut(c, "the %s has %llu bytes, not the %llu that zerod says", what,
                                    (unsigned long long)st.st_size, (unsigned long long)bytes);
-        if (protection == PROT_NONE) {
-                *ret = (struct mapping){ .bytes = bytes, .kept = true, .fd = STEAL_FD(fd) };
-                return 0;
-        }
-        base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_POPULATE, fd, 0);
-        if (base == MAP_FAILED)
+        r = mapping_open(fd, bytes, protection, ret);
+        if (r)
                 return client_shut(c, "cannot map the %s of %llu bytes: %s", what,
-                                   (unsigned long long)bytes, strerror(errno));
-        *ret = (struct mapping){ .base = base, .bytes = bytes };
+                                   (unsigned long long)bytes, strerror(-r));
         return 0;
 }
 
-static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool private_views)
+static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool private_views,
+                       struct windows *ret)
 {
         int read = private_views ? PROT_NONE : PROT_READ;
         unsigned n = 1 + (a->gather_bytes > 0) + (a->serve_bytes > 0);
@@ -64,12 +61,23 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool p
         if (a->transfer_bytes < sizeof(uint64_t) || a->session_bytes < a->transfer_bytes)
                 return client_shut(c, "zerod gave a session window without a transfer area");
         r = map_window(c, 0, a->session_bytes, PROT_READ | PROT_WRITE, "session window",
-                       &c->session);
+                       &ret->session);
         if (r == 0 && a->gather_bytes > 0)
-                r = map_window(c, 1, a->gather_bytes, read, "gather window", &c->gather);
+                r = map_window(c, 1, a->gather_bytes, read, "gather window", &ret->gather);
         if (r == 0 && a->serve_bytes > 0)
-                r = map_window(c, n - 1, a->serve_bytes, read, "serve segment", &c->serve);
+                r = map_window(c, n - 1, a->serve_bytes, read, "serve segment", &ret->serve);
         return r;
+}
+
+static int take_windows(struct zero_client *c, struct windows *w)
+{
+        int r = mapping_replace(&c->session, &w->session);
+
+        if (r == 0)
+                r = mapping_replace(&c->gather, &w->gather);
+        if (r == 0)
+                r = mapping_replace(&c->serve, &w->serve);
+        return r ? client_shut(c, "cannot map a window: %s", strerror(-r)) : 0;
 }
 
 /* ---- what the client keeps --------------------------------------------- */
@@ -90,8 +98,7 @@ static int keep_groups(struct zero_client *c, const layout *l)
         return c->groups && c->present ? 0 : -ENOMEM;
 }
 
-static int keep_rank(struct zero_client *c, const layout *l, const struct zero_needs *needs,
-                     const Zero__AttachReply *a)
+static int keep_rank(struct zero_client *c, const layout *l, const struct zero_needs *needs)
 {
         int r = push_init(&c->push, l, needs->push_groups ? needs->push_groups : 1,
                           needs->grad_dtype);
@@ -104,10 +111,7 @@ static int keep_rank(struct zero_client *c, const layout *l, const struct zero_n
                 r = views_init(&c->views, l);
         if (r < 0)
                 return out_of_memory(c, r);
-        if (a->session_bytes - a->transfer_bytes < c->push.slots->bytes)
-                return client_shut(c, "zerod gave a push window of %llu bytes instead of %llu",
-                                   (unsigned long long)(a->session_bytes - a->transfer_bytes),
-                                   (unsigned long long)c->push.slots->bytes);
+        c->needs = *needs;
         return 0;
 }
 
@@ -124,20 +128,100 @@ static int keep_observer(struct zero_client *c, const Zero__AttachReply *a)
         return r ? client_shut(c, "zerod passed a bad layout: %s", fault.text) : 0;
 }
 
-static int keep(struct zero_client *c, const layout *l, const struct zero_needs *needs,
-                const Zero__AttachReply *a)
+/* What is told fits what is kept. */
+static int check_reply(struct zero_client *c, const Zero__AttachReply *a)
 {
-        int r = map_windows(c, a, needs && needs->private_views);
+        uint64_t push_bytes = a->session_bytes - a->transfer_bytes;
 
-        if (r == 0)
-                r = l ? keep_rank(c, l, needs, a) : keep_observer(c, a);
-        if (r)
-                return r;
+        if (c->groups && push_bytes < c->push.slots->bytes)
+                return client_shut(c, "zerod gave a push window of %llu bytes instead of %llu",
+                                   (unsigned long long)push_bytes,
+                                   (unsigned long long)c->push.slots->bytes);
+        if (a->blob.len > ZERO_BLOB_MAX)
+                return client_shut(c, "zerod gave %zu bytes that a rank kept; %d are the most",
+                                   a->blob.len, ZERO_BLOB_MAX);
+        if (a->n_accepted > 0 && (!c->groups || a->n_accepted != c->layout->n_groups))
+                return client_shut(c, "zerod counted the micro-batches of %zu groups",
+                                   a->n_accepted);
+        if (a->last && (a->last_attempt == 0 || a->last_attempt >= a->attempt))
+                return client_shut(c, "zerod told the result of attempt %llu in attempt %llu",
+                                   (unsigned long long)a->last_attempt,
+                                   (unsigned long long)a->attempt);
+        return 0;
+}
+
+static void adopt(struct zero_client *c, const Zero__AttachReply *a)
+{
         c->version = a->version;
         c->attempt = a->attempt;
         c->loss_scale = a->loss_scale > 0 ? a->loss_scale : 1;
         c->transfer_bytes = a->transfer_bytes;
-        return 0;
+        c->last_attempt = a->last ? a->last_attempt : 0;
+        if (a->last)
+                c->last = client_result(a->last);
+        c->blob_bytes = a->blob.len;
+        if (a->blob.len > 0)
+                memcpy(c->blob, a->blob.data, a->blob.len);
+        for (size_t g = 0; g < a->n_accepted; g++)
+                c->groups[g].accepted = a->accepted[g];
+}
+
+static int keep(struct zero_client *c, const layout *l, const struct zero_needs *needs,
+                const Zero__AttachReply *a)
+{
+        CLEANUP(windows_deinit) struct windows windows = { 0 };
+        int r = map_windows(c, a, needs && needs->private_views, &windows);
+
+        if (r == 0)
+                r = l ? keep_rank(c, l, needs) : keep_observer(c, a);
+        if (r == 0)
+                r = check_reply(c, a);
+        if (r == 0)
+                r = take_windows(c, &windows);
+        if (r)
+                client_detach(c);
+        else
+                adopt(c, a);
+        return r;
+}
+
+/*
+ * Whether the connection took something of the attempt with it that the caller has to do
+ * again.  Otherwise, with the same version, it need not know.
+ */
+static bool lost_something(const struct zero_client *c, const Zero__AttachReply *a)
+{
+        if (c->void_attempt || push_in_use(&c->push))
+                return true;
+        for (uint32_t g = 0; g < c->layout->n_groups; g++)
+                if (c->groups[g].held > 0 || c->groups[g].micro_batches > 0)
+                        return true;
+        return a->version != c->version || (a->last && a->last_attempt == c->attempt) ||
+               a->transfer_bytes < c->transfer_bytes;
+}
+
+/* Attached anew: everything but the addresses is as after an abort. */
+static int renew(struct zero_client *c, const Zero__AttachReply *a)
+{
+        CLEANUP(windows_deinit) struct windows windows = { 0 };
+        int r = map_windows(c, a, c->needs.private_views, &windows);
+        bool lost;
+
+        if (r == 0)
+                r = check_reply(c, a);
+        if (r == 0)
+                r = take_windows(c, &windows);
+        if (r)
+                return r;
+        lost = lost_something(c, a);
+        client_new_attempt(c, NULL);
+        push_forget(&c->push);
+        adopt(c, a);
+        c->void_attempt = false;
+        if (lost)
+                fault_set(&c->deferred, ZERO_EABORTED, CLIENT_RESUMED,
+                          (unsigned long long)c->version);
+        return c->closed ? client_gone(c) : 0;
 }
 
 void client_detach(struct zero_client *c)
@@ -150,9 +234,9 @@ void client_detach(struct zero_client *c)
         c->groups = NULL;
         free(c->present);
         c->present = NULL;
-        unmap(&c->session);
-        unmap(&c->gather);
-        unmap(&c->serve);
+        mapping_deinit(&c->session);
+        mapping_deinit(&c->gather);
+        mapping_deinit(&c->serve);
 }
 
 int client_drop_view(struct zero_client *c, uint32_t group)
@@ -193,6 +277,9 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
                                    (int)needs->grad_dtype);
         if (needs->reduce_dtype != ZERO_FP32 && needs->reduce_dtype != ZERO_BF16)
                 return client_fail(c, ZERO_EINVAL, "reduce_dtype is ZERO_FP32 or ZERO_BF16");
+        if (needs->on_lost_rank != ZERO_LOST_WAIT && needs->on_lost_rank != ZERO_LOST_FAIL)
+                return client_fail(c, ZERO_EINVAL,
+                                   "on_lost_rank is ZERO_LOST_WAIT or ZERO_LOST_FAIL");
         r = layout_check(l, &c->error);
         return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
 }
@@ -201,7 +288,7 @@ static int check(struct zero_client *c, const struct zero_layout *l, const struc
 {
         if (c->layout)
                 return client_fail(c, ZERO_EORDER, "the client is attached already");
-        if (!c->has_job)
+        if (!c->job[0])
                 return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
         if (c->rank != ZERO_OBSERVER)
                 return check_rank(c, l, needs);
@@ -214,42 +301,47 @@ static int check(struct zero_client *c, const struct zero_layout *l, const struc
 static int make_message(struct zero_client *c, const layout *l, const struct zero_needs *needs,
                         Zero__Attach *message)
 {
+        message->incarnation = c->incarnation;
         if (!l)
                 return 0;
         message->hold_groups = needs->hold_groups ? needs->hold_groups : 1;
         message->push_groups = needs->push_groups ? needs->push_groups : 1;
         message->grad_dtype = needs->grad_dtype;
         message->reduce_dtype = needs->reduce_dtype;
+        message->on_lost_rank = needs->on_lost_rank;
         if (layout_to_message(l, &message->layout) < 0)
                 return client_fail(c, ZERO_ENOMEM, "out of memory");
         return 0;
 }
 
-int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
-                const struct zero_needs *needs)
+int client_join(struct zero_client *c, const layout *l, const struct zero_needs *needs, bool resume)
 {
         Zero__Attach attach = ZERO__ATTACH__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
-        int r = client_begin(client);
+        int r = make_message(c, l, needs, &attach);
+
+        if (r)
+                return r;
+        attach.resume = resume;
+        request.body_case = ZERO__REQUEST__BODY_ATTACH;
+        request.attach = &attach;
+        wire_expect_fds(&c->wire, true);
+        r = client_ask(c, &request, &reply);
+        if (attach.layout)
+                zero__layout__free_unpacked(attach.layout, NULL);
+        if (r == 0)
+                r = resume ? renew(c, reply->attach) : keep(c, l, needs, reply->attach);
+        wire_expect_fds(&c->wire, false);
+        return r;
+}
+
+int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
+                const struct zero_needs *needs)
+{
+        int r = client_open(client);
 
         if (r == 0)
                 r = check(client, layout_in, needs);
-        if (r == 0)
-                r = make_message(client, layout_in, needs, &attach);
-        if (r)
-                return r;
-        request.body_case = ZERO__REQUEST__BODY_ATTACH;
-        request.attach = &attach;
-        wire_expect_fds(&client->wire, true);
-        r = client_call(client, &request, &reply);
-        if (attach.layout)
-                zero__layout__free_unpacked(attach.layout, NULL);
-        if (r == 0) {
-                r = keep(client, layout_in, needs, reply->attach);
-                if (r)
-                        client_detach(client);
-        }
-        wire_expect_fds(&client->wire, false);
-        return r;
+        return r ? r : client_enter(client, layout_in, needs);
 }

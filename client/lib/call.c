@@ -2,7 +2,8 @@
  * The conversation: numbered requests out, replies in, in whatever order.
  *
  * Invariants: at most one reply is held, the one waited for; it is dropped before the
- * next is unpacked.  A request is free in the ring exactly when its reply has come.
+ * next is unpacked.  A request is free in the ring exactly when its reply has come, or
+ * the connection was lost.
  */
 #include "client.h"
 
@@ -18,6 +19,21 @@ int client_gone(struct zero_client *c)
                 shutdown(c->wire.fd, SHUT_RDWR);
         }
         return client_fail(c, ZERO_ECLOSED, "the connection to zerod is closed: %s", c->cause.text);
+}
+
+int client_drop(struct zero_client *c)
+{
+        if (c->closed || c->rank == ZERO_OBSERVER || !(c->layout || c->entering))
+                return client_gone(c);
+        if (c->deferred.status == ZERO_EABORTED)
+                c->void_attempt = true;
+        c->deferred.status = ZERO_OK;
+        c->lost = true;
+        shutdown(c->wire.fd, SHUT_RDWR);
+        memset(c->pending, 0, sizeof(c->pending));
+        c->call_seq = 0;
+        client_forget_reply(c);
+        return CLIENT_LOST;
 }
 
 int64_t client_deadline(const struct zero_client *c)
@@ -98,8 +114,11 @@ static void take_unwaited(struct zero_client *c, const struct pending *p, const 
 
         if (p->what == ZERO__REQUEST__BODY_PUSH && p->slot != PUSH_NONE)
                 push_done(&c->push, p->slot);
-        if (status_of(reply, &fault) == ZERO_OK)
+        if (status_of(reply, &fault) == ZERO_OK) {
+                if (p->what == ZERO__REQUEST__BODY_PUSH && p->attempt == c->attempt)
+                        c->groups[p->group].accepted++;
                 return;
+        }
         if (is_stale_abort(c, p, fault.status))
                 return;
         if (fault.status == ZERO_EABORTED)
@@ -119,6 +138,8 @@ static int take_reply(struct zero_client *c)
                                    (unsigned long long)reply->seq);
         if (reply->status == ZERO_OK && reply->body_case != expected_body(p.what))
                 return client_shut(c, "zerod's answer does not fit the request");
+        if (reply->status == ZERO_ECLOSED)
+                return client_lose(c, "%s", reply->text[0] ? reply->text : "the daemon stops");
         slot->seq = 0;
         if (p.seq == c->call_seq) {
                 c->call_seq = 0;
@@ -127,6 +148,16 @@ static int take_reply(struct zero_client *c)
         take_unwaited(c, &p, reply);
         client_forget_reply(c);
         return 0;
+}
+
+/* The daemon's end of the socket is gone, or the system refuses. */
+static int failed(struct zero_client *c, int error, const char *what)
+{
+        if (error == -EPIPE || error == -ECONNRESET)
+                return client_lose(c, "zerod ended the connection");
+        if (error == -ECANCELED)
+                return client_shut(c, "a call was interrupted");
+        return client_shut(c, "%s: %s", what, strerror(-error));
 }
 
 /* Takes in the frames that are in the buffer, up to the reply waited for. */
@@ -154,11 +185,7 @@ static int read_frames(struct zero_client *c, bool *ret_more)
         int r = wire_read(&c->wire);
 
         *ret_more = r == 0;
-        if (r == -EPIPE)
-                return client_shut(c, "zerod ended the connection");
-        if (r < 0)
-                return client_shut(c, "receiving: %s", strerror(-r));
-        return take_frames(c);
+        return r < 0 ? failed(c, r, "receiving") : take_frames(c);
 }
 
 int client_poll(struct zero_client *c)
@@ -176,17 +203,17 @@ static int send_failed(struct zero_client *c, int error)
 {
         int r = client_poll(c);
 
-        return r ? r : client_shut(c, "sending: %s", strerror(-error));
+        return r ? r : failed(c, error, "sending");
 }
 
 int client_pump(struct zero_client *c, int64_t deadline_ms)
 {
-        int r = wire_wait(&c->wire, deadline_ms);
+        int r = wire_wait(&c->wire, c->interrupt_fd, deadline_ms);
 
         if (r == -ETIMEDOUT)
                 return client_fail(c, ZERO_EDEADLINE, "the daemon did not answer in time");
         if (r < 0)
-                return client_shut(c, "waiting: %s", strerror(-r));
+                return failed(c, r, "waiting");
         r = wire_flush(&c->wire);
         if (r < 0)
                 return send_failed(c, r);
@@ -195,13 +222,16 @@ int client_pump(struct zero_client *c, int64_t deadline_ms)
 
 /* ---- requests ---------------------------------------------------------- */
 
-/* A daemon past its own deadline is given up: what it did or did not do cannot be known. */
-static int pump_or_shut(struct zero_client *c, int64_t deadline_ms)
+/*
+ * A connection to a daemon past its own deadline is given up.  A rank learns what the daemon
+ * did in the meantime when it attaches again; for anybody else it is the end.
+ */
+static int pump_or_drop(struct zero_client *c, int64_t deadline_ms)
 {
         int r = client_pump(c, deadline_ms);
 
         if (r == ZERO_EDEADLINE) {
-                client_shut(c, "the daemon did not answer within %u ms",
+                client_lose(c, "the daemon did not answer within %u ms",
                             (unsigned)(c->timeout_ms + CLIENT_GRACE_MS));
                 return client_fail(c, ZERO_EDEADLINE, "%s", c->cause.text);
         }
@@ -221,7 +251,7 @@ static int transmit(struct zero_client *c, int64_t deadline_ms)
         int r;
 
         while ((r = wire_flush(&c->wire)) == 1) {
-                r = pump_or_shut(c, deadline_ms);
+                r = pump_or_drop(c, deadline_ms);
                 if (r)
                         return r;
         }
@@ -234,7 +264,7 @@ static int post(struct zero_client *c, Zero__Request *request, uint32_t slot, in
         int r;
 
         while (p->seq != 0) {
-                r = pump_or_shut(c, deadline_ms);
+                r = pump_or_drop(c, deadline_ms);
                 if (r)
                         return r;
         }
@@ -243,7 +273,9 @@ static int post(struct zero_client *c, Zero__Request *request, uint32_t slot, in
         if (r < 0)
                 return queue_failed(c, r);
         c->last_seq++;
-        *p = (struct pending){ request->seq, c->attempt, request->body_case, slot };
+        *p = (struct pending){ request->seq, c->attempt, request->body_case, slot, 0 };
+        if (request->body_case == ZERO__REQUEST__BODY_PUSH)
+                p->group = request->push->group;
         return 0;
 }
 
@@ -252,9 +284,13 @@ int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot)
         int64_t deadline_ms = client_deadline(c);
         int r;
 
+        if (c->lost)
+                return 0;
         client_forget_reply(c);
         r = post(c, request, slot, deadline_ms);
-        return r ? r : transmit(c, deadline_ms);
+        if (r == 0)
+                r = transmit(c, deadline_ms);
+        return r == CLIENT_LOST ? 0 : r;
 }
 
 static int report_deferred(struct zero_client *c)
@@ -279,7 +315,7 @@ static int settle(struct zero_client *c, Zero__Request__BodyCase what, uint64_t 
         return status;
 }
 
-int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply)
+int client_ask(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply)
 {
         int64_t deadline_ms = client_deadline(c);
         uint64_t attempt = c->attempt;
@@ -292,7 +328,7 @@ int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply
         c->call_seq = c->last_seq;
         r = transmit(c, deadline_ms);
         while (r == 0 && !c->reply)
-                r = pump_or_shut(c, deadline_ms);
+                r = pump_or_drop(c, deadline_ms);
         c->call_seq = 0;
         if (r)
                 return r;
@@ -302,17 +338,62 @@ int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply
         return r;
 }
 
+/*
+ * Whether the same request may be made again on a resumed connection.  What was put lay in the
+ * window that is gone, and a norm or a step belongs to its attempt.
+ */
+static bool repeats(const struct zero_client *c, Zero__Request__BodyCase what)
+{
+        if (what == ZERO__REQUEST__BODY_QUERY)
+                return true;
+        return c->deferred.status == ZERO_OK &&
+               (what == ZERO__REQUEST__BODY_FETCH || what == ZERO__REQUEST__BODY_GET);
+}
+
+int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply)
+{
+        for (bool again = true;; again = false) {
+                int r = client_ask(c, request, ret_reply);
+
+                if (r != CLIENT_LOST)
+                        return r;
+                r = client_resume(c);
+                if (r)
+                        return r;
+                if (!again || !repeats(c, request->body_case))
+                        break;
+        }
+        c->deferred.status = ZERO_OK;
+        return client_fail(c, ZERO_EABORTED, CLIENT_RESUMED, (unsigned long long)c->version);
+}
+
 /* ---- the beginning of a call ------------------------------------------- */
 
 int client_open(struct zero_client *c)
 {
+        int r;
+
+        c->began_ms = wire_now();
         if (c->closed)
                 return client_gone(c);
         client_forget_reply(c);
-        return take_frames(c);
+        r = c->lost ? 0 : take_frames(c);
+        return r == CLIENT_LOST ? 0 : r;
+}
+
+int client_go_on(struct zero_client *c, int r)
+{
+        if (r == CLIENT_LOST || (r == 0 && c->lost))
+                r = client_resume(c);
+        return r || c->deferred.status == ZERO_OK ? r : report_deferred(c);
 }
 
 int client_begin(struct zero_client *c)
+{
+        return client_go_on(c, client_open(c));
+}
+
+int client_begin_unwaited(struct zero_client *c)
 {
         int r = client_open(c);
 

@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include "proto/cleanup.h"
 
@@ -51,32 +51,37 @@ static int resolve(const char *socket_path, struct sockaddr_un *ret_address)
         return path && path[0] ? copy_path(ret_address, path) : default_address(ret_address);
 }
 
-static int connect_failed(const char *path, int error)
+static int connect_failed(const char *path, int error, struct fault *fault)
 {
         if (error == EACCES || error == EPERM)
-                return refuse(ZERO_EPERM, "no permission for zerod's socket %s", path);
+                return fault_set(fault, ZERO_EPERM, "no permission for zerod's socket %s", path);
         if (error == EAGAIN)
-                return refuse(ZERO_EDEADLINE, "zerod does not accept connections on %s", path);
-        return refuse(ZERO_ECLOSED, "cannot connect to %s: %s; is zerod running?", path,
-                      strerror(error));
+                return fault_set(fault, ZERO_EDEADLINE, "zerod does not accept connections on %s",
+                                 path);
+        return fault_set(fault, ZERO_ECLOSED, "cannot connect to %s: %s; is zerod running?", path,
+                         strerror(error));
 }
 
 /* The send timeout bounds connect() where the daemon's queue is full. */
-static int open_socket(const struct sockaddr_un *address, uint32_t timeout_ms, int *ret_fd)
+static int open_socket(const struct sockaddr_un *address, int64_t until_ms, struct fault *fault,
+                       int *ret_fd)
 {
-        struct timeval timeout = { timeout_ms / 1000, (timeout_ms % 1000) * 1000 };
+        int64_t left = until_ms - wire_now();
+        struct timeval timeout = { left / 1000, left % 1000 * 1000 };
         CLEANUP(cleanup_close)
         int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         int r;
 
         if (fd < 0)
-                return refuse(ZERO_EIO, "cannot make a socket: %s", strerror(errno));
+                return fault_set(fault, ZERO_EIO, "cannot make a socket: %s", strerror(errno));
+        if (left < 1) /* no time at all would be no limit */
+                timeout = (struct timeval){ 0, 1000 };
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
         do {
                 r = connect(fd, (const struct sockaddr *)address, sizeof(*address));
         } while (r < 0 && errno == EINTR);
         if (r < 0)
-                return connect_failed(address->sun_path, errno);
+                return connect_failed(address->sun_path, errno, fault);
         *ret_fd = STEAL_FD(fd);
         return 0;
 }
@@ -112,7 +117,7 @@ static int check_options(const struct zero_options *o)
         return 0;
 }
 
-static int greet(struct zero_client *c, const struct zero_options *o)
+static int greet(struct zero_client *c)
 {
         Zero__Hello hello = ZERO__HELLO__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
@@ -120,20 +125,34 @@ static int greet(struct zero_client *c, const struct zero_options *o)
         int r;
 
         hello.protocol = CLIENT_PROTOCOL;
-        hello.job = (char *)(o->job ? o->job : "");
+        hello.job = c->job;
         hello.rank = c->rank;
-        hello.world_size = o->world_size;
-        hello.local_world_size = o->local_world_size ? o->local_world_size : o->world_size;
+        hello.world_size = c->world_size;
+        hello.local_world_size = c->local_world_size;
         hello.timeout_ms = c->timeout_ms;
         request.body_case = ZERO__REQUEST__BODY_HELLO;
         request.hello = &hello;
-        r = client_call(c, &request, &reply);
+        r = client_ask(c, &request, &reply);
         if (r)
                 return r;
         if (reply->hello->protocol != CLIENT_PROTOCOL)
                 return client_fail(c, ZERO_EVERSION, "zerod speaks protocol %u, libzero %d",
                                    (unsigned)reply->hello->protocol, CLIENT_PROTOCOL);
         return 0;
+}
+
+int client_dial(struct zero_client *c, int64_t until_ms)
+{
+        int fd = -1, r = open_socket(&c->address, until_ms, &c->error, &fd);
+
+        if (r)
+                return r;
+        client_forget_reply(c);
+        wire_deinit(&c->wire);
+        wire_init(&c->wire, fd);
+        c->lost = false;
+        c->last_seq = 0; /* nothing is under way: a lost connection has nothing pending */
+        return greet(c);
 }
 
 static int client_new(const struct zero_options *o, struct zero_client **ret_client)
@@ -144,10 +163,13 @@ static int client_new(const struct zero_options *o, struct zero_client **ret_cli
                 return refuse(ZERO_ENOMEM, "out of memory");
         wire_init(&c->wire, -1);
         arena_init(&c->arena);
-        c->has_job = o->job != NULL;
+        c->interrupt_fd = -1;
+        snprintf(c->job, sizeof(c->job), "%s", o->job ? o->job : "");
         c->rank = o->job ? o->rank : ZERO_OBSERVER;
         c->world_size = o->world_size;
+        c->local_world_size = o->local_world_size ? o->local_world_size : o->world_size;
         c->timeout_ms = o->timeout_ms ? o->timeout_ms : CLIENT_TIMEOUT_MS;
+        c->incarnation = o->incarnation;
         c->loss_scale = 1;
         *ret_client = c;
         return 0;
@@ -156,18 +178,18 @@ static int client_new(const struct zero_options *o, struct zero_client **ret_cli
 int zero_connect(const struct zero_options *options, struct zero_client **ret_client)
 {
         CLEANUP(cleanup_zero_close) struct zero_client *c = NULL;
-        struct sockaddr_un address;
         int r = check_options(options);
 
         if (r == 0)
-                r = resolve(options->socket, &address);
-        if (r == 0)
                 r = client_new(options, &c);
         if (r == 0)
-                r = open_socket(&address, c->timeout_ms, &c->wire.fd);
+                r = resolve(options->socket, &c->address);
         if (r)
                 return r;
-        r = greet(c, options);
+        c->interrupt_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (c->interrupt_fd < 0)
+                return refuse(ZERO_EIO, "cannot make an eventfd: %s", strerror(errno));
+        r = client_dial(c, wire_now() + c->timeout_ms);
         if (r)
                 return refuse(r, "%s", c->error.text);
         *ret_client = STEAL(c);
@@ -187,16 +209,36 @@ static void say_bye(struct zero_client *c)
                 wire_flush(&c->wire);
 }
 
+static bool interrupted(const struct zero_client *c)
+{
+        uint64_t n;
+
+        return c->interrupt_fd >= 0 && read(c->interrupt_fd, &n, sizeof(n)) > 0;
+}
+
 void zero_close(struct zero_client *client)
 {
         if (!client)
                 return;
-        if (client->wire.fd >= 0)
+        if (client->wire.fd >= 0 && !interrupted(client))
                 say_bye(client);
         client_forget_reply(client);
         client_detach(client);
         wire_deinit(&client->wire);
+        if (client->interrupt_fd >= 0)
+                close(client->interrupt_fd);
         free(client);
+}
+
+void zero_interrupt(struct zero_client *client)
+{
+        uint64_t one = 1;
+        int error = errno;
+
+        /* fails only when it can be read already */
+        while (write(client->interrupt_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+                ;
+        errno = error;
 }
 
 /* ---- about the client -------------------------------------------------- */
@@ -214,6 +256,19 @@ int zero_fd(const struct zero_client *client)
 uint64_t zero_version(const struct zero_client *client)
 {
         return client->version;
+}
+
+const void *zero_blob(const struct zero_client *client, size_t *ret_bytes)
+{
+        *ret_bytes = client->blob_bytes;
+        return client->blob;
+}
+
+uint32_t zero_accepted(const struct zero_client *client, uint32_t group)
+{
+        if (!client->groups || group >= client->layout->n_groups)
+                return 0;
+        return client->groups[group].accepted;
 }
 
 double zero_loss_scale(const struct zero_client *client)

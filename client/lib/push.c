@@ -35,11 +35,7 @@ int push_init(struct push *p, const layout *l, uint32_t wanted, enum zero_dtype 
                 push_deinit(p);
                 return -ENOMEM;
         }
-        memset(p->of_group, 0xff, l->n_groups * sizeof(*p->of_group));
-        while (p->n_free < p->n) {
-                p->free[p->n_free] = p->n - 1 - p->n_free;
-                p->n_free++;
-        }
+        push_forget(p);
         return 0;
 }
 
@@ -106,4 +102,21 @@ void push_reset(struct push *p)
 {
         for (uint32_t g = 0; g < p->n_groups; g++)
                 push_drop(p, g);
+}
+
+void push_forget(struct push *p)
+{
+        memset(p->of_group, 0xff, p->n_groups * sizeof(*p->of_group));
+        memset(p->busy, 0, p->n * sizeof(*p->busy));
+        p->n_busy = 0;
+        for (p->n_free = 0; p->n_free < p->n; p->n_free++)
+                p->free[p->n_free] = p->n - 1 - p->n_free;
+}
+
+bool push_in_use(const struct push *p)
+{
+        for (uint32_t g = 0; g < p->n_groups; g++)
+                if (p->of_group[g] != PUSH_NONE)
+                        return true;
+        return p->n_busy > 0;
 }

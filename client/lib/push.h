@@ -4,6 +4,7 @@
  *
  * A group has at most one slot that it writes to.  A slot goes free -> taken
  * (push_take) -> busy (push_send) -> free (push_done), or back from taken (push_drop, push_reset).
+ * push_forget() frees all of them.
  */
 #pragma once
 
@@ -35,3 +36,7 @@ void push_done(struct push *p, uint32_t slot);
 void push_drop(struct push *p, uint32_t group);
 /* Takes back the slots that are written to. */
 void push_reset(struct push *p);
+/* Takes back all slots: who read them is gone. */
+void push_forget(struct push *p);
+/* Some slot is written to or being read. */
+bool push_in_use(const struct push *p);

@@ -163,6 +163,8 @@ int zero_query(struct zero_client *client, const char *what, const char *argumen
         char *json;
         int r = client_open(client);
 
+        if (r == 0 && client->lost)
+                r = client_resume(client);
         if (r)
                 return r;
         if (!what)

@@ -165,8 +165,7 @@ static int wait_for_slot(struct zero_client *c, uint32_t group, uint32_t *ret_sl
                                            "no slot for the gradient of group '%s' became "
                                            "free: zerod has not taken earlier pushes",
                                            group_name(c, group));
-                if (r == 0)
-                        r = client_begin(c);
+                r = client_go_on(c, r);
                 if (r)
                         return r;
         }
@@ -208,37 +207,56 @@ static bool set_present(struct zero_client *c, uint32_t group, const uint8_t *pr
         return some;
 }
 
+/* The service has this micro-batch from whoever was this rank before. */
+static bool skip_accepted(struct zero_client *c, uint32_t group, bool last)
+{
+        struct group_use *use = &c->groups[group];
+
+        if (use->micro_batches >= use->accepted)
+                return false;
+        push_drop(&c->push, group);
+        use->micro_batches++;
+        use->ended = last;
+        return true;
+}
+
+static int send_push(struct zero_client *c, uint32_t group, Zero__Push *push)
+{
+        Zero__Request request = ZERO__REQUEST__INIT;
+        struct group_use *use = &c->groups[group];
+        uint32_t slot = PUSH_NONE;
+
+        push->group = group;
+        push->attempt = c->attempt;
+        push->micro_batch = use->micro_batches++;
+        use->ended = push->last;
+        if (push->empty)
+                push_drop(&c->push, group);
+        else
+                slot = push->slot = push_send(&c->push, group);
+        request.body_case = ZERO__REQUEST__BODY_PUSH;
+        request.push = push;
+        return client_send(c, &request, slot);
+}
+
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
               struct zero_sync *sync)
 {
         Zero__Push push = ZERO__PUSH__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
-        uint32_t slot = PUSH_NONE;
-        int r = client_begin(client);
+        int r = client_begin_unwaited(client);
 
         if (r == 0)
                 r = check_pushes(client, group);
         if (r)
                 return r;
+        push.last = last;
         push.empty = present && !set_present(client, group, present, &push.present);
         if (!push.empty && client->push.of_group[group] == PUSH_NONE)
                 return client_fail(client, ZERO_EORDER,
                                    "group %u '%s' has no gradient memory: "
                                    "zero_grad() comes before zero_push()",
                                    (unsigned)group, group_name(client, group));
-        push.group = group;
-        push.attempt = client->attempt;
-        push.micro_batch = client->groups[group].micro_batches;
-        push.last = last;
-        if (push.empty)
-                push_drop(&client->push, group);
-        else
-                slot = push.slot = push_send(&client->push, group);
-        request.body_case = ZERO__REQUEST__BODY_PUSH;
-        request.push = &push;
-        client->groups[group].micro_batches++;
-        client->groups[group].ended = last;
-        return client_send(client, &request, slot);
+        return skip_accepted(client, group, last) ? 0 : send_push(client, group, &push);
 }
 
 /* ---- the end of a step ------------------------------------------------- */
@@ -250,9 +268,7 @@ static int begin_step(struct zero_client *c)
 
         if (r == 0)
                 r = client_check_group(c, 0);
-        if (r == 0)
-                r = client_poll(c);
-        return r ? r : client_begin(c);
+        return r ? r : client_go_on(c, client_poll(c));
 }
 
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
@@ -280,6 +296,9 @@ static int check_step(struct zero_client *c, const struct zero_step *step)
         if (!step || step->n_sets > ZERO_SET_MAX || (step->n_sets > 0 && !step->sets))
                 return client_fail(c, ZERO_EINVAL, "a step has 0 to %d hyperparameter sets",
                                    ZERO_SET_MAX);
+        if (step->blob && step->blob_bytes > ZERO_BLOB_MAX)
+                return client_fail(c, ZERO_EINVAL, "a rank keeps at most %d bytes, not %zu",
+                                   ZERO_BLOB_MAX, step->blob_bytes);
         return 0;
 }
 
@@ -309,30 +328,53 @@ static int ask_step(struct zero_client *c, const struct zero_step *step,
         params.growth_interval = step->growth_interval;
         message.attempt = c->attempt;
         message.params = &params;
+        if (step->blob)
+                message.blob = (ProtobufCBinaryData){ step->blob_bytes, (uint8_t *)step->blob };
         request.body_case = ZERO__REQUEST__BODY_STEP;
         request.step = &message;
         return client_call(c, &request, ret_reply);
 }
 
+struct zero_result client_result(const Zero__StepReply *step)
+{
+        return (struct zero_result){
+                .version = step->version,
+                .skipped = step->skipped,
+                .grad_norm = step->grad_norm,
+                .loss_scale = step->loss_scale,
+        };
+}
+
+/* The blob may be the one that zero_blob() gave out. */
+static void keep_blob(struct zero_client *c, const struct zero_step *step)
+{
+        c->blob_bytes = step->blob ? step->blob_bytes : 0;
+        if (c->blob_bytes > 0)
+                memmove(c->blob, step->blob, c->blob_bytes);
+}
+
 int zero_step(struct zero_client *client, const struct zero_step *step,
               struct zero_result *ret_result)
 {
+        uint64_t attempt = client->attempt;
         const Zero__Reply *reply;
+        struct zero_result result;
         int r = begin_step(client);
 
         if (r == 0)
                 r = check_step(client, step);
         if (r == 0)
                 r = ask_step(client, step, &reply);
-        if (r)
+        if (r == ZERO_OK) {
+                result = client_result(reply->step);
+                client_new_attempt(client, reply->step);
+                keep_blob(client, step);
+        } else if (r == ZERO_EABORTED && client->last_attempt == attempt) {
+                result = client->last; /* decided before the client attached again */
+        } else {
                 return r;
-        client_new_attempt(client, reply->step);
+        }
         if (ret_result)
-                *ret_result = (struct zero_result){
-                        .version = reply->step->version,
-                        .skipped = reply->step->skipped,
-                        .grad_norm = reply->step->grad_norm,
-                        .loss_scale = reply->step->loss_scale,
-                };
-        return 0;
+                *ret_result = result;
+        return ZERO_OK;
 }

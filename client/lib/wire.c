@@ -177,23 +177,37 @@ int wire_next(struct wire *w, const uint8_t **ret_payload, size_t *ret_size)
         return 0;
 }
 
-int wire_wait(struct wire *w, int64_t deadline_ms)
+/* 0, -ETIMEDOUT, -ECANCELED, -errno. */
+static int wait_for(struct pollfd p[static 2], int64_t until_ms)
 {
-        struct pollfd p = { .fd = w->fd, .events = POLLIN };
-
-        if (w->out_begin < w->out_end)
-                p.events |= POLLOUT;
         for (;;) {
-                int64_t left = deadline_ms - wire_now();
-                int n = poll(&p, 1, left < 0 ? 0 : left > INT_MAX ? INT_MAX : (int)left);
+                int64_t left = until_ms - wire_now();
+                int n = poll(p, 2, left < 0 ? 0 : left > INT_MAX ? INT_MAX : (int)left);
 
                 if (n > 0)
-                        return 0;
+                        return p[1].revents ? -ECANCELED : 0;
                 if (n < 0 && errno != EINTR)
                         return -errno;
                 if (n == 0 && left <= 0)
                         return -ETIMEDOUT;
         }
+}
+
+int wire_wait(struct wire *w, int interrupt_fd, int64_t deadline_ms)
+{
+        struct pollfd p[2] = { { .fd = w->fd, .events = POLLIN },
+                               { .fd = interrupt_fd, .events = POLLIN } };
+
+        if (w->out_begin < w->out_end)
+                p[0].events |= POLLOUT;
+        return wait_for(p, deadline_ms);
+}
+
+int wire_sleep(int interrupt_fd, int64_t until_ms)
+{
+        struct pollfd p[2] = { { .fd = -1 }, { .fd = interrupt_fd, .events = POLLIN } };
+
+        return wait_for(p, until_ms) == -ECANCELED ? -ECANCELED : 0;
 }
 
 int64_t wire_now(void)

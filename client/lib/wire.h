@@ -1,6 +1,6 @@
 /*
  * Frames and descriptors over one unix stream socket.  Knows nothing of what the
- * frames mean.  Only wire_wait() blocks.
+ * frames mean.  Only wire_wait() and wire_sleep() block.
  *
  * Descriptors are kept only while the owner expects some; any other is closed at
  * once, so that a peer cannot fill the process's descriptor table.
@@ -47,7 +47,9 @@ int wire_read(struct wire *w);
  * -errno (frame_reader_feed()). */
 int wire_next(struct wire *w, const uint8_t **ret_payload, size_t *ret_size);
 /* Until something can be read, or sent where something is left to send.  deadline_ms is
- * of wire_now().  0, -ETIMEDOUT, -errno. */
-int wire_wait(struct wire *w, int64_t deadline_ms);
+ * of wire_now().  0, -ETIMEDOUT, -ECANCELED: interrupt_fd can be read, -errno. */
+int wire_wait(struct wire *w, int interrupt_fd, int64_t deadline_ms);
+/* Until then.  0, -ECANCELED: interrupt_fd can be read. */
+int wire_sleep(int interrupt_fd, int64_t until_ms);
 /* Milliseconds of the monotonic clock. */
 int64_t wire_now(void);

@@ -8,7 +8,7 @@
 
 #include "daemon/exchange/exchange.h"
 
-enum { ZERO_PROTOCOL = 1 };
+enum { ZERO_PROTOCOL = 2 };
 
 struct rpc;
 

@@ -278,7 +278,7 @@ def peer_daemon_killed():
         c[1].process.kill()
         c[1].process.wait()
         expect(a.finish(), "EPEER", "n1")
-        expect(b.ask("step", sets=SETS), "ECLOSED")
+        expect(b.ask("step", sets=SETS), "EDEADLINE", "rank 1", "n1.sock")
         until(lambda: not c[0].peers_up(), what="the peer's end in status")
         peer = next(p for p in c[0].status()["peers"] if p["node"] == "n1")
         assert peer["why"], peer
@@ -312,12 +312,13 @@ def peer_daemon_stopped():
 
 @case
 def own_daemon_killed():
+    """Who waited for it to come back is told so; views stay mapped."""
     with Cluster(1) as c:
-        a, = c.ranks("job", LAYOUT, [0], hold=2, push=GROUPS)
+        a, = c.ranks("job", LAYOUT, [0], hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
         a.do("fetch", group=0)
         c[0].process.kill()
         c[0].process.wait()
-        a.refused("ECLOSED", "fetch", group=1)
+        a.refused("EDEADLINE", "fetch", "rank 0", "n0.sock", group=1)
         a.do("view", group=0)
 
 
@@ -325,10 +326,10 @@ def own_daemon_killed():
 def daemon_stops_in_order():
     """SIGTERM in the middle of a step: clients are told, and the daemon ends cleanly."""
     with Cluster(2) as c:
-        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS)
+        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
         a.start("step", sets=SETS)
         c[0].process.terminate()
-        assert a.finish()["status"] in ("ECLOSED", "EPEER", "ELOSTRANK")
+        expect(a.finish(), "EDEADLINE", "rank 0", "n0.sock")
         assert c[0].process.wait(15 * SLOW) == 0, c[0].log()
 
 

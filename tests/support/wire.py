@@ -10,7 +10,7 @@ import struct
 BODY = {"hello": 2, "attach": 3, "fetch": 4, "prefetch": 5, "release": 6, "push": 7, "norm": 8, "step": 9, "put": 10,
         "get": 11, "query": 12, "bye": 13}
 OK, EPROTO = 0, 2  # of enum zero_status
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 def varint(n):

@@ -10,7 +10,6 @@ Rules
 import _thread
 import contextlib
 import os
-import socket
 import threading
 import weakref
 from concurrent.futures import Future
@@ -91,9 +90,7 @@ class Conversation:
         """Ends the connection without a word, as the end of the process would: the rank counts
         as lost, and who waits for it in vain is told so."""
         self._given_up = why
-        with socket.socket(fileno=os.dup(self._library.zero_fd(self._handle))) as connection:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._library.zero_interrupt(self._handle)
 
     def _forget(self):
         """In a forked child: the connection is not its own, and would only hide the parent's end

@@ -66,6 +66,7 @@ class Options(Structure):
         ("world_size", c_uint32),
         ("local_world_size", c_uint32),
         ("timeout_ms", c_uint32),
+        ("incarnation", c_uint32),
     ]
 
 
@@ -78,6 +79,7 @@ class Needs(Structure):
         ("grad_dtype", c_int),
         ("reduce_dtype", c_int),
         ("private_views", c_bool),
+        ("on_lost_rank", c_int),
     ]
 
 
@@ -102,6 +104,8 @@ class Step(Structure):
         ("clip_norm", c_double),
         ("loss_scale", c_double),
         ("growth_interval", c_uint32),
+        ("blob", c_void_p),
+        ("blob_bytes", c_size_t),
     ]
 
 
@@ -118,7 +122,9 @@ class Result(Structure):
 
 _client = _layout = c_void_p
 PROTOTYPES = {
+    "zero_accepted": (c_uint32, _client, c_uint32),
     "zero_attach": (c_int, _client, _layout, POINTER(Needs)),
+    "zero_blob": (c_void_p, _client, POINTER(c_size_t)),
     "zero_client_layout": (_layout, _client),
     "zero_close": (None, _client),
     "zero_connect": (c_int, POINTER(Options), POINTER(c_void_p)),
@@ -128,6 +134,7 @@ PROTOTYPES = {
     "zero_fetch": (c_int, _client, c_uint32, c_void_p, POINTER(c_void_p)),
     "zero_get": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),
+    "zero_interrupt": (None, _client),
     "zero_layout_error": (c_char_p, _layout),
     "zero_layout_find": (c_int, _layout, c_char_p, POINTER(c_uint32)),
     "zero_layout_free": (None, _layout),

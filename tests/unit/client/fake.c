@@ -20,21 +20,51 @@ static void *run(void *data)
         return NULL;
 }
 
-void fake_start(struct fake *f, void (*script)(struct fake *fake))
+static void listen_at(struct fake *f)
 {
         struct sockaddr_un address = { .sun_family = AF_UNIX };
 
-        *f = (struct fake){ .fd = -1, .script = script, .data = f->data };
-        snprintf(f->directory, sizeof(f->directory), "/tmp/zero-test-XXXXXX");
-        MUST(mkdtemp(f->directory));
-        snprintf(f->path, sizeof(f->path), "%s/sock", f->directory);
         memcpy(address.sun_path, f->path, sizeof(f->path));
-        frame_reader_init(&f->reader, 64 << 20);
         f->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         MUST(f->listener >= 0);
         MUST(bind(f->listener, (struct sockaddr *)&address, sizeof(address)) == 0);
         MUST(listen(f->listener, 4) == 0);
+}
+
+void fake_start(struct fake *f, void (*script)(struct fake *fake))
+{
+        *f = (struct fake){ .fd = -1, .script = script, .data = f->data };
+        f->job = (struct fake_job){ .version = 7, .attempt = 20, .gather_bytes = FAKE_GATHER };
+        snprintf(f->directory, sizeof(f->directory), "/tmp/zero-test-XXXXXX");
+        MUST(mkdtemp(f->directory));
+        snprintf(f->path, sizeof(f->path), "%s/sock", f->directory);
+        frame_reader_init(&f->reader, 64 << 20);
+        listen_at(f);
         MUST(pthread_create(&f->thread, NULL, run, f) == 0);
+}
+
+void fake_go_away(struct fake *f)
+{
+        fake_hang_up(f);
+        close(f->listener);
+        f->listener = -1;
+        MUST(unlink(f->path) == 0);
+}
+
+void fake_come_back(struct fake *f)
+{
+        listen_at(f);
+}
+
+static void unmap_windows(struct fake *f)
+{
+        if (f->session)
+                munmap(f->session, f->session_bytes);
+        if (f->gather)
+                munmap(f->gather, f->gather_bytes);
+        if (f->serve)
+                munmap(f->serve, FAKE_SERVE);
+        f->session = f->gather = f->serve = NULL;
 }
 
 /* The thread is given ten seconds. */
@@ -47,16 +77,11 @@ void fake_stop(struct fake *f)
         MUST(pthread_timedjoin_np(f->thread, NULL, &deadline) == 0);
         if (f->request)
                 zero__request__free_unpacked(f->request, NULL);
-        if (f->session)
-                munmap(f->session, f->session_bytes);
-        if (f->gather)
-                munmap(f->gather, FAKE_GATHER);
-        if (f->serve)
-                munmap(f->serve, FAKE_SERVE);
-        frame_reader_deinit(&f->reader);
+        unmap_windows(f);
         fake_hang_up(f);
-        close(f->listener);
-        unlink(f->path);
+        frame_reader_deinit(&f->reader);
+        if (f->listener >= 0)
+                fake_go_away(f);
         MUST(rmdir(f->directory) == 0);
 }
 
@@ -75,6 +100,9 @@ void fake_hang_up(struct fake *f)
         if (f->fd >= 0)
                 close(f->fd);
         f->fd = -1;
+        frame_reader_deinit(&f->reader);
+        frame_reader_init(&f->reader, 64 << 20);
+        f->in_begin = f->in_end = 0;
 }
 
 static bool next_frame(struct fake *f)
@@ -137,10 +165,13 @@ void fake_expect_end(struct fake *f)
         }
 }
 
-void fake_drain(struct fake *f)
+unsigned fake_drain(struct fake *f)
 {
-        while (next_frame(f))
+        unsigned n = 0;
+
+        for (; next_frame(f); n++)
                 frame_reader_next(&f->reader);
+        return n;
 }
 
 void fake_send_fds(struct fake *f, const void *bytes, size_t n, const int *fds, size_t n_fds)
@@ -281,36 +312,67 @@ static uint64_t push_bytes(const Zero__Attach *attach)
         return bytes;
 }
 
+static size_t make_windows(struct fake *f, int fds[static 3])
+{
+        size_t n = 0;
+
+        unmap_windows(f);
+        f->session_bytes = FAKE_TRANSFER + push_bytes(f->request->attach);
+        f->gather_bytes = f->job.gather_bytes;
+        fds[n++] = fake_memfd(f->session_bytes, &f->session);
+        if (f->gather_bytes > 0)
+                fds[n++] = fake_memfd(f->gather_bytes, &f->gather);
+        fds[n++] = fake_memfd(FAKE_SERVE, &f->serve);
+        return n;
+}
+
+static void tell(const struct fake *f, Zero__AttachReply *ret)
+{
+        const struct fake_job *job = &f->job;
+
+        ret->version = job->version;
+        ret->attempt = job->attempt;
+        ret->loss_scale = 2;
+        ret->session_bytes = f->session_bytes;
+        ret->transfer_bytes = FAKE_TRANSFER;
+        ret->gather_bytes = f->gather_bytes;
+        ret->serve_bytes = FAKE_SERVE;
+        ret->last = (Zero__StepReply *)job->last;
+        ret->last_attempt = job->last_attempt;
+        ret->accepted = (uint32_t *)job->accepted;
+        ret->n_accepted = job->n_accepted;
+        ret->blob = (ProtobufCBinaryData){ job->blob_bytes, (uint8_t *)job->blob };
+}
+
 void fake_attach(struct fake *f)
 {
         Zero__AttachReply attach = ZERO__ATTACH_REPLY__INIT;
         Zero__Reply reply = ZERO__REPLY__INIT;
         int fds[3];
+        size_t n;
 
-        f->session_bytes =
-                FAKE_TRANSFER + push_bytes(fake_expect(f, ZERO__REQUEST__BODY_ATTACH)->attach);
-        fds[0] = fake_memfd(f->session_bytes, &f->session);
-        fds[1] = fake_memfd(FAKE_GATHER, &f->gather);
-        fds[2] = fake_memfd(FAKE_SERVE, &f->serve);
-        attach.version = 7;
-        attach.attempt = 20;
-        attach.loss_scale = 2;
-        attach.session_bytes = f->session_bytes;
-        attach.transfer_bytes = FAKE_TRANSFER;
-        attach.gather_bytes = FAKE_GATHER;
-        attach.serve_bytes = FAKE_SERVE;
+        fake_expect(f, ZERO__REQUEST__BODY_ATTACH);
+        n = make_windows(f, fds);
+        tell(f, &attach);
         reply.seq = f->request->seq;
         reply.body_case = ZERO__REPLY__BODY_ATTACH;
         reply.attach = &attach;
-        reply_fds(f, &reply, fds, 3);
-        for (int i = 0; i < 3; i++)
-                close(fds[i]);
+        reply_fds(f, &reply, fds, n);
+        while (n > 0)
+                close(fds[--n]);
 }
 
 void fake_begin(struct fake *f)
 {
         fake_hello(f);
         fake_attach(f);
+}
+
+void fake_restart(struct fake *f)
+{
+        fake_hang_up(f);
+        fake_begin(f);
+        MUST(f->request->attach->resume);
 }
 
 void fake_only_begin(struct fake *f)

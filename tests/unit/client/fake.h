@@ -42,7 +42,20 @@ enum {
                 }                                                                                \
         } while (0)
 
+/* What fake_attach() tells of the job; fake_start() sets version 7, attempt 20. */
+struct fake_job {
+        uint64_t version, attempt;
+        uint64_t last_attempt;       /* 0: nothing was decided yet */
+        const Zero__StepReply *last; /* NULL: nothing was decided yet */
+        uint32_t accepted[FAKE_GROUPS + 1];
+        size_t n_accepted;
+        const void *blob;
+        size_t blob_bytes;
+        size_t gather_bytes; /* 0: none */
+};
+
 struct fake {
+        struct fake_job job;
         char directory[64], path[96];
         int listener, fd;
         pthread_t thread;
@@ -53,7 +66,7 @@ struct fake {
         size_t in_begin, in_end;
         Zero__Request *request;            /* the last one */
         uint8_t *session, *gather, *serve; /* the daemon's own view */
-        size_t session_bytes;
+        size_t session_bytes, gather_bytes;
 };
 
 void fake_start(struct fake *fake, void (*script)(struct fake *fake));
@@ -69,9 +82,12 @@ Zero__Request *fake_expect(struct fake *fake, Zero__Request__BodyCase what);
 void fake_expect_end(struct fake *fake);
 /* The client leaves in order. */
 void fake_expect_bye(struct fake *fake);
-/* Takes whatever comes until the client ends the connection. */
-void fake_drain(struct fake *fake);
+/* Takes whatever comes until the client ends the connection; how many requests it was. */
+unsigned fake_drain(struct fake *fake);
 void fake_hang_up(struct fake *fake);
+/* Nobody listens any more, until fake_come_back(). */
+void fake_go_away(struct fake *fake);
+void fake_come_back(struct fake *fake);
 void fake_send(struct fake *fake, const void *bytes, size_t n);
 void fake_send_fds(struct fake *fake, const void *bytes, size_t n, const int *fds, size_t n_fds);
 void fake_reply(struct fake *fake, const Zero__Reply *reply);
@@ -82,10 +98,12 @@ void fake_stepped(struct fake *fake, uint64_t seq, int status, uint64_t version,
 void fake_json(struct fake *fake, uint64_t seq, const char *json);
 /* Accepts, and answers the greeting. */
 void fake_hello(struct fake *fake);
-/* Answers an attach with windows of the sizes above: version 7, attempt 20. */
+/* Answers an attach with windows of the sizes above, as fake->job says. */
 void fake_attach(struct fake *fake);
 /* fake_hello() and fake_attach(). */
 void fake_begin(struct fake *fake);
+/* fake_hang_up() and fake_begin(); the client attaches anew. */
+void fake_restart(struct fake *fake);
 /* fake_begin(), and no request after it. */
 void fake_only_begin(struct fake *fake);
 /* A memfd of so many bytes; *ret_map (may be NULL) is mapped and owned by the test. */

@@ -111,7 +111,7 @@ static void check_hello(struct fake *f)
         fake_hello(f);
         h = f->request->hello;
         MUST(f->request->seq == 1u);
-        MUST(h->protocol == 1u);
+        MUST(h->protocol == 2u);
         MUST(strcmp(h->job, "job") == 0);
         MUST(h->world_size == 2u);
         MUST(h->local_world_size == 2u);
@@ -145,7 +145,7 @@ static void other_protocol(struct fake *f)
 
         fake_accept(f);
         fake_expect(f, ZERO__REQUEST__BODY_HELLO);
-        hello.protocol = 2;
+        hello.protocol = 1;
         reply.seq = 1;
         reply.body_case = ZERO__REPLY__BODY_HELLO;
         reply.hello = &hello;

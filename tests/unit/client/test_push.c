@@ -249,16 +249,17 @@ Test(push, waiting_for_a_slot_ends_at_the_deadline)
         fake_close(&f, c);
 }
 
-static void die_with_pushes(struct fake *d)
+static void stop_with_pushes(struct fake *d)
 {
         fake_begin(d);
         fake_expect(d, ZERO__REQUEST__BODY_PUSH);
+        fake_refuse(d, 0, ZERO_EPERM, "not you");
         fake_hang_up(d);
 }
 
-Test(push, gradient_memory_outlives_the_daemon)
+Test(push, gradient_memory_outlives_the_connection)
 {
-        struct zero_client *c = fake_open(&f, die_with_pushes, 1);
+        struct zero_client *c = fake_open(&f, stop_with_pushes, 1);
         void *grad, *none;
 
         OK(zero_grad(c, FAKE_FP32, &grad));

@@ -1,0 +1,763 @@
+/*
+ * A daemon that goes away from a rank and comes back: what each call says, what becomes of the
+ * step in flight, and that pointers stay.
+ */
+#include <criterion/criterion.h>
+
+#include "fake.h"
+
+static const struct zero_adamw adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 };
+static const struct zero_step one_set = { .sets = &adamw, .n_sets = 1 };
+static Zero__StepReply result_20;
+static struct fake f;
+
+#define OK(call) cr_assert_eq(call, ZERO_OK, "%s", zero_error(c))
+#define ABORTED(call) cr_assert_eq(call, ZERO_EABORTED, "%s", zero_error(c))
+
+static void setup(void)
+{
+        result_20 = (Zero__StepReply)ZERO__STEP_REPLY__INIT;
+        result_20.version = 8;
+        result_20.attempt = 21;
+        result_20.skipped = false;
+        result_20.grad_norm = 0.25;
+        result_20.loss_scale = 512;
+}
+
+TestSuite(resume, .init = setup);
+
+/* The attempt that was under way when the daemon died is void. */
+static void restart_void(struct fake *d)
+{
+        d->job.attempt++;
+        fake_restart(d);
+}
+
+/* ... or was committed: version 8. */
+static void restart_decided(struct fake *d)
+{
+        d->job.last = &result_20;
+        d->job.last_attempt = d->job.attempt++;
+        d->job.version = 8;
+        d->job.blob = "kept";
+        d->job.blob_bytes = 4;
+        fake_restart(d);
+}
+
+static void answer_fetch(struct fake *d)
+{
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        fake_fetched(d, d->request->seq, false, 0);
+}
+
+/* The first push of an attempt, which must be the job's. */
+static void answer_push(struct fake *d)
+{
+        const Zero__Push *p = fake_expect(d, ZERO__REQUEST__BODY_PUSH)->push;
+
+        MUST(p->attempt == d->job.attempt && p->micro_batch == 0);
+        fake_ok(d, d->request->seq);
+}
+
+static void grad_and_push(struct zero_client *c, uint32_t group)
+{
+        void *grad;
+
+        OK(zero_grad(c, group, &grad));
+        OK(zero_push(c, group, NULL, true, NULL));
+}
+
+/* ---- calls in flight ----------------------------------------------------- */
+
+static void die_in_fetch(struct fake *d)
+{
+        fake_begin(d);
+        answer_fetch(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        restart_void(d);
+        answer_fetch(d);
+        answer_push(d);
+        fake_expect_end(d);
+}
+
+Test(resume, what_was_held_is_gone_and_the_step_begins_anew)
+{
+        struct zero_client *c = fake_open(&f, die_in_fetch, 1);
+        const void *view;
+
+        OK(zero_fetch(c, FAKE_BF16, NULL, &view));
+        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        cr_assert(strstr(zero_error(c), "version 7"), "%s", zero_error(c));
+        cr_assert_eq(zero_version(c), 7u);
+        cr_assert_eq(zero_release(c, FAKE_BF16, NULL), ZERO_ENOTHELD);
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        grad_and_push(c, FAKE_FP32);
+        fake_close(&f, c);
+}
+
+static void die_in_first_fetch(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        restart_void(d);
+        answer_fetch(d);
+        answer_push(d);
+        fake_expect_end(d);
+}
+
+Test(resume, who_has_nothing_to_do_again_only_waits)
+{
+        struct zero_client *c = fake_open(&f, die_in_first_fetch, 1);
+        const void *view;
+
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        grad_and_push(c, FAKE_FP32);
+        fake_close(&f, c);
+}
+
+static void go_on_elsewhere(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        d->job.version = 9;
+        restart_void(d);
+        fake_expect_end(d);
+}
+
+Test(resume, another_version_is_told)
+{
+        struct zero_client *c = fake_open(&f, go_on_elsewhere, 1);
+        const void *view;
+
+        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        cr_assert_eq(zero_version(c), 9u);
+        fake_close(&f, c);
+}
+
+static void die_twice(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        restart_void(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        restart_void(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_request_is_made_again_once)
+{
+        struct zero_client *c = fake_open(&f, die_twice, 1);
+        const void *view;
+
+        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        fake_close(&f, c);
+}
+
+static void die_in_step(struct fake *d)
+{
+        fake_begin(d);
+        answer_push(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        restart_void(d);
+        answer_push(d);
+        fake_expect_end(d);
+}
+
+Test(resume, an_undecided_step_is_aborted)
+{
+        struct zero_client *c = fake_open(&f, die_in_step, 1);
+        size_t bytes = 1;
+
+        grad_and_push(c, FAKE_FP32);
+        ABORTED(zero_step(c, &one_set, NULL));
+        zero_blob(c, &bytes);
+        cr_assert_eq(bytes, 0u);
+        grad_and_push(c, FAKE_FP32);
+        fake_close(&f, c);
+}
+
+static void die_after_decision(struct fake *d)
+{
+        fake_begin(d);
+        answer_push(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        restart_decided(d);
+        MUST(fake_expect(d, ZERO__REQUEST__BODY_FETCH)->fetch->version == 8);
+        fake_fetched(d, d->request->seq, false, 0);
+        answer_push(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_decided_step_returns_its_result)
+{
+        struct zero_client *c = fake_open(&f, die_after_decision, 1);
+        struct zero_result result = { 0 };
+        const void *view, *blob;
+        size_t bytes = 0;
+
+        grad_and_push(c, FAKE_FP32);
+        OK(zero_step(c, &one_set, &result));
+        cr_assert_eq(result.version, 8u);
+        cr_assert_eq(result.grad_norm, 0.25);
+        cr_assert_eq(result.loss_scale, 512.0);
+        cr_assert_not(result.skipped);
+        cr_assert_eq(zero_version(c), 8u);
+        blob = zero_blob(c, &bytes);
+        cr_assert(bytes == 4 && memcmp(blob, "kept", 4) == 0);
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        grad_and_push(c, FAKE_FP32);
+        fake_close(&f, c);
+}
+
+static void skip_and_die(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        result_20.version = 7;
+        result_20.skipped = true;
+        restart_decided(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_skipped_step_of_a_rank_that_pushed_nothing_returns_its_result_too)
+{
+        struct zero_client *c = fake_open(&f, skip_and_die, 1);
+        struct zero_result result = { 0 };
+
+        OK(zero_step(c, &one_set, &result));
+        cr_assert(result.skipped);
+        fake_close(&f, c);
+}
+
+static void decide_an_earlier_one(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        d->job.last = &result_20;
+        d->job.last_attempt = 19;
+        restart_void(d);
+        fake_expect_end(d);
+}
+
+Test(resume, the_result_of_another_attempt_is_not_the_step_s)
+{
+        struct zero_client *c = fake_open(&f, decide_an_earlier_one, 1);
+
+        ABORTED(zero_step(c, &one_set, NULL));
+        fake_close(&f, c);
+}
+
+static void late_then_decided(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        fake_refuse(d, d->request->seq, ZERO_EDEADLINE, "waiting for rank 1");
+        restart_decided(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_step_asked_again_after_its_deadline_returns_its_result)
+{
+        struct zero_client *c = fake_open(&f, late_then_decided, 1);
+        struct zero_result result = { 0 };
+
+        cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_EDEADLINE);
+        OK(zero_step(c, &one_set, &result));
+        cr_assert_eq(result.version, 8u);
+        fake_close(&f, c);
+}
+
+static void die_in_norm(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_NORM);
+        restart_void(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_norm_is_aborted)
+{
+        struct zero_client *c = fake_open(&f, die_in_norm, 1);
+        double norm;
+        bool finite;
+
+        ABORTED(zero_norm(c, &norm, &finite));
+        fake_close(&f, c);
+}
+
+static void die_in_put_and_get(struct fake *d)
+{
+        static const float there[] = { 5, 6 };
+
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_PUT);
+        restart_void(d);
+        fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq);
+        MUST(memcmp(d->session, (const float[]){ 1, 2 }, 8) == 0);
+        fake_expect(d, ZERO__REQUEST__BODY_GET);
+        restart_void(d);
+        fake_expect(d, ZERO__REQUEST__BODY_GET);
+        memcpy(d->session, there, sizeof(there));
+        fake_ok(d, d->request->seq);
+        fake_expect_end(d);
+}
+
+Test(resume, a_put_is_aborted_and_a_get_made_again)
+{
+        struct zero_client *c = fake_open(&f, die_in_put_and_get, 1);
+        float values[] = { 1, 2 };
+
+        ABORTED(zero_put(c, 2, ZERO_PLANE_MASTER, 0, 2, values));
+        OK(zero_put(c, 2, ZERO_PLANE_MASTER, 0, 2, values));
+        OK(zero_get(c, 2, ZERO_PLANE_MASTER, 0, 2, values));
+        cr_assert(values[0] == 5 && values[1] == 6);
+        fake_close(&f, c);
+}
+
+static void die_in_query(struct fake *d)
+{
+        fake_begin(d);
+        answer_push(d);
+        fake_expect(d, ZERO__REQUEST__BODY_QUERY);
+        restart_void(d);
+        fake_json(d, fake_expect(d, ZERO__REQUEST__BODY_QUERY)->seq, "{}");
+        fake_expect_end(d);
+}
+
+Test(resume, a_query_is_made_again_and_leaves_the_abort_to_the_step)
+{
+        struct zero_client *c = fake_open(&f, die_in_query, 1);
+        const void *view;
+        char *json;
+
+        grad_and_push(c, FAKE_FP32);
+        OK(zero_query(c, "status", NULL, &json));
+        free(json);
+        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        fake_close(&f, c);
+}
+
+static void die_with_slots(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_PUSH);
+        restart_void(d);
+        answer_push(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_wait_for_memory_is_aborted_and_the_slots_are_free)
+{
+        struct zero_client *c = fake_open(&f, die_with_slots, 1);
+        void *grad;
+
+        grad_and_push(c, FAKE_FP32);
+        ABORTED(zero_grad(c, FAKE_BF16, &grad));
+        grad_and_push(c, FAKE_BF16);
+        fake_close(&f, c);
+}
+
+static void say_that_it_stops(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        fake_refuse(d, d->request->seq, ZERO_ECLOSED, "the daemon stops");
+        restart_decided(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_daemon_that_says_so_is_lost_too)
+{
+        struct zero_client *c = fake_open(&f, say_that_it_stops, 1);
+
+        OK(zero_step(c, &one_set, NULL));
+        fake_close(&f, c);
+}
+
+/* ---- calls that do not wait ------------------------------------------------ */
+
+static void die_unseen(struct fake *d)
+{
+        fake_begin(d);
+        answer_fetch(d);
+        fake_json(d, fake_expect(d, ZERO__REQUEST__BODY_QUERY)->seq, "{}");
+        fake_go_away(d);
+        pthread_barrier_wait((pthread_barrier_t *)d->data);
+        pthread_barrier_wait((pthread_barrier_t *)d->data);
+        fake_come_back(d);
+        d->job.attempt++;
+        fake_begin(d);
+        answer_push(d);
+        fake_expect_end(d);
+}
+
+/* Nothing listens while they are made: a call that connected would wait for its deadline. */
+Test(resume, calls_that_do_not_wait_leave_it_to_the_next_that_does)
+{
+        struct zero_client *c;
+        pthread_barrier_t away;
+        const void *view;
+        char *json;
+        void *grad;
+
+        pthread_barrier_init(&away, NULL, 2);
+        f.data = &away;
+        c = fake_open(&f, die_unseen, 1);
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_grad(c, FAKE_FP32, &grad));
+        OK(zero_query(c, "status", NULL, &json));
+        free(json);
+        pthread_barrier_wait(&away);
+        OK(zero_prefetch(c, FAKE_BF16));
+        OK(zero_release(c, FAKE_FP32, NULL));
+        cr_assert_eq(zero_release(c, FAKE_FP32, NULL), ZERO_ENOTHELD);
+        OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
+        OK(zero_prefetch(c, FAKE_BF16));
+        pthread_barrier_wait(&away);
+        ABORTED(zero_grad(c, FAKE_BF16, &grad));
+        grad_and_push(c, FAKE_BF16);
+        fake_close(&f, c);
+        pthread_barrier_destroy(&away);
+}
+
+static void abort_and_die(struct fake *d)
+{
+        uint64_t push;
+
+        fake_begin(d);
+        push = fake_expect(d, ZERO__REQUEST__BODY_PUSH)->seq;
+        fake_expect(d, ZERO__REQUEST__BODY_QUERY);
+        fake_stepped(d, push, ZERO_EABORTED, 7, 21);
+        fake_json(d, d->request->seq, "{}");
+        fake_expect(d, ZERO__REQUEST__BODY_QUERY);
+        d->job.attempt = 21;
+        fake_restart(d);
+        fake_json(d, fake_expect(d, ZERO__REQUEST__BODY_QUERY)->seq, "{}");
+        answer_fetch(d);
+        fake_expect_end(d);
+}
+
+Test(resume, an_abort_that_was_not_told_yet_is_not_forgotten)
+{
+        struct zero_client *c = fake_open(&f, abort_and_die, 1);
+        const void *view;
+        char *json;
+
+        grad_and_push(c, FAKE_FP32);
+        for (int i = 0; i < 2; i++) {
+                OK(zero_query(c, "status", NULL, &json));
+                free(json);
+        }
+        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        fake_close(&f, c);
+}
+
+/* ---- the connection --------------------------------------------------------- */
+
+static void stay_away(struct fake *d)
+{
+        fake_begin(d);
+        fake_go_away(d);
+        pthread_barrier_wait((pthread_barrier_t *)d->data);
+        fake_come_back(d);
+        fake_begin(d);
+        MUST(d->request->attach->resume);
+        answer_fetch(d);
+        fake_expect_end(d);
+}
+
+static struct zero_client *impatient(uint32_t timeout_ms)
+{
+        struct zero_needs needs = { 2, 1, ZERO_FP32, ZERO_FP32, false };
+        struct zero_options options = fake_options(&f);
+        struct zero_layout *l = fake_layout();
+        struct zero_client *c = NULL;
+
+        options.timeout_ms = timeout_ms;
+        cr_assert_eq(zero_connect(&options, &c), ZERO_OK);
+        OK(zero_attach(c, l, &needs));
+        zero_layout_free(l);
+        return c;
+}
+
+Test(resume, the_deadline_says_what_was_waited_for_and_the_next_call_tries_again)
+{
+        pthread_barrier_t away;
+        struct zero_client *c;
+        const void *view;
+
+        pthread_barrier_init(&away, NULL, 2);
+        f.data = &away;
+        fake_start(&f, stay_away);
+        c = impatient(100);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
+        cr_assert(strstr(zero_error(c), "rank 0 into job 'job' within 100 ms: cannot connect to"),
+                  "%s", zero_error(c));
+        cr_assert_eq(zero_version(c), 7u);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
+        pthread_barrier_wait(&away);
+        for (int i = 0, r = ZERO_EDEADLINE; i < 50 && r == ZERO_EDEADLINE; i++)
+                r = zero_fetch(c, FAKE_FP32, NULL, &view);
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        fake_close(&f, c);
+        pthread_barrier_destroy(&away);
+}
+
+static void silent_then_back(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        fake_expect_end(d);
+        fake_hang_up(d);
+        d->job.last = &result_20;
+        d->job.last_attempt = 20;
+        d->job.version = 8;
+        d->job.attempt = 21;
+        fake_begin(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_silent_daemon_is_given_up_and_asked_anew_by_the_next_call)
+{
+        struct zero_result result = { 0 };
+        struct zero_client *c;
+
+        fake_start(&f, silent_then_back);
+        c = impatient(1);
+        cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_EDEADLINE);
+        cr_assert(strstr(zero_error(c), "did not answer"));
+        for (int i = 0, r = ZERO_EDEADLINE; i < 50 && r == ZERO_EDEADLINE; i++)
+                r = zero_step(c, &one_set, &result);
+        cr_assert_eq(result.version, 8u, "%s", zero_error(c));
+        fake_close(&f, c);
+}
+
+static void refuse_once(struct fake *d, int status, const char *text)
+{
+        fake_hello(d);
+        fake_expect(d, ZERO__REQUEST__BODY_ATTACH);
+        fake_refuse(d, d->request->seq, status, text);
+        fake_expect_end(d);
+        fake_hang_up(d);
+}
+
+static void busy_daemon(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        fake_hang_up(d);
+        refuse_once(d, ZERO_EBUSY, "job 'job' is being made");
+        refuse_once(d, ZERO_EPEER, "node b is not up");
+        refuse_once(d, ZERO_ERANK, "rank 0 is taken");
+        fake_accept(d);
+        fake_hang_up(d);
+        fake_hello(d);
+        fake_expect(d, ZERO__REQUEST__BODY_ATTACH);
+        fake_restart(d);
+        answer_fetch(d);
+        fake_expect_end(d);
+}
+
+Test(resume, a_daemon_that_is_not_ready_is_asked_again)
+{
+        struct zero_client *c = fake_open(&f, busy_daemon, 1);
+        const void *view;
+
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        fake_close(&f, c);
+}
+
+static void others_are_missing(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        fake_hang_up(d);
+        refuse_once(d, ZERO_EDEADLINE, "waiting for rank 1 on b");
+        fake_begin(d);
+        answer_fetch(d);
+        fake_expect_end(d);
+}
+
+Test(resume, the_daemon_says_whom_it_waits_for)
+{
+        struct zero_client *c = fake_open(&f, others_are_missing, 1);
+        const void *view;
+
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
+        cr_assert_str_eq(zero_error(c), "waiting for rank 1 on b");
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        fake_close(&f, c);
+}
+
+static void drop_job(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        fake_hang_up(d);
+        refuse_once(d, ZERO_ENOJOB, "job 'job' was dropped");
+}
+
+Test(resume, a_refusal_that_stays_is_final)
+{
+        struct zero_client *c = fake_open(&f, drop_job, 1);
+        const void *view;
+
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ENOJOB);
+        cr_assert_str_eq(zero_error(c), "job 'job' was dropped");
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ECLOSED);
+        cr_assert(strstr(zero_error(c), "job 'job' was dropped"));
+        fake_close(&f, c);
+}
+
+static void fence(struct fake *d)
+{
+        fake_begin(d);
+        answer_fetch(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        fake_refuse(d, 0, ZERO_ERANK, "rank 0 is a newer process's");
+        fake_hang_up(d);
+}
+
+Test(resume, a_fenced_rank_does_not_come_back)
+{
+        struct zero_client *c = fake_open(&f, fence, 1);
+        const void *view;
+
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_ECLOSED);
+        cr_assert(strstr(zero_error(c), "a newer process's"));
+        cr_assert_eq(zero_fetch(c, FAKE_BF16, NULL, &view), ZERO_ECLOSED);
+        cr_assert_eq(*(const uint8_t *)view, 0, "still mapped");
+        fake_close(&f, c);
+}
+
+static void say_rubbish(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        fake_send(d, "\xff\xff\xff\xff", 4);
+        fake_expect_end(d);
+}
+
+Test(resume, a_daemon_that_breaks_the_protocol_is_not_asked_again)
+{
+        struct zero_client *c = fake_open(&f, say_rubbish, 1);
+        const void *view;
+
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ECLOSED);
+        fake_close(&f, c);
+}
+
+static void die_in_attach(struct fake *d)
+{
+        fake_hello(d);
+        fake_expect(d, ZERO__REQUEST__BODY_ATTACH);
+        fake_hang_up(d);
+        fake_accept(d);
+        fake_hang_up(d);
+        fake_begin(d);
+        MUST(!d->request->attach->resume);
+        fake_expect_end(d);
+}
+
+Test(resume, attaching_is_tried_again_too)
+{
+        struct zero_client *c = fake_open(&f, die_in_attach, 1);
+
+        cr_assert_eq(zero_version(c), 7u);
+        fake_close(&f, c);
+}
+
+static void check_identity(struct fake *d)
+{
+        const Zero__Attach *a;
+        const Zero__Hello *h;
+
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+        fake_hang_up(d);
+        fake_accept(d);
+        h = fake_expect(d, ZERO__REQUEST__BODY_HELLO)->hello;
+        MUST(d->request->seq == 1);
+        MUST(h->protocol == 2 && strcmp(h->job, "job") == 0 && h->rank == 0);
+        MUST(h->world_size == 2 && h->local_world_size == 2 && h->timeout_ms == 5000);
+        fake_hang_up(d);
+        fake_begin(d);
+        a = d->request->attach;
+        MUST(a->resume && a->hold_groups == 2 && a->push_groups == 1);
+        MUST(a->grad_dtype == ZERO_FP32 && a->layout->n_groups == FAKE_GROUPS);
+        answer_fetch(d);
+        fake_expect_end(d);
+}
+
+Test(resume, the_rank_comes_as_who_it_was)
+{
+        struct zero_client *c = fake_open(&f, check_identity, 1);
+        const void *view;
+
+        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        fake_close(&f, c);
+}
+
+static void never_answer(struct fake *d)
+{
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_STEP);
+        pthread_barrier_wait((pthread_barrier_t *)d->data);
+        fake_expect_end(d);
+}
+
+static void *interrupter(void *data)
+{
+        pthread_barrier_wait((pthread_barrier_t *)f.data);
+        zero_interrupt(data);
+        return NULL;
+}
+
+Test(resume, an_interrupted_call_ends_for_good)
+{
+        pthread_barrier_t asked;
+        struct zero_client *c;
+        pthread_t thread;
+
+        pthread_barrier_init(&asked, NULL, 2);
+        f.data = &asked;
+        c = fake_open(&f, never_answer, 1);
+        cr_assert_eq(pthread_create(&thread, NULL, interrupter, c), 0);
+        cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_ECLOSED);
+        cr_assert(strstr(zero_error(c), "interrupted"));
+        cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_ECLOSED);
+        pthread_join(thread, NULL);
+        fake_close(&f, c);
+        pthread_barrier_destroy(&asked);
+}
+
+static void see_no_bye(struct fake *d)
+{
+        fake_begin(d);
+        MUST(fake_drain(d) == 0);
+}
+
+Test(resume, an_interrupted_client_leaves_without_a_word)
+{
+        struct zero_client *c = fake_open(&f, see_no_bye, 1);
+
+        zero_interrupt(c);
+        fake_close(&f, c);
+}
+
+static void be_gone(struct fake *d)
+{
+        fake_begin(d);
+        fake_go_away(d);
+}
+
+Test(resume, a_wait_for_the_daemon_can_be_interrupted)
+{
+        struct zero_client *c = fake_open(&f, be_gone, 1);
+
+        zero_interrupt(c);
+        cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_ECLOSED);
+        fake_close(&f, c);
+}
