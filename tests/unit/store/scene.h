@@ -1,0 +1,46 @@
+/* Checkpoints in a directory of their own, and states that they are made of. */
+#pragma once
+
+#include <criterion/criterion.h>
+
+#include "daemon/store/snapshot.h"
+#include "daemon/store/snapshot_dir.h"
+#include "fixture.h"
+
+enum { OWNERS_MAX = 5, VERSION = 7, ATTEMPT = 9 };
+
+/* A state directory an owner, and one for checkpoints. */
+struct scene {
+        layout *l;
+        char *checkpoints;
+        int dir;
+        char *homes[OWNERS_MAX];
+        struct store *stores[OWNERS_MAX];
+        struct state *states[OWNERS_MAX];
+        uint32_t n_owners;
+        struct manifest manifest;
+        uint8_t *packed;
+};
+
+/* The fixture's, with a tensor of several blocks. */
+layout *large_layout(void);
+/* What fill() has put there: each element's value follows from its place in the job. */
+void fill(struct state *s);
+void check_values(struct state *s);
+/* New states of so many owners, each in a directory of its own; dropped. */
+void open_states(struct scene *s, uint32_t n_owners);
+void close_states(struct scene *s);
+/* A checkpoint "job-7" of filled states; takes the layout over. */
+void scene_init(struct scene *s, layout *l, uint32_t n_owners);
+void scene_deinit(struct scene *s);
+/* The shards of the states that are open, under the manifest's version. */
+void write_partial(struct scene *s);
+int publish(struct scene *s, struct fault *fault);
+void take_version(struct scene *s, uint64_t version, uint64_t created_ms);
+int open_checkpoint(const struct scene *s, const char *name);
+bool exists(const struct scene *s, const char *name);
+/* Everything that a restore reads of "job-7", into states of n owners. */
+int load(struct scene *s, uint32_t n_owners, bool check, struct fault *fault);
+void remove_tree(const char *path);
+/* The same numbers in every run. */
+uint64_t random_below(uint64_t n);

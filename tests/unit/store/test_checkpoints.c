@@ -1,0 +1,190 @@
+/* Directories of checkpoints: what is whole, what is partial, what goes, whose they are. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "scene.h"
+
+Test(checkpoints, the_newest_by_time_are_kept_of_one_job_and_user)
+{
+        struct scene s;
+
+        scene_init(&s, fixture_layout(), 1); /* version 7 at time 1 */
+        take_version(&s, 3, 5);
+        take_version(&s, 9, 3);
+        strcpy(s.manifest.job, "job-1");
+        cr_assert_eq(mkdirat(s.dir, "job-10", 0700), 0); /* no checkpoint */
+        strcpy(s.manifest.job, "job");
+        s.manifest.uid++;
+        snapshot_keep(s.dir, &s.manifest, 1);
+        cr_assert(exists(&s, "job-7") && exists(&s, "job-3") && exists(&s, "job-9"));
+        s.manifest.uid--;
+        snapshot_keep(s.dir, &s.manifest, 2); /* 9 has just been written: the newest */
+        cr_assert(!exists(&s, "job-7") && exists(&s, "job-3") && exists(&s, "job-9"));
+        snapshot_keep(s.dir, &s.manifest, 0);
+        cr_assert(exists(&s, "job-3") && exists(&s, "job-9") && exists(&s, "job-10"));
+        scene_deinit(&s);
+}
+
+Test(checkpoints, one_of_the_same_version_is_replaced_and_one_that_is_done_stays)
+{
+        struct scene s;
+        struct fault fault;
+        struct stat before, after;
+
+        scene_init(&s, fixture_layout(), 2);
+        cr_assert_eq(fstatat(s.dir, "job-7", &before, 0), 0);
+        cr_assert_eq(publish(&s, &fault), 0); /* as a second node does */
+        cr_assert_eq(fstatat(s.dir, "job-7", &after, 0), 0);
+        cr_assert_eq(before.st_ino, after.st_ino);
+        take_version(&s, 7, 2);
+        cr_assert_eq(fstatat(s.dir, "job-7", &after, 0), 0);
+        cr_assert_neq(before.st_ino, after.st_ino);
+        cr_assert(!exists(&s, ".job-7.partial"));
+        s.manifest.uid++;
+        cr_assert_eq(publish(&s, &fault), ZERO_EBUSY);
+        scene_deinit(&s);
+}
+
+Test(checkpoints, partial_ones_are_no_checkpoints_and_the_next_clears_them_away)
+{
+        struct scene s;
+        struct manifest m;
+        struct fault fault;
+        uint8_t *packed;
+
+        scene_init(&s, fixture_layout(), 2);
+        s.manifest.version = 8;
+        open_states(&s, 2);
+        write_partial(&s);
+        CLEANUP(cleanup_close) int dir = open_checkpoint(&s, ".job-8.partial");
+        cr_assert_eq(snapshot_open_checkpoint(dir, &m, &packed, &fault), ZERO_EIO);
+        s.manifest.version = 9;
+        write_partial(&s);
+        close_states(&s);
+        cr_assert(!exists(&s, ".job-8.partial") && exists(&s, ".job-9.partial"));
+        snapshot_partial_remove(s.dir, "job", 9);
+        cr_assert(!exists(&s, ".job-9.partial") && exists(&s, "job-7"));
+        scene_deinit(&s);
+}
+
+/* What a process does that is killed at any instant: version 8, then only the newest. */
+static void write_next(struct scene *s)
+{
+        struct fault fault;
+
+        s->manifest.version = 8;
+        s->manifest.created_ms = 2;
+        write_partial(s);
+        if (publish(s, &fault) == 0)
+                snapshot_keep(s->dir, &s->manifest, 1);
+        _exit(0);
+}
+
+static bool is_whole(const struct scene *s, const char *name)
+{
+        CLEANUP(cleanup_close) int dir = open_checkpoint(s, name);
+        CLEANUP(cleanup_free) uint8_t *packed = NULL;
+        struct manifest m;
+
+        return dir >= 0 && snapshot_open_checkpoint(dir, &m, &packed, NULL) == 0;
+}
+
+Test(checkpoints, a_killed_writer_leaves_the_older_one_or_the_newer_or_both)
+{
+        struct scene s;
+        int killed = 0, older = 0, status;
+
+        scene_init(&s, fixture_layout(), 2);
+        for (int i = 0; i < 120; i++) {
+                open_states(&s, 2);
+                pid_t pid = fork();
+                if (pid == 0)
+                        write_next(&s);
+                usleep((useconds_t)random_below(3000));
+                kill(pid, SIGKILL);
+                cr_assert_eq(waitpid(pid, &status, 0), pid);
+                close_states(&s);
+                killed += WIFSIGNALED(status);
+                cr_assert(is_whole(&s, "job-7") || is_whole(&s, "job-8"));
+                cr_assert(!exists(&s, "job-7") || is_whole(&s, "job-7"));
+                cr_assert(!exists(&s, "job-8") || is_whole(&s, "job-8"));
+                older += exists(&s, "job-7");
+                if (!exists(&s, "job-7"))
+                        take_version(&s, 7, 1);
+        }
+        cr_assert(killed > 10 && older > 10, "%d killed, %d left the older one", killed, older);
+        scene_deinit(&s);
+}
+
+static int place(const char *root, const char *path, uint32_t uid)
+{
+        struct snapshot_place p = { root, path, uid };
+        struct fault fault;
+        int fd, r = snapshot_place_open(&p, true, &fd, &fault);
+
+        if (r == 0)
+                close(fd);
+        return r;
+}
+
+Test(checkpoints, others_come_below_the_root_only_and_no_link_leads_out)
+{
+        char *outside = fixture_directory(), *root = fixture_directory(), path[256];
+        uint32_t other = geteuid() + 1;
+
+        snprintf(path, sizeof(path), "%s/link", root);
+        cr_assert_eq(symlink(outside, path), 0);
+        cr_assert_eq(place(root, path, other), ZERO_EIO);
+        cr_assert_eq(place(root, outside, other), ZERO_EPERM);
+        cr_assert_eq(place("", outside, other), ZERO_EPERM);
+        cr_assert_eq(place("", outside, geteuid()), 0);
+        cr_assert_eq(place(root, root, other), 0);
+        snprintf(path, sizeof(path), "%s/a/../../x", root);
+        cr_assert_eq(place(root, path, other), ZERO_EINVAL);
+        snprintf(path, sizeof(path), "%s/./a", root);
+        cr_assert_eq(place(root, path, other), ZERO_EINVAL);
+        cr_assert_eq(place(root, "a", other), ZERO_EINVAL);
+        snprintf(path, sizeof(path), "%sx", root);
+        cr_assert_eq(place(root, path, other), ZERO_EPERM);
+        snprintf(path, sizeof(path), "%s//a/b/", root);
+        cr_assert_eq(place(root, path, other), 0);
+        remove_tree(root);
+        remove_tree(outside);
+        free(root);
+        free(outside);
+}
+
+/* ---- manifest ---------------------------------------------------------------------------------
+ */
+
+Test(manifest, says_what_it_was_told_and_no_byte_can_change)
+{
+        struct scene s;
+        struct manifest m;
+        struct fault fault;
+        char *text;
+        size_t n;
+
+        scene_init(&s, fixture_layout(), 3);
+        cr_assert_eq(manifest_format(&s.manifest, &text), 0);
+        n = strlen(text);
+        memset(&m, 0, sizeof(m));
+        cr_assert_eq(manifest_parse(text, n, &m, &fault), 0, "%s", fault.text);
+        cr_assert_eq(memcmp(&m, &s.manifest, sizeof(m)), 0);
+        for (size_t i = 0; i < n; i++) {
+                for (int bit = 0; bit < 8; bit++) {
+                        text[i] ^= (char)(1 << bit);
+                        cr_assert_eq(manifest_parse(text, n, &m, &fault), ZERO_EIO);
+                        text[i] ^= (char)(1 << bit);
+                }
+                cr_assert_eq(manifest_parse(text, i, &m, &fault), ZERO_EIO);
+        }
+        free(text);
+        scene_deinit(&s);
+}

@@ -1,0 +1,60 @@
+/* Drafts: states that do not count yet. */
+#include <string.h>
+
+#include "daemon/store/blobs.h"
+#include "scene.h"
+
+Test(draft, takes_the_place_of_a_state_and_is_found_again)
+{
+        char *directory = fixture_directory();
+        struct store *store = fixture_store(directory);
+        layout *l = fixture_layout(), *again;
+        struct state *old = fixture_state(store, "job", l, 1, 0, 1), *draft, *found;
+        struct state_identity id = old->id;
+        struct plan *plan = fixture_plan(l, 1, 0, LAYOUT_ALIGN);
+        struct fault fault;
+        size_t n;
+
+        cr_assert_eq(state_blob_stage(old, 1, 1, "old", 3), 0);
+        cr_assert_eq(state_draft(store, &id, l, plan, 1, &draft, &fault), 0, "%s", fault.text);
+        fill(draft);
+        cr_assert_eq(state_replace(draft, old, &fault), 0, "%s", fault.text);
+        state_drop(old);
+        cr_assert_eq(store_used(store), state_bytes(draft));
+        state_close(draft);
+        found = fixture_reopen(store, &again);
+        check_values(found);
+        cr_assert_eq(found->record->version, VERSION);
+        cr_assert_eq(memcmp(state_blob(found, 4, &n), "fourth", 6), 0);
+        cr_assert_null(state_blob(found, 1, &n));
+        state_drop(found);
+        cr_assert_eq(store_used(store), 0);
+        store_close(store);
+        layout_free(l);
+        layout_free(again);
+        fixture_remove(directory);
+}
+
+Test(draft, that_is_dropped_leaves_the_state_as_it_is)
+{
+        char *directory = fixture_directory();
+        struct store *store = fixture_store(directory);
+        layout *l = fixture_layout();
+        struct state *old = fixture_state(store, "job", l, 1, 0, 1), *draft;
+        uint64_t used = store_used(store);
+        struct state_identity id = old->id;
+        struct fault fault;
+
+        cr_assert_eq(
+                state_draft(store, &id, l, fixture_plan(l, 1, 0, LAYOUT_ALIGN), 1, &draft, &fault),
+                0);
+        fill(draft);
+        state_drop(draft);
+        cr_assert_eq(store_used(store), used);
+        cr_assert_eq(old->record->version, 0);
+        cr_assert(strlen(fixture_only_file(store)) > 0);
+        state_drop(old);
+        store_close(store);
+        layout_free(l);
+        fixture_remove(directory);
+}
