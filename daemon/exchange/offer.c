@@ -121,7 +121,7 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
 
         return landing_has(job, o->group) && node_contributes(job, o->group, o->node) &&
                (o->empty || present_bytes == (job->layout->groups[o->group].n_tensors + 7) / 8) &&
-               o->micro_batch == job->landing->groups[o->group].offered[o->node] &&
+               o->micro_batch >= job->landing->groups[o->group].offered[o->node] &&
                o->micro_batch < MICRO_BATCHES_MAX;
 }
 
@@ -132,6 +132,10 @@ static int offer_queue(struct offer *o)
         if (!offer_allowed(o, o->present_bytes)) {
                 offer_free(o);
                 return -EPROTO;
+        }
+        if (o->micro_batch > lg->offered[o->node]) { /* the one before was lost with a link */
+                offer_free(o);
+                return 0;
         }
         lg->offered[o->node]++;
         list_insert(&lg->queues[o->node], &o->link);
@@ -173,6 +177,12 @@ static uint64_t early_max(const struct job *job)
         return (uint64_t)job->x->cluster->n_nodes * (MICRO_BATCHES_MAX + job->layout->n_groups);
 }
 
+/* The attempt that this process found in the state has ended with the process before. */
+static bool attempt_is_over(const struct job *job, uint64_t attempt)
+{
+        return attempt < job->attempt || (attempt == job->attempt && !job->started);
+}
+
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
 {
         struct landing *l = job->landing;
@@ -181,8 +191,8 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct p
 
         if (!l || m->group >= job->layout->n_groups || (int32_t)m->owner != job->x->owner)
                 return -EPROTO;
-        if (m->attempt < job->attempt)
-                return 0; /* of an attempt that is over */
+        if (attempt_is_over(job, m->attempt))
+                return 0;
         if (m->attempt > job->attempt && l->n_early >= early_max(job))
                 return -EPROTO;
         o = offer_new(job, node, m, parcel);
@@ -225,7 +235,7 @@ void landing_take_early(struct job *job)
                         continue;
                 list_remove(&o->link);
                 l->n_early--;
-                if (job->dead || o->attempt < job->attempt)
+                if (job->dead || attempt_is_over(job, o->attempt))
                         offer_free(o);
                 else if (offer_queue(o))
                         fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");

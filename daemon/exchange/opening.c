@@ -95,8 +95,7 @@ static void node_known(struct coordinator *c, uint32_t node, const Zero__Opened 
         c->nodes[node] = NODE_KNOWN;
         c->created[node] = o->created;
         c->lacks[node] = !o->known;
-        if (o->attempt > c->step.attempt)
-                c->step.attempt = o->attempt;
+        step_heard(&c->step, o->attempt);
         if (owner == UINT32_MAX || !o->known)
                 return;
         free(c->standings[owner]);
@@ -106,8 +105,7 @@ static void node_known(struct coordinator *c, uint32_t node, const Zero__Opened 
                 return;
         }
         c->fresh[node] = o->standing->fresh;
-        if (o->standing->attempt > c->step.attempt)
-                c->step.attempt = o->standing->attempt;
+        step_heard(&c->step, o->standing->attempt);
         if (standing_take(o->standing, c->standings[owner], &fault))
                 open_hinder(c, fault.status, node, fault.text);
 }
@@ -185,35 +183,17 @@ void open_done(struct coordinator *c, uint32_t owner, uint64_t attempt)
 
 /* ---- where the job stands -------------------------------------------------------------- */
 
-static struct recovery standing_now(const struct step *s)
-{
-        return (struct recovery){ .version = s->version,
-                                  .decided_attempt = s->decided_attempt,
-                                  .decision = s->decision,
-                                  .skipped = s->skipped };
-}
-
 static void open_adopt(struct coordinator *c, const struct recovery *r)
 {
-        struct step *s = &c->step;
-
-        s->version = r->version;
-        s->decided_attempt = r->decided_attempt;
-        s->decision = r->decision;
-        s->skipped = r->skipped;
-        s->good_steps = r->decision.good_steps;
-        if (r->decision.loss_scale > 0) /* else no step was decided yet */
-                s->loss_scale = r->decision.loss_scale;
-        if (s->attempt < r->decided_attempt)
-                s->attempt = r->decided_attempt;
+        step_adopt(&c->step, r);
         c->settled = true;
-        log_info("job %s: stands at version %llu", c->name, (unsigned long long)s->version);
+        log_info("job %s: stands at version %llu", c->name, (unsigned long long)c->step.version);
 }
 
 /* An owner as it stands, against the others: hears the last decision if it missed it. */
 static void owner_open(struct coordinator *c, uint32_t node, uint32_t owner)
 {
-        const struct recovery now = standing_now(&c->step);
+        const struct recovery now = step_stands(&c->step);
         const struct standing *s = c->standings[owner];
         struct fault fault;
         bool behind;
@@ -261,8 +241,9 @@ static void open_create(struct coordinator *c)
                 open_hinder(c, ZERO_ECONFLICT, lacking, "its state of the job is gone");
         } else if (!c->may_create) {
                 if (!some)
-                        coordinator_close(c, ZERO_ENOJOB, "the job is gone: it was dropped, or its "
-                                                          "state was lost on all nodes");
+                        coordinator_close(c, ZERO_ENOJOB,
+                                          "the job is gone: it was dropped, or its "
+                                          "state was lost on all nodes");
         } else {
                 for (uint32_t o = 0; o < c->x->n_owners; o++)
                         if (c->lacks[c->x->owner_node[o]])

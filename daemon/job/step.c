@@ -92,6 +92,35 @@ bool step_needs_node(const struct step *s, uint32_t node)
         return s->owner_nodes >> node & 1 || step_node_has_ranks(s, node);
 }
 
+/* ---- where the job stands --------------------------------------------------- */
+
+void step_heard(struct step *s, uint64_t attempt)
+{
+        if (attempt > s->attempt)
+                s->attempt = attempt;
+}
+
+void step_adopt(struct step *s, const struct recovery *r)
+{
+        s->version = r->version;
+        s->decided_attempt = r->decided_attempt;
+        s->decision = r->decision;
+        s->skipped = r->skipped;
+        s->good_steps = r->decision.good_steps;
+        if (r->decided_attempt == 0)
+                return;
+        s->loss_scale = r->decision.loss_scale;
+        step_heard(s, r->decided_attempt + 1); /* owners are there when they have heard of it */
+}
+
+struct recovery step_stands(const struct step *s)
+{
+        return (struct recovery){ .version = s->version,
+                                  .decided_attempt = s->decided_attempt,
+                                  .decision = s->decision,
+                                  .skipped = s->skipped };
+}
+
 /* ---- ranks and nodes come and go --------------------------------------------- */
 
 /* COLLECTING, nothing ready, nothing voted. */
@@ -163,7 +192,7 @@ void step_part(struct step *s, uint32_t rank, bool orderly)
 {
         if (rank >= s->world_size || s->seats[rank] != SEAT_HERE)
                 return;
-        s->seats[rank] = orderly ? SEAT_EMPTY : SEAT_LOST;
+        s->seats[rank] = orderly ? SEAT_LEFT : SEAT_LOST;
         if (orderly)
                 s->node_of_rank[rank] = RANK_ABSENT;
         if (orderly || s->fail_on_lost)
@@ -215,11 +244,12 @@ static int step_ready_check(struct step *s, const struct step_params *params, ui
         return 0;
 }
 
-/* Who waits in an attempt that is void waits for the next one, unless a rank is not to come back. */
+/* Who waits in an attempt that is void waits for the next one, unless a rank is not to come back.
+ */
 static int step_missing(const struct step *s, struct fault *fault)
 {
         for (uint32_t r = 0; r < s->world_size; r++) {
-                if (s->seats[r] == SEAT_EMPTY)
+                if (s->seats[r] == SEAT_LEFT)
                         return fault_set(fault, ZERO_ELOSTRANK, "rank %u has left the job", r);
                 if (s->seats[r] == SEAT_LOST && s->fail_on_lost)
                         return fault_set(fault, ZERO_ELOSTRANK,
@@ -237,7 +267,9 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
         *ret = STEP_NOTHING;
         if (s->phase == STEP_FORMING)
                 return step_missing(s, fault);
-        if (attempt != s->attempt || node >= s->n_nodes)
+        if (attempt < s->attempt) /* the node hears of it: a refusal would meet a later call */
+                return 0;
+        if (attempt > s->attempt || node >= s->n_nodes)
                 return fault_set(fault, ZERO_EORDER, "attempt %llu is not the current one (%llu)",
                                  (unsigned long long)attempt, (unsigned long long)s->attempt);
         for (uint32_t n = 0; n < s->n_nodes; n++)

@@ -20,12 +20,15 @@
  */
 #pragma once
 
-#include "daemon/job/decide.h"
+#include "daemon/job/recover.h"
 
 enum step_phase { STEP_FORMING, STEP_COLLECTING, STEP_VOTING };
 enum step_action { STEP_NOTHING, STEP_REJOIN, STEP_PREPARE, STEP_DECIDE, STEP_REFUSE };
-/* LOST: its session ended without leave; the node keeps what it contributed. */
-enum step_seat { SEAT_EMPTY, SEAT_HERE, SEAT_LOST };
+/*
+ * EMPTY: nobody has taken it since the coordinator runs.  LOST: its session ended without leave;
+ * the node keeps what it contributed.  LEFT: it ended in order.
+ */
+enum step_seat { SEAT_EMPTY, SEAT_HERE, SEAT_LOST, SEAT_LEFT };
 
 enum { RANK_ABSENT = UINT32_MAX };
 
@@ -63,6 +66,12 @@ void step_deinit(struct step *s);
 int step_resize(struct step *s, uint32_t world_size);
 /* Does any rank have a session? */
 bool step_occupied(const struct step *s);
+
+/* A node knows of an attempt: the next one is beyond it. */
+void step_heard(struct step *s, uint64_t attempt);
+/* Where the job stands, by what the owners' records say. */
+void step_adopt(struct step *s, const struct recovery *r);
+struct recovery step_stands(const struct step *s);
 
 /*
  * A rank attached on a node.  ZERO_ERANK if it is taken or out of range.  STEP_REJOIN: it

@@ -246,6 +246,20 @@ Test(part, of_an_unknown_rank_changes_nothing)
         step_deinit(&s);
 }
 
+Test(part, a_rank_that_has_not_come_yet_has_not_left)
+{
+        struct step_params p = steps_params();
+        struct step s;
+        enum step_action action;
+
+        cr_assert_eq(step_init(&s, 2, 2, 3), 0);
+        s.attempt = 5; /* a coordinator that was away */
+        join(&s, 0, 0);
+        cr_assert_eq(step_ready(&s, 0, 5, &p, 0, &action, NULL), 0);
+        cr_assert_eq(action, STEP_NOTHING);
+        step_deinit(&s);
+}
+
 /* ---- nodes and links ---- */
 
 Test(node, an_owner_or_a_node_with_ranks_that_is_lost_voids_the_attempt)

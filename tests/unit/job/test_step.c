@@ -83,14 +83,26 @@ Test(ready, again_while_owners_vote_waits_for_the_same_decision)
         step_deinit(&s);
 }
 
-Test(ready, of_another_attempt_is_refused)
+Test(ready, of_an_attempt_that_is_over_changes_nothing)
 {
         struct step s;
         struct step_params p = steps_params();
         enum step_action action;
 
         steps_start(&s, 4, two_nodes, 2, 2);
-        cr_assert_eq(step_ready(&s, 0, 0, &p, 0, &action, NULL), ZERO_EORDER);
+        cr_assert_eq(step_ready(&s, 0, 0, &p, 0, &action, NULL), 0);
+        cr_assert_eq(action, STEP_NOTHING);
+        cr_assert(!s.ready[0]);
+        step_deinit(&s);
+}
+
+Test(ready, of_an_attempt_or_a_node_that_is_not_there_is_refused)
+{
+        struct step s;
+        struct step_params p = steps_params();
+        enum step_action action;
+
+        steps_start(&s, 4, two_nodes, 2, 2);
         cr_assert_eq(step_ready(&s, 0, 2, &p, 0, &action, NULL), ZERO_EORDER);
         cr_assert_eq(step_ready(&s, 2, 1, &p, 0, &action, NULL), ZERO_EORDER);
         cr_assert(!s.ready[0]);
