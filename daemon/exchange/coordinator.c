@@ -178,6 +178,8 @@ static void coordinator_part(struct coordinator *c, uint32_t node, uint32_t rank
         tell_part(c, rank, orderly);
         if (!orderly)
                 log_warning("job %s: rank %u on %s was lost", c->name, rank, node_name(c->x, node));
+        if (!step_occupied(&c->step))
+                joins_admit(c); /* those of another world size may have waited for this */
 }
 
 /* ---- a new attempt ------------------------------------------------------------------- */

@@ -49,7 +49,7 @@ struct coordinator {
 /* A join that waits for its answer. */
 struct join {
         struct list link;
-        uint32_t node, rank, incarnation;
+        uint32_t node, rank, world_size, incarnation;
         uint64_t call;
         bool resume, admitted;
 };

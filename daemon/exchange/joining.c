@@ -1,6 +1,9 @@
 /*
  * Ranks join a job: they wait until it is known where the job stands, take their seats, and are
  * answered when the job has started, or at once where a running attempt waits for them.
+ *
+ * The world size changes between two steps: ranks that come with another one wait until those of
+ * the old world have left, which then may come back with the new one.  No state moves for it.
  */
 #include "daemon/exchange/coordinator.h"
 
@@ -117,6 +120,20 @@ static void join_admit(struct coordinator *c, struct join *j)
         join_end(c, j, ZERO_OK, "");
 }
 
+/* The old world has gone: the ranks that waited for that make the new one. */
+static void world_change(struct coordinator *c)
+{
+        struct join *first = CONTAINER_OF(c->joins.next, struct join, link);
+
+        if (list_empty(&c->joins) || step_occupied(&c->step) ||
+            first->world_size == c->step.world_size)
+                return;
+        log_info("job %s: the world size changes from %u to %u", c->name, c->step.world_size,
+                 first->world_size);
+        if (coordinator_resize(c, first->world_size))
+                join_end(c, first, ZERO_ENOMEM, "out of memory");
+}
+
 void joins_admit(struct coordinator *c)
 {
         if (c->fault.status) {
@@ -125,10 +142,11 @@ void joins_admit(struct coordinator *c)
         }
         if (!c->settled)
                 return;
+        world_change(c);
         list_for_each (&c->joins, item) {
                 struct join *j = CONTAINER_OF(item, struct join, link);
 
-                if (!j->admitted)
+                if (!j->admitted && j->world_size == c->step.world_size)
                         join_admit(c, j);
         }
         coordinator_advance(c);
@@ -151,22 +169,22 @@ static int resize_check(const struct coordinator *c, uint32_t world_size, struct
         return 0;
 }
 
-/* While a rank has a session, or one takes its seat, the world size is as it is. */
-static int world_check(struct coordinator *c, uint32_t world_size, struct fault *fault)
+/* Another world size than that of a job which runs may wait for it; ranks that come together agree. */
+static int world_check(const struct coordinator *c, uint32_t world_size, struct fault *fault)
 {
-        int r;
+        uint32_t coming = c->step.world_size;
 
-        if (c->step.world_size == world_size)
+        list_for_each (&c->joins, item) {
+                coming = CONTAINER_OF(item, struct join, link)->world_size;
+                break;
+        }
+        if (world_size == coming)
                 return 0;
-        if (step_occupied(&c->step) || !list_empty(&c->joins))
+        if (!list_empty(&c->joins) || (step_occupied(&c->step) && c->step.epoch == 0))
                 return fault_set(fault, ZERO_ECONFLICT,
-                                 "world size %u here, %u in job '%s', whose ranks are attached: "
-                                 "it changes when none is",
-                                 world_size, c->step.world_size, c->name);
-        r = resize_check(c, world_size, fault);
-        if (!r && coordinator_resize(c, world_size))
-                r = fault_set(fault, ZERO_ENOMEM, "out of memory");
-        return r;
+                                 "world size %u here, %u so far in job '%s' (zeroctl drop ends it)",
+                                 world_size, coming, c->name);
+        return resize_check(c, world_size, fault);
 }
 
 /* A job that exists takes only ranks that mean the same job. */
@@ -231,6 +249,7 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
         }
         *j = (struct join){ .node = node,
                             .rank = join->rank,
+                            .world_size = join->world_size,
                             .incarnation = join->incarnation,
                             .resume = join->resume,
                             .call = m->call };

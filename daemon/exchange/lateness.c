@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+#include "proto/cleanup.h"
+
 /* ---- who is late -------------------------------------------------------------------------- */
 
 void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progress *p)
@@ -53,6 +55,25 @@ static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lin
         return n;
 }
 
+/* Ranks of another world size wait for those of this one to leave. */
+static bool world_waits(const struct coordinator *c, struct wait_line *lines, uint32_t *n)
+{
+        const struct join *j = CONTAINER_OF(c->joins.next, struct join, link);
+        struct wait_line line = { .since_ms = exchange_now(c->x) };
+
+        if (list_empty(&c->joins) || j->world_size == c->step.world_size)
+                return false;
+        for (uint32_t r = 0; r < c->step.world_size; r++) {
+                if (c->step.seats[r] != SEAT_HERE)
+                        continue;
+                snprintf(line.who, sizeof line.who, "rank %u of %u", r, c->step.world_size);
+                snprintf(line.what, sizeof line.what, "to leave: ranks of world size %u wait",
+                         j->world_size);
+                summary_add(lines, n, &line);
+        }
+        return true;
+}
+
 /* Missing nodes and ranks first, then what the nodes report. */
 static uint32_t coordinator_summary(const struct coordinator *c, struct wait_line *lines)
 {
@@ -60,6 +81,8 @@ static uint32_t coordinator_summary(const struct coordinator *c, struct wait_lin
         uint64_t now = exchange_now(c->x);
         uint32_t n = nodes_summary(c, lines);
 
+        if (world_waits(c, lines, &n))
+                return n;
         for (uint32_t r = 0; r < s->world_size; r++) {
                 struct wait_line line = { .since_ms = now, .lost = s->seats[r] == SEAT_LOST };
 

@@ -74,7 +74,8 @@ int step_resize(struct step *s, uint32_t world_size)
 bool step_occupied(const struct step *s)
 {
         for (uint32_t r = 0; r < s->world_size; r++)
-                if (s->seats[r] == SEAT_HERE)
+                if (s->seats[r] == SEAT_HERE ||
+                    (s->seats[r] == SEAT_LOST && !(s->open >> s->node_of_rank[r] & 1)))
                         return true;
         return false;
 }

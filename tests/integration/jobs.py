@@ -126,6 +126,54 @@ def ranks_leave_and_come_back():
     assert ended_with(True) == ended_with(False)
 
 
+def come(c, world):
+    """Ranks of a world of its own size begin to attach."""
+    ranks = [c.actor(r % 2, f"{r} of {world}") for r in range(world)]
+    for r, a in enumerate(ranks):
+        a.do("connect", job="job", rank=r, world=world, local=(world + 1 - r % 2) // 2)
+        a.do("layout", groups=small_layout())
+        a.start("attach", hold=2, push=2)
+    return ranks
+
+
+@case
+def the_world_grows_and_shrinks():
+    """Ranks of another world size wait, by name, until the old ones leave; the state stays where it is."""
+    def ended_with(waiting):
+        with Cluster(2) as c:
+            ranks = come(c, 2)
+            finish_all(ranks)
+            train(ranks, 2)
+            for world in (3, 1):
+                fresh = come(c, world) if waiting else []
+                if waiting:
+                    until(lambda w=world: f"ranks of world size {w} wait" in str(c[1].job("job")["waiting"]),
+                          what="the waiting ranks in the status")
+                    assert not any(a.ready() for a in fresh)
+                    train(ranks, 2)
+                else:
+                    train(ranks, 2)
+                for a in ranks:
+                    a.do("close")
+                ranks = fresh or come(c, world)
+                finish_all(ranks)
+                train(ranks, 2)
+            return c.checksum("job")["planes"]
+    assert ended_with(True) == ended_with(False)
+
+
+@case
+def worlds_that_come_together_agree():
+    with Cluster(2) as c:
+        one, other = c.actor(0, "one"), c.actor(1, "other")
+        for a, rank, world in ((one, 0, 2), (other, 2, 3)):
+            a.do("connect", job="job", rank=rank, world=world, local=1)
+            a.do("layout", groups=small_layout())
+        one.start("attach", hold=2, push=2)
+        until(lambda: c[0].job("job"), what="the job")
+        other.refused("ECONFLICT", "attach", "world size 3 here, 2 so far", hold=2, push=2)
+
+
 # ---- users ------------------------------------------------------------------------------
 
 @case
