@@ -362,6 +362,8 @@ int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply
                         return r;
                 if (!again || !repeats(c, request->body_case))
                         break;
+                if (request->body_case == ZERO__REQUEST__BODY_FETCH)
+                        request->fetch->attempt = c->attempt;
         }
         c->deferred.status = ZERO_OK;
         return client_fail(c, ZERO_EABORTED, CLIENT_RESUMED, (unsigned long long)c->version);

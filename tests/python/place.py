@@ -7,7 +7,7 @@ from unittest import mock
 from common import raises, zerod
 from harness import case, cases_of, main
 from zerod import environment
-from zerod.environment import job, own_job, place
+from zerod.environment import incarnation, job, own_job, place
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_TASKS_PER_NODE": "4(x2)",
@@ -32,6 +32,15 @@ def slurm_tells():
 @case
 def torchrun_comes_before_slurm():
     assert place(environment={**SLURM, **TORCHRUN}) == (3, 8, 4)
+
+
+@case
+def restarts_are_counted_by_the_launcher():
+    assert incarnation({}) == 0 and incarnation({"TORCHELASTIC_RESTART_COUNT": "2"}) == 2
+    assert incarnation({"SLURM_RESTART_COUNT": "3"}) == 3
+    assert incarnation({"SLURM_RESTART_COUNT": "3", "TORCHELASTIC_RESTART_COUNT": "1"}) == 1
+    with raises(ValueError, "TORCHELASTIC_RESTART_COUNT", "often"):
+        incarnation({"TORCHELASTIC_RESTART_COUNT": "often"})
 
 
 @case

@@ -33,12 +33,14 @@ NAME_MAX = 255
 DIM_MAX = 8
 SET_MAX = 256
 RANK_MAX = 4096
+BLOB_MAX = 8192
 GROUP_ELEMENTS_MAX = 1 << 40
 
 DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 PLANES = {"master": 1, "exp_avg": 2, "exp_avg_sq": 3, "serve": 4, "grad": 5, "step": 6, "set": 7}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
+ON_LOST = {"wait": 0, "fail": 1}
 
 
 class Tensor(Structure):

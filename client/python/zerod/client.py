@@ -48,6 +48,11 @@ class Client(Conversation):
     the timeout of connect(), plus two seconds for the daemon to say itself what is waited for, and
     then raise Deadline.  Ctrl-C ends attach(), norm(), step() and query() at once, and with them
     the connection; in the other calls it waits for the reply.  All calls raise zerod.Error.
+
+    A daemon that is lost is no end: a rank connects and attaches again by itself, in whichever
+    call finds the daemon gone or back, and that call goes on as if nothing had happened, or raises
+    Aborted.  After Aborted the step is done again, from its first fetch, at `version`: it is one
+    higher if the step was committed after all.
     """
 
     def __init__(self, handle, job, place, socket, own_job):
@@ -88,6 +93,25 @@ class Client(Conversation):
             return self._library.zero_loss_scale(handle)
 
     @property
+    def blob(self) -> bytes:
+        """What this rank, or the one whose place it took, kept with the last decided step; b"" if
+        nothing."""
+        size = ctypes.c_size_t()
+        with self._use() as handle:
+            found = self._library.zero_blob(handle, ctypes.byref(size))
+            return ctypes.string_at(found, size.value) if size.value else b""
+
+    def accepted(self, group: int) -> int:
+        """How many micro-batches of a group the service has accepted from this rank in the current
+        step.  A rank that takes the place of a dead one begins with what that one pushed; pushing
+        those again changes nothing."""
+        group = self._group(group)
+        if not group < self._attached().groups:
+            raise NoGroup(f"no group {group}: the layout has {self._layout.groups}")
+        with self._use() as handle:
+            return self._library.zero_accepted(handle, group)
+
+    @property
     def layout(self) -> Layout | None:
         """The job's layout, to read; None before attach()."""
         return self._layout
@@ -111,6 +135,7 @@ class Client(Conversation):
         grad_dtype: str = "fp32",
         reduce_dtype: str = "fp32",
         private_views: bool = False,
+        on_lost_rank: str = "wait",
     ) -> None:
         """Joins the job as this client's rank, and creates the job if it is new; waits until all
         ranks are there.  The layout is copied.
@@ -119,7 +144,10 @@ class Client(Conversation):
         flight at once; zerod.ALL for all.  grad_dtype: of what is written to grad() memory.
         reduce_dtype, between nodes: "fp32" or "bf16", the same on all ranks.  private_views: a
         group is always at the same address, and writing there changes this process's copy only,
-        until the release.  An observer (rank zerod.OBSERVER) passes nothing.
+        until the release.  on_lost_rank: what becomes of a step whose rank is gone without
+        close(): "wait", for as long as the timeout, for one that takes its place, and Deadline
+        names it; or "fail", LostRank at once; of the whole job, "fail" if any rank says so.  An
+        observer (rank zerod.OBSERVER) passes nothing.
 
         Raises LayoutMismatch with the first difference, Rank, Window with the size needed, Quota,
         Deadline with the ranks that are missing.
@@ -136,6 +164,7 @@ class Client(Conversation):
                 code_of(lib.DTYPES, grad_dtype, "grad_dtype"),
                 code_of(lib.DTYPES, reduce_dtype, "reduce_dtype"),
                 bool(private_views),
+                code_of(lib.ON_LOST, on_lost_rank, "on_lost_rank"),
             )
             with layout.lend() as borrowed:
                 self._wait(self._library.zero_attach, borrowed, ctypes.byref(needs))
@@ -205,6 +234,7 @@ class Client(Conversation):
         clip_norm: float = 0.0,
         loss_scale: float = 1.0,
         growth_interval: int = 0,
+        blob: bytes | None = None,
     ) -> StepResult:
         """Ends the step: what was fetched is released, what was not pushed counts as without
         gradient, and, when all ranks have called, the owners update.
@@ -212,12 +242,20 @@ class Client(Conversation):
         sets: hyperparameters, by the sets of the tensors; none: nothing is updated, and the
         gradients are forgotten.  clip_norm: clip to this global norm; 0: not.  loss_scale: what the
         loss was multiplied by.  growth_interval: steps without overflow until the loss scale
-        doubles; 0: it stays.  All ranks pass the same.
+        doubles; 0: it stays.  All ranks pass the same.  blob: at most 8192 bytes that are this
+        rank's own and are kept with the step, committed or skipped, until the next one: where the
+        data loader stands, say.
 
         Raises Conflict with the rank that passed something else, Aborted if the step has to be done
         again, Deadline and LostRank with who is waited for; those leave the step as it is.
         """
-        step, result = self._step_of(sets, clip_norm, loss_scale, growth_interval), lib.Result()
+        step = self._step_of(sets, clip_norm, loss_scale, growth_interval)
+        if blob is not None:
+            blob = memoryview(blob).tobytes()
+            if len(blob) > lib.BLOB_MAX:
+                raise ValueError(f"a rank keeps at most {lib.BLOB_MAX} bytes, not {len(blob)}")
+            step.blob, step.blob_bytes = ctypes.cast(blob, ctypes.c_void_p), len(blob)
+        result = lib.Result()
         self._wait(self._library.zero_step, ctypes.byref(step), ctypes.byref(result))
         return StepResult(result.version, result.skipped, result.grad_norm, result.loss_scale)
 
@@ -376,6 +414,7 @@ def connect(
     local_world_size: int | None = None,
     socket: str | None = None,
     timeout: float = 60.0,
+    incarnation: int | None = None,
 ) -> Client:
     """Connects to the node's daemon.
 
@@ -384,15 +423,20 @@ def connect(
     end.  All others stay until ``zeroctl drop JOB``.  rank, world_size, local_world_size (ranks on
     this node): else torchrun's variables, else Slurm's, else 0, 1, 1.  rank zerod.OBSERVER only
     reads.  socket: the daemon's, else $ZEROD_SOCKET, else the default place.  timeout: seconds, of
-    every blocking call.
+    every blocking call; so long are a lost daemon and a lost rank waited for.  incarnation: how
+    often this rank was started before, else $TORCHELASTIC_RESTART_COUNT, else
+    $SLURM_RESTART_COUNT, else 0; a higher one takes the rank from one that has not ended, and the
+    older one is refused from then on.
 
     Raises ValueError for variables and arguments that make no sense, ImportError without libzero,
     Closed if no daemon answers there, NotPermitted.
     """
     if rank == lib.OBSERVER:
-        place = environment.Place(lib.OBSERVER, 1, 1)
+        place, incarnation = environment.Place(lib.OBSERVER, 1, 1), 0
     else:
         place = environment.place(rank, world_size, local_world_size)
+    if incarnation is None:
+        incarnation = environment.incarnation()
     job, own = _job_of(job, place)
     path = socket if socket is not None else os.environ.get("ZEROD_SOCKET") or None
     options = lib.Options(
@@ -400,6 +444,7 @@ def connect(
         name_of(job, "job") if job is not None else None,
         *place,
         _timeout_ms(timeout),
+        number(incarnation, "incarnation", 0, lib.ALL),
     )
     library, handle = lib.library(), ctypes.c_void_p()
     status = library.zero_connect(ctypes.byref(options), ctypes.byref(handle))

@@ -12,11 +12,12 @@ import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ._library import NAME_MAX, RANK_MAX
+from ._library import ALL, NAME_MAX, RANK_MAX
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE")
 SLURM_STEP_TASKS = "SLURM_STEP_TASKS_PER_NODE"  # of srun's step, which may have fewer than the job
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 ARGUMENTS = ("rank", "world_size", "local_world_size")
 LEAST = (0, 1, 1)
 MOST = (RANK_MAX - 1, RANK_MAX, RANK_MAX)
@@ -157,6 +158,22 @@ def _checked(found, names):
             f"{names[2]} is {found.local_world_size}, more than {names[1]}, {found.world_size}"
         )
     return found
+
+
+# ---- how often it was started ------------------------------------------------------------
+
+
+def incarnation(environment: Mapping[str, str] | None = None) -> int:
+    """How often this rank was started before: torchrun's restart count, else Slurm's, else 0.
+
+    Raises ValueError, with the name of the variable, where it is no number.
+    """
+    environment = os.environ if environment is None else environment
+    for name in RESTARTS:
+        count = _number(environment, name, 0, ALL)
+        if count is not None:
+            return count
+    return 0
 
 
 # ---- the job's name ------------------------------------------------------------------------

@@ -104,7 +104,8 @@ class Peer(Error):
 
 
 class Closed(Error):
-    """The connection is closed, or could not be made.  Final for this client."""
+    """The connection is closed, or could not be made.  Final for this client; a rank connects to
+    a lost daemon again by itself."""
 
 
 class InputOutput(Error):
@@ -120,8 +121,9 @@ class Internal(Error):
 
 
 class Aborted(Error):
-    """The attempt was aborted: nothing was updated, and the step has to be done again from
-    its first fetch; what was fetched and pushed is gone."""
+    """The attempt was aborted, for a node, a daemon or a rank was lost: what was fetched and pushed
+    is gone, and the step has to be done again from its first fetch.  Client.version says which: it
+    is one higher if the step was committed after all."""
 
 
 # name of the status, code, exception; zero_types.h has the same order and codes

@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""A rank that dies and one that takes its place, and a daemon that is killed and started again: what the
+calls of a client say then, and what was kept."""
+import ctypes
+import signal
+import threading
+
+from common import LIBRARY, PACKAGE, SETS, Cluster, attached, python, raises, together, zerod
+from cluster import until
+from harness import case, main
+
+TIMEOUT_S = 20
+
+
+def two_groups():
+    layout = zerod.Layout()
+    for name in ("a", "b"):
+        layout.tensor(layout.group(name, "fp32"), name + ".w", [100])
+    return layout
+
+
+def rank(cluster, index, world=2, attach=True, on_lost_rank="wait", **options):
+    """An attached rank of "job"."""
+    client = zerod.connect("job", index, world, socket=cluster[0].socket, timeout=TIMEOUT_S, **options)
+    if attach:
+        client.attach(two_groups(), hold_groups=2, push_groups=2, on_lost_rank=on_lost_rank)
+    return client
+
+
+def pair(cluster, **options):
+    return together(lambda: rank(cluster, 0, **options), lambda: rank(cluster, 1, **options))
+
+
+def push(client, value, groups=(0, 1)):
+    for g in groups:
+        (ctypes.c_float * 100).from_address(client.grad(g))[:] = [value] * 100
+        client.push(g)
+
+
+def master(client):
+    values = (ctypes.c_float * 100)()
+    client.get(0, "master", 0, 100, values)
+    return list(values)
+
+
+def kill(client):
+    """The end of the session that the end of the process would be."""
+    client._break("killed")
+    client.close()
+
+
+def restart(cluster, how=signal.SIGKILL):
+    cluster[0].process.send_signal(how)
+    cluster[0].process.wait()
+    cluster[0].start()
+
+
+# ---- what is kept ------------------------------------------------------------------------
+
+@case
+def blob_is_that_of_the_last_step():
+    with attached() as (_, client):
+        assert client.blob == b""
+        for blob in (b"\0first\0", b"x" * 8192, bytearray(b"third"), b""):
+            client.step(SETS, blob=blob)
+            assert client.blob == bytes(blob)
+        client.step([], blob=b"kept with a step that updates nothing")
+        assert client.blob.startswith(b"kept")
+        client.step(SETS)
+        assert client.blob == b"", "nothing was to be kept"
+
+
+@case
+def wrong_blobs_are_refused():
+    with attached() as (_, client):
+        for blob, kind in ((b"x" * 8193, ValueError), ("text", TypeError), (7, TypeError)):
+            with raises(kind):
+                client.step(SETS, blob=blob)
+        assert client.version == 0
+
+
+@case
+def blob_outlives_its_rank_and_the_daemon():
+    with Cluster(1) as cluster:
+        first = rank(cluster, 0, 1)
+        first.step(SETS, blob=b"at 1")
+        kill(first)
+        second = rank(cluster, 0, 1)
+        assert (second.version, second.blob) == (1, b"at 1")
+        restart(cluster)
+        second.fetch(0)
+        assert (second.version, second.blob) == (1, b"at 1")
+        second.close()
+
+
+# ---- a rank that dies ----------------------------------------------------------------------
+
+@case
+def successor_owes_what_is_missing():
+    """Rank 1 dies when one of its two groups is pushed; its successor goes through the step again."""
+    def train(dies):
+        with Cluster(1) as cluster:
+            a, b = pair(cluster)
+            push(a, 1.0)
+            push(b, 3.0, (0,) if dies else (0, 1))
+            if dies:
+                b.fetch(1)  # the push before is accepted
+                kill(b)
+                b = rank(cluster, 1)
+                assert b.version == 0 and [b.accepted(g) for g in (0, 1)] == [1, 0]
+                push(b, 3.0)
+            together(lambda: a.step(SETS), lambda: b.step(SETS))
+            values = master(b)
+            a.close()
+            b.close()
+            return values
+    assert train(True) == train(False) != [0.0] * 100
+
+
+@case
+def others_wait_and_are_told_if_that_is_asked_for():
+    with Cluster(1) as cluster:
+        a, b = pair(cluster, on_lost_rank="fail")
+        kill(b)
+        with raises(zerod.LostRank, "rank 1"):
+            a.step(SETS)
+        b = rank(cluster, 1, on_lost_rank="fail")
+        with raises(zerod.Aborted):
+            a.step(SETS)
+        assert [r.version for r in together(lambda: a.step(SETS), lambda: b.step(SETS))] == [1, 1]
+        a.close()
+        b.close()
+
+
+@case
+def accepted_is_of_a_group_that_is_there():
+    with attached() as (_, client):
+        for group, kind in ((2, zerod.NoGroup), (-1, ValueError), ("0", TypeError)):
+            with raises(kind):
+                client.accepted(group)
+
+
+@case
+def on_lost_rank_is_one_of_two():
+    with attached() as (cluster, _), zerod.connect("other", socket=cluster[0].socket) as client:
+        with raises(ValueError, "on_lost_rank", "wait"):
+            client.attach(two_groups(), on_lost_rank="perhaps")
+
+
+@case
+def newer_incarnation_takes_the_rank():
+    """The older one, which still lives, is refused for good."""
+    with Cluster(1) as cluster:
+        old = rank(cluster, 0, 1, incarnation=1)
+        with raises(zerod.Rank, "rank 0"):
+            rank(cluster, 0, 1, incarnation=0)
+        new = rank(cluster, 0, 1, incarnation=2)
+        with raises(zerod.Error, "rank 0"):
+            old.fetch(0)
+        with raises(zerod.Closed):
+            old.fetch(0)
+        push(new, 1.0)
+        assert new.step(SETS).version == 1
+        new.close()
+
+
+@case
+def incarnation_is_the_launcher_s():
+    with Cluster(1) as cluster:
+        old = rank(cluster, 0, 1)
+        script = f"""
+import os, sys
+sys.path.insert(0, {PACKAGE!r})
+os.environ.update(TORCHELASTIC_RESTART_COUNT="1", RANK="0", WORLD_SIZE="1", ZEROD_LIBRARY={LIBRARY!r})
+import zerod
+layout = zerod.Layout()
+for name in ("a", "b"):
+    layout.tensor(layout.group(name, "fp32"), name + ".w", [100])
+client = zerod.connect("job")
+client.attach(layout)
+print(client.step([]).version)
+"""
+        out, err = python(script, cluster).communicate(timeout=TIMEOUT_S)
+        assert out == "0\n", (out, err)
+        with raises(zerod.Error, "rank 0"):
+            old.fetch(0)
+        old.close()
+
+
+# ---- a daemon that dies ----------------------------------------------------------------------
+
+@case
+def idle_client_does_not_notice():
+    with Cluster(1) as cluster:
+        client = rank(cluster, 0, 1)
+        push(client, 1.0)
+        client.step(SETS)
+        values = master(client)
+        for version, how in enumerate((signal.SIGKILL, signal.SIGTERM), 1):
+            restart(cluster, how)
+            assert master(client) == values and client.version == version
+            push(client, 1.0)
+            client.step(SETS)
+            values = master(client)
+        client.close()
+
+
+@case
+def step_is_done_again():
+    with Cluster(1) as cluster:
+        client = rank(cluster, 0, 1)
+        client.fetch(0)
+        push(client, 1.0)
+        restart(cluster)
+        with raises(zerod.Aborted):
+            client.step(SETS)
+        assert client.version == 0
+        with raises(zerod.NotHeld):
+            client.release(0)
+        push(client, 1.0)
+        assert client.step(SETS).version == 1
+        client.close()
+
+
+@case
+def ranks_that_wait_are_brought_back():
+    """One is in its step, the other has not begun, when the daemon is killed."""
+    with Cluster(1) as cluster:
+        a, b = pair(cluster)
+        push(a, 1.0)
+
+        def train(client, pushed):
+            while client.version == 0:
+                try:
+                    if not pushed:
+                        push(client, 1.0)
+                    pushed = False
+                    client.step(SETS)
+                except zerod.Aborted:
+                    pass
+            return master(client)
+
+        waiting = threading.Thread(target=lambda: results.append(train(a, True)), daemon=True)
+        results = []
+        waiting.start()
+        until(lambda: "step" in str(cluster[0].job("job")["waiting"]), what="rank 0 in its step")
+        restart(cluster)
+        results.append(train(b, False))
+        waiting.join(TIMEOUT_S)
+        assert len(results) == 2 and results[0] == results[1] != [0.0] * 100
+        a.close()
+        b.close()
+
+
+if __name__ == "__main__":
+    main()
