@@ -100,7 +100,8 @@ static void die_in_first_fetch(struct fake *d)
         fake_begin(d);
         fake_expect(d, ZERO__REQUEST__BODY_FETCH);
         restart_void(d);
-        answer_fetch(d);
+        MUST(fake_expect(d, ZERO__REQUEST__BODY_FETCH)->fetch->attempt == d->job.attempt);
+        fake_fetched(d, d->request->seq, false, 0);
         answer_push(d);
         fake_expect_end(d);
 }
