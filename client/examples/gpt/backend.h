@@ -14,12 +14,15 @@ struct backend;
 
 struct backend_ops {
         /* Ends the step as zero_step() does; all groups must have been pushed with last set.
-         * ZERO_EABORTED: nothing was updated, the caller computes the step again. */
+         * ZERO_EABORTED, from the seam's calls too: what was computed is void, and the caller goes
+         * on where version() says. */
         int (*step)(struct backend *backend, const struct zero_step *step,
                     struct zero_result *ret_result);
         /* Committed steps. */
         uint64_t (*version)(const struct backend *backend);
-        /* The loss scale to go on with after at least one committed step. */
+        /* Steps that were decided, committed or skipped, as far as this rank knows. */
+        uint64_t (*decided)(const struct backend *backend);
+        /* The loss scale to go on with after at least one of them. */
         double (*loss_scale)(const struct backend *backend);
         void (*free)(struct backend *backend);
 };
@@ -37,9 +40,10 @@ int backend_local_new(const struct gpt_spec *spec, uint64_t seed, struct fault *
 struct backend_zero_options {
         struct zero_options connection;
         enum zero_dtype dtype; /* of parameters and gradients, as in the spec */
-        uint32_t stage;        /* 1 to 3 (ZeRO's) */
-        bool accumulate;       /* micro-batches are added up here, not by the owners */
-        bool put;              /* a new job gets its first values from gpt_spec_values() */
+        enum zero_on_lost on_lost_rank;
+        uint32_t stage;  /* 1 to 3 (ZeRO's) */
+        bool accumulate; /* micro-batches are added up here, not by the owners */
+        bool put;        /* a new job gets its first values from gpt_spec_values() */
         uint64_t seed;
 };
 

@@ -20,7 +20,7 @@ struct local {
         struct backend backend;
         const struct gpt_spec *spec;
         struct plane *groups;
-        uint64_t version;
+        uint64_t version, decided;
 };
 
 static struct local *local_of(const struct seam *seam)
@@ -128,6 +128,7 @@ static int local_step(struct backend *backend, const struct zero_step *step,
                 double clip = step->clip_norm > 0 ? step->clip_norm / (norm + 1e-6) : 1;
                 update(local, step, fmin(1, clip));
         }
+        local->decided++;
         for (uint32_t group = 0; group < local->spec->n_groups; group++)
                 memset(local->groups[group].grads, 0, elements(local, group) * sizeof(float));
         *ret_result = (struct zero_result){
@@ -142,6 +143,11 @@ static int local_step(struct backend *backend, const struct zero_step *step,
 static uint64_t local_version(const struct backend *backend)
 {
         return local_of(&backend->seam)->version;
+}
+
+static uint64_t local_decided(const struct backend *backend)
+{
+        return local_of(&backend->seam)->decided;
 }
 
 static double local_loss_scale(const struct backend *backend)
@@ -190,6 +196,7 @@ static const struct seam_ops seam_ops = {
 static const struct backend_ops backend_ops = {
         .step = local_step,
         .version = local_version,
+        .decided = local_decided,
         .loss_scale = local_loss_scale,
         .free = local_free,
 };

@@ -10,6 +10,9 @@
  * fp32 groups are computed on where they lie in shared memory, and their gradients written there.
  * For bf16 and fp16 both pass through an fp32 buffer, one a group in use.
  *
+ * With each step a rank keeps the number of those that were decided.  That something is kept also
+ * says, before the first commit, that the first values were put.
+ *
  * Invariant: groups[].view is set exactly while this process holds the group.
  */
 #include "backend.h"
@@ -221,11 +224,36 @@ static int remote_push(struct seam *seam, uint32_t group, bool last)
         return r;
 }
 
+static bool keeps(const struct remote *remote, uint64_t *ret_decided)
+{
+        size_t bytes;
+        const void *blob = zero_blob(remote->client, &bytes);
+        if (bytes != sizeof(*ret_decided))
+                return false;
+        memcpy(ret_decided, blob, sizeof(*ret_decided));
+        return true;
+}
+
+static uint64_t remote_decided(const struct backend *backend)
+{
+        const struct remote *remote = remote_of(&backend->seam);
+        uint64_t decided = 0, version = zero_version(remote->client);
+        return keeps(remote, &decided) && decided > version ? decided : version;
+}
+
+static int end_step(struct remote *remote, struct zero_step step, uint64_t decided,
+                    struct zero_result *ret_result)
+{
+        step.blob = &decided;
+        step.blob_bytes = sizeof(decided);
+        return settle(remote, zero_step(remote->client, &step, ret_result));
+}
+
 static int remote_step(struct backend *backend, const struct zero_step *step,
                        struct zero_result *ret_result)
 {
         struct remote *remote = remote_of(&backend->seam);
-        int r = settle(remote, zero_step(remote->client, step, ret_result));
+        int r = end_step(remote, *step, remote_decided(backend) + 1, ret_result);
         forget_all(remote);
         return r;
 }
@@ -260,6 +288,7 @@ static struct zero_needs needs_of(const struct backend_zero_options *options)
                 .push_groups = keeps_gradients ? ZERO_ALL : PUSH_GROUPS,
                 .grad_dtype = options->dtype,
                 .reduce_dtype = options->dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_FP32,
+                .on_lost_rank = options->on_lost_rank,
         };
 }
 
@@ -280,16 +309,27 @@ static int put_values(struct remote *remote)
         return r;
 }
 
+static bool has_begun(const struct remote *remote)
+{
+        uint64_t decided;
+        return zero_version(remote->client) > 0 || keeps(remote, &decided);
+}
+
 /* Rank 0 writes the values; a step without update, which ends only when all ranks have called,
  * keeps the others from reading before that. */
 static int start(struct remote *remote)
 {
-        if (!remote->options.put || zero_version(remote->client) > 0)
-                return 0;
-        int r = remote->options.connection.rank == 0 ? put_values(remote) : 0;
         struct zero_step none = { 0 };
         struct zero_result result;
-        return r ? r : settle(remote, zero_step(remote->client, &none, &result));
+        int r;
+        do {
+                if (!remote->options.put || has_begun(remote))
+                        return 0;
+                r = remote->options.connection.rank == 0 ? put_values(remote) : 0;
+                if (!r)
+                        r = end_step(remote, none, 0, &result);
+        } while (r == ZERO_EABORTED);
+        return r;
 }
 
 static int join(struct remote *remote)
@@ -313,6 +353,7 @@ static const struct seam_ops seam_ops = {
 static const struct backend_ops backend_ops = {
         .step = remote_step,
         .version = remote_version,
+        .decided = remote_decided,
         .loss_scale = remote_loss_scale,
         .free = remote_free,
 };

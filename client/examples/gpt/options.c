@@ -27,6 +27,9 @@ static const struct choice dtypes[] = {
 static const struct choice inits[] = { { "layout", GPT_INIT_LAYOUT },
                                        { "put", GPT_INIT_PUT },
                                        { 0 } };
+static const struct choice losses[] = { { "wait", ZERO_LOST_WAIT },
+                                        { "fail", ZERO_LOST_FAIL },
+                                        { 0 } };
 static const struct choice logs[] = { { "text", GPT_LOG_TEXT }, { "json", GPT_LOG_JSON }, { 0 } };
 
 struct entry {
@@ -52,6 +55,12 @@ static const struct entry entries[] = {
           .environment = "WORLD_SIZE", .standard = "1" },
         { "local-world-size", COUNT, AT(local_world_size), 0, ZERO_RANK_MAX,
           "trainers on this node (0: all)", .environment = "LOCAL_WORLD_SIZE", .standard = "0" },
+        { "incarnation", COUNT, AT(incarnation), 0, UINT32_MAX,
+          "how often this trainer was started before", .environment = "TORCHELASTIC_RESTART_COUNT",
+          .standard = "0" },
+        { "on-lost-rank", CHOICE, AT(on_lost_rank),
+          .doc = "what the job does when a trainer dies: waits for the next, or fails",
+          .choices = losses, .standard = "wait" },
         { "timeout", COUNT, AT(timeout), 1, 86400, "seconds to wait for zerod or other ranks",
           .standard = "120" },
         { "stage", COUNT, AT(stage), 1, 3, "ZeRO stage", .standard = "3" },

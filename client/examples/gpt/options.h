@@ -14,13 +14,13 @@ enum gpt_log { GPT_LOG_TEXT, GPT_LOG_JSON };
 
 struct options {
         const char *job, *socket, *data, *loss_file;
-        uint32_t rank, world_size, local_world_size, timeout;
+        uint32_t rank, world_size, local_world_size, incarnation, timeout;
         uint32_t context, layers, heads, width;
         uint32_t steps, batch, micro_batches, warmup, stage, threads;
         uint32_t eval_every, eval_windows, log_every;
         uint64_t seed;
         double lr, min_lr, beta1, beta2, eps, weight_decay, clip, loss_scale;
-        uint32_t accumulate, dtype, init, log; /* enum gpt_*, enum zero_dtype */
+        uint32_t accumulate, dtype, init, log, on_lost_rank; /* enum gpt_*, enum zero_* */
         bool local, bigram, help;
 };
 

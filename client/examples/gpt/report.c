@@ -58,8 +58,9 @@ void report_model(const struct report *report, uint64_t parameters, uint64_t gro
                        parameters, groups, o->batch * o->world_size, o->context);
 }
 
-void report_begin(struct report *report, uint32_t step)
+void report_begin(struct report *report, uint32_t step, uint64_t decided)
 {
+        report->skipped = (uint32_t)(decided - step);
         report->begin = report->window = now();
         report->first = report->window_first = step;
 }
@@ -75,8 +76,8 @@ static void progress(struct report *report, uint32_t step, double loss, double l
                 printf("{\"event\":\"step\",\"step\":%u,\"steps\":%u,\"loss\":%.6f,\"lr\":%g,"
                        "\"grad_norm\":%.6f,\"tokens_per_second\":%.0f,\"skipped\":%u,"
                        "\"loss_scale\":%g,\"eta\":%.1f}\n",
-                       step, o->steps, loss, lr, result->skipped ? -1 : result->grad_norm, rate,
-                       report->skipped, result->loss_scale, left);
+                       step, o->steps, loss, lr, result->grad_norm, rate, report->skipped,
+                       result->loss_scale, left);
         else
                 printf("step %u/%u  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s  skipped %u  "
                        "eta %.0f s\n",
@@ -90,6 +91,8 @@ void report_step(struct report *report, uint32_t step, double loss, double lr,
 {
         const struct options *o = report->options;
         report->skipped += result->skipped;
+        if (result->skipped)
+                return;
         if (report->loss_file)
                 fprintf(report->loss_file, "%u %.17g\n", step, loss);
         if (speaks(report) && (step % o->log_every == 0 || step == o->steps))

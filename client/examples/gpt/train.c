@@ -1,9 +1,10 @@
 /*
  * Batches, learning rate, loss scale, validation; the same for both backends and all ranks.
  *
- * Rule: everything that goes into zero_step() depends only on the options and on results that all
- * ranks share, so that all ranks pass the same values. Only rank 0 validates; the others go on to
- * the next step and wait there.
+ * Rules: everything that goes into zero_step() depends only on the options and on results that all
+ * ranks share, so that all ranks pass the same values. Which batch a step sees depends on the
+ * version alone: whoever computes it again, after an abort or in a dead trainer's place, computes
+ * the same. Only rank 0 validates; the others go on to the next step and wait there.
  */
 #include "train.h"
 
@@ -89,21 +90,36 @@ static int update(struct trainer *t, double lr, struct zero_result *ret_result)
         return t->backend->ops->step(t->backend, &step, ret_result);
 }
 
-/* An aborted attempt (a rank was replaced, say) is computed again from the same state. */
+static uint32_t version(const struct trainer *t)
+{
+        return (uint32_t)t->backend->ops->version(t->backend);
+}
+
+/* The service's, once a step has set it. */
+static double loss_scale(const struct trainer *t)
+{
+        if (t->options->dtype != ZERO_FP16)
+                return 1;
+        double scale = t->backend->ops->loss_scale(t->backend);
+        bool set = t->backend->ops->decided(t->backend) > 0 || scale != 1;
+        return set ? scale : t->options->loss_scale;
+}
+
 static int train_step(struct trainer *t, uint32_t step)
 {
         double loss, lr = learning_rate(t->options, step);
         struct zero_result result;
-        int r;
-        do {
-                r = compute(t, step, &loss);
-                if (!r)
-                        r = update(t, lr, &result);
-        } while (r == ZERO_EABORTED);
+        t->loss_scale = loss_scale(t);
+        int r = compute(t, step, &loss);
+        if (!r)
+                r = update(t, lr, &result);
         if (r)
                 return r;
-        if (t->options->dtype == ZERO_FP16)
-                t->loss_scale = result.loss_scale;
+        if (result.skipped && result.loss_scale == t->loss_scale)
+                return fault_set(&t->backend->fault, ZERO_ERANGE,
+                                 "the gradient of step %u is not finite, and would not be if it "
+                                 "was computed again",
+                                 step + 1);
         report_step(&t->report, step + 1, loss, lr, &result);
         return 0;
 }
@@ -133,11 +149,14 @@ static int validate(struct trainer *t, double *ret_loss)
         return 0;
 }
 
-static int report_loss(struct trainer *t, uint32_t step, double *ret_loss)
+static int report_loss(struct trainer *t, double *ret_loss)
 {
-        int r = validate(t, ret_loss);
+        int r;
+        do {
+                r = validate(t, ret_loss);
+        } while (r == ZERO_EABORTED);
         if (!r)
-                report_validation(&t->report, step, *ret_loss);
+                report_validation(&t->report, version(t), *ret_loss);
         return r;
 }
 
@@ -149,20 +168,22 @@ static bool evaluates(const struct options *o, uint32_t step)
 static int loop(struct trainer *t)
 {
         const struct options *o = t->options;
-        uint32_t step = (uint32_t)t->backend->ops->version(t->backend);
+        uint32_t step;
         double loss;
-        int r = o->rank == 0 ? report_loss(t, step, &loss) : 0;
-        report_begin(&t->report, step);
-        for (; !r && step < o->steps;) {
-                r = train_step(t, step++);
-                if (!r && evaluates(o, step))
-                        r = report_loss(t, step, &loss);
+        int r = o->rank == 0 ? report_loss(t, &loss) : 0;
+        report_begin(&t->report, version(t), t->backend->ops->decided(t->backend));
+        while (!r && (step = version(t)) < o->steps) {
+                r = train_step(t, step);
+                if (r == ZERO_EABORTED)
+                        r = 0; /* again, where the version says */
+                else if (!r && version(t) > step && evaluates(o, version(t)))
+                        r = report_loss(t, &loss);
         }
         if (r || o->rank > 0)
                 return r;
-        r = report_loss(t, step, &loss);
+        r = report_loss(t, &loss);
         if (!r)
-                report_end(&t->report, step, loss,
+                report_end(&t->report, version(t), loss,
                            corpus_bigram_loss(t->text, o->context, o->eval_windows));
         return r;
 }
@@ -178,8 +199,10 @@ static int connect_backend(struct trainer *t, struct fault *fault)
                                 .rank = (int32_t)o->rank,
                                 .world_size = o->world_size,
                                 .local_world_size = o->local_world_size,
-                                .timeout_ms = o->timeout * 1000 },
+                                .timeout_ms = o->timeout * 1000,
+                                .incarnation = o->incarnation },
                 .dtype = (enum zero_dtype)o->dtype,
+                .on_lost_rank = (enum zero_on_lost)o->on_lost_rank,
                 .stage = o->stage,
                 .accumulate = o->micro_batches > 1 && o->accumulate == GPT_ACCUMULATE_TRAINER,
                 .put = o->init == GPT_INIT_PUT,
@@ -205,13 +228,7 @@ static int trainer_init(struct trainer *t, struct fault *fault)
         if (r)
                 return r;
         report_model(&t->report, gpt_spec_parameters(&t->spec), t->spec.n_groups);
-        r = connect_backend(t, fault);
-        if (r)
-                return r;
-        t->loss_scale = o->dtype == ZERO_FP16 ? o->loss_scale : 1;
-        if (o->dtype == ZERO_FP16 && t->backend->ops->version(t->backend) > 0)
-                t->loss_scale = t->backend->ops->loss_scale(t->backend);
-        return 0;
+        return connect_backend(t, fault);
 }
 
 static void trainer_deinit(struct trainer *t)

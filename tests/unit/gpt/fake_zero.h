@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct fake_zero {
@@ -16,5 +17,6 @@ struct fake_zero {
         uint32_t abort_at; /* the call of zero_step() or zero_fetch() that aborts; 0: none */
         uint32_t skipped;  /* steps, for gradients that were not finite */
         uint32_t calls;    /* of these */
+        bool outlives;     /* the job does, its trainer; the next zero_attach() finds it again */
 };
 extern struct fake_zero fake_zero;

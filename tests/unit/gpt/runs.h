@@ -7,5 +7,7 @@ enum { RUN_STEPS = 50 };
 
 /* A tiny model and RUN_STEPS steps, --local. */
 struct options run_options(void);
-/* Trains; the loss of each step. */
+/* Trains to options->steps; the loss of each step from `first` on, where the job must stand. */
+void run_from(const struct options *options, uint32_t first, double ret_losses[static RUN_STEPS]);
+/* The same from the beginning. */
 void run(const struct options *options, double ret_losses[static RUN_STEPS]);

@@ -25,6 +25,7 @@ static void setup(void)
         unsetenv("RANK");
         unsetenv("WORLD_SIZE");
         unsetenv("LOCAL_WORLD_SIZE");
+        unsetenv("TORCHELASTIC_RESTART_COUNT");
 }
 
 TestSuite(gpt_options, .init = setup);
@@ -41,8 +42,10 @@ Test(gpt_options, the_environment_gives_the_rank_and_the_command_line_wins)
 {
         setenv("RANK", "2", 1);
         setenv("WORLD_SIZE", "4", 1);
+        setenv("TORCHELASTIC_RESTART_COUNT", "3", 1);
         cr_assert_eq(PARSE("--data", "x"), 0, "%s", fault.text);
         cr_assert_eq(options.rank, 2);
+        cr_assert_eq(options.incarnation, 3);
         cr_assert_eq(PARSE("--data", "x", "--rank", "1"), 0, "%s", fault.text);
         cr_assert_eq(options.rank, 1);
 }

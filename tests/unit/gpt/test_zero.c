@@ -152,3 +152,37 @@ Test(gpt_zero, put_writes_every_tensor_once)
         cr_assert_eq(fake_zero.puts,
                      GPT_EMBEDDING_TENSORS + 2 * GPT_BLOCK_TENSORS + GPT_FINAL_TENSORS);
 }
+
+/* Trainers that end after so many steps, and their successors. */
+Test(gpt_zero, a_successor_goes_on_where_the_job_stands)
+{
+        static const uint32_t ends[] = { 0, 1, 20, RUN_STEPS };
+        double losses[RUN_STEPS], expected[RUN_STEPS];
+        uint32_t first = 0, puts;
+        reference(expected);
+        fake_zero.outlives = true;
+        for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+                options.steps = ends[i];
+                run_from(&options, first, losses);
+                first = ends[i];
+                puts = i == 0 ? fake_zero.puts : puts;
+        }
+        cr_assert_eq(fake_zero.puts, puts, "a job's first values are put once");
+        expect_same(losses, expected, 0);
+}
+
+Test(gpt_zero, a_successor_uses_the_loss_scale_that_the_job_has_found)
+{
+        double losses[RUN_STEPS];
+        uint32_t skipped;
+        options.dtype = ZERO_FP16;
+        options.loss_scale = 1e8;
+        options.steps = 5;
+        fake_zero.outlives = true;
+        run(&options, losses);
+        skipped = fake_zero.skipped;
+        cr_assert_gt(skipped, 0);
+        options.steps = 10;
+        run_from(&options, 5, losses);
+        cr_assert_eq(fake_zero.skipped, skipped);
+}
