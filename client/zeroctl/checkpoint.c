@@ -92,7 +92,7 @@ static void tell_stall(const struct ctl *ctl, const json_t *answer, bool *told)
         if (*told || ctl->json || !json_is_number(stall))
                 return;
         *told = true;
-        fprintf(stderr, "%s to be written; an update waits for at most about %s\n",
+        fprintf(stderr, "%s to be written; an update may wait for about %s\n",
                 unit_bytes(field_number(answer, "bytes")).text,
                 unit_seconds(json_number_value(stall)).text);
 }

@@ -162,7 +162,7 @@ static void prepared(struct operation *op)
 
                 stall_us = part->stall_us > stall_us ? part->stall_us : stall_us;
         }
-        log_info("job %s: checkpoint of %llu bytes in %s; an update waits for at most about %g s",
+        log_info("job %s: checkpoint of %llu bytes in %s; an update may wait for about %g s",
                  op->job, (unsigned long long)operation_bytes(op), op->directory,
                  (double)stall_us / 1e6);
         operation_enter(op, OPERATION_COPYING);

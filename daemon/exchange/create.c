@@ -212,8 +212,7 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         return 0;
 }
 
-/* Whether a job of that name may be made. */
-static int new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
+int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
 {
         uint64_t n = 0;
 
@@ -256,7 +255,7 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         r = layout_from_message(open->layout, &l, &fault);
         if (!r)
                 r = job ? open_check(job, open, l, &fault)
-                        : new_check(x, m->job, open->uid, &fault);
+                        : job_new_check(x, m->job, open->uid, &fault);
         if (r || job) {
                 layout_free(l);
                 if (r)

@@ -193,6 +193,8 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
  * void.  Damaged or foreign files are reported and left alone.  Before the loop runs.
  */
 void jobs_resume(struct exchange *x);
+/* Whether a job of that name may be made. */
+int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
 /* A job that has been given its state goes on where the record stands. */
 void job_take_up(struct job *job);
 void job_ref(struct job *job);

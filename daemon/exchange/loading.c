@@ -189,6 +189,8 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
                 return fault_set(fault, ZERO_EIO, "its layout is not what the manifest says");
         snprintf(ld->job, sizeof ld->job, "%s", m->job);
         ld->uid = job ? job->uid : s->uid ? s->uid : ld->manifest.uid;
+        if (!job && job_new_check(ld->x, m->job, ld->uid, fault))
+                return fault->status;
         ld->directory = strdup(s->directory);
         return ld->directory ? 0 : fault_set(fault, ZERO_ENOMEM, "out of memory");
 }

@@ -14,7 +14,7 @@
 
 #include "proto/cleanup.h"
 
-enum { TRIAL_BYTES = 32 << 20, PAGE = 4096, SLOTS_MIN = SLOTS_PROBED };
+enum { TRIAL_BYTES = 128 << 20, PAGE = 4096, SLOTS_MIN = SLOTS_PROBED };
 
 /* A block's place in the ring. */
 struct slot {

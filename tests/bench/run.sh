@@ -22,6 +22,7 @@ PROGRAMS=(
         'bulk'
         'fetch'
         'step'
+        'checkpoint'
 )
 QUICK='--repeat 3'
 
@@ -30,7 +31,7 @@ work=
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-        echo "Programs: kernels bulk fetch step torch"
+        echo "Programs: kernels bulk fetch step checkpoint torch"
 }
 
 finish() {
