@@ -72,8 +72,7 @@ struct exchange {
         struct list coordinators, calls, asks, accesses;
         struct list works;   /* reads and writes that wait for the end of an update */
         struct list joining; /* ranks whose job has not started for them yet */
-        /* Checkpoints (checkpoint.h): coordinated here; periodic; parts of this node. */
-        struct list operations, schedules, takings, loadings;
+        struct list operations, schedules, takings, loadings; /* checkpoint.h */
         uint64_t last_operation;
         double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
         struct requests requests;

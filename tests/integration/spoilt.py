@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Checkpoints that are damaged, cut, half written or somebody else's are refused; the one before
+stays as it is."""
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from checkpointing import BIG, LAYOUT, Place, end, partial, planes, taken, train, whole  # noqa: E402
+from cluster import SETS, SLOW, Cluster, Tools, libc, small_layout, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+
+CLONE_NEWNS = 0x20000
+
+
+# ---- what must not be used ------------------------------------------------------------------------
+
+def refused(daemon, path, *words, job="job"):
+    r = daemon.ctl_run("restore", job, path)
+    assert r.returncode == 1, f"{path} was restored: {r}"
+    for word in words:
+        assert word in r.stderr, f"'{word}' is not in '{r.stderr}'"
+    assert daemon.job(job) is None
+
+
+@case
+def flipped_bits():
+    """At random places of every file: each is found, and named; nothing comes of it."""
+    generator = random.Random(os.environ.get("TESTS_SEED", "checkpoints"))
+    with Place() as d:
+        path, sums = taken(d)
+        with Cluster(1) as c:
+            for name in sorted(os.listdir(path)):
+                with open(f"{path}/{name}", "rb") as f:
+                    good = f.read()
+                for _ in range(12):
+                    bit = generator.randrange(8 * len(good))
+                    bad = bytearray(good)
+                    bad[bit // 8] ^= 1 << bit % 8
+                    with open(f"{path}/{name}", "wb") as f:
+                        f.write(bad)
+                    refused(c[0], path, name)
+                with open(f"{path}/{name}", "wb") as f:
+                    f.write(good)
+            assert c[0].status()["memory"]["state_used"] == 0
+            c[0].ctl("restore", "job", path)
+            assert c.checksum("job") == sums
+
+
+@case
+def cut_and_missing_files():
+    with Place() as d:
+        path, _ = taken(d)
+        with Cluster(2) as c:
+            for name in sorted(os.listdir(path)):
+                shutil.move(f"{path}/{name}", f"{d}/aside")
+                refused(c[0], path, name, *(["n1 wrote it"] if name.startswith("shard-00001") else []))
+                shutil.copy(f"{d}/aside", f"{path}/{name}")
+                os.chmod(f"{path}/{name}", 0o600)
+                os.truncate(f"{path}/{name}", os.path.getsize(f"{path}/{name}") // 2)
+                refused(c[1], path, name)
+                shutil.copy(f"{d}/aside", f"{path}/{name}")
+            c[0].ctl("restore", "job", path)
+
+
+@case
+def files_of_another_checkpoint():
+    """Whole shards, but not of one step."""
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        for _ in range(2):
+            train(ranks, 1)
+            c[0].ctl("checkpoint", "job", d)
+        end(ranks)
+        c[0].ctl("drop", "job")
+        shutil.copy(f"{d}/job-1/shard-00001-of-00002", f"{d}/job-2/shard-00001-of-00002")
+        refused(c[0], f"{d}/job-2", "shard-00001-of-00002", "another checkpoint")
+
+
+@case
+def disks_of_their_own():
+    """Each node's directory has its shard alone: it is a checkpoint when they are together."""
+    with Place() as d, Cluster(2, start=False) as c:
+        for n, x in enumerate(c.daemons):
+            os.mkdir(f"{d}/disk{n}")
+            x.start(wrapper=["unshare", "-m", "sh", "-c",
+                             f'mount --make-rprivate / && mount --bind "{d}/disk{n}" /mnt && exec "$@"', "sh"])
+        for x in c.daemons:
+            try:
+                until(x.peers_up, what="readiness")
+            except AssertionError as e:
+                raise Skip("no mount namespaces here") from e
+        train(c.ranks("job", LAYOUT, [0, 1], hold=2, push=2), 1)
+        sums = c.checksum("job")
+        assert c[0].ctl("checkpoint", "job", "/mnt")["path"] == "/mnt/job-1"
+        assert len(os.listdir(f"{d}/disk0/job-1")) == len(os.listdir(f"{d}/disk1/job-1")) == 3
+        with Cluster(2) as other:
+            refused(other[0], f"{d}/disk0/job-1", "shard-00001-of-00002 is missing", "node n1 wrote it")
+            shutil.copy(f"{d}/disk1/job-1/shard-00001-of-00002", f"{d}/disk0/job-1")
+            other[0].ctl("restore", "job", f"{d}/disk0/job-1")
+            assert other.checksum("job") == sums
+
+
+# ---- disks and daemons that fail ---------------------------------------------------------------------
+
+def private_mounts():
+    """What is mounted from here on is seen by this process and what it starts, and goes with them."""
+    if libc.unshare(CLONE_NEWNS) or subprocess.run(["mount", "--make-rprivate", "/"], check=False).returncode:
+        raise Skip("no mount namespaces here")
+
+
+def small_disk(directory, size):
+    r = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], check=False,
+                       capture_output=True, text=True)
+    if r.returncode:
+        raise Skip(f"no tmpfs can be mounted: {r.stderr}")
+
+
+@case
+def full_disk():
+    """The nodes' shards fit one by one, but not together: the older checkpoint stays as it is."""
+    private_mounts()
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
+        train(ranks, 1)
+        path = c[0].ctl("checkpoint", "job", d)["path"]
+        size = sum(os.path.getsize(f"{path}/{f}") for f in os.listdir(path))
+        # daemons see what is mounted in their namespace, whenever
+        os.mkdir(f"{d}/full")
+        small_disk(f"{d}/full", size * 5 // 2)
+        try:
+            first, sums = c[0].ctl("checkpoint", "job", f"{d}/full")["path"], c.checksum("job")
+            with open(f"{d}/full/ballast", "wb") as f:
+                os.posix_fallocate(f.fileno(), 0, size * 3 // 4)
+            train(ranks, 1)
+            r = c[1].ctl_run("checkpoint", "job", f"{d}/full")
+            assert r.returncode == 1 and "No space left" in r.stderr and "make room" in r.stderr, r
+            until(lambda: not partial(f"{d}/full"), what="the end of what was half written")
+            with open(f"{d}/full/ballast", "ab") as f:
+                os.posix_fallocate(f.fileno(), 0, size * 5 // 4)
+            r = c[1].ctl_run("checkpoint", "job", f"{d}/full")
+            assert r.returncode == 1 and "keep fewer" in r.stderr, r
+            train(ranks, 1)
+            assert whole(f"{d}/full") == ["ballast", "job-1"]
+            end(ranks)
+            c[0].ctl("restore", "again", first)
+            assert planes(c, "again") == sums["planes"]
+        finally:
+            subprocess.run(["umount", "-l", f"{d}/full"], check=True)
+
+
+@cases_of([0, 1])
+def killed_while_it_writes(victim):
+    """Neither a coordinator nor another owner leaves anything that is taken for a checkpoint; a later
+    one clears it away."""
+    with Place() as d, Cluster(2, checkpoint_memory=1) as c:
+        ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
+        train(ranks, 1)
+        path, sums = c[0].ctl("checkpoint", "job", d)["path"], c.checksum("job")
+        train(ranks, 1)
+        end(ranks)
+        for _ in range(3):
+            asked = subprocess.Popen([Tools.zeroctl, "--socket", c[1 - victim].socket, "checkpoint", "job", d],
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            until(lambda: partial(d) or asked.poll() is not None, what="a partial checkpoint")
+            c[victim].process.kill()
+            c[victim].process.wait()
+            said = asked.communicate(timeout=60 * SLOW)[1]
+            assert asked.returncode == 1 and f"n{victim}" in said, said
+            for name in partial(d):
+                r = c[1 - victim].ctl_run("restore", "half", f"{d}/{name}")
+                assert r.returncode == 1, r
+            c[victim].start()
+            for x in c.daemons:
+                until(x.peers_up, what=f"readiness of {x.name}")
+        c[0].ctl("restore", "again", path)
+        assert planes(c, "again") == sums["planes"] and whole(d) == ["job-1"]
+        ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
+        c[0].ctl("checkpoint", "job", d)
+        assert whole(d) == ["job-1", "job-2"] and not partial(d), os.listdir(d)
+
+
+@cases_of(["drop", "stop"])
+def ended_while_it_writes(how):
+    """A job that is dropped, or a daemon that is stopped, breaks the checkpoint off and clears it away."""
+    with Place() as d, Cluster(2, checkpoint_memory=1) as c:
+        ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
+        train(ranks, 1)
+        asked = subprocess.Popen([Tools.zeroctl, "--socket", c[0].socket, "checkpoint", "job", d],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: partial(d) or asked.poll() is not None, what="a partial checkpoint")
+        if how == "drop":
+            c[1].ctl("drop", "job")
+        else:
+            c[1].process.send_signal(signal.SIGTERM)
+            assert c[1].process.wait(15 * SLOW) == 0, c[1].log()
+        asked.wait(60 * SLOW)
+        until(lambda: not partial(d), what="the end of what was half written")
+        assert c[0].status()["node"] == "n0"
+
+
+# ---- whose -----------------------------------------------------------------------------------------------
+
+NOBODY = 65534
+
+
+def as_nobody(daemon, *arguments):
+    return subprocess.run([Tools.zeroctl, "--socket", daemon.socket, *arguments], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=60 * SLOW, check=False, user=NOBODY, group=NOBODY,
+                          extra_groups=[])
+
+
+def job_of_nobody(c, name):
+    a = c.actor(0, "nobody's rank")
+    a.do("user", uid=NOBODY)
+    a.do("connect", job=name, rank=0, world=1)
+    a.do("layout", groups=small_layout(blocks=1))
+    a.do("attach", hold=2, push=2)
+    a.do("train", steps=1, sets=SETS)
+    return a
+
+
+@case
+def users():
+    """zerod writes and reads for others only what lies below checkpoint_dir, and what is theirs."""
+    if os.geteuid():
+        raise Skip("only root can be two users")
+    with Place() as d:
+        with Cluster(1) as c:
+            job_of_nobody(c, "theirs")
+            r = as_nobody(c[0], "checkpoint", "theirs", f"{d}/x")
+            assert r.returncode == 1 and "checkpoint_dir" in r.stderr and not os.listdir(d), r
+        os.mkdir(f"{d}/root")
+        os.mkdir(f"{d}/outside")
+        os.symlink(f"{d}/outside", f"{d}/root/link")
+        with Cluster(1, checkpoint_dir=f"{d}/root") as c:
+            rank = job_of_nobody(c, "theirs")
+            mine, = c.ranks("mine", small_layout(blocks=1), [0], hold=2, push=2)
+            for path in (f"{d}/outside", f"{d}/root/link", f"{d}/root/link/x", f"{d}/rootless", "/etc"):
+                r = as_nobody(c[0], "checkpoint", "theirs", path)
+                assert r.returncode == 1 and not os.listdir(f"{d}/outside"), (path, r)
+            for path in ("relative", f"{d}/root/../outside", f"{d}/root/./x", f"{d}/root/a\nb"):
+                reply = rank.ask("query", what="checkpoint", argument=json.dumps({"job": "theirs", "directory": path}))
+                assert reply["status"] == "EINVAL", (path, reply)
+            r = as_nobody(c[0], "checkpoint", "mine", f"{d}/root/x")
+            assert r.returncode == 1 and "EPERM" in r.stderr, r
+            assert as_nobody(c[0], "checkpoint", "theirs", f"{d}/root/a/b").returncode == 0
+            path = f"{d}/root/a/b/theirs-1"
+            assert os.stat(path).st_mode & 0o777 == 0o700
+            mine.do("train", steps=1, sets=SETS)
+            c[0].ctl("checkpoint", "mine", f"{d}/root/a/b")
+            r = as_nobody(c[0], "restore", "copy", f"{d}/root/a/b/mine-1")
+            assert r.returncode == 1 and "belongs to user 0" in r.stderr, r
+            assert as_nobody(c[0], "restore", "copy", path).returncode == 0
+            assert c[0].job("copy")["uid"] == NOBODY and planes(c, "copy") == planes(c, "theirs")
+            os.chmod(f"{path}/manifest.json", 0o666)
+            r = as_nobody(c[0], "restore", "copy2", path)
+            assert r.returncode == 1 and "others" in r.stderr, r
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What tests of checkpoints share: a place for them, training, and what stands in a directory."""
+import os
+import shutil
+import tempfile
+
+import cluster
+
+
+class Place:
+    """A directory for checkpoints that goes with the block."""
+
+    def __enter__(self):
+        self.path = tempfile.mkdtemp(prefix="zerod-ckpt-", dir="/dev/shm")
+        return self.path
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+LAYOUT = cluster.small_layout(blocks=3, width=120)
+BIG = cluster.small_layout(blocks=4, width=700)
+TRAIN = {"sets": cluster.SETS, "clip": 0.5, "seed": 11}
+
+
+def start_training(ranks, steps, **fields):
+    for a in ranks:
+        a.start("train", steps=steps, **{**TRAIN, **fields})
+
+
+def train(ranks, steps, **fields):
+    start_training(ranks, steps, **fields)
+    return cluster.finish_all(ranks)
+
+
+def planes(c, job="job"):
+    return c.checksum(job)["planes"]
+
+
+def whole(directory):
+    return sorted(n for n in os.listdir(directory) if not n.startswith("."))
+
+
+def partial(directory):
+    return sorted(n for n in os.listdir(directory) if n.startswith("."))
+
+
+def end(ranks):
+    """Their sessions end in order."""
+    for a in ranks:
+        a.do("close")
+        a.end()
+
+
+def taken(directory, nodes=2, steps=2, layout=None):
+    """A checkpoint and the checksum of what it holds."""
+    with cluster.Cluster(nodes) as c:
+        ranks = c.ranks("job", layout or LAYOUT, [i % nodes for i in range(2)], hold=2, push=2)
+        train(ranks, steps)
+        path = c[0].ctl("checkpoint", "job", directory)["path"]
+        return path, c.checksum("job")
