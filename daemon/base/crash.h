@@ -13,21 +13,46 @@
 #include "proto/fault.h"
 
 /* clang-format off */
-/* X(point, name): the name's first word says who passes it; coordinator: the job's one only. */
+/* X(point, name): the coordinator's are passed on the node that coordinates the job. */
 #define CRASH_POINT_MAP(X)                                                                         \
-        X(RECORD_TORN, "record.torn")               /* a record is written, its checksum is not */ \
-        X(RECORD_BOTH, "record.both")               /* the record is published, the older copy counts too */ \
-        X(RECORD_STEPS, "record.steps")             /* tensor steps are raised, the record is not */ \
-        X(RECORD_FINISHED, "record.finished")       /* the step is over, its marks are not cleared */ \
-        X(BLOB_TORN, "blob.torn")                   /* a rank's bytes are written, their checksum is not */ \
-        X(UPDATE_BEGIN, "update.begin")             /* the decision is recorded, no chunk touched */ \
-        X(UPDATE_VALID, "update.valid")             /* a redo slot is valid, nothing copied home */ \
-        X(UPDATE_TORN, "update.torn")               /* some of a slot is copied home */            \
-        X(UPDATE_COPIED, "update.copied")           /* copied home, the slot not yet free */       \
-        X(UPDATE_CHUNK, "update.chunk")             /* a chunk is through, its serve bytes are not */ \
-        X(UPDATE_FINISH, "update.finish")           /* all chunks are through, the record is not */ \
-        X(UPDATE_DONE, "update.done")               /* the record is, the coordinator not told */  \
-        X(RESUME_REPLAYED, "resume.replayed")       /* redo slots are copied home again */
+        X(PUSH_ACCEPTED, "push.accepted") /* a rank's micro-batch is accepted, it was not told */  \
+        X(PUSH_SUMMED, "push.summed") /* the node's ranks are summed */                            \
+        X(PUSH_OFFERED, "push.offered") /* the sum is offered to another owner */                  \
+        X(PUSH_SENDING, "push.sending") /* an owner has asked for its part */                      \
+        X(LANDING_LANDED, "landing.landed") /* that part is there */                               \
+        X(LANDING_ADDED, "landing.added") /* it is added to the gradient */                        \
+        X(VOTE_KEPT, "vote.kept") /* what ranks keep is written, the vote is not */                \
+        X(VOTE_RECORDED, "vote.recorded") /* the vote is recorded, not sent */                     \
+        X(VOTE_SENT, "vote.sent") /* it is sent */                                                 \
+        X(COORDINATOR_READY, "coordinator.ready") /* all ranks have called zero_step() */          \
+        X(COORDINATOR_ASKING, "coordinator.asking") /* an owner is asked for its vote */           \
+        X(COORDINATOR_DECIDED, "coordinator.decided") /* all votes are there, nobody is told */    \
+        X(COORDINATOR_TELLING, "coordinator.telling") /* a node is told the decision */            \
+        X(COORDINATOR_STARTING, "coordinator.starting") /* a new attempt, nobody is told */        \
+        X(COORDINATOR_STARTED, "coordinator.started") /* all nodes are told */                     \
+        X(COORDINATOR_RECOVERING, "coordinator.recovering") /* owners have told what they have */  \
+        X(DECISION_HEARD, "decision.heard") /* a node has heard the decision */                    \
+        X(DECISION_ANSWERING, "decision.answering") /* it is recorded, ranks are not told */       \
+        X(DECISION_ANSWERED, "decision.answered") /* ranks are told */                             \
+        X(ATTEMPT_BEGUN, "attempt.begun") /* a node has heard of a new attempt */                  \
+        X(ATTACH_ENTERED, "attach.entered") /* a rank is in the job, it was not told */            \
+        X(OPEN_ANSWERING, "open.answering") /* the coordinator has asked where the job stands */   \
+        X(OPEN_ANSWERED, "open.answered") /* it is told */                                         \
+        X(RECORD_TORN, "record.torn") /* a record is written, its checksum is not */               \
+        X(RECORD_BOTH, "record.both") /* the record is published, the older copy counts too */     \
+        X(RECORD_STEPS, "record.steps") /* tensor steps are raised, the record is not */           \
+        X(RECORD_FINISHED, "record.finished") /* the step is over, its marks are not cleared */    \
+        X(BLOB_TORN, "blob.torn") /* a rank's bytes are written, their checksum is not */          \
+        X(UPDATE_BEGIN, "update.begin") /* the decision is recorded, no chunk touched */           \
+        X(UPDATE_VALID, "update.valid") /* a redo slot is valid, nothing copied home */            \
+        X(UPDATE_TORN, "update.torn") /* some of a slot is copied home */                          \
+        X(UPDATE_COPIED, "update.copied") /* copied home, the slot not yet free */                 \
+        X(UPDATE_CHUNK, "update.chunk") /* a chunk is through, its serve bytes are not */          \
+        X(UPDATE_FINISH, "update.finish") /* all chunks are through, the record is not */          \
+        X(UPDATE_DONE, "update.done") /* the record is, the coordinator not told */                \
+        X(RESUME_REPLAYED, "resume.replayed") /* redo slots are copied home again */               \
+        X(RESUME_OPENED, "resume.opened") /* a job's file is open, nothing is done */              \
+        X(RESUME_TAKEN, "resume.taken") /* it is known, a recorded step not carried out */
 /* clang-format on */
 
 enum crash_point {

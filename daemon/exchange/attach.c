@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
@@ -215,6 +216,7 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
                 return;
         }
         list_remove(&rank->link);
+        crash_point(CRASH_ATTACH_ENTERED);
         if (!rank->job->seats[rank->rank].stepped) /* else when that step is over */
                 attach_end(rank, ZERO_OK, "");
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
@@ -238,7 +239,9 @@ void coordinator_advance(struct coordinator *c)
         pointers = calloc(c->step.world_size, sizeof *pointers);
         if (kept && pointers) { /* else again at the next tick */
                 step_start(&c->step);
+                crash_point(CRASH_COORDINATOR_STARTING);
                 start_send(c, kept, pointers);
+                crash_point(CRASH_COORDINATOR_STARTED);
                 log_info("job %s: all %u ranks are there, version %llu", c->name,
                          c->step.world_size, (unsigned long long)c->step.version);
                 joins_started(c);
@@ -302,8 +305,11 @@ static void coordinator_prepare(struct coordinator *c)
         }
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARE;
         m.prepare = &prepare;
-        for (uint32_t o = 0; o < c->x->n_owners; o++)
+        crash_point(CRASH_COORDINATOR_READY);
+        for (uint32_t o = 0; o < c->x->n_owners; o++) {
                 fabric_send(c->x->fabric, c->x->owner_node[o], &m);
+                crash_point(CRASH_COORDINATOR_ASKING);
+        }
         free(kept);
         free(pointers);
 }
@@ -370,11 +376,13 @@ static void refusal_send(struct coordinator *c)
 
 static void coordinator_decide(struct coordinator *c)
 {
+        crash_point(CRASH_COORDINATOR_DECIDED);
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++) {
                 if (c->step.norm_only)
                         norm_send(c, n);
                 else
                         decision_send(c, n);
+                crash_point(CRASH_COORDINATOR_TELLING);
         }
 }
 

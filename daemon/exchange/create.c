@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
@@ -92,7 +93,9 @@ static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, cons
         m.answer = call;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;
+        crash_point(CRASH_OPEN_ANSWERING);
         fabric_send(x->fabric, node, &m);
+        crash_point(CRASH_OPEN_ANSWERED);
 }
 
 static void make_run(struct offload_task *task, uint32_t worker)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
@@ -309,6 +310,7 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
         }
         if (job->state && !update_running(job->update))
                 state_abort(job->state, job->attempt);
+        crash_point(CRASH_ATTEMPT_BEGUN);
         job_begin_attempt(job, false);
         seats_keep(job, start->kept, start->n_kept);
         job_fail_requests(job, ZERO_EABORTED,
@@ -384,9 +386,12 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
         if (d->overflow)
                 log_warning("job %s: step skipped, a gradient was not finite; loss scale is now %g",
                             job->name, d->loss_scale);
+        crash_point(CRASH_DECISION_HEARD);
         if (job->state)
                 update_begin(job, d);
+        crash_point(CRASH_DECISION_ANSWERING);
         job_begin_attempt(job, true);
         decision_answer(job, d);
         ranks_admit(job);
+        crash_point(CRASH_DECISION_ANSWERED);
 }

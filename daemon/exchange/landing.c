@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
 int landing_new(struct job *job, struct landing **ret)
@@ -125,6 +126,7 @@ static void offer_accumulated(struct offload_task *task)
         struct landing_group *lg = &job->landing->groups[o->group];
         uint32_t group = o->group;
 
+        crash_point(CRASH_LANDING_ADDED);
         lg->busy = false;
         if (o->parcel)
                 parcel_read_end(o->parcel, true);

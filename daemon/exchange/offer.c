@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/exchange/buffer.h"
 #include "proto/cleanup.h"
 
@@ -79,6 +80,7 @@ static void offer_landed(struct ask *ask, int status)
                 return;
         }
         o->phase = OFFER_LANDED;
+        crash_point(CRASH_LANDING_LANDED);
         landing_advance(o->job, o->group);
 }
 

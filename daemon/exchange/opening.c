@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
@@ -215,6 +216,7 @@ static void open_recover(struct coordinator *c)
         struct fault fault;
         uint32_t odd = 0;
 
+        crash_point(CRASH_COORDINATOR_RECOVERING);
         if (recover((const struct standing *const *)c->standings, c->x->n_owners, &r, &odd, &fault))
                 open_hinder(c, fault.status, c->x->owner_node[odd], fault.text);
         else

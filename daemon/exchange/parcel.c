@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/exchange/buffer.h"
 #include "proto/cleanup.h"
 
@@ -78,6 +79,7 @@ static void parcel_summed(struct offload_task *task)
                 p->sources[i] = NULL;
         }
         p->ready = true;
+        crash_point(CRASH_PUSH_SUMMED);
         group_offer(p->job, p->group);
 }
 
@@ -200,6 +202,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
         m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
         m.offer = &offer;
         fabric_send(job->x->fabric, job->x->owner_node[owner], &m);
+        crash_point(CRASH_PUSH_OFFERED);
 }
 
 static void offer_all(struct job *job, uint32_t group, uint32_t micro_batch, bool last,
@@ -383,8 +386,10 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         parcel_read_begin(p);
         if (fabric_payload(job->x->fabric, node, request->transfer, TRAFFIC_REDUCE,
                            parcel_data(p, range.first), range.count * dtype_size(job->reduce_dtype),
-                           delivery_sent, d) == 0)
+                           delivery_sent, d) == 0) {
+                crash_point(CRASH_PUSH_SENDING);
                 return;
+        }
         parcel_read_end(p, false);
         free(d);
         job_unref(job);

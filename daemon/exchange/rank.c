@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
 /* ---- attaching ---------------------------------------------------------------- */
@@ -144,6 +145,7 @@ int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, stru
         rank->active_ms = exchange_now(rank->x);
         rank->pushed++;
         rank->last_pushed = push->group;
+        crash_point(CRASH_PUSH_ACCEPTED);
         return 0;
 }
 

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
@@ -30,6 +31,7 @@ void job_take_up(struct job *job)
                                                   .skipped = !record->commit,
                                                   .grad_norm = record->grad_norm,
                                                   .loss_scale = record->loss_scale };
+        crash_point(CRASH_RESUME_TAKEN);
         if (decided)
                 update_start(job);
         coordinator_resume(job);
@@ -80,6 +82,7 @@ static int resume_job(const char *file, void *arg)
         }
         job->state = state;
         job->opening = false;
+        crash_point(CRASH_RESUME_OPENED);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 state_serve_group(state, job->layout, g, x->ops);
         list_insert(&x->jobs, &job->link);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
@@ -79,6 +80,7 @@ static int landing_record(struct job *job, const struct exact_sum *sum, bool fin
         memcpy(job->state->present, job->landing->present, job->layout->n_tensors);
         if (landing_keep(job))
                 return -ENOMEM;
+        crash_point(CRASH_VOTE_KEPT);
         record.finite = finite;
         record.norm = *sum;
         record.clip_norm = params->clip_norm;
@@ -94,6 +96,7 @@ static int landing_record(struct job *job, const struct exact_sum *sum, bool fin
                 record.sets[i].weight_decay = params->sets[i].weight_decay;
         }
         state_prepare(job->state, &record);
+        crash_point(CRASH_VOTE_RECORDED);
         return 0;
 }
 
@@ -149,6 +152,7 @@ void landing_vote(struct job *job)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARED;
         m.prepared = &vote;
         fabric_send(job->x->fabric, job->coordinator, &m);
+        crash_point(CRASH_VOTE_SENT);
 }
 
 static void measure_done(struct offload_task *task)
