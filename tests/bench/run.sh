@@ -22,6 +22,8 @@ PROGRAMS=(
         'bulk'
         'fetch'
         'step'
+        'update'
+        'recovery'
         'checkpoint'
 )
 QUICK='--repeat 3'
@@ -31,7 +33,7 @@ work=
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-        echo "Programs: kernels bulk fetch step checkpoint torch"
+        echo "Programs: kernels bulk fetch step update recovery checkpoint torch"
 }
 
 finish() {
