@@ -71,6 +71,7 @@ static int do_connect(struct actor *actor, const json_t *command, json_t *ret)
                 .world_size = (uint32_t)field_count(command, "world", 1),
                 .local_world_size = (uint32_t)field_count(command, "local", 0),
                 .timeout_ms = (uint32_t)field_count(command, "timeout_ms", 0),
+                .incarnation = (uint32_t)field_count(command, "incarnation", 0),
         };
 
         actor->rank = (uint32_t)o.rank;
@@ -113,24 +114,57 @@ static uint32_t how_many(const json_t *command, const char *name)
         return n < 0 ? ZERO_ALL : (uint32_t)n;
 }
 
+/* Where the client stands: what it was given with the version it is at, and what it owes no more.
+ */
+static int do_version(struct actor *actor, const json_t *command, json_t *ret)
+{
+        size_t n = 0;
+        const char *blob = zero_blob(actor->client, &n);
+        json_t *accepted = json_array();
+
+        for (uint32_t g = 0; g < actor->n_groups; g++)
+                json_array_append_new(accepted, json_integer(zero_accepted(actor->client, g)));
+        json_object_set_new(ret, "version", json_integer((json_int_t)zero_version(actor->client)));
+        json_object_set_new(ret, "loss_scale", json_real(zero_loss_scale(actor->client)));
+        json_object_set_new(ret, "blob", json_stringn(n ? blob : "", n));
+        json_object_set_new(ret, "accepted", accepted);
+        return ZERO_OK;
+}
+
 static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
 {
-        struct zero_needs needs = { how_many(command, "hold"), how_many(command, "push"),
-                                    field_dtype(command, "grad"), field_dtype(command, "reduce"),
-                                    json_is_true(json_object_get(command, "private")) };
+        const char *lost = field_text(command, "on_lost");
+        struct zero_needs needs = { how_many(command, "hold"),
+                                    how_many(command, "push"),
+                                    field_dtype(command, "grad"),
+                                    field_dtype(command, "reduce"),
+                                    json_is_true(json_object_get(command, "private")),
+                                    lost && strcmp(lost, "fail") == 0 ? ZERO_LOST_FAIL
+                                                                      : ZERO_LOST_WAIT };
         bool observer = json_is_true(json_object_get(command, "observer"));
         int r = zero_attach(actor->client, observer ? NULL : actor->layout,
                             observer ? NULL : &needs);
 
         actor->grad_dtype = needs.grad_dtype;
-        return r ? r : make_room(actor);
+        if (!r)
+                r = make_room(actor);
+        return r || observer ? r : do_version(actor, command, ret);
 }
 
-static int do_version(struct actor *actor, const json_t *command, json_t *ret)
+/* Comes and goes "count" times, as "connect" and, if it is described, "attach" say. */
+static int do_churn(struct actor *actor, const json_t *command, json_t *ret)
 {
-        json_object_set_new(ret, "version", json_integer((json_int_t)zero_version(actor->client)));
-        json_object_set_new(ret, "loss_scale", json_real(zero_loss_scale(actor->client)));
-        return ZERO_OK;
+        uint64_t count = field_count(command, "count", 1);
+        int r = ZERO_OK;
+
+        for (uint64_t i = 0; !r && i < count; i++) {
+                r = do_connect(actor, command, ret);
+                if (!r && actor->layout)
+                        r = do_attach(actor, command, ret);
+                if (!r)
+                        do_close(actor, command, ret);
+        }
+        return r;
 }
 
 static int do_query(struct actor *actor, const json_t *command, json_t *ret)
@@ -245,6 +279,19 @@ static int do_grad(struct actor *actor, const json_t *command, json_t *ret)
         if (bad)
                 value_write(grad, actor->grad_dtype, field_count(command, "at", 0), bad_value(bad));
         actor->grads[group] = grad;
+        return ZERO_OK;
+}
+
+/* Writes over all memory of gradients it was given and has not pushed, without asking. */
+static int do_smear(struct actor *actor, const json_t *command, json_t *ret)
+{
+        const struct zero_layout *l = actor_known_layout(actor);
+
+        for (uint32_t g = 0; g < actor->n_groups; g++)
+                if (actor->grads[g])
+                        memset(actor->grads[g], 0x55,
+                               zero_layout_group_elements(l, g) *
+                                       zero_dtype_size(actor->grad_dtype));
         return ZERO_OK;
 }
 
@@ -385,7 +432,8 @@ static const struct deed {
         { "grad", do_grad, true },         { "push", do_push, true },
         { "norm", do_norm, true },         { "step", do_step, true },
         { "put", do_put, true },           { "get", do_get, true },
-        { "train", actor_train, true },
+        { "train", actor_train, true },    { "smear", do_smear, true },
+        { "churn", do_churn, false },
 };
 
 static int perform(struct actor *actor, const json_t *command, json_t *ret)

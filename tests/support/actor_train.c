@@ -6,12 +6,28 @@
  * "pull", and those of
  * "step"}.  Stage 3 fetches each group for the forward and again for the backward pass and
  * releases it after use; the others keep every group for the whole step.
+ *
+ * For runs that are disturbed:
+ * "patient": true   replays a step that was aborted; the reply counts them as "aborts"
+ * "until": FILE     instead of "steps": up to the version whose number the file holds, and
+ *                   the file may be changed meanwhile
+ * "keep": true      keeps a text that tells the version with each step, and looks first that
+ *                   what it was given at attach tells the version it begins at
+ * "journal": FILE   appends "RANK VERSION HASH TIME" for each step that has ended: the
+ *                   version before it, the hash of all it fetched, CLOCK_MONOTONIC in seconds
  */
 #include "actor.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { KEPT_MAX = 2048 };
+static const uint64_t hash_begin = 0xcbf29ce484222325, hash_prime = 0x100000001b3;
 
 struct training {
         struct actor *actor;
@@ -19,7 +35,11 @@ struct training {
         uint32_t stage, micro_batches;
         uint64_t first_step; /* of the noise, where the job is at version 0 */
         float pull;
-        uint64_t hash; /* of all that was fetched in the forward passes */
+        uint64_t hash, step_hash; /* of all that was fetched in forward passes; of this step's */
+        bool patient, keep;
+        uint64_t steps, done, aborts, skipped;
+        int journal, until; /* -1: none */
+        char kept[KEPT_MAX];
 };
 
 void step_params(const json_t *command, struct zero_adamw *sets, struct zero_step *ret)
@@ -33,7 +53,9 @@ void step_params(const json_t *command, struct zero_adamw *sets, struct zero_ste
                 .clip_norm = field_number(command, "clip", 0),
                 .loss_scale = field_number(command, "loss_scale", 0),
                 .growth_interval = (uint32_t)field_count(command, "growth_interval", 0),
+                .blob = field_text(command, "blob"),
         };
+        ret->blob_bytes = ret->blob ? strlen(ret->blob) : 0;
         sets[0] = (struct zero_adamw){ field_number(command, "lr", 1e-3), 0.9, 0.999, 1e-8, 0.01 };
         if (list)
                 ret->n_sets = (uint32_t)json_array_size(list);
@@ -78,7 +100,7 @@ static int forward(struct training *t)
                         r = zero_prefetch(a->client, g + 1);
                 if (r)
                         return r;
-                t->hash = (t->hash ^ view_hash(a, g, a->views[g])) * 0x100000001b3;
+                t->step_hash = (t->step_hash ^ view_hash(a, g, a->views[g])) * hash_prime;
                 r = let_go(t, g);
         }
         return r;
@@ -120,23 +142,113 @@ static int backward(struct training *t, bool last)
         return r;
 }
 
-static int whole_step(struct training *t, const struct zero_step *step,
-                      struct zero_result *ret_result)
+/* ---- steps that others may take up ---------------------------------------------- */
+
+/* What a rank keeps so that at `version` it knows where it stands; of many lengths. */
+static size_t kept_make(uint32_t rank, uint64_t version, char ret[static KEPT_MAX])
+{
+        size_t n = 64 + version * 97 % (KEPT_MAX - 64);
+        int used = snprintf(ret, KEPT_MAX, "rank %u stands at %" PRIu64 " ", rank, version);
+
+        memset(ret + used, 'a' + (int)(version % 26), n - (size_t)used);
+        return n;
+}
+
+static int kept_check(struct training *t, json_t *ret)
+{
+        struct zero_client *c = t->actor->client;
+        size_t n = 0, expected = kept_make(t->actor->rank, zero_version(c), t->kept);
+        const void *blob = zero_blob(c, &n);
+        char text[200];
+
+        if (!t->keep || (zero_version(c) == 0 && n == 0) ||
+            (n == expected && memcmp(blob, t->kept, n) == 0))
+                return ZERO_OK;
+        snprintf(text, sizeof text, "at version %" PRIu64 " rank %u was given %zu bytes: '%.60s'",
+                 zero_version(c), t->actor->rank, n, n ? (const char *)blob : "");
+        json_object_set_new(ret, "text", json_string(text));
+        return ZERO_EIO;
+}
+
+static void journal_write(const struct training *t, uint64_t version)
+{
+        struct timespec now;
+        char line[120];
+        int n;
+
+        if (t->journal < 0)
+                return;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        n = snprintf(line, sizeof line, "%u %" PRIu64 " %016" PRIx64 " %lld.%06ld\n",
+                     t->actor->rank, version, t->step_hash, (long long)now.tv_sec,
+                     now.tv_nsec / 1000);
+        if (write(t->journal, line, (size_t)n) != n)
+                abort();
+}
+
+static bool goes_on(const struct training *t)
+{
+        char text[32] = "";
+
+        if (t->until < 0)
+                return t->done < t->steps;
+        if (pread(t->until, text, sizeof text - 1, 0) < 0)
+                abort();
+        return zero_version(t->actor->client) < strtoull(text, NULL, 10);
+}
+
+static int whole_step(struct training *t, struct zero_step *step, struct zero_result *ret_result)
 {
         struct actor *a = t->actor;
+        uint64_t version = zero_version(a->client);
         int r = ZERO_OK;
 
-        t->noise.step = t->first_step + zero_version(a->client);
+        t->noise.step = t->first_step + version;
+        t->step_hash = hash_begin;
         for (uint32_t m = 0; !r && m < t->micro_batches; m++) {
                 t->noise.micro_batch = m;
                 r = forward(t);
                 if (!r)
                         r = backward(t, m + 1 == t->micro_batches);
         }
+        if (t->keep) {
+                step->blob = t->kept;
+                step->blob_bytes = kept_make(a->rank, version + 1, t->kept);
+        }
         if (!r)
                 r = zero_step(a->client, step, ret_result);
         memset(a->views, 0, a->n_groups * sizeof *a->views);
+        if (r)
+                return r;
+        journal_write(t, version);
+        t->hash = (t->hash ^ t->step_hash) * hash_prime;
+        t->skipped += ret_result->skipped;
+        t->done++;
+        return ZERO_OK;
+}
+
+static int run(struct training *t, struct zero_step *step, struct zero_result *ret_result)
+{
+        int r = ZERO_OK;
+
+        while (!r && goes_on(t)) {
+                r = whole_step(t, step, ret_result);
+                if (r != ZERO_EABORTED || !t->patient)
+                        continue;
+                t->aborts++;
+                r = ZERO_OK;
+        }
         return r;
+}
+
+static int open_named(const json_t *command, const char *field, int flags)
+{
+        const char *path = field_text(command, field);
+        int fd = path ? open(path, flags | O_CLOEXEC, 0600) : -1;
+
+        if (path && fd < 0)
+                abort();
+        return fd;
 }
 
 int actor_train(struct actor *actor, const json_t *command, json_t *ret)
@@ -149,24 +261,30 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
                 .micro_batches = (uint32_t)field_count(command, "micro_batches", 1),
                 .first_step = field_count(command, "first_step", 0),
                 .pull = (float)field_number(command, "pull", 0.125),
-                .hash = 0xcbf29ce484222325,
+                .hash = hash_begin,
+                .patient = json_is_true(json_object_get(command, "patient")),
+                .keep = json_is_true(json_object_get(command, "keep")),
+                .steps = field_count(command, "steps", 1),
+                .journal = open_named(command, "journal", O_WRONLY | O_APPEND | O_CREAT),
+                .until = open_named(command, "until", O_RDONLY),
         };
-        uint64_t steps = field_count(command, "steps", 1), skipped = 0;
         struct zero_adamw sets[ZERO_SET_MAX];
         struct zero_result result = { 0 };
         struct zero_step step;
         char hex[17];
-        int r = ZERO_OK;
+        int r;
 
         step_params(command, sets, &step);
-        for (uint64_t i = 0; !r && i < steps; i++) {
-                r = whole_step(&t, &step, &result);
-                skipped += result.skipped;
-        }
+        r = kept_check(&t, ret);
+        if (!r)
+                r = run(&t, &step, &result);
         snprintf(hex, sizeof hex, "%016" PRIx64, t.hash);
         json_object_set_new(ret, "hash", json_string(hex));
         json_object_set_new(ret, "version", json_integer((json_int_t)zero_version(actor->client)));
-        json_object_set_new(ret, "skipped", json_integer((json_int_t)skipped));
+        json_object_set_new(ret, "skipped", json_integer((json_int_t)t.skipped));
+        json_object_set_new(ret, "aborts", json_integer((json_int_t)t.aborts));
         json_object_set_new(ret, "grad_norm", json_real(result.grad_norm));
+        close(t.journal);
+        close(t.until);
         return r;
 }

@@ -107,7 +107,7 @@ class Actor:
 
     def start(self, do, **fields):
         """Sends a command; finish() brings its reply."""
-        if do == "connect":
+        if do in ("connect", "churn"):
             fields.setdefault("socket", self.socket)
         self.asked.append(do)
         self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
@@ -183,8 +183,11 @@ def finish_all(actors):
 
 
 class Daemon:
-    def __init__(self, name, directory, port, options):
+    """wrapper: what it is started through, such as nsenter; it must end in exec."""
+
+    def __init__(self, name, directory, port, options, wrapper=()):
         self.name, self.directory, self.port, self.options = name, directory, port, options
+        self.wrapper = wrapper
         self.socket = f"{directory}/{name}.sock"
         self.config = f"{directory}/{name}.conf"
         self.log_path = f"{directory}/{name}.log"
@@ -196,11 +199,28 @@ class Daemon:
             for key, value in self.options.items():
                 f.write(f"{key} = {value}\n")
 
-    def start(self, wrapper=()):
+    def start(self, wrapper=(), crash=None):
+        """crash: where it is to be killed (daemon/base/crash.h)."""
         self.configure()
+        environment = {**os.environ, "ZEROD_CRASH": crash} if crash else None
         with open(self.log_path, "ab") as log:
-            self.process = spawn([*wrapper, Tools.zerod, "--config", self.config], stdin=subprocess.DEVNULL,
-                                 stdout=log, stderr=log)
+            self.process = spawn([*self.wrapper, *wrapper, Tools.zerod, "--config", self.config],
+                                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self, crash=None):
+        """As after a crash: at once, and not waited for."""
+        self.kill()
+        self.start(crash=crash)
+
+    def stop(self):
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def go_on(self):
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def log(self):
         with open(self.log_path, encoding="utf-8", errors="replace") as f:
@@ -243,6 +263,18 @@ class Daemon:
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def mappings(self):
+        """How many mappings it has of memory that is shared with clients."""
+        return mappings(self.process.pid)
+
+    def state_files(self):
+        return sorted(os.listdir(self.options["state_dir"]))
+
+
+def mappings(pid):
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
+        return sum("memfd:zerod" in line for line in f)
+
 
 def resident(pid):
     with open(f"/proc/{pid}/status", encoding="utf-8") as f:
@@ -254,9 +286,10 @@ def resident(pid):
 
 class Cluster:
     """N daemons that know each other.  owners: how many of them hold shards (0: all), or
-    their names."""
+    their names.  network: what they talk through, if not over loopback (network.py)."""
 
-    def __init__(self, nodes=1, owners=0, start=True, per_node=None, **options):
+    def __init__(self, nodes=1, owners=0, start=True, per_node=None, network=None, **options):
+        self.network = network
         self.directory = tempfile.mkdtemp(prefix="zerod-test-", dir="/dev/shm")
         os.chmod(self.directory, 0o755)
         self.actors, self.others, self.unclean, self.daemons = [], [], [], []
@@ -274,17 +307,19 @@ class Cluster:
         ports = free_ports(nodes)
         self.key_file = f"{self.directory}/key"
         self.write_key(self.key_file)
+        hosts = [self.network.address(i) if self.network else "127.0.0.1" for i in range(nodes)]
         for i, name in enumerate(names):
             o = {"node": name, "socket": f"{self.directory}/{name}.sock",
                  "state_dir": f"{self.directory}/{name}.state", "threads": 1}
             if nodes > 1:
-                o["peers"] = " ".join(f"{n}=127.0.0.1:{p}" for n, p in zip(names, ports))
+                o["peers"] = " ".join(f"{n}={h}:{p}" for n, h, p in zip(names, hosts, ports))
                 o["key_file"] = self.key_file
             if owners:
                 o["owners"] = " ".join(names[:owners]) if isinstance(owners, int) else owners
             o.update(options)
             o.update(per_node.get(i, {}))
-            self.daemons.append(Daemon(name, self.directory, ports[i], o))
+            self.daemons.append(Daemon(name, self.directory, ports[i], o,
+                                       self.network.wrapper(i) if self.network else ()))
 
     @staticmethod
     def write_key(path, key=None):
@@ -294,8 +329,19 @@ class Cluster:
     def start(self):
         for d in self.daemons:
             d.start()
+        self.wait_up()
+
+    def wait_up(self):
+        """Until all daemons run and reach each other."""
         for d in self.daemons:
             until(d.peers_up, what=f"readiness of daemon {d.name}")
+
+    def coordinator(self, job):
+        """The daemon that coordinates a job, where all nodes are owners; FNV-1a, as in job.c."""
+        h = 14695981039346656037
+        for byte in job.encode():
+            h = (h ^ byte) * 1099511628211 % 2**64
+        return self.daemons[(h >> 32) % len(self.daemons)]
 
     def __getitem__(self, i):
         return self.daemons[i]
@@ -330,22 +376,34 @@ class Cluster:
                 continue
             if not ended_cleanly(d.process, 15 * SLOW):
                 self.unclean.append(f"{d.name}: status {d.process.returncode}: {d.log()[-2000:]}")
+        if self.network:
+            self.network.end()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def dismiss(self, actor):
+        """Ends an actor that nobody will ask for anything any more."""
+        actor.end()
+        self.actors.remove(actor)
 
     def actor(self, node=0, name=None):
         a = Actor(self.daemons[node].socket, name or f"actor {len(self.actors)} on n{node}")
         self.actors.append(a)
         return a
 
-    def ranks(self, job, layout, placement, attach=True, timeout_ms=30000 * SLOW, **needs):
+    def rank(self, job, layout, placement, rank, attach=True, timeout_ms=30000 * SLOW, incarnation=0, **needs):
+        """An actor that was told to attach as this rank; its replies are still to come."""
+        node = placement[rank]
+        a = self.actor(node, f"rank {rank} of {job}")
+        a.start("connect", job=job, rank=rank, world=len(placement), local=placement.count(node),
+                timeout_ms=timeout_ms, incarnation=incarnation)
+        a.start("layout", groups=layout)
+        if attach:
+            a.start("attach", **needs)
+        return a
+
+    def ranks(self, job, layout, placement, **options):
         """One attached actor a rank; placement: the node of each rank."""
-        actors = [self.actor(node, f"rank {rank} of {job}") for rank, node in enumerate(placement)]
-        for rank, (a, node) in enumerate(zip(actors, placement)):
-            a.start("connect", job=job, rank=rank, world=len(placement), local=placement.count(node),
-                    timeout_ms=timeout_ms)
-            a.start("layout", groups=layout)
-            if attach:
-                a.start("attach", **needs)
+        actors = [self.rank(job, layout, placement, rank, **options) for rank in range(len(placement))]
         for a in actors:
             while a.asked:
                 finish_all([a])

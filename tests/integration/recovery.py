@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""Trainers die and come back, or others in their place: the job goes on bit for bit, each is told
+what it has to know, and nothing is left of those that went."""
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import wire  # noqa: E402
+from cluster import SETS, SLOW, Cluster, expect, finish_all, mappings, resident, small_layout, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+from moments import (EVERY, GROUPS, LAYOUT, MOMENTS, NEEDS, PLACEMENTS, STEPS, TRAIN, all_step,  # noqa: E402
+                     as_undisturbed, go_to, heir_of, kept, push, settle, start_step, train)
+
+
+def placed(placements):
+    return cases_of(placements, "{}")
+
+
+# ---- a trainer dies --------------------------------------------------------------------------
+
+@cases_of([(m, p) for m in MOMENTS for p in PLACEMENTS], "{0[0]}_{0[1]}")
+def trainer_killed(what):
+    """The others wait for its successor and see no error; it is told what it owes."""
+    moment, placement = what
+    last = len(placement) - 1
+    with Cluster(2) as c:
+        *rest, victim = c.ranks("job", LAYOUT, placement, **NEEDS)
+        for a in rest:
+            a.start("train", steps=STEPS, **TRAIN)
+        train([victim], 2)
+        accepted = go_to([victim], moment, 2)
+        victim.kill()
+        heir, told = heir_of(c, placement, last)
+        assert told["version"] == 2 and told["blob"].startswith(kept(last, 2)), told
+        assert told["accepted"] == accepted, (told, accepted)
+        train([heir], STEPS - 2)
+        for reply in finish_all(rest):
+            assert reply["aborts"] == 0, reply
+        as_undisturbed(c, placement)
+
+
+def killed_in_its_step(c, placement):
+    """The ranks but the last, and that one, which died having called zero_step()."""
+    ranks = c.ranks("job", LAYOUT, placement, **NEEDS)
+    train(ranks, 1)
+    go_to(ranks, "pushed", 1)
+    start_step(ranks[-1], len(ranks) - 1, 2)
+    assert not ranks[-1].ready(0.3 * SLOW), "the step ended without the others"
+    ranks[-1].kill()
+    return ranks[:-1]
+
+
+@placed(PLACEMENTS)
+def trainer_killed_after_its_step(placement):
+    """A step that it has asked for counts; its successor hears of it, though it was not there."""
+    last = len(placement) - 1
+    with Cluster(2) as c:
+        rest = killed_in_its_step(c, placement)
+        all_step(rest, 2)
+        heir, told = heir_of(c, placement, last)
+        assert told["version"] == 2 and told["blob"] == kept(last, 2) and told["accepted"] == [0] * GROUPS, told
+        for a in [*rest, heir]:
+            a.start("train", steps=STEPS - 2, **{**TRAIN, "keep": False})
+        finish_all([*rest, heir])
+        as_undisturbed(c, placement)
+
+
+@placed(PLACEMENTS)
+def successor_waits_for_a_step_that_was_asked_for(placement):
+    last = len(placement) - 1
+    with Cluster(2) as c:
+        rest = killed_in_its_step(c, placement)
+        heir = c.rank("job", LAYOUT, placement, last, incarnation=1, **NEEDS)
+        for _ in range(2):
+            heir.good(heir.finish())
+        assert not heir.ready(0.3 * SLOW), "it attached in the middle of a step that counts without it"
+        all_step(rest, 2)
+        told = heir.good(heir.finish())
+        assert told["version"] == 2 and told["blob"] == kept(last, 2), told
+
+
+@case
+def all_trainers_killed():
+    """Nobody is left; the service keeps what was pushed, and all go on."""
+    placement = [0, 1, 1]
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, placement, **NEEDS)
+        train(ranks, 2)
+        go_to(ranks, "backward", 2)
+        for a in ranks:
+            a.kill()
+        heirs = [c.rank("job", LAYOUT, placement, r, incarnation=1, **NEEDS) for r in range(3)]
+        for a in heirs:
+            while a.asked:
+                a.good(a.finish())
+        train(heirs, STEPS - 2)
+        as_undisturbed(c, placement)
+
+
+@case
+def killed_again_and_again():
+    """Each successor takes up what those before it have left, within one step."""
+    placement = [0, 1]
+    with Cluster(2) as c:
+        other, victim = c.ranks("job", LAYOUT, placement, **NEEDS)
+        other.start("train", steps=STEPS, **TRAIN)
+        for i in range(len(EVERY)):
+            for g, m in EVERY[:i + 1]:
+                push(victim, g, m, 0)
+            settle(victim)
+            victim.kill()
+            victim, told = heir_of(c, placement, 1, incarnation=i + 1)
+            assert sum(told["accepted"]) == i + 1, told
+        train([victim], STEPS)
+        assert finish_all([other])[0]["aborts"] == 0
+        as_undisturbed(c, placement)
+
+
+@placed(([0, 1], [0, 0]))
+def fenced(placement):
+    """A stopped rank's successor takes its place; what the old one writes and asks changes nothing."""
+    with Cluster(2) as c:
+        other, old = c.ranks("job", LAYOUT, placement, **NEEDS)
+        other.start("train", steps=STEPS, **TRAIN)
+        train([old], 2)
+        accepted = go_to([old], "backward", 2)
+        old.stop()
+        heir, told = heir_of(c, placement, 1)
+        assert told["version"] == 2 and told["accepted"] == accepted, told
+        old.go_on()
+        old.do("smear")
+        train([heir], 1)
+        old.do("smear")
+        for deed in ("fetch", "grad", "norm"):
+            reply = old.ask(deed, group=1)
+            assert reply["status"] in ("ERANK", "ECLOSED") and "incarnation" in reply["text"], reply
+        train([heir], STEPS - 3)
+        finish_all([other])
+        as_undisturbed(c, placement)
+
+
+@case
+def lower_incarnations_are_refused():
+    with Cluster(2) as c:
+        c.ranks("job", LAYOUT, [0, 1], incarnation=2, **NEEDS)
+        for incarnation in (0, 1, 2):
+            a = c.rank("job", LAYOUT, [0, 1], 1, incarnation=incarnation, **NEEDS)
+            a.finish(), a.finish()
+            expect(a.finish(), "ERANK", "rank 1")
+
+
+@case
+def on_lost_rank_fail():
+    """Who asked for it is told at once, and goes on when a successor is there."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 0, 1], on_lost="fail", timeout_ms=60000 * SLOW, **NEEDS)
+        *rest, victim = ranks
+        for a in rest:
+            a.start("step", sets=SETS)
+        begun = time.monotonic()
+        victim.kill()
+        for a in rest:
+            expect(a.finish(), "ELOSTRANK", "rank 2")
+        assert time.monotonic() - begun < 10 * SLOW, "they waited for a deadline"
+        heir, _ = heir_of(c, [0, 0, 1], 2, on_lost="fail")
+        for a in rest:
+            until(lambda a=a: a.ask("step", sets=SETS)["status"] == "EABORTED", 5 * SLOW, "the next attempt")
+        train([*rest, heir], 2)
+
+
+@case
+def deadline_names_the_lost_rank():
+    with Cluster(2) as c:
+        one, two, victim = c.ranks("job", LAYOUT, [0, 0, 1], timeout_ms=2000 * SLOW, **NEEDS)
+        victim.kill()
+        go_to([one, two], "pushed", 0)
+        for rank, a in enumerate((one, two)):
+            start_step(a, rank, 1)
+        for d in c.daemons:
+            until(lambda d=d: any("rank 2" in w["for"] for w in d.job("job")["waiting"]), what="its name in status")
+        for a in (one, two):
+            reply = a.finish()
+            assert reply["status"] in ("EDEADLINE", "ELOSTRANK") and "rank 2" in reply["text"], reply
+        heir, _ = heir_of(c, [0, 0, 1], 2)
+        go_to([heir], "pushed", 0)
+        all_step([one, two, heir], 1)
+
+
+# ---- the world changes ---------------------------------------------------------------------------
+
+def grown(disturb):
+    """What two, then three, then one rank come to."""
+    with Cluster(2) as c:
+        version = 0
+        for placement in ([0, 1], [0, 1, 1], [1]):
+            ranks = c.ranks("job", LAYOUT, placement, **NEEDS)
+            assert ranks[0].do("version")["version"] == version
+            for a in ranks:
+                a.start("train", steps=3, **{**TRAIN, "keep": False})
+            version = finish_all(ranks)[0]["version"]
+            for a in ranks:
+                if not disturb:
+                    a.do("close")
+                a.end()
+            for d in c.daemons:
+                until(lambda d=d: not d.job("job")["sessions"], what="the sessions' end")
+            if disturb:
+                for d in c.daemons:
+                    d.restart()
+                c.wait_up()
+        return c.checksum("job")
+
+
+@case
+def world_size_changes():
+    """Between runs, whether the old ranks left or died, and whether the daemons did."""
+    told = grown(False)
+    assert told["version"] == 9 and grown(True) == told
+
+
+@case
+def world_size_of_a_running_job():
+    with Cluster(2) as c:
+        one, two = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        two.kill()
+        until(lambda: not c[1].job("job")["sessions"], what="the session's end")
+        a = c.rank("job", LAYOUT, [0, 1, 1], 2, **NEEDS)
+        a.finish(), a.finish()
+        expect(a.finish(), "ECONFLICT", "world size", "2", "3")
+        heir, _ = heir_of(c, [0, 1], 1)
+        train([one, heir], 2)
+
+
+@case
+def dropped_while_away():
+    """Trainers that come back to a job that is gone are told so, and make no new one."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], timeout_ms=10000 * SLOW, **NEEDS)
+        train(ranks, 2)
+        for a in ranks:
+            a.stop()
+        for d in c.daemons:
+            d.restart()
+        c.wait_up()
+        c[0].ctl("drop", "job")
+        for a in ranks:
+            a.start("fetch", group=0)
+            a.go_on()
+        for a in ranks:
+            expect(a.finish(), "ENOJOB")
+        assert all(d.status()["jobs"] == [] for d in c.daemons)
+
+
+# ---- nothing is left --------------------------------------------------------------------------------
+
+def sizes(c, actors):
+    pids = [d.process.pid for d in c.daemons] + [a.pid for a in actors]
+    return [(len(os.listdir(f"/proc/{p}/fd")), mappings(p), resident(p)) for p in pids]
+
+
+def come_and_go(c, actors, count):
+    """As ranks, as observers, and without a word at the end."""
+    each = count // 4
+    for a in actors:
+        a.start("churn", count=each, job=f"churn{actors.index(a)}", rank=0, world=1, **NEEDS)
+    for i in range(each * 2):
+        raw = wire.Raw(c[i % 2].socket)
+        raw.hello("other", i % 2, 2, local=1)
+        if i % 8 == 0:
+            raw.send(wire.request(raw.seq + 1, "attach", {1: wire.layout_message(small_layout(blocks=1)), 2: 1, 3: 1,
+                                                          4: 1, 5: 1}))
+        raw.close()
+    finish_all(actors)
+
+
+@case
+def connects_and_disconnects():
+    """Ten thousand of them leave no memory, mapping or descriptor in daemons and clients."""
+    count = 10000 if SLOW == 1 else 2000
+    with Cluster(2) as c:
+        c.ranks("keep", small_layout(blocks=1), [0, 1], **NEEDS)
+        actors = [c.actor(i) for i in range(2)]
+        for a in actors:
+            a.do("layout", groups=small_layout(blocks=1))
+        come_and_go(c, actors, count // 10)
+        before = sizes(c, actors)
+        come_and_go(c, actors, count)
+
+        def back():
+            return all(now[0] <= was[0] and now[1] <= was[1] for now, was in zip(sizes(c, actors), before))
+        until(back, 10 * SLOW, f"return from {sizes(c, actors)} to {before}")
+        if SLOW == 1:
+            after = sizes(c, actors)
+            assert all(now[2] <= was[2] + 2048 for now, was in zip(after, before)), f"{before} became {after}"
+
+
+if __name__ == "__main__":
+    main()

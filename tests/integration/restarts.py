@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Daemons die, end and come back: no committed step is lost, trainers hear of it by themselves, and
+the job goes on bit for bit."""
+import os
+import shutil
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, end_process, finish_all, small_layout, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+from moments import (LAYOUT, MOMENTS, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, kept,  # noqa: E402
+                     start_step, train, victims)
+
+
+# ---- a daemon dies ---------------------------------------------------------------------------
+
+@cases_of([(m, w) for m in (*MOMENTS, "voting") for w in ("coordinator", "other", "both")],
+          "{0[0]}_{0[1]}")
+def daemon_killed(what):
+    """The attempt is void, trainers hear of it by themselves and replay the step."""
+    moment, who = what
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        go_to(ranks, "pushed" if moment == "voting" else moment, 2)
+        if moment == "voting":
+            start_step(ranks[0], 0, 3)
+        for d in victims(c, who):
+            d.kill()
+        for d in victims(c, who):
+            d.start()
+        if moment != "idle":
+            all_aborted(ranks, 2)
+        train(ranks, STEPS - 2, patient=True)
+        as_undisturbed(c, [0, 1])
+
+
+@cases_of(["coordinator", "other", "both"])
+def daemon_killed_in_update(who):
+    """The step was decided: it counts, and its result reaches everybody."""
+    layout = small_layout(blocks=2, width=512)
+    with Cluster(2) as c:
+        ranks = c.ranks("job", layout, [0, 1], **NEEDS)
+        train(ranks, 2)
+        go_to(ranks, "pushed", 2)
+        for rank, a in enumerate(ranks):
+            start_step(a, rank, 3)
+        until(lambda: ranks[0].ready() or ranks[1].ready(), what="the decision")
+        for d in victims(c, who):
+            d.restart()
+        for a in ranks:
+            reply = a.finish()
+            assert reply["status"] in ("OK", "EABORTED") and a.ask("version")["version"] == 3, reply
+        for a in ranks:
+            a.start("train", steps=STEPS - 3, patient=True, **{**TRAIN, "keep": False})
+        finish_all(ranks)
+        told = c.checksum("job")
+    with Cluster(2) as c:
+        train(c.ranks("job", layout, [0, 1], **NEEDS), STEPS)
+        assert c.checksum("job") == told
+
+
+@case
+def daemons_killed_under_training():
+    with Cluster(3) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS)
+        for a in ranks:
+            a.start("train", steps=100, patient=True, **TRAIN)
+        for i in range(6):
+            time.sleep(0.2)
+            c[i % 3].restart()
+            c.wait_up()
+        finish_all(ranks)
+        as_undisturbed(c, [0, 1, 2], 100)
+
+
+@case
+def crash_loop():
+    """A daemon that dies again and again while it starts loses nothing."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        before = c.checksum("job")
+        for i in range(10):
+            c[i % 2].restart()
+            time.sleep(i * 0.01)
+        c.wait_up()
+        until(lambda: c[0].ctl_run("checksum", "job").returncode == 0, what="a checksum")
+        assert c.checksum("job") == before
+        train(ranks, STEPS - 2, patient=True)
+        as_undisturbed(c, [0, 1])
+
+
+@case
+def upgrade_under_training():
+    """SIGTERM lets the step in flight end; trainers see a pause and no error."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        for a in ranks:
+            a.start("train", steps=120, patient=True, **TRAIN)
+        for i in range(4):
+            time.sleep(0.3)
+            assert end_process(c[i % 2].process, 15 * SLOW), c[i % 2].log()[-2000:]
+            c[i % 2].start()
+            c.wait_up()
+        finish_all(ranks)
+        as_undisturbed(c, [0, 1], 120)
+
+
+@cases_of(["coordinator", "other"])
+def drains_the_step_in_flight(who):
+    """A daemon that is told to end waits for the decision: the step counts."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        go_to(ranks, "pushed", 2)
+        start_step(ranks[0], 0, 3)
+        d, = victims(c, who)
+        d.process.terminate()
+        start_step(ranks[1], 1, 3)
+        assert [r["version"] for r in finish_all(ranks)] == [3, 3]
+        assert d.process.wait(15 * SLOW) == 0, d.log()[-2000:]
+        d.start()
+        for a in ranks:
+            a.start("train", steps=STEPS - 3, patient=True, **{**TRAIN, "keep": False})
+        finish_all(ranks)
+        as_undisturbed(c, [0, 1])
+
+
+@case
+def node_that_lost_its_state():
+    """It is refused by name; what the others have stays as it is."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], timeout_ms=10000 * SLOW, **NEEDS)
+        train(ranks, 2)
+        c[1].kill()
+        files = c[0].state_files()
+        shutil.rmtree(c[1].options["state_dir"])
+        c[1].start()
+        c.wait_up()
+        for a in ranks:
+            a.start("fetch", group=1)
+        for a in ranks:
+            reply = a.finish()
+            assert reply["status"] not in ("OK", "EABORTED") and "n1" in reply["text"], reply
+        late = c.rank("job", LAYOUT, [0, 1], 0, incarnation=1, timeout_ms=10000 * SLOW, **NEEDS)
+        late.finish(), late.finish()
+        reply = late.finish()
+        assert reply["status"] not in ("OK", "EABORTED") and "n1" in reply["text"], reply
+        assert c[0].job("job")["version"] == 2 and c[0].state_files() == files, (c[0].job("job"), files)
+
+
+if __name__ == "__main__":
+    main()

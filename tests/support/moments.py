@@ -1,0 +1,109 @@
+"""Steps gone through by hand, and what a job comes to that nothing happened to."""
+from cluster import SETS, Cluster, expect, finish_all, small_layout
+
+LAYOUT = small_layout(blocks=2, width=256)
+GROUPS = len(LAYOUT)
+NEEDS = {"hold": 2, "push": -1}
+SEED, MICRO_BATCHES, STEPS = 3, 2, 6
+TRAIN = {"sets": SETS, "micro_batches": MICRO_BATCHES, "clip": 0.5, "seed": SEED, "pull": 0, "keep": True}
+PLACEMENTS = ([0, 1], [0, 0], [0, 1, 1])
+known = {}
+
+
+def train(ranks, steps, **more):
+    for a in ranks:
+        a.start("train", steps=steps, **TRAIN, **more)
+    return finish_all(ranks)
+
+
+def ended_with(placement, steps=STEPS):
+    """Planes of a job that nothing happened to."""
+    key = tuple(placement), steps
+    if key not in known:
+        with Cluster(max(placement) + 1) as c:
+            train(c.ranks("job", LAYOUT, placement, **NEEDS), steps)
+            known[key] = c.checksum("job")["planes"]
+    return known[key]
+
+
+def as_undisturbed(c, placement, steps=STEPS):
+    told = c.checksum("job")
+    assert told["version"] == steps, told
+    assert told["planes"] == ended_with(placement, steps), f"{told['planes']} is not {ended_with(placement, steps)}"
+
+
+def kept(rank, version):
+    return f"rank {rank} stands at {version} "
+
+
+def heir_of(c, placement, rank, incarnation=1, **more):
+    """A successor; what attach told it."""
+    a = c.rank("job", LAYOUT, placement, rank, incarnation=incarnation, **{**NEEDS, **more})
+    finish = [a.good(a.finish(), "attach") for _ in range(3)]
+    return a, finish[-1]
+
+
+def push(actor, group, micro_batch, step):
+    """As "train" does it in this step."""
+    actor.do("grad", group=group, seed=SEED, step=step, micro_batch=micro_batch)
+    actor.do("push", group=group, last=micro_batch + 1 == MICRO_BATCHES)
+
+
+def settle(actor):
+    """What it has pushed has arrived: requests are served in order."""
+    actor.do("query", what="ping")
+
+
+# ---- how far ranks are in a step -----------------------------------------------------------------
+
+EVERY = [(g, m) for m in range(MICRO_BATCHES) for g in range(GROUPS)]
+# What each has done by then: fetched; written a gradient and not pushed it; pushed (group, micro-batch).
+MOMENTS = {"idle": [], "forward": ["fetch"], "backward": ["fetch", (3, 0), (2, 0), "write"],
+           "first": EVERY[:GROUPS], "second": [*EVERY[:GROUPS], (3, 1)], "pushed": EVERY}
+
+
+def go_to(ranks, moment, step):
+    """Takes ranks there, side by side; how many micro-batches of each group they have pushed then."""
+    accepted = [0] * GROUPS
+    for deed in MOMENTS[moment]:
+        for a in ranks:
+            if deed == "fetch":
+                a.do("fetch", group=0)
+                a.do("prefetch", group=1)
+            elif deed == "write":
+                a.do("grad", group=1, seed=99)
+            else:
+                push(a, *deed, step)
+        if isinstance(deed, tuple):
+            accepted[deed[0]] += 1
+    for a in ranks:
+        settle(a)
+    return accepted
+
+
+def start_step(actor, rank, version):
+    """Calls zero_step() as "train" does, but keeps less."""
+    actor.start("step", sets=SETS, clip=TRAIN["clip"], blob=kept(rank, version))
+
+
+def all_step(ranks, version):
+    for rank, a in enumerate(ranks):
+        start_step(a, rank, version)
+    assert {r["version"] for r in finish_all(ranks)} == {version}
+
+
+# ---- daemons ----------------------------------------------------------------------------------------
+
+def victims(c, who):
+    coordinator = c.coordinator("job")
+    return [d for d in c.daemons if who == "both" or (d is coordinator) == (who == "coordinator")]
+
+
+def all_aborted(ranks, version):
+    """Each is told, once, that the attempt is void; they are let in again together."""
+    for a in ranks:
+        if not a.asked:
+            a.start("norm")
+    for a in ranks:
+        expect(a.finish(), "EABORTED")
+        assert a.do("version")["version"] == version
