@@ -1,0 +1,243 @@
+"""What can happen to a world: each kind is a function that does it, and returns when what it
+ended runs again.
+
+A crash point is a kind as well: a daemon is started such that it dies there.
+"""
+import signal
+import time
+
+from cluster import SLOW
+
+SILENCE_S = 5  # after which a peer is given up
+END_S = 15 * SLOW
+POINT_S = 6 * SLOW
+# What has to happen to a daemon before it comes to such a point.
+BEFORE = {"resume.replayed": "update.valid"}
+
+
+class Tally:
+    """How often what was done, and how long it took until training went on."""
+
+    def __init__(self):
+        self.kills, self.times, self.points, self.missed = {}, {}, {}, {}  # by kind; by point
+
+    def kill(self, what):
+        self.kills[what] = self.kills.get(what, 0) + 1
+
+    def took(self, kind, seconds):
+        self.times.setdefault(kind, []).append(seconds)
+
+    @property
+    def killed(self):
+        return sum(self.kills.values())
+
+
+class Disturber:
+    def __init__(self, world, tally):
+        self.w, self.rng, self.tally = world, world.rng, tally
+
+    # ---- single deeds ------------------------------------------------------------
+
+    def pause(self):
+        """Mostly none: restarted at once."""
+        self.w.wait(self.rng.choice((0, 0, 0, self.rng.uniform(0, 0.3), self.rng.uniform(0.3, 1.5))))
+
+    def any_trainer(self):
+        return self.rng.choice(self.w.trainers)
+
+    def any_node(self):
+        return self.rng.randrange(len(self.w.cluster.daemons))
+
+    def kill_trainer(self, t):
+        self.w.note(f"kill rank {t.rank}")
+        t.kill()
+        self.w.ranks_hit.add(t.rank)
+        self.tally.kill("trainer")
+
+    def end_daemon(self, i, how=signal.SIGKILL):
+        d = self.w.cluster[i]
+        self.w.note(f"{signal.Signals(how).name} to {d.name}")
+        self.w.armed[d] = True  # it may be found ended
+        d.process.send_signal(signal.SIGCONT)
+        d.process.send_signal(how)
+        self.w.nodes_hit.add(i)
+        if how == signal.SIGKILL:
+            d.process.wait()
+            self.tally.kill("daemon")
+
+    def start_daemon(self, i, crash=None):
+        d = self.w.cluster[i]
+        self.w.note(f"start {d.name}" + (f", to die at {crash}" if crash else ""))
+        d.start(crash=crash)
+        if not crash:
+            del self.w.armed[d]
+
+    # ---- kinds -------------------------------------------------------------------------
+
+    def trainer_killed(self):
+        t = self.any_trainer()
+        self.kill_trainer(t)
+        self.pause_without([t])
+        t.start()
+
+    def pause_without(self, dead):
+        """pause() while some trainers are dead and not to be polled."""
+        alive = self.w.trainers
+        self.w.trainers = [t for t in alive if t not in dead]
+        self.pause()
+        self.w.trainers = alive
+
+    def trainers_killed(self):
+        some = self.rng.sample(self.w.trainers, self.rng.randint(2, len(self.w.trainers)))
+        for t in some:
+            self.kill_trainer(t)
+        self.pause_without(some)
+        for t in some:
+            t.start()
+
+    def daemon_killed(self):
+        i = self.any_node()
+        self.end_daemon(i)
+        self.pause()
+        self.start_daemon(i)
+
+    def daemons_killed(self):
+        nodes = list(range(len(self.w.cluster.daemons)))
+        self.rng.shuffle(nodes)
+        for i in nodes:
+            self.end_daemon(i)
+        self.pause()
+        for i in nodes:
+            self.start_daemon(i)
+
+    def trainer_and_daemon_killed(self):
+        i, t = self.any_node(), self.any_trainer()
+        deeds = [lambda: self.kill_trainer(t), lambda: self.end_daemon(i)]
+        self.rng.shuffle(deeds)
+        for deed in deeds:
+            deed()
+        self.pause_without([t])
+        self.start_daemon(i)
+        t.start()
+
+    def everything_killed(self):
+        everyone = list(self.w.trainers)
+        for i in range(len(self.w.cluster.daemons)):
+            self.end_daemon(i)
+        for t in everyone:
+            self.kill_trainer(t)
+        for i in range(len(self.w.cluster.daemons)):
+            self.start_daemon(i)
+        for t in everyone:
+            t.start()
+
+    def killed_in_recovery(self):
+        for _ in range(self.rng.randint(2, 4)):
+            self.rng.choice((self.trainer_killed, self.daemon_killed, self.daemon_killed))()
+            self.w.wait(self.rng.uniform(0, 0.5))
+
+    def trainer_stopped(self):
+        t = self.any_trainer()
+        self.w.note(f"stop rank {t.rank}")
+        t.actor.stop()
+        self.w.wait(self.rng.uniform(0.05, 1))
+        t.actor.go_on()
+        self.w.ranks_hit.add(t.rank)
+
+    def stop_daemon(self, seconds):
+        i = self.any_node()
+        self.w.note(f"stop {self.w.cluster[i].name} for {seconds:.2f} s")
+        self.w.cluster[i].stop()
+        self.w.wait(seconds)
+        self.w.cluster[i].go_on()
+        self.w.nodes_hit.add(i)
+
+    def daemon_stopped(self):
+        self.stop_daemon(self.rng.uniform(0.05, 2))
+
+    def daemon_stopped_long(self):
+        self.stop_daemon(SILENCE_S + self.rng.uniform(1, 2.5))
+
+    def cut(self, seconds):
+        if not self.w.cluster.network:
+            return self.stop_daemon(seconds)
+        i, far = self.any_node(), self.rng.random() < 0.5
+        self.w.note(f"cut {self.w.cluster[i].name} off for {seconds:.2f} s")
+        self.w.cluster.network.cut(i, far)
+        self.w.wait(seconds)
+        self.w.cluster.network.mend(i)
+        self.w.nodes_hit.add(i)
+        return None
+
+    def link_cut(self):
+        self.cut(self.rng.uniform(0.05, 2))
+
+    def link_cut_long(self):
+        self.cut(SILENCE_S + self.rng.uniform(1, 2.5))
+
+    def trainer_replaced(self):
+        """A stopped rank's successor takes its place; when it goes on it is told so, and changes nothing."""
+        t = self.any_trainer()
+        old = t.actor
+        self.w.note(f"stop rank {t.rank}, and start its successor")
+        old.stop()
+        t.start()
+        self.w.ranks_hit.add(t.rank)
+        self.w.wait(self.rng.uniform(0, 0.5))
+        old.go_on()
+        self.w.wait_for(lambda: old.ready() or not old.asked, "the fenced rank's answer")
+        reply = {"status": "OK"}
+        while old.asked and reply["status"] == "OK":
+            reply = old.finish()
+        assert reply["status"] in ("ERANK", "ECLOSED") and "incarnation" in reply["text"], f"{t.rank}: {reply}"
+        self.w.cluster.dismiss(old)
+
+    def daemon_upgraded(self):
+        """SIGTERM, as an upgrade does: trainers see a pause."""
+        i = self.any_node()
+        d = self.w.cluster[i]
+        self.end_daemon(i, signal.SIGTERM)
+        self.w.wait_for(lambda: not d.alive(), f"the end of {d.name}", END_S)
+        assert d.process.returncode == 0, f"{d.name} ended with status {d.process.returncode}"
+        self.start_daemon(i)
+
+    # ---- crash points ------------------------------------------------------------------
+
+    def dies_at(self, i, crash):
+        """Has daemon i die at a point; whether it came there."""
+        d = self.w.cluster[i]
+        if d.alive():
+            self.end_daemon(i)
+        self.start_daemon(i, crash)
+        end = time.monotonic() + POINT_S
+        while d.alive() and time.monotonic() < end:
+            self.w.wait(0.01)
+        if d.alive():
+            return False
+        assert d.process.returncode == -signal.SIGKILL, f"{d.name}: status {d.process.returncode}: {d.log()[-1000:]}"
+        self.w.note(f"{d.name} died at {crash}")
+        self.tally.kill("crash point")
+        return True
+
+    def crash_at(self, point):
+        coordinator = self.w.cluster.daemons.index(self.w.cluster.coordinator(self.w.job))
+        i = coordinator if point.startswith("coordinator.") else self.any_node()
+        times = self.rng.choice((1, 1, 2, 3, 7))
+        if point in BEFORE:
+            self.dies_at(i, BEFORE[point])
+            times = 1
+        hit = self.dies_at(i, f"{point}:{times}")
+        counts = self.tally.points if hit else self.tally.missed
+        counts[point] = counts.get(point, 0) + 1
+        if not hit:
+            self.end_daemon(i)
+        self.pause()
+        self.start_daemon(i)
+        return hit
+
+
+# How likely each is; those of a long silence cost seconds.
+KINDS = {"trainer_killed": 6, "trainers_killed": 2, "daemon_killed": 6, "daemons_killed": 2,
+         "trainer_and_daemon_killed": 2, "everything_killed": 1, "killed_in_recovery": 3, "trainer_stopped": 1,
+         "daemon_stopped": 1, "link_cut": 1, "daemon_stopped_long": 0.2, "link_cut_long": 0.2, "trainer_replaced": 1,
+         "daemon_upgraded": 1}

@@ -1,0 +1,225 @@
+"""A training job that is disturbed, watched and held against one that was not.
+
+Its trainers go on whatever happens, until a version that is chosen last; each step they end
+is in a journal with a hash of everything they fetched.  Rule: what dies without having been killed,
+fails without a fault of ours, or does not go on, is a failure.
+"""
+import os
+import random
+import time
+
+from cluster import SETS, SLOW, Cluster, small_layout, until
+from network import Network
+
+JOB = "torture"
+STUCK_S = 30 * SLOW
+PATIENCE_MS = 120000 * SLOW  # of a trainer's calls: longer than any disturbance
+LAST_STEPS = 20              # from the last disturbance on
+AGAIN = ("ECLOSED", "EABORTED", "EPEER")  # of an attach in whose middle a daemon ended
+NEVER = 10**11
+
+
+class Plan:
+    """What a run is: a function of its seed alone."""
+
+    def __init__(self, seed, wired):
+        self.rng = random.Random(seed)
+        r, self.seed, self.wired = self.rng, seed, wired
+        self.nodes = r.choice((2, 3))
+        ranks = r.randint(2, 4)
+        self.placement = sorted(r.randrange(self.nodes) for _ in range(ranks))
+        self.dtype = r.choice(("fp32", "fp32", "bf16"))
+        self.layout = small_layout(self.dtype, blocks=r.randint(2, 3), width=r.choice((64, 128, 200)))
+        stage = r.choice((2, 3))
+        self.needs = {"hold": 2 if stage == 3 else -1, "push": r.choice((2, -1)), "grad": self.dtype}
+        self.train = {"micro_batches": r.randint(2, 3), "stage": stage, "clip": 0.5, "seed": seed,
+                      "sets": SETS, "patient": True, "keep": True}
+        self.options = {"chunk": r.choice((128, 1280)), "threads": r.randint(1, 2)}
+        if wired:
+            self.options["bulk"] = "tcp"
+        if r.random() < 0.25:
+            self.options["delay_ms"] = r.randint(1, 5)
+
+    def __str__(self):
+        options = ", ".join(f"{k} {v}" for k, v in self.options.items())
+        return (f"seed {self.seed}: {self.nodes} nodes{', wired' if self.wired else ''}, ranks on {self.placement}, "
+                f"{self.dtype}, {self.train['micro_batches']} micro-batches, stage {self.train['stage']}, {options}")
+
+
+class Journal:
+    """What the trainers say of the steps they have ended."""
+
+    def __init__(self, path):
+        self.path, self.hashes, self.newest, self.rest = path, {}, -1, ""
+        self.recent = []  # (rank, version, time), for whoever empties it
+        with open(path, "x", encoding="ascii"):
+            pass
+        self.file = open(path, encoding="ascii")
+
+    def read(self):
+        *lines, self.rest = (self.rest + self.file.read()).split("\n")
+        for line in lines:
+            rank, version, digest, moment = line.split()
+            version = int(version)
+            known = self.hashes.setdefault(version, digest)
+            assert known == digest, f"rank {rank} fetched other parameters of version {version} than another rank"
+            self.newest = max(self.newest, version)
+            self.recent.append((int(rank), version, float(moment)))
+
+
+class Trainer:
+    """One rank, and those that took its place."""
+
+    def __init__(self, world, rank):
+        self.world, self.rank, self.incarnation, self.actor, self.end = world, rank, 0, None, None
+        self.start()
+
+    def start(self):
+        w = self.world
+        self.actor = w.cluster.rank(JOB, w.plan.layout, w.plan.placement, self.rank, incarnation=self.incarnation,
+                                    timeout_ms=PATIENCE_MS, **w.plan.needs)
+        self.actor.start("train", until=w.until, journal=w.journal.path, **w.plan.train)
+        self.incarnation += 1
+
+    def kill(self):
+        self.world.cluster.dismiss(self.actor)
+
+    def poll(self):
+        while self.actor.asked and self.actor.ready():
+            what = self.actor.asked[0]
+            reply = self.actor.finish()
+            if reply["status"] == "OK":
+                self.end = reply if what == "train" else None
+            elif what in ("connect", "attach") and reply["status"] in AGAIN:
+                self.kill()
+                time.sleep(0.05)
+                self.start()
+            else:
+                raise AssertionError(f"rank {self.rank}: {what}: {reply}")
+
+
+class World:
+    def __init__(self, plan, disturbed=True):
+        self.plan, self.rng, self.job = plan, plan.rng, JOB
+        self.begin, self.notes, self.armed, self.trainers = time.monotonic(), [], {}, []
+        self.ranks_hit, self.nodes_hit = set(), set()
+        options = plan.options if disturbed else {}
+        network = Network(plan.nodes) if plan.wired and disturbed else None
+        self.cluster = Cluster(plan.nodes, network=network, **options)
+        try:
+            self.fresh = [(d.state_files(), d.descriptors(), d.mappings()) for d in self.cluster.daemons]
+            self.until = f"{self.cluster.directory}/until"
+            self.aim(NEVER)
+            self.journal = Journal(f"{self.cluster.directory}/journal")
+            self.trainers = [Trainer(self, rank) for rank in range(len(plan.placement))]
+        except BaseException:
+            self.cluster.end()
+            raise
+
+    def note(self, text):
+        self.notes.append(f"{time.monotonic() - self.begin:8.3f} version {self.journal.newest + 1}: {text}")
+
+    def aim(self, version):
+        with open(os.open(self.until, os.O_CREAT | os.O_WRONLY, 0o644), "w", encoding="ascii") as f:
+            f.write(f"{version:012}")
+
+    # ---- watching ----------------------------------------------------------------
+
+    def poll(self):
+        self.journal.read()
+        for t in self.trainers:
+            t.poll()
+        for d in self.cluster.daemons:
+            if not d.alive() and d not in self.armed:
+                raise AssertionError(f"daemon {d.name} ended by itself, status {d.process.returncode}")
+
+    def wait(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.poll()
+            time.sleep(0.003)
+
+    def wait_for(self, condition, what, seconds=STUCK_S):
+        def met():
+            self.poll()
+            return condition()
+        until(met, seconds, what)
+
+    def concerned(self):
+        """The ranks whose next step shows that what was hit has recovered."""
+        on_nodes = {r for r, n in enumerate(self.plan.placement) if n in self.nodes_hit}
+        return self.ranks_hit | on_nodes
+
+    def recovered(self):
+        """Waits until every rank has gone on; the seconds from now to the step that shows it."""
+        self.journal.read()
+        self.journal.recent.clear()
+        now, newest, first = time.monotonic(), self.journal.newest, {}
+
+        def all_went_on():
+            for rank, version, moment in self.journal.recent:
+                if version > newest and moment > now:
+                    first.setdefault(rank, moment - now)
+            self.journal.recent.clear()
+            return len(first) == len(self.trainers)
+        self.wait_for(all_went_on, "the next step")
+        ranks = self.concerned()
+        self.ranks_hit, self.nodes_hit = set(), set()
+        return max(s for r, s in first.items() if r in ranks) if ranks else min(first.values())
+
+    # ---- the end ---------------------------------------------------------------------
+
+    def finish(self, version=None):
+        """Trains up to a version (None: a few steps on), leaves, and looks at what stays; what the job ended with."""
+        if version is None:
+            self.journal.read()
+            version = self.journal.newest + 1 + LAST_STEPS
+        self.aim(version)
+        self.wait_for(lambda: all(t.end for t in self.trainers), "the last step", STUCK_S + version)
+        assert all(t.end["version"] == version for t in self.trainers), [t.end for t in self.trainers]
+        for t in self.trainers:
+            t.actor.do("close")
+        sums = self.cluster.checksum(JOB)
+        assert sums["version"] == version, sums
+        memory = [d.memory() for d in self.cluster.daemons]
+        self.leave()
+        return {"version": version, "planes": sums["planes"], "memory": memory}
+
+    def leave(self):
+        """Nothing is left of the job once it is dropped."""
+        for t in self.trainers:
+            t.kill()
+        self.trainers = []
+        for d in self.cluster.daemons:
+            until(lambda d=d: not d.job(JOB)["sessions"], what=f"the sessions' end on {d.name}")
+        self.cluster[0].ctl("drop", JOB)
+        for d, (files, descriptors, maps) in zip(self.cluster.daemons, self.fresh):
+            until(lambda d=d: not d.status()["jobs"], what=f"the job's end on {d.name}")
+            assert d.state_files() == files, (d.name, d.state_files(), files)
+            until(lambda d=d, n=maps: d.mappings() <= n, what=f"return of mappings of {d.name}")
+            until(lambda d=d, n=descriptors: d.descriptors() <= n + 1, what=f"return of descriptors of {d.name}")
+            assert d.status()["memory"]["state_used"] == 0, d.status()["memory"]
+
+    def explain(self):
+        """For a failure: what was done, and who waits for whom."""
+        lines = [str(self.plan), *self.notes[-40:]]
+        for d in self.cluster.daemons:
+            if d.alive():
+                r = d.ctl_run("status")
+                lines += [f"--- status of {d.name}", *(r.stdout or r.stderr).splitlines()]
+        return "\n".join("# " + line for line in lines)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind and not issubclass(kind, KeyboardInterrupt):
+            print(self.explain())
+        self.cluster.__exit__(kind, error, trace)
+
+
+def undisturbed(plan, version):
+    """Hashes by version, and what it ended with."""
+    with World(plan, disturbed=False) as w:
+        end = w.finish(version)
+        return w.journal.hashes, end
