@@ -308,7 +308,9 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                 job->here[r] = true;
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
-        if (job->state && !update_running(job->update))
+        /* not if a decision that was caught up on is carried out, or has been just now */
+        if (job->state && !update_running(job->update) &&
+            job->state->record->attempt < job->attempt)
                 state_abort(job->state, job->attempt);
         crash_point(CRASH_ATTEMPT_BEGUN);
         job_begin_attempt(job, false);
