@@ -94,13 +94,13 @@ class Torture:
         kinds = [k for k, weight in KINDS.items() if weight >= 1 or world.plan.seed % 4 < 2]
         rng.shuffle(kinds)
         first = [(k, getattr(disturber, k)) for k in kinds]
-        tried = self.open_points[:max(8, len(self.points) // max(1, self.options.worlds) + 1)]
+        tried = [p for p in self.open_points if disturber.places(p)][:max(8, len(self.points) // max(1, self.options.worlds) + 1)]
         first += [(f"point {p}", lambda p=p: self.point(disturber, p)) for p in tried]
         rng.shuffle(first)
         yield from first
         while True:
             if self.points and rng.random() < 0.4:
-                p = rng.choice(self.open_points or self.points)
+                p = rng.choice([p for p in self.open_points or self.points if disturber.places(p)] or ["vote.sent"])
                 yield f"point {p}", lambda p=p: self.point(disturber, p)
             else:
                 k, = rng.choices(list(KINDS), KINDS.values())

@@ -12,7 +12,9 @@ SILENCE_S = 5  # after which a peer is given up
 END_S = 15 * SLOW
 POINT_S = 6 * SLOW
 # What has to happen to a daemon before it comes to such a point.
-BEFORE = {"resume.replayed": "update.valid"}
+BEFORE = {"resume.replayed": "update.valid", "coordinator.recovering": "vote.sent"}
+# Those that a daemon comes to once in its life, as a rule.
+ONCE = ("attach.", "attempt.", "open.", "resume.", "coordinator.start", "coordinator.recovering")
 
 
 class Tally:
@@ -219,13 +221,24 @@ class Disturber:
         self.tally.kill("crash point")
         return True
 
+    def places(self, point):
+        """The nodes that come to a point, as the ranks are placed."""
+        ranks = [self.w.plan.placement.count(i) for i in range(self.w.plan.nodes)]
+        if point.startswith("coordinator."):
+            return [self.w.cluster.daemons.index(self.w.cluster.coordinator(self.w.job))]
+        if point == "push.summed":  # else there is nothing to add up
+            return [i for i, n in enumerate(ranks) if n > 1]
+        if point.startswith(("push.", "attach.")):
+            return [i for i, n in enumerate(ranks) if n]
+        if point == "landing.landed":
+            return [i for i, n in enumerate(ranks) if n < sum(ranks)]
+        return list(range(len(ranks)))
+
     def crash_at(self, point):
-        coordinator = self.w.cluster.daemons.index(self.w.cluster.coordinator(self.w.job))
-        i = coordinator if point.startswith("coordinator.") else self.any_node()
-        times = self.rng.choice((1, 1, 2, 3, 7))
+        i = self.rng.choice(self.places(point))
+        times = 1 if point.startswith(ONCE) else self.rng.choice((1, 1, 2, 3, 7))
         if point in BEFORE:
             self.dies_at(i, BEFORE[point])
-            times = 1
         hit = self.dies_at(i, f"{point}:{times}")
         counts = self.tally.points if hit else self.tally.missed
         counts[point] = counts.get(point, 0) + 1
