@@ -18,34 +18,45 @@ enum { POLL_MS = 100 };
 
 /* ---- the order ---------------------------------------------------------------- */
 
+/* One more word of the path; ".." takes one away. */
+static bool add_word(char *path, const char *word)
+{
+        char *last = strrchr(path, '/');
+
+        if (*word == '\0' || strcmp(word, ".") == 0)
+                return true;
+        if (strcmp(word, "..") == 0) {
+                if (last)
+                        *last = '\0';
+                return true;
+        }
+        if (strlen(path) + strlen(word) + 2 > PATH_MAX)
+                return false;
+        strcat(strcat(path, "/"), word);
+        return true;
+}
+
 /* The path without "." and "..", which is what daemons take: from the working directory on. */
 static int absolute_path(const char *path, char ret[static PATH_MAX])
 {
-        char whole[2 * PATH_MAX + 2], *part, *rest;
-        size_t n = 0;
+        char *copy = strdup(path), *rest = copy, *word;
+        bool fits = copy != NULL;
 
         ret[0] = '\0';
-        if (path[0] != '/' && !getcwd(whole, PATH_MAX)) {
+        if (path[0] != '/' && !getcwd(ret, PATH_MAX)) {
                 ctl_error("the working directory: %s", strerror(errno));
+                free(copy);
                 return CTL_FAILED;
         }
-        if (strlen(path) >= PATH_MAX) {
-                ctl_error("the path is too long");
-                return CTL_USAGE;
-        }
-        n = path[0] == '/' ? 0 : strlen(whole);
-        whole[n] = '/';
-        strcpy(whole + n + 1, path);
-        for (rest = whole; (part = strsep(&rest, "/"));) {
-                char *end = strrchr(ret, '/');
-
-                if (strcmp(part, "..") == 0 && end)
-                        *end = '\0';
-                else if (*part && strcmp(part, ".") != 0 && strcmp(part, "..") != 0 &&
-                         strlen(ret) + strlen(part) + 2 < PATH_MAX)
-                        strcat(strcat(ret, "/"), part);
-        }
-        return CTL_OK;
+        if (strcmp(ret, "/") == 0)
+                ret[0] = '\0';
+        while (fits && (word = strsep(&rest, "/")))
+                fits = add_word(ret, word);
+        free(copy);
+        if (fits)
+                return CTL_OK;
+        ctl_error("the path is too long");
+        return CTL_USAGE;
 }
 
 static int order(struct ctl *ctl, const char *what, json_t **ret_answer)
