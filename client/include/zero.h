@@ -171,7 +171,8 @@ struct zero_needs {
  * new. [blocks] until all ranks are there.  All ranks must bring the same
  * layout: ZERO_ELAYOUT names the first difference.  The layout is copied.
  * ZERO_EWINDOW says how large the window would have to be, ZERO_ERANK who has
- * the rank.  A rank connects again if the daemon is lost meanwhile.
+ * the rank.  While a job runs, ranks of another world size wait for those of the old one
+ * to leave.  A rank connects again if the daemon is lost meanwhile.
  * An observer passes NULL for both and is given the job's layout.
  */
 int zero_attach(struct zero_client *client, const struct zero_layout *layout,
