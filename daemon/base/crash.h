@@ -52,7 +52,14 @@
         X(UPDATE_DONE, "update.done") /* the record is, the coordinator not told */                \
         X(RESUME_REPLAYED, "resume.replayed") /* redo slots are copied home again */               \
         X(RESUME_OPENED, "resume.opened") /* a job's file is open, nothing is done */              \
-        X(RESUME_TAKEN, "resume.taken") /* it is known, a recorded step not carried out */
+        X(RESUME_TAKEN, "resume.taken") /* it is known, a recorded step not carried out */         \
+        X(CHECKPOINT_BLOCK, "checkpoint.block") /* a block of a shard is written */                \
+        X(CHECKPOINT_SHARD, "checkpoint.shard") /* a shard is on the disk, nobody is told */       \
+        X(CHECKPOINT_FILLED, "checkpoint.filled") /* the manifest is written, the rename is not done */\
+        X(CHECKPOINT_NAMED, "checkpoint.named") /* it is, no older one is deleted */               \
+        X(CHECKPOINT_THINNED, "checkpoint.thinned") /* an older one has lost its name, not its files */\
+        X(RESTORE_FILLED, "restore.filled") /* a draft is complete, nothing is replaced */         \
+        X(RESTORE_NAMED, "restore.named") /* it is the state, what ranks keep is not yet */
 /* clang-format on */
 
 enum crash_point {

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/store/store.h"
 #include "proto/cleanup.h"
 
@@ -53,6 +54,7 @@ int state_replace(struct state *draft, struct state *old, struct fault *fault)
                 return fault_errno(fault, ENOMEM, name);
         if (renameat2(dir, draft->file, dir, file, old ? 0 : RENAME_NOREPLACE) < 0)
                 return fault_errno(fault, errno, name);
+        crash_point(CRASH_RESTORE_NAMED);
         temporary = draft->file;
         draft->file = STEAL(file);
         replace_blobs(draft, temporary, draft->file, !old);

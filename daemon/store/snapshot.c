@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/store/blobs.h"
 #include "daemon/store/snapshot_file.h"
 #include "proto/cleanup.h"
@@ -256,6 +257,7 @@ int snapshot_writer_block(struct snapshot_writer *w, const uint8_t *block, struc
         if (r)
                 return r;
         w->written += n;
+        crash_point(CRASH_CHECKPOINT_BLOCK);
         /* a hint: the disk begins now, and the fsync at the end has little left to do */
         (void)sync_file_range(w->fd, (off_t)at, (off_t)n, SYNC_FILE_RANGE_WRITE);
         return 0;
@@ -277,6 +279,7 @@ int snapshot_writer_finish(struct snapshot_writer *w, struct manifest_shard *ret
                 return r;
         if (fsync(w->fd) < 0)
                 return snapshot_failed(fault, w->name, "writing");
+        crash_point(CRASH_CHECKPOINT_SHARD);
         *ret = (struct manifest_shard){ .bytes = snapshot_stream_at(h) + h->stream_bytes };
         memcpy(ret->hash, h->hash, MANIFEST_HASH);
         return 0;

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
 enum { DIR_NAME = ZERO_NAME_MAX + 1 + 32, LAYOUT_BYTES_MAX = 1 << 30, KEEP_LISTED = 4096 };
@@ -313,10 +314,12 @@ int snapshot_publish(int dir, const struct manifest *m, const char *text, const 
         r = fill_partial(dir, partial, m, text, layout, fault);
         if (r)
                 return r;
+        crash_point(CRASH_CHECKPOINT_FILLED);
         if (renameat2(dir, partial, dir, whole, there == 2 ? RENAME_EXCHANGE : 0) < 0)
                 return fault_errno(fault, errno, whole);
         if (fsync(dir) < 0)
                 return fault_errno(fault, errno, whole);
+        crash_point(CRASH_CHECKPOINT_NAMED);
         if (there == 2)
                 remove_ours(dir, partial); /* the one before */
         return 0;
@@ -360,8 +363,10 @@ static void remove_whole(int dir, const char *name)
         char partial[DIR_NAME + sizeof(partial_suffix) + 1];
 
         snprintf(partial, sizeof(partial), ".%s%s", name, partial_suffix);
-        if (renameat(dir, name, dir, partial) == 0)
-                remove_ours(dir, partial);
+        if (renameat(dir, name, dir, partial) < 0)
+                return;
+        crash_point(CRASH_CHECKPOINT_THINNED);
+        remove_ours(dir, partial);
 }
 
 void snapshot_keep(int dir, const struct manifest *m, uint32_t keep)

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/base/crash.h"
 #include "daemon/store/snapshot_file.h"
 #include "proto/cleanup.h"
 
@@ -287,5 +288,6 @@ int snapshot_load(int dir, const struct manifest *m, const layout *l, struct sta
                 return r;
         }
         *ret = loaded;
+        crash_point(CRASH_RESTORE_FILLED);
         return 0;
 }

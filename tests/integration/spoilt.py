@@ -184,6 +184,61 @@ def killed_while_it_writes(victim):
         assert whole(d) == ["job-1", "job-2"] and not partial(d), os.listdir(d)
 
 
+def crash_points():
+    r = subprocess.run([Tools.zerod], env={**os.environ, "ZEROD_CRASH": "list"}, stdin=subprocess.DEVNULL,
+                       capture_output=True, text=True, timeout=20, check=False)
+    return r.stdout.split() if r.returncode == 0 else []
+
+
+def same_or(values, *sums):
+    assert values in sums, f"{values} is none of {sums}"
+
+
+@cases_of(["checkpoint.block", "checkpoint.shard", "checkpoint.filled", "checkpoint.named", "checkpoint.thinned",
+           "restore.filled", "restore.named"])
+def killed_at(point):
+    """At every stage, on either node: what is whole is right, and the same order given again is carried out."""
+    if point not in crash_points():
+        raise Skip("the daemon was built without crash points")
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        sums = {}
+        for version in (1, 2):
+            train(ranks, 1)
+            c[0].ctl("checkpoint", "job", d)
+            sums[version] = planes(c)
+        train(ranks, 1)
+        end(ranks)
+        sums[3] = planes(c)
+        order = ["restore", "job", f"{d}/job-1"] if point.startswith("restore") else ["checkpoint", "job", d, "--keep", "2"]
+        died = 0
+        for victim in (1, 0):
+            c[victim].process.kill()
+            c[victim].process.wait()
+            c[victim].start(crash=point)
+            for x in c.daemons:
+                until(x.peers_up, what=f"readiness of {x.name}")
+            r = c[1 - victim].ctl_run(*order)
+            if c[victim].alive():  # the other node has done it for both
+                assert r.returncode == 0, r
+                c[victim].process.kill()
+            else:
+                died += 1
+            c[victim].process.wait()
+            c[victim].start()
+            for x in c.daemons:
+                until(x.peers_up, what=f"readiness of {x.name}")
+            for name in whole(d):
+                c[0].ctl("restore", "copy", f"{d}/{name}")
+                assert planes(c, "copy") == sums[int(name.rpartition("-")[2])]
+            if point == "restore.filled":
+                same_or(planes(c), sums[3], sums[1])
+            c[0].ctl(*order)
+            assert not partial(d) and planes(c) == sums[1 if point.startswith("restore") else 3]
+            c[0].ctl("checkpoint", "job", d)
+        assert died, "no daemon has passed the point"
+
+
 @cases_of(["drop", "stop"])
 def ended_while_it_writes(how):
     """A job that is dropped, or a daemon that is stopped, breaks the checkpoint off and clears it away."""
