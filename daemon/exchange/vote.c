@@ -56,23 +56,20 @@ static void measure_run(struct offload_task *task, uint32_t worker)
 }
 
 /* What the ranks keep with the step, into memory that outlives the process. */
-static int landing_keep(struct job *job, struct fault *fault)
+static int landing_keep(struct job *job)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
                 const struct kept *k = &job->landing->kept[r];
                 int status = state_blob_stage(job->state, r, job->attempt, k->data, k->bytes);
 
                 if (status)
-                        return fault_set(fault, status == -EDQUOT ? ZERO_EQUOTA : ZERO_ESHM,
-                                         "no room for what the ranks keep with the step: %s",
-                                         strerror(-status));
+                        return status;
         }
         return 0;
 }
 
 /* The vote, with all it follows from, into memory that outlives the process. */
-static void landing_record(struct job *job, const struct exact_sum *sum, bool finite,
-                           struct fault *fault)
+static int landing_record(struct job *job, const struct exact_sum *sum, bool finite)
 {
         const struct step_params *params = &job->landing->params;
         struct state_record record;
@@ -81,8 +78,8 @@ static void landing_record(struct job *job, const struct exact_sum *sum, bool fi
                 state_abort(job->state, job->attempt);
         record = *job->state->record;
         memcpy(job->state->present, job->landing->present, job->layout->n_tensors);
-        if (landing_keep(job, fault))
-                return;
+        if (landing_keep(job))
+                return -ENOMEM;
         crash_point(CRASH_VOTE_KEPT);
         record.finite = finite;
         record.norm = *sum;
@@ -100,6 +97,7 @@ static void landing_record(struct job *job, const struct exact_sum *sum, bool fi
         }
         state_prepare(job->state, &record);
         crash_point(CRASH_VOTE_RECORDED);
+        return 0;
 }
 
 /* Every tensor to be updated here has a hyperparameter set in the step. */
@@ -140,8 +138,8 @@ void landing_vote(struct job *job)
         }
         exact_sum_normalize(&sum);
         l->preparing = false;
-        if (landing_check(job, &fault) == 0 && l->have_params)
-                landing_record(job, &sum, finite, &fault);
+        if (landing_check(job, &fault) == 0 && l->have_params && landing_record(job, &sum, finite))
+                fault_set(&fault, ZERO_ENOMEM, "no memory for what the ranks keep with the step");
         l->voted = l->have_params;
         vote.status = (uint32_t)fault.status;
         vote.text = fault.text;

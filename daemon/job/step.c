@@ -168,6 +168,7 @@ void step_start(struct step *s)
 {
         s->epoch++;
         s->attempt++;
+        s->normed = false;
         step_collect(s);
 }
 
@@ -180,7 +181,7 @@ int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *re
         if (s->seats[rank] == SEAT_HERE)
                 return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank);
         *ret = STEP_NOTHING;
-        if (s->phase != STEP_FORMING && s->node_of_rank[rank] == node)
+        if (s->phase != STEP_FORMING && s->node_of_rank[rank] == node && !s->normed)
                 *ret = STEP_REJOIN;
         else
                 s->phase = STEP_FORMING;
@@ -305,8 +306,15 @@ static void step_decide(struct step *s)
         s->version += s->decision.commit;
         s->skipped += s->decision.overflow;
         s->decided_attempt = s->attempt++;
+        s->normed = false;
         for (uint32_t o = 0; o < s->n_owners; o++)
                 s->done[o] = false;
+}
+
+static void step_tell_norm(struct step *s)
+{
+        s->norm = votes_norm(&s->votes);
+        s->normed = true;
 }
 
 void step_vote(struct step *s, uint32_t owner, uint64_t attempt, const struct votes *vote,
@@ -328,7 +336,7 @@ void step_vote(struct step *s, uint32_t owner, uint64_t attempt, const struct vo
         if (*ret == STEP_REFUSE)
                 s->refusal = s->votes.refused;
         else if (s->norm_only)
-                s->norm = votes_norm(&s->votes);
+                step_tell_norm(s);
         else
                 step_decide(s);
         step_collect(s);

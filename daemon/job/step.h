@@ -13,8 +13,9 @@
  *
  * A rank whose session ends keeps its seat: what its node has accepted from it stays, the attempt
  * goes on, and a successor on the same node takes the seat again (STEP_REJOIN).  An
- * attempt is void, and FORMING comes before the next, when a rank leaves or takes
- * its place on another node, and when a node or a link between two nodes is lost: what was under
+ * attempt is void, and FORMING comes before the next, when a rank leaves, takes
+ * its place on another node or in an attempt whose norm was told (the others will not ask for it
+ * again), and when a node or a link between two nodes is lost: what was under
  * way between them is lost with it.  Only what all owners have voted for is
  * decided, so nothing that is void can have been.
  */
@@ -54,6 +55,7 @@ struct step {
         struct decision decision; /* the last one */
         uint64_t decided_attempt; /* ... 0: none yet */
         double norm;              /* ... with norm_only, loss scale left in */
+        bool normed;              /* a norm was told in this attempt */
         struct fault refusal;     /* why the owners last refused a step */
         double loss_scale;
         uint32_t good_steps, skipped;

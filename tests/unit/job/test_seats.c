@@ -172,6 +172,26 @@ Test(lost, a_successor_may_come_while_owners_vote)
         step_deinit(&s);
 }
 
+/* The others have their norm and go on to the step: nobody would answer the successor's. */
+Test(lost, a_successor_after_a_norm_voids_the_attempt)
+{
+        struct step_params p = steps_params();
+        struct step s;
+
+        steps_start(&s, 4, two_nodes, 2, 2);
+        cr_assert_eq(steps_ready(&s, NULL), STEP_PREPARE);
+        vote(&s, 0, 1, 1);
+        cr_assert_eq(vote(&s, 1, 1, 1), STEP_DECIDE);
+        step_part(&s, 3, false);
+        cr_assert_eq(join(&s, 3, 1), STEP_NOTHING);
+        cr_assert(step_startable(&s));
+        step_start(&s);
+        step_part(&s, 3, false);
+        cr_assert_eq(join(&s, 3, 1), STEP_REJOIN, "the norm was another attempt's");
+        cr_assert_eq(steps_decide(&s, &p), STEP_DECIDE);
+        step_deinit(&s);
+}
+
 Test(lost, a_successor_on_another_node_voids_the_attempt)
 {
         struct step s;

@@ -1,7 +1,7 @@
 /*
  * Random events into the step machine.  A model that knows nothing but the events and
- * actions watches: nothing is decided of an attempt that a lost node, a broken link, or a rank
- * that left or moved has voided, or without every owner's vote; attempts are decided at most
+ * actions watches: nothing is decided of an attempt that a lost node, a broken link, a rank
+ * that left or moved, or one that came back after a norm has voided, or without every owner's vote; attempts are decided at most
  * once; a start waits for all ranks, nodes, links and updates; the version moves by commits alone.
  */
 #include <criterion/criterion.h>
@@ -22,6 +22,7 @@ struct model {
         bool done[OWNERS];
         bool running;          /* an attempt was started, and nothing has voided it */
         bool voted[OWNERS];    /* in the vote that is under way */
+        bool normed;           /* a norm was told in the attempt that runs */
         bool preparing;        /* PREPARE was given and nothing ended it since */
         uint64_t last_decided; /* attempt */
         uint64_t commits, starts, decisions, norms, rejoins;
@@ -72,6 +73,7 @@ static void event_start(struct model *m)
         step_start(&m->s);
         cr_assert(m->s.attempt > attempt && m->s.epoch > epoch);
         m->running = true;
+        m->normed = false;
         m->starts++;
 }
 
@@ -85,7 +87,7 @@ static void event_join(struct model *m)
 
         if (rank < RANKS && m->node[rank] != (uint32_t)AWAY && rng_below(&m->rng, 8))
                 node = m->node[rank];
-        same = rank < RANKS && m->node[rank] == node;
+        same = rank < RANKS && m->node[rank] == node && !m->normed;
         r = step_join(&m->s, rank, node, &action, NULL);
         cr_assert_eq(r == 0, rank < RANKS && !m->present[rank]);
         if (r)
@@ -176,12 +178,14 @@ static void check_decision(struct model *m, uint64_t attempt, uint64_t version)
                 cr_assert_eq(m->s.attempt, attempt);
                 cr_assert_eq(m->s.version, version);
                 m->norms++;
+                m->normed = true;
                 return;
         }
         cr_assert_gt(attempt, m->last_decided, "attempt %llu was decided twice",
                      (unsigned long long)attempt);
         cr_assert_eq(m->s.version, version + m->s.decision.commit);
         cr_assert_eq(m->s.attempt, attempt + 1);
+        m->normed = false;
         m->last_decided = attempt;
         memset(m->done, 0, sizeof m->done);
         m->commits += m->s.decision.commit;
