@@ -347,8 +347,8 @@ static int needs_check(const char *job, const struct rank_needs *n, struct fault
 }
 
 int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message,
-                const struct rank_needs *needs, const struct rank_events *events,
-                struct request *r, struct rank **ret_rank, struct fault *fault)
+                const struct rank_needs *needs, const struct rank_events *events, struct request *r,
+                struct rank **ret_rank, struct fault *fault)
 {
         struct rank *rank;
         layout *l = NULL;

@@ -69,6 +69,12 @@ struct operation {
         char *text;      /* the manifest's */
         uint8_t *layout; /* packed */
         struct disk_job disk;
+        struct { /* what the disk's thread has read */
+                struct fault fault;
+                struct manifest manifest;
+                char *text;
+                uint8_t *layout;
+        } read;
 };
 
 /* A checkpoint every so many steps; in memory only. */

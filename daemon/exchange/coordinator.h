@@ -34,7 +34,8 @@ struct coordinator {
         bool may_create; /* a rank has asked for the job that was not in it before */
         bool settled;    /* it is known where the job stands: step.{version, decision, ...} */
         enum node_open nodes[ZERO_NODE_MAX];
-        bool created[ZERO_NODE_MAX]; /* made there by this opening: nothing is lost if it is dropped */
+        bool created[ZERO_NODE_MAX]; /* made there by this opening: nothing is lost if it is dropped
+                                      */
         bool lacks[ZERO_NODE_MAX];   /* it knew nothing of the job when it was asked */
         bool fresh[ZERO_NODE_MAX];   /* no rank has worked on what it has */
         struct standing **standings; /* [owner]; NULL: not known */
@@ -66,10 +67,11 @@ void coordinator_close(struct coordinator *c, int status, const char *text);
 /* Tells a node the last decision; one that has heard it ignores it. */
 void decision_send(struct coordinator *c, uint32_t node);
 void decision_fill(const struct coordinator *c, Zero__Decision *ret);
-/* Starts a new attempt if everything is there. */
-void coordinator_advance(struct coordinator *c);
 /* Another number of ranks, while none has a session. */
 int coordinator_resize(struct coordinator *c, uint32_t world_size);
+
+/* starting.c: starts a new attempt if everything is there. */
+void coordinator_advance(struct coordinator *c);
 
 /* opening.c */
 void open_ask(struct coordinator *c, uint32_t node);

@@ -17,7 +17,8 @@
  *   access.c       clients read and write planes          work.c    an owner's part of it
  *   checksum.c     a hash that does not depend on the partition
  *   coordinator.c  drives job/step.c                      opening.c opens a job on all nodes
- *   joining.c      ranks join it                          lateness.c who is late
+ *   joining.c      ranks join it                          starting.c a new attempt
+ *   lateness.c     who is late
  *   links.c        which nodes reach each other           drain.c   leaving between two steps
  *   checkpoint.h   checkpoints written and restored
  *   ask.c, call.c  payloads asked for; messages that want an answer
@@ -77,8 +78,8 @@ struct exchange {
         double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
         struct requests requests;
         uint64_t last_call, last_put;
-        uint64_t up;                  /* nodes whose link stands, a bit each */
-        uint64_t cut[ZERO_NODE_MAX];  /* [node]: nodes that it cannot reach, as it last told */
+        uint64_t up;                 /* nodes whose link stands, a bit each */
+        uint64_t cut[ZERO_NODE_MAX]; /* [node]: nodes that it cannot reach, as it last told */
         uv_timer_t tick;
         uint64_t progress_ms; /* loop time of the last progress report */
         /* Questions of other nodes about this one (rpc/query.c). */
@@ -86,8 +87,8 @@ struct exchange {
         void *query_arg;
         void (*drained)(void *arg); /* while steps in flight are waited for */
         void *drained_arg;
-        uint64_t drain_until_ms; /* loop time */
-        bool leaving;            /* ranks that are cut off by the stop are not lost */
+        uint64_t drain_until_ms;   /* loop time */
+        bool leaving;              /* ranks that are cut off by the stop are not lost */
         void (*closed)(void *arg); /* set once it stops */
         void *closed_arg;
 };
@@ -128,9 +129,9 @@ struct kept {
  * its successor need not.
  */
 struct seat {
-        bool closed;   /* pushes nothing more in this attempt */
-        bool stepped;  /* zero_step() was called, and is not decided */
-        bool refused;  /* a gradient of this attempt was not accepted */
+        bool closed;                /* pushes nothing more in this attempt */
+        bool stepped;               /* zero_step() was called, and is not decided */
+        bool refused;               /* a gradient of this attempt was not accepted */
         struct step_params *params; /* with stepped */
         struct kept handed;         /* with the zero_step() of this attempt */
         struct kept kept;           /* with the last decided one */
@@ -275,9 +276,9 @@ struct rank {
         struct request *attaching; /* waits for the job to start */
         struct request *closing;   /* waits in zero_norm() or zero_step() */
         bool wants_norm;           /* closing is a norm request */
-        uint32_t pushed;      /* groups, in this attempt */
-        uint32_t last_pushed; /* group */
-        uint64_t active_ms;   /* loop time of its last call */
+        uint32_t pushed;           /* groups, in this attempt */
+        uint32_t last_pushed;      /* group */
+        uint64_t active_ms;        /* loop time of its last call */
 };
 
 /*
@@ -285,12 +286,11 @@ struct rank {
  * *ret_rank is the session's handle at once; it is given back by rank_leave().
  */
 int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
-                const struct rank_needs *needs, const struct rank_events *events,
-                struct request *r, struct rank **ret_rank, struct fault *fault);
+                const struct rank_needs *needs, const struct rank_events *events, struct request *r,
+                struct rank **ret_rank, struct fault *fault);
 /* The session has ended. */
 void rank_leave(struct rank *rank, bool orderly);
-int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r,
-               struct fault *fault);
+int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault);
 /* The fetch has ended: the rank holds the group from here on, or does not. */
 void rank_fetched(struct rank *rank, uint32_t group, bool ok);
 void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);

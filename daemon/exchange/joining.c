@@ -87,8 +87,7 @@ static void fence_elsewhere(struct coordinator *c, const struct join *j)
         uint32_t node;
 
         if (j->rank >= c->step.world_size || c->step.seats[j->rank] != SEAT_HERE ||
-            c->step.node_of_rank[j->rank] == j->node ||
-            j->incarnation <= c->incarnations[j->rank])
+            c->step.node_of_rank[j->rank] == j->node || j->incarnation <= c->incarnations[j->rank])
                 return;
         node = c->step.node_of_rank[j->rank];
         part.rank = j->rank;
@@ -169,7 +168,8 @@ static int resize_check(const struct coordinator *c, uint32_t world_size, struct
         return 0;
 }
 
-/* Another world size than that of a job which runs may wait for it; ranks that come together agree. */
+/* Another world size than that of a job which runs may wait for it; ranks that come together agree.
+ */
 static int world_check(const struct coordinator *c, uint32_t world_size, struct fault *fault)
 {
         uint32_t coming = c->step.world_size;

@@ -306,7 +306,8 @@ static void snapshot_progress_message(struct exchange *x, uint32_t node, const Z
 /* Disks may be slow, but not for ever. */
 static void operation_watch(struct operation *op)
 {
-        if (is_over(op) || exchange_now(op->x) - op->moved_ms < OPERATION_SILENCE_MS)
+        if (is_over(op) || op->phase == OPERATION_READING ||
+            exchange_now(op->x) - op->moved_ms < OPERATION_SILENCE_MS)
                 return;
         operation_end(op, ZERO_EDEADLINE, "no byte was written or read for ten minutes");
 }

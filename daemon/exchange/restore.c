@@ -39,16 +39,17 @@ static void read_run(struct disk_job *job)
 {
         struct operation *op = CONTAINER_OF(job, struct operation, disk);
         struct snapshot_place place = { op->x->conf->checkpoint_dir, op->directory, op->uid };
+        struct fault *fault = &op->read.fault;
         CLEANUP(cleanup_close) int dir = -1;
-        int r = snapshot_place_open(&place, false, &dir, &op->fault);
+        int r = snapshot_place_open(&place, false, &dir, fault);
 
         if (r == 0)
-                r = snapshot_open_checkpoint(dir, &op->manifest, &op->layout, &op->fault);
-        if (r == 0 && op->uid != 0 && op->uid != op->manifest.uid)
-                r = fault_set(&op->fault, ZERO_EPERM, "the checkpoint belongs to user %u",
-                              op->manifest.uid);
-        if (r == 0 && manifest_format(&op->manifest, &op->text))
-                fault_set(&op->fault, ZERO_ENOMEM, "out of memory");
+                r = snapshot_open_checkpoint(dir, &op->read.manifest, &op->read.layout, fault);
+        if (r == 0 && op->uid != 0 && op->uid != op->read.manifest.uid)
+                r = fault_set(fault, ZERO_EPERM, "the checkpoint belongs to user %u",
+                              op->read.manifest.uid);
+        if (r == 0 && manifest_format(&op->read.manifest, &op->read.text))
+                fault_set(fault, ZERO_ENOMEM, "out of memory");
 }
 
 static void read_done(struct disk_job *job)
@@ -57,10 +58,13 @@ static void read_done(struct disk_job *job)
         Zero__Snapshot s = ZERO__SNAPSHOT__INIT;
 
         op->pending--;
+        op->text = STEAL(op->read.text);
+        op->layout = STEAL(op->read.layout);
+        op->manifest = op->read.manifest;
+        op->fault = op->read.fault;
         if (op->x->closed && op->fault.status == ZERO_OK)
                 fault_set(&op->fault, ZERO_ECLOSED, "the daemon stops");
-        if (op->phase == OPERATION_READING)
-                operation_enter(op, OPERATION_LOADING);
+        operation_enter(op, OPERATION_LOADING);
         s.phase = ZERO__SNAPSHOT__PHASE__LOAD;
         s.manifest = op->text;
         s.layout.data = op->layout;

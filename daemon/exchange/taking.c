@@ -16,7 +16,7 @@
 
 #include "proto/cleanup.h"
 
-enum { BATCH_BLOCKS = 16 };
+enum { BATCH_BLOCKS = 16, DISK_RATE = 100000000 /* a guess, bytes a second */ };
 
 static void taking_answer(struct taking *t, Zero__Snapshotted *s)
 {
@@ -98,13 +98,10 @@ static void prepare_run(struct disk_job *job)
                 t->status = snapshot_room(t->dir, t->map.bytes, fault);
         if (t->status == 0)
                 t->status = taking_copy_prepare(t, fault);
-        if (t->status == 0 && t->n_slots < t->n_blocks && t->x->disk_rate == 0) {
-                double rate = 0;
-
-                t->status = snapshot_probe(t->dir, t->buffer, SLOTS_PROBED * SNAPSHOT_BLOCK, &rate,
-                                           fault);
-                t->probed_rate = rate;
-        }
+        if (t->status == 0 && t->n_slots < t->n_blocks && t->unmeasured &&
+            snapshot_probe(t->dir, t->buffer, SLOTS_PROBED * SNAPSHOT_BLOCK, &t->probed_rate,
+                           fault))
+                t->probed_rate = DISK_RATE; /* whether it takes the shard will be seen */
 }
 
 static void prepare_done(struct disk_job *job)
@@ -314,6 +311,7 @@ static int taking_new(struct job *job, uint32_t node, const Zero__LinkMessage *m
         t->node = node;
         t->uid = m->snapshot->uid;
         t->dir = t->partial = -1;
+        t->unmeasured = t->x->disk_rate == 0;
         list_insert(&job->x->takings, &t->link);
         disk_begin(t, prepare_run, prepare_done);
         return 0;

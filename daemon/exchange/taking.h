@@ -27,7 +27,8 @@ struct taking {
         /* what the disk's thread works on, one thing at a time */
         struct disk_job disk;
         bool disk_busy, published, removed;
-        int status; /* of that */
+        bool unmeasured; /* nothing is known of the disk yet */
+        int status;      /* of that */
         struct fault disk_fault;
         int dir, partial;
         struct snapshot_writer *writer;

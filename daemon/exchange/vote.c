@@ -56,20 +56,23 @@ static void measure_run(struct offload_task *task, uint32_t worker)
 }
 
 /* What the ranks keep with the step, into memory that outlives the process. */
-static int landing_keep(struct job *job)
+static int landing_keep(struct job *job, struct fault *fault)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
                 const struct kept *k = &job->landing->kept[r];
                 int status = state_blob_stage(job->state, r, job->attempt, k->data, k->bytes);
 
                 if (status)
-                        return status;
+                        return fault_set(fault, status == -EDQUOT ? ZERO_EQUOTA : ZERO_ESHM,
+                                         "no room for what the ranks keep with the step: %s",
+                                         strerror(-status));
         }
         return 0;
 }
 
 /* The vote, with all it follows from, into memory that outlives the process. */
-static int landing_record(struct job *job, const struct exact_sum *sum, bool finite)
+static void landing_record(struct job *job, const struct exact_sum *sum, bool finite,
+                           struct fault *fault)
 {
         const struct step_params *params = &job->landing->params;
         struct state_record record;
@@ -78,8 +81,8 @@ static int landing_record(struct job *job, const struct exact_sum *sum, bool fin
                 state_abort(job->state, job->attempt);
         record = *job->state->record;
         memcpy(job->state->present, job->landing->present, job->layout->n_tensors);
-        if (landing_keep(job))
-                return -ENOMEM;
+        if (landing_keep(job, fault))
+                return;
         crash_point(CRASH_VOTE_KEPT);
         record.finite = finite;
         record.norm = *sum;
@@ -97,7 +100,6 @@ static int landing_record(struct job *job, const struct exact_sum *sum, bool fin
         }
         state_prepare(job->state, &record);
         crash_point(CRASH_VOTE_RECORDED);
-        return 0;
 }
 
 /* Every tensor to be updated here has a hyperparameter set in the step. */
@@ -138,8 +140,8 @@ void landing_vote(struct job *job)
         }
         exact_sum_normalize(&sum);
         l->preparing = false;
-        if (landing_check(job, &fault) == 0 && l->have_params && landing_record(job, &sum, finite))
-                fault_set(&fault, ZERO_ENOMEM, "no memory for what the ranks keep with the step");
+        if (landing_check(job, &fault) == 0 && l->have_params)
+                landing_record(job, &sum, finite, &fault);
         l->voted = l->have_params;
         vote.status = (uint32_t)fault.status;
         vote.text = fault.text;

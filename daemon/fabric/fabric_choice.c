@@ -76,7 +76,9 @@ static unsigned lower_dialling(struct choice *choice, enum choice_event event)
                 choice->theirs_channel = true;
         else
                 return cut(choice);
-        return choice->channel && choice->theirs_channel ? go_up(choice, CHOICE_TCP) : 0;
+        if (!choice->channel || !choice->theirs_channel)
+                return 0;
+        return go_up(choice, CHOICE_TCP) | CHOICE_SAY_TCP;
 }
 
 static unsigned lower_step(struct choice *choice, enum choice_event event)
@@ -140,8 +142,12 @@ static unsigned higher_step(struct choice *choice, enum choice_event event)
         }
         if (choice->state == CHOICE_PROBED && event == CHOICE_HEARD_UCX)
                 return go_up(choice, CHOICE_UCX);
-        if (choice->state == CHOICE_ACCEPTING && event == CHOICE_CHANNEL)
-                return go_up(choice, CHOICE_TCP) | CHOICE_SAY_TCP;
+        if (choice->state == CHOICE_ACCEPTING && event == CHOICE_CHANNEL) {
+                choice->state = CHOICE_ACCEPTED;
+                return CHOICE_SAY_TCP;
+        }
+        if (choice->state == CHOICE_ACCEPTED && event == CHOICE_HEARD_TCP)
+                return go_up(choice, CHOICE_TCP);
         return cut(choice);
 }
 

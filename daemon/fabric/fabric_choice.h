@@ -14,11 +14,14 @@
  *   else, or if anything of that fails or is late:
  *   choice{tcp, ok}              ->    drops UCX
  *                               <-     choice{tcp, ok}
- *   dials a bulk channel         ->    takes it, up
- *                               <-     choice{tcp, ok}: up
+ *   dials a bulk channel         ->    takes it
+ *                               <-     choice{tcp, ok}
+ *   when its end stands too: up
+ *   choice{tcp, ok}              ->    up
  *
  * choice{ucx, not ok} from the higher node says that a probe failed there.  Invariants: a
- * side is up only when the other side is, or will be by the next message it gets on the link;
+ * side is up only when the other side is, or will be by the next message it gets on the link,
+ * so that no other message ever comes before it is (the channel has no order with the link);
  * every state but UP and OFF has a deadline; what does not fit the state cuts the link.
  */
 #pragma once
@@ -39,6 +42,7 @@ enum choice_state {
         CHOICE_ASKED,     /* lower: TCP, waits until the other side is ready */
         CHOICE_DIALLING,  /* lower */
         CHOICE_ACCEPTING, /* higher */
+        CHOICE_ACCEPTED,  /* higher: the channel stands at its end */
         CHOICE_UP,
 };
 

@@ -44,8 +44,8 @@ struct decision decide(const struct votes *votes, const struct step_params *para
         d.overflow = !d.finite;
         d.commit = d.finite && params->n_sets > 0;
         if (d.finite && params->clip_norm > 0)
-                d.grad_scale = fmin(1, params->clip_norm / (norm + clip_epsilon)) /
-                               params->loss_scale;
+                d.grad_scale =
+                        fmin(1, params->clip_norm / (norm + clip_epsilon)) / params->loss_scale;
         decide_loss_scale(&d, params);
         return d;
 }

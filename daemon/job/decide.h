@@ -30,9 +30,9 @@ struct decision {
         bool commit;
         bool overflow; /* not committed because a gradient was not finite */
         bool finite;
-        double grad_norm;  /* loss scale taken out */
-        /* What multiplies a summed gradient, its group's divisor apart: the clip factor over the loss
-         * scale.  Recorded: an update that is repeated from the record has the same bits. */
+        double grad_norm; /* loss scale taken out */
+        /* What multiplies a summed gradient, its group's divisor apart: the clip factor over the
+         * loss scale.  Recorded: an update that is repeated from the record has the same bits. */
         double grad_scale;
         double loss_scale; /* to use next */
         uint32_t good_steps;

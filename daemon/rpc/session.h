@@ -58,6 +58,12 @@ int session_new(struct rpc *rpc, int fd);
 void session_end(struct session *session);
 void session_reply(struct session *session, const Zero__Reply *reply, const int *fds, size_t n_fds);
 
+/* ---- attaching.c ---- */
+
+int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault);
+/* Comes with descriptors. */
+void reply_attach(struct pending_call *call, Zero__Reply *reply);
+
 /* ---- query.c ---- */
 
 /* Answers call with JSON, now or later. */

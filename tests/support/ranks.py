@@ -170,11 +170,15 @@ class Ranks:
     def __init__(self, function, placement, cluster=None, job=None, arguments=(), environment=None):
         self.job = job or f"torch{next(jobs)}"
         self.processes = []
+
+        def start(rank, **more):
+            place = self.place(rank, placement[rank], placement, cluster)
+            return Process(f"rank {rank}", function, (rank, *arguments),
+                           {**place, **(environment or {}), **more})
+        self.start = start
         try:
-            for rank, node in enumerate(placement):
-                self.processes.append(Process(
-                    f"rank {rank}", function, (rank, *arguments),
-                    {**self.place(rank, node, placement, cluster), **(environment or {})}))
+            for rank in range(len(placement)):
+                self.processes.append(start(rank))
         except BaseException:
             self.end()
             raise
@@ -195,6 +199,16 @@ class Ranks:
 
     def __exit__(self, *_):
         self.end()
+
+    def restart(self, rank, count=1, seconds=DEADLINE_S):
+        """Waits for the death of a rank and starts it again, as a launcher does."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.processes[rank].pipe, selectors.EVENT_READ)
+            while self.processes[rank].outcome is None:
+                assert ready.select(seconds), f"rank {rank} lives"
+                self.processes[rank].read()
+        assert self.processes[rank].outcome[0] == "died", self.processes[rank].outcome
+        self.processes[rank] = self.start(rank, TORCHELASTIC_RESTART_COUNT=count)
 
     def wait(self, seconds=DEADLINE_S, stop=False):
         """Until all have an outcome; whether they have.  stop: as soon as one has failed, the

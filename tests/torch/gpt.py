@@ -11,9 +11,9 @@ VOCABULARY, CONTEXT = 61, 16
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout=0.0):
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -26,7 +26,8 @@ class Block(nn.Module):
                    for part in self.qkv(self.ln1(x)).split(width, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.ln2(x))))
+        x = x + self.down(F.gelu(self.up(self.ln2(x))))
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class GPT(nn.Module):
@@ -34,12 +35,12 @@ class GPT(nn.Module):
     checkpointing of each block."""
 
     def __init__(self, layers=2, width=48, heads=4, tied=False, recompute=None,
-                 vocabulary=VOCABULARY, context=CONTEXT):
+                 vocabulary=VOCABULARY, context=CONTEXT, dropout=0.0):
         super().__init__()
         self.recompute = recompute
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.apply(self.init)

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Trainers started as users start them: by torchrun, on one node and on two, and alone."""
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
-from cluster import Cluster, free_ports, spawn  # noqa: E402
+from cluster import Cluster, free_ports  # noqa: E402
 from harness import case  # noqa: E402
 
-END_S = 60
+from torchrun import END_S, finish, launch, worker_environment  # noqa: E402
+
 SCRIPT = textwrap.dedent("""
     import os, sys, torch, zerod
     import zerod.torch as zt
@@ -30,36 +30,6 @@ SCRIPT = textwrap.dedent("""
     os.write(1, (said + "\\n").encode())  # at once: ranks share the pipe
     client.close()
 """)
-
-
-def launch(cluster, node, *options, job=None, script):
-    """torchrun on a node."""
-    environment = {**os.environ, "ZEROD_SOCKET": cluster[node].socket, "GLOO_SOCKET_IFNAME": "lo",
-                   "TMPDIR": cluster.directory}
-    environment.pop("ZEROD_JOB", None)
-    if job:
-        environment["ZEROD_JOB"] = job
-    process = spawn([sys.executable, "-B", "-m", "torch.distributed.run", *options, script],
-                    env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    cluster.others.append(process)
-    return process
-
-
-def finish(processes):
-    """What the ranks said: {rank: line}; all must have ended well."""
-    said = []
-    try:
-        for process in processes:
-            out, _ = process.communicate(timeout=END_S)
-            assert process.returncode == 0, f"torchrun ended with {process.returncode}:\n{out}"
-            said += [line for line in out.splitlines() if line.startswith("RANK ")]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    return {int(line.split()[1]): line.split(" ", 2)[2] for line in said}
 
 
 def script_in(cluster):
@@ -95,10 +65,9 @@ def torchrun_on_two_nodes():
 @case
 def one_process_without_a_launcher():
     with Cluster(1) as cluster:
-        environment = {k: v for k, v in os.environ.items() if k != "ZEROD_JOB"}
         out = subprocess.run([sys.executable, "-B", script_in(cluster)], capture_output=True,
                              text=True, timeout=END_S, check=False, stdin=subprocess.DEVNULL,
-                             env={**environment, "ZEROD_SOCKET": cluster[0].socket})
+                             env=worker_environment(cluster))
         assert out.returncode == 0 and "RANK 0 of 1 in " in out.stdout, out
         assert cluster[0].status()["jobs"] == [], "an unnamed job is dropped at the end"
 
@@ -106,9 +75,7 @@ def one_process_without_a_launcher():
 @case
 def two_unnamed_ranks_are_told_to_name_the_job():
     with Cluster(1) as cluster:
-        environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-                       "ZEROD_SOCKET": cluster[0].socket}
-        environment.pop("ZEROD_JOB", None)
+        environment = {**worker_environment(cluster), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         out = subprocess.run([sys.executable, "-B", script_in(cluster)], capture_output=True,
                              text=True, timeout=END_S, check=False, stdin=subprocess.DEVNULL,
                              env=environment)

@@ -1,6 +1,7 @@
 /* zeroctl as a program: what it prints and how it exits, for answers given. */
 #include <criterion/criterion.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "fake.h"
 
@@ -200,6 +201,21 @@ Test(zeroctl, drop_confirms)
         cr_assert_str_eq(output, "job gpt: dropped\n");
 }
 
+Test(zeroctl, checkpoint_names_its_directory_from_the_root_on)
+{
+        const struct answer plain = { "checkpoint",
+                                      "{\"job\":\"a\",\"directory\":\"/x/z\",\"keep\":3}", NULL };
+        const struct answer every = { "checkpoint",
+                                      "{\"job\":\"a\",\"directory\":\"/b\",\"every\":5}",
+                                      "{\"job\":\"a\",\"directory\":\"/b\",\"every\":5,"
+                                      "\"next_version\":17}" };
+
+        cr_assert_eq(chdir("/tmp"), 0);
+        cr_assert_eq(ask("checkpoint a ../x//y/../z/. --keep 3", &plain), 1);
+        cr_assert_eq(ask("checkpoint a /../../b/ --every 5", &every), 0);
+        SHOWS("every 5 steps, the next at version 17");
+}
+
 Test(zeroctl, top_once_is_one_picture)
 {
         cr_assert_eq(ask("top --once", &status_answer), 0);
@@ -258,10 +274,25 @@ Test(zeroctl, misspelt_command_names_the_nearest)
 
 Test(zeroctl, wrong_usage_exits_with_2)
 {
-        static const char *const wrong[] = {
-                "",           "drop",        "status now",  "drop a b",
-                "--nonsense", "-t 0 status", "-t x status", "status --once"
-        };
+        static const char *const wrong[] = { "",
+                                             "drop",
+                                             "status now",
+                                             "drop a b",
+                                             "--nonsense",
+                                             "-t 0 status",
+                                             "-t x status",
+                                             "status --once",
+                                             "checkpoint",
+                                             "checkpoint a",
+                                             "checkpoint a b c",
+                                             "checkpoint a b --keep x",
+                                             "checkpoint a b --every -1",
+                                             "checkpoint a b --dtype fp32",
+                                             "restore a",
+                                             "restore a b --keep 1",
+                                             "export a",
+                                             "export a b --dtype fp64",
+                                             "import a b --every 2" };
 
         for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
                 cr_assert_eq(run(wrong[i]), 2, "zeroctl %s: %s", wrong[i], output);

@@ -4,16 +4,20 @@
 
 #include "daemon/fabric/fabric_choice.h"
 
+/* What a side that is up says of other things. */
+enum { SPOKEN = CHOICE_LATE + 1 };
+
 /* Both sides, and what is on its way to each. */
 struct talk {
         struct choice side[2]; /* 0: lower */
-        enum choice_event queue[2][64];
+        int queue[2][64];      /* enum choice_event, SPOKEN */
         unsigned head[2], tail[2];
+        bool channel[2]; /* stands, was not told yet: it has no order with the link */
         bool ucx_works, dial_works, make_works[2];
         bool made[2], up[2], cut;
 };
 
-static void tell(struct talk *talk, int to, enum choice_event event)
+static void tell(struct talk *talk, int to, int event)
 {
         cr_assert_lt(talk->tail[to], 64);
         talk->queue[to][talk->tail[to]++] = event;
@@ -32,9 +36,15 @@ static void drop(struct talk *talk, int i)
         talk->made[i] = false;
 }
 
-static void step(struct talk *talk, int i, enum choice_event event)
+static void step(struct talk *talk, int i, int event)
 {
-        unsigned actions = choice_step(&talk->side[i], event);
+        unsigned actions;
+
+        if (event == SPOKEN) {
+                cr_assert(talk->up[i], "side %d is spoken to before it is up", i);
+                return;
+        }
+        actions = choice_step(&talk->side[i], (enum choice_event)event);
 
         if (actions & CHOICE_DROP)
                 drop(talk, i);
@@ -54,11 +64,15 @@ static void step(struct talk *talk, int i, enum choice_event event)
         if (actions & CHOICE_SAY_TCP)
                 tell(talk, !i, CHOICE_HEARD_TCP);
         if (actions & CHOICE_DIAL) {
-                tell(talk, i, talk->dial_works ? CHOICE_CHANNEL : CHOICE_FAILED);
                 if (talk->dial_works)
-                        tell(talk, !i, CHOICE_CHANNEL);
+                        talk->channel[0] = talk->channel[1] = true;
+                else
+                        tell(talk, i, CHOICE_FAILED);
         }
-        talk->up[i] |= actions & CHOICE_GO_UP;
+        if (actions & CHOICE_GO_UP) {
+                talk->up[i] = true;
+                tell(talk, !i, SPOKEN);
+        }
         talk->cut |= actions & CHOICE_CUT;
 }
 
@@ -74,15 +88,26 @@ static void begin(struct talk *talk, bool may_ucx, bool ucx_only)
         }
 }
 
+static bool waits(const struct talk *talk, int i)
+{
+        return talk->channel[i] || talk->head[i] < talk->tail[i];
+}
+
 /* In an order that the seed picks; each queue stays in order. */
 static void run(struct talk *talk, unsigned seed)
 {
-        while (talk->head[0] < talk->tail[0] || talk->head[1] < talk->tail[1]) {
+        while (waits(talk, 0) || waits(talk, 1)) {
                 int i = (int)(seed >> 16 & 1);
+                bool channel = seed >> 17 & 1;
                 seed = seed * 1103515245 + 12345;
-                if (talk->head[i] == talk->tail[i])
+                if (!waits(talk, i))
                         i = !i;
-                step(talk, i, talk->queue[i][talk->head[i]++]);
+                if (talk->channel[i] && (channel || talk->head[i] == talk->tail[i])) {
+                        talk->channel[i] = false;
+                        step(talk, i, CHOICE_CHANNEL);
+                } else {
+                        step(talk, i, talk->queue[i][talk->head[i]++]);
+                }
                 if (talk->cut)
                         return;
         }

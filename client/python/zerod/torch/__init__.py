@@ -2,10 +2,11 @@
 
     model = zerod.torch.shard(model, stage=3)
     optimizer = zerod.torch.AdamW(model, lr=3e-4)
-    ...
-    loss.backward()
-    model.clip_grad_norm_(1.0)
-    optimizer.step()
+    for step in zerod.torch.steps(model, until=1000, seed=0):
+        with step as t:  # done again, with the same t, if something dies
+            loss_of(model, batch(t)).backward()
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
 
 Run with PyTorch 2.15.0; no other version is claimed.
 """
@@ -15,11 +16,12 @@ from .parameter import GradientsAreElsewhere, NotFetched
 from .scaling import GradScaler, clip_grad_norm_
 from .sharded import Sharded, ZeroModule, fully_shard, shard, sharded_of
 from .state import full_params
+from .steps import Step, manual_seed, steps
 from .unit import ShardedParam, WrittenInPlace
 
 __all__ = [
-    "AdamW", "GradScaler", "GradientsAreElsewhere", "NotFetched", "Sharded", "ShardedParam",
+    "AdamW", "GradScaler", "GradientsAreElsewhere", "NotFetched", "Sharded", "ShardedParam", "Step",
     "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "full_params", "fully_shard",
-    "load_checkpoint", "load_safetensors", "save_checkpoint", "save_safetensors", "shard",
-    "sharded_of",
+    "load_checkpoint", "load_safetensors", "manual_seed", "save_checkpoint", "save_safetensors",
+    "shard", "sharded_of", "steps",
 ]

@@ -13,8 +13,7 @@ import torch
 from .unit import Group, ShardedParam, tensor_at
 
 if TYPE_CHECKING:
-    import zerod
-
+    from .attempt import Attempt
     from .sharded import Sharded
 
 
@@ -35,12 +34,12 @@ class GroupGradient:
         else:
             self.parts[param.position] = before.to(dtype).add_(gradient)
 
-    def push(self, client: "zerod.Client", dtype: torch.dtype) -> None:
+    def push(self, attempt: "Attempt", dtype: torch.dtype) -> None:
         """Hands over what is there, if anything; blocks while no memory is free."""
         present = bytes(part is not None for part in self.parts)
         if not any(present):
             return
-        address = client.grad(self.group.index)
+        address = attempt.grad(self.group.index)
         if address not in self.views:
             self.views[address] = [
                 tensor_at(address + p.offset * dtype.itemsize, p.numel, dtype).view(p.shape)
@@ -49,7 +48,7 @@ class GroupGradient:
             if part is not None:
                 view.copy_(part)
         self.forget()
-        client.push(self.group.index, present, False)
+        attempt.push(self.group.index, present)
 
     def forget(self) -> None:
         """What was not pushed is gone with the attempt."""
@@ -88,13 +87,13 @@ class Gradients:
         if not self.keep:
             for g in groups:
                 if g.trainable:
-                    self.of_group[g.index].push(self.sharded.client, self.dtype)
+                    self.of_group[g.index].push(self.sharded.attempt, self.dtype)
 
     @torch.no_grad()
     def push_all(self) -> None:
         """Pushes whatever has not been pushed."""
         for g in self.of_group.values():
-            g.push(self.sharded.client, self.dtype)
+            g.push(self.sharded.attempt, self.dtype)
 
     def forget(self) -> None:
         """A new attempt: nothing is there."""

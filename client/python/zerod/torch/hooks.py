@@ -46,9 +46,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 class Call:
-    """One call of a unit's forward.  tells_its_end: of backward, by the gradients of its inputs."""
+    """One call of a unit's forward.  attempt: the number of the attempt it was made in.
+    tells_its_end: of backward, by the gradients of its inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
         self.tells_its_end = False
 
 
@@ -126,7 +128,7 @@ class Hooks:
         self._fetch(unit, self.forward_order if graph_task() == -1 else None)
         self.depth += 1
         unit.depth += 1
-        call = unit.call = Call()
+        call = unit.call = Call(self.sharded.attempt.number)
         if torch.is_grad_enabled() and not unit.is_root and not self.holds:
             inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             if inputs:
@@ -153,7 +155,7 @@ class Hooks:
             for ahead in order.visit(unit, self.sharded.prefetch):
                 if not ahead.fetched:
                     for g in ahead.groups:
-                        self.sharded.client.prefetch(g.index)
+                        self.sharded.attempt.prefetch(g.index)
 
     def _after_inner(self, unit: Unit, _module: Any, _args: Any, output: Any) -> None:
         """A loss may use what a module inside of the unit gave, and not what the unit did."""
@@ -202,6 +204,11 @@ class Hooks:
         elif unit.depth == 0 and unit not in self.in_backward:  # whoever called it may go on
             unit.abandon()
 
+    def forget(self) -> None:
+        """The attempt is over; forward passes that are under way end by themselves."""
+        self.task = -1
+        self.in_backward.clear()
+
     def drop(self) -> None:
         """Nothing stays fetched."""
         self.in_backward.clear()
@@ -223,6 +230,9 @@ class Hooks:
         if torch.is_grad_enabled() and not self.holds:
             raise RuntimeError("a backward pass with create_graph=True makes a graph that needs the "
                                "parameters after they were released: use stage 1 or 2")
+        if call.attempt != self.sharded.attempt.number:
+            raise RuntimeError("the backward pass of a forward pass whose step was aborted since: "
+                               "begin the step anew after zerod.Aborted")
         self._expect_end()
         unit.calls.add(call)
         if unit in self.in_backward and unit.fetched and unit.shown:

@@ -162,16 +162,24 @@ class AdamW(torch.optim.Optimizer):
                     self.sharded.write(param, "set", torch.tensor([index]))
                     self._sets[param] = index
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    @property
+    def kept(self) -> bytes:
+        """What this rank, or the one whose place it took, gave to the last step that was decided as
+        its blob; b"" if nothing."""
+        return self.sharded.kept
+
+    def step(self, closure: Callable[[], Any] | None = None, *, blob: bytes = b"") -> Any:
         """Updates the parameters; all ranks call it. Blocks until all have.
 
         Pushes what is left, and has the service clip (after :func:`clip_grad_norm_`), unscale
         (with :class:`GradScaler`) and update.  Returns the closure's value.  If a gradient is not
         finite nothing is updated and ``skipped`` is True.
+        blob: at most 8176 bytes that the service keeps for this rank with the step: :attr:`kept`.
 
-        Raises zerod.Aborted if the attempt was aborted (a rank or a node was lost): nothing was
-        updated and the step's gradients are gone.  Run the step's forward and backward passes
-        again, from the same batch, and call step() again; schedulers must not be advanced.
+        Raises zerod.Aborted, as forward and backward do, if the attempt was aborted (a daemon, a
+        node or a rank was lost): the step's gradients are gone.  Run its forward and backward
+        passes again, from the same batch, and call step() again, unless ``version`` is one higher:
+        then it was committed after all.  :func:`zerod.torch.steps` does all that.
         zerod.Deadline and zerod.LostRank name who is waited for and leave the step as it is:
         step() may be called again.
         """
@@ -185,11 +193,11 @@ class AdamW(torch.optim.Optimizer):
         try:
             sharded.finish_backward_pushes()
             self._assign_sets()
-            result = sharded.client.step(sets, clip_norm=pending.clip_norm,
-                                         loss_scale=pending.loss_scale,
-                                         growth_interval=pending.growth_interval)
+            result = sharded.attempt.step(sets, blob, clip_norm=pending.clip_norm,
+                                          loss_scale=pending.loss_scale,
+                                          growth_interval=pending.growth_interval)
         except zerod.Aborted:
-            sharded.after_step()
+            self.version = sharded.client.version
             raise
         self.grad_norm, self.skipped = result.grad_norm, result.skipped
         self.loss_scale, self.version = result.loss_scale, result.version

@@ -44,12 +44,8 @@ def clip_grad_norm_(model_or_parameters: nn.Module | torch.Tensor | Iterable[tor
         raise ValueError(f"max_norm {max_norm} is not > 0")
     sharded = _sharded_to_clip(model_or_parameters)
     pending = sharded.pending
-    try:
-        sharded.finish_backward_pushes()
-        norm, finite = sharded.client.norm()
-    except zerod.Aborted:
-        sharded.after_step()
-        raise
+    sharded.finish_backward_pushes()
+    norm, finite = sharded.attempt.norm()
     norm /= pending.loss_scale
     if error_if_nonfinite and not (finite and math.isfinite(norm)):
         raise RuntimeError("The total norm of order 2.0 for gradients from `parameters` is "
@@ -117,17 +113,32 @@ class GradScaler:
         self.sharded = _sharded_behind(target) if enabled else None
         self._scale = 1.0
         self.set_growth_interval(growth_interval)
+        self._attempt, self._told = 0, 1.0  # of the last scale that the service told
         if enabled:
-            client = self.sharded.client
-            goes_on = client.version > 0 and client.loss_scale not in (0.0, 1.0)
-            self._scale = _scale_checked(client.loss_scale if goes_on else init_scale)
+            self._scale = _scale_checked(init_scale)
+            self._attempt = self.sharded.attempt.number
+            self._ask()
 
     def scale(self, outputs: Any) -> Any:
         """A tensor, or each tensor of an iterable, times the scale; dtypes stay."""
         if not self._enabled:
             return outputs
+        self._follow()
         self.sharded.pending.loss_scale = self._scale
         return self._times_scale(outputs)
+
+    def _follow(self) -> None:
+        """After an abort: the step begins anew, or it was decided after all, with another scale."""
+        if self._attempt != self.sharded.attempt.number:
+            self._attempt = self.sharded.attempt.number
+            self._stepped = False
+            self._ask()
+
+    def _ask(self) -> None:
+        """Takes the service's scale, if it has told another one than before."""
+        told = self.sharded.client.loss_scale
+        if told not in (0.0, self._told):
+            self._scale = self._told = _scale_checked(told)
 
     def _times_scale(self, outputs: Any) -> Any:
         if isinstance(outputs, torch.Tensor):
@@ -176,7 +187,7 @@ class GradScaler:
         else:
             scale = self.sharded.client.loss_scale
             self._tracker = self._tracker + 1 if scale == self._scale else 0
-            self._scale = scale
+            self._scale = self._told = scale
         self._stepped = False
 
     def get_scale(self) -> float:

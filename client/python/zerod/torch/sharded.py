@@ -23,11 +23,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import zerod
 
 from . import initialize, state
+from .attempt import Attempt
 from .gradients import Gradients
 from .hooks import Hooks
 from .parameter import Placeholder
 from .plan import DTYPES, Groups, PlannedUnit, find_units
-from .unit import Group, ShardedParam, Unit
+from .unit import Group, ShardedParam, Unit, WrittenInPlace
 
 log = logging.getLogger("zerod")
 
@@ -88,6 +89,7 @@ class Sharded:
 
     params are in the layout's order; units as the model's tree has them, the root last.
     optimizer: the newest one, weakly; optimized: the parameters that it updates, None: all.
+    goes_on: the job had its values when this rank came, and what would load others is to be left out.
     """
 
     def __init__(self, model: nn.Module, stage: int, accumulate: str, prefetch: int):
@@ -97,11 +99,13 @@ class Sharded:
         self.units: list[Unit] = []
         self.groups: list[Group] = []
         self.params: list[ShardedParam] = []
+        self.attempt: Attempt
         self.gradients: Gradients
         self.hooks: Hooks
         self.optimizer: "weakref.ref[torch.optim.Optimizer] | None" = None
         self.optimized: set[ShardedParam] | None = None
         self.pending = Pending()
+        self.goes_on = False
 
     @property
     def rank(self) -> int:
@@ -112,6 +116,23 @@ class Sharded:
     def world_size(self) -> int:
         """How many ranks the job has."""
         return self.client.world_size
+
+    @property
+    def version(self) -> int:
+        """How many steps the job has committed."""
+        return self.client.version
+
+    @property
+    def steps_made(self) -> int:
+        """How many steps the job has made, those skipped for a gradient that was not finite
+        included: what a training loop's data depend on."""
+        return self.attempt.steps_made
+
+    @property
+    def kept(self) -> bytes:
+        """What this rank, or the one whose place it took, kept with the last step that was decided
+        (``AdamW.step(blob=...)``); b"" if nothing."""
+        return self.attempt.kept
 
     @property
     def has_gradients(self) -> bool:
@@ -142,7 +163,7 @@ class Sharded:
             count = param.numel - first
         dtype = STEPS_OF_STATE.get(plane, param.dtype if plane == "serve" else torch.float32)
         values = torch.empty(count, dtype=dtype)
-        self.client.get(param.index, plane, first, count, values.data_ptr())
+        self.attempt.get(param.index, plane, first, count, values.data_ptr())
         return values
 
     def write(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
@@ -152,12 +173,12 @@ class Sharded:
         """
         dtype = STEPS_OF_STATE.get(plane, torch.float32)
         values = values.detach().to(dtype).contiguous()
-        self.client.put(param.index, plane, first, values.numel(), values.data_ptr())
+        self.attempt.put(param.index, plane, first, values.numel(), values.data_ptr())
 
     def barrier(self) -> None:
         """All ranks meet; gradients pushed before it are dropped."""
         try:
-            self.client.step([], loss_scale=self.client.loss_scale or 1.0)
+            self.attempt.barrier()
         finally:
             self.after_step()
 
@@ -172,6 +193,15 @@ class Sharded:
         self.hooks.in_backward.clear()
         for unit in self.units:
             unit.forget()
+
+    def forget(self) -> None:
+        """after_step() of an attempt that was aborted, where only the abort is told."""
+        self.pending = Pending()
+        self.gradients.forget()
+        self.hooks.forget()
+        for unit in self.units:
+            with contextlib.suppress(WrittenInPlace):
+                unit.forget()
 
 
 def sharded_of(model: nn.Module) -> Sharded:
@@ -247,10 +277,11 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
                   init_fn: Callable[[nn.Module], None] | None) -> None:
     """Writes first values, group by group, and puts placeholders in the model's place.
 
-    A job that has made steps keeps its values.
+    A job that has its values keeps them, and its other ranks may be in the middle of a step.
     """
-    client, first = sharded.client, sharded.client.version == 0
-    if not first:
+    client, first = sharded.client, not sharded.attempt.has_values
+    sharded.goes_on = not first
+    if client.version > 0:
         log.info("job '%s' goes on after step %d with the service's parameters", client.job,
                  client.version)
     for unit, plan in zip(sharded.units, planned):
@@ -263,16 +294,19 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
             param.put_in_place(param.placeholder)
             p.value.zerod_taken = param.name  # _check_optimizer() looks for it
             p.value = None
-    sharded.barrier()
+    if first:
+        sharded.barrier()
 
 
 def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           client: zerod.Client | None = None, job: str | None = None,
           reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
-          init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1) -> nn.Module:
+          init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
+          on_lost_rank: str = "wait") -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
-    All ranks of a job call it, with the same model; blocks until they are all there.
+    All ranks of a job call it, with the same model; blocks until they are all there.  A rank that
+    takes the place of a dead one is let in at once, and goes on in the step that it died in.
 
     model: on the CPU or, wholly or partly, on the meta device; fp32, bf16 or fp16 parameters.
     Rank 0's values are taken.  Parameters on meta are initialised one group at a time: by
@@ -289,6 +323,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     accumulate: where the gradients of micro-batches add up: "owner", in the service, or "trainer",
     in this process within ``model.no_sync()``.
     prefetch: how many units are asked for ahead of their use.
+    on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the
+    timeout of :func:`zerod.connect`; "fail": the others get zerod.LostRank at once.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks.
@@ -318,7 +354,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"this process has a model in job '{sharded.client.job}' already: give "
                          "each model a job of its own, shard(model, job=...)")
     sharded.client.attach(layout, **_needs(sharded, layout), grad_dtype=DTYPES[grad_dtype],
-                          reduce_dtype=DTYPES[reduce_dtype], private_views=True)
+                          reduce_dtype=DTYPES[reduce_dtype], private_views=True,
+                          on_lost_rank=on_lost_rank)
+    sharded.attempt = Attempt(sharded)
     sharded.gradients = Gradients(sharded, sharded.groups, grad_dtype)
     sharded.hooks = Hooks(sharded)
     _unmark(marked)

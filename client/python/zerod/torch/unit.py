@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-import zerod
-
 from .parameter import Placeholder
 
 if TYPE_CHECKING:
@@ -137,11 +135,9 @@ class Unit:
     def fetch(self) -> None:
         """Holds the unit's groups and shows its parameters; blocks."""
         if not self.fetched:
-            held: list[Group] = []
             try:
                 for g in self.groups:
-                    address = self.sharded.client.fetch(g.index)
-                    held.append(g)
+                    address = self.sharded.attempt.fetch(g.index)
                     if g.address is None:
                         g.address = address
                         for p in g.params:
@@ -150,8 +146,7 @@ class Unit:
                                 self.memory.add(p.gathered.data_ptr())
                     assert address == g.address, "a private view has moved"
             except BaseException:
-                for g in held:
-                    self.sharded.client.release(g.index)
+                self.sharded.attempt.release_quietly(g.index for g in self.groups)
                 raise
             self.fetched = True
         if not self.shown:
@@ -185,7 +180,7 @@ class Unit:
             if self.fetched:
                 self.fetched = False
                 for g in self.groups:
-                    self.sharded.client.release(g.index)
+                    self.sharded.attempt.release(g.index)
 
     def abandon(self) -> None:
         """release() while another error is on its way: what else goes wrong is less."""
@@ -193,9 +188,7 @@ class Unit:
             self.hide()
         if self.fetched:
             self.fetched = False
-            for g in self.groups:
-                with contextlib.suppress(zerod.Error):  # an aborted attempt has taken them back
-                    self.sharded.client.release(g.index)
+            self.sharded.attempt.release_quietly(g.index for g in self.groups)
 
     def forget(self) -> None:
         """After a step: the service has taken the groups back already."""

@@ -1,0 +1,194 @@
+"""One attempt at a step: what this rank has begun in it, and how it ends.
+
+All that a sharded model asks of the service while it computes goes through here, so that an abort
+(a daemon, a node or a rank was lost) is met in one place.
+
+Rules
+- An abort that finds no gradient of this rank, and the version as it was, is no matter for the
+  trainer: what was held is fetched again, at the addresses and with the values that it had.
+- Any other abort is told exactly once, by zerod.Aborted, and everything of the attempt is forgotten
+  before it is: the next forward pass begins anew.  An abort that comes while another error is on its
+  way is told by the next call.
+"""
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import zerod
+from zerod._library import BLOB_MAX
+
+if TYPE_CHECKING:
+    from .sharded import Sharded
+
+HEAD = struct.Struct("<11sBI")  # of what a rank keeps: mark, format, world size
+MARK, FORMAT = b"zerod.torch", 1
+KEPT_MAX = BLOB_MAX - HEAD.size  # bytes that are the user's
+
+
+class Attempt:
+    """The attempt that a rank is in.  number: counts aborts that made the trainer begin anew."""
+
+    def __init__(self, sharded: "Sharded"):
+        self.sharded, self.client = sharded, sharded.client
+        self.version = self.client.version  # at which it began
+        self.number = 0
+        self._made: int | None = None
+        self._held: set[int] = set()  # groups
+        self._untold: zerod.Aborted | None = None
+
+    # ---- calls that an abort may leave as they are ---------------------------------------
+
+    def fetch(self, group: int) -> int:
+        """Address of a group's parameters; as Client.fetch()."""
+        address = self._unless_begun(self.client.fetch, group)
+        self._held.add(group)
+        return address
+
+    def prefetch(self, group: int) -> None:
+        """As Client.prefetch()."""
+        self._unless_begun(self.client.prefetch, group)
+
+    def release(self, group: int) -> None:
+        """Gives a group back, unless an abort has taken it."""
+        if group not in self._held:
+            return
+        self._held.discard(group)
+        try:
+            self.client.release(group)
+        except zerod.Aborted as abort:
+            self._go_on(abort)
+
+    def release_quietly(self, groups: Iterable[int]) -> None:
+        """release() while another error is on its way."""
+        for group in groups:
+            try:
+                self.release(group)
+            except zerod.Aborted as abort:
+                self._untold = abort
+            except zerod.Error:
+                pass
+
+    def get(self, *arguments: Any) -> None:
+        """As Client.get()."""
+        self._unless_begun(self.client.get, *arguments)
+
+    def put(self, *arguments: Any) -> None:
+        """As Client.put()."""
+        self._unless_begun(self.client.put, *arguments)
+
+    def _unless_begun(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        self._tell()
+        while True:
+            try:
+                return call(*arguments)
+            except zerod.Aborted as abort:
+                self._go_on(abort)
+
+    def _go_on(self, abort: zerod.Aborted) -> None:
+        """Holds again what was held; raises if the step has to be done again."""
+        while not self.sharded.has_gradients and self.client.version == self.version:
+            try:
+                for group in self._held:
+                    self.client.fetch(group)
+                return
+            except zerod.Aborted as again:
+                abort = again
+            except BaseException:  # nothing was handed over, so that there is nothing to tell
+                self._begin_anew()
+                raise
+        self._begin_anew()
+        raise abort
+
+    # ---- calls of a step that has begun --------------------------------------------------
+
+    def grad(self, group: int) -> int:
+        """As Client.grad()."""
+        return self._of_step(self.client.grad, group)
+
+    def push(self, group: int, present: bytes) -> None:
+        """As Client.push(), of a micro-batch that need not be the last."""
+        self._of_step(self.client.push, group, present, False)
+
+    def norm(self) -> tuple[float, bool]:
+        """As Client.norm()."""
+        return self._of_step(self.client.norm)
+
+    def step(self, sets: list["zerod.AdamWSet"], kept: bytes = b"", **named: Any) -> zerod.StepResult:
+        """Ends the attempt; as Client.step()."""
+        result = self._of_step(self.client.step, sets, blob=self._wrapped(kept), **named)
+        self._over()
+        self._made = None if self._made is None else self._made + 1
+        return result
+
+    def barrier(self) -> None:
+        """All ranks meet; gradients pushed before it are dropped."""
+        kept, self._untold = self.kept, None
+        while True:
+            with contextlib.suppress(zerod.Aborted):  # of all ranks: they meet again
+                self.client.step([], loss_scale=self.client.loss_scale or 1.0,
+                                 blob=self._wrapped(kept))
+                self._over()
+                return
+
+    def _of_step(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._tell()
+        try:
+            return call(*arguments, **named)
+        except zerod.Aborted:
+            self._begin_anew()
+            raise
+
+    # ---- its end --------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        abort, self._untold = self._untold, None
+        if abort is not None:
+            raise abort
+
+    def _over(self) -> None:
+        self._held.clear()
+        self.version = self.client.version
+
+    @property
+    def steps_made(self) -> int:
+        """Steps that the job has decided: committed, or skipped for a gradient that was not
+        finite."""
+        if self._made is None:
+            jobs = self.client.query("jobs")["jobs"]
+            skipped = next(job["skipped"] for job in jobs if job["job"] == self.client.job)
+            self._made = self.client.version + skipped
+        return self._made
+
+    def _begin_anew(self) -> None:
+        self._over()
+        self._made = None
+        self.number += 1
+        self.sharded.forget()
+
+    # ---- what a rank keeps ----------------------------------------------------------------
+
+    def _wrapped(self, kept: bytes) -> bytes:
+        if len(kept) > KEPT_MAX:
+            raise ValueError(f"a rank keeps at most {KEPT_MAX} bytes with a step, not {len(kept)}")
+        return HEAD.pack(MARK, FORMAT, self.sharded.world_size) + kept
+
+    def _unwrapped(self) -> tuple[int, bytes]:
+        """World size, 0 if this rank has kept nothing yet, and the user's bytes."""
+        blob = self.client.blob
+        if len(blob) < HEAD.size:
+            return 0, b""
+        mark, form, world_size = HEAD.unpack_from(blob)
+        return (world_size, blob[HEAD.size:]) if (mark, form) == (MARK, FORMAT) else (0, b"")
+
+    @property
+    def kept(self) -> bytes:
+        """What this rank has kept with the last step that was decided."""
+        return self._unwrapped()[1]
+
+    @property
+    def has_values(self) -> bool:
+        """Whether first values were written, and all ranks have met after it."""
+        return self.client.version > 0 or self._unwrapped()[0] == self.sharded.world_size

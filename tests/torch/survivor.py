@@ -1,0 +1,80 @@
+"""A trainer that goes on, and in which something dies once: for the suites that kill, as a rank of theirs
+or as a worker of torchrun."""
+import hashlib
+import os
+import signal
+
+import torch
+
+import zerod
+import zerod.torch as zt
+from gpt import batch_of, make
+
+VICTIM = 2  # the rank that kills
+STEPS, LAST, MICRO_BATCHES, SEED = 5, 2, 2, 7  # LAST: the step in which something dies
+LONG_S = 40 * int(os.environ.get("TESTS_SLOW", 1))  # for whoever waits for what is started again
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prepare(model, moment, act):
+    """Has `act` called in the next step, once its begin is behind; what ends it again."""
+    block = model.blocks[1]
+    if moment == "forward":
+        return block.up.register_forward_pre_hook(lambda *_: act())
+    if moment == "backward":
+        def watch(_module, _inputs, output):
+            if output.requires_grad:
+                output.register_hook(lambda _: act())
+        return block.ln2.register_forward_hook(watch)
+    return None
+
+
+def sum_of(model):
+    """Of all parameters' bits."""
+    with zt.full_params(model):
+        values = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(values).hexdigest()
+
+
+def once(directory, act):
+    """A function that acts when it is called first, whoever calls it."""
+    def first(*_):
+        try:
+            os.close(os.open(f"{directory}/done", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        act()
+    return first
+
+
+def survive(rank, options, moment=None, directory=None, target=None, how=signal.SIGKILL):
+    """Trains with dropout, clipping, a schedule and micro-batches; in one step the victim kills itself, or
+    the process `target`.  (checksum of the parameters, what was kept, learning rate)"""
+    options = dict(options)
+    stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
+    model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S), accumulate=accumulate)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    act = once(directory, lambda: os.kill(target or os.getpid(), how))
+    for step in zt.steps(model, until=STEPS, scheduler=scheduler, seed=SEED):
+        with step as t:
+            assert optimizer.kept == (b"after %d" % (t - 1) if t else b""), (t, optimizer.kept)
+            doomed = moment is not None and rank == VICTIM and t == LAST
+            parts = batch_of(t, 24).chunk(model.sharded.world_size)[rank].chunk(MICRO_BATCHES)
+            for i, part in enumerate(parts):
+                handle = prepare(model, moment, act) if doomed and i == 1 else None
+                if accumulate == "trainer" and i == 0:
+                    with model.no_sync():
+                        model(part).backward()
+                else:
+                    model(part).backward()
+                if handle:
+                    handle.remove()
+            model.clip_grad_norm_(1.0)
+            if doomed and moment == "step":
+                act()
+            optimizer.step(blob=b"after %d" % t)
+    return sum_of(model), optimizer.kept, scheduler.get_last_lr()
