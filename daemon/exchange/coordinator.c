@@ -328,7 +328,8 @@ static void coordinator_ready(struct coordinator *c, uint32_t node, const Zero__
 
         if (ready->params)
                 r = step_params_from_message(ready->params, &params, &fault);
-        if (!r && ready->params && ready->attempt == c->step.attempt)
+        if (!r && ready->params && c->step.phase != STEP_FORMING &&
+            ready->attempt == c->step.attempt)
                 r = handed_take(c, node, ready, &fault);
         if (!r)
                 r = step_ready(&c->step, node, ready->attempt, ready->params ? &params : NULL,
