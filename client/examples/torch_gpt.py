@@ -11,8 +11,10 @@ On nodes where zerod runs, under any launcher that sets torchrun's variables, or
         --rdzv-endpoint HOST:29500 torch_gpt.py --text FILE
 
 Lines marked with zerod: are those that differ from a trainer without it.  There is no checkpoint to
-load after a crash: parameters, moments and the number of steps are in the service.  Start the same
-command again, under the same job name, and training goes on where the job stands.
+load after a crash: parameters, moments and the number of steps are in the service.  A rank that dies
+is started again by torchrun --max-restarts, or by hand with the same command under the same job name,
+and takes its place in the step that the others are in; a zerod that dies is waited for.  Whatever
+happens, the result is the same.
 """
 import argparse
 import glob
@@ -134,9 +136,9 @@ def train(args: argparse.Namespace) -> None:
     client = model.sharded.client
     optimizer = zerod.torch.AdamW(model, param_groups(model, args.weight_decay), lr=args.lr,
                                   betas=(0.9, 0.95))  # zerod: the model comes first
-    first = client.version  # zerod: steps that the job has made; 0 for a new one
+    first = model.sharded.steps_made  # zerod: by the job; 0 for a new one
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda t: schedule(first + t, args.steps, args.warmup))
+        optimizer, lambda t: schedule(t, args.steps, args.warmup))
     if args.batch % (client.world_size * args.accumulate):
         raise SystemExit(f"--batch {args.batch} is no multiple of {client.world_size} ranks times "
                          f"{args.accumulate} micro-batches")
@@ -151,25 +153,29 @@ def train(args: argparse.Namespace) -> None:
               f"{client.world_size} ranks" + (f", goes on after step {first}" if first else ""))
         report(first, validation=validation_loss(model, text, args.windows, args.batch))
     began, since = time.monotonic(), first
-    for step in range(first, args.steps):
-        mine = text.batch(args.seed, step, args.batch).chunk(client.world_size)[client.rank]
-        loss = 0.0
-        for part in mine.chunk(args.accumulate):
-            part_loss = model(part) / args.accumulate
-            part_loss.backward()  # zerod: pushes each block's gradient when it is complete
-            loss += part_loss.item()
-        model.clip_grad_norm_(args.clip)  # zerod: a method of the model
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        if (step + 1) % args.log_every == 0:
+    # zerod: steps() begins where the job stands, and steps the scheduler; a step during which something
+    # dies ends without an exception, and comes again with the same number
+    for step in zerod.torch.steps(model, until=args.steps, scheduler=scheduler, seed=args.seed):
+        with step as done:
+            batch = text.batch(args.seed, done, args.batch)
+            loss = 0.0
+            for part in batch.chunk(client.world_size)[client.rank].chunk(args.accumulate):
+                part_loss = model(part) / args.accumulate
+                part_loss.backward()  # zerod: pushes each block's gradient when it is complete
+                loss += part_loss.item()
+            model.clip_grad_norm_(args.clip)  # zerod: a method of the model
+            optimizer.step()
+        if step.aborted:
+            continue
+        done += 1
+        if done % args.log_every == 0:
             now = time.monotonic()
-            tokens = (step + 1 - since) * args.batch * args.context
-            report(step + 1, loss=loss, grad_norm=optimizer.grad_norm,
+            tokens = (done - since) * args.batch * args.context
+            report(done, loss=loss, grad_norm=optimizer.grad_norm,
                    lr=scheduler.get_last_lr()[0], **{"tokens/s": tokens / (now - began)})
-            began, since = now, step + 1
-        if client.rank == 0 and args.eval_every and (step + 1) % args.eval_every == 0:
-            report(step + 1, validation=validation_loss(model, text, args.windows, args.batch))
+            began, since = now, done
+        if client.rank == 0 and args.eval_every and done % args.eval_every == 0:
+            report(done, validation=validation_loss(model, text, args.windows, args.batch))
     if client.rank == 0:
         loss = validation_loss(model, text, args.windows, args.batch)
         print(f"torch_gpt: validation loss {loss:.4f} nats/byte, {max(first, args.steps)} steps")

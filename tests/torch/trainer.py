@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """zerod.transformers.Trainer does what transformers.Trainer does: the same losses and gradient norms,
 on one rank and on two, after resuming too; and its clipping is there."""
+import hashlib
+import itertools
 import json
 import os
+import signal
 import sys
 import tempfile
 
@@ -178,6 +181,75 @@ def resumes_as_if_uninterrupted(directory):
     same(sharded(TOGETHER, f"{directory}/e", resume=checkpoint), wanted, "a plain checkpoint")
 
 
+DIES_AT = 5  # steps before
+
+
+def perish(rank, directory, arguments, target=None):
+    """Trains; in the last micro-batch of a step rank 1 kills `target` (0: nothing), or all ranks kill themselves, once.
+    (losses and gradient norms, global step, checksum of the parameters)"""
+    trainer = trainer_of(zerod.transformers.Trainer, directory, gpt2(), arguments, client=zerod.connect(timeout=40))
+    mark = f"{directory}/mark{rank}"
+
+    def act(_gradient):
+        if trainer.state.global_step == DIES_AT and not os.path.exists(mark) and (rank == 1 or not target):
+            if next(backward_passes) == trainer.args.gradient_accumulation_steps - 1:
+                open(mark, "w", encoding="ascii").close()
+                os.kill(target or os.getpid(), signal.SIGKILL)
+
+    def watch(_module, _inputs, output):
+        (output if isinstance(output, torch.Tensor) else output[0]).register_hook(act)
+    backward_passes = itertools.count()
+    if target != 0:
+        trainer.model.transformer.h[1].register_forward_hook(watch)
+    trainer.train()
+    values = [trainer.model.sharded.read(p, "master") for p in trainer.model.sharded.params]
+    found = (history(trainer, "loss"), history(trainer, "grad_norm"), trainer.state.global_step,
+             hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest())
+    meet(trainer)
+    return found
+
+
+ACCUMULATING = {"gradient_accumulation_steps": 2, "max_steps": 9}
+
+
+def undisturbed(directory):
+    return run(perish, TOGETHER, ranks.shared(2), f"{directory}/undisturbed", ACCUMULATING, 0)
+
+
+def place_of_job():
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
+
+
+@case
+@in_directory
+def a_lost_daemon_is_waited_for(directory):
+    """The step that it was lost in is done again, with the same dropout."""
+    cluster = ranks.shared(2)
+    wanted = undisturbed(directory)
+    with ranks.Ranks(perish, TOGETHER, cluster, arguments=(directory, ACCUMULATING, cluster[1].process.pid),
+                     environment=place_of_job()) as job:
+        assert cluster[1].process.wait(ranks.DEADLINE_S) == -signal.SIGKILL
+        cluster[1].start()
+        assert job.finish() == wanted
+        cluster[0].ctl("drop", job.job)
+
+
+@case
+@in_directory
+def processes_started_again_go_on(directory):
+    """In the middle of an epoch, where the service stands."""
+    cluster = ranks.shared(2)
+    wanted = undisturbed(directory)
+    with ranks.Ranks(perish, TOGETHER, cluster, arguments=(directory, ACCUMULATING), environment=place_of_job()) as job:
+        assert job.wait(ranks.DEADLINE_S)
+        assert [p.outcome for p in job.processes] == [("died", -signal.SIGKILL)] * 2, [p.outcome for p in job.processes]
+        again = ranks.run(perish, TOGETHER, cluster, job=job.job, arguments=(directory, ACCUMULATING),
+                          environment={**place_of_job(), "TORCHELASTIC_RESTART_COUNT": 1})
+    for found, complete in zip(again, wanted):
+        assert found[2:] == complete[2:], f"{found}\nundisturbed: {complete}"
+        assert found[0] == complete[0][DIES_AT:] and found[1] == complete[1][DIES_AT:], f"{found}\n{complete}"
+
+
 def use(rank, directory):
     """A bf16 Llama: the best of its checkpoints is loaded at the end, it generates on one rank, is saved and
     opened without zerod."""
@@ -216,6 +288,8 @@ def refused(_rank, directory, arguments, options):
     try:
         trainer_of(zerod.transformers.Trainer, directory, gpt2(), arguments, **options)
     except ValueError as error:
+        if distributed.is_initialized():
+            distributed.barrier()  # rank 0 has what the others meet by
         return str(error)
     return "not refused"
 

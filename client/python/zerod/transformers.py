@@ -14,8 +14,10 @@ Run with transformers 5.23.0 and accelerate 1.15.0; no other version is claimed.
 """
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,14 +25,17 @@ from typing import Any
 import accelerate
 import torch
 import transformers
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
-from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 
 import zerod
 
+from . import _replay
 from . import torch as zt
 from .torch.checkpoint import OPTIMIZER_FILE
 from .torch.plan import Groups
+from .torch.steps import follow
 
 __all__ = ["Trainer"]
 
@@ -40,10 +45,28 @@ log = logging.getLogger("zerod")
 REFUSED = ("fsdp", "deepspeed", "parallelism_config", "fp16", "fp16_full_eval", "bf16_full_eval",
            "torch_compile", "use_liger_kernel", "auto_find_batch_size")
 ADAMW = ("adamw_torch", "adamw_torch_fused")
+#: What of TrainerState is kept with each step.
+POSITION = ("global_step", "epoch", "num_input_tokens_seen", "total_flos", "best_metric",
+            "best_global_step", "best_model_checkpoint")
+
+
+class Optimizer(AcceleratedOptimizer):
+    """What accelerate makes of zerod's AdamW.  ends_step: of the Trainer, with what it keeps."""
+
+    ends_step: Callable[[], None]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Ends the step, if this micro-batch is its last."""
+        if self.gradient_state.sync_gradients:
+            self.ends_step()
 
 
 class Accelerator(accelerate.Accelerator):
-    """What Trainer prepares model and optimizer with: neither is moved, wrapped or copied."""
+    """What Trainer prepares model and optimizer with: neither is moved, wrapped or copied.
+
+    trainer: whose it is."""
+
+    trainer: "Trainer"
 
     def prepare_model(self, model: nn.Module, device_placement: bool | None = None,
                       evaluation_mode: bool = False) -> nn.Module:
@@ -54,12 +77,17 @@ class Accelerator(accelerate.Accelerator):
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer,
                           device_placement: bool | None = None) -> Any:
         """Placing it would read the whole state and write it back."""
-        return super().prepare_optimizer(optimizer, device_placement=False)
+        prepared = super().prepare_optimizer(optimizer, device_placement=False)
+        prepared.__class__ = Optimizer
+        prepared.ends_step = self.trainer._end_step
+        return prepared
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float,
                         norm_type: float = 2) -> torch.Tensor:
         """The service clips."""
-        return zt.clip_grad_norm_(list(parameters), max_norm, norm_type)
+        parameters = list(parameters)
+        norm = self.trainer._steps.do(lambda: zt.clip_grad_norm_(parameters, max_norm, norm_type))
+        return torch.tensor(torch.nan) if norm is None else norm
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -78,8 +106,16 @@ class Trainer(transformers.Trainer):
 
     model: on the CPU or the meta device, or sharded already; with ``from_pretrained`` every rank
     may load it, rank 0's values are taken.  ``model_init`` does not exist here, nor does what needs
-    it.  A job that has made steps goes on with the service's values: to go on with data and
-    schedule too, resume from a checkpoint.
+    it.
+
+    When a daemon or a node is lost, the step is done again from its first micro-batch, with the same
+    random numbers.  A job whose processes are started again, by ``torchrun --max-restarts`` or by
+    hand under the same job name, goes on by itself where the service stands: data, schedule and
+    random numbers are kept with each step.  What that does not bring back: what was logged before,
+    the state of callbacks, random numbers that data loading or evaluation draw between steps; and
+    with another number of ranks data and schedule begin anew.  ``resume_from_checkpoint=False``
+    begins them anew in any case.  One rank alone cannot be started again: torch.distributed does
+    not let it in.
 
     args: with ``use_cpu=True``.  Optimizer: :class:`zerod.torch.AdamW` with learning_rate, betas,
     epsilon and weight_decay (not of biases and norms) of the arguments.  Clipping happens in the
@@ -119,10 +155,9 @@ class Trainer(transformers.Trainer):
                          accumulate=accumulate, init_fn=init_fn, prefetch=prefetch)
         self._check_ranks(model.sharded.client)
         self._check_optimizer()
-        if model.sharded.client.version and self.args.should_log:
-            log.warning("job '%s' has made %d steps: parameters and optimizer state are the "
-                        "service's; without resume_from_checkpoint, data and schedule begin anew",
-                        model.sharded.client.job, model.sharded.client.version)
+        self._steps = _replay.Steps(model.sharded)
+        self._goes_on = model.sharded.goes_on  # until train() is called first
+        self._kept: tuple[dict[str, Any], _replay.RandomStates] | None = None  # to go on from
 
     # ---- what cannot be ---------------------------------------------------------------
 
@@ -158,6 +193,7 @@ class Trainer(transformers.Trainer):
         """As Trainer's, with an Accelerator that leaves a sharded model as it is."""
         super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Accelerator
+        self.accelerator.trainer = self
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """The model stays where it is: in the service."""
@@ -179,6 +215,81 @@ class Trainer(transformers.Trainer):
     def _adamw(self) -> zt.AdamW:
         """The optimizer without what accelerate puts around it."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    # ---- going on ---------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any,
+              **named: Any) -> Any:
+        """As Trainer's; without a checkpoint to resume from it goes on where the service stands."""
+        goes_on, self._goes_on = self._goes_on, False
+        if resume_from_checkpoint is not None or not goes_on:
+            return super().train(resume_from_checkpoint, *positional, **named)
+        client = self.model.sharded.client
+        self._kept = self._kept_position()
+        if self._kept is None:
+            if client.version and self.args.should_log:
+                log.warning("job '%s' has made %d steps, and none with as many ranks under a "
+                            "Trainer: data and schedule begin anew", client.job, client.version)
+            return super().train(None, *positional, **named)
+        with tempfile.TemporaryDirectory(prefix="zerod-") as directory:
+            self._state_of(self._kept[0]).save_to_json(os.path.join(directory, TRAINER_STATE_NAME))
+            try:
+                return super().train(directory, *positional, **named)
+            finally:
+                self._kept = None
+
+    def _kept_position(self) -> tuple[dict[str, Any], _replay.RandomStates] | None:
+        sharded = self.model.sharded
+        found = _replay.unpack(sharded.kept)
+        if found is None or found[0]["world_size"] != sharded.world_size:
+            return None
+        return found
+
+    def _state_of(self, position: dict[str, Any]) -> transformers.TrainerState:
+        return transformers.TrainerState(
+            logging_steps=self.args.logging_steps, eval_steps=self.args.eval_steps,
+            save_steps=self.args.save_steps, train_batch_size=self._train_batch_size,
+            **{name: position.get(name) for name in POSITION})
+
+    def training_step(self, model: nn.Module, inputs: Any,
+                      num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch, which is done again with the rest of its step after an abort."""
+        def run() -> torch.Tensor:
+            return super(Trainer, self).training_step(model, copy.copy(inputs), num_items_in_batch)
+        return self._steps.do(run)
+
+    def _end_step(self) -> None:
+        adamw, blob = self._adamw(), self._position()
+
+        def end() -> bool:
+            adamw.step(blob=blob)
+            return True
+        if self._steps.do(end, ends=True) is None:  # committed after all
+            adamw.skipped = False
+
+    def _position(self) -> bytes:
+        """Where the next step begins, for whoever makes it."""
+        state = self.state
+        made = state.global_step + 1
+        position = {name: getattr(state, name) for name in POSITION}
+        position |= {"global_step": made, "world_size": self.model.sharded.world_size,
+                     "scheduled": self._scheduler().last_epoch,
+                     "version": self.model.sharded.version}
+        blob = _replay.pack(position, _replay.RandomStates.now())
+        if not _replay.fits(blob):
+            blob = _replay.pack({**position, "best_model_checkpoint": None},
+                                _replay.RandomStates.now())
+        return blob
+
+    def _scheduler(self) -> Any:
+        """The schedule without what accelerate puts around it."""
+        return getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self._kept is None:
+            super()._load_rng_state(checkpoint)
+        else:
+            self._kept[1].restore()
 
     # ---- saving -----------------------------------------------------------------------
 
@@ -227,10 +338,15 @@ class Trainer(transformers.Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str,
                               model: nn.Module | None = None) -> None:
         """Model weights; a checkpoint that has the optimizer too is loaded as a whole later."""
-        if not _has_optimizer(resume_from_checkpoint):
+        if self._kept is None and not _has_optimizer(resume_from_checkpoint):
             zt.load_safetensors(self.model, resume_from_checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self._kept is not None:
+            kept = self._kept[0]
+            committed = self.model.sharded.version - kept["version"]  # of the last step: 0 or 1
+            follow(self._scheduler(), kept["scheduled"] + committed)
+            return
         if checkpoint is None or not _has_optimizer(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
             return

@@ -1,0 +1,130 @@
+"""What zerod.transformers needs to do a step again, and to go on in another process.
+
+Rule: random states are those of torch's CPU generator, Python's random and NumPy's global one; they
+are packed without loss, for a rank keeps at most 8 kB with a step.
+"""
+from __future__ import annotations
+
+import json
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+
+import zerod
+
+from .torch.attempt import KEPT_MAX
+from .torch.sharded import Sharded
+
+WORDS = 624  # of a Mersenne twister
+PYTHON = struct.Struct(f"<{WORDS + 1}I")
+LENGTHS = struct.Struct("<4I")  # of the parts of what is kept
+
+
+class RandomStates(NamedTuple):
+    """The states of all generators of this process."""
+    torch: torch.Tensor
+    python: tuple
+    numpy: tuple
+
+    @classmethod
+    def now(cls) -> "RandomStates":
+        """As they are."""
+        return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state())
+
+    def restore(self) -> None:
+        """Makes them so again."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        numpy.random.set_state(self.numpy)
+
+
+class Steps:
+    """The step that is under way: what was done in it, for the case that all of it is done again.
+
+    version: of the job when it began.
+    """
+
+    def __init__(self, sharded: Sharded):
+        self.sharded = sharded
+        self._done: list[Callable[[], Any]] = []
+        self.version = sharded.version
+
+    def do(self, call: Callable[[], Any], ends: bool = False) -> Any:
+        """The call's result.  An abort has everything of the step done again, with the random
+        numbers that it had, and then the call; the result is None if the step was committed after
+        all.  ends: the call ends the step."""
+        if not self._done:
+            self.version = self.sharded.version
+        states, keep = RandomStates.now(), self.sharded.gradients.keep
+
+        def again() -> Any:
+            states.restore()
+            before, self.sharded.gradients.keep = self.sharded.gradients.keep, keep
+            try:
+                return call()
+            finally:
+                self.sharded.gradients.keep = before
+
+        result = self._until_done(again)
+        if ends:
+            self._done.clear()
+        else:
+            self._done.append(again)
+        return result
+
+    def _until_done(self, call: Callable[[], Any]) -> Any:
+        aborted = False
+        while True:
+            try:
+                for earlier in self._done if aborted else ():
+                    earlier()
+                return call()
+            except zerod.Aborted:
+                if self.sharded.version != self.version:
+                    return None
+                aborted = True
+
+
+# ---- what is kept with a step ---------------------------------------------------------
+
+
+def pack(position: dict[str, Any], states: RandomStates) -> bytes:
+    """Position, as JSON, and random states, for RandomStates and position of :func:`unpack`."""
+    words = states.torch.numpy().view("<u4").reshape(-1, 2)
+    name, keys, *rest = states.numpy
+    about = {**position, "python": [states.python[0], states.python[2]], "numpy": [name, *rest]}
+    parts = [json.dumps(about).encode(), PYTHON.pack(*states.python[1]),
+             keys.astype("<u4").tobytes() + words[:, 0].tobytes(),
+             zlib.compress(words[:, 1].tobytes())]  # mostly zeros
+    return LENGTHS.pack(*map(len, parts)) + b"".join(parts)
+
+
+def fits(blob: bytes) -> bool:
+    """Whether a rank may keep so much."""
+    return len(blob) <= KEPT_MAX
+
+
+def unpack(blob: bytes) -> tuple[dict[str, Any], RandomStates] | None:
+    """What :func:`pack` was given; None if it is something else."""
+    try:
+        ends = list(LENGTHS.unpack_from(blob))
+        begin, parts = LENGTHS.size, []
+        for length in ends:
+            parts.append(blob[begin:begin + length])
+            begin += length
+        about = json.loads(parts[0])
+        low = numpy.frombuffer(parts[2], "<u4")[WORDS:]
+        high = numpy.frombuffer(zlib.decompress(parts[3]), "<u4")
+        state = numpy.stack([low, high], axis=1).reshape(-1).view(numpy.uint8)
+        version, gauss = about.pop("python")
+        name, *rest = about.pop("numpy")
+        keys = numpy.frombuffer(parts[2], "<u4")[:WORDS].astype(numpy.uint32)
+        return about, RandomStates(torch.from_numpy(state.copy()),
+                                   (version, PYTHON.unpack(parts[1]), gauss), (name, keys, *rest))
+    except (struct.error, zlib.error, ValueError, KeyError, TypeError):
+        return None
