@@ -306,6 +306,8 @@ void rank_begin_attempt(struct rank *rank, bool decided);
 uint32_t rank_accepted(const struct rank *rank, uint32_t group);
 /* The job's first late rank or node, as its coordinator last told. */
 int job_describe(const struct job *job, struct wait_line *ret);
+/* A node that the job needs and that is away. */
+bool job_away(const struct job *job, struct wait_line *ret);
 /* The owners do not carry zero_step() out: the calls of local ranks fail, the attempt goes on. */
 void ranks_refuse_step(struct job *job, int status, const char *text);
 /* Without a rank that was lost the attempt cannot end: ZERO_ELOSTRANK and its name, or OK. */

@@ -359,14 +359,17 @@ int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *pa
 
 /* ---- names ------------------------------------------------------------------------------ */
 
-/* A node that the job needs and that is away. */
-static bool away_describe(const struct job *job, struct wait_line *ret)
+bool job_away(const struct job *job, struct wait_line *ret)
 {
         const struct exchange *x = job->x;
 
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct fabric_info info;
+
                 if (x->up >> n & 1 || !(job_needs_node(job, n) || n == job->coordinator))
                         continue;
+                fabric_info(x->fabric, n, &info);
+                *ret = (struct wait_line){ .since_ms = info.link.since_ms };
                 snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
                 snprintf(ret->what, sizeof ret->what, "to come up again");
                 return true;
@@ -376,7 +379,7 @@ static bool away_describe(const struct job *job, struct wait_line *ret)
 
 int job_describe(const struct job *job, struct wait_line *ret)
 {
-        if (away_describe(job, ret))
+        if (job_away(job, ret))
                 return ZERO_EDEADLINE;
         if (job->n_waits == 0)
                 snprintf(ret->who, sizeof ret->who, "the other ranks");

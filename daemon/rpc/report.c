@@ -46,22 +46,29 @@ static json_t *report_ranks(const struct job *job)
         return ranks;
 }
 
+static json_t *report_wait(const struct job *job, const struct wait_line *line)
+{
+        json_t *wait = json_object();
+        uint64_t now = exchange_now(job->x);
+
+        json_object_set_new(wait, "for", text(line->who));
+        json_object_set_new(wait, "what", text(line->what));
+        json_object_set_new(
+                wait, "since_s",
+                real(now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0));
+        return wait;
+}
+
+/* A node that is away first: its coordinator may be there. */
 static json_t *report_waiting(const struct job *job)
 {
         json_t *waiting = json_array();
+        struct wait_line away;
 
-        for (uint32_t i = 0; i < job->n_waits; i++) {
-                const struct wait_line *line = &job->waits[i];
-                json_t *wait = json_object();
-                uint64_t now = exchange_now(job->x);
-
-                json_object_set_new(wait, "for", text(line->who));
-                json_object_set_new(wait, "what", text(line->what));
-                json_object_set_new(
-                        wait, "since_s",
-                        real(now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0));
-                json_array_append_new(waiting, wait);
-        }
+        if (job_away(job, &away))
+                json_array_append_new(waiting, report_wait(job, &away));
+        for (uint32_t i = 0; i < job->n_waits; i++)
+                json_array_append_new(waiting, report_wait(job, &job->waits[i]));
         return waiting;
 }
 

@@ -46,9 +46,11 @@ MOMENTS = {"fetch": in_fetch, "push": in_push, "step": in_step}
 
 
 class Scene:
-    """A job whose last rank is the victim, and another job that must not notice."""
+    """A job whose last rank is the victim, and another job that must not notice; a lost rank
+    fails the others' calls if they ask for it."""
 
-    def __init__(self, placement, moment, timeout_ms=DEADLINE_MS):
+    def __init__(self, placement, moment, timeout_ms=DEADLINE_MS, on_lost="wait"):
+        self.needs = {"hold": 2, "push": GROUPS, "on_lost": on_lost}
         delay = {"delay_ms": 300} if moment == "fetch" else {}
         self.cluster = Cluster(2, **delay)
         self.moment, self.placement, self.timeout_ms = moment, placement, timeout_ms
@@ -58,7 +60,7 @@ class Scene:
         try:
             self.before = [(d.descriptors(), d.memory()) for d in c.daemons]
             self.other = c.ranks("other", small_layout(blocks=1), [0, 1], hold=1, push=1)
-            self.ranks = c.ranks("job", LAYOUT, self.placement, hold=2, push=GROUPS, timeout_ms=self.timeout_ms)
+            self.ranks = c.ranks("job", LAYOUT, self.placement, timeout_ms=self.timeout_ms, **self.needs)
         except BaseException:
             c.__exit__(*sys.exc_info())
             raise
@@ -111,7 +113,7 @@ class Scene:
         heir = c.actor(self.placement[-1], "heir")
         heir.do("connect", job="job", rank=n - 1, world=n, local=self.placement.count(self.placement[-1]))
         heir.do("layout", groups=LAYOUT)
-        heir.do("attach", hold=2, push=GROUPS)
+        heir.do("attach", **self.needs)
         for a in self.rest:
             until(lambda a=a: a.ask("step", sets=SETS)["status"] in ("EABORTED",), 5 * SLOW, "the end of the attempt")
         self.train([*self.rest, heir], 1)
@@ -143,7 +145,7 @@ class Scene:
 def killed_in(what):
     """The others hear of it at once, not at their deadline; a successor takes its place."""
     moment, placement = what
-    with Scene(placement, moment, timeout_ms=60000 * SLOW) as s:
+    with Scene(placement, moment, timeout_ms=60000 * SLOW, on_lost="fail") as s:
         s.others_push()
         if moment != "step":
             s.others_step()
@@ -163,7 +165,7 @@ def killed_in(what):
 def killed_while_others_wait_elsewhere(placement):
     """In zero_norm(), and in zero_grad() for a slot that others keep by not pushing."""
     with Cluster(2) as c:
-        one, two, victim = c.ranks("job", LAYOUT, placement, hold=1, push=1, timeout_ms=60000 * SLOW)
+        one, two, victim = c.ranks("job", LAYOUT, placement, hold=1, push=1, timeout_ms=60000 * SLOW, on_lost="fail")
         one.start("norm")
         two.do("grad", group=0)
         two.do("push", group=0)
@@ -181,7 +183,7 @@ def killed_while_others_wait_elsewhere(placement):
         heir = c.actor(placement[2], "heir")
         heir.do("connect", job="job", rank=2, world=3, local=placement.count(placement[2]))
         heir.do("layout", groups=LAYOUT)
-        heir.do("attach", hold=1, push=1)
+        heir.do("attach", hold=1, push=1, on_lost="fail")
         for a in (one, two):
             until(lambda a=a: a.ask("step", sets=SETS)["status"] == "EABORTED", 5 * SLOW, "the next attempt")
         for a in (one, two, heir):
@@ -271,19 +273,18 @@ def killed_by_turns(moment):
 
 @case
 def peer_daemon_killed():
-    """Ranks of the other node are told which node is not reachable."""
+    """Ranks wait for the node, and are told at their deadline which one it is."""
     with Cluster(2) as c:
-        a, b = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
+        a, b = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=1000 * SLOW)
         a.start("step", sets=SETS)
-        c[1].process.kill()
-        c[1].process.wait()
-        expect(a.finish(), "EPEER", "n1")
-        expect(b.ask("step", sets=SETS), "EDEADLINE", "rank 1", "n1.sock")
+        c[1].kill()
+        b.start("step", sets=SETS)
+        expect(a.finish(), "EDEADLINE", "n1")
+        expect(b.finish(), "EDEADLINE", c[1].socket)
         until(lambda: not c[0].peers_up(), what="the peer's end in status")
         peer = next(p for p in c[0].status()["peers"] if p["node"] == "n1")
         assert peer["why"], peer
-        reply = a.ask("fetch", group=2)
-        assert reply["status"] in ("EPEER", "ELOSTRANK", "EDEADLINE") and reply["text"], reply
+        a.refused("EDEADLINE", "fetch", "n1", group=2)
 
 
 @case
@@ -299,14 +300,15 @@ def peer_daemon_killed_in_fetch():
 
 @case
 def peer_daemon_stopped():
-    """Heartbeats tell: its job fails by name; the daemon goes on answering, and links again."""
+    """Heartbeats tell: its job waits for it by name; the daemon goes on answering, and links again."""
     with Cluster(2) as c:
-        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=20000)
-        c[1].process.send_signal(signal.SIGSTOP)
+        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=8000)
+        c[1].stop()
         a.start("step", sets=SETS)
-        expect(a.finish(), "EPEER", "n1")
+        until(lambda: "n1" in waited_for(c[0], "job"), 7, "its name in status")
+        expect(a.finish(), "EDEADLINE", "n1")
         c[0].status()
-        c[1].process.send_signal(signal.SIGCONT)
+        c[1].go_on()
         until(c[0].peers_up, 20 * SLOW, "the link")
 
 

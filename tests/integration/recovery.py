@@ -221,15 +221,25 @@ def world_size_changes():
 
 @case
 def world_size_of_a_running_job():
+    """Ranks of another world wait, by name, until those of the old one have left."""
     with Cluster(2) as c:
-        one, two = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
-        two.kill()
-        until(lambda: not c[1].job("job")["sessions"], what="the session's end")
-        a = c.rank("job", LAYOUT, [0, 1, 1], 2, **NEEDS)
-        a.finish(), a.finish()
-        expect(a.finish(), "ECONFLICT", "world size", "2", "3")
-        heir, _ = heir_of(c, [0, 1], 1)
-        train([one, heir], 2)
+        old = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(old, 2)
+        old[1].end()
+        impatient = c.rank("job", LAYOUT, [0, 1, 1], 2, timeout_ms=1000 * SLOW, **NEEDS)
+        impatient.finish(), impatient.finish()
+        expect(impatient.finish(), "EDEADLINE", "rank 0 of 2", "to leave")
+        c.dismiss(impatient)
+        new = [c.rank("job", LAYOUT, [0, 1, 1], rank, **NEEDS) for rank in range(3)]
+        assert not any(a.ready() and len(a.asked) == 1 for a in new)
+        old[0].do("close")
+        for a in new:
+            while a.asked:
+                a.good(a.finish())
+            assert a.do("version")["version"] == 2
+        for a in new:
+            a.start("train", steps=2, **{**TRAIN, "keep": False})
+        assert {r["version"] for r in finish_all(new)} == {4}
 
 
 @case
