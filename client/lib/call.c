@@ -131,8 +131,11 @@ static int take_reply(struct zero_client *c)
         const Zero__Reply *reply = c->reply;
         struct pending *slot = &c->pending[reply->seq % CLIENT_PENDING], p = *slot;
 
-        if (reply->seq == 0 && reply->status != ZERO_OK)
-                return client_shut(c, "%s", reply->text);
+        if (reply->seq == 0 && reply->status != ZERO_OK) {
+                client_shut(c, "%s", reply->text);
+                /* fenced: told once as what it is */
+                return reply->status == ZERO_ERANK ? status_of(reply, &c->error) : ZERO_ECLOSED;
+        }
         if (reply->seq == 0 || p.seq != reply->seq)
                 return client_shut(c, "zerod answered request %llu, which was not made",
                                    (unsigned long long)reply->seq);

@@ -300,11 +300,14 @@ static int do_push(struct actor *actor, const json_t *command, json_t *ret)
         const json_t *mask = json_object_get(command, "present"), *bit;
         bool last = !json_is_false(json_object_get(command, "last"));
         uint8_t present[256] = { 0 };
+        uint32_t group = group_of(command);
         size_t i;
 
         json_array_foreach(mask, i, bit) present[i % sizeof present] =
                 (uint8_t)json_integer_value(bit);
-        return zero_push(actor->client, group_of(command), mask ? present : NULL, last, NULL);
+        if (group < actor->n_groups)
+                actor->grads[group] = NULL;
+        return zero_push(actor->client, group, mask ? present : NULL, last, NULL);
 }
 
 static int do_norm(struct actor *actor, const json_t *command, json_t *ret)

@@ -191,7 +191,7 @@ class Disturber:
         reply = {"status": "OK"}
         while old.asked and reply["status"] == "OK":
             reply = old.finish()
-        assert reply["status"] in ("ERANK", "ECLOSED") and "incarnation" in reply["text"], f"{t.rank}: {reply}"
+        assert reply["status"] == "ERANK" and "incarnation" in reply["text"], f"{t.rank}: {reply}"
         self.w.cluster.dismiss(old)
 
     def daemon_upgraded(self):
