@@ -1,0 +1,43 @@
+/*
+ * seat.h - what a node keeps of its ranks while their sessions come and go.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/job/step.h"
+#include "proto/zero.pb-c.h"
+
+struct job;
+
+/* What ranks keep with a step, of any number of ranks: owned copies. */
+struct kept {
+        void *data;
+        uint32_t bytes;
+};
+
+/*
+ * A rank's place on its node.  It outlives the rank's sessions: what one session has handed in
+ * its successor need not.
+ */
+struct seat {
+        bool closed;                /* pushes nothing more in this attempt */
+        bool stepped;               /* zero_step() was called, and is not decided */
+        bool refused;               /* a gradient of this attempt was not accepted */
+        struct step_params *params; /* with stepped */
+        struct kept handed;         /* with the zero_step() of this attempt */
+        struct kept kept;           /* with the last decided one */
+};
+
+/* -ENOMEM. */
+int kept_set(struct kept *k, const void *p, size_t n);
+void kept_clear(struct kept *k);
+void seats_free(struct seat *seats, uint32_t n);
+/* The attempt is over: decided, what was handed in is kept; else it is gone. */
+void seats_reset(struct job *job, bool decided);
+/* What the ranks of this node kept with the last decision, as the coordinator knows it. */
+void seats_keep(struct job *job, Zero__Kept **kept, size_t n);
+/* What this node's ranks and owners keep others waiting for. */
+uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
