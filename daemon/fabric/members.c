@@ -21,7 +21,7 @@ const struct members_options members_default_options = {
         .silence = MEMBERS_SILENCE_MS,
         .handshake = DOOR_HANDSHAKE_MS,
         .dial_first = 50,
-        .dial_last = 2000,
+        .dial_last = 500,
         .queue_max = (size_t)256 << 20,
 };
 

@@ -14,7 +14,7 @@ POINT_S = 6 * SLOW
 # What has to happen to a daemon before it comes to such a point.
 BEFORE = {"resume.replayed": "update.valid", "coordinator.recovering": "vote.sent"}
 # Those that a daemon comes to once in its life, as a rule.
-ONCE = ("attach.", "attempt.", "open.", "resume.", "coordinator.start", "coordinator.recovering")
+ONCE = ("attach.", "attempt.", "checkpoint.", "open.", "resume.", "coordinator.start", "coordinator.recovering")
 
 
 class Tally:
@@ -203,6 +203,11 @@ class Disturber:
         assert d.process.returncode == 0, f"{d.name} ended with status {d.process.returncode}"
         self.start_daemon(i)
 
+    def killed_in_checkpoint(self):
+        self.w.checkpoint()
+        self.w.wait(self.rng.uniform(0, 0.05))
+        self.rng.choice((self.trainer_killed, self.daemon_killed))()
+
     # ---- crash points ------------------------------------------------------------------
 
     def dies_at(self, i, crash):
@@ -214,6 +219,8 @@ class Disturber:
         end = time.monotonic() + POINT_S
         while d.alive() and time.monotonic() < end:
             self.w.wait(0.01)
+            if crash.startswith("checkpoint."):
+                self.w.checkpoint()
         if d.alive():
             return False
         assert d.process.returncode == -signal.SIGKILL, f"{d.name}: status {d.process.returncode}: {d.log()[-1000:]}"
@@ -253,4 +260,4 @@ class Disturber:
 KINDS = {"trainer_killed": 6, "trainers_killed": 2, "daemon_killed": 6, "daemons_killed": 2,
          "trainer_and_daemon_killed": 2, "everything_killed": 1, "killed_in_recovery": 3, "trainer_stopped": 1,
          "daemon_stopped": 1, "link_cut": 1, "daemon_stopped_long": 0.2, "link_cut_long": 0.2, "trainer_replaced": 1,
-         "daemon_upgraded": 1}
+         "daemon_upgraded": 1, "killed_in_checkpoint": 2}

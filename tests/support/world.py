@@ -6,9 +6,11 @@ fails without a fault of ours, or does not go on, is a failure.
 """
 import os
 import random
+import subprocess
 import time
 
-from cluster import SETS, SLOW, Cluster, small_layout, until
+from checkpointing import whole
+from cluster import SETS, SLOW, Cluster, Tools, small_layout, spawn, until
 from network import Network
 
 JOB = "torture"
@@ -111,6 +113,8 @@ class World:
             self.until = f"{self.cluster.directory}/until"
             self.aim(NEVER)
             self.journal = Journal(f"{self.cluster.directory}/journal")
+            self.place, self.order = f"{self.cluster.directory}/checkpoints", None
+            os.mkdir(self.place)
             self.trainers = [Trainer(self, rank) for rank in range(len(plan.placement))]
         except BaseException:
             self.cluster.end()
@@ -122,6 +126,15 @@ class World:
     def aim(self, version):
         with open(os.open(self.until, os.O_CREAT | os.O_WRONLY, 0o644), "w", encoding="ascii") as f:
             f.write(f"{version:012}")
+
+    def checkpoint(self):
+        """Has one taken, by any node, if none is being taken; it may come to nothing, but must end."""
+        if self.order and self.order.poll() is None:
+            return
+        d = self.rng.choice([d for d in self.cluster.daemons if d.alive()])
+        self.order = spawn([Tools.zeroctl, "--socket", d.socket, "checkpoint", JOB, self.place, "--keep", "2"],
+                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.cluster.others.append(self.order)
 
     # ---- watching ----------------------------------------------------------------
 
@@ -182,8 +195,19 @@ class World:
         sums = self.cluster.checksum(JOB)
         assert sums["version"] == version, sums
         memory = [d.memory() for d in self.cluster.daemons]
+        self.restore()
         self.leave()
         return {"version": version, "planes": sums["planes"], "memory": memory}
+
+    def restore(self):
+        """Every checkpoint that has its name is whole: it makes another job."""
+        if self.order:
+            self.order.wait(STUCK_S)
+        for name in whole(self.place):
+            self.cluster[0].ctl("restore", "copy", f"{self.place}/{name}")
+            version = self.cluster.checksum("copy")["version"]
+            assert name == f"{JOB}-{version}", (name, version)
+            self.cluster[0].ctl("drop", "copy")
 
     def leave(self):
         """Nothing is left of the job once it is dropped."""
