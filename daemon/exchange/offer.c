@@ -121,10 +121,17 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
 {
         const struct job *job = o->job;
 
-        return landing_has(job, o->group) && node_contributes(job, o->group, o->node) &&
+        return landing_has(job, o->group) &&
                (o->empty || present_bytes == (job->layout->groups[o->group].n_tensors + 7) / 8) &&
                o->micro_batch >= job->landing->groups[o->group].offered[o->node] &&
                o->micro_batch < MICRO_BATCHES_MAX;
+}
+
+/* Not behind one that a link has lost, nor of a node that has not heard where its ranks are now. */
+static bool offer_counts(const struct offer *o)
+{
+        return node_contributes(o->job, o->group, o->node) &&
+               o->micro_batch == o->job->landing->groups[o->group].offered[o->node];
 }
 
 static int offer_queue(struct offer *o)
@@ -135,7 +142,7 @@ static int offer_queue(struct offer *o)
                 offer_free(o);
                 return -EPROTO;
         }
-        if (o->micro_batch > lg->offered[o->node]) { /* the one before was lost with a link */
+        if (!offer_counts(o)) {
                 offer_free(o);
                 return 0;
         }

@@ -97,8 +97,8 @@ bool step_needs_node(const struct step *s, uint32_t node)
 
 void step_heard(struct step *s, uint64_t attempt)
 {
-        if (attempt > s->attempt)
-                s->attempt = attempt;
+        if (attempt > s->heard)
+                s->heard = attempt;
 }
 
 void step_adopt(struct step *s, const struct recovery *r)
@@ -167,7 +167,8 @@ bool step_startable(const struct step *s)
 void step_start(struct step *s)
 {
         s->epoch++;
-        s->attempt++;
+        step_heard(s, s->attempt);
+        s->attempt = s->heard + 1;
         s->normed = false;
         step_collect(s);
 }

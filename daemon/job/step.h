@@ -39,6 +39,7 @@ struct step {
         uint64_t owner_nodes; /* a bit a node */
         bool fail_on_lost;    /* a lost rank voids the attempt: nobody waits for a successor */
         uint64_t epoch, version, attempt;
+        uint64_t heard; /* the highest attempt that any node knows of */
         uint32_t *node_of_rank; /* [rank]; RANK_ABSENT where the seat is empty */
         enum step_seat *seats;  /* [rank] */
         uint64_t open;          /* nodes that are there and know the job */
@@ -69,7 +70,7 @@ int step_resize(struct step *s, uint32_t world_size);
 /* Does any rank have a session, or may it have one on a node that is away? */
 bool step_occupied(const struct step *s);
 
-/* A node knows of an attempt: the next one is beyond it. */
+/* A node knows of an attempt: the next one to be started is beyond it. */
 void step_heard(struct step *s, uint64_t attempt);
 /* Where the job stands, by what the owners' records say. */
 void step_adopt(struct step *s, const struct recovery *r);

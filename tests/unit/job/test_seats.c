@@ -59,6 +59,56 @@ Test(start, begins_the_next_attempt_of_the_same_version_in_a_new_epoch)
         step_deinit(&s);
 }
 
+Test(start, begins_an_attempt_that_no_node_has_heard_of)
+{
+        struct step s;
+
+        steps_form(&s, 4, two_nodes, 2, 2);
+        step_heard(&s, 9);
+        step_heard(&s, 4);
+        step_start(&s);
+        cr_assert_eq(s.attempt, 10);
+        step_deinit(&s);
+}
+
+Test(start, a_running_attempt_stays_what_it_is_when_a_node_has_heard_of_a_later_one)
+{
+        struct step_params p = steps_params();
+        struct step s;
+
+        steps_start(&s, 4, two_nodes, 2, 2);
+        step_heard(&s, 9);
+        cr_assert_eq(steps_decide(&s, &p), STEP_DECIDE);
+        cr_assert(s.decided_attempt == 1 && s.attempt == 2);
+        steps_done(&s);
+        step_node_lost(&s, 1);
+        step_node_open(&s, 1);
+        for (uint32_t r = 2; r < 4; r++)
+                join(&s, r, 1);
+        step_start(&s);
+        cr_assert_eq(s.attempt, 10);
+        step_deinit(&s);
+}
+
+Test(adopt, the_next_attempt_is_beyond_the_one_owners_go_on_to)
+{
+        struct step_params p = steps_params();
+        const struct votes v = steps_vote(4, true);
+        const struct recovery r = { .version = 3,
+                                    .decided_attempt = 8,
+                                    .decision = decide(&v, &p, 0),
+                                    .skipped = 2 };
+        struct step s;
+
+        steps_form(&s, 4, two_nodes, 2, 2);
+        step_heard(&s, 8); /* all owners have voted in it, none knows the decision */
+        step_adopt(&s, &r);
+        cr_assert(s.version == 3 && s.decided_attempt == 8 && s.skipped == 2);
+        step_start(&s);
+        cr_assert_eq(s.attempt, 10, "owners are in attempt 9 when they have heard the decision");
+        step_deinit(&s);
+}
+
 Test(start, waits_for_every_owner_and_every_node_with_ranks)
 {
         static const uint32_t nodes[] = { 1, 2 }; /* node 0 only owns, node 3 is not needed */
