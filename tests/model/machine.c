@@ -1,0 +1,107 @@
+/* The step machine, out of a world and back into it. */
+#include "machine.h"
+
+static uint32_t node_of_rank[RANKS];
+static enum step_seat seats[RANKS];
+static uint64_t cut[NODES];
+static bool ready[NODES], voted[NODES], done[NODES];
+static struct step step = { .node_of_rank = node_of_rank,
+                            .seats = seats,
+                            .cut = cut,
+                            .ready = ready,
+                            .voted = voted,
+                            .done = done };
+
+uint32_t owner_on(uint32_t node)
+{
+        return (uint32_t)__builtin_popcount(bounds.owners & ((1u << node) - 1));
+}
+
+struct step_params machine_params(u8 scale)
+{
+        return (struct step_params){ .n_sets = 1,
+                                     .sets = { { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
+                                     .clip_norm = 0.25,
+                                     .loss_scale = scale_value(scale),
+                                     .growth_interval = 2 };
+}
+
+static void load_votes(const struct coordinator *c)
+{
+        step.votes.finite = true;
+        step.votes.refused.status = 0;
+        exact_sum_init(&step.votes.norm);
+        for (uint32_t o = 0; o < step.n_owners; o++) {
+                voted[o] = c->votes[o] != 0;
+                if (!voted[o])
+                        continue;
+                exact_sum_merge(&step.votes.norm, &vote_at(c->votes[o])->norm);
+                step.votes.finite = step.votes.finite && vote_at(c->votes[o])->finite;
+        }
+}
+
+struct step *machine_load(const struct world *w)
+{
+        const struct coordinator *c = &w->c;
+
+        step.world_size = bounds.n_ranks;
+        step.n_nodes = bounds.n_nodes;
+        step.owner_nodes = bounds.owners;
+        step.n_owners = (uint32_t)__builtin_popcount(bounds.owners);
+        step.phase = c->phase;
+        step.version = c->version;
+        step.attempt = c->attempt;
+        step.heard = c->heard;
+        step.open = c->open;
+        step.have_params = c->have_params;
+        step.params_rank = c->params_rank;
+        step.params = machine_params(c->params_scale);
+        step.decision = *decision_at(c->decision);
+        step.decided_attempt = c->decided_attempt;
+        step.loss_scale = scale_value(c->scale);
+        step.good_steps = c->good_steps;
+        step.skipped = c->skipped;
+        for (uint32_t r = 0; r < RANKS; r++) {
+                node_of_rank[r] =
+                        c->node_of_rank[r] == NOBODY ? (uint32_t)RANK_ABSENT : c->node_of_rank[r];
+                seats[r] = c->seats[r];
+        }
+        for (uint32_t n = 0; n < NODES; n++) {
+                cut[n] = c->cut[n];
+                ready[n] = c->ready >> n & 1;
+                done[n] = c->done >> n & 1;
+        }
+        load_votes(c);
+        return &step;
+}
+
+void machine_store(struct world *w)
+{
+        struct coordinator *c = &w->c;
+
+        c->phase = (u8)step.phase;
+        c->version = (u8)step.version;
+        c->attempt = (u8)step.attempt;
+        c->heard = (u8)step.heard;
+        c->open = (u8)step.open;
+        c->have_params = step.have_params;
+        c->params_rank = (u8)step.params_rank;
+        c->params_scale = scale_number(step.params.loss_scale);
+        c->decision = step.decided_attempt ? decision_number(&step.decision) : 0;
+        c->decided_attempt = (u8)step.decided_attempt;
+        c->scale = scale_number(step.loss_scale);
+        c->good_steps = (u8)step.good_steps;
+        c->skipped = (u8)step.skipped;
+        c->ready = c->done = 0;
+        for (uint32_t r = 0; r < RANKS; r++) {
+                c->node_of_rank[r] = node_of_rank[r] == RANK_ABSENT ? NOBODY : (u8)node_of_rank[r];
+                c->seats[r] = (u8)seats[r];
+        }
+        for (uint32_t n = 0; n < NODES; n++) {
+                c->cut[n] = (u8)cut[n];
+                c->ready |= (u8)(ready[n] << n);
+                c->done |= (u8)(done[n] << n);
+                if (!voted[n])
+                        c->votes[n] = 0;
+        }
+}

@@ -1,0 +1,244 @@
+/*
+ * world.h - one state of a small cluster that trains one job: everything that daemons and trainers
+ * know, what is on its way between them, and what the explorer remembers to judge it.
+ *
+ * A world is plain bytes: equal states have equal bytes (unused ones are zero), so that it can be
+ * copied, hashed and compared as it is.  The coordinator's decisions are made by the daemon's own
+ * job/step.c, job/recover.c and job/decide.c (coordinator.c here fills their structs and reads
+ * them back); around them each function follows the one of the same name in daemon/exchange.
+ *
+ * Left out: payloads (an offer carries what it offers), refused steps, zero_norm(), worlds that
+ * change their size, jobs that are made or dropped, deadlines.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { NODES = 3, RANKS = 3, PROCS = RANKS + 1, MICRO_BATCHES = 2 };
+enum { MESSAGES = 40, EARLY = 6, COORDINATOR = 0, NOBODY = 0xff };
+
+typedef uint8_t u8;
+
+struct bounds {
+        u8 n_nodes, owners, n_ranks; /* owners: a bit a node; rank r runs on node r */
+        u8 micro_batches, steps;
+        bool overflow; /* the gradient of the first step is not finite at first */
+        u8 crashes, cuts, kills, moves, faults; /* of each, and in all */
+        u8 less;                                /* what is left out: LESS_* */
+};
+
+/*
+ * Fewer orders of events, for larger bounds.  SELF: a daemon's messages to itself come before
+ * anything else does.  FLIGHT: what is under way when a link breaks is lost at once.  UP: a link
+ * comes up at both ends at once.
+ */
+enum { LESS_SELF = 1, LESS_FLIGHT = 2, LESS_UP = 4 };
+
+extern struct bounds bounds;
+
+enum message_type {
+        JOIN = 1,
+        JOIN_ANSWER,
+        PART,
+        PART_TOLD,
+        OPEN,
+        OPENED,
+        START,
+        READY,
+        READY_REFUSED,
+        PREPARE,
+        PREPARED,
+        DECISION,
+        DONE,
+        OFFER,
+        LINKS
+};
+
+/* What an owner says of its record. */
+struct stand {
+        u8 version, attempt, decided_attempt, decision, skipped, done, prepared_attempt, vote,
+                scale;
+};
+
+struct message {
+        u8 type, attempt, version, scale, decision, skipped;
+        u8 rank, proc, incarnation, status, flag; /* flag: by type */
+        u8 place[RANKS];                          /* node or incarnation of each rank */
+        u8 micro_batch, last, vote;
+        struct stand stand;
+};
+
+enum { PHASE_OPEN, PHASE_PREPARED, PHASE_DECIDED };
+
+/* struct state_record. */
+struct record {
+        u8 version, attempt, phase, decided_attempt, decision, skipped, vote, scale;
+        u8 parts[MICRO_BATCHES][RANKS]; /* remembered: whose incarnations the vote sums */
+};
+
+/* What a node's ranks contributed to a micro-batch. */
+struct parcel {
+        u8 attempt, parts[RANKS];
+};
+
+struct early {
+        u8 node;
+        struct message offer;
+};
+
+enum { RANK_EXISTS = 1, RANK_CALLING = 2, RANK_IN = 4, RANK_ATTACHING = 8, RANK_ADMITTED = 16 };
+
+/* A daemon: its record survives it, the rest does not. */
+struct node {
+        struct record record;
+        u8 alive;
+        u8 up; /* nodes whose link stands, as it knows */
+        u8 has_job, started, version, attempt, scale, skipped, last_attempt, last_version,
+                last_decision;
+        u8 node_of_rank[RANKS], stepped, closed; /* a bit a rank */
+        u8 session[RANKS];                       /* process + 1 */
+        u8 pushed[RANKS], reduced;               /* micro-batches */
+        u8 contributed[RANKS][MICRO_BATCHES];    /* remembered: by which incarnation */
+        u8 ranks[PROCS];                         /* struct rank of each process */
+        u8 offered[NODES], finished;
+        struct parcel landed[NODES][MICRO_BATCHES];
+        u8 gathered; /* version + 1 that its gather window holds */
+        u8 n_early;
+        struct early early[EARLY];
+        u8 preparing, prepare_scale, running;
+};
+
+enum node_open { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPENED };
+
+struct join {
+        u8 node, proc, rank, incarnation, admitted;
+};
+
+/* struct coordinator and struct step. */
+struct coordinator {
+        u8 settled, lacks, have;
+        u8 nodes[NODES], incarnations[RANKS];
+        struct stand standings[NODES];
+        u8 n_joins;
+        struct join joins[PROCS];
+        u8 phase, version, attempt, heard, node_of_rank[RANKS], seats[RANKS], open, cut[NODES],
+                ready, votes[NODES], done, have_params, params_rank, params_scale, decision,
+                decided_attempt, scale, good_steps, skipped;
+};
+
+enum proc_state { PROC_NONE, PROC_AWAY, PROC_ATTACHING, PROC_RUNS, PROC_STEPS, PROC_FENCED };
+
+/* A trainer. */
+struct proc {
+        u8 state, rank, node, incarnation, version, attempt, micro_batch, scale;
+        u8 in_flight; /* attempt of a zero_step() that its lost daemon did not answer */
+        u8 zombie;    /* another process is its rank by now */
+};
+
+/* What was decided last, and before it. */
+struct truth {
+        u8 attempt, version, decision;
+};
+
+struct world {
+        struct node nodes[NODES];
+        u8 connected[NODES]; /* a bit a node */
+        u8 count[NODES][NODES];
+        struct message messages[MESSAGES]; /* queue by queue */
+        struct coordinator c;
+        struct proc procs[PROCS];
+        struct truth truth[2];
+        u8 told[RANKS]; /* the highest version that a process of the rank was told */
+        u8 crashes, cuts, kills, moves;
+};
+
+/* ---- what is wrong ---- */
+
+/* The first fault found in the step just taken; empty: none. */
+extern char violation[400];
+void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define REQUIRE(condition, ...)               \
+        do {                                  \
+                if (!(condition))             \
+                        violate(__VA_ARGS__); \
+        } while (0)
+
+/* ---- world.c: links and messages ---- */
+
+bool is_owner(uint32_t node);
+bool is_up(const struct world *w, uint32_t node, uint32_t to);
+/* As fabric_send(): false if the node knows no link. */
+bool send(struct world *w, uint32_t from, uint32_t to, struct message m);
+void send_all(struct world *w, uint32_t from, struct message m);
+const struct message *first(const struct world *w, uint32_t from, uint32_t to);
+struct message take(struct world *w, uint32_t from, uint32_t to);
+void link_up(struct world *w, uint32_t node, uint32_t to);
+void link_down(struct world *w, uint32_t node, uint32_t to);
+void link_cut(struct world *w, uint32_t a, uint32_t b);
+void daemon_crash(struct world *w, uint32_t node);
+void daemon_start(struct world *w, uint32_t node);
+void deliver(struct world *w, uint32_t from, uint32_t to);
+/* The cluster at rest: the job exists, all links stand, no trainer has come. */
+void world_init(struct world *w);
+/* What must hold in every state. */
+void world_check(const struct world *w);
+bool world_done(const struct world *w);
+
+/* ---- node.c: job.c, vote.c, update.c, resume.c, landing.c ---- */
+
+void job_resume(struct world *w, uint32_t node);
+void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m);
+void update_finish(struct world *w, uint32_t node);
+void landing_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m);
+struct message opened(const struct world *w, uint32_t node, bool known);
+
+/* ---- ranks.c: attach.c, rank.c, and libzero ---- */
+
+void proc_attach(struct world *w, uint32_t p);
+bool proc_can_push(const struct world *w, uint32_t p);
+void proc_push(struct world *w, uint32_t p);
+void proc_step(struct world *w, uint32_t p);
+void proc_kill(struct world *w, uint32_t p);
+void proc_move(struct world *w, uint32_t p, uint32_t node);
+void proc_lose_daemon(struct world *w, uint32_t p);
+void rank_joined(struct world *w, uint32_t node, const struct message *m);
+void rank_fence(struct world *w, uint32_t node, uint32_t rank);
+void ranks_up(struct world *w, uint32_t node);
+void ranks_down(struct world *w, uint32_t node);
+void ranks_admit(struct world *w, uint32_t node);
+/* Waiting calls of the node's ranks end: decided (its result) or not (ZERO_EABORTED). */
+void ranks_answer(struct world *w, uint32_t node, bool decided);
+void ranks_refuse_step(struct world *w, uint32_t node, int status);
+
+/* ---- coordinator.c: coordinator.c, opening.c, joining.c, links.c ---- */
+
+void coordinator_new(struct world *w);
+void coordinator_up(struct world *w, uint32_t node);
+void coordinator_down(struct world *w, uint32_t node);
+void coordinator_message(struct world *w, uint32_t from, const struct message *m);
+bool coordinator_startable(const struct world *w);
+void coordinator_advance(struct world *w);
+
+/* ---- judge.c: votes and decisions by number, and what is true of them ---- */
+
+/* Other bounds. */
+void numbers_forget(void);
+u8 vote_of(uint32_t owner, uint32_t version, uint32_t skipped);
+struct votes;
+struct decision;
+const struct votes *vote_at(u8 number);
+u8 decision_number(const struct decision *d);
+const struct decision *decision_at(u8 number);
+bool commits(u8 decision);
+double decision_scale(u8 decision);
+double scale_value(u8 scale);
+u8 scale_number(double value);
+/* An attempt was decided, for the first time or again. */
+void truth_decide(struct world *w, u8 attempt, u8 version, u8 decision);
+/* A process was told that its zero_step() of an attempt came to this. */
+void truth_told(struct world *w, uint32_t p, u8 attempt, u8 version, u8 decision);
+/* ... or that it is to be replayed at a version. */
+void truth_aborted(struct world *w, uint32_t p, u8 attempt, u8 version);
+/* ... or where the job stands. */
+void truth_stands(struct world *w, uint32_t p, u8 version);
