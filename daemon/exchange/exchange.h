@@ -300,6 +300,8 @@ void ranks_up(struct exchange *x, uint32_t node);
 void rank_fence(struct job *job, uint32_t rank);
 /* Ranks that took the place of one that had stepped already: the step is over. */
 void ranks_admit(struct job *job);
+/* What this node's ranks and owners keep others waiting for. */
+uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
 
 /* ---- gather ---------------------------------------------------------------- */
 

@@ -39,5 +39,3 @@ void seats_free(struct seat *seats, uint32_t n);
 void seats_reset(struct job *job, bool decided);
 /* What the ranks of this node kept with the last decision, as the coordinator knows it. */
 void seats_keep(struct job *job, Zero__Kept **kept, size_t n);
-/* What this node's ranks and owners keep others waiting for. */
-uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
