@@ -11,10 +11,10 @@ On nodes where zerod runs, under any launcher that sets torchrun's variables, or
         --rdzv-endpoint HOST:29500 torch_gpt.py --text FILE
 
 Lines marked with zerod: are those that differ from a trainer without it.  There is no checkpoint to
-load after a crash: parameters, moments and the number of steps are in the service.  A rank that dies
-is started again by torchrun --max-restarts, or by hand with the same command under the same job name,
-and takes its place in the step that the others are in; a zerod that dies is waited for.  Whatever
-happens, the result is the same.
+load after a crash: parameters, moments and the number of steps are in the service.  A rank that
+dies is started again by torchrun --max-restarts, or by hand with the same command under the same
+job name, and takes its place in the step that the others are in; a zerod that dies is waited for.
+Whatever happens, the result is the same.
 """
 import argparse
 import glob
@@ -153,8 +153,8 @@ def train(args: argparse.Namespace) -> None:
               f"{client.world_size} ranks" + (f", goes on after step {first}" if first else ""))
         report(first, validation=validation_loss(model, text, args.windows, args.batch))
     began, since = time.monotonic(), first
-    # zerod: steps() begins where the job stands, and steps the scheduler; a step during which something
-    # dies ends without an exception, and comes again with the same number
+    # zerod: steps() begins where the job stands, and steps the scheduler; a step during which
+    # something dies ends without an exception, and comes again with the same number
     for step in zerod.torch.steps(model, until=args.steps, scheduler=scheduler, seed=args.seed):
         with step as done:
             batch = text.batch(args.seed, done, args.batch)

@@ -113,7 +113,7 @@ def other_library_is_told():
         text = os.path.join(directory, "text")
         with open(text, "w", encoding="ascii") as f:
             f.write("no library\n")
-        for path, word in ((text, "cannot load"), ("libc.so.6", "zero_attach")):
+        for path, word in ((text, "cannot load"), ("libc.so.6", "is not the libzero")):
             status, _, err = run(PACKAGE, ZEROD_LIBRARY=path)
             assert status and word in err and "ImportError" in err, err
 

@@ -88,7 +88,7 @@ MORE_WAYS = ({"stage": 2}, {"recompute": "reentrant"}, {"recompute": "nonreentra
 
 
 def named(moment, options):
-    return f"{moment}_" + "_".join(f"{k}{v}" if k == "stage" else str(k if v is True else v)
+    return f"{moment}_" + "_".join(f"{k}{v}" if k in ("stage", "at") else str(k if v is True else v)
                                    for k, v in options.items())
 
 
@@ -123,6 +123,7 @@ def rank_is_started_again(moment, options):
 
 
 each(rank_is_started_again, MOMENTS, WAYS)
+each(rank_is_started_again, ("forward", "step"), ({"at": 0},))
 each(rank_is_started_again, ("backward",), MORE_WAYS)
 
 

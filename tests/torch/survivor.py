@@ -11,7 +11,7 @@ import zerod.torch as zt
 from gpt import batch_of, make
 
 VICTIM = 2  # the rank that kills
-STEPS, LAST, MICRO_BATCHES, SEED = 5, 2, 2, 7  # LAST: the step in which something dies
+STEPS, AT, MICRO_BATCHES, SEED = 5, 2, 2, 7  # AT: the step in which something dies
 LONG_S = 40 * int(os.environ.get("TESTS_SLOW", 1))  # for whoever waits for what is started again
 
 
@@ -55,6 +55,7 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     the process `target`.  (checksum of the parameters, what was kept, learning rate)"""
     options = dict(options)
     stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
+    at = options.pop("at", AT)
     model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S), accumulate=accumulate)
     optimizer = zt.AdamW(model, lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
@@ -62,7 +63,7 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     for step in zt.steps(model, until=STEPS, scheduler=scheduler, seed=SEED):
         with step as t:
             assert optimizer.kept == (b"after %d" % (t - 1) if t else b""), (t, optimizer.kept)
-            doomed = moment is not None and rank == VICTIM and t == LAST
+            doomed = moment is not None and rank == VICTIM and t == at
             parts = batch_of(t, 24).chunk(model.sharded.world_size)[rank].chunk(MICRO_BATCHES)
             for i, part in enumerate(parts):
                 handle = prepare(model, moment, act) if doomed and i == 1 else None

@@ -108,8 +108,8 @@ class Trainer(transformers.Trainer):
     may load it, rank 0's values are taken.  ``model_init`` does not exist here, nor does what needs
     it.
 
-    When a daemon or a node is lost, the step is done again from its first micro-batch, with the same
-    random numbers.  A job whose processes are started again, by ``torchrun --max-restarts`` or by
+    When a daemon or a node is lost, the step is done again from its first micro-batch, with the
+    same random numbers.  A job whose processes are started again, by ``torchrun --max-restarts`` or by
     hand under the same job name, goes on by itself where the service stands: data, schedule and
     random numbers are kept with each step.  What that does not bring back: what was logged before,
     the state of callbacks, random numbers that data loading or evaluation draw between steps; and

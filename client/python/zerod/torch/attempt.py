@@ -7,8 +7,8 @@ Rules
 - An abort that finds no gradient of this rank, and the version as it was, is no matter for the
   trainer: what was held is fetched again, at the addresses and with the values that it had.
 - Any other abort is told exactly once, by zerod.Aborted, and everything of the attempt is forgotten
-  before it is: the next forward pass begins anew.  An abort that comes while another error is on its
-  way is told by the next call.
+  before it is: the next forward pass begins anew.  An abort that comes while another error is on
+  its way is told by the next call.
 """
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ class Attempt:
         """As Client.norm()."""
         return self._of_step(self.client.norm)
 
-    def step(self, sets: list["zerod.AdamWSet"], kept: bytes = b"", **named: Any) -> zerod.StepResult:
+    def step(self, sets: list[zerod.AdamWSet], kept: bytes = b"",
+             **named: Any) -> zerod.StepResult:
         """Ends the attempt; as Client.step()."""
         result = self._of_step(self.client.step, sets, blob=self._wrapped(kept), **named)
         self._over()

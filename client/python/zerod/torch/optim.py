@@ -181,7 +181,7 @@ class AdamW(torch.optim.Optimizer):
         passes again, from the same batch, and call step() again, unless ``version`` is one higher:
         then it was committed after all.  :func:`zerod.torch.steps` does all that.
         zerod.Deadline and zerod.LostRank name who is waited for and leave the step as it is:
-        step() may be called again.
+        step() may be called again, which forward and backward passes may not.
         """
         loss = None
         if closure is not None:

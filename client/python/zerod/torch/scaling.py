@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import zerod
-
 from . import sharded as core
 from . import state as values
 from .optim import AdamW

@@ -89,7 +89,7 @@ class Sharded:
 
     params are in the layout's order; units as the model's tree has them, the root last.
     optimizer: the newest one, weakly; optimized: the parameters that it updates, None: all.
-    goes_on: the job had its values when this rank came, and what would load others is to be left out.
+    goes_on: the job had its values when this rank came; what would load others is to be left out.
     """
 
     def __init__(self, model: nn.Module, stage: int, accumulate: str, prefetch: int):

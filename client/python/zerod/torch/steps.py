@@ -6,8 +6,9 @@
             model.clip_grad_norm_(1.0)
             optimizer.step()
 
-Rule: whatever a step computes depends on its number t alone: batch, learning rate and random numbers.
-Then a step that is done again, by this process or by one that takes its place, is the same to the bit.
+Rule: whatever a step computes depends on its number t alone: batch, learning rate, random numbers.
+Then a step that is done again, by this process or by one that takes its place, is the same to the
+bit.
 """
 from __future__ import annotations
 
@@ -86,8 +87,8 @@ def follow(scheduler: Any, made: int) -> None:
     """Brings a scheduler to where it stands when so many steps are made; RuntimeError if it is
     further."""
     if scheduler.last_epoch > made:
-        raise RuntimeError(f"the scheduler has made {scheduler.last_epoch} steps and the job {made}: "
-                           "make it anew, and let steps() alone step it")
+        raise RuntimeError(f"the scheduler has made {scheduler.last_epoch} steps and the job "
+                           f"{made}: make it anew, and let steps() alone step it")
     with warnings.catch_warnings():  # the steps were made, maybe not by this process
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         while scheduler.last_epoch < made:
