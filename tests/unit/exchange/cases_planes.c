@@ -28,9 +28,19 @@ static void client_finish(struct request *r, int status, const char *text)
         snprintf(c->text, sizeof c->text, "%s", text);
 }
 
+/* Nodes that the job does not need may hear of it after its start. */
+static bool job_is_there(void *arg)
+{
+        const struct client *c = arg;
+        const struct job *job = net_job(c->net, c->node, "zoo");
+
+        return job && !job->opening;
+}
+
 static void client_open(struct client *c, struct net *net, uint32_t node)
 {
         *c = (struct client){ .net = net, .node = node };
+        net_wait(net, job_is_there, c, "the node to have the job");
         CHECK(push_window_new(&c->window, NULL, 0, ZERO_FP32, NULL) == 0);
 }
 
