@@ -74,19 +74,21 @@ static void rank_free(struct rank *rank)
         free(rank);
 }
 
-static void rank_part(struct exchange *x, const char *job, uint32_t rank, bool orderly)
+static void rank_part(const struct rank *rank, bool orderly)
 {
+        struct exchange *x = rank->x;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Part part = ZERO__PART__INIT;
 
         if (x->leaving) /* the link's end will say it all */
                 return;
-        m.job = (char *)job;
-        part.rank = rank;
+        m.job = (char *)rank->job_name;
+        part.rank = rank->rank;
+        part.session = rank->session;
         part.orderly = orderly;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = &part;
-        fabric_send(x->fabric, coordinator_of(x, job), &m);
+        fabric_send(x->fabric, coordinator_of(x, rank->job_name), &m);
 }
 
 static void attach_end(struct rank *rank, int status, const char *text)
@@ -202,7 +204,7 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
                 return; /* again when the coordinator is up, until the deadline */
         if (!rank->attaching && (status == ZERO_OK || !m)) { /* the client has given up */
                 list_remove(&rank->link);
-                rank_part(rank->x, rank->job_name, rank->rank, true);
+                rank_part(rank, true);
                 return;
         }
         if (status != ZERO_OK) {
@@ -211,7 +213,7 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
         }
         status = rank_enter(rank, &fault);
         if (status) {
-                rank_part(rank->x, rank->job_name, rank->rank, true);
+                rank_part(rank, true);
                 attach_refused(rank, status, fault.text);
                 return;
         }
@@ -237,6 +239,7 @@ static void join_call(struct rank *rank, Zero__Layout *l, bool resume, uint64_t 
 
         join.uid = rank->needs.uid;
         join.rank = rank->rank;
+        join.session = rank->session;
         join.world_size = rank->needs.world_size;
         join.reduce_dtype = rank->needs.reduce_dtype;
         join.layout = l;
@@ -291,32 +294,50 @@ void ranks_up(struct exchange *x, uint32_t node)
 
 /* ---- fencing -------------------------------------------------------------------- */
 
-void rank_fence(struct job *job, uint32_t rank)
+static void rank_taken(struct rank *rank)
 {
         char text[120];
 
-        if (rank >= job->world_size || !job->ranks[rank])
-                return;
-        snprintf(text, sizeof text, "rank %u was taken by a later incarnation", rank);
-        rank_gone(job->ranks[rank], ZERO_ERANK, text);
+        snprintf(text, sizeof text, "rank %u was taken by a later incarnation", rank->rank);
+        rank_gone(rank, ZERO_ERANK, text);
 }
 
-/* A later incarnation ends the session of an earlier one here, attached or attaching. */
-static void fence_earlier(struct exchange *x, const char *name, const struct rank_needs *needs)
+void rank_fence(struct job *job, uint32_t rank, uint64_t session)
+{
+        if (rank < job->world_size && job->ranks[rank] && job->ranks[rank]->session == session)
+                rank_taken(job->ranks[rank]);
+}
+
+/* Whether it means the job that is here: one that will be refused has fenced nobody. */
+static bool means_job(const struct job *job, const struct rank_needs *needs, const layout *l)
+{
+        char text[300];
+
+        return (needs->uid == 0 || needs->uid == job->uid) &&
+               needs->world_size == job->world_size && needs->reduce_dtype == job->reduce_dtype &&
+               layout_equal(l, job->layout, text, sizeof text);
+}
+
+static bool is_earlier(const struct rank *rank, const char *name, const struct rank_needs *needs)
+{
+        return rank->rank == needs->rank && rank->needs.world_size == needs->world_size &&
+               (needs->uid == 0 || needs->uid == rank->needs.uid) &&
+               rank->needs.incarnation < needs->incarnation && strcmp(rank->job_name, name) == 0;
+}
+
+/* A later incarnation ends the sessions of earlier ones here, attached or attaching. */
+static void fence_earlier(struct exchange *x, const char *name, const struct rank_needs *needs,
+                          const layout *l)
 {
         struct job *job = job_find(x, name);
+        struct rank *rank = job && needs->rank < job->world_size ? job->ranks[needs->rank] : NULL;
 
-        if (job && needs->rank < job->world_size && job->ranks[needs->rank] &&
-            job->ranks[needs->rank]->needs.incarnation < needs->incarnation)
-                rank_fence(job, needs->rank);
+        if (rank && rank->needs.incarnation < needs->incarnation && means_job(job, needs, l))
+                rank_taken(rank);
         list_for_each (&x->joining, item) {
-                struct rank *rank = CONTAINER_OF(item, struct rank, link);
-
-                if (rank->rank != needs->rank || strcmp(rank->job_name, name) != 0 ||
-                    rank->needs.incarnation >= needs->incarnation)
-                        continue;
-                rank_gone(rank, ZERO_ERANK, "the rank was taken by a later incarnation");
-                return;
+                rank = CONTAINER_OF(item, struct rank, link);
+                if (is_earlier(rank, name, needs))
+                        rank_taken(rank);
         }
 }
 
@@ -364,13 +385,14 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message
                 layout_free(l);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
+        fence_earlier(x, job, needs, l);
         layout_free(l);
-        fence_earlier(x, job, needs);
         rank->x = x;
         rank->events = *events;
         snprintf(rank->job_name, sizeof rank->job_name, "%s", job);
         rank->needs = *needs;
         rank->rank = needs->rank;
+        rank->session = ++x->last_session;
         rank->pid = needs->pid;
         rank->hold_groups = needs->hold_groups;
         rank->grad_dtype = needs->grad_dtype;
@@ -395,7 +417,7 @@ void rank_leave(struct rank *rank, bool orderly)
                 rank->left = true;
                 list_remove(&rank->link);
                 if (rank->calling)
-                        rank_part(rank->x, rank->job_name, rank->rank, orderly);
+                        rank_part(rank, orderly);
                 else
                         rank_free(rank);
                 return;
@@ -405,7 +427,7 @@ void rank_leave(struct rank *rank, bool orderly)
         gather_leave(job, rank->hold_groups);
         job->ranks[rank->rank] = NULL;
         if (!job->dead)
-                rank_part(job->x, job->name, rank->rank, orderly);
+                rank_part(rank, orderly);
         if (rank->calling)
                 rank->left = true;
         else

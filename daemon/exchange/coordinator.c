@@ -39,6 +39,7 @@ static void coordinator_free(struct coordinator *c)
         free(c->standings);
         free(c->handed);
         free(c->incarnations);
+        free(c->sessions);
         step_deinit(&c->step);
         layout_free(c->layout);
         if (c->message)
@@ -69,7 +70,8 @@ static bool coordinator_alloc(struct coordinator *c, uint32_t world_size)
         c->standings = calloc(c->x->n_owners, sizeof *c->standings);
         c->handed = calloc(world_size, sizeof *c->handed);
         c->incarnations = calloc(world_size, sizeof *c->incarnations);
-        return c->standings && c->handed && c->incarnations &&
+        c->sessions = calloc(world_size, sizeof *c->sessions);
+        return c->standings && c->handed && c->incarnations && c->sessions &&
                step_init(&c->step, world_size, c->x->cluster->n_nodes, owners) == 0 &&
                layout_to_message(c->layout, &c->message) == 0;
 }
@@ -126,20 +128,23 @@ int coordinator_resize(struct coordinator *c, uint32_t world_size)
 {
         struct kept *handed = calloc(world_size, sizeof *handed);
         uint32_t *incarnations = calloc(world_size, sizeof *incarnations);
-
+        uint64_t *sessions = calloc(world_size, sizeof *sessions);
         uint32_t before = c->step.world_size;
 
-        if (!handed || !incarnations || step_resize(&c->step, world_size)) {
+        if (!handed || !incarnations || !sessions || step_resize(&c->step, world_size)) {
                 free(handed);
                 free(incarnations);
+                free(sessions);
                 return -ENOMEM;
         }
         for (uint32_t r = 0; r < before; r++)
                 kept_clear(&c->handed[r]);
         free(c->incarnations);
+        free(c->sessions);
         free(c->handed);
         c->handed = handed;
         c->incarnations = incarnations;
+        c->sessions = sessions;
         return 0;
 }
 
@@ -168,16 +173,23 @@ static void tell_part(struct coordinator *c, uint32_t rank, bool orderly)
         send_all(c->x, &m);
 }
 
-static void coordinator_part(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
+static void seat_part(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
 {
-        join_forget(c, node, rank);
-        if (rank >= c->step.world_size || c->step.node_of_rank[rank] != node ||
-            c->step.seats[rank] != SEAT_HERE)
+        if (c->step.node_of_rank[rank] != node || c->step.seats[rank] != SEAT_HERE)
                 return;
         step_part(&c->step, rank, orderly);
         tell_part(c, rank, orderly);
         if (!orderly)
                 log_warning("job %s: rank %u on %s was lost", c->name, rank, node_name(c->x, node));
+}
+
+/* A session that claimed a rank without getting it takes nothing with it. */
+static void coordinator_part(struct coordinator *c, uint32_t node, const Zero__Part *part)
+{
+        join_forget(c, node, part->session);
+        if (part->rank >= c->step.world_size || c->sessions[part->rank] != part->session)
+                return;
+        seat_part(c, node, part->rank, part->orderly);
         if (!step_occupied(&c->step))
                 joins_admit(c); /* those of another world size may have waited for this */
 }
@@ -385,7 +397,7 @@ void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMess
         }
         switch (m->body_case) {
         case ZERO__LINK_MESSAGE__BODY_PART:
-                coordinator_part(c, node, m->part->rank, m->part->orderly);
+                coordinator_part(c, node, m->part);
                 break;
         case ZERO__LINK_MESSAGE__BODY_READY:
                 coordinator_ready(c, node, m);
@@ -416,14 +428,17 @@ void coordinator_up(struct exchange *x, uint32_t node)
         }
 }
 
-/* Its ranks are lost, and so are the joins that it sent. */
+/*
+ * Its ranks are lost, and so are the joins that it sent.  Its sessions may live on: no other world
+ * takes their place.
+ */
 void coordinator_down(struct exchange *x, uint32_t node)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
 
                 for (uint32_t r = 0; r < c->step.world_size; r++)
-                        coordinator_part(c, node, r, false);
+                        seat_part(c, node, r, false);
                 step_node_lost(&c->step, node);
                 open_forget(c, node);
                 c->reports[node] = (struct report){ 0 };

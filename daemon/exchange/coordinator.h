@@ -41,6 +41,7 @@ struct coordinator {
         struct standing **standings; /* [owner]; NULL: not known */
         struct fault fault;          /* why the job cannot go on until a node comes anew, or OK */
         uint32_t *incarnations;      /* [rank] */
+        uint64_t *sessions;          /* [rank]: which of its node's it is */
         struct kept *handed;         /* [rank]: with the step that is being collected */
         struct list joins;
         struct report reports[ZERO_NODE_MAX];
@@ -51,6 +52,7 @@ struct coordinator {
 struct join {
         struct list link;
         uint32_t node, rank, world_size, incarnation;
+        uint64_t session; /* of the node */
         uint64_t call;
         bool resume, admitted;
 };
@@ -89,7 +91,7 @@ void joins_started(struct coordinator *c);
 void joins_admit(struct coordinator *c);
 void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 /* A session that ended while it attached wants no answer any more. */
-void join_forget(struct coordinator *c, uint32_t node, uint32_t rank);
+void join_forget(struct coordinator *c, uint32_t node, uint64_t session);
 void joins_forget_node(struct coordinator *c, uint32_t node);
 
 /* lateness.c */

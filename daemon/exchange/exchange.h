@@ -78,7 +78,7 @@ struct exchange {
         uint64_t last_operation;
         double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
         struct requests requests;
-        uint64_t last_call, last_put;
+        uint64_t last_call, last_put, last_session;
         uint64_t up;                 /* nodes whose link stands, a bit each */
         uint64_t cut[ZERO_NODE_MAX]; /* [node]: nodes that it cannot reach, as it last told */
         uv_timer_t tick;
@@ -250,6 +250,7 @@ struct rank {
         struct rank_events events;
         bool calling, left; /* a join is under way; the session has ended meanwhile */
         bool admitted;      /* attaching has succeeded */
+        uint64_t session;   /* its number on this node */
         uint32_t rank, pid;
         uint32_t hold_groups, held; /* held: asked for or held */
         enum hold *holds;           /* [group] */
@@ -296,8 +297,8 @@ void ranks_refuse_step(struct job *job, int status, const char *text);
 int job_lost(const struct job *job, struct fault *fault);
 /* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */
 void ranks_up(struct exchange *x, uint32_t node);
-/* A rank has attached on another node: its session here is told, and ends. */
-void rank_fence(struct job *job, uint32_t rank);
+/* A rank has attached on another node: that session of it here, if it lives, is told and ends. */
+void rank_fence(struct job *job, uint32_t rank, uint64_t session);
 /* Ranks that took the place of one that had stepped already: the step is over. */
 void ranks_admit(struct job *job);
 /* What this node's ranks and owners keep others waiting for. */

@@ -328,7 +328,7 @@ void job_part_message(struct job *job, const Zero__Part *part)
         if (part->rank >= job->world_size)
                 return;
         if (part->fenced)
-                rank_fence(job, part->rank);
+                rank_fence(job, part->rank, part->session);
         job->here[part->rank] = part->back;
         if (!part->fails || !job->started || job->lost != RANK_ABSENT)
                 return;

@@ -41,12 +41,12 @@ void joins_started(struct coordinator *c)
         }
 }
 
-void join_forget(struct coordinator *c, uint32_t node, uint32_t rank)
+void join_forget(struct coordinator *c, uint32_t node, uint64_t session)
 {
         list_for_each (&c->joins, item) {
                 struct join *j = CONTAINER_OF(item, struct join, link);
 
-                if (j->node != node || j->rank != rank)
+                if (j->node != node || j->session != session)
                         continue;
                 join_end(c, j, ZERO_ECLOSED, "the rank's session has ended");
                 return;
@@ -92,10 +92,11 @@ static void fence_elsewhere(struct coordinator *c, const struct join *j)
         node = c->step.node_of_rank[j->rank];
         part.rank = j->rank;
         part.told = part.fenced = true;
+        part.session = c->sessions[j->rank];
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = &part;
         fabric_send(c->x->fabric, node, &m);
-        join_forget(c, node, j->rank);
+        join_forget(c, node, part.session);
         step_part(&c->step, j->rank, false);
 }
 
@@ -112,6 +113,7 @@ static void join_admit(struct coordinator *c, struct join *j)
                 return;
         }
         c->incarnations[j->rank] = j->incarnation;
+        c->sessions[j->rank] = j->session;
         j->admitted = true;
         if (action != STEP_REJOIN)
                 return;
@@ -251,6 +253,7 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
                             .rank = join->rank,
                             .world_size = join->world_size,
                             .incarnation = join->incarnation,
+                            .session = join->session,
                             .resume = join->resume,
                             .call = m->call };
         list_insert(&c->joins, &j->link);

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Clients that come to a job they have no place in: others' jobs, taken ranks, other world sizes.
+Whatever they claim, and however they end, the job that runs does not notice."""
+import os
+import signal
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, finish_all, group, small_layout, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+import wire  # noqa: E402
+
+LAYOUT = [group("a", {"name": "wa", "shape": [1000]}), group("b", {"name": "wb", "shape": [3000]})]
+NEEDS = {"hold": 2, "push": 2}
+OWNER, STRANGER = 65534, 12345
+HIGHEST = 0xffffffff
+
+
+def train(ranks, steps=2):
+    for a in ranks:
+        a.start("train", steps=steps, sets=SETS)
+    return finish_all(ranks)
+
+
+def rank_of(c, uid, node, rank, world, job="job", incarnation=0, **needs):
+    """An actor of that user that was told to attach; its reply is still to come."""
+    if os.getuid():
+        raise Skip("another user needs root")
+    a = c.actor(node, f"rank {rank} of user {uid}")
+    a.do("user", uid=uid)
+    a.do("connect", job=job, rank=rank, world=world, local=1, timeout_ms=20000 * SLOW, incarnation=incarnation)
+    a.do("layout", groups=LAYOUT)
+    a.start("attach", **{**NEEDS, **needs})
+    return a
+
+
+def attach_fields(incarnation=0, on_lost=0):
+    return {1: wire.layout_message(LAYOUT), 2: 2, 3: 2, 4: 1, 5: 1, 6: incarnation, 7: on_lost}
+
+
+# ---- other users' ranks -----------------------------------------------------------------
+
+@case
+def another_users_rank_is_not_fenced():
+    with Cluster(2) as c:
+        ranks = [rank_of(c, OWNER, n, n, 2) for n in (0, 1)]
+        finish_all(ranks)
+        for node in (0, 1):
+            for rank in (0, 1):
+                a = rank_of(c, STRANGER, node, rank, 2, incarnation=HIGHEST)
+                assert a.finish()["status"] == "EPERM"
+                c.dismiss(a)
+        train(ranks)
+
+
+@case
+def another_users_rank_that_attaches_is_not_fenced():
+    with Cluster(2) as c:
+        first = rank_of(c, OWNER, 0, 0, 2)
+        until(lambda: c[0].job("job"), what="the job")
+        assert rank_of(c, STRANGER, 0, 0, 2, incarnation=HIGHEST).finish()["status"] == "EPERM"
+        second = rank_of(c, OWNER, 1, 1, 2)
+        finish_all([first, second])
+        train([first, second])
+
+
+@case
+def one_who_means_another_job_fences_nobody():
+    """A later incarnation that is refused has ended no session."""
+    with Cluster(1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
+        a = c.actor(0)
+        a.do("connect", job="job", rank=1, world=2, local=2, incarnation=9, timeout_ms=5000 * SLOW)
+        a.do("layout", groups=small_layout(blocks=2))
+        a.refused("ELAYOUT", "attach", **NEEDS)
+        train(ranks)
+
+
+# ---- those who end before they are answered ------------------------------------------------
+
+@cases_of(["bye", "death"])
+def claims_that_end_before_their_answer(how):
+    """A session that claims a taken rank and ends at once takes nothing with it."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], on_lost="fail", **NEEDS)
+        for i in range(200):
+            node = i % 2
+            raw = wire.Raw(c[node].socket)
+            raw.hello("job", node, 2, local=1)
+            claim = wire.request(2, "attach", attach_fields())
+            raw.send(claim + (wire.request(3, "bye") if how == "bye" else b""))
+            raw.close()
+        train(ranks)
+        assert not any(w["for"].startswith("rank") for w in c[0].job("job")["waiting"])
+
+
+@case
+def claims_that_end_while_another_attaches():
+    """Of two claims of a rank one ends while both wait for the job: the other is let in."""
+    with Cluster(2, start=False) as c:
+        c[0].start()
+        until(lambda: c[0].ctl_run("status").returncode == 0, what="the daemon")
+        raws = []
+        for _ in range(2):
+            raws.append(wire.Raw(c[0].socket, timeout=60 * SLOW))
+            raws[-1].hello("job", 0, 2, local=1, timeout_ms=50000 * SLOW)
+            raws[-1].send(wire.request(2, "attach", attach_fields()))
+        c[0].status()
+        raws[1].close()
+        c[0].status()
+        c[1].start()
+        c.wait_up()
+        other = c.rank("job", LAYOUT, [0, 1], 1, **NEEDS)
+        while other.asked:
+            finish_all([other])
+        status, text, _ = raws[0].reply()
+        assert status == wire.OK, text
+        raws[0].close()
+
+
+if __name__ == "__main__":
+    main()
