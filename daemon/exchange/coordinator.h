@@ -93,6 +93,8 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
 /* A session that ended while it attached wants no answer any more. */
 void join_forget(struct coordinator *c, uint32_t node, uint64_t session);
 void joins_forget_node(struct coordinator *c, uint32_t node);
+/* The first that waits with another world size than the job's; NULL: none. */
+struct join *join_of_other_world(const struct coordinator *c);
 
 /* lateness.c */
 void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progress *p);

@@ -121,13 +121,23 @@ static void join_admit(struct coordinator *c, struct join *j)
         join_end(c, j, ZERO_OK, "");
 }
 
+struct join *join_of_other_world(const struct coordinator *c)
+{
+        list_for_each ((struct list *)&c->joins, item) {
+                struct join *j = CONTAINER_OF(item, struct join, link);
+
+                if (j->world_size != c->step.world_size)
+                        return j;
+        }
+        return NULL;
+}
+
 /* The old world has gone: the ranks that waited for that make the new one. */
 static void world_change(struct coordinator *c)
 {
-        struct join *first = CONTAINER_OF(c->joins.next, struct join, link);
+        struct join *first = join_of_other_world(c);
 
-        if (list_empty(&c->joins) || step_occupied(&c->step) ||
-            first->world_size == c->step.world_size)
+        if (!first || step_occupied(&c->step))
                 return;
         log_info("job %s: the world size changes from %u to %u", c->name, c->step.world_size,
                  first->world_size);
@@ -170,19 +180,19 @@ static int resize_check(const struct coordinator *c, uint32_t world_size, struct
         return 0;
 }
 
-/* Another world size than that of a job which runs may wait for it; ranks that come together agree.
+/*
+ * Another world size than that of a job which runs may wait for it; ranks that come together agree.
+ * Who waits keeps no rank of the world that runs from its place.
  */
 static int world_check(const struct coordinator *c, uint32_t world_size, struct fault *fault)
 {
-        uint32_t coming = c->step.world_size;
+        const struct join *other = join_of_other_world(c);
+        uint32_t coming = other ? other->world_size : c->step.world_size;
+        bool runs = step_occupied(&c->step);
 
-        list_for_each (&c->joins, item) {
-                coming = CONTAINER_OF(item, struct join, link)->world_size;
-                break;
-        }
-        if (world_size == coming)
+        if (world_size == coming || (world_size == c->step.world_size && runs))
                 return 0;
-        if (!list_empty(&c->joins) || (step_occupied(&c->step) && c->step.epoch == 0))
+        if (!list_empty(&c->joins) || (runs && c->step.epoch == 0))
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "world size %u here, %u so far in job '%s' (zeroctl drop ends it)",
                                  world_size, coming, c->name);

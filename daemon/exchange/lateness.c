@@ -58,10 +58,10 @@ static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lin
 /* Ranks of another world size wait for those of this one to leave. */
 static bool world_waits(const struct coordinator *c, struct wait_line *lines, uint32_t *n)
 {
-        const struct join *j = CONTAINER_OF(c->joins.next, struct join, link);
+        const struct join *j = join_of_other_world(c);
         struct wait_line line = { .since_ms = exchange_now(c->x) };
 
-        if (list_empty(&c->joins) || j->world_size == c->step.world_size)
+        if (!j)
                 return false;
         for (uint32_t r = 0; r < c->step.world_size; r++) {
                 if (c->step.seats[r] != SEAT_HERE)

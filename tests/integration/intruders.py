@@ -118,5 +118,49 @@ def claims_that_end_while_another_attaches():
         raws[0].close()
 
 
+# ---- other worlds ---------------------------------------------------------------------------
+
+def outsider(c, node):
+    """Waits with another world size for the end of the one that runs."""
+    raw = wire.Raw(c[node].socket, timeout=60 * SLOW)
+    raw.hello("job", 2, 3, local=1, timeout_ms=50000 * SLOW)
+    raw.send(wire.request(2, "attach", attach_fields()))
+    return raw
+
+
+def waits(c, word):
+    return any(word in w["what"] for d in c.daemons for w in d.job("job")["waiting"])
+
+
+@case
+def successor_passes_who_waits_with_another_world_size():
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        raw = outsider(c, 0)
+        until(lambda: waits(c, "world size 3"), what="the outsider's name")
+        ranks[1].kill()
+        until(lambda: not c[1].job("job")["sessions"], what="the session's end")
+        heir = c.rank("job", LAYOUT, [0, 1], 1, **NEEDS)
+        while heir.asked:
+            finish_all([heir])
+        train([ranks[0], heir])
+        raw.close()
+
+
+@case
+def restarted_node_comes_back_past_another_world_size():
+    """The ranks of a node that was away are let in again, though others wait for the end of their world."""
+    with Cluster(2) as c:
+        coordinator = c.daemons.index(c.coordinator("job"))
+        ranks = c.ranks("job", LAYOUT, [1 - coordinator, 1 - coordinator], timeout_ms=60000 * SLOW, **NEEDS)
+        raw = outsider(c, coordinator)
+        until(lambda: waits(c, "world size 3"), what="the outsider's name")
+        c[1 - coordinator].restart()
+        for a in ranks:
+            a.start("train", steps=3, sets=SETS, patient=True)
+        finish_all(ranks)
+        raw.close()
+
+
 if __name__ == "__main__":
     main()

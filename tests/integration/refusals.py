@@ -86,7 +86,7 @@ def two_clients_one_rank_while_attaching():
 def world_size_differs():
     with Cluster(1) as c:
         ranks = c.ranks("j", TWO, [0, 0], hold=1, push=1)
-        refused_attach(c, 0, "ECONFLICT", "world size", "3", "2", job="j", rank=2, world=3, layout=TWO)
+        refused_attach(c, 0, "EDEADLINE", "of 2", "world size 3", job="j", rank=2, world=3, layout=TWO)
         still_trains(ranks)
 
 
