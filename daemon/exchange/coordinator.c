@@ -372,11 +372,21 @@ static void coordinator_vote(struct coordinator *c, uint32_t node, const Zero__P
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+/* A job that nobody wants any more, and of which it was never known whether there is one. */
+static bool is_idle(const struct coordinator *c)
+{
+        return !c->settled && list_empty(&c->joins) && !job_find(c->x, c->name);
+}
+
 void coordinator_tick(struct exchange *x)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
 
+                if (is_idle(c)) {
+                        coordinator_close(c, ZERO_ECLOSED, "");
+                        continue;
+                }
                 coordinator_advance(c);
                 coordinator_tell(c);
         }
