@@ -100,6 +100,8 @@ int checkpoint_schedule(struct exchange *x, const struct order *order, uint64_t 
 /* The job's newest operation, running or over; its schedule.  NULL: none. */
 const struct operation *operation_find(const struct exchange *x, const char *job);
 const struct schedule *schedule_find(const struct exchange *x, const char *job);
+/* A restore of the job is under way: until it is over no rank joins the job. */
+bool restore_runs(const struct exchange *x, const char *job);
 const char *operation_phase_name(enum operation_phase phase);
 /* Sums over nodes. */
 uint64_t operation_bytes(const struct operation *op);
@@ -130,6 +132,8 @@ void loading_swap(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 /* id 0: all that a node has begun. */
 void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *why);
 void loading_cancel(struct exchange *x, uint32_t node, uint64_t id);
+/* Restores under way on this node that will be one more job of the user each. */
+uint64_t loadings_of_new_jobs(struct exchange *x, uint32_t uid);
 void takings_tick(struct exchange *x);
 void loadings_tick(struct exchange *x);
 void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, uint64_t id,

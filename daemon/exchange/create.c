@@ -1,5 +1,5 @@
 /* Jobs made where their coordinator opens them, and dropped where their owner says so. */
-#include "daemon/exchange/exchange.h"
+#include "daemon/exchange/checkpoint.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -217,7 +217,7 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
 
 int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
 {
-        uint64_t n = 0;
+        uint64_t n = loadings_of_new_jobs(x, uid);
 
         list_for_each (&x->dead_jobs, item) {
                 const struct job *dead = CONTAINER_OF(item, struct job, link);

@@ -5,6 +5,7 @@
  * The world size changes between two steps: ranks that come with another one wait until those of
  * the old world have left, which then may come back with the new one.  No state moves for it.
  */
+#include "daemon/exchange/checkpoint.h"
 #include "daemon/exchange/coordinator.h"
 
 #include <stdlib.h>
@@ -224,8 +225,14 @@ static int join_coordinator(struct exchange *x, const char *name, const Zero__Jo
 {
         struct coordinator *c = coordinator_find(x, name);
         layout *l = NULL;
-        int r = layout_from_message(join->layout, &l, fault);
+        int r;
 
+        /* else it, or the job that it makes, would be taken away when the restore takes over */
+        if (restore_runs(x, name))
+                return fault_set(fault, ZERO_EBUSY,
+                                 "a restore of job '%s' is under way: attach when it is done",
+                                 name);
+        r = layout_from_message(join->layout, &l, fault);
         if (r)
                 return r;
         if (c) {

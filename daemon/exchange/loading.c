@@ -173,6 +173,18 @@ static int read_layout(const Zero__Snapshot *s, layout **ret, struct fault *faul
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
 }
 
+uint64_t loadings_of_new_jobs(struct exchange *x, uint32_t uid)
+{
+        uint64_t n = 0;
+
+        list_for_each (&x->loadings, item) {
+                const struct loading *ld = CONTAINER_OF(item, struct loading, link);
+
+                n += ld->uid == uid && !ld->ended && !job_find(x, ld->job);
+        }
+        return n;
+}
+
 static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct fault *fault)
 {
         const Zero__Snapshot *s = m->snapshot;
@@ -280,11 +292,14 @@ static void settle_job(struct loading *ld, struct job *job, uint64_t attempt)
 static int swap(struct loading *ld, uint64_t attempt)
 {
         struct exchange *x = ld->x;
-        struct job *old = job_find(x, ld->job);
-        struct job *job = job_new(x, ld->job, ld->uid, ld->manifest.world_size,
-                                  ld->manifest.reduce_dtype, STEAL(ld->layout));
+        struct job *old = job_find(x, ld->job), *job;
         int r = 0;
 
+        if (old && old->uid != ld->uid) /* made since this one was read */
+                return fault_set(&ld->fault, ZERO_EPERM, "job '%s' belongs to user %u", old->name,
+                                 old->uid);
+        job = job_new(x, ld->job, ld->uid, ld->manifest.world_size, ld->manifest.reduce_dtype,
+                      STEAL(ld->layout));
         if (!job)
                 return fault_set(&ld->fault, ZERO_ENOMEM, "out of memory");
         if (ld->state)

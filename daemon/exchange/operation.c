@@ -62,6 +62,13 @@ const struct operation *operation_find(const struct exchange *x, const char *job
         return find(x, job);
 }
 
+bool restore_runs(const struct exchange *x, const char *job)
+{
+        const struct operation *op = find(x, job);
+
+        return op && op->restore && !is_over(op);
+}
+
 static uint64_t sum(const struct operation *op, uint64_t (*of)(const struct part *))
 {
         uint64_t n = 0;

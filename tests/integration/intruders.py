@@ -162,5 +162,82 @@ def restarted_node_comes_back_past_another_world_size():
         raw.close()
 
 
+# ---- nothing is left ------------------------------------------------------------------------------
+
+@case
+def jobs_that_cannot_be_opened_are_forgotten():
+    """Claims of names that nobody has, made while a node is away, leave nothing behind."""
+    with Cluster(2) as c:
+        c[1].stop()
+        until(lambda: not c[0].peers_up(), 60 * SLOW, "the link's end")
+
+        def claim(first, count):
+            for i in range(first, first + count):
+                raw = wire.Raw(c[0].socket)
+                raw.hello(f"name{i}", 0, 1)
+                raw.send(wire.request(2, "attach", attach_fields()))
+                raw.close()
+            c[0].status()
+        claim(0, 500)
+        before = c[0].memory()
+        claim(500, 4000)
+        if SLOW == 1:  # sanitizers keep what was freed
+            until(lambda: c[0].memory() < before + 8192, 5, f"memory near {before} KiB")
+        c[1].go_on()
+        until(c[0].peers_up, 60 * SLOW, "the link")
+        assert c[0].status()["jobs"] == []
+
+
+# ---- restores ----------------------------------------------------------------------------------------
+
+@case
+def attach_while_a_job_of_that_name_is_restored():
+    """Nobody gets a job that a restore takes away again."""
+    with Cluster(2, checkpoint_dir="/dev/shm") as c:
+        place = f"{c.directory}/kept"
+        name = next(n for n in (f"job{i}" for i in range(99)) if c.coordinator(n) is c[0])
+        rank = c.ranks(name, LAYOUT, [0], **NEEDS)[0]
+        train([rank])
+        path = c[0].ctl("checkpoint", name, place)["path"]
+        rank.end()
+        until(lambda: not c[0].job(name)["sessions"], what="the session's end")
+        c[0].ctl("drop", name)
+        os.kill(c[1].process.pid, signal.SIGSTOP)
+        restore = wire.Raw(c[0].socket)
+        restore.hello()
+        status, text, _ = restore.ask("query", {1: "restore", 2: f'{{"job":"{name}","directory":"{path}"}}'})
+        assert status == wire.OK, text
+        a = rank_of(c, STRANGER, 0, 0, 1, job=name)
+        refused = a.ready(1)
+        c[1].go_on()
+        reply = a.finish()
+        assert refused and reply["status"] == "EBUSY" and "restore" in reply["text"], reply
+        until(lambda: c[0].job(name) and c[0].job(name)["version"] == 2, what="the restored job")
+        restore.close()
+
+
+@case
+def restores_at_once_do_not_pass_the_job_limit():
+    with Cluster(2, checkpoint_dir="/dev/shm", job_limit=2) as c:
+        rank = c.ranks("job", LAYOUT, [0], **NEEDS)[0]
+        train([rank])
+        path = c[0].ctl("checkpoint", "job", f"{c.directory}/kept")["path"]
+        c[1].stop()
+        raws = []
+        for i in range(5):
+            raws.append(wire.Raw(c[0].socket, timeout=20 * SLOW))
+            raws[-1].hello()
+            raws[-1].send(wire.request(2, "query", {1: "restore", 2: f'{{"job":"more{i}","directory":"{path}"}}'}))
+        c[0].status()
+        c[1].go_on()
+        for i, raw in enumerate(raws):
+            assert raw.reply()[0] == wire.OK
+            raw.seq = 2
+            until(lambda i=i, raw=raw: b'"over":true' in raw.ask("query", {1: "progress", 2: f"more{i}"})[2][9][0],
+                  what="the restore's end")
+            raw.close()
+        assert len(c[0].status()["jobs"]) <= 2, c[0].status()["jobs"]
+
+
 if __name__ == "__main__":
     main()
