@@ -242,7 +242,9 @@ class Disturber:
         return list(range(len(ranks)))
 
     def crash_at(self, point):
-        i = self.rng.choice(self.places(point))
+        places = self.places(point)
+        # on another node than where it was not passed
+        i = places[self.tally.missed[point] % len(places)] if point in self.tally.missed else self.rng.choice(places)
         times = 1 if point.startswith(ONCE) else self.rng.choice((1, 1, 2, 3, 7))
         if point in BEFORE:
             self.dies_at(i, BEFORE[point])

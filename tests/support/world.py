@@ -132,7 +132,7 @@ class World:
         if self.order and self.order.poll() is None:
             return
         d = self.rng.choice([d for d in self.cluster.daemons if d.alive()])
-        self.order = spawn([Tools.zeroctl, "--socket", d.socket, "checkpoint", JOB, self.place, "--keep", "2"],
+        self.order = spawn([Tools.zeroctl, "--socket", d.socket, "checkpoint", JOB, self.place, "--keep", "1"],
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.cluster.others.append(self.order)
 
