@@ -327,7 +327,7 @@ def own_daemon_killed():
 @case
 def daemon_stops_in_order():
     """SIGTERM in the middle of a step: clients are told, and the daemon ends cleanly."""
-    with Cluster(2) as c:
+    with Cluster(2, drain_ms=200) as c:
         a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
         a.start("step", sets=SETS)
         c[0].process.terminate()
