@@ -130,3 +130,5 @@ if __name__ == "__main__":
     options = arguments()
     with tempfile.TemporaryDirectory(prefix="finetune-") as nowhere:
         finetune(options, options.output or nowhere)
+    if torch.distributed.is_initialized():  # by the Trainer; its threads must not outlive Python
+        torch.distributed.destroy_process_group()

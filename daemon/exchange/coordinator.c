@@ -115,12 +115,17 @@ void coordinator_close(struct coordinator *c, int status, const char *text)
 
 void coordinator_resume(struct job *job)
 {
+        struct coordinator *c;
         layout *l = NULL;
 
         if (job->coordinator != job->x->cluster->self || coordinator_find(job->x, job->name))
                 return;
-        if (layout_copy(job->layout, &l) ||
-            !coordinator_new(job->x, job->name, job->uid, job->world_size, job->reduce_dtype, l))
+        c = layout_copy(job->layout, &l) ? NULL
+                                         : coordinator_new(job->x, job->name, job->uid,
+                                                           job->world_size, job->reduce_dtype, l);
+        if (c)
+                c->return_until_ms = exchange_now(job->x) + RETURN_MS;
+        else
                 log_error("job %s: out of memory: it is taken up when a rank attaches", job->name);
 }
 
@@ -387,7 +392,8 @@ void coordinator_tick(struct exchange *x)
                         coordinator_close(c, ZERO_ECLOSED, "");
                         continue;
                 }
-                coordinator_advance(c);
+                if (c->settled)
+                        joins_admit(c);
                 coordinator_tell(c);
         }
 }

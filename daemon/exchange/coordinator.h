@@ -12,7 +12,9 @@
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/recover.h"
 
-enum node_open { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
+enum { RETURN_MS = 5000 }; /* a client that lost its daemon tries twice a second */
+
+enum node_state { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
 
 /* What a node last reported to be late on it. */
 struct report {
@@ -33,7 +35,7 @@ struct coordinator {
         struct step step;
         bool may_create; /* a rank has asked for the job that was not in it before */
         bool settled;    /* it is known where the job stands: step.{version, decision, ...} */
-        enum node_open nodes[ZERO_NODE_MAX];
+        enum node_state nodes[ZERO_NODE_MAX];
         bool created[ZERO_NODE_MAX]; /* made there by this opening: nothing is lost if it is dropped
                                       */
         bool lacks[ZERO_NODE_MAX];   /* it knew nothing of the job when it was asked */
@@ -45,7 +47,8 @@ struct coordinator {
         struct kept *handed;         /* [rank]: with the step that is being collected */
         struct list joins;
         struct report reports[ZERO_NODE_MAX];
-        bool told; /* the last summary was not empty */
+        uint64_t return_until_ms; /* loop time: so long ranks of a node that was away may return */
+        bool told;                /* the last summary was not empty */
 };
 
 /* A join that waits for its answer. */
@@ -54,7 +57,7 @@ struct join {
         uint32_t node, rank, world_size, incarnation;
         uint64_t session; /* of the node */
         uint64_t call;
-        bool resume, admitted;
+        bool resume, fail_on_lost, admitted;
 };
 
 /* Finding, holding, and a message that bears the job's name and epoch. */

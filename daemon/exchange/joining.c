@@ -116,6 +116,7 @@ static void join_admit(struct coordinator *c, struct join *j)
         c->incarnations[j->rank] = j->incarnation;
         c->sessions[j->rank] = j->session;
         j->admitted = true;
+        c->step.fail_on_lost = c->step.fail_on_lost || j->fail_on_lost;
         if (action != STEP_REJOIN)
                 return;
         tell_back(c, j->rank);
@@ -133,12 +134,15 @@ struct join *join_of_other_world(const struct coordinator *c)
         return NULL;
 }
 
-/* The old world has gone: the ranks that waited for that make the new one. */
+/*
+ * The old world has gone: the ranks that waited for that make the new one.  Those who lost their
+ * node, or their coordinator, have some time to come back first.
+ */
 static void world_change(struct coordinator *c)
 {
         struct join *first = join_of_other_world(c);
 
-        if (!first || step_occupied(&c->step))
+        if (!first || step_occupied(&c->step) || exchange_now(c->x) < c->return_until_ms)
                 return;
         log_info("job %s: the world size changes from %u to %u", c->name, c->step.world_size,
                  first->world_size);
@@ -189,11 +193,12 @@ static int world_check(const struct coordinator *c, uint32_t world_size, struct 
 {
         const struct join *other = join_of_other_world(c);
         uint32_t coming = other ? other->world_size : c->step.world_size;
-        bool runs = step_occupied(&c->step);
+        bool occupied = step_occupied(&c->step);
+        bool runs = occupied || exchange_now(c->x) < c->return_until_ms;
 
         if (world_size == coming || (world_size == c->step.world_size && runs))
                 return 0;
-        if (!list_empty(&c->joins) || (runs && c->step.epoch == 0))
+        if (!list_empty(&c->joins) || (occupied && c->step.epoch == 0))
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "world size %u here, %u so far in job '%s' (zeroctl drop ends it)",
                                  world_size, coming, c->name);
@@ -272,10 +277,10 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
                             .incarnation = join->incarnation,
                             .session = join->session,
                             .resume = join->resume,
+                            .fail_on_lost = join->fail_on_lost,
                             .call = m->call };
         list_insert(&c->joins, &j->link);
         c->may_create = c->may_create || !join->resume;
-        c->step.fail_on_lost = c->step.fail_on_lost || join->fail_on_lost;
         if (c->settled || c->fault.status)
                 joins_admit(c);
         else

@@ -191,6 +191,13 @@ static void open_adopt(struct coordinator *c, const struct recovery *r)
         log_info("job %s: stands at version %llu", c->name, (unsigned long long)c->step.version);
 }
 
+static void node_open(struct coordinator *c, uint32_t node)
+{
+        if (step_node_has_ranks(&c->step, node))
+                c->return_until_ms = exchange_now(c->x) + RETURN_MS;
+        step_node_open(&c->step, node);
+}
+
 /* An owner as it stands, against the others: hears the last decision if it missed it. */
 static void owner_open(struct coordinator *c, uint32_t node, uint32_t owner)
 {
@@ -205,7 +212,7 @@ static void owner_open(struct coordinator *c, uint32_t node, uint32_t owner)
         }
         c->step.done[owner] = !behind && s->done;
         c->nodes[node] = NODE_OPEN;
-        step_node_open(&c->step, node);
+        node_open(c, node);
         decision_send(c, node);
 }
 
@@ -281,7 +288,7 @@ static void open_nodes(struct coordinator *c)
                         open_send(c, n, true);
                 } else {
                         c->nodes[n] = NODE_OPEN;
-                        step_node_open(&c->step, n);
+                        node_open(c, n);
                         decision_send(c, n);
                 }
         }
