@@ -88,7 +88,15 @@ static int standing_take(const Zero__Standing *m, struct standing *s, struct fau
         return step_params_from_message(m->params, &s->params, fault);
 }
 
-static void node_known(struct coordinator *c, uint32_t node, const Zero__Opened *o)
+/* What cannot be read is not gone on with: the node counts as not asked. */
+static void node_unreadable(struct coordinator *c, uint32_t node, int status, const char *why)
+{
+        open_forget(c, node);
+        open_hinder(c, status, node, why);
+}
+
+/* False: the answer makes no sense. */
+static bool node_known(struct coordinator *c, uint32_t node, const Zero__Opened *o)
 {
         uint32_t owner = owner_on(c, node);
         struct fault fault;
@@ -98,17 +106,20 @@ static void node_known(struct coordinator *c, uint32_t node, const Zero__Opened 
         c->lacks[node] = !o->known;
         step_heard(&c->step, o->attempt);
         if (owner == UINT32_MAX || !o->known)
-                return;
+                return true;
         free(c->standings[owner]);
         c->standings[owner] = calloc(1, sizeof **c->standings);
         if (!o->standing || !c->standings[owner]) {
-                open_hinder(c, ZERO_EPROTO, node, "it does not say where its state stands");
-                return;
+                node_unreadable(c, node, ZERO_EPROTO, "it does not say where its state stands");
+                return false;
         }
         c->fresh[node] = o->standing->fresh;
         step_heard(&c->step, o->standing->attempt);
-        if (standing_take(o->standing, c->standings[owner], &fault))
-                open_hinder(c, fault.status, node, fault.text);
+        if (standing_take(o->standing, c->standings[owner], &fault)) {
+                node_unreadable(c, node, fault.status, fault.text);
+                return false;
+        }
+        return true;
 }
 
 /* ---- asking ---------------------------------------------------------------------------- */
@@ -131,8 +142,8 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
                 else
                         open_fail(c, status ? status : ZERO_EPROTO, why);
         } else if (!c->dead) {
-                node_known(c, node, m->opened);
-                open_settle(c);
+                if (node_known(c, node, m->opened))
+                        open_settle(c);
         }
         coordinator_unref(c);
 }
@@ -298,10 +309,9 @@ void open_settle(struct coordinator *c)
 {
         bool lacking;
 
+        c->references++;     /* it may be closed here */
         c->fault.status = 0; /* what hindered may have come anew */
-        if (!c->settled) {
-                if (!owners_known(c, &lacking))
-                        return;
+        if (!c->settled && owners_known(c, &lacking)) {
                 if (lacking)
                         open_create(c);
                 else
@@ -311,4 +321,5 @@ void open_settle(struct coordinator *c)
                 open_nodes(c);
                 joins_admit(c);
         }
+        coordinator_unref(c);
 }

@@ -3,6 +3,7 @@
 
 #include "cases.h"
 #include "check.h"
+#include "daemon/exchange/coordinator.h"
 #include "listening.h"
 
 /* One operation of one rank, to its end. */
@@ -314,6 +315,86 @@ static void cut_behind(struct training *t, uint32_t turns, const struct outcome 
         session_close(&s);
 }
 
+/* Turns until node `a` sees node `b`, or does not. */
+static void until_linked(struct session *s, uint32_t a, uint32_t b, bool linked)
+{
+        uint64_t begun = uv_hrtime();
+
+        while ((s->net.nodes[a].x.up >> b & 1) != linked) {
+                CHECK(uv_hrtime() - begun < 20000000000u, "the link of %u and %u", a, b);
+                net_turn(&s->net);
+        }
+}
+
+/* In the name of a node, an answer to whatever the other has just asked of it: a vote without its
+ * numbers. */
+static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t node,
+                                   uint64_t first_call)
+{
+        struct exchange *x = &s->net.nodes[asker].x;
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Opened opened = ZERO__OPENED__INIT;
+        Zero__Standing standing = ZERO__STANDING__INIT;
+        Zero__Decision decision = ZERO__DECISION__INIT;
+        const struct step *step = coordinator_step(x, "zoo");
+
+        decision.attempt = step->decided_attempt;
+        decision.commit = step->decision.commit;
+        decision.finite = step->decision.finite;
+        decision.grad_norm = step->decision.grad_norm;
+        decision.grad_scale = step->decision.grad_scale;
+        decision.loss_scale = step->decision.loss_scale;
+        decision.good_steps = step->decision.good_steps;
+        standing.version = step->version;
+        standing.decision = &decision;
+        standing.done = true;
+        standing.prepared_attempt = step->attempt;
+        opened.known = true;
+        opened.standing = &standing;
+        m.job = (char *)"zoo";
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
+        m.opened = &opened;
+        for (m.answer = first_call; m.answer <= x->last_call; m.answer++)
+                exchange_message(x, node, &m);
+}
+
+static void an_owner_whose_vote_cannot_be_read_is_not_gone_on_with(void)
+{
+        struct training t = training_default();
+        const struct coordinator *c;
+        uint32_t here, there;
+        uint64_t calls;
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        here = coordinator_of(&s.net.nodes[0].x, "zoo");
+        there = !here;
+        c = coordinator_find(&s.net.nodes[here].x, "zoo");
+        fabric_cut(s.net.nodes[here].x.fabric, there, "for a test");
+        until_linked(&s, here, there, false);
+        calls = s.net.nodes[here].x.last_call;
+        until_linked(&s, here, there, true);
+        answer_without_numbers(&s, here, there, calls + 1);
+        CHECK(c->fault.status == ZERO_EPROTO && strstr(c->fault.text, "vote"), "%s", c->fault.text);
+        fabric_cut(s.net.nodes[here].x.fabric, there, "for a test");
+        until_linked(&s, here, there, false);
+        kill_all(&s);
+        until_linked(&s, here, there, true);
+        for (int turns = 0; c->fault.status; turns++) {
+                CHECK(turns < 2000, "%s", c->fault.text);
+                net_turn(&s.net);
+        }
+        memset(ears, 0, sizeof ears);
+        session_attach(&s);
+        session_program(&s, 2);
+        session_run(&s);
+        CHECK(ears[0].failures == 0 && s.trainers[0].version == 2, "%s", ears[0].text);
+        session_close(&s);
+}
+
 static void a_link_that_ends_anywhere_loses_nothing(void)
 {
         struct training t = training_default();
@@ -338,6 +419,8 @@ const struct test_case trouble_cases[] = {
         { "micro-batches-without-end-are-refused", micro_batches_without_end_are_refused },
         { "ranks-that-disagree-hear-on-what-and-may-agree",
           ranks_that_disagree_hear_on_what_and_may_agree },
+        { "an-owner-whose-vote-cannot-be-read-is-not-gone-on-with",
+          an_owner_whose_vote_cannot_be_read_is_not_gone_on_with },
         { "a-link-that-ends-anywhere-loses-nothing", a_link_that_ends_anywhere_loses_nothing },
         { 0 },
 };
