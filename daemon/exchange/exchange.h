@@ -36,6 +36,7 @@
 #include "daemon/exchange/request.h"
 #include "daemon/exchange/seat.h"
 #include "daemon/fabric/fabric.h"
+#include "daemon/job/placement.h"
 #include "daemon/job/step.h"
 #include "daemon/loop/offload.h"
 #include "daemon/store/segment.h"
@@ -51,7 +52,7 @@ struct update;
 struct coordinator;
 struct call;
 
-enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000, NO_OWNER = -1 };
+enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 /* Of every state file, whatever the number of compute threads is now. */
 enum { REDO_SLOTS = 64 };
 /* The first attempt of a state whose parameters have their first values. */

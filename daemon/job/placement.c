@@ -1,0 +1,54 @@
+#include "daemon/job/placement.h"
+
+#include <string.h>
+
+void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners, uint32_t n,
+                    bool mirror)
+{
+        *p = (struct placement){ .epoch = epoch,
+                                 .n_owners = n,
+                                 .copies = mirror && n > 1 ? PLACEMENT_COPIES : 1 };
+        memcpy(p->node, owners, n * sizeof *owners);
+}
+
+uint32_t placement_holders(const struct placement *p)
+{
+        return p->copies * p->n_owners;
+}
+
+uint32_t holder_owner(const struct placement *p, uint32_t holder)
+{
+        return holder % p->n_owners;
+}
+
+uint32_t holder_copy(const struct placement *p, uint32_t holder)
+{
+        return holder / p->n_owners;
+}
+
+uint32_t holder_node(const struct placement *p, uint32_t holder)
+{
+        return p->node[(holder_owner(p, holder) + holder_copy(p, holder)) % p->n_owners];
+}
+
+uint32_t holder_of(const struct placement *p, uint32_t owner, uint32_t copy)
+{
+        return copy * p->n_owners + owner;
+}
+
+int32_t placement_owner_on(const struct placement *p, uint32_t node)
+{
+        for (uint32_t o = 0; o < p->n_owners; o++)
+                if (p->node[o] == node)
+                        return (int32_t)o;
+        return NO_OWNER;
+}
+
+uint64_t placement_nodes(const struct placement *p)
+{
+        uint64_t nodes = 0;
+
+        for (uint32_t o = 0; o < p->n_owners; o++)
+                nodes |= 1ull << p->node[o];
+        return nodes;
+}

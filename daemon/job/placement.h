@@ -1,0 +1,34 @@
+/*
+ * Which nodes hold a job's shards.  Pure.
+ *
+ * Owners are numbered in the order of the list.  With two copies each owner's shards are held a
+ * second time, by the node of the owner behind it; who holds one copy of one owner is a
+ * holder, numbered copy * n_owners + owner.  Copy 0 is the owner's own, copy 1 its mirror.
+ */
+#pragma once
+
+#include <stdbool.h>
+
+#include "proto/zero_types.h"
+
+enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * ZERO_NODE_MAX, NO_OWNER = -1 };
+
+struct placement {
+        uint64_t epoch;
+        uint32_t n_owners, copies;
+        uint32_t node[ZERO_NODE_MAX]; /* [owner] */
+};
+
+/* owners: nodes in their order, each once.  mirror: two copies, where there are two owners. */
+void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners, uint32_t n,
+                    bool mirror);
+uint32_t placement_holders(const struct placement *p);
+uint32_t holder_owner(const struct placement *p, uint32_t holder);
+uint32_t holder_copy(const struct placement *p, uint32_t holder);
+uint32_t holder_node(const struct placement *p, uint32_t holder);
+/* The holder of an owner's copy. */
+uint32_t holder_of(const struct placement *p, uint32_t owner, uint32_t copy);
+/* The owner whose copy 0 a node holds, or NO_OWNER. */
+int32_t placement_owner_on(const struct placement *p, uint32_t node);
+/* Nodes that hold anything, a bit each. */
+uint64_t placement_nodes(const struct placement *p);
