@@ -187,6 +187,7 @@ static void access_part_start(struct access *a, uint32_t owner, struct range par
         }
         w->access = a;
         w->put = a->put;
+        work_name_put(w, job->x->cluster->self, a->id);
         w->buffer = (char *)a->window->segment.data + (single ? 0 : (part.first - a->first) * size);
         if ((int32_t)owner == job->x->owner) {
                 w->begin = work_submit;

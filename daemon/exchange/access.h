@@ -36,7 +36,8 @@ struct work {
         bool put;
         uint32_t node;
         uint64_t transfer, call;
-        uint64_t version; /* of the job that the other node has heard of */
+        uint64_t version;  /* of the job that the other node has heard of */
+        uint64_t put_name; /* the same at every copy (state_put_end()) */
         uint32_t tensor, group;
         enum zero_plane plane;
         uint64_t first, count; /* in the tensor */
@@ -57,6 +58,8 @@ size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
 /* An owner's part: made, started once no update runs, copied on an offload thread, freed. */
 struct work *work_new(struct job *job, uint32_t tensor, enum zero_plane plane, uint64_t first,
                       uint64_t count);
+/* Client's put number `put` of a node: what the copies call it. */
+void work_name_put(struct work *w, uint32_t node, uint64_t put);
 void work_start(struct work *w);
 void work_submit(struct work *w);
 void work_free(struct work *w);

@@ -1,6 +1,7 @@
 /* Start and stop of the exchange, its tick, and the way of messages to its parts. */
 #include "daemon/exchange/checkpoint.h"
 
+#include <sodium.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
@@ -103,6 +104,7 @@ int exchange_start(struct exchange *x)
         x->n_owners = 0;
         x->owner = NO_OWNER;
         x->up = 0;
+        randombytes_buf(&x->last_put, sizeof x->last_put); /* names of puts outlive the process */
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 x->cut[n] = UINT64_MAX; /* until it tells */
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {

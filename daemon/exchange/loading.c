@@ -149,7 +149,8 @@ static int job_check(struct exchange *x, const char *name, uint32_t uid, struct 
         if (!job)
                 return x->owner == NO_OWNER
                                ? 0
-                               : state_vacant(x->store, name, (uint32_t)x->owner, fault);
+                               : state_vacant(x->store, &(struct state_identity){ .job = name },
+                                              (uint32_t)x->owner, fault);
         if (job->opening)
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", name);
         if (uid != 0 && uid != job->uid)

@@ -41,7 +41,8 @@ void job_take_up(struct job *job)
 static bool resume_fits(const struct exchange *x, const struct state *state, const char *file)
 {
         if (x->owner != NO_OWNER && state->id.n_owners == x->n_owners &&
-            state->plan->owner == (uint32_t)x->owner && job_name_valid(state->id.job))
+            state->plan->owner == (uint32_t)x->owner && state->id.copy == 0 &&
+            state->id.epoch == 0 && job_name_valid(state->id.job))
                 return true;
         log_error("state file %s was made for %u owners, this node being number %u: it is left "
                   "alone; "

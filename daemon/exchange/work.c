@@ -87,7 +87,16 @@ static void work_done(struct offload_task *task)
 {
         struct work *w = CONTAINER_OF(task, struct work, task);
 
+        if (w->put)
+                state_put_end(w->job->state, w->put_name);
         w->end(w, 0);
+}
+
+void work_name_put(struct work *w, uint32_t node, uint64_t put)
+{
+        w->put_name = put * ZERO_NODE_MAX + node;
+        w->put_name = w->put_name * UINT64_C(0x9e3779b97f4a7c15) + w->tensor;
+        w->put_name = w->put_name * UINT64_C(0x9e3779b97f4a7c15) + w->first;
 }
 
 /* On the loop thread, so that no vote comes in between. */
@@ -96,11 +105,17 @@ static void work_put_single(struct work *w)
         uint64_t number, most = w->plane == ZERO_PLANE_SET ? ZERO_SET_MAX - 1 : STATE_STEP_MAX;
 
         memcpy(&number, w->buffer, sizeof number); /* once: a client may write to it meanwhile */
-        if (number <= most && w->plane == ZERO_PLANE_SET)
+        if (number > most) {
+                w->end(w, ZERO_ERANGE);
+                return;
+        }
+        state_put_begin(w->job->state);
+        if (w->plane == ZERO_PLANE_SET)
                 state_put_set(w->job->state, w->tensor, number);
-        else if (number <= most)
+        else
                 state_put_step(w->job->state, w->tensor, number);
-        w->end(w, number <= most ? 0 : ZERO_ERANGE);
+        state_put_end(w->job->state, w->put_name);
+        w->end(w, 0);
 }
 
 void work_submit(struct work *w)
@@ -111,6 +126,8 @@ void work_submit(struct work *w)
         }
         shard_pin(w->job, w->group);
         w->pinned = true;
+        if (w->put)
+                state_put_begin(w->job->state);
         w->task.run = work_run;
         w->task.done = work_done;
         offload_submit(w->job->x->offload, &w->task);
@@ -328,6 +345,7 @@ void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage 
                 return;
         }
         w->owns_buffer = w->put = true;
+        work_name_put(w, node, put->put);
         w->version = put->version;
         w->node = node;
         w->call = m->call;

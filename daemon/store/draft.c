@@ -15,15 +15,16 @@
 #include "daemon/store/store.h"
 #include "proto/cleanup.h"
 
-int state_vacant(const struct store *store, const char *job, uint32_t owner, struct fault *fault)
+int state_vacant(const struct store *store, const struct state_identity *id, uint32_t owner,
+                 struct fault *fault)
 {
         char file[STORE_FILE_NAME];
 
-        store_file_name(job, owner, file);
+        store_file_name(id, owner, file);
         if (faccessat(store->dir, file, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
                 return 0;
-        return fault_set(fault, ZERO_EBUSY, "job %s has a state in %s already: drop it first", job,
-                         store->path);
+        return fault_set(fault, ZERO_EBUSY, "job %s has a state in %s already: drop it first",
+                         id->job, store->path);
 }
 
 /* What stands under the name is another state's: the old one's, or one that nobody knows. */
@@ -48,7 +49,7 @@ int state_replace(struct state *draft, struct state *old, struct fault *fault)
         CLEANUP(cleanup_free) char *file = NULL, *temporary = NULL;
         int dir = draft->store->dir;
 
-        store_file_name(draft->id.job, draft->plan->owner, name);
+        store_file_name(&draft->id, draft->plan->owner, name);
         file = strdup(name);
         if (!file)
                 return fault_errno(fault, ENOMEM, name);

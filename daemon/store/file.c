@@ -61,6 +61,7 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         for (int i = 0; i < 2; i++)
                 m.presents[i] = place(&end, words);
         m.sets = place(&end, words);
+        m.puts = place(&end, 2 * sizeof(uint64_t));
         m.versions = place(&end, plan->n_chunks * sizeof(uint64_t));
         m.redo = place(&end, n_redo * file_redo_stride(plan->chunk_elements));
         m.master = place(&end, plan_plane_bytes(plan, ZERO_PLANE_MASTER));
@@ -81,6 +82,7 @@ void file_bind(struct state *state, const struct file_map *map)
                 state->presents[i] = (void *)(base + map->presents[i]);
         }
         state->sets = (void *)(base + map->sets);
+        state->puts_words = (void *)(base + map->puts);
         state->versions = (void *)(base + map->versions);
         state->redo = (void *)(base + map->redo);
         state->master = (void *)(base + map->master);
@@ -152,7 +154,7 @@ static const char *header_flaw(const struct file_header *h, uint64_t bytes)
                 return "its length is wrong";
         if (!memchr(h->job, 0, sizeof(h->job)) || h->n_redo < 1 || h->n_redo > FILE_REDO_MAX ||
             h->chunk_elements < 1 || h->chunk_elements % LAYOUT_ALIGN || h->n_owners < 1 ||
-            h->owner >= h->n_owners)
+            h->owner >= h->n_owners || h->copy >= FILE_COPIES)
                 return "its header makes no sense";
         return NULL;
 }

@@ -7,6 +7,7 @@
  *   tensor steps      two words [tensor], the record says which ones count
  *   present           two words [tensor], the same
  *   tensor sets       words [tensor]
+ *   puts              words: how many are under way, state->puts
  *   chunk versions    words [chunk]
  *   redo slots        struct redo_slot [n_redo] with their values (redo.c)
  *   master            float [plan->master_elements]
@@ -14,7 +15,7 @@
  *                     float [plan->moment_elements] each
  *
  * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are the machine's own: a
- * file never leaves it.
+ * file never leaves it.  The epoch is in the file's name alone (store.h).
  *
  * A flipped bit is found when the file is opened, wherever it counts: header, layout and
  * record copies have hashes, a word is a number with its check value (seal.h).  What the
@@ -29,20 +30,21 @@ enum {
         FILE_ALIGN = 4096,
         /* To be raised with any change of what this page says, of struct state_record
          * or of partition or plan. */
-        FILE_FORMAT = 3,
+        FILE_FORMAT = 4,
         /* To be raised when an update gives other bits than before.  An attempt that was
          * prepared with one arithmetic is not continued with another. */
         FILE_ARITHMETIC = 1,
         FILE_HASH = 32,
         FILE_ID = 16,
         FILE_REDO_MAX = 4096,
+        FILE_COPIES = 2,
 };
 
 struct file_header {
         char magic[8];
         uint32_t format, header_bytes, record_bytes;
         uint32_t chunk_elements, n_redo, n_tensors;
-        uint32_t uid, world_size, n_owners, owner, reduce_dtype, unused;
+        uint32_t uid, world_size, n_owners, owner, reduce_dtype, copy;
         uint64_t layout_bytes, file_bytes;
         uint8_t id[FILE_ID]; /* random: no other state's blobs are taken for this one's */
         uint8_t layout_hash[FILE_HASH]; /* of the packed layout */
@@ -79,7 +81,7 @@ struct redo_slot {
 
 /* Byte offsets of the parts. */
 struct file_map {
-        uint64_t layout, copies[2], steps[2], presents[2], sets, versions, redo;
+        uint64_t layout, copies[2], steps[2], presents[2], sets, puts, versions, redo;
         uint64_t master, exp_avg, exp_avg_sq, grad, bytes;
 };
 
@@ -140,6 +142,14 @@ uint32_t tables_raise_steps(struct state *state);
 uint32_t tables_write_present(struct state *state);
 /* After the record that says so: takes the steps that count. */
 void tables_take_steps(struct state *state);
+
+/* ---- puts.c ---- */
+
+/* The words of a new file: no put yet. */
+void puts_init(struct state *state);
+int puts_load(struct state *state, struct fault *fault);
+/* Once the state is sure to be used: after a crash in a put it is unlike any other. */
+void puts_settle(struct state *state);
 
 /* ---- blobs.c ---- */
 

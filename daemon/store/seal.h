@@ -23,6 +23,7 @@ enum seal_table {
         SEAL_VERSIONS,
         SEAL_REDO,
         SEAL_REDO_VERSION,
+        SEAL_PUTS,
 };
 
 #define SEAL_NUMBER_BITS 40

@@ -106,7 +106,9 @@ static int bind_file(struct state *s, const struct file_map *places)
                                          .uid = h->uid,
                                          .world_size = h->world_size,
                                          .n_owners = h->n_owners,
-                                         .reduce_dtype = h->reduce_dtype };
+                                         .reduce_dtype = h->reduce_dtype,
+                                         .copy = h->copy,
+                                         .epoch = store_file_epoch(s->file) };
         return tables_new(s);
 }
 
@@ -161,6 +163,7 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
                                  .n_owners = id->n_owners,
                                  .owner = plan->owner,
                                  .reduce_dtype = id->reduce_dtype,
+                                 .copy = id->copy,
                                  .layout_bytes = packed->size };
         int r = map_file(s, places.bytes, fault);
         if (r)
@@ -173,6 +176,7 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         if (r)
                 return fault_errno(fault, r, s->file);
         tables_init(s, l);
+        puts_init(s);
         redo_init(s);
         record_init(s);
         return blobs_open(s, fault);
@@ -200,7 +204,7 @@ static int create_taken(struct store *store, const struct state_identity *id, co
         CLEANUP(cleanup_state_free) struct state *s = NULL;
         char file[STORE_FILE_NAME], temporary[STORE_FILE_NAME];
 
-        store_file_name(id->job, plan->owner, file);
+        store_file_name(id, plan->owner, file);
         store_temporary_name(file, temporary);
         int r = state_new(store, temporary, &s);
         if (r)
@@ -221,7 +225,7 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
                 struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
 {
         assert(n_redo >= 1 && n_redo <= FILE_REDO_MAX && plan->owner < id->n_owners);
-        assert(strlen(id->job) <= ZERO_NAME_MAX);
+        assert(strlen(id->job) <= ZERO_NAME_MAX && id->copy < FILE_COPIES);
         CLEANUP(packed_deinit) struct packed packed = { 0 };
         char what[ZERO_NAME_MAX + 8];
 
@@ -244,7 +248,7 @@ int state_create(struct store *store, const struct state_identity *id, const lay
                  struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
 {
         struct state *s = NULL;
-        int r = state_vacant(store, id->job, plan->owner, fault);
+        int r = state_vacant(store, id, plan->owner, fault);
 
         if (r == 0)
                 r = state_draft(store, id, l, plan, n_redo, &s, fault);
@@ -321,6 +325,8 @@ static int check_parts(struct state *s, struct fault *fault)
         if (r == 0)
                 r = tables_load(s, fault);
         if (r == 0)
+                r = puts_load(s, fault);
+        if (r == 0)
                 r = redo_check(s, fault);
         if (r == 0)
                 r = check_sets(s, fault);
@@ -340,7 +346,10 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
                 r = file_read_header(s->fd, bytes, s->file, &h, fault);
         if (r)
                 return r;
-        store_file_name(h.job, h.owner, name);
+        store_file_name(&(struct state_identity){ .job = h.job,
+                                                  .copy = h.copy,
+                                                  .epoch = store_file_epoch(s->file) },
+                        h.owner, name);
         if (strcmp(name, s->file) != 0)
                 return file_damaged(fault, s->file, "it is the file of another job or owner");
         r = map_file(s, bytes, fault);
@@ -386,6 +395,7 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
         }
         redo_replay(s);
         blobs_settle(s);
+        puts_settle(s);
         crash_point(CRASH_RESUME_REPLAYED);
         *ret = STEAL(s);
         *ret_layout = STEAL(l);
@@ -407,7 +417,7 @@ void state_drop(struct state *state)
         if (!state)
                 return;
         blobs_drop(state); /* first: none is left alone */
-        if (state->file) /* else another state has its name now */
+        if (state->file)   /* else another state has its name now */
                 unlinkat(state->store->dir, state->file, 0);
         store_give(state->store, state->map_bytes);
         state_close(state);

@@ -32,6 +32,8 @@ struct state_identity {
         uint32_t world_size;
         uint32_t n_owners;
         uint32_t reduce_dtype; /* enum zero_dtype */
+        uint32_t copy;         /* 0: the owner's own, 1: its mirror */
+        uint64_t epoch;        /* of the owner list that it was cut for */
 };
 
 /* What an attempt has come to, in the record. */
@@ -75,6 +77,9 @@ struct state {
         /* [tensor]: updates so far, and hyperparameter set, below ZERO_SET_MAX; what is in the
          * file: change it by state_put_*() only */
         const uint64_t *tensor_step, *tensor_set;
+        /* In the file: which puts of clients are in it.  Equal in two copies that took the same
+         * ones, whatever their order, and unlike that of any other one after a crash in a put. */
+        uint64_t puts;
         /* [tensor]: has a gradient in this attempt; state_prepare() writes it to the file */
         uint8_t *present;
         /* in the file; change it by state_*() only; another copy after each of them */
@@ -87,7 +92,8 @@ struct state {
         struct redo_slot *redo;
         struct record_copy *copies[2];
         /* the tables in the file, each number with its check value (tables.c) */
-        uint64_t *steps[2], *presents[2], *sets, *versions;
+        uint64_t *steps[2], *presents[2], *sets, *puts_words, *versions;
+        uint32_t putting;  /* puts under way */
         uint64_t *numbers; /* tensor_step and tensor_set, to write */
         struct segment serve_segment;
         struct state_blobs {      /* blobs.c */
@@ -133,8 +139,10 @@ int store_each(const struct store *store, int (*each)(const char *file, void *ar
  */
 int state_create(struct store *store, const struct state_identity *id, const layout *l,
                  struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault);
-/* ZERO_EBUSY if the job has a state here already, in use or not. */
-int state_vacant(const struct store *store, const char *job, uint32_t owner, struct fault *fault);
+/* ZERO_EBUSY if the job has that copy of the owner's state of that epoch here already, in use or
+ * not.  Of the identity job, copy and epoch are looked at. */
+int state_vacant(const struct store *store, const struct state_identity *id, uint32_t owner,
+                 struct fault *fault);
 /*
  * As state_create(), for a state that is to be filled before it counts: beside another one of the
  * job, perhaps.  Until state_replace() it is no state of the job: a process that dies before leaves
@@ -143,8 +151,8 @@ int state_vacant(const struct store *store, const char *job, uint32_t owner, str
 int state_draft(struct store *store, const struct state_identity *id, const layout *l,
                 struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault);
 /*
- * The draft becomes the job's state, at one instant; `old`, which was that (or NULL: there was
- * none), has no name any more and is still to be dropped.
+ * The draft becomes the job's state of its owner, copy and epoch, at one instant; `old`, which was
+ * that (or NULL: there was none), has no name any more and is still to be dropped.
  */
 int state_replace(struct state *draft, struct state *old, struct fault *fault);
 /*
@@ -175,6 +183,16 @@ uint64_t state_chunk_version(const struct state *state, uint32_t chunk);
  */
 void state_put_step(struct state *state, uint32_t tensor, uint64_t step);
 void state_put_set(struct state *state, uint32_t tensor, uint64_t set);
+/*
+ * Around whatever a client's put changes, on the thread that changes the record; several may be
+ * under way.  `what` names the put: the same number for every copy, another one for another put.
+ */
+void state_put_begin(struct state *state);
+void state_put_end(struct state *state, uint64_t what);
+/* A put is under way. */
+bool state_putting(const struct state *state);
+/* Of a draft: it is filled from copies whose number this is; below 2^40. */
+void state_set_puts(struct state *state, uint64_t puts);
 
 /*
  * Fills a shard's master segments with their tensors' first values (init.h) and writes serve.

@@ -4,9 +4,11 @@
  * Rule: one process at a time, by a lock on a file in it that is held as long as the
  * store is open.  What lies there counts against the quota whether it is in use or not.
  *
- * A file is called after its job and owner: what is harmless of the job's name, for
+ * A file is called after its job, owner, copy and epoch: what is harmless of the job's name, for
  * people, and a hash of all of it, so that no name leads out of the directory, is too
- * long or meets another.
+ * long or meets another:
+ *
+ *   JOB-HASH.OWNER[.mirror][.eEPOCH].state
  */
 #include "daemon/store/store.h"
 
@@ -26,6 +28,7 @@
 #include "proto/cleanup.h"
 
 static const char lock_name[] = ".lock", temporary_prefix[] = ".new-";
+static const char mirror_mark[] = ".mirror", epoch_mark[] = ".e";
 static const char state_suffix[] = ".state", blobs_suffix[] = ".blobs";
 
 DEFINE_CLEANUP(struct store *, store_close)
@@ -38,13 +41,15 @@ static void cleanup_closedir(DIR **d)
 
 /* ---- names ---- */
 
-void store_file_name(const char *job, uint32_t owner, char ret[static STORE_FILE_NAME])
+void store_file_name(const struct state_identity *id, uint32_t owner,
+                     char ret[static STORE_FILE_NAME])
 {
-        enum { READABLE = 64, HASH = 16 };
+        enum { READABLE = 64, HASH = 16, EPOCH = 24 };
         static const char harmless[] =
                 "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
         uint8_t hash[HASH];
-        char readable[READABLE + 1], hex[2 * HASH + 1];
+        char readable[READABLE + 1], hex[2 * HASH + 1], epoch[EPOCH] = "";
+        const char *job = id->job;
         size_t n = 0;
 
         for (; n < READABLE && job[n]; n++)
@@ -52,7 +57,22 @@ void store_file_name(const char *job, uint32_t owner, char ret[static STORE_FILE
         readable[n] = 0;
         crypto_generichash(hash, sizeof(hash), (const uint8_t *)job, strlen(job), NULL, 0);
         sodium_bin2hex(hex, sizeof(hex), hash, sizeof(hash));
-        snprintf(ret, STORE_FILE_NAME, "%s-%s.%" PRIu32 "%s", readable, hex, owner, state_suffix);
+        if (id->epoch)
+                snprintf(epoch, sizeof(epoch), "%s%" PRIu64, epoch_mark, id->epoch);
+        snprintf(ret, STORE_FILE_NAME, "%s-%s.%" PRIu32 "%s%s%s", readable, hex, owner,
+                 id->copy ? mirror_mark : "", epoch, state_suffix);
+}
+
+uint64_t store_file_epoch(const char *file)
+{
+        size_t end = strlen(file) - (sizeof(state_suffix) - 1), at = end;
+
+        while (at > 0 && file[at - 1] >= '0' && file[at - 1] <= '9')
+                at--;
+        if (at == end || at < sizeof(epoch_mark) - 1 ||
+            strncmp(file + at - (sizeof(epoch_mark) - 1), epoch_mark, sizeof(epoch_mark) - 1) != 0)
+                return 0;
+        return strtoull(file + at, NULL, 10); /* one that makes no sense is another's name */
 }
 
 void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME])

@@ -20,8 +20,14 @@ struct store {
 /* Charges the quota; ZERO_EQUOTA or ZERO_ESHM. */
 int store_take(struct store *store, uint64_t bytes, const char *what, struct fault *fault);
 void store_give(struct store *store, uint64_t bytes);
-/* The name of a job's file: safe and short whatever the job is called. */
-void store_file_name(const char *job, uint32_t owner, char ret[static STORE_FILE_NAME]);
+/*
+ * The name of the file of an owner's copy of a job's state: safe and short whatever the job is
+ * called.  Of the identity job, copy and epoch count.
+ */
+void store_file_name(const struct state_identity *id, uint32_t owner,
+                     char ret[static STORE_FILE_NAME]);
+/* The epoch in such a name, which may be temporary. */
+uint64_t store_file_epoch(const char *file);
 /* The same before the file is complete; such files are deleted when the store is opened. */
 void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME]);
 /* What a state keeps beside its file, which may have its temporary name. */

@@ -35,6 +35,62 @@ Test(draft, takes_the_place_of_a_state_and_is_found_again)
         fixture_remove(directory);
 }
 
+/* Makes the job's state of that copy and epoch; a draft that is named. */
+static struct state *named(struct store *store, const layout *l, uint32_t copy, uint64_t epoch)
+{
+        struct state_identity id = { .job = "job", .n_owners = 2, .copy = copy, .epoch = epoch };
+        struct state *s = NULL;
+        struct fault fault;
+
+        cr_assert_eq(state_vacant(store, &id, 1, &fault), 0);
+        cr_assert_eq(state_draft(store, &id, l, fixture_plan(l, 2, 1, LAYOUT_ALIGN), 1, &s, &fault),
+                     0);
+        cr_assert_eq(state_replace(s, NULL, &fault), 0, "%s", fault.text);
+        cr_assert_eq(state_vacant(store, &id, 1, &fault), ZERO_EBUSY);
+        return s;
+}
+
+struct found {
+        struct store *store;
+        uint32_t seen[2];
+};
+
+static int note(const char *file, void *arg)
+{
+        struct found *f = arg;
+        struct state *s = NULL;
+        layout *l = NULL;
+
+        cr_assert_eq(state_open(f->store, file, &s, &l, NULL), 0);
+        cr_assert_eq(s->plan->owner, 1);
+        f->seen[s->id.copy] |= 1u << s->id.epoch;
+        state_drop(s);
+        layout_free(l);
+        return 0;
+}
+
+Test(draft, copies_and_epochs_stand_beside_each_other)
+{
+        char *directory = fixture_directory();
+        struct found found = { .store = fixture_store(directory) };
+        layout *l = fixture_layout();
+
+        for (uint32_t copy = 0; copy < 2; copy++)
+                for (uint64_t epoch = 0; epoch < 3; epoch++) {
+                        struct state *s = named(found.store, l, copy, epoch);
+
+                        cr_assert_eq(state_blob_stage(s, 0, 1, "x", 1), 0);
+                        state_close(s);
+                }
+        cr_assert_eq(store_each(found.store, note, &found), 0);
+        cr_assert_eq(found.seen[0], 7);
+        cr_assert_eq(found.seen[1], 7);
+        cr_assert_eq(store_used(found.store), 0);
+        store_close(found.store);
+        layout_free(l);
+        fixture_remove(directory);
+}
+
 Test(draft, that_is_dropped_leaves_the_state_as_it_is)
 {
         char *directory = fixture_directory();

@@ -109,8 +109,10 @@ static struct state *make(uint32_t attempts)
                 for (uint32_t r = 0; r < RANKS; r++)
                         cr_assert_eq(blob_stage(s, r), 0);
                 toy_push(s, l);
+                state_put_begin(s);
                 for (uint32_t t = 0; t < l->n_tensors; t++)
                         state_put_set(s, t, 0);
+                state_put_end(s, i);
                 if (i < attempts)
                         toy_attempt(s, l);
         }
@@ -232,6 +234,7 @@ static void add_tables(void)
         add("sets", reference->sets, words, true);
         add("the gap behind the sets", (const uint8_t *)reference->sets + words, FILE_ALIGN - words,
             false);
+        add("puts", reference->puts_words, 2 * sizeof(uint64_t), true);
         add("chunk versions", reference->versions, reference->plan->n_chunks * sizeof(uint64_t),
             true);
 }
@@ -265,7 +268,8 @@ static bool same_record(const struct state *a, const struct state *b)
 static bool same_tensors(const struct state *a, const struct state *b)
 {
         return memcmp(a->present, b->present, a->n_tensors) == 0 &&
-               memcmp(a->tensor_set, b->tensor_set, a->n_tensors * sizeof(uint64_t)) == 0;
+               memcmp(a->tensor_set, b->tensor_set, a->n_tensors * sizeof(uint64_t)) == 0 &&
+               a->puts == b->puts;
 }
 
 /* A damaged place gives nothing; never other bytes. */

@@ -131,12 +131,20 @@ Test(store, file_names_stay_inside_the_directory)
         memset(longest, 'x', ZERO_NAME_MAX);
         longest[ZERO_NAME_MAX] = 0;
         for (int i = 0; i < 8; i++) {
-                store_file_name(i < 7 ? jobs[i] : longest, UINT32_MAX, name);
+                store_file_name(&(struct state_identity){ .job = i < 7 ? jobs[i] : longest,
+                                                          .copy = 1,
+                                                          .epoch = UINT64_MAX },
+                                UINT32_MAX, name);
                 cr_assert(store_is_state(name), "%s", name);
                 cr_assert_null(strchr(name, '/'));
                 store_temporary_name(name, other);
                 cr_assert(!store_is_state(other));
         }
+}
+
+static void name_of(const char *job, uint32_t owner, char ret[static STORE_FILE_NAME])
+{
+        store_file_name(&(struct state_identity){ .job = job }, owner, ret);
 }
 
 Test(store, different_jobs_and_owners_have_different_files)
@@ -145,14 +153,14 @@ Test(store, different_jobs_and_owners_have_different_files)
 
         memset(job, 'x', ZERO_NAME_MAX);
         job[ZERO_NAME_MAX] = 0;
-        store_file_name(job, 1, a);
+        name_of(job, 1, a);
         job[ZERO_NAME_MAX - 1] = 'y';
-        store_file_name(job, 1, b);
+        name_of(job, 1, b);
         cr_assert_str_neq(a, b);
-        store_file_name("a/b", 1, a);
-        store_file_name("a.b", 1, b);
+        name_of("a/b", 1, a);
+        name_of("a.b", 1, b);
         cr_assert_str_neq(a, b);
-        store_file_name("a.b", 2, a);
+        name_of("a.b", 2, a);
         cr_assert_str_neq(a, b);
 }
 
