@@ -62,6 +62,7 @@ static Zero__Standing *standing_fill(const struct job *job, struct standing_mess
         s->attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
         s->done = r->phase != ATTEMPT_DECIDED;
         s->fresh = r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN;
+        s->puts = job->state->puts;
         if (r->decided_attempt) {
                 zero__decision__init(&ret->decision);
                 decision_fill(r, &ret->decision);
