@@ -133,7 +133,7 @@ static void chunk_update(const struct job *job, uint32_t chunk, uint32_t worker)
                 redo_keep(state, chunk, job->update->version);
                 return;
         }
-        view = redo_begin(state, worker);
+        view = redo_begin(state, worker, chunk);
         chunk_compute(job, c, view);
         redo_commit(state, worker, chunk, job->update->version);
         crash_point(CRASH_UPDATE_CHUNK);

@@ -50,11 +50,11 @@ void redo_init(struct state *state)
                 hold(state, i, 0);
 }
 
-struct redo_view redo_begin(struct state *state, uint32_t slot)
+struct redo_view redo_begin(struct state *state, uint32_t slot, uint32_t chunk)
 {
         struct redo_slot *s = slot_at(state, slot);
 
-        assert(held(state, slot) == 0);
+        assert(chunk < state->plan->n_chunks && held(state, slot) == 0);
         return view(state, s);
 }
 

@@ -12,13 +12,13 @@
 
 #include "daemon/store/state.h"
 
-/* Where thread `slot` writes the new values; each holds plan->chunk_elements floats. */
+/* Where thread `slot` writes the new values of `chunk`; each holds plan->chunk_elements floats. */
 struct redo_view {
         float *p, *m, *v;
 };
-struct redo_view redo_begin(struct state *state, uint32_t slot);
+struct redo_view redo_begin(struct state *state, uint32_t slot, uint32_t chunk);
 /*
- * Commits what redo_begin() gave as chunk's values at `version` (the record's, plus 1).
+ * Commits what redo_begin() gave as the chunk's values at `version` (the record's, plus 1).
  * The view stays readable until the slot's next redo_begin(), so that serve is
  * written from values that are in the cache.
  */

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""bench-step [--repeat N] [--json FILE] [--steps N] [--case one|two]...
+"""bench-step [--repeat N] [--json FILE] [--steps N] [--case NAME]...
 
 What a training step costs with zerod, against the same trainer with the states in its own process (gpt --local).
 25.6 million parameters in fp32, 2048 tokens a trainer and step, one BLAS thread a trainer.
 
-  one  one trainer, one daemon, ZeRO stages 1, 2 and 3; against one trainer alone
-  two  two trainers, two daemons, stage 3; against two trainers alone at the same time, each with the whole update
+  one    one trainer, one daemon, ZeRO stages 1, 2 and 3; against one trainer alone
+  two    two trainers, two daemons, stage 3; against two trainers alone at the same time, each with the whole update
+  crash  one trainer, one daemon, stage 3; against a zerod that updates in place and whose state does not survive
+         being killed (redo_none.c: a program of this benchmark alone)
+  small  the same with 16 tokens a step, so that a step is hardly more than its update
 
-All of a case run in turn in each round, every second round backwards, and each is compared with the one alone
-of its round.  Ratios are of the time of a step; cpu_ratio is of the CPU time of trainers and daemons together.
+All of a case run in turn in each round, every second round backwards, and each is compared with the first of its
+case in its round.  Ratios are of the time of a step; cpu_ratio is of the CPU time of trainers and daemons together.
 A run's first step warms up and is left out.  Median and quartiles over rounds.
 """
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -32,14 +36,14 @@ TEXT_BYTES = 1 << 20
 RUN_S = 300
 END_S = 60
 TICKS = os.sysconf("SC_CLK_TCK")
-AIM = 1.10
+SMALL = ["--context", "16", "--batch", "1"]
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json")
-    parser.add_argument("--steps", type=int, default=3, help="of a run, the first one included")
+    parser.add_argument("--steps", type=int, default=3, help="of a run, the first one included; ten times as many small ones")
     parser.add_argument("--case", action="append", choices=CASES)
     return parser.parse_args()
 
@@ -112,14 +116,14 @@ class Alone:
 class Served:
     """A job that each run takes up where the last one left it; rank i is with node i."""
 
-    def __init__(self, cluster, trainers, stage):
+    def __init__(self, cluster, trainers, stage, name=None, more=()):
         self.cluster, self.trainers, self.stage, self.version = cluster, trainers, stage, 0
-        self.name = f"stage {stage}"
+        self.name, self.more = name or f"stage {stage}", more
 
     def command(self, rank):
         return ["--job", f"stage{self.stage}", "--socket", self.cluster[rank].socket, "--stage", str(self.stage),
                 "--rank", str(rank), "--world-size", str(self.trainers), "--local-world-size", "1",
-                "--steps", str(self.version)]
+                "--steps", str(self.version), *self.more]
 
     def run(self, steps):
         self.version += steps
@@ -127,26 +131,53 @@ class Served:
         return run(self.cluster, commands, [d.process.pid for d in self.cluster.daemons], steps)
 
 
-CASES = {"one": (1, (1, 2, 3)), "two": (2, (3,))}
-
-
-def rounds_of(case, repeat, steps):
-    trainers, stages = CASES[case]
+@contextlib.contextmanager
+def against_alone(trainers, stages):
     with Cluster(trainers, threads=0) as cluster:
         with open(f"{cluster.directory}/text", "wb") as text:
             text.write(random.Random(1).randbytes(TEXT_BYTES))
-        runs = [Alone(cluster, trainers), *(Served(cluster, trainers, stage) for stage in stages)]
+        yield [Alone(cluster, trainers), *(Served(cluster, trainers, stage) for stage in stages)]
+
+
+@contextlib.contextmanager
+def against_inconsistent(more=()):
+    """Two daemons, of which the one that has no trainer sleeps."""
+    zerod = Tools.zerod
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for name, program in (("inconsistent", f"{BUILD}/tests/bench/step/zerod-inconsistent"), ("consistent", zerod)):
+            Tools.zerod = program
+            cluster = stack.enter_context(Cluster(1, threads=0))
+            with open(f"{cluster.directory}/text", "wb") as text:
+                text.write(random.Random(1).randbytes(TEXT_BYTES))
+            runs.append(Served(cluster, 1, 3, name, more))
+        yield runs
+
+
+# What makes the runs, how many trainers they have, what a run's steps are multiplied by, and the aim.
+CASES = {"one": (lambda: against_alone(1, (1, 2, 3)), 1, 1, 1.10),
+         "two": (lambda: against_alone(2, (3,)), 2, 1, 1.10),
+         "crash": (against_inconsistent, 1, 1, 1.02),
+         "small": (lambda: against_inconsistent(SMALL), 1, 10, None)}
+
+
+def rounds_of(case, repeat, steps):
+    make, _, times, _ = CASES[case]
+    with make() as runs:
         for i in range(repeat):
-            yield {r.name: r.run(steps) for r in (runs if i % 2 == 0 else reversed(runs))}
+            measured = {r.name: r.run(steps * times) for r in (runs if i % 2 == 0 else reversed(runs))}
+            yield {r.name: measured[r.name] for r in runs}
 
 
 def figure(case, name, rounds):
-    ratios = [[r[name][i] / r["alone"][i] for r in rounds] for i in (0, 1)]
-    seconds, alone = (statistics.median(r[n][0] for r in rounds) for n in (name, "alone"))
-    trainers = CASES[case][0]
-    return common.figure(f"step time, {name}, {trainers} trainer{'s' * (trainers > 1)}", ratios[0],
-                         cpu_ratio=round(statistics.median(ratios[1]), 4), seconds=round(seconds, 3),
-                         alone_seconds=round(alone, 3), trainers=trainers, nodes=trainers, aim=AIM)
+    _, trainers, _, aim = CASES[case]
+    first = next(iter(rounds[0]))
+    ratios = [[r[name][i] / r[first][i] for r in rounds] for i in (0, 1)]
+    seconds, base = (statistics.median(r[n][0] for r in rounds) for n in (name, first))
+    what = f"{trainers} trainer{'s' * (trainers > 1)}" if first == "alone" else f"case {case}"
+    return common.figure(f"step time, {name}, {what}", ratios[0], cpu_ratio=round(statistics.median(ratios[1]), 4),
+                         seconds=round(seconds, 4), **{f"{first}_seconds": round(base, 4)}, trainers=trainers,
+                         nodes=trainers, **({"aim": aim} if aim else {}))
 
 
 def main():
@@ -159,12 +190,11 @@ def main():
         for measured in rounds_of(case, max(2, options.repeat), max(2, options.steps)):
             rounds.append(measured)
             print(case, *(f"{name}: {s:.3f} s, CPU {cpu:.2f} s;" for name, (s, cpu) in measured.items()), flush=True)
-        for name in rounds[0]:
-            if name != "alone":
-                f = figure(case, name, rounds)
-                output.add(f)
-                print(f"{f['name']}: ratio {f['median_ratio']:.3f}, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}, "
-                      f"of CPU time {f['cpu_ratio']:.3f}", flush=True)
+        for name in list(rounds[0])[1:]:
+            f = figure(case, name, rounds)
+            output.add(f)
+            print(f"{f['name']}: ratio {f['median_ratio']:.3f}, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}, "
+                  f"of CPU time {f['cpu_ratio']:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ static double update_consistent(struct scene *s)
         begin_attempt(x);
         for (uint32_t i = 0; i < x->plan->n_chunks; i++) {
                 const struct plan_chunk *c = &x->plan->chunks[i];
-                struct redo_view view = redo_begin(x, 0);
+                struct redo_view view = redo_begin(x, 0, i);
 
                 s->ops->adamw(&s->scalars, c->n, x->master + c->master, x->exp_avg + c->moment,
                               x->exp_avg_sq + c->moment, x->grad + c->moment, view.p, view.m,

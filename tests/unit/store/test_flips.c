@@ -122,7 +122,7 @@ static struct state *make(uint32_t attempts)
 /* A chunk that was committed to its slot, and not yet copied home. */
 static void hold(struct state *s, uint32_t slot, uint32_t chunk)
 {
-        struct redo_view to = redo_begin(s, slot);
+        struct redo_view to = redo_begin(s, slot, chunk);
         struct redo_slot *at =
                 (void *)((uint8_t *)s->redo + slot * file_redo_stride(s->plan->chunk_elements));
 

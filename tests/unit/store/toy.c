@@ -65,7 +65,7 @@ static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk)
 {
         const struct plan_chunk *c = &s->plan->chunks[chunk];
         const struct plan_segment *segment = &s->plan->segments[c->first_segment];
-        struct redo_view to = redo_begin(s, slot);
+        struct redo_view to = redo_begin(s, slot, chunk);
 
         for (uint32_t i = 0; i < c->n; i++) {
                 while (c->in_group + i >= segment->in_group + segment->count)
