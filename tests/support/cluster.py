@@ -6,7 +6,6 @@ it; a cluster leaves no process, file or shared memory behind, whatever happened
 import ctypes
 import json
 import os
-import random
 import select
 import shutil
 import signal
@@ -55,20 +54,46 @@ def until(condition, seconds=START_S, what="the condition"):
         time.sleep(0.02)
 
 
+class Ports:
+    """Ports below the range from which the kernel takes those of connections; a block of them belongs to
+    one process that tests, until it ends."""
+    FIRST, EACH, BLOCKS = 20000, 200, 60
+
+    def __init__(self):
+        self.lock, self.block, self.next = None, 0, 0
+
+    def own_block(self):
+        for block in range(self.BLOCKS):
+            lock = socket.socket(socket.AF_UNIX)
+            try:
+                lock.bind(f"\0zerod-test-ports-{block}")
+                self.lock, self.block = lock, self.FIRST + block * self.EACH
+                return
+            except OSError:
+                lock.close()
+        raise AssertionError("too many processes test here at once")
+
+    def take(self):
+        """The next one that nobody has; none comes again soon, for its daemon may be away for a moment."""
+        if not self.lock:
+            self.own_block()
+        for _ in range(self.EACH):
+            port = self.block + self.next
+            self.next = (self.next + 1) % self.EACH
+            with socket.socket() as s:
+                try:
+                    s.bind(("127.0.0.1", port))
+                    return port
+                except OSError:
+                    continue
+        raise AssertionError("no free port")
+
+
+ports = Ports()
+
+
 def free_ports(n):
-    """Ports below the range from which the kernel takes those of connections."""
-    held, ports = [], []
-    while len(ports) < n:
-        s = socket.socket()
-        try:
-            s.bind(("127.0.0.1", random.randrange(20000, 32000)))
-            held.append(s)
-            ports.append(s.getsockname()[1])
-        except OSError:
-            s.close()
-    for s in held:
-        s.close()
-    return ports
+    return [ports.take() for _ in range(n)]
 
 
 def ask_to_end(process):
@@ -304,7 +329,7 @@ class Cluster:
 
     def configure(self, nodes, owners, options, per_node):
         names = [f"n{i}" for i in range(nodes)]
-        ports = free_ports(nodes)
+        numbers = free_ports(nodes)
         self.key_file = f"{self.directory}/key"
         self.write_key(self.key_file)
         hosts = [self.network.address(i) if self.network else "127.0.0.1" for i in range(nodes)]
@@ -312,13 +337,13 @@ class Cluster:
             o = {"node": name, "socket": f"{self.directory}/{name}.sock",
                  "state_dir": f"{self.directory}/{name}.state", "threads": 1}
             if nodes > 1:
-                o["peers"] = " ".join(f"{n}={h}:{p}" for n, h, p in zip(names, hosts, ports))
+                o["peers"] = " ".join(f"{n}={h}:{p}" for n, h, p in zip(names, hosts, numbers))
                 o["key_file"] = self.key_file
             if owners:
                 o["owners"] = " ".join(names[:owners]) if isinstance(owners, int) else owners
             o.update(options)
             o.update(per_node.get(i, {}))
-            self.daemons.append(Daemon(name, self.directory, ports[i], o,
+            self.daemons.append(Daemon(name, self.directory, numbers[i], o,
                                        self.network.wrapper(i) if self.network else ()))
 
     @staticmethod
