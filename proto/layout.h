@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "proto/fault.h"
-#include "proto/zero.pb-c.h"
+#include "proto/client.pb-c.h"
 
 enum { LAYOUT_ALIGN = 128, LAYOUT_HASH = 32 };
 /* Least divisor of a group: what a gradient is multiplied by stays finite. */

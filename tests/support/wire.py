@@ -1,6 +1,6 @@
 """Frames of the unix socket as bytes, for saying what libzero never would.
 
-Messages are those of proto/zero.proto, written by field number.
+Messages are those of proto/client.proto, written by field number.
 """
 import array
 import os
