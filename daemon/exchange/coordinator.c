@@ -32,8 +32,8 @@ const struct step *coordinator_step(const struct exchange *x, const char *job)
 
 static void coordinator_free(struct coordinator *c)
 {
-        for (uint32_t o = 0; c->standings && o < c->x->n_owners; o++)
-                free(c->standings[o]);
+        for (uint32_t h = 0; c->standings && h < placement_holders(&c->step.view); h++)
+                free(c->standings[h]);
         for (uint32_t r = 0; c->handed && r < c->step.world_size; r++)
                 kept_clear(&c->handed[r]);
         free(c->standings);
@@ -63,16 +63,15 @@ static double first_loss_scale(const layout *l)
 
 static bool coordinator_alloc(struct coordinator *c, uint32_t world_size)
 {
-        uint64_t owners = 0;
+        struct placement view;
 
-        for (uint32_t o = 0; o < c->x->n_owners; o++)
-                owners |= 1ull << c->x->owner_node[o];
-        c->standings = calloc(c->x->n_owners, sizeof *c->standings);
+        placement_init(&view, 0, c->x->owner_node, c->x->n_owners, false);
+        c->standings = calloc(placement_holders(&view), sizeof *c->standings);
         c->handed = calloc(world_size, sizeof *c->handed);
         c->incarnations = calloc(world_size, sizeof *c->incarnations);
         c->sessions = calloc(world_size, sizeof *c->sessions);
         return c->standings && c->handed && c->incarnations && c->sessions &&
-               step_init(&c->step, world_size, c->x->cluster->n_nodes, owners) == 0 &&
+               step_init(&c->step, world_size, c->x->cluster->n_nodes, &view) == 0 &&
                layout_to_message(c->layout, &c->message) == 0;
 }
 
@@ -160,6 +159,17 @@ Zero__LinkMessage coordinator_to(const struct coordinator *c)
         m.job = (char *)c->name;
         m.epoch = c->step.epoch;
         return m;
+}
+
+uint32_t coordinator_holder(const struct coordinator *c, uint32_t node, uint32_t owner,
+                            uint32_t copy)
+{
+        const struct placement *view = &c->step.view;
+        uint32_t holder = holder_of(view, owner, copy);
+
+        return owner < view->n_owners && copy < view->copies && holder_node(view, holder) == node
+                       ? holder
+                       : (uint32_t)NO_HOLDER;
 }
 
 /* ---- ranks leave -------------------------------------------------------------------- */
@@ -255,8 +265,8 @@ static void coordinator_prepare(struct coordinator *c)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARE;
         m.prepare = &prepare;
         crash_point(CRASH_COORDINATOR_READY);
-        for (uint32_t o = 0; o < c->x->n_owners; o++) {
-                fabric_send(c->x->fabric, c->x->owner_node[o], &m);
+        for (uint32_t o = 0; o < c->step.view.n_owners; o++) {
+                fabric_send(c->x->fabric, c->step.view.node[o], &m);
                 crash_point(CRASH_COORDINATOR_ASKING);
         }
         free(kept);
@@ -311,11 +321,27 @@ static void norm_send(struct coordinator *c, uint32_t node)
         send_to(c, node, &d);
 }
 
+/* Two copies of the same shards have summed the same gradients, and not to the same. */
+static void refusal_name(struct coordinator *c)
+{
+        const struct placement *view = &c->step.view;
+        uint32_t owner = holder_owner(view, c->step.odd);
+
+        fault_set(&c->step.refusal, c->step.refusal.status,
+                  "nodes %s and %s hold the same shards and have summed the same gradients, but "
+                  "not to the same: the memory of one of the two is damaged",
+                  node_name(c->x, holder_node(view, holder_of(view, owner, 0))),
+                  node_name(c->x, holder_node(view, c->step.odd)));
+        log_error("job %s: %s", c->name, c->step.refusal.text);
+}
+
 /* The ranks' calls fail; the attempt goes on, and may be ended by another call. */
 static void refusal_send(struct coordinator *c)
 {
         Zero__Decision d = ZERO__DECISION__INIT;
 
+        if (c->step.odd != NO_HOLDER)
+                refusal_name(c);
         d.attempt = c->step.attempt;
         d.status = (uint32_t)c->step.refusal.status;
         d.text = c->step.refusal.text;
@@ -358,17 +384,17 @@ static void coordinator_ready(struct coordinator *c, uint32_t node, const Zero__
 
 static void coordinator_vote(struct coordinator *c, uint32_t node, const Zero__Prepared *p)
 {
+        uint32_t holder = coordinator_holder(c, node, p->owner, p->copy);
         struct votes vote = { .finite = p->finite };
         enum step_action action;
 
-        if (p->owner >= c->x->n_owners || c->x->owner_node[p->owner] != node ||
-            p->n_norm != EXACT_SUM_BINS || p->closing == c->step.norm_only)
+        if (holder == NO_HOLDER || p->n_norm != EXACT_SUM_BINS || p->closing == c->step.norm_only)
                 return;
         exact_sum_init(&vote.norm);
         memcpy(vote.norm.bin, p->norm, sizeof vote.norm.bin);
         if (p->status)
                 fault_set(&vote.refused, (int)p->status, "%s", p->text);
-        step_vote(&c->step, p->owner, p->attempt, &vote, &action);
+        step_vote(&c->step, holder, p->attempt, &vote, &action);
         if (action == STEP_DECIDE)
                 coordinator_decide(c);
         else if (action == STEP_REFUSE)
@@ -422,8 +448,8 @@ void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMess
                 coordinator_vote(c, node, m->prepared);
                 break;
         case ZERO__LINK_MESSAGE__BODY_DONE:
-                if (m->done->owner < c->x->n_owners && c->x->owner_node[m->done->owner] == node)
-                        open_done(c, m->done->owner, m->done->attempt);
+                open_done(c, coordinator_holder(c, node, m->done->owner, m->done->copy),
+                          m->done->attempt);
                 coordinator_advance(c);
                 break;
         case ZERO__LINK_MESSAGE__BODY_PROGRESS:

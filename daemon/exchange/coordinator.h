@@ -40,7 +40,7 @@ struct coordinator {
                                       */
         bool lacks[ZERO_NODE_MAX];   /* it knew nothing of the job when it was asked */
         bool fresh[ZERO_NODE_MAX];   /* no rank has worked on what it has */
-        struct standing **standings; /* [owner]; NULL: not known */
+        struct standing **standings; /* [holder]; NULL: not known */
         struct fault fault;          /* why the job cannot go on until a node comes anew, or OK */
         uint32_t *incarnations;      /* [rank] */
         uint64_t *sessions;          /* [rank]: which of its node's it is */
@@ -64,6 +64,9 @@ struct join {
 struct coordinator *coordinator_find(const struct exchange *x, const char *name);
 void coordinator_unref(struct coordinator *c);
 Zero__LinkMessage coordinator_to(const struct coordinator *c);
+/* Who holds a copy of an owner's shards on the node; NO_HOLDER: nobody there. */
+uint32_t coordinator_holder(const struct coordinator *c, uint32_t node, uint32_t owner,
+                            uint32_t copy);
 /* Takes the layout over in any case; NULL: out of memory. */
 struct coordinator *coordinator_new(struct exchange *x, const char *name, uint32_t uid,
                                     uint32_t world_size, uint32_t reduce_dtype, layout *l);
@@ -83,8 +86,8 @@ void open_ask(struct coordinator *c, uint32_t node);
 /* After a node has answered, or a rank that may create the job has come. */
 void open_settle(struct coordinator *c);
 void open_forget(struct coordinator *c, uint32_t node);
-/* An owner has carried a decision out. */
-void open_done(struct coordinator *c, uint32_t owner, uint64_t attempt);
+/* A holder has carried a decision out. */
+void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt);
 
 /* joining.c */
 void joins_end(struct coordinator *c, int status, const char *text);

@@ -85,12 +85,17 @@ static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, cons
         Zero__LinkMessage m = job_message(job);
         Zero__Opened opened = ZERO__OPENED__INIT;
         struct standing_message standing;
+        Zero__Standing *standings[1];
 
         opened.created = created;
         opened.known = true;
         opened.attempt = job->attempt;
-        if (job->state)
-                opened.standing = standing_fill(job, &standing);
+        if (job->state) {
+                standings[0] = standing_fill(job, &standing);
+                standings[0]->owner = (uint32_t)job->x->owner;
+                opened.n_standings = 1;
+                opened.standings = standings;
+        }
         m.answer = call;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;

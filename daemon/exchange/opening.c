@@ -17,17 +17,10 @@ struct opening {
         uint32_t node;
 };
 
-static uint32_t owner_on(const struct coordinator *c, uint32_t node)
+/* It holds shards of the job. */
+static bool is_holder(const struct coordinator *c, uint32_t node)
 {
-        for (uint32_t o = 0; o < c->x->n_owners; o++)
-                if (c->x->owner_node[o] == node)
-                        return o;
-        return UINT32_MAX;
-}
-
-static bool is_owner(const struct coordinator *c, uint32_t node)
-{
-        return c->step.owner_nodes >> node & 1;
+        return placement_nodes(&c->step.view) >> node & 1;
 }
 
 /* ---- the end of a job that cannot be made -------------------------------------------- */
@@ -55,7 +48,7 @@ static void open_hinder(struct coordinator *c, int status, uint32_t node, const 
         joins_admit(c);
 }
 
-/* ---- what owners know ------------------------------------------------------------------ */
+/* ---- what holders know ----------------------------------------------------------------- */
 
 static void decision_take(const Zero__Decision *d, struct standing *s)
 {
@@ -95,31 +88,41 @@ static void node_unreadable(struct coordinator *c, uint32_t node, int status, co
         open_hinder(c, status, node, why);
 }
 
+static int standing_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
+                          struct fault *fault)
+{
+        uint32_t holder = coordinator_holder(c, node, m->owner, m->copy);
+
+        if (holder == NO_HOLDER)
+                return fault_set(fault, ZERO_EPROTO, "it holds shards that are not its own");
+        if (!c->standings[holder])
+                c->standings[holder] = malloc(sizeof **c->standings);
+        if (!c->standings[holder])
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        c->fresh[node] = m->fresh;
+        step_heard(&c->step, m->attempt);
+        return standing_take(m, c->standings[holder], fault);
+}
+
 /* False: the answer makes no sense. */
 static bool node_known(struct coordinator *c, uint32_t node, const Zero__Opened *o)
 {
-        uint32_t owner = owner_on(c, node);
         struct fault fault;
+        int r = 0;
 
         c->nodes[node] = NODE_KNOWN;
         c->created[node] = o->created;
         c->lacks[node] = !o->known;
         step_heard(&c->step, o->attempt);
-        if (owner == UINT32_MAX || !o->known)
+        if (!is_holder(c, node) || !o->known)
                 return true;
-        free(c->standings[owner]);
-        c->standings[owner] = calloc(1, sizeof **c->standings);
-        if (!o->standing || !c->standings[owner]) {
-                node_unreadable(c, node, ZERO_EPROTO, "it does not say where its state stands");
-                return false;
-        }
-        c->fresh[node] = o->standing->fresh;
-        step_heard(&c->step, o->standing->attempt);
-        if (standing_take(o->standing, c->standings[owner], &fault)) {
+        if (o->n_standings == 0)
+                r = fault_set(&fault, ZERO_EPROTO, "it does not say where its state stands");
+        for (size_t i = 0; i < o->n_standings && !r; i++)
+                r = standing_known(c, node, o->standings[i], &fault);
+        if (r)
                 node_unreadable(c, node, fault.status, fault.text);
-                return false;
-        }
-        return true;
+        return r == 0;
 }
 
 /* ---- asking ---------------------------------------------------------------------------- */
@@ -176,21 +179,21 @@ void open_ask(struct coordinator *c, uint32_t node)
 
 void open_forget(struct coordinator *c, uint32_t node)
 {
-        uint32_t owner = owner_on(c, node);
-
         c->nodes[node] = NODE_UNASKED;
-        if (owner != UINT32_MAX && c->standings[owner]) {
-                free(c->standings[owner]);
-                c->standings[owner] = NULL;
-        }
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
+                if (holder_node(&c->step.view, h) == node) {
+                        free(c->standings[h]);
+                        c->standings[h] = NULL;
+                }
 }
 
-void open_done(struct coordinator *c, uint32_t owner, uint64_t attempt)
+void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
 {
         if (c->settled)
-                step_done(&c->step, owner, attempt);
-        else if (c->standings[owner] && c->standings[owner]->decided_attempt == attempt)
-                c->standings[owner]->done = true;
+                step_done(&c->step, holder, attempt);
+        else if (holder != NO_HOLDER && c->standings[holder] &&
+                 c->standings[holder]->decided_attempt == attempt)
+                c->standings[holder]->done = true;
 }
 
 /* ---- where the job stands -------------------------------------------------------------- */
@@ -209,19 +212,34 @@ static void node_open(struct coordinator *c, uint32_t node)
         step_node_open(&c->step, node);
 }
 
-/* An owner as it stands, against the others: hears the last decision if it missed it. */
-static void owner_open(struct coordinator *c, uint32_t node, uint32_t owner)
+/* A holder as it stands, against the others. */
+static int holder_open(struct coordinator *c, uint32_t holder, struct fault *fault)
 {
         const struct recovery now = step_stands(&c->step);
-        const struct standing *s = c->standings[owner];
-        struct fault fault;
+        const struct standing *s = c->standings[holder];
         bool behind;
 
-        if (!s || recover_one(s, &now, &behind, &fault)) {
-                open_hinder(c, ZERO_ECONFLICT, node, s ? fault.text : "its state is gone");
+        if (!s)
+                return fault_set(fault, ZERO_ECONFLICT, "its state is gone");
+        if (recover_one(s, &now, &behind, fault))
+                return fault->status;
+        c->step.done[holder] = !behind && s->done;
+        return 0;
+}
+
+/* Hears the last decision, in case it missed it. */
+static void holders_open(struct coordinator *c, uint32_t node)
+{
+        struct fault fault;
+        int r = 0;
+
+        for (uint32_t h = 0; h < placement_holders(&c->step.view) && !r; h++)
+                if (holder_node(&c->step.view, h) == node)
+                        r = holder_open(c, h, &fault);
+        if (r) {
+                open_hinder(c, ZERO_ECONFLICT, node, fault.text);
                 return;
         }
-        c->step.done[owner] = !behind && s->done;
         c->nodes[node] = NODE_OPEN;
         node_open(c, node);
         decision_send(c, node);
@@ -235,8 +253,8 @@ static void open_recover(struct coordinator *c)
         uint32_t odd = 0;
 
         crash_point(CRASH_COORDINATOR_RECOVERING);
-        if (recover((const struct standing *const *)c->standings, c->x->n_owners, &r, &odd, &fault))
-                open_hinder(c, fault.status, c->x->owner_node[odd], fault.text);
+        if (recover((const struct standing *const *)c->standings, &c->step.view, &r, &odd, &fault))
+                open_hinder(c, fault.status, holder_node(&c->step.view, odd), fault.text);
         else
                 open_adopt(c, &r);
 }
@@ -247,8 +265,8 @@ static void open_create(struct coordinator *c)
         bool some = false, fresh = true;
         uint32_t lacking = 0;
 
-        for (uint32_t o = 0; o < c->x->n_owners; o++) {
-                uint32_t node = c->x->owner_node[o];
+        for (uint32_t o = 0; o < c->step.view.n_owners; o++) {
+                uint32_t node = c->step.view.node[o];
 
                 if (c->lacks[node]) {
                         lacking = node;
@@ -265,17 +283,17 @@ static void open_create(struct coordinator *c)
                                           "the job is gone: it was dropped, or its "
                                           "state was lost on all nodes");
         } else {
-                for (uint32_t o = 0; o < c->x->n_owners; o++)
-                        if (c->lacks[c->x->owner_node[o]])
-                                open_send(c, c->x->owner_node[o], true);
+                for (uint32_t o = 0; o < c->step.view.n_owners; o++)
+                        if (c->lacks[c->step.view.node[o]])
+                                open_send(c, c->step.view.node[o], true);
         }
 }
 
 static bool owners_known(const struct coordinator *c, bool *ret_lacking)
 {
         *ret_lacking = false;
-        for (uint32_t o = 0; o < c->x->n_owners; o++) {
-                uint32_t node = c->x->owner_node[o];
+        for (uint32_t o = 0; o < c->step.view.n_owners; o++) {
+                uint32_t node = c->step.view.node[o];
 
                 if (c->nodes[node] != NODE_KNOWN)
                         return false;
@@ -290,11 +308,11 @@ static void open_nodes(struct coordinator *c)
         for (uint32_t n = 0; n < c->x->cluster->n_nodes && !c->fault.status; n++) {
                 if (c->nodes[n] != NODE_KNOWN)
                         continue;
-                if (is_owner(c, n)) {
+                if (is_holder(c, n)) {
                         if (c->lacks[n])
                                 open_hinder(c, ZERO_ECONFLICT, n, "its state of the job is gone");
                         else
-                                owner_open(c, n, owner_on(c, n));
+                                holders_open(c, n);
                 } else if (c->lacks[n]) {
                         open_send(c, n, true);
                 } else {

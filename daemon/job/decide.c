@@ -15,6 +15,15 @@ double votes_norm(const struct votes *votes)
         return votes->finite ? sqrt(exact_sum_value(&votes->norm)) : NAN;
 }
 
+bool votes_equal(const struct votes *a, const struct votes *b)
+{
+        struct exact_sum x = a->norm, y = b->norm;
+
+        exact_sum_normalize(&x);
+        exact_sum_normalize(&y);
+        return a->finite == b->finite && (!a->finite || memcmp(x.bin, y.bin, sizeof x.bin) == 0);
+}
+
 /* Dynamic loss scaling: halve on overflow, double after growth_interval good steps. */
 static void decide_loss_scale(struct decision *d, const struct step_params *params)
 {

@@ -40,6 +40,8 @@ struct decision {
 
 /* The Euclidean norm that the votes add up to, loss scale left in; NaN if not finite. */
 double votes_norm(const struct votes *votes);
+/* Of the same gradients.  What is not finite has no norm, and is equal whatever it adds up to. */
+bool votes_equal(const struct votes *a, const struct votes *b);
 struct decision decide(const struct votes *votes, const struct step_params *params,
                        uint32_t good_steps);
 int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,

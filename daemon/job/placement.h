@@ -11,7 +11,8 @@
 
 #include "proto/zero_types.h"
 
-enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * ZERO_NODE_MAX, NO_OWNER = -1 };
+enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * ZERO_NODE_MAX };
+enum { NO_OWNER = -1, NO_HOLDER = HOLDER_MAX };
 
 struct placement {
         uint64_t epoch;

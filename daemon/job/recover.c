@@ -1,6 +1,7 @@
 /* Recovery of a job's last decision.  Pure. */
 #include "daemon/job/recover.h"
 
+#include <assert.h>
 #include <string.h>
 
 static bool same_bits(double a, double b)
@@ -46,54 +47,112 @@ int recover_one(const struct standing *s, const struct recovery *now, bool *ret_
         return 0;
 }
 
-/* The owner that knows the most. */
-static const struct standing *newest(const struct standing *const *standings, uint32_t n)
-{
-        const struct standing *best = standings[0];
+/* The standings that there are, and whose they are. */
+struct present {
+        const struct standing *standings[HOLDER_MAX];
+        uint32_t holders[HOLDER_MAX], n;
+};
 
-        for (uint32_t i = 1; i < n; i++)
-                if (standings[i]->decided_attempt > best->decided_attempt)
-                        best = standings[i];
+static struct present present_of(const struct standing *const *standings,
+                                 const struct placement *view)
+{
+        struct present p = { .n = 0 };
+
+        for (uint32_t h = 0; h < placement_holders(view); h++)
+                if (standings[h]) {
+                        p.standings[p.n] = standings[h];
+                        p.holders[p.n++] = h;
+                }
+        return p;
+}
+
+/* Its own, or its mirror's. */
+static const struct standing *of_owner(const struct standing *const *standings,
+                                       const struct placement *view, uint32_t owner)
+{
+        for (uint32_t copy = 0; copy < view->copies; copy++)
+                if (standings[holder_of(view, owner, copy)])
+                        return standings[holder_of(view, owner, copy)];
+        return NULL;
+}
+
+int32_t recover_lost(const struct standing *const *standings, const struct placement *view)
+{
+        for (uint32_t o = 0; o < view->n_owners; o++)
+                if (!of_owner(standings, view, o))
+                        return (int32_t)o;
+        return NO_OWNER;
+}
+
+/* The holder that knows the most. */
+static const struct standing *newest(const struct present *p)
+{
+        const struct standing *best = p->standings[0];
+
+        for (uint32_t i = 1; i < p->n; i++)
+                if (p->standings[i]->decided_attempt > best->decided_attempt)
+                        best = p->standings[i];
         return best;
 }
 
-/* Whether all owners have voted in the same attempt, of which nobody knows a decision. */
-static bool all_voted(const struct standing *const *standings, uint32_t n)
+/* Whether all have voted in the same attempt, of which nobody knows a decision. */
+static bool all_voted(const struct present *p)
 {
-        for (uint32_t i = 0; i < n; i++)
-                if (standings[i]->prepared_attempt == 0 ||
-                    standings[i]->prepared_attempt != standings[0]->prepared_attempt ||
-                    standings[i]->decided_attempt != standings[0]->decided_attempt)
+        const struct standing *first = p->standings[0];
+
+        for (uint32_t i = 0; i < p->n; i++)
+                if (p->standings[i]->prepared_attempt == 0 ||
+                    p->standings[i]->prepared_attempt != first->prepared_attempt ||
+                    p->standings[i]->decided_attempt != first->decided_attempt)
                         return false;
         return true;
 }
 
 /* All have voted for the same step. */
-static int params_check(const struct standing *const *standings, uint32_t n, uint32_t *ret_odd,
-                        struct fault *fault)
+static int params_check(const struct present *p, uint32_t *ret_odd, struct fault *fault)
 {
         char text[240];
 
-        for (uint32_t i = 1; i < n; i++) {
-                if (step_params_equal(&standings[0]->params, &standings[i]->params, text,
+        for (uint32_t i = 1; i < p->n; i++) {
+                if (step_params_equal(&p->standings[0]->params, &p->standings[i]->params, text,
                                       sizeof text))
                         continue;
-                *ret_odd = i;
+                *ret_odd = p->holders[i];
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "its vote is for another step than the others': %s", text);
         }
         return 0;
 }
 
-static void decide_again(const struct standing *const *standings, uint32_t n, struct recovery *r)
+static int twins_check(const struct standing *const *standings, const struct placement *view,
+                       uint32_t *ret_odd, struct fault *fault)
 {
-        const struct standing *first = standings[0];
+        for (uint32_t h = view->n_owners; h < placement_holders(view); h++) {
+                const struct standing *own = standings[holder_owner(view, h)];
+
+                if (!standings[h] || !own || votes_equal(&standings[h]->vote, &own->vote))
+                        continue;
+                *ret_odd = h;
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "it mirrors shards of which the owner has voted otherwise: the "
+                                 "memory of one of the two nodes is damaged");
+        }
+        return 0;
+}
+
+/* Each owner counts once. */
+static void decide_again(const struct standing *const *standings, const struct placement *view,
+                         struct recovery *r)
+{
+        const struct standing *first = of_owner(standings, view, 0);
         struct votes votes = { .finite = true };
 
         exact_sum_init(&votes.norm);
-        for (uint32_t i = 0; i < n; i++) {
-                exact_sum_merge(&votes.norm, &standings[i]->vote.norm);
-                votes.finite = votes.finite && standings[i]->vote.finite;
+        for (uint32_t o = 0; o < view->n_owners; o++) {
+                const struct standing *s = of_owner(standings, view, o);
+
+                exact_sum_merge(&votes.norm, &s->vote.norm);
+                votes.finite = votes.finite && s->vote.finite;
         }
         r->decision = decide(&votes, &first->params, first->decision.good_steps);
         r->decided_attempt = first->prepared_attempt;
@@ -101,30 +160,34 @@ static void decide_again(const struct standing *const *standings, uint32_t n, st
         r->skipped += r->decision.overflow;
 }
 
-int recover(const struct standing *const *standings, uint32_t n, struct recovery *ret,
-            uint32_t *ret_odd, struct fault *fault)
+int recover(const struct standing *const *standings, const struct placement *view,
+            struct recovery *ret, uint32_t *ret_odd, struct fault *fault)
 {
-        const struct standing *best = newest(standings, n);
+        const struct present present = present_of(standings, view);
+        const struct standing *best = newest(&present);
         struct recovery r = { .version = best->version,
                               .decided_attempt = best->decided_attempt,
                               .decision = best->decision,
                               .skipped = best->skipped };
 
-        for (uint32_t i = 0; i < n; i++) {
+        assert(recover_lost(standings, view) == NO_OWNER);
+        for (uint32_t i = 0; i < present.n; i++) {
                 bool behind;
-                int status = recover_one(standings[i], &r, &behind, fault);
+                int status = recover_one(present.standings[i], &r, &behind, fault);
 
                 if (status) {
-                        *ret_odd = i;
+                        *ret_odd = present.holders[i];
                         return status;
                 }
         }
-        if (all_voted(standings, n)) {
-                int status = params_check(standings, n, ret_odd, fault);
+        if (all_voted(&present)) {
+                int status = params_check(&present, ret_odd, fault);
 
+                if (!status)
+                        status = twins_check(standings, view, ret_odd, fault);
                 if (status)
                         return status;
-                decide_again(standings, n, &r);
+                decide_again(standings, view, &r);
         }
         *ret = r;
         return 0;

@@ -19,12 +19,14 @@ static int seats_alloc(uint32_t world_size, uint32_t **ret_nodes, enum step_seat
         return 0;
 }
 
-int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint64_t owner_nodes)
+int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struct placement *view)
 {
+        uint32_t n = placement_holders(view);
+
         *s = (struct step){ .world_size = world_size,
                             .n_nodes = n_nodes,
-                            .n_owners = (uint32_t)__builtin_popcountll(owner_nodes),
-                            .owner_nodes = owner_nodes,
+                            .view = *view,
+                            .odd = NO_HOLDER,
                             .loss_scale = 1 };
         if (seats_alloc(world_size, &s->node_of_rank, &s->seats)) {
                 s->node_of_rank = NULL;
@@ -33,14 +35,15 @@ int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint64_t ow
         }
         s->cut = calloc(n_nodes, sizeof *s->cut);
         s->ready = calloc(n_nodes, sizeof *s->ready);
-        s->voted = calloc(s->n_owners, sizeof *s->voted);
-        s->done = calloc(s->n_owners, sizeof *s->done);
-        if (!s->cut || !s->ready || !s->voted || !s->done) {
+        s->voted = calloc(n, sizeof *s->voted);
+        s->ballots = calloc(n, sizeof *s->ballots);
+        s->done = calloc(n, sizeof *s->done);
+        if (!s->cut || !s->ready || !s->voted || !s->ballots || !s->done) {
                 step_deinit(s);
                 return -ENOMEM;
         }
-        for (uint32_t o = 0; o < s->n_owners; o++)
-                s->done[o] = true;
+        for (uint32_t h = 0; h < n; h++)
+                s->done[h] = true;
         return 0;
 }
 
@@ -51,6 +54,7 @@ void step_deinit(struct step *s)
         free(s->cut);
         free(s->ready);
         free(s->voted);
+        free(s->ballots);
         free(s->done);
         *s = (struct step){ 0 };
 }
@@ -90,7 +94,7 @@ bool step_node_has_ranks(const struct step *s, uint32_t node)
 
 bool step_needs_node(const struct step *s, uint32_t node)
 {
-        return s->owner_nodes >> node & 1 || step_node_has_ranks(s, node);
+        return placement_nodes(&s->view) >> node & 1 || step_node_has_ranks(s, node);
 }
 
 /* ---- where the job stands --------------------------------------------------- */
@@ -111,7 +115,7 @@ void step_adopt(struct step *s, const struct recovery *r)
         if (r->decided_attempt == 0)
                 return;
         s->loss_scale = r->decision.loss_scale;
-        step_heard(s, r->decided_attempt + 1); /* owners are there when they have heard of it */
+        step_heard(s, r->decided_attempt + 1); /* holders are there when they have heard of it */
 }
 
 struct recovery step_stands(const struct step *s)
@@ -130,15 +134,13 @@ static void step_collect(struct step *s)
         s->phase = STEP_COLLECTING;
         s->have_params = false;
         s->collecting_norm = false;
-        s->votes = (struct votes){ .finite = true };
-        exact_sum_init(&s->votes.norm);
         memset(s->ready, 0, s->n_nodes * sizeof *s->ready);
-        memset(s->voted, 0, s->n_owners * sizeof *s->voted);
+        memset(s->voted, 0, placement_holders(&s->view) * sizeof *s->voted);
 }
 
 static uint64_t step_needed(const struct step *s)
 {
-        uint64_t needed = s->owner_nodes;
+        uint64_t needed = placement_nodes(&s->view);
 
         for (uint32_t r = 0; r < s->world_size; r++)
                 if (s->node_of_rank[r] != RANK_ABSENT)
@@ -158,8 +160,8 @@ bool step_startable(const struct step *s)
         for (uint32_t n = 0; n < s->n_nodes; n++)
                 if (needed >> n & 1 && s->cut[n] & needed)
                         return false;
-        for (uint32_t o = 0; o < s->n_owners; o++)
-                if (!s->done[o])
+        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+                if (!s->done[h])
                         return false;
         return true;
 }
@@ -299,52 +301,86 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
         return 0;
 }
 
-static void step_decide(struct step *s)
+static void step_decide(struct step *s, const struct votes *all)
 {
-        s->decision = decide(&s->votes, &s->params, s->good_steps);
+        s->decision = decide(all, &s->params, s->good_steps);
         s->loss_scale = s->decision.loss_scale;
         s->good_steps = s->decision.good_steps;
         s->version += s->decision.commit;
         s->skipped += s->decision.overflow;
         s->decided_attempt = s->attempt++;
         s->normed = false;
-        for (uint32_t o = 0; o < s->n_owners; o++)
-                s->done[o] = false;
+        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+                s->done[h] = false;
 }
 
-static void step_tell_norm(struct step *s)
+static void step_tell_norm(struct step *s, const struct votes *all)
 {
-        s->norm = votes_norm(&s->votes);
+        s->norm = votes_norm(all);
         s->normed = true;
 }
 
-void step_vote(struct step *s, uint32_t owner, uint64_t attempt, const struct votes *vote,
+/* The first mirror that has voted otherwise than its owner. */
+static uint32_t step_odd(const struct step *s)
+{
+        for (uint32_t h = s->view.n_owners; h < placement_holders(&s->view); h++)
+                if (!votes_equal(&s->ballots[h], &s->ballots[holder_owner(&s->view, h)]))
+                        return h;
+        return NO_HOLDER;
+}
+
+/* The votes that count. */
+static struct votes step_tally(const struct step *s)
+{
+        struct votes all = { .finite = true };
+
+        exact_sum_init(&all.norm);
+        for (uint32_t o = 0; o < s->view.n_owners; o++) {
+                exact_sum_merge(&all.norm, &s->ballots[o].norm);
+                all.finite = all.finite && s->ballots[o].finite;
+        }
+        return all;
+}
+
+static bool step_refuse(struct step *s)
+{
+        s->odd = NO_HOLDER;
+        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+                if (s->ballots[h].refused.status) {
+                        s->refusal = s->ballots[h].refused;
+                        return true;
+                }
+        s->odd = step_odd(s);
+        if (s->odd != NO_HOLDER)
+                s->refusal = (struct fault){ .status = ZERO_ECONFLICT };
+        return s->odd != NO_HOLDER;
+}
+
+void step_vote(struct step *s, uint32_t holder, uint64_t attempt, const struct votes *vote,
                enum step_action *ret)
 {
+        struct votes all;
+
         *ret = STEP_NOTHING;
-        if (s->phase != STEP_VOTING || attempt != s->attempt || owner >= s->n_owners ||
-            s->voted[owner])
+        if (s->phase != STEP_VOTING || attempt != s->attempt ||
+            holder >= placement_holders(&s->view) || s->voted[holder])
                 return;
-        s->voted[owner] = true;
-        exact_sum_merge(&s->votes.norm, &vote->norm);
-        s->votes.finite = s->votes.finite && vote->finite;
-        if (!s->votes.refused.status)
-                s->votes.refused = vote->refused;
-        for (uint32_t o = 0; o < s->n_owners; o++)
-                if (!s->voted[o])
+        s->voted[holder] = true;
+        s->ballots[holder] = *vote;
+        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+                if (!s->voted[h])
                         return;
-        *ret = s->votes.refused.status ? STEP_REFUSE : STEP_DECIDE;
-        if (*ret == STEP_REFUSE)
-                s->refusal = s->votes.refused;
-        else if (s->norm_only)
-                step_tell_norm(s);
-        else
-                step_decide(s);
+        *ret = step_refuse(s) ? STEP_REFUSE : STEP_DECIDE;
+        all = step_tally(s);
+        if (*ret == STEP_DECIDE && s->norm_only)
+                step_tell_norm(s, &all);
+        else if (*ret == STEP_DECIDE)
+                step_decide(s, &all);
         step_collect(s);
 }
 
-void step_done(struct step *s, uint32_t owner, uint64_t attempt)
+void step_done(struct step *s, uint32_t holder, uint64_t attempt)
 {
-        if (owner < s->n_owners && attempt == s->decided_attempt)
-                s->done[owner] = true;
+        if (holder < placement_holders(&s->view) && attempt == s->decided_attempt)
+                s->done[holder] = true;
 }

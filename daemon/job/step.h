@@ -4,11 +4,14 @@
  *
  *   FORMING     something is missing; when step_startable() says so, step_start()
  *   COLLECTING  ranks work; step_ready() of the last node gives STEP_PREPARE
- *   VOTING      owners finish the reduction; step_vote() of the last gives STEP_DECIDE,
- *               or STEP_REFUSE if an owner refused: the same attempt is COLLECTING again
+ *   VOTING      holders finish the reduction; step_vote() of the last gives STEP_DECIDE,
+ *               or STEP_REFUSE if one refused: the same attempt is COLLECTING again
  *
- * After STEP_DECIDE the next attempt is COLLECTING at once: an owner votes in it only
+ * After STEP_DECIDE the next attempt is COLLECTING at once: a holder votes in it only
  * when it has finished the update before, so two decisions cannot cross.
+ * Both copies of an owner's shards vote, but one of them counts: a mirror that sums the same
+ * gradients votes the same, and if it does not, the memory of one of the two is damaged and the
+ * step is refused.
  * A norm request runs through COLLECTING and VOTING without ending the attempt.
  *
  * A rank whose session ends keeps its seat: what its node has accepted from it stays, the attempt
@@ -16,11 +19,12 @@
  * attempt is void, and FORMING comes before the next, when a rank leaves, takes
  * its place on another node or in an attempt whose norm was told (the others will not ask for it
  * again), and when a node or a link between two nodes is lost: what was under
- * way between them is lost with it.  Only what all owners have voted for is
+ * way between them is lost with it.  Only what all holders have voted for is
  * decided, so nothing that is void can have been.
  */
 #pragma once
 
+#include "daemon/job/placement.h"
 #include "daemon/job/recover.h"
 
 enum step_phase { STEP_FORMING, STEP_COLLECTING, STEP_VOTING };
@@ -35,35 +39,35 @@ enum { RANK_ABSENT = UINT32_MAX };
 
 struct step {
         enum step_phase phase;
-        uint32_t world_size, n_nodes, n_owners;
-        uint64_t owner_nodes; /* a bit a node */
-        bool fail_on_lost;    /* a lost rank voids the attempt: nobody waits for a successor */
+        uint32_t world_size, n_nodes;
+        struct placement view;
+        bool fail_on_lost; /* a lost rank voids the attempt: nobody waits for a successor */
         uint64_t epoch, version, attempt;
-        uint64_t heard; /* the highest attempt that any node knows of */
+        uint64_t heard;         /* the highest attempt that any node knows of */
         uint32_t *node_of_rank; /* [rank]; RANK_ABSENT where the seat is empty */
         enum step_seat *seats;  /* [rank] */
         uint64_t open;          /* nodes that are there and know the job */
         uint64_t *cut;          /* [node]: nodes that it cannot reach */
         bool *ready;            /* [node] */
-        bool *voted;            /* [owner] */
-        bool *done;             /* [owner]: has carried the last decision out */
+        bool *voted;            /* [holder] */
+        struct votes *ballots;  /* [holder]: what it voted */
+        bool *done;             /* [holder]: has carried the last decision out */
         bool norm_only;         /* what is being collected or voted on ends with a norm */
         bool collecting_norm;   /* the ready nodes asked for the norm */
         bool have_params;
         uint32_t params_rank; /* whose they are */
         struct step_params params;
-        struct votes votes;
         struct decision decision; /* the last one */
         uint64_t decided_attempt; /* ... 0: none yet */
         double norm;              /* ... with norm_only, loss scale left in */
         bool normed;              /* a norm was told in this attempt */
-        struct fault refusal;     /* why the owners last refused a step */
+        struct fault refusal;     /* why a step was last refused; no text where `odd` is one */
+        uint32_t odd;             /* the mirror whose vote was not its owner's, or NO_HOLDER */
         double loss_scale;
         uint32_t good_steps, skipped;
 };
 
-/* owner_nodes: the nodes of the owners, n_owners bits of n_nodes. */
-int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, uint64_t owner_nodes);
+int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struct placement *view);
 void step_deinit(struct step *s);
 /* Another number of ranks, while none has a session: all seats are empty then.  -ENOMEM. */
 int step_resize(struct step *s, uint32_t world_size);
@@ -72,7 +76,7 @@ bool step_occupied(const struct step *s);
 
 /* A node knows of an attempt: the next one to be started is beyond it. */
 void step_heard(struct step *s, uint64_t attempt);
-/* Where the job stands, by what the owners' records say. */
+/* Where the job stands, by what the holders' records say. */
 void step_adopt(struct step *s, const struct recovery *r);
 struct recovery step_stands(const struct step *s);
 
@@ -97,12 +101,12 @@ void step_start(struct step *s);
 /* Ranks of a node have all called zero_norm() (params NULL) or zero_step(). */
 int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct step_params *params,
                uint32_t rank, enum step_action *ret, struct fault *fault);
-/* An owner's vote.  Votes of other attempts and repeated ones are ignored. */
-void step_vote(struct step *s, uint32_t owner, uint64_t attempt, const struct votes *vote,
+/* A holder's vote.  Votes of other attempts and repeated ones are ignored. */
+void step_vote(struct step *s, uint32_t holder, uint64_t attempt, const struct votes *vote,
                enum step_action *ret);
-void step_done(struct step *s, uint32_t owner, uint64_t attempt);
+void step_done(struct step *s, uint32_t holder, uint64_t attempt);
 
 /* Does any rank of the job run on the node? */
 bool step_node_has_ranks(const struct step *s, uint32_t node);
-/* Has the node ranks or an owner of the job?  Others may come and go. */
+/* Has the node ranks of the job, or holds it anything of it?  Others may come and go. */
 bool step_needs_node(const struct step *s, uint32_t node);

@@ -110,15 +110,16 @@ static void open_recover(struct world *w)
 {
         static struct standing standings[NODES];
         const struct standing *pointers[NODES];
-        uint32_t n = (uint32_t)__builtin_popcount(bounds.owners), odd;
+        const struct placement view = machine_view();
+        uint32_t odd;
         struct recovery r;
         struct fault fault;
 
-        for (uint32_t o = 0; o < n; o++) {
+        for (uint32_t o = 0; o < view.n_owners; o++) {
                 standings[o] = standing_of(&w->c.standings[o]);
                 pointers[o] = &standings[o];
         }
-        if (recover(pointers, n, &r, &odd, &fault))
+        if (recover(pointers, &view, &r, &odd, &fault))
                 violate("owner %u: %s", odd, fault.text);
         else
                 open_adopt(w, &r);

@@ -5,16 +5,30 @@ static uint32_t node_of_rank[RANKS];
 static enum step_seat seats[RANKS];
 static uint64_t cut[NODES];
 static bool ready[NODES], voted[NODES], done[NODES];
+static struct votes ballots[NODES];
 static struct step step = { .node_of_rank = node_of_rank,
                             .seats = seats,
                             .cut = cut,
                             .ready = ready,
                             .voted = voted,
+                            .ballots = ballots,
                             .done = done };
 
 uint32_t owner_on(uint32_t node)
 {
         return (uint32_t)__builtin_popcount(bounds.owners & ((1u << node) - 1));
+}
+
+struct placement machine_view(void)
+{
+        uint32_t nodes[NODES], n = 0;
+        struct placement view;
+
+        for (uint32_t i = 0; i < bounds.n_nodes; i++)
+                if (is_owner(i))
+                        nodes[n++] = i;
+        placement_init(&view, 0, nodes, n, false);
+        return view;
 }
 
 struct step_params machine_params(u8 scale)
@@ -28,15 +42,10 @@ struct step_params machine_params(u8 scale)
 
 static void load_votes(const struct coordinator *c)
 {
-        step.votes.finite = true;
-        step.votes.refused.status = 0;
-        exact_sum_init(&step.votes.norm);
-        for (uint32_t o = 0; o < step.n_owners; o++) {
-                voted[o] = c->votes[o] != 0;
-                if (!voted[o])
-                        continue;
-                exact_sum_merge(&step.votes.norm, &vote_at(c->votes[o])->norm);
-                step.votes.finite = step.votes.finite && vote_at(c->votes[o])->finite;
+        for (uint32_t h = 0; h < placement_holders(&step.view); h++) {
+                voted[h] = c->votes[h] != 0;
+                if (voted[h])
+                        ballots[h] = *vote_at(c->votes[h]);
         }
 }
 
@@ -46,8 +55,7 @@ struct step *machine_load(const struct world *w)
 
         step.world_size = bounds.n_ranks;
         step.n_nodes = bounds.n_nodes;
-        step.owner_nodes = bounds.owners;
-        step.n_owners = (uint32_t)__builtin_popcount(bounds.owners);
+        step.view = machine_view();
         step.phase = c->phase;
         step.version = c->version;
         step.attempt = c->attempt;

@@ -334,7 +334,7 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
         struct exchange *x = &s->net.nodes[asker].x;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Opened opened = ZERO__OPENED__INIT;
-        Zero__Standing standing = ZERO__STANDING__INIT;
+        Zero__Standing standing = ZERO__STANDING__INIT, *pointer = &standing;
         Zero__Decision decision = ZERO__DECISION__INIT;
         const struct step *step = coordinator_step(x, "zoo");
 
@@ -350,7 +350,9 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
         standing.done = true;
         standing.prepared_attempt = step->attempt;
         opened.known = true;
-        opened.standing = &standing;
+        standing.owner = (uint32_t)placement_owner_on(&step->view, node);
+        opened.n_standings = 1;
+        opened.standings = &pointer;
         m.job = (char *)"zoo";
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;

@@ -14,9 +14,11 @@ uint32_t rng_below(struct rng *rng, uint32_t n);
 struct step_params steps_params(void);
 /* A vote of this squared norm. */
 struct votes steps_vote(double squared_norm, bool finite);
+/* The first n_owners nodes own. */
+struct placement steps_view(uint32_t n_owners, bool mirror);
 /*
  * A machine whose rank r has joined on node node_of_rank[r], and whose nodes are all open; the
- * first n_owners nodes own.  FORMING and startable.
+ * first n_owners nodes own, without mirrors.  FORMING and startable.
  */
 void steps_form(struct step *s, uint32_t world_size, const uint32_t *node_of_rank, uint32_t n_nodes,
                 uint32_t n_owners);
@@ -25,7 +27,7 @@ void steps_start(struct step *s, uint32_t world_size, const uint32_t *node_of_ra
                  uint32_t n_nodes, uint32_t n_owners);
 /* All nodes with ranks are ready; what the last of them gives. */
 enum step_action steps_ready(struct step *s, const struct step_params *p);
-/* ... and all owners vote. */
+/* ... and all holders vote. */
 enum step_action steps_decide(struct step *s, const struct step_params *p);
-/* All owners have carried the last decision out. */
+/* All holders have carried the last decision out. */
 void steps_done(struct step *s);

@@ -106,12 +106,13 @@ static int recover_places(const struct run *run, const enum place *places, struc
 {
         struct standing s[OWNERS_MAX];
         const struct standing *standings[OWNERS_MAX];
+        const struct placement view = steps_view(run->n, false);
 
         for (uint32_t o = 0; o < run->n; o++) {
                 s[o] = standing_of(run, o, places[o]);
                 standings[o] = &s[o];
         }
-        return recover(standings, run->n, ret, ret_odd, NULL);
+        return recover(standings, &view, ret, ret_odd, NULL);
 }
 
 /* ---- what crashes leave ---- */
@@ -210,6 +211,7 @@ static void check_order(const struct run *run, const enum place *places)
 {
         static const uint32_t orders[][3] = { { 0, 1, 2 }, { 0, 2, 1 }, { 1, 0, 2 },
                                               { 1, 2, 0 }, { 2, 0, 1 }, { 2, 1, 0 } };
+        const struct placement view = steps_view(run->n, false);
         struct standing s[OWNERS_MAX];
         struct recovery first, r;
         uint32_t odd;
@@ -223,7 +225,7 @@ static void check_order(const struct run *run, const enum place *places)
                 for (uint32_t k = 0; k < 3; k++)
                         if (orders[i][k] < run->n)
                                 standings[n++] = &s[orders[i][k]];
-                cr_assert_eq(recover(standings, n, &r, &odd, NULL), 0);
+                cr_assert_eq(recover(standings, &view, &r, &odd, NULL), 0);
                 if (i == 0)
                         first = r;
                 cr_assert_eq(r.version, first.version);
@@ -307,11 +309,12 @@ static void refused(const struct standing *changed, const char *text)
         const struct run run = run_of(2, true, true);
         const struct standing good = standing_of(&run, 0, CARRIED_OUT);
         const struct standing *standings[] = { &good, changed };
+        const struct placement view = steps_view(2, false);
         struct recovery r;
         struct fault fault = { 0 };
         uint32_t odd = 99;
 
-        cr_assert_eq(recover(standings, 2, &r, &odd, &fault), ZERO_ECONFLICT);
+        cr_assert_eq(recover(standings, &view, &r, &odd, &fault), ZERO_ECONFLICT);
         cr_assert_eq(odd, 1);
         cr_assert(strstr(fault.text, text), "%s", fault.text);
 }
@@ -358,12 +361,13 @@ Test(odd, votes_of_one_attempt_for_different_steps_are_refused)
         const struct run run = run_of(2, true, true);
         struct standing a = standing_of(&run, 0, VOTED), b = standing_of(&run, 1, VOTED);
         const struct standing *standings[] = { &a, &b };
+        const struct placement view = steps_view(2, false);
         struct recovery r;
         struct fault fault = { 0 };
         uint32_t odd = 99;
 
         b.params.sets[0].lr *= 2;
-        cr_assert_eq(recover(standings, 2, &r, &odd, &fault), ZERO_ECONFLICT);
+        cr_assert_eq(recover(standings, &view, &r, &odd, &fault), ZERO_ECONFLICT);
         cr_assert_eq(odd, 1);
         cr_assert(strstr(fault.text, "lr"), "%s", fault.text);
 }

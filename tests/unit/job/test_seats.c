@@ -5,6 +5,8 @@
 #include "steps.h"
 
 static const uint32_t two_nodes[] = { 0, 0, 1, 1 };
+static const struct placement one_owner = { .n_owners = 1, .copies = 1, .node = { 0 } };
+static const struct placement two_owners = { .n_owners = 2, .copies = 1, .node = { 0, 1 } };
 
 static enum step_action join(struct step *s, uint32_t rank, uint32_t node)
 {
@@ -33,7 +35,7 @@ Test(start, the_last_rank_makes_it_startable_in_any_order)
         for (size_t i = 0; i < sizeof orders / sizeof orders[0]; i++) {
                 struct step s;
 
-                cr_assert_eq(step_init(&s, 3, 2, 1), 0);
+                cr_assert_eq(step_init(&s, 3, 2, &one_owner), 0);
                 step_node_open(&s, 0);
                 step_node_open(&s, 1);
                 for (int k = 0; k < 3; k++) {
@@ -94,10 +96,9 @@ Test(adopt, the_next_attempt_is_beyond_the_one_owners_go_on_to)
 {
         struct step_params p = steps_params();
         const struct votes v = steps_vote(4, true);
-        const struct recovery r = { .version = 3,
-                                    .decided_attempt = 8,
-                                    .decision = decide(&v, &p, 0),
-                                    .skipped = 2 };
+        const struct recovery r = {
+                .version = 3, .decided_attempt = 8, .decision = decide(&v, &p, 0), .skipped = 2
+        };
         struct step s;
 
         steps_form(&s, 4, two_nodes, 2, 2);
@@ -164,7 +165,7 @@ Test(join, a_taken_rank_is_refused_and_stays_with_the_first)
         enum step_action action;
         struct fault fault;
 
-        cr_assert_eq(step_init(&s, 2, 2, 1), 0);
+        cr_assert_eq(step_init(&s, 2, 2, &one_owner), 0);
         join(&s, 0, 0);
         cr_assert_eq(step_join(&s, 0, 1, &action, &fault), ZERO_ERANK);
         cr_assert_str_eq(fault.text, "rank 0 is taken");
@@ -178,7 +179,7 @@ Test(join, a_rank_outside_the_world_is_refused)
         struct step s;
         enum step_action action;
 
-        cr_assert_eq(step_init(&s, 2, 2, 1), 0);
+        cr_assert_eq(step_init(&s, 2, 2, &one_owner), 0);
         cr_assert_eq(step_join(&s, 2, 0, &action, NULL), ZERO_ERANK);
         cr_assert_eq(step_join(&s, UINT32_MAX, 0, &action, NULL), ZERO_ERANK);
         step_deinit(&s);
@@ -322,7 +323,7 @@ Test(part, a_rank_that_has_not_come_yet_has_not_left)
         struct step s;
         enum step_action action;
 
-        cr_assert_eq(step_init(&s, 2, 2, 3), 0);
+        cr_assert_eq(step_init(&s, 2, 2, &two_owners), 0);
         s.attempt = 5; /* a coordinator that was away */
         join(&s, 0, 0);
         cr_assert_eq(step_ready(&s, 0, 5, &p, 0, &action, NULL), 0);

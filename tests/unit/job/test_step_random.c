@@ -1,8 +1,9 @@
 /*
  * Random events into the step machine.  A model that knows nothing but the events and
  * actions watches: nothing is decided of an attempt that a lost node, a broken link, a rank
- * that left or moved, or one that came back after a norm has voided, or without every owner's vote; attempts are decided at most
- * once; a start waits for all ranks, nodes, links and updates; the version moves by commits alone.
+ * that left or moved, or one that came back after a norm has voided, or without every owner's vote;
+ * attempts are decided at most once; a start waits for all ranks, nodes, links and updates; the
+ * version moves by commits alone.
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -223,9 +224,11 @@ static void run(uint64_t seed, struct model *m)
                                                           event_done,  event_node,  event_links,
                                                           event_start, event_ready, event_vote };
 
+        const struct placement view = steps_view(OWNERS, false);
+
         *m = (struct model){ .rng = { seed }, .done = { true, true, true } };
         memset(m->node, 0xff, sizeof m->node);
-        cr_assert_eq(step_init(&m->s, RANKS, NODES, (1 << OWNERS) - 1), 0);
+        cr_assert_eq(step_init(&m->s, RANKS, NODES, &view), 0);
         for (int i = 0; i < EVENTS; i++) {
                 uint64_t version = m->s.version;
                 uint32_t which = rng_below(&m->rng, sizeof events / sizeof events[0]);
