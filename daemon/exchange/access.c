@@ -2,9 +2,9 @@
  * Reading and writing planes for clients, and checksums.
  *
  * A range of a tensor is cut into the owners' parts.  Parts of this node are copied, parts of
- * others pulled (get) or announced so that the owner pulls them (put).  Owners do their
- * part only while no update runs.  After a put of parameters every node drops its gathered
- * copies of the group before the client is answered.
+ * others pulled (get) or announced so that the owner pulls them (put); who mirrors an owner takes a
+ * put as the owner does.  Owners do their part only while no update runs.  After a put of
+ * parameters every node drops its gathered copies of the group before the client is answered.
  */
 #include "daemon/exchange/access.h"
 
@@ -122,7 +122,7 @@ static void put_called(void *arg, int status, const char *text, const Zero__Link
         access_written(arg, status, text);
 }
 
-static void part_get(struct access *a, struct work *w, uint32_t owner)
+static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t node)
 {
         Zero__Pull pull = ZERO__PULL__INIT;
 
@@ -134,20 +134,22 @@ static void part_get(struct access *a, struct work *w, uint32_t owner)
         pull.count = w->count;
         pull.version = w->job->version;
         w->ask.done = remote_get_end;
-        if (ask_send(&w->ask, w->job, w->job->x->owner_node[owner], TRAFFIC_STATE, &pull, w->buffer,
+        if (ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer,
                      w->count * plane_size(w->job, w->tensor, w->plane)) == 0)
                 return;
         work_free(w);
         access_part(a, ZERO_EPEER, "an owner is not reachable");
 }
 
-static void part_put(struct access *a, struct work *w, uint32_t owner)
+static void part_put(struct access *a, struct work *w, uint32_t holder)
 {
+        const struct placement *place = &a->job->place;
         Zero__LinkMessage m = job_message(a->job);
         Zero__PutRange range = ZERO__PUT_RANGE__INIT;
 
         range.put = a->id;
-        range.owner = owner;
+        range.owner = holder_owner(place, holder);
+        range.copy = holder_copy(place, holder);
         range.tensor = w->tensor;
         range.plane = w->plane;
         range.first = w->first;
@@ -156,7 +158,7 @@ static void part_put(struct access *a, struct work *w, uint32_t owner)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PUT_RANGE;
         m.put_range = &range;
         work_free(w);
-        call_send(a->job->x, a->job->x->owner_node[owner], &m, a->timeout_ms, put_called, a);
+        call_send(a->job->x, holder_node(place, holder), &m, a->timeout_ms, put_called, a);
 }
 
 /* One owner's part of the range; count may come out as 0. */
@@ -174,12 +176,16 @@ static struct range part_range(const struct access *a, uint32_t owner)
         return (struct range){ from - t->offset, to > from ? to - from : 0 };
 }
 
-static void access_part_start(struct access *a, uint32_t owner, struct range part)
+static void access_part_start(struct access *a, uint32_t holder, struct range part)
 {
         struct job *job = a->job;
+        const struct placement *place = &job->place;
+        uint32_t owner = holder_owner(place, holder);
+        struct holding *h = a->put ? holding_of_copy(job, owner, holder_copy(place, holder))
+                                   : holding_find(job, owner);
         size_t size = plane_size(job, a->tensor, a->plane);
         bool single = plane_is_single(a->plane);
-        struct work *w = work_new(job, a->tensor, a->plane, part.first, single ? 1 : part.count);
+        struct work *w = work_new(job, h, a->tensor, a->plane, part.first, single ? 1 : part.count);
 
         if (!w) {
                 access_part(a, ZERO_ENOMEM, "out of memory");
@@ -189,30 +195,31 @@ static void access_part_start(struct access *a, uint32_t owner, struct range par
         w->put = a->put;
         work_name_put(w, job->x->cluster->self, a->id);
         w->buffer = (char *)a->window->segment.data + (single ? 0 : (part.first - a->first) * size);
-        if ((int32_t)owner == job->x->owner) {
+        if (h) {
                 w->begin = work_submit;
                 w->end = local_part_end;
                 work_start(w);
         } else if (a->put) {
-                part_put(a, w, owner);
+                part_put(a, w, holder);
         } else {
-                part_get(a, w, owner);
+                part_get(a, w, owner, holder_node(place, holder));
         }
 }
 
 static void access_parts(struct access *a)
 {
-        uint32_t n = a->job->x->n_owners;
+        const struct placement *place = &a->job->place;
+        uint32_t n = a->put ? placement_holders(place) : place->n_owners;
         bool one = plane_is_single(a->plane) && !a->put;
 
         a->pending = 1; /* held until all parts have been started */
-        for (uint32_t o = 0; o < n; o++) {
-                struct range part = part_range(a, o);
+        for (uint32_t i = 0; i < n; i++) {
+                struct range part = part_range(a, holder_owner(place, i));
 
                 if (part.count == 0)
                         continue;
                 a->pending++;
-                access_part_start(a, o, part);
+                access_part_start(a, i, part);
                 if (one)
                         break;
         }

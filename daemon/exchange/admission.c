@@ -58,7 +58,9 @@ bool slabless(const struct job *job, uint32_t group)
 /* Only where this node holds everything: else a trainer would map more than its windows. */
 bool gather_mapped(const struct job *job, uint32_t group)
 {
-        return job->x->n_owners == 1 && job->state && job->state->serve &&
+        const struct holding *sole = holding_sole(job);
+
+        return sole && sole->state && sole->state->serve &&
                job->layout->groups[group].dtype != ZERO_FP32 &&
                job->layout->groups[group].elements > 0;
 }

@@ -93,16 +93,16 @@ static int make_manifest(struct operation *op, const struct job *job)
         m->reduce_dtype = job->reduce_dtype;
         m->created_ms = milliseconds();
         m->parameters = job->layout->elements;
-        m->n_owners = x->n_owners;
+        m->n_owners = x->view.n_owners;
         manifest_hash(m->layout_hash, op->layout, m->layout_bytes);
         layout_hash(job->layout, m->model_hash);
-        for (uint32_t o = 0; o < x->n_owners; o++) {
-                const struct part *part = &op->parts[x->owner_node[o]];
+        for (uint32_t o = 0; o < x->view.n_owners; o++) {
+                const struct part *part = &op->parts[x->view.node[o]];
                 struct manifest_shard *shard = &m->shards[o];
 
                 shard->bytes = part->bytes;
                 memcpy(shard->hash, part->hash, MANIFEST_HASH);
-                snprintf(shard->node, sizeof shard->node, "%s", node_name(x, x->owner_node[o]));
+                snprintf(shard->node, sizeof shard->node, "%s", node_name(x, x->view.node[o]));
         }
         return manifest_format(m, &op->text);
 }
@@ -127,20 +127,20 @@ static void written(struct operation *op)
 static void copied(struct operation *op)
 {
         const struct exchange *x = op->x;
-        const struct part *first = &op->parts[x->owner_node[0]];
+        const struct part *first = &op->parts[x->view.node[0]];
         Zero__Snapshot s = phase_message(ZERO__SNAPSHOT__PHASE__WRITE);
         char text[300];
 
-        for (uint32_t o = 1; o < x->n_owners; o++) {
-                const struct part *part = &op->parts[x->owner_node[o]];
+        for (uint32_t o = 1; o < x->view.n_owners; o++) {
+                const struct part *part = &op->parts[x->view.node[o]];
 
                 if (part->version == first->version && part->attempt == first->attempt)
                         continue;
                 snprintf(text, sizeof text,
                          "node %.60s stands at step %llu, node %.60s at %llu: try again when the "
                          "job has stepped",
-                         node_name(x, x->owner_node[0]), (unsigned long long)first->version,
-                         node_name(x, x->owner_node[o]), (unsigned long long)part->version);
+                         node_name(x, x->view.node[0]), (unsigned long long)first->version,
+                         node_name(x, x->view.node[o]), (unsigned long long)part->version);
                 operation_end(op, ZERO_EABORTED, text);
                 return;
         }
@@ -157,8 +157,8 @@ static void prepared(struct operation *op)
 
         if (!job_of(op))
                 return;
-        for (uint32_t o = 0; o < op->x->n_owners; o++) {
-                const struct part *part = &op->parts[op->x->owner_node[o]];
+        for (uint32_t o = 0; o < op->x->view.n_owners; o++) {
+                const struct part *part = &op->parts[op->x->view.node[o]];
 
                 stall_us = part->stall_us > stall_us ? part->stall_us : stall_us;
         }

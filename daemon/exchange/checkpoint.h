@@ -148,8 +148,8 @@ void operations_stop(struct exchange *x);
 bool operations_idle(const struct exchange *x);
 void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 /* An update is over, and the next has not begun: what waits to be copied is. */
-void taking_updated(struct job *job);
+void taking_updated(struct holding *h);
 /* The planes are being copied: clients' puts wait. */
-bool taking_copies(const struct job *job);
+bool taking_copies(const struct holding *h);
 /* The job is dropped. */
-void taking_forget(struct job *job);
+void taking_forget(struct holding *h);

@@ -41,7 +41,7 @@ static void checksum_blocks(uint64_t sum[2], uint32_t plane, const struct plan_s
 static void checksum_run(struct offload_task *task, uint32_t worker)
 {
         struct work *w = CONTAINER_OF(task, struct work, task);
-        const struct state *state = w->job->state;
+        const struct state *state = w->holding->state;
         const struct plan *plan = state->plan;
 
         for (uint32_t i = 0; i < plan->n_segments; i++) {
@@ -65,29 +65,30 @@ static void checksum_end(struct offload_task *task)
 
         w->checksum_done(w->checksum_arg, &w->checksum);
         for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
-                shard_unpin(w->job, g);
+                shard_unpin(w->holding, g);
         work_free(w);
 }
 
 static void checksum_begin(struct work *w)
 {
         for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
-                shard_pin(w->job, g);
+                shard_pin(w->holding, g);
         w->task.run = checksum_run;
         w->task.done = checksum_end;
         offload_submit(w->job->x->offload, &w->task);
 }
 
-void checksum_start(struct job *job, uint64_t version,
+void checksum_start(struct holding *h, uint64_t version,
                     void (*done)(void *arg, const struct checksum *sum), void *arg)
 {
         struct work *w = calloc(1, sizeof *w);
 
         if (!w)
                 abort(); /* no way to keep the promise to call done() */
-        w->job = job;
+        w->job = h->job;
+        w->holding = h;
         list_init(&w->link);
-        job_ref(job);
+        job_ref(h->job);
         w->version = version;
         w->checksum_done = done;
         w->checksum_arg = arg;

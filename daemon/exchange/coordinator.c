@@ -63,15 +63,12 @@ static double first_loss_scale(const layout *l)
 
 static bool coordinator_alloc(struct coordinator *c, uint32_t world_size)
 {
-        struct placement view;
-
-        placement_init(&view, 0, c->x->owner_node, c->x->n_owners, false);
-        c->standings = calloc(placement_holders(&view), sizeof *c->standings);
+        c->standings = calloc(placement_holders(&c->x->view), sizeof *c->standings);
         c->handed = calloc(world_size, sizeof *c->handed);
         c->incarnations = calloc(world_size, sizeof *c->incarnations);
         c->sessions = calloc(world_size, sizeof *c->sessions);
         return c->standings && c->handed && c->incarnations && c->sessions &&
-               step_init(&c->step, world_size, c->x->cluster->n_nodes, &view) == 0 &&
+               step_init(&c->step, world_size, c->x->cluster->n_nodes, &c->x->view) == 0 &&
                layout_to_message(c->layout, &c->message) == 0;
 }
 

@@ -51,18 +51,20 @@ struct standing_message {
         int64_t norm[EXACT_SUM_BINS];
 };
 
-static Zero__Standing *standing_fill(const struct job *job, struct standing_message *ret)
+static Zero__Standing *standing_fill(const struct holding *h, struct standing_message *ret)
 {
-        const struct state_record *r = job->state->record;
+        const struct state_record *r = h->state->record;
         struct step_params params = recorded_params(r);
         Zero__Standing *s = &ret->standing;
 
         zero__standing__init(s);
+        s->owner = h->owner;
+        s->copy = h->copy;
         s->version = r->version + (r->phase == ATTEMPT_DECIDED && r->commit);
         s->attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
         s->done = r->phase != ATTEMPT_DECIDED;
         s->fresh = r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN;
-        s->puts = job->state->puts;
+        s->puts = h->state->puts;
         if (r->decided_attempt) {
                 zero__decision__init(&ret->decision);
                 decision_fill(r, &ret->decision);
@@ -84,18 +86,17 @@ static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, cons
 {
         Zero__LinkMessage m = job_message(job);
         Zero__Opened opened = ZERO__OPENED__INIT;
-        struct standing_message standing;
-        Zero__Standing *standings[1];
+        struct standing_message standings[HOLDINGS_MAX];
+        Zero__Standing *pointers[HOLDINGS_MAX];
 
         opened.created = created;
         opened.known = true;
         opened.attempt = job->attempt;
-        if (job->state) {
-                standings[0] = standing_fill(job, &standing);
-                standings[0]->owner = (uint32_t)job->x->owner;
-                opened.n_standings = 1;
-                opened.standings = standings;
+        for_holdings (job, h) {
+                pointers[opened.n_standings] = standing_fill(h, &standings[opened.n_standings]);
+                opened.n_standings++;
         }
+        opened.standings = pointers;
         m.answer = call;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;
@@ -104,40 +105,55 @@ static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, cons
         crash_point(CRASH_OPEN_ANSWERED);
 }
 
-static void make_run(struct offload_task *task, uint32_t worker)
+static int holding_make(struct holding *h, struct fault *fault)
 {
-        struct make *make = CONTAINER_OF(task, struct make, task);
-        struct job *job = make->job;
+        struct job *job = h->job;
         struct exchange *x = job->x;
         struct plan *plan = NULL;
         struct state_identity id = { .job = job->name,
                                      .uid = job->uid,
                                      .world_size = job->world_size,
-                                     .n_owners = x->n_owners,
+                                     .n_owners = job->place.n_owners,
+                                     .copy = h->copy,
+                                     .epoch = job->place.epoch,
                                      .reduce_dtype = job->reduce_dtype };
+        int r;
 
         /* tables grow with the elements, so the state's room is asked for before the plan is made
          */
-        make->status = store_admit(x->store,
-                                   partition_elements(job->partition, (uint32_t)x->owner) * 4 *
-                                           sizeof(float),
-                                   job->name, &make->fault);
-        if (make->status)
-                return;
-        if (plan_new(job->layout, job->partition, (uint32_t)x->owner, (uint32_t)x->conf->chunk,
-                     &plan)) {
-                make->status = fault_set(&make->fault, ZERO_ENOMEM, "out of memory");
-                return;
-        }
-        make->status = state_create(x->store, &id, job->layout, plan, REDO_SLOTS, &job->state,
-                                    &make->fault);
-        if (make->status) {
+        r = store_admit(x->store, partition_elements(job->partition, h->owner) * 4 * sizeof(float),
+                        job->name, fault);
+        if (r)
+                return r;
+        if (plan_new(job->layout, job->partition, h->owner, (uint32_t)x->conf->chunk, &plan))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = state_create(x->store, &id, job->layout, plan, REDO_SLOTS, &h->state, fault);
+        if (r) {
                 plan_free(plan);
-                return;
+                return r;
         }
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                state_init_group(job->state, job->layout, g, x->ops);
-        state_abort(job->state, JOB_FILLED); /* from here on it can be taken up again */
+                state_init_group(h->state, job->layout, g, x->ops);
+        state_abort(h->state, JOB_FILLED); /* from here on it can be taken up again */
+        return 0;
+}
+
+static void make_run(struct offload_task *task, uint32_t worker)
+{
+        struct make *make = CONTAINER_OF(task, struct make, task);
+
+        for_holdings (make->job, h)
+                if (!make->status)
+                        make->status = holding_make(h, &make->fault);
+}
+
+static uint64_t held_bytes(const struct job *job)
+{
+        uint64_t bytes = 0;
+
+        for_holdings (job, h)
+                bytes += state_bytes(h->state);
+        return bytes;
 }
 
 static void make_done(struct offload_task *task)
@@ -156,12 +172,13 @@ static void make_done(struct offload_task *task)
         } else if (make->status) {
                 log_error("job %s: %s", job->name, make->fault.text);
                 answer(x, make->node, &m, make->status, make->fault.text);
+                job->drop_state = true; /* what was made of it */
                 job_detach(job);
         } else {
                 log_info("job %s: opened, %llu parameters in %u groups, %llu bytes of state here",
                          job->name, (unsigned long long)job->layout->elements,
-                         job->layout->n_groups, (unsigned long long)state_bytes(job->state));
-                job->attempt = job->state->record->attempt;
+                         job->layout->n_groups, (unsigned long long)held_bytes(job));
+                job->attempt = JOB_FILLED;
                 opened_answer(x, make->node, make->call, job, true);
         }
         free(make);
@@ -243,6 +260,19 @@ int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fau
                 (unsigned long long)n);
 }
 
+/* All that this node has to hold of the job. */
+static bool holdings_new(struct job *job)
+{
+        const struct placement *place = &job->place;
+        struct holding *h;
+
+        for (uint32_t i = 0; i < placement_holders(place); i++)
+                if (holder_node(place, i) == job->x->cluster->self &&
+                    holding_new(job, holder_owner(place, i), holder_copy(place, i), &h))
+                        return false;
+        return true;
+}
+
 void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__Open *open = m->open;
@@ -274,12 +304,14 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 return;
         }
         job = job_new(x, m->job, open->uid, open->world_size, open->reduce_dtype, l);
-        if (!job) {
+        if (!job || !holdings_new(job)) {
+                if (job)
+                        job_unref(job);
                 answer(x, node, m, ZERO_ENOMEM, "out of memory");
                 return;
         }
         list_insert(&x->jobs, &job->link);
-        if (x->owner != NO_OWNER) {
+        if (!list_empty(&job->holdings)) {
                 job_make(job, node, m->call);
                 return;
         }

@@ -26,14 +26,18 @@ static bool step_begun(const struct job *job)
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->seats[r].closed)
                         return true;
-        return job->landing && landing_begun(job);
+        for_holdings (job, h)
+                if (landing_begun(h))
+                        return true;
+        return false;
 }
 
 /* Whether the job's step will end by itself; one whose ranks are not all there may never. */
 static bool job_in_flight(const struct job *job)
 {
-        if (job->update && update_running(job->update))
-                return true;
+        for_holdings (job, h)
+                if (update_running(h->update))
+                        return true;
         return job->started && ranks_here(job) && step_begun(job);
 }
 

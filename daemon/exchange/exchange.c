@@ -97,23 +97,19 @@ int exchange_start(struct exchange *x)
         struct list *lists[] = { &x->jobs,       &x->dead_jobs, &x->coordinators, &x->calls,
                                  &x->asks,       &x->accesses,  &x->works,        &x->joining,
                                  &x->operations, &x->schedules, &x->takings,      &x->loadings };
+        uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
                 list_init(lists[i]);
         requests_init(&x->requests);
-        x->n_owners = 0;
-        x->owner = NO_OWNER;
         x->up = 0;
         randombytes_buf(&x->last_put, sizeof x->last_put); /* names of puts outlive the process */
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 x->cut[n] = UINT64_MAX; /* until it tells */
-        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
-                if (!x->cluster->nodes[n].owner)
-                        continue;
-                if (n == x->cluster->self)
-                        x->owner = (int32_t)x->n_owners;
-                x->owner_node[x->n_owners++] = n;
-        }
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                if (x->cluster->nodes[n].owner)
+                        owners[n_owners++] = n;
+        placement_init(&x->view, 0, owners, n_owners, false);
         uv_timer_init(x->loop, &x->tick);
         return uv_timer_start(&x->tick, exchange_tick, TICK_MS, TICK_MS);
 }
@@ -190,7 +186,8 @@ static void prepare_message(struct job *job, const Zero__Prepare *m)
 
         if (m->params && step_params_from_message(m->params, &params, &fault))
                 return;
-        landing_prepare(job, m, m->params ? &params : NULL);
+        for_holdings (job, h)
+                landing_prepare(h, m, m->params ? &params : NULL);
 }
 
 static void offer_message(struct job *job, uint32_t node, const Zero__Offer *offer)

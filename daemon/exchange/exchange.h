@@ -8,7 +8,7 @@
  *   seat.c         what is kept of a rank while its session changes
  *   gather.c       parameters to trainers: one gather a group and version, however many ask
  *   admission.c    the gather window (window.c: its slabs, pure)
- *   shard.c        this owner's shards as others read them
+ *   holding.c      an owner's shards on this node      shard.c   as others read them
  *   reduce.c       contributions of local ranks           parcel.c  summed, offered, read
  *   spill.c        contributions copied aside, where all wait for slots
  *   offer.c        an owner's side: nodes' offers, pulled
@@ -55,6 +55,8 @@ struct call;
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 /* Of every state file, whatever the number of compute threads is now. */
 enum { REDO_SLOTS = 64 };
+/* Of one job on one node. */
+enum { HOLDINGS_MAX = PLACEMENT_COPIES };
 /* The first attempt of a state whose parameters have their first values. */
 enum { JOB_FILLED = 1 };
 enum { MICRO_BATCHES_MAX = 4096 }; /* of one group in one attempt */
@@ -68,10 +70,8 @@ struct exchange {
         struct offload *offload;
         const struct device_ops *ops;
 
-        uint32_t n_owners;
-        uint32_t owner_node[ZERO_NODE_MAX]; /* [owner] */
-        int32_t owner;                      /* this node's, or NO_OWNER */
-        struct list jobs, dead_jobs;        /* dead: dropped, with operations still in flight */
+        struct placement view;       /* who holds the shards of new jobs */
+        struct list jobs, dead_jobs; /* dead: dropped, with operations still in flight */
         struct list coordinators, calls, asks, accesses;
         struct list works;   /* reads and writes that wait for the end of an update */
         struct list joining; /* ranks whose job has not started for them yet */
@@ -133,8 +133,9 @@ struct job {
         enum zero_dtype reduce_dtype;
         enum zero_dtype grad_dtype; /* what local ranks push; set by the first of them */
         layout *layout;
+        struct placement place;
         struct partition *partition;
-        struct state *state; /* NULL where this node holds no shards */
+        struct list holdings; /* this node's; none where it holds no shards */
 
         /* The step, as this node last heard of it. */
         bool started; /* all ranks are there (Start) */
@@ -152,20 +153,29 @@ struct job {
         struct wait_line waits[WAIT_LINES];
         uint32_t n_waits;
 
-        /* This owner's shards. */
-        uint64_t *shard_version; /* [group]: version of the bytes */
-        uint32_t *pins;          /* [group]: payloads and copies that read the shard */
-        struct list *pulls;      /* [group]: struct pull that wait for a version */
-
         struct rank **ranks; /* [rank]: sessions on this node */
         uint32_t n_local;    /* ranks that run on this node, by the coordinator's table */
         uint32_t n_attached; /* sessions in ranks */
         struct gather *gather;
         struct reduce *reduce;
-        struct landing *landing; /* NULL without state */
-        struct update *update;   /* NULL without state */
-        struct taking *taking;   /* of a checkpoint, this owner's part; or NULL */
 };
+
+/* One owner's shards on this node: of an owner that is this node's, or the mirror of another's. */
+struct holding {
+        struct list link; /* job.holdings */
+        struct job *job;
+        uint32_t owner, copy;
+        struct state *state;
+        uint64_t *shard_version; /* [group]: version of the bytes */
+        uint32_t *pins;          /* [group]: payloads and copies that read the shard */
+        struct list *pulls;      /* [group]: struct pull that wait for a version */
+        struct landing *landing;
+        struct update *update;
+        struct taking *taking; /* of a checkpoint, this owner's part; or NULL */
+};
+
+#define for_holdings(job, h) \
+        for (struct holding *h = holding_first(job); h; h = holding_next(job, h))
 
 struct job *job_find(struct exchange *x, const char *name);
 /* An empty job; takes the layout over in any case.  NULL: out of memory. */
@@ -178,7 +188,7 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
 void jobs_resume(struct exchange *x);
 /* Whether a job of that name may be made. */
 int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
-/* A job that has been given its state goes on where the record stands. */
+/* A job that has been given its states goes on where their records stand. */
 void job_take_up(struct job *job);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
@@ -202,13 +212,29 @@ void job_decision_message(struct job *job, const Zero__Decision *d);
 /* Over the last decisions; 0: not known yet. */
 double job_steps_per_second(const struct job *job);
 
+/* ---- holdings ---------------------------------------------------------------- */
+
+/* Empty, and the last of the job's.  -ENOMEM. */
+int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding **ret);
+/* Gives the state a holding that is none yet: at its record's version. */
+void holding_free(struct holding *h);
+struct holding *holding_first(const struct job *job);
+struct holding *holding_next(const struct job *job, const struct holding *h);
+/* Of an owner, whichever copy; NULL: not on this node. */
+struct holding *holding_find(const struct job *job, uint32_t owner);
+struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t copy);
+/* The holding of this node's own owner; NULL: it has none. */
+struct holding *holding_own(const struct job *job);
+/* The holding of everything there is, if there is but one owner; else NULL. */
+struct holding *holding_sole(const struct job *job);
+
 /* ---- a group's bytes ------------------------------------------------------- */
 
 /* Readers of this owner's shard: the update waits until there are none. */
-void shard_pin(struct job *job, uint32_t group);
-void shard_unpin(struct job *job, uint32_t group);
+void shard_pin(struct holding *h, uint32_t group);
+void shard_unpin(struct holding *h, uint32_t group);
 /* The shard has reached a version: waiting pulls and gathers go on. */
-void shard_ready(struct job *job, uint32_t group, uint64_t version);
+void shard_ready(struct holding *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void shard_forget_node(struct job *job, uint32_t node);
 
@@ -365,32 +391,32 @@ uint64_t reduce_elements_sent(const struct reduce *r);
 
 /* ---- landing (an owner's reduction) ------------------------------------------ */
 
-int landing_new(struct job *job, struct landing **ret);
+int landing_new(struct holding *h);
 void landing_free(struct landing *l);
 /* An offer of a node; parcel is NULL for other nodes'. */
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
 /* Finish the reduction and vote; params NULL: for the norm. */
-void landing_prepare(struct job *job, const Zero__Prepare *m, const struct step_params *params);
-void landing_reset(struct job *job);
+void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params);
+void landing_reset(struct holding *h);
 /* The group's update is over: its gradient may be overwritten. */
-void landing_group_free(struct job *job, uint32_t group);
+void landing_group_free(struct holding *h, uint32_t group);
 /* The whole update is over. */
-void landing_updated(struct job *job);
+void landing_updated(struct holding *h);
 /* This owner has voted for a step, of which the coordinator will tell what becomes. */
-bool landing_voted(const struct job *job);
+bool landing_voted(const struct holding *h);
 /* Nothing becomes of it: it was refused. */
-void landing_refused(struct job *job);
-uint32_t landing_waits(struct job *job, struct wait_line *lines, uint32_t n);
+void landing_refused(struct holding *h);
+uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n);
 
 /* ---- update ------------------------------------------------------------------ */
 
-int update_new(struct job *job, struct update **ret);
+int update_new(struct holding *h);
 void update_free(struct update *u);
-void update_begin(struct job *job, const Zero__Decision *d);
+void update_begin(struct holding *h, const Zero__Decision *d);
 /* Carries out the decision in the state's record, from wherever a crash has left it. */
-void update_start(struct job *job);
+void update_start(struct holding *h);
 /* A group's last reader is gone. */
-void update_unpinned(struct job *job);
+void update_unpinned(struct holding *h);
 bool update_running(const struct update *u);
 /* Whether the group's gradient is still being read. */
 bool update_reads(const struct update *u, uint32_t group);
@@ -411,7 +437,7 @@ struct checksum {
         uint64_t sum[3][2]; /* master, exp_avg, exp_avg_sq */
 };
 /* Computes it on an offload thread once the job is at that version and no update runs. */
-void checksum_start(struct job *job, uint64_t version,
+void checksum_start(struct holding *h, uint64_t version,
                     void (*done)(void *arg, const struct checksum *sum), void *arg);
 
 /* ---- coordinator --------------------------------------------------------------- */

@@ -25,6 +25,7 @@ struct slice {
         struct offload_task task;
         struct ask ask;
         struct job *job;
+        struct holding *holding; /* copied from; NULL: another node's */
         uint32_t group;
         uint64_t version;
         void *dst;
@@ -64,7 +65,7 @@ static void slice_copied(struct offload_task *task)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
-        shard_unpin(s->job, s->group);
+        shard_unpin(s->holding, s->group);
         slice_end(s, true);
 }
 
@@ -91,8 +92,8 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
         pull.first = range.first;
         pull.count = range.count;
         s->ask.done = slice_landed;
-        return ask_send(&s->ask, s->job, s->job->x->owner_node[owner], TRAFFIC_GATHER, &pull,
-                        s->dst, s->bytes);
+        return ask_send(&s->ask, s->job, s->job->place.node[owner], TRAFFIC_GATHER, &pull, s->dst,
+                        s->bytes);
 }
 
 /* Starts the i-th slice; false if it cannot start now (shard not ready, node not up). */
@@ -103,32 +104,33 @@ static bool slice_start(struct job *job, uint32_t group, uint32_t i)
         uint32_t owner = partition_owner(job->partition, group, i);
         struct range range = partition_range(job->partition, group, owner);
         size_t size = dtype_size(job->layout->groups[group].dtype);
-        bool local = (int32_t)owner == job->x->owner;
+        struct holding *h = holding_find(job, owner);
         struct slice *s;
 
-        if (local && job->shard_version[group] != e->version)
+        if (h && h->shard_version[group] != e->version)
                 return false;
         s = calloc(1, sizeof *s);
         if (!s)
                 return false;
         *s = (struct slice){ .job = job,
+                             .holding = h,
                              .group = group,
                              .version = e->version,
                              .dst = (char *)g->segment.data + window_offset(&g->window, e->slab) +
                                     range.first * size,
                              .bytes = range.count * size,
                              .elements = range.count };
-        if (!local && slice_ask(s, owner, e->version, range)) {
+        if (!h && slice_ask(s, owner, e->version, range)) {
                 free(s);
                 return false;
         }
         job_ref(job);
         e->in_flight++;
-        if (local) {
-                s->src = state_shard(job->state, job->layout, group);
+        if (h) {
+                s->src = state_shard(h->state, job->layout, group);
                 s->task.run = slice_copy;
                 s->task.done = slice_copied;
-                shard_pin(job, group);
+                shard_pin(h, group);
                 offload_submit(job->x->offload, &s->task);
         }
         return true;
@@ -143,7 +145,8 @@ static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
         uint32_t n = job->partition->slices[group], own = job->x->cluster->self % n;
 
         for (uint32_t i = 0; i < n; i++)
-                if ((int32_t)partition_owner(job->partition, group, i) == job->x->owner)
+                if (job->place.node[partition_owner(job->partition, group, i)] ==
+                    job->x->cluster->self)
                         own = i;
         return (own + 1 + k) % n;
 }
@@ -199,9 +202,13 @@ static bool entry_overtaken(const struct job *job, uint32_t group)
 {
         const struct entry *e = &job->gather->entries[group];
 
-        return job->x->owner != NO_OWNER && e->next_slice < job->partition->slices[group] &&
-               partition_range(job->partition, group, (uint32_t)job->x->owner).count > 0 &&
-               job->shard_version[group] > e->version;
+        if (e->next_slice == job->partition->slices[group])
+                return false;
+        for_holdings (job, h)
+                if (h->state->plan->shards[group].range.count > 0 &&
+                    h->shard_version[group] > e->version)
+                        return true;
+        return false;
 }
 
 /* Gets the entry a slab, or puts it among the starving. */
@@ -322,14 +329,16 @@ void gather_fetch(struct job *job, uint32_t group, uint64_t version, struct requ
                 request_end(r, ZERO_OK, NULL);
                 return;
         }
-        if (gather_mapped(job, group) && job->shard_version[group] == version) {
+        const struct holding *sole = gather_mapped(job, group) ? holding_sole(job) : NULL;
+
+        if (sole && sole->shard_version[group] == version) {
                 r->result.fetch.serve = true;
-                r->result.fetch.offset = job->state->plan->shards[group].serve;
+                r->result.fetch.offset = sole->state->plan->shards[group].serve;
                 request_end(r, ZERO_OK, NULL);
                 return;
         }
         list_insert(&e->waiting, &r->wait);
-        if (gather_mapped(job, group))
+        if (sole)
                 return; /* shard_ready() will answer */
         if (e->phase == ENTRY_READY && e->version == version) {
                 g->hits++;
@@ -384,7 +393,7 @@ void gather_shard_ready(struct job *job, uint32_t group)
                 struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
 
                 r->result.fetch.serve = true;
-                r->result.fetch.offset = job->state->plan->shards[group].serve;
+                r->result.fetch.offset = holding_sole(job)->state->plan->shards[group].serve;
                 request_end(r, ZERO_OK, NULL);
         }
 }

@@ -40,7 +40,7 @@ uint32_t coordinator_of(const struct exchange *x, const char *job)
 
         for (; *job; job++)
                 h = (h ^ (uint8_t)*job) * 1099511628211u;
-        return x->owner_node[(h >> 32) % x->n_owners];
+        return x->view.node[(h >> 32) % x->view.n_owners];
 }
 
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
@@ -50,9 +50,8 @@ uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
 
 bool job_needs_node(const struct job *job, uint32_t node)
 {
-        for (uint32_t o = 0; o < job->x->n_owners; o++)
-                if (job->x->owner_node[o] == node)
-                        return true;
+        if (placement_nodes(&job->place) >> node & 1)
+                return true;
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->node_of_rank[r] == node)
                         return true;
@@ -79,30 +78,22 @@ void job_ref(struct job *job)
         job->references++;
 }
 
-static void job_release_state(struct job *job)
+static void job_release_holdings(struct job *job)
 {
-        if (job->drop_state)
-                state_drop(job->state);
-        else
-                state_close(job->state);
-        job->state = NULL;
+        while (!list_empty(&job->holdings))
+                holding_free(holding_first(job));
 }
 
 static void job_free(struct job *job)
 {
-        update_free(job->update);
-        landing_free(job->landing);
         reduce_free(job->reduce);
         gather_free(job->gather);
-        job_release_state(job);
+        job_release_holdings(job);
         partition_free(job->partition);
         layout_free(job->layout);
         free(job->node_of_rank);
         free(job->here);
         seats_free(job->seats, job->world_size);
-        free(job->shard_version);
-        free(job->pins);
-        free(job->pulls);
         free(job->ranks);
         list_remove(&job->link);
         free(job);
@@ -114,7 +105,7 @@ void job_unref(struct job *job)
         if (--job->references == 0)
                 job_free(job);
         else if (job->dead && job->references == job->holders)
-                job_release_state(job);
+                job_release_holdings(job);
 }
 
 void job_hold(struct job *job)
@@ -150,9 +141,10 @@ void job_detach(struct job *job)
         list_insert(&job->x->dead_jobs, &job->link);
         job_fail_requests(job, ZERO_ENOJOB, "the job was dropped or the daemon stops");
         access_fail(job);
-        taking_forget(job);
-        if (job->landing)
-                landing_reset(job);
+        for_holdings (job, h) {
+                taking_forget(h);
+                landing_reset(h);
+        }
         reduce_reset(job, false);
         for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
                 shard_forget_node(job, n);
@@ -174,20 +166,9 @@ static bool ranks_alloc(struct job *job, uint32_t world_size)
 
 static bool job_alloc(struct job *job)
 {
-        uint32_t n = job->layout->n_groups;
-
-        job->shard_version = calloc(n, sizeof *job->shard_version);
-        job->pins = calloc(n, sizeof *job->pins);
-        job->pulls = malloc(n * sizeof *job->pulls);
-        if (!ranks_alloc(job, job->world_size) || !job->shard_version || !job->pins || !job->pulls)
-                return false;
-        for (uint32_t g = 0; g < n; g++)
-                list_init(&job->pulls[g]);
-        if (partition_new(job->layout, job->x->n_owners, &job->partition) ||
-            gather_new(job, &job->gather) || reduce_new(job, &job->reduce))
-                return false;
-        return job->x->owner == NO_OWNER ||
-               (landing_new(job, &job->landing) == 0 && update_new(job, &job->update) == 0);
+        return ranks_alloc(job, job->world_size) &&
+               partition_new(job->layout, job->place.n_owners, &job->partition) == 0 &&
+               gather_new(job, &job->gather) == 0 && reduce_new(job, &job->reduce) == 0;
 }
 
 struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
@@ -211,7 +192,9 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
         job->lost = RANK_ABSENT;
         job->coordinator = coordinator_of(x, name);
         job->layout = l;
+        job->place = x->view;
         list_init(&job->link);
+        list_init(&job->holdings);
         if (!job_alloc(job)) {
                 job_unref(job);
                 return NULL;
@@ -254,8 +237,8 @@ static void job_begin_attempt(struct job *job, bool decided)
                         rank_begin_attempt(job->ranks[r], decided);
         seats_reset(job, decided);
         reduce_reset(job, decided);
-        if (job->landing)
-                landing_reset(job);
+        for_holdings (job, h)
+                landing_reset(h);
 }
 
 static void job_remember(struct job *job, const Zero__Decision *d)
@@ -273,7 +256,8 @@ static void job_remember(struct job *job, const Zero__Decision *d)
 /* An owner is where the coordinator says the job is: it has heard every decision before. */
 static bool start_fits(const struct job *job, const Zero__Start *start)
 {
-        if (!job->state || (job->version == start->version && job->attempt <= start->attempt))
+        if (list_empty(&job->holdings) ||
+            (job->version == start->version && job->attempt <= start->attempt))
                 return true;
         log_error("job %s: its coordinator starts it at version %llu, attempt %llu; the state here "
                   "is at version %llu, attempt %llu",
@@ -309,9 +293,9 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
         /* not if a decision that was caught up on is carried out, or has been just now */
-        if (job->state && !update_running(job->update) &&
-            job->state->record->attempt < job->attempt)
-                state_abort(job->state, job->attempt);
+        for_holdings (job, h)
+                if (!update_running(h->update) && h->state->record->attempt < job->attempt)
+                        state_abort(h->state, job->attempt);
         crash_point(CRASH_ATTEMPT_BEGUN);
         job_begin_attempt(job, false);
         seats_keep(job, start->kept, start->n_kept);
@@ -362,20 +346,32 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
         }
 }
 
+/* It has voted in the attempt; or it has recorded the decision, and another holding has not. */
+static bool may_hear(const struct holding *h, const Zero__Decision *d)
+{
+        const struct state_record *record = h->state->record;
+
+        return (record->phase == ATTEMPT_PREPARED && record->attempt == d->attempt) ||
+               record->decided_attempt == d->attempt;
+}
+
 void job_decision_message(struct job *job, const Zero__Decision *d)
 {
         if (d->attempt != job->attempt)
                 return;
         if (d->status) {
                 ranks_refuse_step(job, (int)d->status, d->text);
-                landing_refused(job);
+                for_holdings (job, h)
+                        landing_refused(h);
                 return;
         }
         if (d->norm_only) {
                 decision_answer(job, d);
                 return;
         }
-        if (job->state && job->state->record->phase != ATTEMPT_PREPARED) {
+        for_holdings (job, h) {
+                if (may_hear(h, d))
+                        continue;
                 log_error("job %s: a decision that this owner has not voted for", job->name);
                 return;
         }
@@ -389,8 +385,9 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
                 log_warning("job %s: step skipped, a gradient was not finite; loss scale is now %g",
                             job->name, d->loss_scale);
         crash_point(CRASH_DECISION_HEARD);
-        if (job->state)
-                update_begin(job, d);
+        for_holdings (job, h)
+                if (h->state->record->phase == ATTEMPT_PREPARED)
+                        update_begin(h, d);
         crash_point(CRASH_DECISION_ANSWERING);
         job_begin_attempt(job, true);
         decision_answer(job, d);

@@ -22,19 +22,21 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-int landing_new(struct job *job, struct landing **ret)
+int landing_new(struct holding *h)
 {
+        const struct job *job = h->job;
         uint32_t n = job->layout->n_groups, nodes = job->x->cluster->n_nodes;
         struct landing *l = calloc(1, sizeof *l);
 
         if (!l)
                 return -ENOMEM;
-        l->job = job;
+        h->landing = l;
+        l->n_groups = n;
         list_init(&l->early);
         l->groups = calloc(n, sizeof *l->groups);
         l->present = calloc(job->layout->n_tensors + 1, 1);
         if (!l->groups || !l->present)
-                goto out_of_memory;
+                return -ENOMEM;
         for (uint32_t g = 0; g < n; g++) {
                 struct landing_group *lg = &l->groups[g];
 
@@ -44,20 +46,16 @@ int landing_new(struct job *job, struct landing **ret)
                 for (uint32_t i = 0; lg->queues && i < nodes; i++)
                         list_init(&lg->queues[i]);
                 if (!lg->queues || !lg->offered || !lg->finished)
-                        goto out_of_memory;
+                        return -ENOMEM;
         }
-        *ret = l;
         return 0;
-out_of_memory:
-        landing_free(l);
-        return -ENOMEM;
 }
 
 void landing_free(struct landing *l)
 {
         if (!l)
                 return;
-        for (uint32_t g = 0; l->groups && g < l->job->layout->n_groups; g++) {
+        for (uint32_t g = 0; l->groups && g < l->n_groups; g++) {
                 free(l->groups[g].queues);
                 free(l->groups[g].offered);
                 free(l->groups[g].finished);
@@ -81,7 +79,7 @@ void landing_forget_kept(struct landing *l)
 
 static bool offer_has(const struct offer *o, uint32_t tensor)
 {
-        uint32_t i = tensor - o->job->layout->groups[o->group].first_tensor;
+        uint32_t i = tensor - o->holding->job->layout->groups[o->group].first_tensor;
 
         return o->present[i / 8] >> (i % 8) & 1;
 }
@@ -90,8 +88,9 @@ static bool offer_has(const struct offer *o, uint32_t tensor)
 static void offer_accumulate(struct offload_task *task, uint32_t worker)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
-        struct job *job = o->job;
-        const struct state *state = job->state;
+        struct holding *h = o->holding;
+        const struct job *job = h->job;
+        const struct state *state = h->state;
         const struct plan_shard *shard = &state->plan->shards[o->group];
         const char *src = o->parcel ? parcel_data(o->parcel, shard->range.first) : o->buffer;
 
@@ -106,66 +105,70 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
                         job->x->ops->accumulate(state->grad + s->moment, job->reduce_dtype,
                                                 src + (s->in_group - shard->range.first) *
                                                                 dtype_size(job->reduce_dtype),
-                                                n, !job->landing->present[s->tensor]);
-                job->landing->present[s->tensor] = 1;
+                                                n, !h->landing->present[s->tensor]);
+                h->landing->present[s->tensor] = 1;
         }
 }
 
 /* No tensor of the group has a gradient any more. */
-void landing_forget_present(struct job *job, uint32_t group)
+void landing_forget_present(struct holding *h, uint32_t group)
 {
-        const struct layout_group *g = &job->layout->groups[group];
+        const struct layout_group *g = &h->job->layout->groups[group];
 
-        memset(job->landing->present + g->first_tensor, 0, g->n_tensors);
+        memset(h->landing->present + g->first_tensor, 0, g->n_tensors);
 }
 
 static void offer_accumulated(struct offload_task *task)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
-        struct job *job = o->job;
-        struct landing_group *lg = &job->landing->groups[o->group];
+        struct holding *h = o->holding;
+        struct job *job = h->job;
+        struct landing_group *lg = &h->landing->groups[o->group];
         uint32_t group = o->group;
 
         crash_point(CRASH_LANDING_ADDED);
         lg->busy = false;
         if (o->parcel)
                 parcel_read_end(o->parcel, true);
-        if (o->generation == job->landing->generation) {
+        if (o->generation == h->landing->generation) {
                 lg->finished[o->node] = o->last;
                 lg->cursor++;
         } else {
-                landing_forget_present(job, group);
+                landing_forget_present(h, group);
         }
         job_ref(job);
         offer_free(o);
-        landing_advance(job, group);
+        landing_advance(h, group);
         job_unref(job);
 }
 
 static void offer_submit(struct offer *o)
 {
-        o->job->landing->groups[o->group].busy = true;
-        o->generation = o->job->landing->generation;
+        struct holding *h = o->holding;
+
+        h->landing->groups[o->group].busy = true;
+        o->generation = h->landing->generation;
         list_remove(&o->link);
         if (o->parcel)
                 parcel_read_begin(o->parcel);
         o->task.run = offer_accumulate;
         o->task.done = offer_accumulated;
-        offload_submit(o->job->x->offload, &o->task);
+        offload_submit(h->job->x->offload, &o->task);
 }
 
 /* ---- completion and vote ---------------------------------------------------------- */
 
 /* The next node in order that still contributes to the current micro-batch; false if none is left.
  */
-static bool landing_turn(struct job *job, uint32_t group)
+static bool landing_turn(struct holding *h, uint32_t group)
 {
-        struct landing_group *lg = &job->landing->groups[group];
-        uint32_t nodes = job->x->cluster->n_nodes;
+        struct landing_group *lg = &h->landing->groups[group];
+        uint32_t nodes = h->job->x->cluster->n_nodes;
 
         for (uint32_t tries = 0; tries <= nodes; tries++) {
                 for (; lg->cursor < nodes; lg->cursor++)
-                        if (!lg->finished[lg->cursor] && node_contributes(job, group, lg->cursor))
+                        if (!lg->finished[lg->cursor] &&
+                            node_contributes(h->job, group, lg->cursor))
                                 return true;
                 lg->cursor = 0;
                 lg->micro_batch++;
@@ -174,14 +177,15 @@ static bool landing_turn(struct job *job, uint32_t group)
 }
 
 /* Moves a group on as far as it goes now. */
-void landing_advance(struct job *job, uint32_t group)
+void landing_advance(struct holding *h, uint32_t group)
 {
-        struct landing_group *lg = &job->landing->groups[group];
+        const struct job *job = h->job;
+        struct landing_group *lg = &h->landing->groups[group];
 
-        if (job->dead || !job->started || lg->busy || lg->complete || !landing_has(job, group) ||
-            update_reads(job->update, group))
+        if (job->dead || !job->started || lg->busy || lg->complete || !landing_has(h, group) ||
+            update_reads(h->update, group))
                 return;
-        while (landing_turn(job, group)) {
+        while (landing_turn(h, group)) {
                 struct list *queue = &lg->queues[lg->cursor];
                 struct offer *o;
 
@@ -200,14 +204,13 @@ void landing_advance(struct job *job, uint32_t group)
                         offer_pull(o, true);
                 return;
         }
-        landing_measure(job, group);
+        landing_measure(h, group);
 }
 
 /* ---- attempts ---------------------------------------------------------------------- */
 
-static void landing_reset_group(struct job *job, struct landing_group *lg)
+static void landing_reset_group(struct landing_group *lg, uint32_t nodes)
 {
-        uint32_t nodes = job->x->cluster->n_nodes;
 
         for (uint32_t n = 0; n < nodes; n++)
                 while (!list_empty(&lg->queues[n]))
@@ -218,69 +221,71 @@ static void landing_reset_group(struct job *job, struct landing_group *lg)
         lg->complete = lg->measured = false;
 }
 
-void landing_reset(struct job *job)
+void landing_reset(struct holding *h)
 {
-        struct landing *l = job->landing;
+        struct job *job = h->job;
+        struct landing *l = h->landing;
 
         l->generation++;
         l->preparing = l->have_params = l->voted = false;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
-                landing_reset_group(job, &l->groups[g]);
+                landing_reset_group(&l->groups[g], job->x->cluster->n_nodes);
                 if (!l->groups[g].busy) /* else when its task ends */
-                        landing_forget_present(job, g);
+                        landing_forget_present(h, g);
         }
-        landing_take_early(job);
+        landing_take_early(h);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                landing_advance(job, g);
+                landing_advance(h, g);
         access_updated(job);
 }
 
-void landing_group_free(struct job *job, uint32_t group)
+void landing_group_free(struct holding *h, uint32_t group)
 {
-        landing_advance(job, group);
+        landing_advance(h, group);
 }
 
-void landing_updated(struct job *job)
+void landing_updated(struct holding *h)
 {
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                landing_advance(job, g);
-        landing_vote(job);
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                landing_advance(h, g);
+        landing_vote(h);
 }
 
-bool landing_begun(const struct job *job)
+bool landing_begun(const struct holding *h)
 {
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
-                        if (job->landing->groups[g].offered[n])
+        for (uint32_t g = 0; g < h->landing->n_groups; g++)
+                for (uint32_t n = 0; n < h->job->x->cluster->n_nodes; n++)
+                        if (h->landing->groups[g].offered[n])
                                 return true;
         return false;
 }
 
-bool landing_voted(const struct job *job)
+bool landing_voted(const struct holding *h)
 {
-        return job->landing && job->landing->voted;
+        return h->landing->voted;
 }
 
-void landing_refused(struct job *job)
+void landing_refused(struct holding *h)
 {
-        if (!landing_voted(job))
+        if (!landing_voted(h))
                 return;
-        job->landing->voted = false;
-        access_updated(job);
+        h->landing->voted = false;
+        access_updated(h->job);
 }
 
 /* ---- names --------------------------------------------------------------------------- */
 
-uint32_t landing_waits(struct job *job, struct wait_line *lines, uint32_t n)
+uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n)
 {
-        struct landing *l = job->landing;
+        const struct job *job = h->job;
+        struct landing *l = h->landing;
 
-        if (!l || !l->preparing || n == 0)
+        if (!l->preparing || n == 0)
                 return 0;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 struct landing_group *lg = &l->groups[g];
 
-                if (!landing_has(job, g) || lg->measured)
+                if (!landing_has(h, g) || lg->measured)
                         continue;
                 snprintf(lines[0].who, sizeof lines[0].who, "node %.60s",
                          node_name(job->x, lg->complete ? job->x->cluster->self : lg->cursor));

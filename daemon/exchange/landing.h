@@ -12,7 +12,7 @@ struct offer {
         struct list link; /* landing_group.queues[node], or landing.early */
         struct ask ask;
         struct offload_task task;
-        struct job *job;
+        struct holding *holding;
         enum offer_phase phase;
         uint32_t node, group, micro_batch;
         uint64_t attempt;
@@ -37,7 +37,7 @@ struct landing_group {
 };
 
 struct landing {
-        struct job *job;
+        uint32_t n_groups;
         struct landing_group *groups; /* [group] */
         uint8_t *present;             /* [tensor]: has a gradient in this attempt */
         struct list early;            /* offers of attempts that this node has not heard of yet */
@@ -53,25 +53,25 @@ struct landing {
 };
 
 /* Whether this owner reduces the group at all; whether ranks of a node contribute to it. */
-bool landing_has(const struct job *job, uint32_t group);
+bool landing_has(const struct holding *h, uint32_t group);
 bool node_contributes(const struct job *job, uint32_t group, uint32_t node);
 
 /* offer.c */
 void offer_free(struct offer *o);
 void offer_pull(struct offer *o, bool its_turn);
 void offer_void(struct offer *o);
-void landing_take_early(struct job *job);
+void landing_take_early(struct holding *h);
 
 /* vote.c: the norm of a complete group, and the vote once all have theirs. */
-void landing_measure(struct job *job, uint32_t group);
-void landing_vote(struct job *job);
+void landing_measure(struct holding *h, uint32_t group);
+void landing_vote(struct holding *h);
 
 /* Elements of a segment that belong to its tensor: the gap behind it has no gradient. */
 uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segment *s);
 
 /* landing.c */
-void landing_advance(struct job *job, uint32_t group);
-void landing_forget_present(struct job *job, uint32_t group);
+void landing_advance(struct holding *h, uint32_t group);
+void landing_forget_present(struct holding *h, uint32_t group);
 void landing_forget_kept(struct landing *l);
 /* Has any node offered a gradient in this attempt? */
-bool landing_begun(const struct job *job);
+bool landing_begun(const struct holding *h);

@@ -24,8 +24,13 @@ struct loading {
         bool busy, ended;
         int status; /* of the disk's work */
         struct fault fault;
-        struct state *state; /* a draft; NULL on nodes without shards */
-        struct snapshot_loaded loaded;
+        /* Drafts of what this node holds; none on nodes without shards. */
+        uint32_t n_drafts;
+        struct draft {
+                uint32_t owner, copy;
+                struct state *state;
+                struct snapshot_loaded loaded;
+        } drafts[HOLDINGS_MAX];
         struct snapshot_progress progress;
         uint64_t told; /* bytes */
 };
@@ -35,8 +40,10 @@ DEFINE_CLEANUP(struct partition *, partition_free)
 static void loading_free(struct loading *ld)
 {
         list_remove(&ld->link);
-        state_drop(ld->state);
-        snapshot_loaded_deinit(&ld->loaded);
+        for (uint32_t i = 0; i < ld->n_drafts; i++) {
+                state_drop(ld->drafts[i].state);
+                snapshot_loaded_deinit(&ld->drafts[i].loaded);
+        }
         layout_free(ld->layout);
         free(ld->directory);
         free(ld->text);
@@ -61,30 +68,44 @@ static void loading_refuse(struct loading *ld, int status, const char *text)
 
 /* ---- the disk's thread ------------------------------------------------------------------ */
 
-static int make_draft(struct loading *ld, struct fault *fault)
+static int make_draft(struct loading *ld, struct draft *d, struct fault *fault)
 {
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         struct exchange *x = ld->x;
-        uint32_t owner = (uint32_t)x->owner;
         struct state_identity id = { .job = ld->job,
                                      .uid = ld->uid,
                                      .world_size = ld->manifest.world_size,
-                                     .n_owners = x->n_owners,
+                                     .n_owners = x->view.n_owners,
+                                     .copy = d->copy,
+                                     .epoch = x->view.epoch,
                                      .reduce_dtype = ld->manifest.reduce_dtype };
         struct plan *plan = NULL;
-        int r = partition_new(ld->layout, x->n_owners, &partition);
+        int r = partition_new(ld->layout, x->view.n_owners, &partition);
 
         if (r)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = store_admit(x->store, partition_elements(partition, owner) * 4 * sizeof(float), ld->job,
-                        fault);
+        r = store_admit(x->store, partition_elements(partition, d->owner) * 4 * sizeof(float),
+                        ld->job, fault);
         if (r)
                 return r;
-        if (plan_new(ld->layout, partition, owner, (uint32_t)x->conf->chunk, &plan))
+        if (plan_new(ld->layout, partition, d->owner, (uint32_t)x->conf->chunk, &plan))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = state_draft(x->store, &id, ld->layout, plan, REDO_SLOTS, &ld->state, fault);
+        r = state_draft(x->store, &id, ld->layout, plan, REDO_SLOTS, &d->state, fault);
         if (r)
                 plan_free(plan);
+        return r;
+}
+
+static int load_draft(struct loading *ld, struct draft *d, int dir)
+{
+        struct fault *fault = &ld->fault;
+        int r = make_draft(ld, d, fault);
+
+        if (r == 0)
+                r = snapshot_load(dir, &ld->manifest, ld->layout, d->state, &ld->progress,
+                                  &d->loaded, fault);
+        for (uint32_t g = 0; r == 0 && g < ld->layout->n_groups; g++)
+                state_serve_group(d->state, ld->layout, g, ld->x->ops);
         return r;
 }
 
@@ -96,13 +117,8 @@ static void load_run(struct disk_job *job)
         struct fault *fault = &ld->fault;
         int r = snapshot_place_open(&place, false, &dir, fault);
 
-        if (r == 0)
-                r = make_draft(ld, fault);
-        if (r == 0)
-                r = snapshot_load(dir, &ld->manifest, ld->layout, ld->state, &ld->progress,
-                                  &ld->loaded, fault);
-        for (uint32_t g = 0; r == 0 && g < ld->layout->n_groups; g++)
-                state_serve_group(ld->state, ld->layout, g, ld->x->ops);
+        for (uint32_t i = 0; r == 0 && i < ld->n_drafts; i++)
+                r = load_draft(ld, &ld->drafts[i], dir);
         ld->status = r;
 }
 
@@ -133,6 +149,21 @@ static void load_done(struct disk_job *job)
 
 /* ---- LOAD ---------------------------------------------------------------------------------- */
 
+/* No file of a job that could not be taken up is in the way. */
+static int vacant_check(const struct exchange *x, const char *name, struct fault *fault)
+{
+        struct state_identity id = { .job = name, .epoch = x->view.epoch };
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < placement_holders(&x->view); i++) {
+                if (holder_node(&x->view, i) != x->cluster->self)
+                        continue;
+                id.copy = holder_copy(&x->view, i);
+                r = state_vacant(x->store, &id, holder_owner(&x->view, i), fault);
+        }
+        return r;
+}
+
 /* The job may be replaced: it is this user's, and nobody works on it. */
 static int job_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
 {
@@ -147,10 +178,7 @@ static int job_check(struct exchange *x, const char *name, uint32_t uid, struct 
                                          rank->rank, name);
         }
         if (!job)
-                return x->owner == NO_OWNER
-                               ? 0
-                               : state_vacant(x->store, &(struct state_identity){ .job = name },
-                                              (uint32_t)x->owner, fault);
+                return vacant_check(x, name, fault);
         if (job->opening)
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", name);
         if (uid != 0 && uid != job->uid)
@@ -235,7 +263,12 @@ void loading_begin(struct exchange *x, uint32_t node, const Zero__LinkMessage *m
                 return;
         }
         list_insert(&x->loadings, &ld->link);
-        if (x->owner == NO_OWNER) {
+        for (uint32_t i = 0; i < placement_holders(&x->view); i++)
+                if (holder_node(&x->view, i) == x->cluster->self)
+                        ld->drafts[ld->n_drafts++] =
+                                (struct draft){ .owner = holder_owner(&x->view, i),
+                                                .copy = holder_copy(&x->view, i) };
+        if (ld->n_drafts == 0) {
                 loading_tell(ld);
                 return;
         }
@@ -259,41 +292,40 @@ static struct loading *loading_find(const struct exchange *x, uint32_t node, uin
 }
 
 /* What ranks kept counts for the attempt that the record calls the last one: it goes first. */
-static int settle_state(struct loading *ld, struct job *old, uint64_t attempt)
+static int settle_state(struct loading *ld, struct draft *d, struct job *old, uint64_t attempt)
 {
-        struct state_record record = ld->loaded.record;
+        struct holding *was = old ? holding_of_copy(old, d->owner, d->copy) : NULL;
+        struct state_record record = d->loaded.record;
         int r = 0;
 
-        for (uint32_t i = 0; r == 0 && i < ld->loaded.n_blobs; i++)
-                r = state_blob_stage(ld->state, ld->loaded.blobs[i]->rank, attempt,
-                                     ld->loaded.blobs[i]->data, ld->loaded.blobs[i]->bytes);
+        for (uint32_t i = 0; r == 0 && i < d->loaded.n_blobs; i++)
+                r = state_blob_stage(d->state, d->loaded.blobs[i]->rank, attempt,
+                                     d->loaded.blobs[i]->data, d->loaded.blobs[i]->bytes);
         if (r)
                 return fault_errno(&ld->fault, r, "what ranks kept");
         record.decided_attempt = attempt;
         record.attempt = attempt + 1;
-        state_restore(ld->state, &record);
-        return state_replace(ld->state, old ? old->state : NULL, &ld->fault);
+        state_restore(d->state, &record);
+        return state_replace(d->state, was ? was->state : NULL, &ld->fault);
 }
 
 static void settle_job(struct loading *ld, struct job *job, uint64_t attempt)
 {
         job->opening = false;
         list_insert(&ld->x->jobs, &job->link);
-        job->state = STEAL(ld->state);
-        if (job->state) {
+        if (!list_empty(&job->holdings)) {
                 job_take_up(job);
                 return;
         }
         job->version = ld->manifest.version;
         job->attempt = attempt + 1;
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                job->shard_version[g] = group_version(job, g, job->version);
 }
 
 static int swap(struct loading *ld, uint64_t attempt)
 {
         struct exchange *x = ld->x;
         struct job *old = job_find(x, ld->job), *job;
+        struct holding *h;
         int r = 0;
 
         if (old && old->uid != ld->uid) /* made since this one was read */
@@ -303,8 +335,15 @@ static int swap(struct loading *ld, uint64_t attempt)
                       STEAL(ld->layout));
         if (!job)
                 return fault_set(&ld->fault, ZERO_ENOMEM, "out of memory");
-        if (ld->state)
-                r = settle_state(ld, old, attempt);
+        for (uint32_t i = 0; r == 0 && i < ld->n_drafts; i++) {
+                struct draft *d = &ld->drafts[i];
+
+                r = holding_new(job, d->owner, d->copy, &h)
+                            ? fault_set(&ld->fault, ZERO_ENOMEM, "out of memory")
+                            : settle_state(ld, d, old, attempt);
+                if (r == 0)
+                        h->state = STEAL(d->state);
+        }
         if (r) {
                 job_unref(job);
                 return r;

@@ -14,10 +14,10 @@
 #include "proto/cleanup.h"
 
 /* Whether this owner reduces the group at all. */
-bool landing_has(const struct job *job, uint32_t group)
+bool landing_has(const struct holding *h, uint32_t group)
 {
-        return job->state->plan->shards[group].range.count > 0 &&
-               layout_group_trainable(job->layout, group);
+        return h->state->plan->shards[group].range.count > 0 &&
+               layout_group_trainable(h->job->layout, group);
 }
 
 bool node_contributes(const struct job *job, uint32_t group, uint32_t node)
@@ -29,21 +29,22 @@ bool node_contributes(const struct job *job, uint32_t group, uint32_t node)
         return false;
 }
 
-static uint64_t landing_bytes(const struct job *job, uint32_t group)
+static uint64_t landing_bytes(const struct holding *h, uint32_t group)
 {
-        return job->state->plan->shards[group].range.count * dtype_size(job->reduce_dtype);
+        return h->state->plan->shards[group].range.count * dtype_size(h->job->reduce_dtype);
 }
 
 /* Room for four of the largest ranges from every node, if not configured. */
-static uint64_t landing_budget(const struct job *job)
+static uint64_t landing_budget(const struct holding *h)
 {
+        const struct job *job = h->job;
         uint64_t largest = 0;
 
         if (job->x->conf->reduce_buffers)
                 return job->x->conf->reduce_buffers;
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                if (landing_bytes(job, g) > largest)
-                        largest = landing_bytes(job, g);
+                if (landing_bytes(h, g) > largest)
+                        largest = landing_bytes(h, g);
         return 4 * largest * job->x->cluster->n_nodes;
 }
 
@@ -53,7 +54,7 @@ static void offer_drop_buffer(struct offer *o)
 {
         if (!o->buffer)
                 return;
-        o->job->landing->buffer_bytes -= landing_bytes(o->job, o->group);
+        o->holding->landing->buffer_bytes -= landing_bytes(o->holding, o->group);
         free(STEAL(o->buffer));
 }
 
@@ -62,7 +63,7 @@ void offer_free(struct offer *o)
         offer_drop_buffer(o);
         list_remove(&o->link);
         free(o->present);
-        job_unref(o->job);
+        job_unref(o->holding->job);
         free(o);
 }
 
@@ -81,21 +82,22 @@ static void offer_landed(struct ask *ask, int status)
         }
         o->phase = OFFER_LANDED;
         crash_point(CRASH_LANDING_LANDED);
-        landing_advance(o->job, o->group);
+        landing_advance(o->holding, o->group);
 }
 
 /* its_turn: beyond the budget if need be. */
 void offer_pull(struct offer *o, bool its_turn)
 {
-        struct job *job = o->job;
-        struct landing *l = job->landing;
-        struct range range = job->state->plan->shards[o->group].range;
-        uint64_t bytes = landing_bytes(job, o->group);
+        struct holding *h = o->holding;
+        struct job *job = h->job;
+        struct landing *l = h->landing;
+        struct range range = h->state->plan->shards[o->group].range;
+        uint64_t bytes = landing_bytes(h, o->group);
         Zero__Pull pull = ZERO__PULL__INIT;
 
         if (o->phase != OFFER_WAITING || o->empty || o->parcel)
                 return;
-        if (!its_turn && l->buffer_bytes + bytes > landing_budget(job))
+        if (!its_turn && l->buffer_bytes + bytes > landing_budget(h))
                 return;
         o->buffer = buffer_new(bytes);
         if (!o->buffer)
@@ -103,7 +105,7 @@ void offer_pull(struct offer *o, bool its_turn)
         l->buffer_bytes += bytes;
         pull.kind = ZERO__PULL__KIND__GRAD;
         pull.group = o->group;
-        pull.owner = (uint32_t)job->x->owner;
+        pull.owner = h->owner;
         pull.attempt = o->attempt;
         pull.micro_batch = o->micro_batch;
         pull.first = range.first;
@@ -119,24 +121,25 @@ void offer_pull(struct offer *o, bool its_turn)
 /* Whether the rules allow the offer, now that its attempt is the current one. */
 static bool offer_allowed(const struct offer *o, size_t present_bytes)
 {
-        const struct job *job = o->job;
+        const struct holding *h = o->holding;
 
-        return landing_has(job, o->group) &&
-               (o->empty || present_bytes == (job->layout->groups[o->group].n_tensors + 7) / 8) &&
-               o->micro_batch >= job->landing->groups[o->group].offered[o->node] &&
+        return landing_has(h, o->group) &&
+               (o->empty ||
+                present_bytes == (h->job->layout->groups[o->group].n_tensors + 7) / 8) &&
+               o->micro_batch >= h->landing->groups[o->group].offered[o->node] &&
                o->micro_batch < MICRO_BATCHES_MAX;
 }
 
 /* Not behind one that a link has lost, nor of a node that has not heard where its ranks are now. */
 static bool offer_counts(const struct offer *o)
 {
-        return node_contributes(o->job, o->group, o->node) &&
-               o->micro_batch == o->job->landing->groups[o->group].offered[o->node];
+        return node_contributes(o->holding->job, o->group, o->node) &&
+               o->micro_batch == o->holding->landing->groups[o->group].offered[o->node];
 }
 
 static int offer_queue(struct offer *o)
 {
-        struct landing_group *lg = &o->job->landing->groups[o->group];
+        struct landing_group *lg = &o->holding->landing->groups[o->group];
 
         if (!offer_allowed(o, o->present_bytes)) {
                 offer_free(o);
@@ -152,7 +155,7 @@ static int offer_queue(struct offer *o)
         return 0;
 }
 
-static struct offer *offer_new(struct job *job, uint32_t node, const Zero__Offer *m,
+static struct offer *offer_new(struct holding *h, uint32_t node, const Zero__Offer *m,
                                struct parcel *parcel)
 {
         struct offer *o = calloc(1, sizeof *o);
@@ -168,8 +171,8 @@ static struct offer *offer_new(struct job *job, uint32_t node, const Zero__Offer
                 memcpy(o->present, m->present.data, m->present.len);
         o->present_bytes = m->present.len;
         list_init(&o->link);
-        o->job = job;
-        job_ref(job);
+        o->holding = h;
+        job_ref(h->job);
         o->node = node;
         o->group = m->group;
         o->micro_batch = m->micro_batch;
@@ -194,17 +197,18 @@ static bool attempt_is_over(const struct job *job, uint64_t attempt)
 
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
 {
-        struct landing *l = job->landing;
+        struct holding *h = holding_of_copy(job, m->owner, 0);
+        struct landing *l = h ? h->landing : NULL;
         struct offer *o;
         int r;
 
-        if (!l || m->group >= job->layout->n_groups || (int32_t)m->owner != job->x->owner)
+        if (!h || m->group >= job->layout->n_groups)
                 return -EPROTO;
         if (attempt_is_over(job, m->attempt))
                 return 0;
         if (m->attempt > job->attempt && l->n_early >= early_max(job))
                 return -EPROTO;
-        o = offer_new(job, node, m, parcel);
+        o = offer_new(h, node, m, parcel);
         if (!o)
                 return -ENOMEM;
         if (m->attempt > job->attempt) {
@@ -214,7 +218,7 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct p
         }
         r = offer_queue(o);
         if (r == 0)
-                landing_advance(job, m->group);
+                landing_advance(h, m->group);
         return r;
 }
 
@@ -225,16 +229,17 @@ void offer_void(struct offer *o)
         if (o->phase == OFFER_PULLING) {
                 o->void_ = true;
                 list_remove(&o->link);
-                fabric_forget(o->job->x->fabric, o->ask.node, o->ask.transfer);
+                fabric_forget(o->holding->job->x->fabric, o->ask.node, o->ask.transfer);
         } else {
                 offer_free(o);
         }
 }
 
 /* Offers whose attempt has begun now; those of attempts that never will are dropped. */
-void landing_take_early(struct job *job)
+void landing_take_early(struct holding *h)
 {
-        struct landing *l = job->landing;
+        const struct job *job = h->job;
+        struct landing *l = h->landing;
 
         list_for_each (&l->early, item) {
                 struct offer *o = CONTAINER_OF(item, struct offer, link);

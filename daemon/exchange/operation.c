@@ -106,11 +106,7 @@ uint64_t operation_done_bytes(const struct operation *op)
 
 uint64_t operation_owners(const struct operation *op)
 {
-        uint64_t nodes = 0;
-
-        for (uint32_t o = 0; o < op->x->n_owners; o++)
-                nodes |= 1ull << op->x->owner_node[o];
-        return nodes;
+        return placement_nodes(&op->x->view);
 }
 
 /* ---- begin and end ---------------------------------------------------------------- */

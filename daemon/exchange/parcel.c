@@ -192,7 +192,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
                 offer.present.data = p->present;
                 offer.present.len = (job->layout->groups[group].n_tensors + 7) / 8;
         }
-        if ((int32_t)owner == job->x->owner) {
+        if (job->place.node[owner] == job->x->cluster->self) {
                 int r = landing_offer(job, job->x->cluster->self, &offer, p);
 
                 assert(r == 0); /* what this node offers keeps the rules */
@@ -201,7 +201,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
         }
         m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
         m.offer = &offer;
-        fabric_send(job->x->fabric, job->x->owner_node[owner], &m);
+        fabric_send(job->x->fabric, job->place.node[owner], &m);
         crash_point(CRASH_PUSH_OFFERED);
 }
 
@@ -365,8 +365,8 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         struct delivery *d;
         struct range range;
 
-        if (!p || request->owner >= job->x->n_owners ||
-            job->x->owner_node[request->owner] != node) {
+        if (!p || request->owner >= job->place.n_owners ||
+            job->place.node[request->owner] != node) {
                 ask_refuse(job, node, request->transfer, ZERO_EABORTED,
                            "no such gradient is offered");
                 return;

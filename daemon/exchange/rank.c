@@ -415,5 +415,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
                          rank->pushed ? "'" : "");
                 used++;
         }
-        return used + (used < n ? landing_waits(job, lines + used, n - used) : 0);
+        for_holdings (job, h)
+                used += landing_waits(h, lines + used, n - used);
+        return used;
 }

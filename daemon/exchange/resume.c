@@ -13,9 +13,37 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
+/* What the job is told to be at: the coordinator tells those behind, and those ahead know. */
+static const struct state_record *record_behind(const struct job *job)
+{
+        const struct state_record *behind = NULL;
+        uint64_t least = UINT64_MAX;
+
+        for_holdings (job, h) {
+                const struct state_record *r = h->state->record;
+                uint64_t attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
+
+                if (attempt < least) {
+                        least = attempt;
+                        behind = r;
+                }
+        }
+        return behind;
+}
+
+static void holding_take_up(struct holding *h)
+{
+        const struct job *job = h->job;
+
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                h->shard_version[g] = group_version(job, g, h->state->record->version);
+        if (h->state->record->phase == ATTEMPT_DECIDED)
+                update_start(h);
+}
+
 void job_take_up(struct job *job)
 {
-        const struct state_record *record = job->state->record;
+        const struct state_record *record = record_behind(job);
         bool decided = record->phase == ATTEMPT_DECIDED;
 
         job->attempt = record->attempt + decided;
@@ -23,8 +51,6 @@ void job_take_up(struct job *job)
         job->loss_scale = record->loss_scale > 0 ? record->loss_scale : job->loss_scale;
         job->grad_norm = record->grad_norm;
         job->skipped = record->skipped;
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                job->shard_version[g] = group_version(job, g, record->version);
         if (record->decided_attempt)
                 job->last = (struct step_result){ .version = job->version,
                                                   .attempt = record->decided_attempt,
@@ -32,29 +58,68 @@ void job_take_up(struct job *job)
                                                   .grad_norm = record->grad_norm,
                                                   .loss_scale = record->loss_scale };
         crash_point(CRASH_RESUME_TAKEN);
-        if (decided)
-                update_start(job);
+        for_holdings (job, h)
+                holding_take_up(h);
         coordinator_resume(job);
 }
 
-/* The cluster must still cut the groups as the file has them. */
+/* The cluster must still cut the groups as the file has them, and place them here. */
 static bool resume_fits(const struct exchange *x, const struct state *state, const char *file)
 {
-        if (x->owner != NO_OWNER && state->id.n_owners == x->n_owners &&
-            state->plan->owner == (uint32_t)x->owner && state->id.copy == 0 &&
-            state->id.epoch == 0 && job_name_valid(state->id.job))
+        const struct placement *view = &x->view;
+        uint32_t owner = state->plan->owner, copy = state->id.copy;
+
+        if (state->id.n_owners == view->n_owners && copy < view->copies &&
+            state->id.epoch == view->epoch &&
+            holder_node(view, holder_of(view, owner, copy)) == x->cluster->self &&
+            job_name_valid(state->id.job))
                 return true;
-        log_error("state file %s was made for %u owners, this node being number %u: it is left "
-                  "alone; "
-                  "restore that owner list to use it",
-                  file, state->id.n_owners, state->plan->owner);
+        log_error("state file %s was made for %u owners, this node holding %s number %u: it is "
+                  "left alone; restore that owner list to use it",
+                  file, state->id.n_owners, copy ? "the mirror of" : "", owner);
         return false;
 }
 
-static int resume_job(const char *file, void *arg)
+/* The states of one job on this node are of one job. */
+static bool resume_matches(const struct job *job, const struct state *state, const layout *l,
+                           const char *file)
+{
+        char text[300];
+
+        if (job->uid == state->id.uid && job->reduce_dtype == state->id.reduce_dtype &&
+            layout_equal(l, job->layout, text, sizeof text) &&
+            !holding_of_copy(job, state->plan->owner, state->id.copy))
+                return true;
+        log_error("state file %s is not of the job '%s' that another file here is of: it is left "
+                  "alone",
+                  file, job->name);
+        return false;
+}
+
+/* The job that the state is of; takes the layout over. */
+static struct job *resume_find(struct exchange *x, const struct state *state, layout *l,
+                               const char *file)
+{
+        struct job *job = job_find(x, state->id.job);
+
+        if (job && !resume_matches(job, state, l, file))
+                job = NULL;
+        else if (job)
+                ;
+        else if ((job = job_new(x, state->id.job, state->id.uid, state->id.world_size,
+                                state->id.reduce_dtype, STEAL(l))))
+                list_insert(&x->jobs, &job->link);
+        else
+                log_error("state file %s is not used: out of memory", file);
+        layout_free(l);
+        return job;
+}
+
+static int resume_state(const char *file, void *arg)
 {
         struct exchange *x = arg;
         struct state *state = NULL;
+        struct holding *h = NULL;
         layout *l = NULL;
         struct fault fault;
         struct job *job;
@@ -74,28 +139,30 @@ static int resume_job(const char *file, void *arg)
                 state_close(state);
                 return 0;
         }
-        job = job_new(x, state->id.job, state->id.uid, state->id.world_size, state->id.reduce_dtype,
-                      l);
-        if (!job) {
-                log_error("state file %s is not used: out of memory", file);
+        job = resume_find(x, state, l, file);
+        if (!job || holding_new(job, state->plan->owner, state->id.copy, &h)) {
                 state_close(state);
                 return 0;
         }
-        job->state = state;
-        job->opening = false;
+        h->state = state;
         crash_point(CRASH_RESUME_OPENED);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 state_serve_group(state, job->layout, g, x->ops);
-        list_insert(&x->jobs, &job->link);
-        job_take_up(job);
-        log_info("job %s: taken up at version %llu", job->name, (unsigned long long)job->version);
         return 0;
 }
 
 void jobs_resume(struct exchange *x)
 {
-        int r = store_each(x->store, resume_job, x);
+        int r = store_each(x->store, resume_state, x);
 
         if (r)
                 log_error("the state directory cannot be read: %s", strerror(-r));
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                job->opening = false;
+                job_take_up(job);
+                log_info("job %s: taken up at version %llu", job->name,
+                         (unsigned long long)job->version);
+        }
 }

@@ -13,27 +13,27 @@
 
 /* Another node's request for parameters, waiting or being sent. */
 struct pull {
-        struct list link; /* job.pulls[group] while it waits */
-        struct job *job;
+        struct list link; /* holding.pulls[group] while it waits */
+        struct holding *holding;
         uint32_t node, group;
         uint64_t version, transfer;
 };
 
-void shard_pin(struct job *job, uint32_t group)
+void shard_pin(struct holding *h, uint32_t group)
 {
-        job->pins[group]++;
+        h->pins[group]++;
 }
 
-void shard_unpin(struct job *job, uint32_t group)
+void shard_unpin(struct holding *h, uint32_t group)
 {
-        assert(job->pins[group] > 0);
-        if (--job->pins[group] == 0 && job->update)
-                update_unpinned(job);
+        assert(h->pins[group] > 0);
+        if (--h->pins[group] == 0)
+                update_unpinned(h);
 }
 
 static void pull_free(struct pull *p)
 {
-        job_unref(p->job);
+        job_unref(p->holding->job);
         free(p);
 }
 
@@ -41,41 +41,42 @@ static void pull_sent(void *arg, int status)
 {
         struct pull *p = arg;
 
-        shard_unpin(p->job, p->group);
+        shard_unpin(p->holding, p->group);
         pull_free(p);
 }
 
 static void pull_refuse(struct pull *p, int status, const char *text)
 {
-        ask_refuse(p->job, p->node, p->transfer, status, text);
+        ask_refuse(p->holding->job, p->node, p->transfer, status, text);
         pull_free(p);
 }
 
 static void pull_send(struct pull *p)
 {
-        struct job *job = p->job;
-        const struct plan_shard *shard = &job->state->plan->shards[p->group];
+        struct holding *h = p->holding;
+        const struct job *job = h->job;
+        const struct plan_shard *shard = &h->state->plan->shards[p->group];
         size_t bytes = shard->range.count * dtype_size(job->layout->groups[p->group].dtype);
 
-        shard_pin(job, p->group);
+        shard_pin(h, p->group);
         if (fabric_payload(job->x->fabric, p->node, p->transfer, TRAFFIC_GATHER,
-                           state_shard(job->state, job->layout, p->group), bytes, pull_sent,
-                           p) == 0)
+                           state_shard(h->state, job->layout, p->group), bytes, pull_sent, p) == 0)
                 return;
-        shard_unpin(job, p->group);
+        shard_unpin(h, p->group);
         pull_free(p); /* the node is gone, and its request with it */
 }
 
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
+        struct holding *h = holding_find(job, request->owner);
         const struct plan_shard *shard;
         struct pull *p;
 
-        if (!job->state || request->group >= job->layout->n_groups) {
+        if (!h || request->group >= job->layout->n_groups) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO, "no such shard");
                 return;
         }
-        shard = &job->state->plan->shards[request->group];
+        shard = &h->state->plan->shards[request->group];
         if (request->first != shard->range.first || request->count != shard->range.count) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
                 return;
@@ -85,25 +86,25 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        *p = (struct pull){ .job = job,
+        *p = (struct pull){ .holding = h,
                             .node = node,
                             .group = request->group,
                             .version = request->version,
                             .transfer = request->transfer };
         list_init(&p->link);
         job_ref(job);
-        if (job->shard_version[p->group] == p->version)
+        if (h->shard_version[p->group] == p->version)
                 pull_send(p);
-        else if (job->shard_version[p->group] > p->version)
+        else if (h->shard_version[p->group] > p->version)
                 pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
         else
-                list_insert(&job->pulls[p->group], &p->link);
+                list_insert(&h->pulls[p->group], &p->link);
 }
 
-void shard_ready(struct job *job, uint32_t group, uint64_t version)
+void shard_ready(struct holding *h, uint32_t group, uint64_t version)
 {
-        job->shard_version[group] = version;
-        list_for_each (&job->pulls[group], item) {
+        h->shard_version[group] = version;
+        list_for_each (&h->pulls[group], item) {
                 struct pull *p = CONTAINER_OF(item, struct pull, link);
 
                 if (p->version > version)
@@ -114,13 +115,13 @@ void shard_ready(struct job *job, uint32_t group, uint64_t version)
                 else
                         pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
         }
-        gather_shard_ready(job, group);
+        gather_shard_ready(h->job, group);
 }
 
-void shard_forget_node(struct job *job, uint32_t node)
+static void holding_forget_node(struct holding *h, uint32_t node)
 {
-        for (uint32_t g = 0; job->state && g < job->layout->n_groups; g++)
-                list_for_each (&job->pulls[g], item) {
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                list_for_each (&h->pulls[g], item) {
                         struct pull *p = CONTAINER_OF(item, struct pull, link);
 
                         if (p->node != node)
@@ -128,4 +129,10 @@ void shard_forget_node(struct job *job, uint32_t node)
                         list_remove(&p->link);
                         pull_free(p);
                 }
+}
+
+void shard_forget_node(struct job *job, uint32_t node)
+{
+        for_holdings (job, h)
+                holding_forget_node(h, node);
 }

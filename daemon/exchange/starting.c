@@ -13,11 +13,12 @@
 static size_t start_kept(const struct coordinator *c, Zero__Kept *kept, Zero__Kept **pointers)
 {
         const struct job *job = job_find(c->x, c->name);
+        const struct holding *h = job ? holding_first(job) : NULL;
         size_t n = 0;
 
-        for (uint32_t r = 0; job && job->state && r < c->step.world_size; r++) {
+        for (uint32_t r = 0; h && r < c->step.world_size; r++) {
                 size_t bytes = 0;
-                const void *data = state_blob(job->state, r, &bytes);
+                const void *data = state_blob(h->state, r, &bytes);
 
                 if (bytes == 0)
                         continue;

@@ -52,17 +52,17 @@ static void taking_fail(struct taking *t, int status, const char *text)
 
 static void taking_free(struct taking *t)
 {
-        struct job *job = t->job;
+        struct holding *h = t->holding;
 
         list_remove(&t->link);
-        if (job->taking == t)
-                job->taking = NULL;
+        if (h->taking == t)
+                h->taking = NULL;
         taking_copy_deinit(t);
         free(t->directory);
         free(t->text);
         free(t->layout);
         free(t);
-        job_unref(job);
+        job_unref(h->job);
 }
 
 static void disk_begin(struct taking *t, void (*run)(struct disk_job *),
@@ -146,8 +146,8 @@ static void write_run(struct disk_job *job)
         int r = 0;
 
         if (!t->writer) {
-                r = snapshot_partial_open(t->dir, t->job->name, t->header.version, &t->partial,
-                                          fault);
+                r = snapshot_partial_open(t->dir, t->holding->job->name, t->header.version,
+                                          &t->partial, fault);
                 if (r == 0)
                         r = snapshot_writer_new(t->partial, &t->header, t->meta, &t->writer, fault);
         }
@@ -229,7 +229,7 @@ static void remove_run(struct disk_job *job)
         snapshot_writer_free(STEAL(t->writer));
         cleanup_close(&t->partial);
         if (begun && !t->published)
-                snapshot_partial_remove(t->dir, t->job->name, t->header.version);
+                snapshot_partial_remove(t->dir, t->holding->job->name, t->header.version);
         cleanup_close(&t->dir);
         t->dir = t->partial = -1;
         taking_copy_deinit(t);
@@ -252,7 +252,7 @@ static void taking_wind_up(struct taking *t)
         if (t->pinned && !t->removed) {
                 taking_unpin(t, UINT64_MAX);
                 t->pinned = false;
-                access_updated(t->job);
+                access_updated(t->holding->job);
         }
         if (!t->removed)
                 disk_begin(t, remove_run, remove_done);
@@ -284,35 +284,35 @@ static struct taking *taking_find(const struct exchange *x, uint32_t node, uint6
         return NULL;
 }
 
-static int taking_new(struct job *job, uint32_t node, const Zero__LinkMessage *m,
+static int taking_new(struct holding *h, uint32_t node, const Zero__LinkMessage *m,
                       struct fault *fault)
 {
         struct taking *t;
         int r;
 
-        if (job->taking)
+        if (h->taking)
                 return fault_set(fault, ZERO_EBUSY,
                                  "an earlier checkpoint of the job is being broken off: try again");
         t = calloc(1, sizeof *t);
         if (t)
                 t->directory = strdup(m->snapshot->directory);
-        r = t && t->directory ? snapshot_map_new(job->state->plan, &t->map) : -ENOMEM;
+        r = t && t->directory ? snapshot_map_new(h->state->plan, &t->map) : -ENOMEM;
         if (r) {
                 free(t ? t->directory : NULL);
                 free(t);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
-        t->x = job->x;
-        t->job = job;
-        job_ref(job);
-        job->taking = t;
+        t->x = h->job->x;
+        t->holding = h;
+        job_ref(h->job);
+        h->taking = t;
         t->id = m->snapshot->id;
         t->call = m->call;
         t->node = node;
         t->uid = m->snapshot->uid;
         t->dir = t->partial = -1;
         t->unmeasured = t->x->disk_rate == 0;
-        list_insert(&job->x->takings, &t->link);
+        list_insert(&t->x->takings, &t->link);
         disk_begin(t, prepare_run, prepare_done);
         return 0;
 }
@@ -321,36 +321,38 @@ void taking_prepare(struct exchange *x, uint32_t node, const Zero__LinkMessage *
 {
         struct snapshot_place place = { x->conf->checkpoint_dir, m->snapshot->directory,
                                         m->snapshot->uid };
-        struct job *job = job_find(x, m->job);
+        const struct job *job = job_find(x, m->job);
+        struct holding *h = job && !job->opening ? holding_own(job) : NULL;
         struct fault fault;
         int r = 0;
 
-        if (!job || job->opening || !job->state)
+        if (!h)
                 r = fault_set(&fault, ZERO_ENOJOB, "there is no job '%.100s'", m->job);
         if (!r)
                 r = snapshot_place_check(&place, &fault);
         if (!r)
-                r = taking_new(job, node, m, &fault);
+                r = taking_new(h, node, m, &fault);
         if (r)
                 answer(x, node, m, r, fault.text);
 }
 
 static int taking_describe(struct taking *t)
 {
-        const struct job *job = t->job;
+        const struct state *state = t->holding->state;
+        const struct job *job = t->holding->job;
         struct snapshot_header *h = &t->header;
         size_t meta_bytes;
-        int r = snapshot_meta_new(job->state, &t->meta, &meta_bytes);
+        int r = snapshot_meta_new(state, &t->meta, &meta_bytes);
 
         if (r)
                 return r;
-        h->owner = (uint32_t)t->x->owner;
-        h->n_owners = t->x->n_owners;
+        h->owner = t->holding->owner;
+        h->n_owners = job->place.n_owners;
         h->uid = job->uid;
         h->world_size = job->world_size;
         h->reduce_dtype = job->reduce_dtype;
-        h->version = job->state->record->version;
-        h->attempt = job->state->record->decided_attempt;
+        h->version = state->record->version;
+        h->attempt = state->record->decided_attempt;
         h->meta_bytes = meta_bytes;
         h->stream_bytes = t->map.bytes;
         layout_hash(job->layout, h->model_hash);
@@ -381,7 +383,7 @@ static int taking_publish(struct taking *t, const Zero__Snapshot *s)
         struct fault fault;
 
         if (manifest_parse(s->manifest, strlen(s->manifest), &m, &fault) ||
-            s->layout.len != m.layout_bytes || strcmp(m.job, t->job->name) != 0 ||
+            s->layout.len != m.layout_bytes || strcmp(m.job, t->holding->job->name) != 0 ||
             m.version != t->header.version)
                 return ZERO_EPROTO;
         t->text = strdup(s->manifest);
@@ -401,7 +403,7 @@ static void taking_step(struct taking *t, const Zero__Snapshot *s)
 
         if (s->phase == ZERO__SNAPSHOT__PHASE__COPY && t->phase == TAKING_PREPARED) {
                 r = 0;
-                if (update_running(t->job->update))
+                if (update_running(t->holding->update))
                         t->phase = TAKING_DUE;
                 else
                         taking_copy(t);
@@ -452,23 +454,23 @@ void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *w
 
 /* ---- hooks ---------------------------------------------------------------------------------- */
 
-void taking_updated(struct job *job)
+void taking_updated(struct holding *h)
 {
-        if (job->taking && job->taking->phase == TAKING_DUE)
-                taking_copy(job->taking);
+        if (h->taking && h->taking->phase == TAKING_DUE)
+                taking_copy(h->taking);
 }
 
-bool taking_copies(const struct job *job)
+bool taking_copies(const struct holding *h)
 {
-        const struct taking *t = job->taking;
+        const struct taking *t = h->taking;
 
         return t && t->pinned && t->next_group < t->map.n_groups;
 }
 
-void taking_forget(struct job *job)
+void taking_forget(struct holding *h)
 {
-        if (job->taking)
-                taking_fail(job->taking, ZERO_ENOJOB, "the job was dropped");
+        if (h->taking)
+                taking_fail(h->taking, ZERO_ENOJOB, "the job was dropped");
 }
 
 void takings_tick(struct exchange *x)
@@ -480,6 +482,6 @@ void takings_tick(struct exchange *x)
                 if (bytes == t->told)
                         continue;
                 t->told = bytes;
-                snapshot_send_progress(x, t->job->name, t->node, t->id, bytes);
+                snapshot_send_progress(x, t->holding->job->name, t->node, t->id, bytes);
         }
 }

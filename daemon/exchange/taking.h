@@ -18,7 +18,7 @@ enum taking_phase {
 struct taking {
         struct list link; /* exchange.takings */
         struct exchange *x;
-        struct job *job;
+        struct holding *holding;
         uint64_t id, call; /* call: to be answered; 0: none */
         uint32_t node, uid;
         enum taking_phase phase;

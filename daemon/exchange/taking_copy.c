@@ -132,7 +132,7 @@ uint8_t *taking_block(const struct taking *t, uint64_t block)
 void taking_unpin(struct taking *t, uint64_t stream_bytes)
 {
         while (t->next_group < t->map.n_groups && t->map.group_end[t->next_group] <= stream_bytes)
-                shard_unpin(t->job, t->next_group++);
+                shard_unpin(t->holding, t->next_group++);
 }
 
 static void copy_run(struct offload_task *task, uint32_t worker)
@@ -140,7 +140,7 @@ static void copy_run(struct offload_task *task, uint32_t worker)
         struct slot *slot = CONTAINER_OF(task, struct slot, task);
         const struct taking *t = slot->t;
 
-        snapshot_copy(&t->map, t->job->state, t->x->ops, slot->block * SNAPSHOT_BLOCK,
+        snapshot_copy(&t->map, t->holding->state, t->x->ops, slot->block * SNAPSHOT_BLOCK,
                       taking_block(t, slot->block), taking_block_bytes(t, slot->block));
 }
 
@@ -162,7 +162,7 @@ static void copy_note(struct taking *t)
 static void copy_over(struct taking *t)
 {
         t->copy_us = (uv_hrtime() - t->copy_begun_ns) / 1000;
-        access_updated(t->job);
+        access_updated(t->holding->job);
 }
 
 static void copy_done(struct offload_task *task)
@@ -201,8 +201,8 @@ void taking_copy_advance(struct taking *t)
 void taking_copy_begin(struct taking *t)
 {
         t->copy_begun_ns = uv_hrtime();
-        for (uint32_t g = 0; g < t->job->layout->n_groups; g++)
-                shard_pin(t->job, g);
+        for (uint32_t g = 0; g < t->holding->job->layout->n_groups; g++)
+                shard_pin(t->holding, g);
         if (t->n_blocks == 0) {
                 taking_unpin(t, 0);
                 copy_over(t);

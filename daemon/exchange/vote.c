@@ -15,7 +15,7 @@
 /* The norm of one group, on an offload thread. */
 struct measure {
         struct offload_task task;
-        struct job *job;
+        struct holding *holding;
         uint32_t group;
         uint64_t generation;
         struct exact_sum norm;
@@ -39,28 +39,29 @@ uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segme
 static void measure_run(struct offload_task *task, uint32_t worker)
 {
         struct measure *m = CONTAINER_OF(task, struct measure, task);
-        const struct job *job = m->job;
-        const struct plan_shard *shard = &job->state->plan->shards[m->group];
+        const struct holding *h = m->holding;
+        const struct job *job = h->job;
+        const struct plan_shard *shard = &h->state->plan->shards[m->group];
         double divisor = layout_group_divisor(&job->layout->groups[m->group], job->world_size);
 
         for (uint32_t i = 0; i < shard->n_segments; i++) {
-                const struct plan_segment *s =
-                        &job->state->plan->segments[shard->first_segment + i];
+                const struct plan_segment *s = &h->state->plan->segments[shard->first_segment + i];
                 uint64_t n = segment_elements(&job->layout->tensors[s->tensor], s);
 
-                if (n && !job->layout->tensors[s->tensor].frozen &&
-                    job->landing->present[s->tensor])
-                        job->x->ops->norm(job->state->grad + s->moment, n, 1 / (divisor * divisor),
+                if (n && !job->layout->tensors[s->tensor].frozen && h->landing->present[s->tensor])
+                        job->x->ops->norm(h->state->grad + s->moment, n, 1 / (divisor * divisor),
                                           &m->norm, &m->finite);
         }
 }
 
 /* What the ranks keep with the step, into memory that outlives the process. */
-static int landing_keep(struct job *job, struct fault *fault)
+static int landing_keep(struct holding *h, struct fault *fault)
 {
+        const struct job *job = h->job;
+
         for (uint32_t r = 0; r < job->world_size; r++) {
-                const struct kept *k = &job->landing->kept[r];
-                int status = state_blob_stage(job->state, r, job->attempt, k->data, k->bytes);
+                const struct kept *k = &h->landing->kept[r];
+                int status = state_blob_stage(h->state, r, job->attempt, k->data, k->bytes);
 
                 if (status)
                         return fault_set(fault, status == -EDQUOT ? ZERO_EQUOTA : ZERO_ESHM,
@@ -71,17 +72,18 @@ static int landing_keep(struct job *job, struct fault *fault)
 }
 
 /* The vote, with all it follows from, into memory that outlives the process. */
-static void landing_record(struct job *job, const struct exact_sum *sum, bool finite,
+static void landing_record(struct holding *h, const struct exact_sum *sum, bool finite,
                            struct fault *fault)
 {
-        const struct step_params *params = &job->landing->params;
+        const struct step_params *params = &h->landing->params;
+        const struct job *job = h->job;
         struct state_record record;
 
-        if (job->state->record->attempt < job->attempt) /* attempts were aborted meanwhile */
-                state_abort(job->state, job->attempt);
-        record = *job->state->record;
-        memcpy(job->state->present, job->landing->present, job->layout->n_tensors);
-        if (landing_keep(job, fault))
+        if (h->state->record->attempt < job->attempt) /* attempts were aborted meanwhile */
+                state_abort(h->state, job->attempt);
+        record = *h->state->record;
+        memcpy(h->state->present, h->landing->present, job->layout->n_tensors);
+        if (landing_keep(h, fault))
                 return;
         crash_point(CRASH_VOTE_KEPT);
         record.finite = finite;
@@ -98,40 +100,42 @@ static void landing_record(struct job *job, const struct exact_sum *sum, bool fi
                 record.sets[i].eps = params->sets[i].eps;
                 record.sets[i].weight_decay = params->sets[i].weight_decay;
         }
-        state_prepare(job->state, &record);
+        state_prepare(h->state, &record);
         crash_point(CRASH_VOTE_RECORDED);
 }
 
 /* Every tensor to be updated here has a hyperparameter set in the step. */
-static int landing_check(const struct job *job, struct fault *fault)
+static int landing_check(const struct holding *h, struct fault *fault)
 {
-        uint32_t n_sets = job->landing->params.n_sets, t;
+        const struct job *job = h->job;
+        uint32_t n_sets = h->landing->params.n_sets, t;
 
-        if (!job->landing->have_params || n_sets == 0)
+        if (!h->landing->have_params || n_sets == 0)
                 return 0;
-        t = state_check_sets(job->state, n_sets);
+        t = state_check_sets(h->state, n_sets);
         if (t == job->layout->n_tensors)
                 return 0;
         return fault_set(fault, ZERO_EINVAL,
                          "tensor '%.200s' uses hyperparameter set %llu, but the step has %u",
-                         job->layout->tensors[t].name,
-                         (unsigned long long)job->state->tensor_set[t], n_sets);
+                         job->layout->tensors[t].name, (unsigned long long)h->state->tensor_set[t],
+                         n_sets);
 }
 
-void landing_vote(struct job *job)
+void landing_vote(struct holding *h)
 {
-        struct landing *l = job->landing;
+        const struct job *job = h->job;
+        struct landing *l = h->landing;
         Zero__LinkMessage m = job_message(job);
         Zero__Prepared vote = ZERO__PREPARED__INIT;
         struct exact_sum sum;
         struct fault fault = { 0 };
         bool finite = true;
 
-        if (!l->preparing || update_running(job->update))
+        if (!l->preparing || update_running(h->update))
                 return;
         exact_sum_init(&sum);
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
-                if (!landing_has(job, g))
+                if (!landing_has(h, g))
                         continue;
                 if (!l->groups[g].measured)
                         return;
@@ -140,13 +144,14 @@ void landing_vote(struct job *job)
         }
         exact_sum_normalize(&sum);
         l->preparing = false;
-        if (landing_check(job, &fault) == 0 && l->have_params)
-                landing_record(job, &sum, finite, &fault);
+        if (landing_check(h, &fault) == 0 && l->have_params)
+                landing_record(h, &sum, finite, &fault);
         l->voted = l->have_params;
         vote.status = (uint32_t)fault.status;
         vote.text = fault.text;
         vote.attempt = job->attempt;
-        vote.owner = (uint32_t)job->x->owner;
+        vote.owner = h->owner;
+        vote.copy = h->copy;
         vote.finite = finite;
         vote.closing = l->have_params;
         vote.n_norm = EXACT_SUM_BINS;
@@ -160,47 +165,49 @@ void landing_vote(struct job *job)
 static void measure_done(struct offload_task *task)
 {
         struct measure *m = CONTAINER_OF(task, struct measure, task);
-        struct job *job = m->job;
-        struct landing_group *lg = &job->landing->groups[m->group];
+        struct holding *h = m->holding;
+        struct job *job = h->job;
+        struct landing_group *lg = &h->landing->groups[m->group];
 
         lg->busy = false;
-        if (m->generation == job->landing->generation) {
+        if (m->generation == h->landing->generation) {
                 lg->norm = m->norm;
                 lg->finite = m->finite;
                 lg->measured = true;
                 if (!job->dead)
-                        landing_vote(job);
+                        landing_vote(h);
         } else {
-                landing_forget_present(job, m->group);
-                landing_advance(job, m->group);
+                landing_forget_present(h, m->group);
+                landing_advance(h, m->group);
         }
         free(m);
         job_unref(job);
 }
 
-void landing_measure(struct job *job, uint32_t group)
+void landing_measure(struct holding *h, uint32_t group)
 {
         struct measure *m = calloc(1, sizeof *m);
 
         if (!m)
                 return;
-        m->job = job;
-        job_ref(job);
+        m->holding = h;
+        job_ref(h->job);
         m->group = group;
-        m->generation = job->landing->generation;
+        m->generation = h->landing->generation;
         m->finite = true;
         exact_sum_init(&m->norm);
         m->task.run = measure_run;
         m->task.done = measure_done;
-        job->landing->groups[group].complete = true;
-        job->landing->groups[group].busy = true;
-        offload_submit(job->x->offload, &m->task);
+        h->landing->groups[group].complete = true;
+        h->landing->groups[group].busy = true;
+        offload_submit(h->job->x->offload, &m->task);
 }
 
 /* What the ranks keep with the step; false: it cannot be. */
-static bool kept_take(struct job *job, const Zero__Prepare *m)
+static bool kept_take(struct holding *h, const Zero__Prepare *m)
 {
-        struct landing *l = job->landing;
+        const struct job *job = h->job;
+        struct landing *l = h->landing;
 
         if (l->n_kept != job->world_size) {
                 struct kept *kept = calloc(job->world_size, sizeof *kept);
@@ -221,15 +228,15 @@ static bool kept_take(struct job *job, const Zero__Prepare *m)
         return true;
 }
 
-void landing_prepare(struct job *job, const Zero__Prepare *m, const struct step_params *params)
+void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params)
 {
-        struct landing *l = job->landing;
+        struct landing *l = h->landing;
 
-        if (!l || m->attempt != job->attempt || (params && !kept_take(job, m)))
+        if (m->attempt != h->job->attempt || (params && !kept_take(h, m)))
                 return; /* the step's deadline will say so */
         l->preparing = true;
         l->have_params = params != NULL;
         if (params)
                 l->params = *params;
-        landing_vote(job);
+        landing_vote(h);
 }

@@ -37,10 +37,12 @@ _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the te
 /* ---- an owner's part ---------------------------------------------------------- */
 
 /* The part of a plane that holds [first, first + count) of a tensor, which lies in one segment. */
-static char *plane_at(const struct job *job, uint32_t tensor, enum zero_plane plane, uint64_t first)
+static char *plane_at(const struct holding *h, uint32_t tensor, enum zero_plane plane,
+                      uint64_t first)
 {
-        const struct layout_tensor *t = &job->layout->tensors[tensor];
-        const struct state *state = job->state;
+        const layout *l = h->job->layout;
+        const struct layout_tensor *t = &l->tensors[tensor];
+        const struct state *state = h->state;
         const struct plan_shard *shard = &state->plan->shards[t->group];
         uint64_t in_group = t->offset + first;
         const struct plan_segment *s = &state->plan->segments[shard->first_segment];
@@ -52,9 +54,8 @@ static char *plane_at(const struct job *job, uint32_t tensor, enum zero_plane pl
         if (plane == ZERO_PLANE_MASTER)
                 return (char *)(state->master + shard->master + (in_group - shard->range.first));
         if (plane == ZERO_PLANE_SERVE)
-                return (char *)state_shard(state, job->layout, t->group) +
-                       (in_group - shard->range.first) *
-                               dtype_size(job->layout->groups[t->group].dtype);
+                return (char *)state_shard(state, l, t->group) +
+                       (in_group - shard->range.first) * dtype_size(l->groups[t->group].dtype);
         while (s->tensor != tensor)
                 s++;
         return (char *)((plane == ZERO_PLANE_EXP_AVG ? state->exp_avg : state->exp_avg_sq) +
@@ -64,7 +65,7 @@ static char *plane_at(const struct job *job, uint32_t tensor, enum zero_plane pl
 static void work_copy(struct work *w)
 {
         const struct job *job = w->job;
-        char *plane = plane_at(job, w->tensor, w->plane, w->first);
+        char *plane = plane_at(w->holding, w->tensor, w->plane, w->first);
         size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
         enum zero_dtype dtype = job->layout->groups[w->group].dtype;
 
@@ -74,7 +75,8 @@ static void work_copy(struct work *w)
         }
         memcpy(plane, w->buffer, bytes);
         if (w->plane == ZERO_PLANE_MASTER && dtype != ZERO_FP32)
-                job->x->ops->cast(dtype, plane_at(job, w->tensor, ZERO_PLANE_SERVE, w->first),
+                job->x->ops->cast(dtype,
+                                  plane_at(w->holding, w->tensor, ZERO_PLANE_SERVE, w->first),
                                   ZERO_FP32, plane, w->count);
 }
 
@@ -88,7 +90,7 @@ static void work_done(struct offload_task *task)
         struct work *w = CONTAINER_OF(task, struct work, task);
 
         if (w->put)
-                state_put_end(w->job->state, w->put_name);
+                state_put_end(w->holding->state, w->put_name);
         w->end(w, 0);
 }
 
@@ -109,12 +111,12 @@ static void work_put_single(struct work *w)
                 w->end(w, ZERO_ERANGE);
                 return;
         }
-        state_put_begin(w->job->state);
+        state_put_begin(w->holding->state);
         if (w->plane == ZERO_PLANE_SET)
-                state_put_set(w->job->state, w->tensor, number);
+                state_put_set(w->holding->state, w->tensor, number);
         else
-                state_put_step(w->job->state, w->tensor, number);
-        state_put_end(w->job->state, w->put_name);
+                state_put_step(w->holding->state, w->tensor, number);
+        state_put_end(w->holding->state, w->put_name);
         w->end(w, 0);
 }
 
@@ -124,10 +126,10 @@ void work_submit(struct work *w)
                 work_put_single(w);
                 return;
         }
-        shard_pin(w->job, w->group);
+        shard_pin(w->holding, w->group);
         w->pinned = true;
         if (w->put)
-                state_put_begin(w->job->state);
+                state_put_begin(w->holding->state);
         w->task.run = work_run;
         w->task.done = work_done;
         offload_submit(w->job->x->offload, &w->task);
@@ -136,13 +138,13 @@ void work_submit(struct work *w)
 /* A step that was voted for has the sets that were in force then. */
 static bool work_must_wait(const struct work *w)
 {
-        const struct job *job = w->job;
+        const struct holding *h = w->holding;
 
-        if (job->version < w->version || (job->update && update_running(job->update)))
+        if (h->job->version < w->version || update_running(h->update))
                 return true;
-        if (w->put && taking_copies(job))
+        if (w->put && taking_copies(h))
                 return true;
-        return w->put && w->plane == ZERO_PLANE_SET && landing_voted(job);
+        return w->put && w->plane == ZERO_PLANE_SET && landing_voted(h);
 }
 
 void work_start(struct work *w)
@@ -169,21 +171,22 @@ void work_free(struct work *w)
 {
         list_remove(&w->link);
         if (w->pinned)
-                shard_unpin(w->job, w->group);
+                shard_unpin(w->holding, w->group);
         if (w->owns_buffer)
                 free(w->buffer);
         job_unref(w->job);
         free(w);
 }
 
-struct work *work_new(struct job *job, uint32_t tensor, enum zero_plane plane, uint64_t first,
-                      uint64_t count)
+struct work *work_new(struct job *job, struct holding *h, uint32_t tensor, enum zero_plane plane,
+                      uint64_t first, uint64_t count)
 {
         struct work *w = calloc(1, sizeof *w);
 
         if (!w)
                 return NULL;
         *w = (struct work){ .job = job,
+                            .holding = h,
                             .tensor = tensor,
                             .group = job->layout->tensors[tensor].group,
                             .plane = plane,
@@ -196,17 +199,17 @@ struct work *work_new(struct job *job, uint32_t tensor, enum zero_plane plane, u
 
 /* ---- other nodes' requests ----------------------------------------------------------- */
 
-static bool request_lies_here(const struct job *job, uint32_t owner, uint32_t tensor,
+static bool request_lies_here(const struct job *job, const struct holding *h, uint32_t tensor,
                               uint32_t plane, uint64_t first, uint64_t count)
 {
         const struct layout_tensor *t;
         struct range range;
 
-        if (!job->state || (int32_t)owner != job->x->owner || tensor >= job->layout->n_tensors ||
-            plane < ZERO_PLANE_MASTER || plane > ZERO_PLANE_SET || plane == ZERO_PLANE_GRAD)
+        if (!h || tensor >= job->layout->n_tensors || plane < ZERO_PLANE_MASTER ||
+            plane > ZERO_PLANE_SET || plane == ZERO_PLANE_GRAD)
                 return false;
         t = &job->layout->tensors[tensor];
-        range = job->state->plan->shards[t->group].range;
+        range = h->state->plan->shards[t->group].range;
         if (first > t->elements || count > t->elements - first || count == 0 || range.count == 0 ||
             (t->frozen && plane != ZERO_PLANE_MASTER && plane != ZERO_PLANE_SERVE))
                 return false;
@@ -223,10 +226,10 @@ static void plane_sent(void *arg, int status)
 
 static void plane_send(struct work *w)
 {
-        shard_pin(w->job, w->group);
+        shard_pin(w->holding, w->group);
         w->pinned = true;
         if (fabric_payload(w->job->x->fabric, w->node, w->transfer, TRAFFIC_STATE,
-                           plane_at(w->job, w->tensor, w->plane, w->first),
+                           plane_at(w->holding, w->tensor, w->plane, w->first),
                            w->count * plane_size(w->job, w->tensor, w->plane), plane_sent, w))
                 work_free(w);
 }
@@ -273,19 +276,20 @@ static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
 
 void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
+        struct holding *h = holding_find(job, request->owner);
         struct work *w;
 
         if (request->kind == ZERO__PULL__KIND__PUT) {
                 put_pull(job, node, request);
                 return;
         }
-        if (!request_lies_here(job, request->owner, request->tensor, request->plane, request->first,
+        if (!request_lies_here(job, h, request->tensor, request->plane, request->first,
                                request->count)) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO,
                            "no such range on this owner");
                 return;
         }
-        w = work_new(job, request->tensor, (enum zero_plane)request->plane, request->first,
+        w = work_new(job, h, request->tensor, (enum zero_plane)request->plane, request->first,
                      request->count);
         if (!w) {
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
@@ -326,15 +330,16 @@ static void put_landed(struct ask *ask, int status)
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__PutRange *put = m->put_range;
+        struct holding *h = holding_of_copy(job, put->owner, put->copy);
         Zero__Pull pull = ZERO__PULL__INIT;
         size_t bytes;
         struct work *w;
 
-        if (!request_lies_here(job, put->owner, put->tensor, put->plane, put->first, put->count)) {
+        if (!request_lies_here(job, h, put->tensor, put->plane, put->first, put->count)) {
                 answer(job->x, node, m, ZERO_EPROTO, "no such range on this owner");
                 return;
         }
-        w = work_new(job, put->tensor, (enum zero_plane)put->plane, put->first, put->count);
+        w = work_new(job, h, put->tensor, (enum zero_plane)put->plane, put->first, put->count);
         bytes = put->count * plane_size(job, put->tensor, (enum zero_plane)put->plane);
         if (w)
                 w->buffer = malloc(bytes);

@@ -46,6 +46,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         struct session *s = call->session;
         struct rank *rank = s->rank;
         struct job *job = rank->job;
+        const struct holding *sole = holding_sole(job);
         const struct segment *gather = gather_segment(job->gather);
         Zero__AttachReply attach = ZERO__ATTACH_REPLY__INIT;
         Zero__StepReply last = ZERO__STEP_REPLY__INIT;
@@ -65,9 +66,9 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
                 attach.gather_bytes = gather->bytes;
                 fds[n++] = gather->fd;
         }
-        if (job->x->n_owners == 1 && job->state && job->state->serve) {
-                attach.serve_bytes = job->state->plan->serve_bytes;
-                fds[n++] = job->state->serve_fd;
+        if (sole && sole->state->serve) {
+                attach.serve_bytes = sole->state->plan->serve_bytes;
+                fds[n++] = sole->state->serve_fd;
         }
         reply->body_case = ZERO__REPLY__BODY_ATTACH;
         reply->attach = &attach;

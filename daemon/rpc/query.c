@@ -68,11 +68,11 @@ static json_t *survey_ping(struct survey *s)
 
 static json_t *survey_shards(struct survey *s)
 {
-        const struct exchange *x = s->rpc->x;
+        const struct placement *place = &s->job->place;
         json_t *versions[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
 
-        for (uint32_t o = 0; o < x->n_owners; o++)
-                versions[o] = s->answers[x->owner_node[o]].json;
+        for (uint32_t o = 0; o < place->n_owners; o++)
+                versions[o] = s->answers[place->node[o]].json;
         json_array_append_new(jobs, report_shards(s->job, versions));
         json_object_set_new(j, "jobs", jobs);
         return j;
@@ -82,7 +82,7 @@ static const char *const checksum_planes[] = { "master", "exp_avg", "exp_avg_sq"
 
 static json_t *survey_checksum(struct survey *s)
 {
-        const struct exchange *x = s->rpc->x;
+        const struct placement *place = &s->job->place;
         json_t *j = json_object(), *planes = json_object();
         char hex[33];
 
@@ -91,8 +91,8 @@ static json_t *survey_checksum(struct survey *s)
         for (size_t p = 0; p < 3; p++) {
                 uint64_t sum[2] = { 0, 0 };
 
-                for (uint32_t o = 0; o < x->n_owners; o++) {
-                        json_t *part = json_object_get(s->answers[x->owner_node[o]].json,
+                for (uint32_t o = 0; o < place->n_owners; o++) {
+                        json_t *part = json_object_get(s->answers[place->node[o]].json,
                                                        checksum_planes[p]);
 
                         for (size_t i = 0; i < 2; i++)
@@ -255,7 +255,7 @@ static int survey_start(struct pending_call *call, const struct survey_kind *kin
         call->request.forget = survey_forget;
         s->pending = 1;
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                if (!kind->owners_only || x->cluster->nodes[n].owner)
+                if (!kind->owners_only || placement_owner_on(&job->place, n) != NO_OWNER)
                         survey_ask(s, n, kind->question, call->session->timeout_ms);
         s->pending--; /* answers come from the loop, never before: at least this node's own is due
                        */
@@ -269,14 +269,16 @@ static json_t *all_shards(const struct rpc *rpc)
 
         list_for_each (&rpc->x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
+                const struct holding *own;
 
                 if (job->opening)
                         continue;
-                if (rpc->x->owner != NO_OWNER)
-                        versions[rpc->x->owner] = report_versions(job);
+                own = holding_own(job);
+                if (own)
+                        versions[own->owner] = report_versions(job);
                 json_array_append_new(jobs, report_shards(job, versions));
-                if (rpc->x->owner != NO_OWNER)
-                        json_decref(versions[rpc->x->owner]);
+                if (own)
+                        json_decref(STEAL(versions[own->owner]));
         }
         json_object_set_new(j, "jobs", jobs);
         return j;
@@ -351,15 +353,16 @@ static void checksum_done(void *arg, const struct checksum *sum)
 
 static void query_checksum(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
+        struct holding *own = holding_own(job);
         struct checksum_question *q = malloc(sizeof *q);
 
-        if (!q || !job->state) {
+        if (!q || !own) {
                 free(q);
                 answer(job->x, node, m, ZERO_ENOMEM, "no state here");
                 return;
         }
         *q = (struct checksum_question){ job->x, node, m->call };
-        checksum_start(job, m->query->version, checksum_done, q);
+        checksum_start(own, m->query->version, checksum_done, q);
 }
 
 void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)

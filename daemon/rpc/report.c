@@ -53,9 +53,8 @@ static json_t *report_wait(const struct job *job, const struct wait_line *line)
 
         json_object_set_new(wait, "for", text(line->who));
         json_object_set_new(wait, "what", text(line->what));
-        json_object_set_new(
-                wait, "since_s",
-                real(now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0));
+        json_object_set_new(wait, "since_s",
+                            real(now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0));
         return wait;
 }
 
@@ -89,7 +88,11 @@ static json_t *report_gather(const struct job *job)
 /* Bytes of one plane over a range of this owner's plan; plan NULL: nothing here. */
 static uint64_t plane_bytes(const struct job *job, enum zero_plane plane)
 {
-        return job->state ? plan_plane_bytes(job->state->plan, plane) : 0;
+        uint64_t bytes = 0;
+
+        for_holdings (job, h)
+                bytes += h->state ? plan_plane_bytes(h->state->plan, plane) : 0;
+        return bytes;
 }
 
 static json_t *report_planes(const struct job *job)
@@ -116,7 +119,7 @@ static json_t *report_formula(const struct job *job)
 
         json_object_set_new(j, "bytes_per_parameter", number(16));
         json_object_set_new(j, "stage3_bytes",
-                            number(16 * job->layout->elements / job->x->n_owners));
+                            number(16 * job->layout->elements / job->place.n_owners));
         return j;
 }
 
@@ -155,8 +158,8 @@ static json_t *report_owners(const struct job *job)
 {
         json_t *owners = json_array();
 
-        for (uint32_t o = 0; o < job->x->n_owners; o++)
-                json_array_append_new(owners, text(node_name(job->x, job->x->owner_node[o])));
+        for (uint32_t o = 0; o < job->place.n_owners; o++)
+                json_array_append_new(owners, text(node_name(job->x, job->place.node[o])));
         return owners;
 }
 
@@ -297,13 +300,13 @@ json_t *report_config(const struct rpc *rpc)
 
 json_t *report_versions(const struct job *job)
 {
+        const struct holding *own = holding_own(job);
         json_t *versions = json_array();
 
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                json_array_append_new(versions,
-                                      job->state && job->state->plan->shards[g].range.count
-                                              ? number(job->shard_version[g])
-                                              : json_null());
+                json_array_append_new(versions, own && own->state->plan->shards[g].range.count
+                                                        ? number(own->shard_version[g])
+                                                        : json_null());
         return versions;
 }
 
@@ -333,7 +336,7 @@ static json_t *report_shard(const struct job *job, uint32_t group, uint32_t owne
         uint64_t moments = trainable_elements(job, group, range) * sizeof(float);
         json_t *j = json_object(), *bytes = json_object();
 
-        json_object_set_new(j, "owner", text(node_name(job->x, job->x->owner_node[owner])));
+        json_object_set_new(j, "owner", text(node_name(job->x, job->place.node[owner])));
         json_object_set_new(j, "first", number(range.first));
         json_object_set_new(j, "count", number(range.count));
         json_object_set_new(bytes, "master", number(range.count * sizeof(float)));

@@ -32,7 +32,7 @@ struct session {
         int32_t rank_number; /* ZERO_OBSERVER or the rank it may attach as */
         uint32_t world_size, local_world_size;
         uint64_t timeout_ms;
-        struct rank *rank; /* while attached (or attaching) as a rank */
+        struct rank *rank;          /* while attached (or attaching) as a rank */
         struct job *job;            /* observers: the job they look at */
         struct push_window *window; /* observers */
         uint32_t n_pending;

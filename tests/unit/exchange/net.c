@@ -295,9 +295,9 @@ struct checksum net_checksum(struct net *net, const char *name)
         for (uint32_t i = 0; i < net->options.owners; i++) {
                 struct job *job = net_job(net, i, name);
 
-                CHECK(job && job->state);
+                CHECK(job && holding_own(job));
                 s.pending++;
-                checksum_start(job, 0, sum_done, &s);
+                checksum_start(holding_own(job), 0, sum_done, &s);
         }
         net_wait(net, sum_ready, &s, "the checksum");
         return s.total;

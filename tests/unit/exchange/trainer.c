@@ -289,7 +289,7 @@ const void *trainer_view(const struct trainer *t, uint32_t group, const struct r
         const struct segment *gather = gather_segment(job->gather);
 
         if (r->result.fetch.serve)
-                return job->state->serve + r->result.fetch.offset;
+                return holding_sole(job)->state->serve + r->result.fetch.offset;
         return gather ? (const char *)gather->data + r->result.fetch.offset : NULL;
 }
 
