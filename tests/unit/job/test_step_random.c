@@ -1,16 +1,16 @@
 /*
  * Random events into the step machine.  A model that knows nothing but the events and
  * actions watches: nothing is decided of an attempt that a lost node, a broken link, a rank
- * that left or moved, or one that came back after a norm has voided, or without every owner's vote;
- * attempts are decided at most once; a start waits for all ranks, nodes, links and updates; the
- * version moves by commits alone.
+ * that left or moved, or one that came back after a norm has voided, or without every holder's
+ * vote, or while a mirror's vote is not its owner's; attempts are decided at most once; a start
+ * waits for all ranks, nodes, links and updates; the version moves by commits alone.
  */
 #include <criterion/criterion.h>
 #include <string.h>
 
 #include "steps.h"
 
-enum { RANKS = 5, NODES = 4, OWNERS = 3, EVENTS = 20000 };
+enum { RANKS = 5, NODES = 4, OWNERS = 3, HOLDERS = 2 * OWNERS, EVENTS = 20000 };
 enum { AWAY = UINT32_MAX };
 
 struct model {
@@ -20,13 +20,18 @@ struct model {
         bool present[RANKS];  /* its session lives */
         bool open[NODES];
         bool cut[NODES][NODES];
-        bool done[OWNERS];
-        bool running;          /* an attempt was started, and nothing has voided it */
-        bool voted[OWNERS];    /* in the vote that is under way */
+        uint32_t holders; /* OWNERS, or with mirrors HOLDERS */
+        bool done[HOLDERS];
+        bool running;        /* an attempt was started, and nothing has voided it */
+        bool voted[HOLDERS]; /* in the vote that is under way */
+        struct {
+                bool finite;
+                double norm;
+        } vote[HOLDERS];
         bool normed;           /* a norm was told in the attempt that runs */
         bool preparing;        /* PREPARE was given and nothing ended it since */
         uint64_t last_decided; /* attempt */
-        uint64_t commits, starts, decisions, norms, rejoins;
+        uint64_t commits, starts, decisions, norms, rejoins, refusals;
 };
 
 static uint64_t some_attempt(struct model *m)
@@ -58,8 +63,8 @@ static bool all_there(const struct model *m)
                 for (uint32_t to = 0; to < NODES; to++)
                         if (needed(m, n) && (!m->open[n] || (needed(m, to) && m->cut[n][to])))
                                 return false;
-        for (int o = 0; o < OWNERS; o++)
-                if (!m->done[o])
+        for (uint32_t h = 0; h < m->holders; h++)
+                if (!m->done[h])
                         return false;
         return true;
 }
@@ -169,12 +174,28 @@ static void event_ready(struct model *m)
         memset(m->voted, 0, sizeof m->voted);
 }
 
-static void check_decision(struct model *m, uint64_t attempt, uint64_t version)
+/* The first mirror that voted otherwise than its owner. */
+static uint32_t odd(const struct model *m)
+{
+        for (uint32_t h = OWNERS; h < m->holders; h++)
+                if (m->vote[h].finite != m->vote[h - OWNERS].finite ||
+                    (m->vote[h].finite && m->vote[h].norm != m->vote[h - OWNERS].norm))
+                        return h;
+        return NO_HOLDER;
+}
+
+static void check_all_voted(struct model *m, enum step_action action)
 {
         cr_assert(m->running && m->preparing);
-        for (int o = 0; o < OWNERS; o++)
-                cr_assert(m->voted[o], "decided without owner %d", o);
+        for (uint32_t h = 0; h < m->holders; h++)
+                cr_assert(m->voted[h], "decided without holder %u", h);
         m->preparing = false;
+        cr_assert_eq(m->s.odd, odd(m));
+        cr_assert_eq(action, odd(m) == NO_HOLDER ? STEP_DECIDE : STEP_REFUSE);
+}
+
+static void check_decision(struct model *m, uint64_t attempt, uint64_t version)
+{
         if (m->s.norm_only) {
                 cr_assert_eq(m->s.attempt, attempt);
                 cr_assert_eq(m->s.version, version);
@@ -195,38 +216,49 @@ static void check_decision(struct model *m, uint64_t attempt, uint64_t version)
 
 static void event_vote(struct model *m)
 {
-        uint32_t owner = rng_below(&m->rng, OWNERS + 1);
+        uint32_t holder = rng_below(&m->rng, m->holders + 1), owner = holder % OWNERS;
         uint64_t attempt = some_attempt(m), current = m->s.attempt, version = m->s.version;
-        struct votes v = steps_vote(1, rng_below(&m->rng, 10) != 0);
+        bool lies = rng_below(&m->rng, 40) == 0, finite = (current + owner) % 10 != 0;
+        double norm = lies ? 2 : 1;
+        struct votes v = steps_vote(norm, finite);
         enum step_action action;
 
-        if (attempt == current && owner < OWNERS && m->preparing)
-                m->voted[owner] = true;
-        step_vote(&m->s, owner, attempt, &v, &action);
+        if (attempt == current && holder < m->holders && m->preparing && !m->voted[holder]) {
+                m->voted[holder] = true;
+                m->vote[holder].finite = finite;
+                m->vote[holder].norm = norm;
+        }
+        step_vote(&m->s, holder, attempt, &v, &action);
+        if (action == STEP_NOTHING)
+                return;
+        check_all_voted(m, action);
         if (action == STEP_DECIDE)
                 check_decision(m, current, version);
+        else
+                m->refusals++;
 }
 
 static void event_done(struct model *m)
 {
-        uint32_t owner = rng_below(&m->rng, OWNERS + 1);
+        uint32_t holder = rng_below(&m->rng, m->holders + 1);
         uint64_t attempt = rng_below(&m->rng, 8) ? m->s.decided_attempt : some_attempt(m);
 
-        step_done(&m->s, owner, attempt);
-        if (owner < OWNERS && attempt == m->s.decided_attempt)
-                m->done[owner] = true;
+        step_done(&m->s, holder, attempt);
+        if (holder < m->holders && attempt == m->s.decided_attempt)
+                m->done[holder] = true;
 }
 
-static void run(uint64_t seed, struct model *m)
+static void run(uint64_t seed, bool mirror, struct model *m)
 {
         static void (*const events[])(struct model *) = { event_join,  event_part,  event_ready,
                                                           event_vote,  event_ready, event_vote,
                                                           event_done,  event_node,  event_links,
                                                           event_start, event_ready, event_vote };
 
-        const struct placement view = steps_view(OWNERS, false);
+        const struct placement view = steps_view(OWNERS, mirror);
 
-        *m = (struct model){ .rng = { seed }, .done = { true, true, true } };
+        *m = (struct model){ .rng = { seed }, .holders = placement_holders(&view) };
+        memset(m->done, true, sizeof m->done);
         memset(m->node, 0xff, sizeof m->node);
         cr_assert_eq(step_init(&m->s, RANKS, NODES, &view), 0);
         for (int i = 0; i < EVENTS; i++) {
@@ -240,24 +272,36 @@ static void run(uint64_t seed, struct model *m)
         step_deinit(&m->s);
 }
 
-Test(step, random_events_keep_the_invariants)
+/* The walk must have been somewhere. */
+static void walk(bool mirror)
 {
-        uint64_t starts = 0, decisions = 0, commits = 0, norms = 0, rejoins = 0;
+        uint64_t starts = 0, decisions = 0, commits = 0, norms = 0, rejoins = 0, refusals = 0;
 
-        for (uint64_t seed = 1; seed <= 20; seed++) {
+        for (uint64_t seed = 1; seed <= (mirror ? 100 : 20); seed++) {
                 struct model m;
 
-                run(seed, &m);
+                run(seed, mirror, &m);
                 starts += m.starts;
                 decisions += m.decisions;
                 commits += m.commits;
                 norms += m.norms;
                 rejoins += m.rejoins;
+                refusals += m.refusals;
         }
-        /* the walk must have been somewhere */
         cr_assert_gt(starts, 100);
         cr_assert_gt(commits, 100);
         cr_assert_gt(norms, 10);
         cr_assert_gt(rejoins, 100);
         cr_assert_gt(decisions, commits);
+        cr_assert_eq(refusals > 10, mirror);
+}
+
+Test(step, random_events_keep_the_invariants)
+{
+        walk(false);
+}
+
+Test(step, random_events_keep_the_invariants_with_mirrors)
+{
+        walk(true);
 }
