@@ -21,6 +21,8 @@
         X(PUSH_SENDING, "push.sending") /* an owner has asked for its part */                      \
         X(LANDING_LANDED, "landing.landed") /* that part is there */                               \
         X(LANDING_ADDED, "landing.added") /* it is added to the gradient */                        \
+        X(MIRROR_OFFERED, "mirror.offered") /* an owner's sum is offered to its mirror */          \
+        X(MIRROR_SENDING, "mirror.sending") /* the mirror has asked for it */                      \
         X(VOTE_KEPT, "vote.kept") /* what ranks keep is written, the vote is not */                \
         X(VOTE_RECORDED, "vote.recorded") /* the vote is recorded, not sent */                     \
         X(VOTE_SENT, "vote.sent") /* it is sent */                                                 \

@@ -218,10 +218,11 @@ static int read_keys(struct cluster *c, const struct conf *conf, struct fault *f
         return r;
 }
 
-/* Of names in order and of owners; each name ends with a byte 0. */
+/* Of names in order, of owners and of mirrors; each name ends with a byte 0. */
 static void hash_nodes(struct cluster *c)
 {
-        static const char domain[] = "zerod cluster 1";
+        static const char domain[] = "zerod cluster 2";
+        uint8_t mirror = c->mirror;
         crypto_generichash_state state;
 
         crypto_generichash_init(&state, NULL, 0, sizeof(c->hash));
@@ -233,6 +234,7 @@ static void hash_nodes(struct cluster *c)
                 crypto_generichash_update(&state, (const uint8_t *)n->name, strlen(n->name) + 1);
                 crypto_generichash_update(&state, &owner, 1);
         }
+        crypto_generichash_update(&state, &mirror, 1);
         crypto_generichash_final(&state, c->hash, sizeof(c->hash));
 }
 
@@ -254,6 +256,7 @@ int conf_cluster(const struct conf *conf, struct cluster *ret, struct fault *fau
         if (r == 0)
                 r = read_keys(c, conf, fault);
         if (r == 0) {
+                c->mirror = conf->mirror;
                 hash_nodes(c);
                 *ret = *c;
         }

@@ -16,8 +16,9 @@ struct cluster_node {
 };
 struct cluster {
         uint32_t n_nodes, self;
+        bool mirror; /* every owner's shards are held a second time */
         struct cluster_node nodes[ZERO_NODE_MAX];
-        uint8_t hash[32]; /* of names and owners, not of addresses */
+        uint8_t hash[32]; /* of names, owners and mirror, not of addresses */
         uint8_t key[CLUSTER_KEY], key_next[CLUSTER_KEY];
         bool has_key, has_key_next; /* without a key only a cluster of one */
 };

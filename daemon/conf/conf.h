@@ -14,6 +14,7 @@ struct conf {
         char *node;            /* this node's name; "": host name */
         char *peers;           /* "a=host:port b=host:port ...", all nodes, self included */
         char *owners;          /* names of the nodes that hold shards; "": all */
+        uint64_t mirror;       /* 1: shards are held a second time, on another node */
         char *key_file;        /* cluster key: 32 bytes, hex or raw, mode 0600 or stricter */
         char *key_next_file;   /* second key during rotation */
         char *socket;          /* "": see conf_table.h */

@@ -19,6 +19,10 @@
           "no port is opened.")                                                                    \
         S("Cluster", owners, LIST, "NAME ...", "", 8192,                                           \
           "Names of the nodes that hold shards; the same on every node. Empty: all nodes.")        \
+        N("Cluster", mirror, COUNT, "copies", "0", 0, 1,                                           \
+          "1: every owner's shards are held a second time, by the next owner's node, so that the " \
+          "loss of a node loses nothing; the same on every node. Costs as much memory again, and " \
+          "4 bytes more a parameter and step between nodes.")                                      \
         S("Cluster", key_file, PATH, "FILE", "", 4095,                                             \
           "Key that the nodes of the cluster share: 32 bytes, raw or as 64 hexadecimal digits. "   \
           "Nobody but the owner of the file may have access to it (mode 0600 or 0400). Needed "    \

@@ -109,7 +109,7 @@ int exchange_start(struct exchange *x)
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 if (x->cluster->nodes[n].owner)
                         owners[n_owners++] = n;
-        placement_init(&x->view, 0, owners, n_owners, false);
+        placement_init(&x->view, 0, owners, n_owners, x->cluster->mirror);
         uv_timer_init(x->loop, &x->tick);
         return uv_timer_start(&x->tick, exchange_tick, TICK_MS, TICK_MS);
 }
@@ -169,6 +169,9 @@ static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
                 break;
         case ZERO__PULL__KIND__GRAD:
                 reduce_pull_message(job, node, pull);
+                break;
+        case ZERO__PULL__KIND__SUM:
+                mirror_pull_message(job, node, pull);
                 break;
         case ZERO__PULL__KIND__PLANE:
         case ZERO__PULL__KIND__PUT:

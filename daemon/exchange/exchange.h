@@ -13,6 +13,7 @@
  *   spill.c        contributions copied aside, where all wait for slots
  *   offer.c        an owner's side: nodes' offers, pulled
  *   landing.c      accumulated in node order              vote.c    norm and vote
+ *   mirror.c       sums to mirrors
  *   update.c       AdamW on chunks, group by group
  *   access.c       clients read and write planes          work.c    an owner's part of it
  *   checksum.c     a hash that does not depend on the partition
@@ -393,6 +394,8 @@ uint64_t reduce_elements_sent(const struct reduce *r);
 
 int landing_new(struct holding *h);
 void landing_free(struct landing *l);
+/* A mirror takes its owner's sum. */
+void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* An offer of a node; parcel is NULL for other nodes'. */
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
 /* Finish the reduction and vote; params NULL: for the norm. */

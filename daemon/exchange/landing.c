@@ -84,6 +84,13 @@ static bool offer_has(const struct offer *o, uint32_t tensor)
         return o->present[i / 8] >> (i % 8) & 1;
 }
 
+/* Where a segment lies in what was pulled: as in the group, or, for a mirror, as in the plane. */
+static uint64_t segment_place(const struct holding *h, const struct plan_shard *shard,
+                              const struct plan_segment *s)
+{
+        return h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
+}
+
 /* Offload thread. landing.present is only touched by the one task of a group's tensors. */
 static void offer_accumulate(struct offload_task *task, uint32_t worker)
 {
@@ -93,6 +100,7 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
         const struct state *state = h->state;
         const struct plan_shard *shard = &state->plan->shards[o->group];
         const char *src = o->parcel ? parcel_data(o->parcel, shard->range.first) : o->buffer;
+        size_t size = dtype_size(landing_dtype(h));
 
         for (uint32_t i = 0; i < shard->n_segments; i++) {
                 const struct plan_segment *s = &state->plan->segments[shard->first_segment + i];
@@ -102,10 +110,9 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
                 if (t->frozen || !offer_has(o, s->tensor))
                         continue;
                 if (n)
-                        job->x->ops->accumulate(state->grad + s->moment, job->reduce_dtype,
-                                                src + (s->in_group - shard->range.first) *
-                                                                dtype_size(job->reduce_dtype),
-                                                n, !h->landing->present[s->tensor]);
+                        job->x->ops->accumulate(state->grad + s->moment, landing_dtype(h),
+                                                src + segment_place(h, shard, s) * size, n,
+                                                !h->landing->present[s->tensor]);
                 h->landing->present[s->tensor] = 1;
         }
 }
@@ -167,8 +174,7 @@ static bool landing_turn(struct holding *h, uint32_t group)
 
         for (uint32_t tries = 0; tries <= nodes; tries++) {
                 for (; lg->cursor < nodes; lg->cursor++)
-                        if (!lg->finished[lg->cursor] &&
-                            node_contributes(h->job, group, lg->cursor))
+                        if (!lg->finished[lg->cursor] && landing_expects(h, group, lg->cursor))
                                 return true;
                 lg->cursor = 0;
                 lg->micro_batch++;
@@ -182,8 +188,8 @@ void landing_advance(struct holding *h, uint32_t group)
         const struct job *job = h->job;
         struct landing_group *lg = &h->landing->groups[group];
 
-        if (job->dead || !job->started || lg->busy || lg->complete || !landing_has(h, group) ||
-            update_reads(h->update, group))
+        if (job->dead || !job->started || lg->busy || lg->readers || lg->complete ||
+            !landing_has(h, group) || update_reads(h->update, group))
                 return;
         while (landing_turn(h, group)) {
                 struct list *queue = &lg->queues[lg->cursor];

@@ -31,6 +31,7 @@ struct landing_group {
         bool *finished;               /* [node]: its last was accumulated, or it has no ranks */
         uint32_t micro_batch, cursor; /* whose turn it is */
         bool busy;                    /* an accumulation or the norm is running */
+        uint32_t readers;             /* payloads of the sum, to the mirror */
         bool complete, measured;
         struct exact_sum norm;
         bool finite;
@@ -52,15 +53,21 @@ struct landing {
         uint64_t generation; /* tasks of an older one end in nothing */
 };
 
-/* Whether this owner reduces the group at all; whether ranks of a node contribute to it. */
+/* Of what is pulled: the wire's, or fp32 for a mirror. */
+enum zero_dtype landing_dtype(const struct holding *h);
+/* Whether the group is reduced here at all; whether a node has something to offer to it: ranks, or
+ * the sum that is mirrored. */
 bool landing_has(const struct holding *h, uint32_t group);
-bool node_contributes(const struct job *job, uint32_t group, uint32_t node);
+bool landing_expects(const struct holding *h, uint32_t group, uint32_t node);
 
 /* offer.c */
 void offer_free(struct offer *o);
 void offer_pull(struct offer *o, bool its_turn);
 void offer_void(struct offer *o);
 void landing_take_early(struct holding *h);
+
+/* mirror.c: the group's sum is there. */
+void mirror_offer(struct holding *h, uint32_t group);
 
 /* vote.c: the norm of a complete group, and the vote once all have theirs. */
 void landing_measure(struct holding *h, uint32_t group);

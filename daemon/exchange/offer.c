@@ -20,8 +20,12 @@ bool landing_has(const struct holding *h, uint32_t group)
                layout_group_trainable(h->job->layout, group);
 }
 
-bool node_contributes(const struct job *job, uint32_t group, uint32_t node)
+bool landing_expects(const struct holding *h, uint32_t group, uint32_t node)
 {
+        const struct job *job = h->job;
+
+        if (h->copy)
+                return node == job->place.node[h->owner];
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->node_of_rank[r] == node &&
                     layout_group_has_rank(&job->layout->groups[group], r))
@@ -29,9 +33,16 @@ bool node_contributes(const struct job *job, uint32_t group, uint32_t node)
         return false;
 }
 
+enum zero_dtype landing_dtype(const struct holding *h)
+{
+        return h->copy ? ZERO_FP32 : h->job->reduce_dtype;
+}
+
 static uint64_t landing_bytes(const struct holding *h, uint32_t group)
 {
-        return h->state->plan->shards[group].range.count * dtype_size(h->job->reduce_dtype);
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+
+        return (h->copy ? shard->moment_count : shard->range.count) * dtype_size(landing_dtype(h));
 }
 
 /* Room for four of the largest ranges from every node, if not configured. */
@@ -91,7 +102,7 @@ void offer_pull(struct offer *o, bool its_turn)
         struct holding *h = o->holding;
         struct job *job = h->job;
         struct landing *l = h->landing;
-        struct range range = h->state->plan->shards[o->group].range;
+        const struct plan_shard *shard = &h->state->plan->shards[o->group];
         uint64_t bytes = landing_bytes(h, o->group);
         Zero__Pull pull = ZERO__PULL__INIT;
 
@@ -103,13 +114,13 @@ void offer_pull(struct offer *o, bool its_turn)
         if (!o->buffer)
                 return;
         l->buffer_bytes += bytes;
-        pull.kind = ZERO__PULL__KIND__GRAD;
+        pull.kind = h->copy ? ZERO__PULL__KIND__SUM : ZERO__PULL__KIND__GRAD;
         pull.group = o->group;
         pull.owner = h->owner;
         pull.attempt = o->attempt;
         pull.micro_batch = o->micro_batch;
-        pull.first = range.first;
-        pull.count = range.count;
+        pull.first = shard->range.first;
+        pull.count = h->copy ? shard->moment_count : shard->range.count;
         o->ask.done = offer_landed;
         if (ask_send(&o->ask, job, o->node, TRAFFIC_REDUCE, &pull, o->buffer, bytes)) {
                 offer_drop_buffer(o);
@@ -133,7 +144,7 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
 /* Not behind one that a link has lost, nor of a node that has not heard where its ranks are now. */
 static bool offer_counts(const struct offer *o)
 {
-        return node_contributes(o->holding->job, o->group, o->node) &&
+        return landing_expects(o->holding, o->group, o->node) &&
                o->micro_batch == o->holding->landing->groups[o->group].offered[o->node];
 }
 
@@ -197,7 +208,7 @@ static bool attempt_is_over(const struct job *job, uint64_t attempt)
 
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
 {
-        struct holding *h = holding_of_copy(job, m->owner, 0);
+        struct holding *h = holding_of_copy(job, m->owner, m->copy);
         struct landing *l = h ? h->landing : NULL;
         struct offer *o;
         int r;

@@ -174,8 +174,10 @@ static void measure_done(struct offload_task *task)
                 lg->norm = m->norm;
                 lg->finite = m->finite;
                 lg->measured = true;
-                if (!job->dead)
+                if (!job->dead) {
+                        mirror_offer(h, m->group);
                         landing_vote(h);
+                }
         } else {
                 landing_forget_present(h, m->group);
                 landing_advance(h, m->group);

@@ -79,32 +79,44 @@ static json_t *survey_shards(struct survey *s)
 }
 
 static const char *const checksum_planes[] = { "master", "exp_avg", "exp_avg_sq" };
+static const char *const checksum_copies[PLACEMENT_COPIES] = { "own", "mirror" };
 
-static json_t *survey_checksum(struct survey *s)
+/* Planes of all owners, each of one copy; NULL if none of them told. */
+static json_t *survey_sums(const struct survey *s, uint32_t copy)
 {
         const struct placement *place = &s->job->place;
-        json_t *j = json_object(), *planes = json_object();
+        json_t *planes = json_object();
         char hex[33];
 
-        json_object_set_new(j, "job", json_string(s->job->name));
-        json_object_set_new(j, "version", json_integer((json_int_t)s->job->version));
         for (size_t p = 0; p < 3; p++) {
                 uint64_t sum[2] = { 0, 0 };
 
                 for (uint32_t o = 0; o < place->n_owners; o++) {
-                        json_t *part = json_object_get(s->answers[place->node[o]].json,
-                                                       checksum_planes[p]);
+                        uint32_t node = holder_node(place, holder_of(place, o, copy));
+                        json_t *part = json_object_get(
+                                json_object_get(s->answers[node].json, checksum_copies[copy]),
+                                checksum_planes[p]);
 
                         for (size_t i = 0; i < 2; i++)
                                 sum[i] += (uint64_t)json_integer_value(json_array_get(part, i));
                 }
                 snprintf(hex, sizeof hex, "%016llx%016llx", (unsigned long long)sum[0],
                          (unsigned long long)sum[1]);
-                if (p == 0)
-                        json_object_set_new(j, "checksum", json_string(hex));
                 json_object_set_new(planes, checksum_planes[p], json_string(hex));
         }
+        return planes;
+}
+
+static json_t *survey_checksum(struct survey *s)
+{
+        json_t *j = json_object(), *planes = survey_sums(s, 0);
+
+        json_object_set_new(j, "job", json_string(s->job->name));
+        json_object_set_new(j, "version", json_integer((json_int_t)s->job->version));
+        json_object_set(j, "checksum", json_object_get(planes, checksum_planes[0]));
         json_object_set_new(j, "planes", planes);
+        if (s->job->place.copies > 1)
+                json_object_set_new(j, "mirrors", survey_sums(s, 1));
         return j;
 }
 
@@ -332,37 +344,60 @@ void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json
         free(reply.json);
 }
 
+/* What this node holds of a job, copy by copy. */
 struct checksum_question {
         struct exchange *x;
-        uint32_t node;
+        uint32_t node, pending;
         uint64_t call;
+        json_t *sums;
+        uint32_t n_parts;
+        struct checksum_part {
+                struct checksum_question *question;
+                uint32_t copy;
+        } parts[HOLDINGS_MAX];
 };
+
+static void checksum_answer(struct checksum_question *q)
+{
+        if (--q->pending)
+                return;
+        query_answer(q->x, q->node, q->call, q->sums);
+        free(q);
+}
 
 static void checksum_done(void *arg, const struct checksum *sum)
 {
-        struct checksum_question *q = arg;
+        struct checksum_part *part = arg;
+        struct checksum_question *q = part->question;
         json_t *j = json_object();
 
         for (size_t p = 0; p < 3; p++)
                 json_object_set_new(
                         j, checksum_planes[p],
                         json_pack("[I,I]", (json_int_t)sum->sum[p][0], (json_int_t)sum->sum[p][1]));
-        query_answer(q->x, q->node, q->call, j);
-        free(q);
+        json_object_set_new(q->sums, checksum_copies[part->copy], j);
+        checksum_answer(q);
 }
 
 static void query_checksum(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
-        struct holding *own = holding_own(job);
-        struct checksum_question *q = malloc(sizeof *q);
+        struct checksum_question *q = calloc(1, sizeof *q);
 
-        if (!q || !own) {
-                free(q);
-                answer(job->x, node, m, ZERO_ENOMEM, "no state here");
+        if (!q) {
+                answer(job->x, node, m, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        *q = (struct checksum_question){ job->x, node, m->call };
-        checksum_start(own, m->query->version, checksum_done, q);
+        *q = (struct checksum_question){
+                .x = job->x, .node = node, .pending = 1, .call = m->call, .sums = json_object()
+        };
+        for_holdings (job, h) {
+                struct checksum_part *part = &q->parts[q->n_parts++];
+
+                *part = (struct checksum_part){ q, h->copy };
+                q->pending++;
+                checksum_start(h, m->query->version, checksum_done, part);
+        }
+        checksum_answer(q);
 }
 
 void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)

@@ -29,6 +29,7 @@ def ended_with(placement, steps=STEPS):
 def as_undisturbed(c, placement, steps=STEPS):
     told = c.checksum("job")
     assert told["version"] == steps, told
+    assert told.get("mirrors", told["planes"]) == told["planes"], told
     assert told["planes"] == ended_with(placement, steps), f"{told['planes']} is not {ended_with(placement, steps)}"
 
 
