@@ -1,5 +1,6 @@
 /* Jobs made where their coordinator opens them, and dropped where their owner says so. */
 #include "daemon/exchange/checkpoint.h"
+#include "daemon/exchange/shards.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,69 +19,6 @@ struct make {
         struct fault fault;
 };
 
-static void decision_fill(const struct state_record *r, Zero__Decision *d)
-{
-        d->attempt = r->decided_attempt;
-        d->commit = r->commit;
-        d->finite = r->grad_norm == r->grad_norm;
-        d->grad_norm = r->grad_norm;
-        d->grad_scale = r->grad_scale;
-        d->loss_scale = r->loss_scale;
-        d->good_steps = r->good_steps;
-        d->skipped = r->skipped;
-}
-
-static struct step_params recorded_params(const struct state_record *r)
-{
-        struct step_params p = { .n_sets = r->n_sets,
-                                 .clip_norm = r->clip_norm,
-                                 .loss_scale = r->step_loss_scale,
-                                 .growth_interval = r->growth_interval };
-
-        for (uint32_t i = 0; i < r->n_sets; i++)
-                p.sets[i] = (struct step_set){ r->sets[i].lr, r->sets[i].beta1, r->sets[i].beta2,
-                                               r->sets[i].eps, r->sets[i].weight_decay };
-        return p;
-}
-
-/* Where this owner's state stands; the messages it points to are the caller's. */
-struct standing_message {
-        Zero__Standing standing;
-        Zero__Decision decision;
-        struct step_params_message params;
-        int64_t norm[EXACT_SUM_BINS];
-};
-
-static Zero__Standing *standing_fill(const struct holding *h, struct standing_message *ret)
-{
-        const struct state_record *r = h->state->record;
-        struct step_params params = recorded_params(r);
-        Zero__Standing *s = &ret->standing;
-
-        zero__standing__init(s);
-        s->owner = h->owner;
-        s->copy = h->copy;
-        s->version = r->version + (r->phase == ATTEMPT_DECIDED && r->commit);
-        s->attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
-        s->done = r->phase != ATTEMPT_DECIDED;
-        s->fresh = r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN;
-        s->puts = h->state->puts;
-        if (r->decided_attempt) {
-                zero__decision__init(&ret->decision);
-                decision_fill(r, &ret->decision);
-                s->decision = &ret->decision;
-        }
-        if (r->phase != ATTEMPT_PREPARED)
-                return s;
-        s->prepared_attempt = r->attempt;
-        s->finite = r->finite;
-        memcpy(ret->norm, r->norm.bin, sizeof ret->norm);
-        s->n_norm = EXACT_SUM_BINS;
-        s->norm = ret->norm;
-        s->params = step_params_to_message(&params, &ret->params);
-        return s;
-}
-
 static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, const struct job *job,
                           bool created)
 {
@@ -93,7 +31,8 @@ static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, cons
         opened.known = true;
         opened.attempt = job->attempt;
         for_holdings (job, h) {
-                pointers[opened.n_standings] = standing_fill(h, &standings[opened.n_standings]);
+                pointers[opened.n_standings] =
+                        standing_fill(h->state, &standings[opened.n_standings]);
                 opened.n_standings++;
         }
         opened.standings = pointers;
@@ -109,7 +48,6 @@ static int holding_make(struct holding *h, struct fault *fault)
 {
         struct job *job = h->job;
         struct exchange *x = job->x;
-        struct plan *plan = NULL;
         struct state_identity id = { .job = job->name,
                                      .uid = job->uid,
                                      .world_size = job->world_size,
@@ -117,21 +55,11 @@ static int holding_make(struct holding *h, struct fault *fault)
                                      .copy = h->copy,
                                      .epoch = job->place.epoch,
                                      .reduce_dtype = job->reduce_dtype };
-        int r;
+        int r = shards_make(x, &id, job->layout, job->partition, h->owner, state_create, &h->state,
+                            fault);
 
-        /* tables grow with the elements, so the state's room is asked for before the plan is made
-         */
-        r = store_admit(x->store, partition_elements(job->partition, h->owner) * 4 * sizeof(float),
-                        job->name, fault);
         if (r)
                 return r;
-        if (plan_new(job->layout, job->partition, h->owner, (uint32_t)x->conf->chunk, &plan))
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = state_create(x->store, &id, job->layout, plan, REDO_SLOTS, &h->state, fault);
-        if (r) {
-                plan_free(plan);
-                return r;
-        }
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 state_init_group(h->state, job->layout, g, x->ops);
         state_abort(h->state, JOB_FILLED); /* from here on it can be taken up again */

@@ -8,6 +8,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/exchange/checkpoint.h"
+#include "daemon/exchange/shards.h"
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
@@ -79,21 +80,11 @@ static int make_draft(struct loading *ld, struct draft *d, struct fault *fault)
                                      .copy = d->copy,
                                      .epoch = x->view.epoch,
                                      .reduce_dtype = ld->manifest.reduce_dtype };
-        struct plan *plan = NULL;
         int r = partition_new(ld->layout, x->view.n_owners, &partition);
 
         if (r)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = store_admit(x->store, partition_elements(partition, d->owner) * 4 * sizeof(float),
-                        ld->job, fault);
-        if (r)
-                return r;
-        if (plan_new(ld->layout, partition, d->owner, (uint32_t)x->conf->chunk, &plan))
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = state_draft(x->store, &id, ld->layout, plan, REDO_SLOTS, &d->state, fault);
-        if (r)
-                plan_free(plan);
-        return r;
+        return shards_make(x, &id, ld->layout, partition, d->owner, state_draft, &d->state, fault);
 }
 
 static int load_draft(struct loading *ld, struct draft *d, int dir)

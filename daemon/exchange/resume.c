@@ -5,7 +5,7 @@
  * attempt that this owner has voted in, the job's coordinator finds out (coordinator.h); any
  * other is void, its gradients count for nothing.  Trainers then attach as to any job.
  */
-#include "daemon/exchange/exchange.h"
+#include "daemon/exchange/shards.h"
 
 #include <string.h>
 
@@ -31,7 +31,7 @@ static const struct state_record *record_behind(const struct job *job)
         return behind;
 }
 
-static void holding_take_up(struct holding *h)
+void holding_take_up(struct holding *h)
 {
         const struct job *job = h->job;
 

@@ -63,3 +63,23 @@ int state_replace(struct state *draft, struct state *old, struct fault *fault)
                 free(STEAL(old->file));
         return 0;
 }
+
+static void discard(struct store *store, const char *name)
+{
+        struct stat st;
+
+        if (fstatat(store->dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+            unlinkat(store->dir, name, 0) < 0)
+                return;
+        store_give(store, (uint64_t)st.st_size);
+}
+
+void state_discard(struct store *store, const struct state_identity *id, uint32_t owner)
+{
+        char file[STORE_FILE_NAME], blobs[STORE_FILE_NAME];
+
+        store_file_name(id, owner, file);
+        store_blobs_name(file, blobs);
+        discard(store, blobs);
+        discard(store, file);
+}

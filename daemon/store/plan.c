@@ -230,3 +230,32 @@ uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
         }
         return 0;
 }
+
+struct range plan_span(const struct plan *p, enum zero_plane plane, uint32_t group,
+                       struct range part)
+{
+        const struct plan_shard *shard = &p->shards[group];
+        const struct plan_segment *s = p->segments + shard->first_segment;
+        uint64_t end = part.first + part.count;
+        struct range ret = { shard->moment, 0 };
+
+        assert(part.first >= shard->range.first && end <= shard->range.first + shard->range.count);
+        if (plane == ZERO_PLANE_MASTER)
+                return (struct range){ shard->master + (part.first - shard->range.first),
+                                       part.count };
+        for (uint32_t i = 0; i < shard->n_segments && s->in_group < end; i++, s++) {
+                uint64_t s_end = s->in_group + s->count;
+
+                if (s->moment == UINT64_MAX)
+                        continue;
+                if (s_end <= part.first) {
+                        ret.first += s->count;
+                        continue;
+                }
+                if (s->in_group < part.first)
+                        ret.first += part.first - s->in_group;
+                ret.count +=
+                        min_u64(s_end, end) - (s->in_group > part.first ? s->in_group : part.first);
+        }
+        return ret;
+}

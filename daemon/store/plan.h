@@ -58,5 +58,11 @@ struct plan {
 int plan_new(const layout *l, const struct partition *p, uint32_t owner, uint32_t chunk_elements,
              struct plan **ret);
 void plan_free(struct plan *p);
+/*
+ * Elements of MASTER, or of EXP_AVG, EXP_AVG_SQ or GRAD, that a part of the owner's shard of a
+ * group has: one behind the other.  Both ends of the part are multiples of LAYOUT_ALIGN.
+ */
+struct range plan_span(const struct plan *p, enum zero_plane plane, uint32_t group,
+                       struct range part);
 /* Bytes of a plane (MASTER, EXP_AVG, EXP_AVG_SQ, GRAD, SERVE) over the owner's part. */
 uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane);

@@ -155,6 +155,8 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
  * that (or NULL: there was none), has no name any more and is still to be dropped.
  */
 int state_replace(struct state *draft, struct state *old, struct fault *fault);
+/* Deletes what lies under the name of a state that nobody here has open, if there is anything. */
+void state_discard(struct store *store, const struct state_identity *id, uint32_t owner);
 /*
  * Opens the state that an earlier process left, as store_each() names it.  Everything but
  * what the planes hold is checked (file.h); a damaged file is refused (ZERO_EIO), left as it

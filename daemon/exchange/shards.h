@@ -1,0 +1,28 @@
+/*
+ * shards.h - what the several ways to a state have in common: making one (create.c, loading.c,
+ * filling.c), saying where it stands, taking it up.
+ */
+#pragma once
+
+#include "daemon/exchange/exchange.h"
+
+/* state_create() or state_draft() */
+typedef int shards_maker(struct store *store, const struct state_identity *id, const layout *l,
+                         struct plan *plan, uint32_t n_redo, struct state **ret,
+                         struct fault *fault);
+/* An owner's shards, empty; p is over id->n_owners.  For a thread that may block. */
+int shards_make(const struct exchange *x, const struct state_identity *id, const layout *l,
+                const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
+                struct fault *fault);
+
+/* Where a state stands; the messages it points to are the caller's. */
+struct standing_message {
+        Zero__Standing standing;
+        Zero__Decision decision;
+        struct step_params_message params;
+        int64_t norm[EXACT_SUM_BINS];
+};
+Zero__Standing *standing_fill(const struct state *state, struct standing_message *ret);
+
+/* A holding that has been given its state goes on where the record stands. */
+void holding_take_up(struct holding *h);
