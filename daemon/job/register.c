@@ -1,0 +1,334 @@
+/* The register's state machine.  No libuv, no messages of the wire: events and actions. */
+#include "daemon/job/register.h"
+
+#include <assert.h>
+#include <string.h>
+
+static uint64_t bit(uint32_t node)
+{
+        return 1ull << node;
+}
+
+static uint64_t all_nodes(uint32_t n_nodes)
+{
+        return n_nodes == 64 ? UINT64_MAX : bit(n_nodes) - 1;
+}
+
+uint32_t register_quorum(uint32_t n_nodes, uint64_t dead)
+{
+        uint32_t n_dead = (uint32_t)__builtin_popcountll(dead & all_nodes(n_nodes));
+        uint32_t left = n_nodes - n_dead, half = (n_nodes + 1) / 2;
+
+        if (n_dead == 0)
+                return n_nodes / 2 + 1;
+        return left < half ? left : half;
+}
+
+uint64_t register_voters(const struct view_register *r, uint64_t dead)
+{
+        return all_nodes(r->n_nodes) & ~dead;
+}
+
+void register_init(struct view_register *r, uint32_t n_nodes, uint32_t self,
+                   const struct placement *first, const struct register_record *record)
+{
+        *r = (struct view_register){ .n_nodes = n_nodes, .self = self };
+        if (record)
+                r->record = *record;
+        else
+                r->record = (struct register_record){ .voter = n_nodes == 1, .chosen = *first };
+}
+
+static bool placement_sane(const struct placement *p, uint32_t n_nodes)
+{
+        uint64_t seen = 0;
+
+        if (p->n_owners < 1 || p->n_owners > n_nodes)
+                return false;
+        for (uint32_t o = 0; o < p->n_owners; o++) {
+                if (p->node[o] >= n_nodes || seen & bit(p->node[o]))
+                        return false;
+                seen |= bit(p->node[o]);
+        }
+        return true;
+}
+
+bool register_record_sane(const struct register_record *r, uint32_t n_nodes)
+{
+        if (!placement_sane(&r->chosen, n_nodes) || r->promised > REGISTER_BALLOT_MAX ||
+            r->accepted > r->promised || r->chosen.epoch >= REGISTER_BALLOT_MAX)
+                return false;
+        return !r->accepted ||
+               (placement_sane(&r->view, n_nodes) && r->view.epoch == r->chosen.epoch + 1);
+}
+
+/* ---- what is said ---- */
+
+static void say(const struct view_register *r, struct register_message *m, enum register_kind kind,
+                uint64_t ballot)
+{
+        *m = (struct register_message){
+                .kind = kind, .ballot = ballot, .dead = ballot ? r->dead : 0, .record = r->record
+        };
+}
+
+static uint32_t answer(struct view_register *r, enum register_kind kind, uint64_t ballot)
+{
+        say(r, &r->answer, kind, ballot);
+        r->answer.dead = 0;
+        return REGISTER_ANSWER;
+}
+
+static uint32_t ask(struct view_register *r, enum register_kind kind, uint64_t ballot)
+{
+        say(r, &r->ask, kind, ballot);
+        r->to = register_voters(r, ballot ? r->dead : 0) & ~bit(r->self);
+        return REGISTER_ASK;
+}
+
+/* ---- an epoch's end ---- */
+
+/* The next epoch is open: nothing is promised in it yet. */
+static uint32_t chosen(struct view_register *r, const struct placement *view)
+{
+        uint32_t actions = REGISTER_WRITE | REGISTER_CHOSEN;
+
+        assert(view->epoch > r->record.chosen.epoch);
+        if (r->phase != REGISTER_IDLE)
+                actions |= REGISTER_OVER;
+        r->phase = REGISTER_IDLE;
+        r->record.chosen = *view;
+        r->record.promised = r->record.accepted = r->top = 0;
+        r->record.view = (struct placement){ 0 };
+        return actions;
+}
+
+static bool same_owners(const struct placement *a, const struct placement *b)
+{
+        return a->n_owners == b->n_owners &&
+               memcmp(a->node, b->node, a->n_owners * sizeof *a->node) == 0;
+}
+
+bool register_won(const struct view_register *r)
+{
+        return same_owners(&r->record.chosen, &r->wanted);
+}
+
+bool register_undecided(const struct view_register *r)
+{
+        return r->record.accepted != 0;
+}
+
+/* ---- a node without a record ---- */
+
+/* Nothing that it may have granted in an earlier life is forgotten. */
+static void take_over(struct view_register *r, const struct register_record *theirs)
+{
+        if (theirs->chosen.epoch != r->record.chosen.epoch)
+                return;
+        if (theirs->promised > r->record.promised)
+                r->record.promised = theirs->promised;
+        if (theirs->accepted > r->record.accepted) {
+                r->record.accepted = theirs->accepted;
+                r->record.view = theirs->view;
+        }
+}
+
+/* Has it heard all who may have heard it? */
+static uint32_t become_voter(struct view_register *r, uint64_t dead)
+{
+        if (r->record.voter || register_voters(r, dead) & ~(r->heard | bit(r->self)))
+                return 0;
+        r->record.voter = true;
+        return REGISTER_WRITE;
+}
+
+/* ---- proposing ---- */
+
+static uint32_t accept_collect(struct view_register *r);
+
+static uint32_t prepare(struct view_register *r)
+{
+        uint64_t top = r->top > r->record.promised ? r->top : r->record.promised;
+
+        r->ballot = ((top >> REGISTER_NODE_BITS) + 1) << REGISTER_NODE_BITS | r->self;
+        r->record.promised = r->top = r->ballot;
+        r->phase = REGISTER_PREPARING;
+        r->votes = bit(r->self);
+        r->best = r->record.accepted;
+        r->best_view = r->record.view;
+        if (register_quorum(r->n_nodes, r->dead) == 1)
+                return accept_collect(r);
+        return REGISTER_WRITE | ask(r, REGISTER_PREPARE, r->ballot);
+}
+
+static uint32_t decided(struct view_register *r)
+{
+        uint32_t actions = chosen(r, &r->value);
+
+        return actions | ask(r, REGISTER_STATE, 0);
+}
+
+/* Promises of enough nodes are there. */
+static uint32_t accept_collect(struct view_register *r)
+{
+        if (r->record.promised > r->ballot)
+                return REGISTER_BEATEN;
+        r->value = r->best ? r->best_view : r->wanted;
+        r->value.epoch = r->record.chosen.epoch + 1;
+        r->record.accepted = r->ballot;
+        r->record.view = r->value;
+        r->phase = REGISTER_ACCEPTING;
+        r->votes = bit(r->self);
+        if (register_quorum(r->n_nodes, r->dead) == 1)
+                return decided(r);
+        return REGISTER_WRITE | ask(r, REGISTER_ACCEPT, r->ballot);
+}
+
+int register_propose(struct view_register *r, const struct placement *wanted, uint64_t dead,
+                     uint32_t *ret_actions, struct fault *fault)
+{
+        assert(placement_sane(wanted, r->n_nodes) && !(dead & bit(r->self)));
+        if (r->phase != REGISTER_IDLE)
+                return fault_set(fault, ZERO_EBUSY, "another change of the owners is under way");
+        become_voter(r, dead);
+        if (!r->record.voter)
+                return fault_set(fault, ZERO_EPEER,
+                                 "this node has no record of earlier views and must hear from "
+                                 "every other node before it votes");
+        r->wanted = *wanted;
+        r->dead = dead;
+        *ret_actions = prepare(r);
+        return 0;
+}
+
+uint32_t register_retry(struct view_register *r)
+{
+        return r->phase == REGISTER_IDLE ? 0 : prepare(r);
+}
+
+void register_give_up(struct view_register *r)
+{
+        r->phase = REGISTER_IDLE;
+}
+
+static bool counts(const struct view_register *r, uint32_t from, const struct register_message *m,
+                   enum register_phase phase)
+{
+        return r->phase == phase && m->ballot == r->ballot && !(r->dead & bit(from));
+}
+
+static bool enough(const struct view_register *r)
+{
+        return (uint32_t)__builtin_popcountll(r->votes) >= register_quorum(r->n_nodes, r->dead);
+}
+
+static uint32_t hear_promise(struct view_register *r, uint32_t from,
+                             const struct register_message *m)
+{
+        if (!counts(r, from, m, REGISTER_PREPARING))
+                return 0;
+        r->votes |= bit(from);
+        if (m->record.accepted > r->best) {
+                r->best = m->record.accepted;
+                r->best_view = m->record.view;
+        }
+        return enough(r) ? accept_collect(r) : 0;
+}
+
+static uint32_t hear_accepted(struct view_register *r, uint32_t from,
+                              const struct register_message *m)
+{
+        if (!counts(r, from, m, REGISTER_ACCEPTING))
+                return 0;
+        r->votes |= bit(from);
+        return enough(r) ? decided(r) : 0;
+}
+
+/* ---- voting ---- */
+
+static uint32_t hear_prepare(struct view_register *r, const struct register_message *m)
+{
+        uint32_t actions = 0;
+
+        if (m->ballot < r->record.promised)
+                return answer(r, REGISTER_STATE, 0);
+        if (m->ballot > r->record.promised)
+                actions = REGISTER_WRITE;
+        r->record.promised = m->ballot;
+        return actions | answer(r, REGISTER_PROMISE, m->ballot);
+}
+
+static uint32_t hear_accept(struct view_register *r, const struct register_message *m)
+{
+        uint32_t actions = 0;
+
+        if (m->ballot < r->record.promised || m->record.accepted != m->ballot)
+                return answer(r, REGISTER_STATE, 0);
+        if (m->ballot != r->record.accepted)
+                actions = REGISTER_WRITE;
+        r->record.promised = r->record.accepted = m->ballot;
+        r->record.view = m->record.view;
+        return actions | answer(r, REGISTER_ACCEPTED, m->ballot);
+}
+
+/* ---- hearing ---- */
+
+uint32_t register_up(struct view_register *r)
+{
+        return answer(r, REGISTER_STATE, 0);
+}
+
+/* What every message tells, whatever it is for. */
+static uint32_t learn(struct view_register *r, const struct register_record *theirs)
+{
+        uint64_t ours = r->record.chosen.epoch;
+
+        if (theirs->chosen.epoch > ours)
+                return chosen(r, &theirs->chosen);
+        if (theirs->chosen.epoch == ours && !same_owners(&theirs->chosen, &r->record.chosen))
+                return REGISTER_SPLIT;
+        return 0;
+}
+
+/* A proposal of which a node has promised a higher ballot cannot count on that node. */
+static uint32_t beaten(struct view_register *r, const struct register_record *theirs)
+{
+        if (theirs->promised > r->top)
+                r->top = theirs->promised;
+        return r->phase != REGISTER_IDLE && theirs->promised > r->ballot ? REGISTER_BEATEN : 0;
+}
+
+static uint32_t hear_kind(struct view_register *r, uint32_t from, const struct register_message *m)
+{
+        switch (m->kind) {
+        case REGISTER_PREPARE:
+                return r->record.voter ? hear_prepare(r, m) : answer(r, REGISTER_STATE, 0);
+        case REGISTER_ACCEPT:
+                return r->record.voter ? hear_accept(r, m) : answer(r, REGISTER_STATE, 0);
+        case REGISTER_PROMISE:
+                return hear_promise(r, from, m);
+        case REGISTER_ACCEPTED:
+                return hear_accepted(r, from, m);
+        default:
+                return 0;
+        }
+}
+
+uint32_t register_hear(struct view_register *r, uint32_t from, const struct register_message *m)
+{
+        uint32_t actions = learn(r, &m->record);
+
+        assert(from < r->n_nodes && from != r->self);
+        if (actions & REGISTER_SPLIT)
+                return actions;
+        r->heard |= bit(from);
+        if (!r->record.voter) {
+                take_over(r, &m->record);
+                actions |= become_voter(r, m->dead);
+        }
+        if (m->record.chosen.epoch < r->record.chosen.epoch)
+                return actions | answer(r, REGISTER_STATE, 0);
+        actions |= beaten(r, &m->record);
+        return actions | hear_kind(r, from, m);
+}

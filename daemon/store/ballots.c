@@ -1,0 +1,312 @@
+/* The file of votes; see ballots.h. */
+#include "daemon/store/ballots.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sodium.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+/* To be raised with any change of struct ballots_file. */
+enum { BALLOTS_FORMAT = 1, BALLOTS_HASH = 32, NAME_SIZE = 128, PATH_SIZE = 4096 };
+
+static const char magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 'v', 'w' };
+
+/* Numbers are the machine's own: a file never leaves it.  No gaps: every byte counts. */
+struct file_view {
+        uint64_t epoch;
+        uint32_t n_owners, unused;
+        uint32_t node[ZERO_NODE_MAX];
+};
+
+struct ballots_file {
+        char magic[8];
+        uint32_t format, voter;
+        uint8_t cluster[BALLOTS_CLUSTER];
+        uint64_t promised, accepted;
+        struct file_view chosen, view;
+        uint8_t hash[BALLOTS_HASH]; /* of all before */
+};
+
+_Static_assert(sizeof(struct ballots_file) ==
+                       8 + 8 + BALLOTS_CLUSTER + 16 + 2 * sizeof(struct file_view) + BALLOTS_HASH,
+               "no gaps");
+
+struct ballots {
+        int dir;
+        char name[NAME_SIZE], temporary[NAME_SIZE];
+        uint8_t cluster[BALLOTS_CLUSTER];
+};
+DEFINE_CLEANUP(struct ballots *, ballots_close)
+
+void ballots_close(struct ballots *b)
+{
+        if (!b)
+                return;
+        cleanup_close(&b->dir);
+        free(b);
+}
+
+static void file_hash(const struct ballots_file *f, uint8_t ret[static BALLOTS_HASH])
+{
+        crypto_generichash(ret, BALLOTS_HASH, (const uint8_t *)f,
+                           offsetof(struct ballots_file, hash), NULL, 0);
+}
+
+static void view_to_file(const struct ballots_view *v, struct file_view *ret)
+{
+        ret->epoch = v->epoch;
+        ret->n_owners = v->n_owners;
+        memcpy(ret->node, v->node, v->n_owners * sizeof *v->node);
+}
+
+static bool view_from_file(const struct file_view *v, struct ballots_view *ret)
+{
+        if (v->n_owners > ZERO_NODE_MAX)
+                return false;
+        *ret = (struct ballots_view){ .epoch = v->epoch, .n_owners = v->n_owners };
+        memcpy(ret->node, v->node, v->n_owners * sizeof *v->node);
+        return true;
+}
+
+/* ---- the directory ---- */
+
+/* Makes what is missing of a path, for zerod's user alone. */
+static int make_path(const char *path, struct fault *fault)
+{
+        char part[PATH_SIZE];
+
+        if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
+                return fault_set(fault, ZERO_EINVAL, "view_dir: the path is too long");
+        for (char *p = part + 1;; p++) {
+                char c = *p;
+
+                if (c && c != '/')
+                        continue;
+                *p = 0;
+                if (mkdir(part, 0700) < 0 && errno != EEXIST)
+                        return fault_set(fault, ZERO_EIO,
+                                         "cannot make the directory %s for this node's votes: %s; "
+                                         "set view_dir to one that zerod may write, on a disk",
+                                         path, strerror(errno));
+                if (!c)
+                        return 0;
+                *p = c;
+        }
+}
+
+static int open_directory(const char *path, int *ret, struct fault *fault)
+{
+        struct stat st;
+        int r = make_path(path, fault);
+
+        if (r)
+                return r;
+        CLEANUP(cleanup_close) int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0 || fstat(fd, &st) < 0)
+                return fault_errno(fault, errno, path);
+        if (st.st_uid != geteuid() || st.st_mode & 022)
+                return fault_set(fault, ZERO_EPERM,
+                                 "view_dir %s belongs to user %u and has mode %03o: nobody but "
+                                 "zerod's user, %u, may be able to write it",
+                                 path, (unsigned)st.st_uid, (unsigned)st.st_mode & 0777,
+                                 (unsigned)geteuid());
+        *ret = STEAL_FD(fd);
+        return 0;
+}
+
+/* ---- reading ---- */
+
+static int refuse(struct fault *fault, const char *directory, const char *name, const char *why)
+{
+        return fault_set(fault, ZERO_EIO,
+                         "the file of votes %s/%s cannot be used: %s. If this node alone has lost "
+                         "it, move it away and start with all other nodes up: it votes again when "
+                         "it has heard from each of them",
+                         directory, name, why);
+}
+
+static int refuse_other(struct fault *fault, const char *directory, const char *name)
+{
+        return fault_set(
+                fault, ZERO_EIO,
+                "the file of votes %s/%s is of another cluster: `peers` or `owners` have "
+                "changed since. Change the owners with zeroctl add-node and remove-node; or "
+                "move the file away on every node, and `owners` counts again",
+                directory, name);
+}
+
+static const char *file_flaw(const struct ballots_file *f)
+{
+        uint8_t hash[BALLOTS_HASH];
+
+        if (memcmp(f->magic, magic, sizeof magic) != 0)
+                return "it is no file of votes";
+        if (f->format != BALLOTS_FORMAT)
+                return "it was written by another version of zerod";
+        file_hash(f, hash);
+        if (memcmp(hash, f->hash, sizeof hash) != 0)
+                return "its checksum is wrong";
+        return NULL;
+}
+
+static bool file_record(const struct ballots_file *f, struct ballots_record *ret)
+{
+        *ret = (struct ballots_record){ .voter = f->voter != 0,
+                                        .promised = f->promised,
+                                        .accepted = f->accepted };
+        return view_from_file(&f->chosen, &ret->chosen) && view_from_file(&f->view, &ret->view);
+}
+
+static bool never_voted(const struct ballots_record *r)
+{
+        return !r->promised && !r->accepted && !r->chosen.epoch;
+}
+
+/* One byte more than there may be is asked for, so that a longer file is found. */
+static int read_whole(int fd, void *to, size_t size, size_t *ret)
+{
+        size_t at = 0;
+
+        while (at < size) {
+                ssize_t n = pread(fd, (uint8_t *)to + at, size - at, (off_t)at);
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n < 0)
+                        return -errno;
+                if (n == 0)
+                        break;
+                at += (size_t)n;
+        }
+        *ret = at;
+        return 0;
+}
+
+static int read_file(const struct ballots *b, const char *directory, struct ballots_file *ret,
+                     bool *ret_found, struct fault *fault)
+{
+        uint8_t bytes[sizeof *ret + 1];
+        struct stat st;
+        size_t n = 0;
+        CLEANUP(cleanup_close)
+        int fd = openat(b->dir, b->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+        *ret_found = fd >= 0 || errno != ENOENT;
+        if (!*ret_found)
+                return 0;
+        if (fd < 0 || fstat(fd, &st) < 0)
+                return fault_errno(fault, errno, b->name);
+        if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_mode & 022)
+                return refuse(fault, directory, b->name, "others can write it");
+        int r = read_whole(fd, bytes, sizeof bytes, &n);
+        if (r)
+                return fault_errno(fault, -r, b->name);
+        if (n != sizeof *ret)
+                return refuse(fault, directory, b->name, "its length is wrong");
+        memcpy(ret, bytes, sizeof *ret);
+        return 0;
+}
+
+static int load(const struct ballots *b, const char *directory, struct ballots_record *ret,
+                bool *ret_found, struct fault *fault)
+{
+        struct ballots_file f;
+        const char *flaw;
+        int r = read_file(b, directory, &f, ret_found, fault);
+
+        if (r || !*ret_found)
+                return r;
+        flaw = file_flaw(&f);
+        if (!flaw && !file_record(&f, ret))
+                flaw = "it makes no sense";
+        if (flaw)
+                return refuse(fault, directory, b->name, flaw);
+        if (memcmp(f.cluster, b->cluster, sizeof b->cluster) == 0)
+                return 0;
+        *ret_found = false;
+        return never_voted(ret) ? 0 : refuse_other(fault, directory, b->name);
+}
+
+int ballots_open(const char *directory, const char *node, const uint8_t cluster[BALLOTS_CLUSTER],
+                 struct ballots **ret, struct ballots_record *ret_record, bool *ret_found,
+                 struct fault *fault)
+{
+        CLEANUP(cleanup_ballots_close) struct ballots *b = calloc(1, sizeof *b);
+        struct ballots_record record = { 0 };
+        bool found = false;
+        int r;
+
+        if (!b)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        b->dir = -1;
+        memcpy(b->cluster, cluster, sizeof b->cluster);
+        snprintf(b->name, sizeof b->name, "%s.view", node);
+        snprintf(b->temporary, sizeof b->temporary, ".%s.view.new", node);
+        r = open_directory(directory, &b->dir, fault);
+        if (r == 0)
+                r = load(b, directory, &record, &found, fault);
+        if (r)
+                return r;
+        if (found)
+                *ret_record = record;
+        *ret_found = found;
+        *ret = STEAL(b);
+        return 0;
+}
+
+/* ---- writing ---- */
+
+static int write_whole(int fd, const void *from, size_t size)
+{
+        size_t at = 0;
+
+        while (at < size) {
+                ssize_t n = write(fd, (const uint8_t *)from + at, size - at);
+
+                if (n < 0 && errno != EINTR)
+                        return -errno;
+                if (n > 0)
+                        at += (size_t)n;
+        }
+        return 0;
+}
+
+static int write_temporary(const struct ballots *b, const struct ballots_file *f)
+{
+        CLEANUP(cleanup_close)
+        int fd = openat(b->dir, b->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
+                        0600);
+        int r;
+
+        if (fd < 0)
+                return -errno;
+        r = write_whole(fd, f, sizeof *f);
+        return r ? r : fsync(fd) < 0 ? -errno : 0;
+}
+
+int ballots_write(struct ballots *b, const struct ballots_record *record)
+{
+        struct ballots_file f = { .format = BALLOTS_FORMAT,
+                                  .voter = record->voter,
+                                  .promised = record->promised,
+                                  .accepted = record->accepted };
+        int r;
+
+        memcpy(f.magic, magic, sizeof magic);
+        memcpy(f.cluster, b->cluster, sizeof f.cluster);
+        view_to_file(&record->chosen, &f.chosen);
+        view_to_file(&record->view, &f.view);
+        file_hash(&f, f.hash);
+        r = write_temporary(b, &f);
+        if (r)
+                return r;
+        if (renameat(b->dir, b->temporary, b->dir, b->name) < 0 || fsync(b->dir) < 0)
+                return -errno;
+        return 0;
+}

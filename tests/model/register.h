@@ -1,0 +1,65 @@
+/* A small world of registers of views: what it is, and what can happen to it. */
+#pragma once
+
+#include "daemon/job/register.h"
+
+typedef uint8_t u8;
+
+enum {
+        NODES = 4,
+        EPOCHS = 3,
+        MESSAGES = 112,
+        ALONE_MAX = 400,
+        ALONE_EVERY = 16,
+        EVENTS = 2 * MESSAGES + 8 * NODES
+};
+
+struct bounds {
+        u8 n_nodes, proposers, retriers; /* a bit each */
+        u8 epochs;                       /* most that are proposed */
+        u8 proposals, retries, twice, crashes, losses, deaths;
+        bool blank; /* nobody has a record yet */
+};
+extern struct bounds bounds;
+
+/* ---- a world, small ---- */
+
+/* A view is its only owner + 1, or 0: all nodes. */
+struct record {
+        u8 voter, epoch, chosen, promised, accepted, view;
+};
+
+struct node {
+        struct record record;
+        u8 heard, top, phase, wanted, value, dead, ballot, votes, best, best_view;
+};
+
+struct message {
+        u8 from, to, kind, ballot, dead;
+        struct record record;
+};
+
+struct world {
+        struct node nodes[NODES];
+        u8 proposals, retries, twice, crashes, losses, deaths; /* that have happened */
+        u8 gone;                                               /* nodes that are dead */
+        u8 truth[EPOCHS + 1];                                  /* [epoch]: view, 0: none yet */
+        u8 n_messages;
+        struct message messages[MESSAGES]; /* in their order */
+};
+
+enum event_kind { DELIVER, DELIVER_TWICE, PROPOSE, RETRY, CRASH, LOSE, DIE };
+
+struct event {
+        u8 kind, a;
+};
+
+extern char violation[200]; /* "" while all is well */
+
+void world_init(struct world *w);
+/* All that can happen; room for EVENTS. */
+uint32_t events(const struct world *w, struct event *ret);
+void happen(struct world *w, struct event e);
+void print_event(const struct world *w, struct event e);
+/* Where nothing fails any more, a proposal of n comes to its end. */
+void alone(const struct world *from, uint32_t n);

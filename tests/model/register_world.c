@@ -1,0 +1,449 @@
+/* What happens to a world of registers; see register.h. */
+#include <stdio.h>
+#include <string.h>
+
+#include "register.h"
+
+struct bounds bounds;
+char violation[200];
+
+static void violate(const char *what)
+{
+        if (!violation[0])
+                snprintf(violation, sizeof violation, "%s", what);
+}
+
+static struct placement view_wide(u8 id, uint64_t epoch)
+{
+        struct placement p = { .epoch = epoch, .copies = 1 };
+
+        if (id)
+                p.node[p.n_owners++] = id - 1u;
+        else
+                while (p.n_owners < bounds.n_nodes) {
+                        p.node[p.n_owners] = p.n_owners;
+                        p.n_owners++;
+                }
+        return p;
+}
+
+static u8 view_small(const struct placement *p)
+{
+        return p->n_owners == 1 ? (u8)(p->node[0] + 1) : 0;
+}
+
+static uint64_t ballot_wide(u8 b)
+{
+        return (uint64_t)(b >> 2) << REGISTER_NODE_BITS | (b & 3);
+}
+
+static u8 ballot_small(uint64_t b)
+{
+        return (u8)((b >> REGISTER_NODE_BITS) << 2 | (b & 3));
+}
+
+static struct register_record record_wide(const struct record *s)
+{
+        struct register_record r = { .voter = s->voter,
+                                     .chosen = view_wide(s->chosen, s->epoch),
+                                     .promised = ballot_wide(s->promised),
+                                     .accepted = ballot_wide(s->accepted) };
+
+        if (s->accepted)
+                r.view = view_wide(s->view, s->epoch + 1u);
+        return r;
+}
+
+static struct record record_small(const struct register_record *r)
+{
+        if (!register_record_sane(r, bounds.n_nodes))
+                violate("a record makes no sense");
+        return (struct record){ .voter = r->voter,
+                                .epoch = (u8)r->chosen.epoch,
+                                .chosen = view_small(&r->chosen),
+                                .promised = ballot_small(r->promised),
+                                .accepted = ballot_small(r->accepted),
+                                .view = r->accepted ? view_small(&r->view) : 0 };
+}
+
+static struct view_register *load(const struct world *w, uint32_t n)
+{
+        static struct view_register r;
+        const struct node *s = &w->nodes[n];
+        const struct register_record record = record_wide(&s->record);
+
+        register_init(&r, bounds.n_nodes, n, NULL, &record);
+        r.heard = s->heard;
+        r.top = ballot_wide(s->top);
+        r.phase = s->phase;
+        r.wanted = view_wide(s->wanted, 0);
+        r.value = view_wide(s->value, s->record.epoch + 1u);
+        r.dead = s->dead;
+        r.ballot = ballot_wide(s->ballot);
+        r.votes = s->votes;
+        r.best = ballot_wide(s->best);
+        r.best_view = view_wide(s->best_view, s->record.epoch + 1u);
+        return &r;
+}
+
+static void chosen_is_true(struct world *w, const struct record *r)
+{
+        u8 *truth = &w->truth[r->epoch];
+
+        if (r->epoch > EPOCHS || r->epoch == 0)
+                return;
+        if (!*truth && r->epoch > 1 && !w->truth[r->epoch - 1])
+                violate("an epoch was left out");
+        if (*truth && *truth != r->chosen)
+                violate("two views are chosen for one epoch");
+        if (!r->chosen)
+                violate("a view was chosen that nobody proposed");
+        *truth = r->chosen;
+}
+
+/* What does not count any more is left out, so that equal states look equal. */
+static void store(struct world *w, uint32_t n, const struct view_register *r)
+{
+        struct node *s = &w->nodes[n];
+
+        *s = (struct node){ .record = record_small(&r->record) };
+        chosen_is_true(w, &s->record);
+        s->top = ballot_small(r->top);
+        if (!r->record.voter)
+                s->heard = (u8)r->heard;
+        s->phase = (u8)r->phase;
+        if (r->phase == REGISTER_IDLE)
+                return;
+        s->wanted = view_small(&r->wanted);
+        s->dead = (u8)r->dead;
+        s->ballot = ballot_small(r->ballot);
+        s->votes = (u8)r->votes;
+        if (r->phase == REGISTER_ACCEPTING) {
+                s->value = view_small(&r->value);
+        } else if (r->best) {
+                s->best = ballot_small(r->best);
+                s->best_view = view_small(&r->best_view);
+        }
+}
+
+/* ---- the network ---- */
+
+static void put(struct world *w, const struct message *m)
+{
+        uint32_t i = 0;
+
+        while (i < w->n_messages && memcmp(&w->messages[i], m, sizeof *m) < 0)
+                i++;
+        if (i < w->n_messages && memcmp(&w->messages[i], m, sizeof *m) == 0)
+                return;
+        if (w->n_messages == MESSAGES) {
+                violate("too many messages for this model");
+                return;
+        }
+        memmove(&w->messages[i + 1], &w->messages[i], (w->n_messages - i) * sizeof *m);
+        w->messages[i] = *m;
+        w->n_messages++;
+}
+
+static void take(struct world *w, uint32_t i)
+{
+        w->n_messages--;
+        memmove(&w->messages[i], &w->messages[i + 1], (w->n_messages - i) * sizeof w->messages[0]);
+        memset(&w->messages[w->n_messages], 0, sizeof w->messages[0]);
+}
+
+static void send(struct world *w, uint32_t from, uint32_t to, const struct register_message *m)
+{
+        struct message s = { .from = (u8)from,
+                             .to = (u8)to,
+                             .kind = (u8)m->kind,
+                             .ballot = ballot_small(m->ballot),
+                             .dead = (u8)m->dead,
+                             .record = record_small(&m->record) };
+
+        if (!(w->gone >> to & 1))
+                put(w, &s);
+}
+
+/* The record is durable by now: store() has kept it. */
+static void carry_out(struct world *w, uint32_t n, uint32_t from, const struct view_register *r,
+                      uint32_t actions)
+{
+        u8 epoch = w->nodes[n].record.epoch, wanted = view_small(&r->wanted);
+
+        store(w, n, r);
+        if (actions & REGISTER_ANSWER)
+                send(w, n, from, &r->answer);
+        for (uint32_t to = 0; actions & REGISTER_ASK && to < bounds.n_nodes; to++)
+                if (r->to >> to & 1)
+                        send(w, n, to, &r->ask);
+        if (actions & REGISTER_SPLIT)
+                violate("two views of one epoch met");
+        if (!(actions & REGISTER_CHOSEN) != (epoch == w->nodes[n].record.epoch))
+                violate("a view was chosen in silence");
+        if (actions & REGISTER_OVER &&
+            register_won(r) != (w->truth[w->nodes[n].record.epoch] == wanted))
+                violate("the proposer was told wrong who won");
+}
+
+/* Links that are new: both ends say where they stand. */
+static void meet(struct world *w, uint32_t n)
+{
+        for (uint32_t to = 0; to < bounds.n_nodes; to++) {
+                struct view_register *r;
+
+                if (to == n || w->gone >> to & 1)
+                        continue;
+                r = load(w, n);
+                register_up(r);
+                send(w, n, to, &r->answer);
+                r = load(w, to);
+                register_up(r);
+                send(w, to, n, &r->answer);
+        }
+}
+
+/* ---- events ---- */
+
+static void deliver(struct world *w, const struct message *s)
+{
+        struct view_register *r = load(w, s->to);
+        const struct register_message m = { .kind = s->kind,
+                                            .ballot = ballot_wide(s->ballot),
+                                            .dead = s->dead,
+                                            .record = record_wide(&s->record) };
+
+        carry_out(w, s->to, s->from, r, register_hear(r, s->from, &m));
+}
+
+static void propose(struct world *w, uint32_t n)
+{
+        struct view_register *r = load(w, n);
+        const struct placement wanted = view_wide((u8)(n + 1), 0);
+        uint32_t actions;
+        struct fault fault;
+
+        if (register_propose(r, &wanted, w->gone, &actions, &fault) == 0)
+                carry_out(w, n, n, r, actions);
+}
+
+static void retry(struct world *w, uint32_t n)
+{
+        struct view_register *r = load(w, n);
+
+        carry_out(w, n, n, r, register_retry(r));
+}
+
+static void crash(struct world *w, uint32_t n)
+{
+        w->nodes[n] = (struct node){ .record = w->nodes[n].record };
+        meet(w, n);
+}
+
+static void lose(struct world *w, uint32_t n)
+{
+        struct view_register r;
+        const struct placement first = view_wide(0, 0);
+
+        for (uint32_t i = w->n_messages; i-- > 0;)
+                if (w->messages[i].to == n)
+                        take(w, i);
+        register_init(&r, bounds.n_nodes, n, &first, NULL);
+        store(w, n, &r);
+        meet(w, n);
+}
+
+static void die(struct world *w, uint32_t n)
+{
+        w->gone |= (u8)(1 << n);
+        w->nodes[n] = (struct node){ 0 };
+        for (uint32_t i = w->n_messages; i-- > 0;)
+                if (w->messages[i].to == n)
+                        take(w, i);
+}
+
+/* Nothing would come of it, now or ever. */
+static bool message_void(const struct world *w, const struct message *m)
+{
+        const struct node *to = &w->nodes[m->to];
+
+        if (m->record.epoch > to->record.epoch || !to->record.voter)
+                return false;
+        if (m->record.epoch < to->record.epoch)
+                return w->nodes[m->from].record.epoch >= to->record.epoch || w->gone >> m->from & 1;
+        if (m->record.promised > to->top)
+                return false;
+        if (m->kind == REGISTER_PROMISE || m->kind == REGISTER_ACCEPTED)
+                return to->phase == REGISTER_IDLE;
+        return m->kind == REGISTER_STATE;
+}
+
+static void network_clear(struct world *w)
+{
+        for (uint32_t i = w->n_messages; i-- > 0;)
+                if (message_void(w, &w->messages[i]))
+                        take(w, i);
+}
+
+void happen(struct world *w, struct event e)
+{
+        const struct message m = w->messages[e.a % MESSAGES];
+
+        switch (e.kind) {
+        case DELIVER_TWICE:
+                w->twice++;
+                deliver(w, &m);
+                break;
+        case DELIVER:
+                take(w, e.a);
+                deliver(w, &m);
+                break;
+        case PROPOSE:
+                w->proposals++;
+                propose(w, e.a);
+                break;
+        case RETRY:
+                w->retries++;
+                retry(w, e.a);
+                break;
+        case CRASH:
+                w->crashes++;
+                crash(w, e.a);
+                break;
+        case LOSE:
+                w->losses++;
+                lose(w, e.a);
+                break;
+        case DIE:
+                w->deaths++;
+                die(w, e.a);
+                break;
+        }
+        network_clear(w);
+}
+
+static bool all_vote(const struct world *w)
+{
+        for (uint32_t n = 0; n < bounds.n_nodes; n++)
+                if (!w->nodes[n].record.voter && !(w->gone >> n & 1))
+                        return false;
+        return true;
+}
+
+static bool may_propose(const struct world *w, uint32_t n)
+{
+        return bounds.proposers >> n & 1 && w->nodes[n].phase == REGISTER_IDLE &&
+               w->nodes[n].record.epoch < bounds.epochs && w->proposals < bounds.proposals;
+}
+
+static bool may_retry(const struct world *w, uint32_t n)
+{
+        return bounds.retriers >> n & 1 && w->nodes[n].phase != REGISTER_IDLE &&
+               w->retries < bounds.retries;
+}
+
+uint32_t events(const struct world *w, struct event *ret)
+{
+        uint32_t n_events = 0;
+
+        for (uint32_t i = 0; i < w->n_messages; i++) {
+                ret[n_events++] = (struct event){ DELIVER, (u8)i };
+                if (w->twice < bounds.twice)
+                        ret[n_events++] = (struct event){ DELIVER_TWICE, (u8)i };
+        }
+        for (uint32_t n = 0; n < bounds.n_nodes; n++) {
+                if (w->gone >> n & 1)
+                        continue;
+                if (may_propose(w, n))
+                        ret[n_events++] = (struct event){ PROPOSE, (u8)n };
+                if (may_retry(w, n))
+                        ret[n_events++] = (struct event){ RETRY, (u8)n };
+                if (w->crashes < bounds.crashes)
+                        ret[n_events++] = (struct event){ CRASH, (u8)n };
+                if (w->losses < bounds.losses && all_vote(w))
+                        ret[n_events++] = (struct event){ LOSE, (u8)n };
+                if (w->deaths < bounds.deaths)
+                        ret[n_events++] = (struct event){ DIE, (u8)n };
+        }
+        return n_events;
+}
+
+/* ---- alone ---- */
+
+/* All that is under way arrives, in order, once. */
+static bool settle(struct world *w)
+{
+        for (uint32_t i = 0; i < ALONE_MAX; i++) {
+                struct message m = w->messages[0];
+
+                if (w->n_messages == 0)
+                        return true;
+                take(w, 0);
+                deliver(w, &m);
+        }
+        return false;
+}
+
+void alone(const struct world *from, uint32_t n)
+{
+        struct world w = *from;
+        u8 epoch;
+
+        memset(w.messages, 0, sizeof w.messages);
+        w.n_messages = 0;
+        for (uint32_t to = 0; to < bounds.n_nodes; to++)
+                if (!(w.gone >> to & 1))
+                        meet(&w, to);
+        if (!settle(&w))
+                violate("talk without end");
+        epoch = w.nodes[n].record.epoch;
+        if (w.nodes[n].dead != w.gone) /* a person's word comes with a new proposal */
+                w.nodes[n].phase = REGISTER_IDLE;
+        for (int tries = 0; tries < 3 && w.nodes[n].record.epoch == epoch; tries++) {
+                if (w.nodes[n].phase == REGISTER_IDLE)
+                        propose(&w, n);
+                else
+                        retry(&w, n);
+                if (!settle(&w))
+                        violate("talk without end");
+        }
+        if (w.nodes[n].record.epoch == epoch || w.nodes[n].phase != REGISTER_IDLE)
+                violate("a proposal that nothing hinders does not come to its end");
+}
+
+/* ---- begin and end ---- */
+
+void world_init(struct world *w)
+{
+        const struct placement first = view_wide(0, 0);
+
+        memset(w, 0, sizeof *w);
+        for (uint32_t n = 0; n < bounds.n_nodes; n++) {
+                struct view_register r;
+
+                register_init(&r, bounds.n_nodes, n, &first, NULL);
+                r.record.voter = r.record.voter || !bounds.blank;
+                store(w, n, &r);
+        }
+        for (uint32_t n = 0; bounds.blank && n < bounds.n_nodes; n++)
+                meet(w, n);
+}
+
+void print_event(const struct world *w, struct event e)
+{
+        static const char *const kinds[] = { "STATE", "PREPARE", "PROMISE", "ACCEPT", "ACCEPTED" };
+        static const char *const names[] = {
+                "", "", "proposes", "tries again", "is killed and starts", "loses its disk", "dies"
+        };
+        const struct message *m = &w->messages[e.a % MESSAGES];
+
+        if (e.kind > DELIVER_TWICE)
+                printf("  node %u %s\n", e.a, names[e.kind]);
+        else
+                printf("  %u -> %u%s %s ballot %u.%u; epoch %u is %u, promised %u.%u, accepted "
+                       "%u.%u view %u\n",
+                       m->from, m->to, e.kind == DELIVER_TWICE ? " (not for the last time)" : "",
+                       kinds[m->kind], m->ballot >> 2, m->ballot & 3u, m->record.epoch,
+                       m->record.chosen, m->record.promised >> 2, m->record.promised & 3u,
+                       m->record.accepted >> 2, m->record.accepted & 3u, m->record.view);
+}
