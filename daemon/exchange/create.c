@@ -19,23 +19,33 @@ struct make {
         struct fault fault;
 };
 
+static void opened_add(Zero__Opened *opened, const struct holding *h,
+                       struct standing_message *standings)
+{
+        if (opened->n_standings == STATES_MAX)
+                return;
+        opened->standings[opened->n_standings] =
+                standing_fill(h->state, &standings[opened->n_standings]);
+        opened->n_standings++;
+}
+
 static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, const struct job *job,
                           bool created)
 {
         Zero__LinkMessage m = job_message(job);
         Zero__Opened opened = ZERO__OPENED__INIT;
-        struct standing_message standings[HOLDINGS_MAX];
-        Zero__Standing *pointers[HOLDINGS_MAX];
+        struct standing_message standings[STATES_MAX];
+        Zero__Standing *pointers[STATES_MAX];
 
         opened.created = created;
         opened.known = true;
         opened.attempt = job->attempt;
-        for_holdings (job, h) {
-                pointers[opened.n_standings] =
-                        standing_fill(h->state, &standings[opened.n_standings]);
-                opened.n_standings++;
-        }
         opened.standings = pointers;
+        for_holdings (job, h)
+                opened_add(&opened, h, standings);
+        list_for_each ((struct list *)&job->former, item) {
+                opened_add(&opened, CONTAINER_OF(item, struct holding, link), standings);
+        }
         m.answer = call;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;

@@ -86,6 +86,9 @@ static void exchange_tick(uv_timer_t *timer)
                 coordinator_tick(x);
                 operations_tick(x);
         }
+        list_for_each (&x->jobs, item) {
+                former_sweep(CONTAINER_OF(item, struct job, link));
+        }
         drain_check(x);
         exchange_check_stopped(x);
 }
@@ -241,6 +244,10 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
                         gather_dirty(job, m->dirty->group);
                 answer(job->x, node, m, ZERO_OK, "");
                 break;
+        case ZERO__LINK_MESSAGE__BODY_SETTLE:
+                if (trusted)
+                        former_settle_message(job, node, m);
+                break;
         default:
                 answer(job->x, node, m, ZERO_EPROTO, "message not understood");
         }
@@ -301,6 +308,8 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT ||
                    m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT_PROGRESS) {
                 snapshot_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_PLACED) {
+                former_placed_message(x, node, m);
         } else if (for_coordinator(m)) {
                 coordinator_message(x, node, m);
         } else {

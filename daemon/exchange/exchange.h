@@ -3,7 +3,7 @@
  *
  *   exchange.c     start and stop, the tick, messages to the parts below
  *   job.c          a job's life and steps on this node    create.c  making and dropping it
- *   resume.c       jobs that an earlier process left
+ *   resume.c       jobs that an earlier process left      former.c  ... for an earlier placement
  *   attach.c       ranks of this node come and go         rank.c    what they do
  *   seat.c         what is kept of a rank while its session changes
  *   gather.c       parameters to trainers: one gather a group and version, however many ask
@@ -57,7 +57,7 @@ enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 /* Of every state file, whatever the number of compute threads is now. */
 enum { REDO_SLOTS = 64 };
 /* Of one job on one node. */
-enum { HOLDINGS_MAX = PLACEMENT_COPIES };
+enum { HOLDINGS_MAX = PLACEMENT_COPIES, STATES_MAX = 4 * HOLDINGS_MAX };
 /* The first attempt of a state whose parameters have their first values. */
 enum { JOB_FILLED = 1 };
 enum { MICRO_BATCHES_MAX = 4096 }; /* of one group in one attempt */
@@ -127,6 +127,7 @@ struct job {
         uint32_t references;
         uint32_t holders; /* sessions among them: they need no state once the job is dead */
         bool dead;
+        bool placed;     /* the placement in force is whole: former states are to go */
         bool opening;    /* its state is being made */
         bool drop_state; /* delete the state file with it */
         char name[ZERO_NAME_MAX + 1];
@@ -137,6 +138,7 @@ struct job {
         struct placement place;
         struct partition *partition;
         struct list holdings; /* this node's; none where it holds no shards */
+        struct list former;   /* of earlier placements: to be moved from, then deleted */
 
         /* The step, as this node last heard of it. */
         bool started; /* all ranks are there (Start) */
@@ -166,6 +168,7 @@ struct holding {
         struct list link; /* job.holdings */
         struct job *job;
         uint32_t owner, copy;
+        uint64_t settling; /* call to be answered when its update is over; 0: none */
         struct state *state;
         uint64_t *shard_version; /* [group]: version of the bytes */
         uint32_t *pins;          /* [group]: payloads and copies that read the shard */
@@ -189,6 +192,17 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
 void jobs_resume(struct exchange *x);
 /* Whether a job of that name may be made. */
 int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
+/* A holding that was just given its state, which stands between two steps. */
+void holding_take_up(struct holding *h);
+/* States of earlier placements: a decided step is carried out. */
+void former_take_up(struct job *job);
+/* Deletes them once another placement is whole, and nothing reads them. */
+void former_sweep(struct job *job);
+/* Where the job stood when its placement ended; that another one is whole. */
+void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
+void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+/* The update of one of them is over. */
+void former_updated(struct holding *h);
 /* A job that has been given its states goes on where their records stand. */
 void job_take_up(struct job *job);
 void job_ref(struct job *job);
@@ -217,13 +231,17 @@ double job_steps_per_second(const struct job *job);
 
 /* Empty, and the last of the job's.  -ENOMEM. */
 int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding **ret);
-/* Gives the state a holding that is none yet: at its record's version. */
+/* Of a state of an earlier placement.  -ENOMEM: the state is the caller's. */
+int holding_new_former(struct job *job, struct state *state, struct holding **ret);
 void holding_free(struct holding *h);
 struct holding *holding_first(const struct job *job);
 struct holding *holding_next(const struct job *job, const struct holding *h);
 /* Of an owner, whichever copy; NULL: not on this node. */
 struct holding *holding_find(const struct job *job, uint32_t owner);
 struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t copy);
+/* The same of any placement. */
+struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
+                                 uint32_t copy);
 /* The holding of this node's own owner; NULL: it has none. */
 struct holding *holding_own(const struct job *job);
 /* The holding of everything there is, if there is but one owner; else NULL. */

@@ -39,6 +39,18 @@ int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding *
         return 0;
 }
 
+int holding_new_former(struct job *job, struct state *state, struct holding **ret)
+{
+        int r = holding_new(job, state->plan->owner, state->id.copy, ret);
+
+        if (r)
+                return r;
+        (*ret)->state = state;
+        list_remove(&(*ret)->link);
+        list_insert(&job->former, &(*ret)->link);
+        return 0;
+}
+
 void holding_free(struct holding *h)
 {
         if (!h)
@@ -84,6 +96,20 @@ struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t 
         for_holdings (job, h)
                 if (h->owner == owner && h->copy == copy)
                         return h;
+        return NULL;
+}
+
+struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
+                                 uint32_t copy)
+{
+        if (epoch == job->place.epoch)
+                return holding_of_copy(job, owner, copy);
+        list_for_each ((struct list *)&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (h->state->id.epoch == epoch && h->owner == owner && h->copy == copy)
+                        return h;
+        }
         return NULL;
 }
 

@@ -82,6 +82,9 @@ static void job_release_holdings(struct job *job)
 {
         while (!list_empty(&job->holdings))
                 holding_free(holding_first(job));
+        list_for_each (&job->former, item) {
+                holding_free(CONTAINER_OF(item, struct holding, link));
+        }
 }
 
 static void job_free(struct job *job)
@@ -195,6 +198,7 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
         job->place = x->view;
         list_init(&job->link);
         list_init(&job->holdings);
+        list_init(&job->former);
         if (!job_alloc(job)) {
                 job_unref(job);
                 return NULL;

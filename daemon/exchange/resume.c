@@ -44,8 +44,12 @@ void holding_take_up(struct holding *h)
 void job_take_up(struct job *job)
 {
         const struct state_record *record = record_behind(job);
-        bool decided = record->phase == ATTEMPT_DECIDED;
+        bool decided = record && record->phase == ATTEMPT_DECIDED;
 
+        if (!record) { /* all that is here is of an earlier placement */
+                coordinator_resume(job);
+                return;
+        }
         job->attempt = record->attempt + decided;
         job->version = record->version + (decided && record->commit);
         job->loss_scale = record->loss_scale > 0 ? record->loss_scale : job->loss_scale;
@@ -63,20 +67,26 @@ void job_take_up(struct job *job)
         coordinator_resume(job);
 }
 
-/* The cluster must still cut the groups as the file has them, and place them here. */
-static bool resume_fits(const struct exchange *x, const struct state *state, const char *file)
+/* Whether the state is of the placement that is in force, and of this node in it. */
+static bool resume_fits(const struct exchange *x, const struct state *state)
 {
         const struct placement *view = &x->view;
         uint32_t owner = state->plan->owner, copy = state->id.copy;
 
-        if (state->id.n_owners == view->n_owners && copy < view->copies &&
-            state->id.epoch == view->epoch &&
-            holder_node(view, holder_of(view, owner, copy)) == x->cluster->self &&
-            job_name_valid(state->id.job))
+        return state->id.epoch == view->epoch && state->id.n_owners == view->n_owners &&
+               copy < view->copies &&
+               holder_node(view, holder_of(view, owner, copy)) == x->cluster->self;
+}
+
+static bool resume_check(const struct exchange *x, const struct state *state, const char *file)
+{
+        if (job_name_valid(state->id.job) &&
+            (resume_fits(x, state) || state->id.epoch < x->view.epoch))
                 return true;
-        log_error("state file %s was made for %u owners, this node holding %s number %u: it is "
-                  "left alone; restore that owner list to use it",
-                  file, state->id.n_owners, copy ? "the mirror of" : "", owner);
+        log_error("state file %s was made for %u owners at epoch %llu, this node holding %snumber "
+                  "%u: it is left alone; restore that owner list to use it",
+                  file, state->id.n_owners, (unsigned long long)state->id.epoch,
+                  state->id.copy ? "the mirror of " : "", state->plan->owner);
         return false;
 }
 
@@ -88,7 +98,7 @@ static bool resume_matches(const struct job *job, const struct state *state, con
 
         if (job->uid == state->id.uid && job->reduce_dtype == state->id.reduce_dtype &&
             layout_equal(l, job->layout, text, sizeof text) &&
-            !holding_of_copy(job, state->plan->owner, state->id.copy))
+            !holding_of_epoch(job, state->id.epoch, state->plan->owner, state->id.copy))
                 return true;
         log_error("state file %s is not of the job '%s' that another file here is of: it is left "
                   "alone",
@@ -115,6 +125,18 @@ static struct job *resume_find(struct exchange *x, const struct state *state, la
         return job;
 }
 
+static int resume_add(struct job *job, struct state *state, struct holding **ret)
+{
+        int r;
+
+        if (!resume_fits(job->x, state))
+                return holding_new_former(job, state, ret);
+        r = holding_new(job, state->plan->owner, state->id.copy, ret);
+        if (r == 0)
+                (*ret)->state = state;
+        return r;
+}
+
 static int resume_state(const char *file, void *arg)
 {
         struct exchange *x = arg;
@@ -134,17 +156,16 @@ static int resume_state(const char *file, void *arg)
                 state_drop(state);
                 return 0;
         }
-        if (!resume_fits(x, state, file)) {
+        if (!resume_check(x, state, file)) {
                 layout_free(l);
                 state_close(state);
                 return 0;
         }
         job = resume_find(x, state, l, file);
-        if (!job || holding_new(job, state->plan->owner, state->id.copy, &h)) {
+        if (!job || resume_add(job, state, &h)) {
                 state_close(state);
                 return 0;
         }
-        h->state = state;
         crash_point(CRASH_RESUME_OPENED);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 state_serve_group(state, job->layout, g, x->ops);
@@ -161,6 +182,7 @@ void jobs_resume(struct exchange *x)
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 job->opening = false;
+                former_take_up(job);
                 job_take_up(job);
                 log_info("job %s: taken up at version %llu", job->name,
                          (unsigned long long)job->version);

@@ -59,6 +59,8 @@ Zero__Standing *standing_fill(const struct state *state, struct standing_message
         zero__standing__init(s);
         s->owner = state->plan->owner;
         s->copy = state->id.copy;
+        s->placement = state->id.epoch;
+        s->n_owners = state->id.n_owners;
         s->version = r->version + (r->phase == ATTEMPT_DECIDED && r->commit);
         s->attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
         s->done = r->phase != ATTEMPT_DECIDED;

@@ -159,6 +159,10 @@ static void update_finish(struct holding *h)
         crash_point(CRASH_UPDATE_FINISH);
         state_finish(h->state);
         crash_point(CRASH_UPDATE_DONE);
+        if (h->state->id.epoch != h->job->place.epoch) {
+                former_updated(h);
+                return;
+        }
         done.attempt = u->attempt;
         done.owner = h->owner;
         done.copy = h->copy;
