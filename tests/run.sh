@@ -16,7 +16,8 @@ set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
 
-serial=(integration python torch) # the suites that start daemons: one test at a time
+daemons=(integration python torch) # the suites that start them
+at_once=2 # tests; those that start daemons have sockets, ports and directories of their own, and wait half of their time
 linger_ms=5000 # until a process that outlives its test counts as left behind
 passed=0 failed=0 skipped=0
 work= python_told=
@@ -95,7 +96,8 @@ run_suites() {
         local name=$1 tree=$2 base=$3
         shift 3
         rm -f "$tree/meson-logs/$base.json"
-        meson test -C "$tree" --no-rebuild --logbase "$base" "$@" </dev/null >"$work/$base.out" 2>&1
+        meson test -C "$tree" --no-rebuild --logbase "$base" --num-processes "$at_once" --timeout-multiplier 3 "$@" \
+                </dev/null >"$work/$base.out" 2>&1
         check_left "$name"
         # without a log either no test matches, or meson itself failed
         [[ -f $tree/meson-logs/$base.json ]] || grep -q '^No .*tests' "$work/$base.out" || {
@@ -127,9 +129,9 @@ test_tree() {
                 return
         }
         sanitizer_options
-        run_suites "$name" "$tree" suites "${serial[@]/#/--no-suite=}" --num-processes 2 --timeout-multiplier 3
+        run_suites "$name" "$tree" suites "${daemons[@]/#/--no-suite=}"
         local -x "$python_told"
-        run_suites "$name" "$tree" daemons "${serial[@]/#/--suite=}" --num-processes 1 --timeout-multiplier 3
+        run_suites "$name" "$tree" daemons "${daemons[@]/#/--suite=}"
         python3 "$root/tests/summary.py" "$name" "$work/reports" "$work/counts" \
                 "$tree"/meson-logs/{suites,daemons}.json || one_failed "$name" 'no summary'
         [[ -f $work/counts ]] && read -r -a counts <"$work/counts" && passed=$((passed + counts[0])) \

@@ -56,11 +56,14 @@ def training_goes_on(how):
     with Place() as d:
         with Cluster(2, checkpoint_memory=memory, threads=2) as c:
             ranks = c.ranks("job", layout, [0, 1], hold=2, push=2, **needs)
-            start_training(ranks, steps)
             versions = set()
-            while not all(a.ready() for a in ranks):
-                versions.add(c[len(versions) % 2].ctl("checkpoint", "job", d)["version"])
-            finish_all(ranks)
+            for _ in range(6):  # of two parts that follow each other one at least gives a new version
+                start_training(ranks, steps // 6)
+                done = False
+                while not done:
+                    versions.add(c[len(versions) % 2].ctl("checkpoint", "job", d)["version"])
+                    done = all(a.ready() for a in ranks)
+                finish_all(ranks)
             assert planes(c) == expected
             assert len(versions) > 2, "too few checkpoints for this to show anything"
         middle = sorted(versions)[len(versions) // 2]

@@ -259,7 +259,7 @@ def drop_under_idle_clients():
         observer.do("connect", job="job", rank=-1)
         observer.do("attach", observer=True)
         c[0].ctl("drop", "job")
-        until(lambda: c[0].status()["memory"]["state_used"] == 0, 5 * SLOW, "the memory's return")
+        until(lambda: c[0].status()["memory"]["state_used"] == 0, what="the memory's return")
         assert ranks[1].do("view", group=0)["hash"], "what was served is gone"
         observer.refused("ENOJOB", "get", tensor=0, plane="master", count=1)
         c.ranks("job", small_layout(blocks=1), [0], hold=1, push=1)

@@ -4,7 +4,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, expect, finish_all, group, small_layout, step_all, tensor, until  # noqa: E402
+from cluster import SETS, WAIT, Cluster, expect, finish_all, group, small_layout, step_all, tensor, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
 
@@ -13,7 +13,7 @@ TWO = [group("a", tensor("wa", 1000)), group("b", tensor("wb", 3000))]
 
 def refused_attach(c, node, status, *words, job, rank, world, layout, attach=None, **connect):
     a = c.actor(node)
-    a.do("connect", job=job, rank=rank, world=world, timeout_ms=2000 * SLOW, **connect)
+    a.do("connect", job=job, rank=rank, world=world, timeout_ms=2000 * WAIT, **connect)
     a.do("layout", groups=layout)
     a.refused(status, "attach", *words, **(attach or {"hold": 1, "push": 1}))
     a.end()
@@ -326,7 +326,7 @@ def values_of_a_step():
 def ranks_pass_different_values(placement):
     """On one node and over two: the rank that does not agree is named."""
     with Cluster(2) as c:
-        one, two = c.ranks("j", TWO, placement, hold=1, push=1, timeout_ms=2000 * SLOW)
+        one, two = c.ranks("j", TWO, placement, hold=1, push=1, timeout_ms=2000 * WAIT)
         one.start("step", sets=[SETS[0]])
         two.start("step", sets=[[0.5, 0.9, 0.99, 1e-8, 0.1]])
         replies = [a.finish() for a in (one, two)]
@@ -338,7 +338,7 @@ def ranks_pass_different_values(placement):
 @case
 def norm_against_step():
     with Cluster(2) as c:
-        one, two = c.ranks("j", TWO, [0, 1], hold=1, push=1, timeout_ms=2000 * SLOW)
+        one, two = c.ranks("j", TWO, [0, 1], hold=1, push=1, timeout_ms=2000 * WAIT)
         one.start("norm")
         two.start("step", sets=[SETS[0]])
         replies = [a.finish() for a in (one, two)]
@@ -471,7 +471,7 @@ def session_limit():
         still_trains_two(keep)
         for raw in held:
             raw.close()
-        c[0].status()
+        until(lambda: c[0].ctl_run("status").returncode == 0, what="room for a session")
         assert "session_limit" in c[0].log()
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SLOW, Cluster, expect, finish_all, group, step_all, tensor  # noqa: E402
+from cluster import WAIT, Cluster, expect, finish_all, group, step_all, tensor  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 LAYOUT = [group("a", tensor("wa", 30000), tensor("still", 10, frozen=True)),
@@ -93,7 +93,7 @@ def a_set_that_the_step_lacks():
 @case
 def sets_out_of_place():
     with Cluster(2) as c:
-        a, b = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2, timeout_ms=1000 * SLOW)
+        a, b = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2, timeout_ms=2000 * WAIT)
         a.refused("ERANGE", "put", "256", tensor=WA, plane="set", values=[256])
         a.refused("ERANGE", "put", tensor=WA, plane="set", first=1, values=[1])
         a.refused("EINVAL", "put", "frozen", tensor=STILL_TENSOR, plane="set", values=[1])
@@ -168,7 +168,7 @@ def ranks_that_push_two_groups_the_other_way_round():
 @case
 def orders_that_differ_too_much_end_by_name():
     with Cluster(1) as c:
-        a, b = c.ranks("j", many(8), [0, 0], hold=1, push=1, timeout_ms=1500 * SLOW)
+        a, b = c.ranks("j", many(8), [0, 0], hold=1, push=1, timeout_ms=2000 * WAIT)
         for g in range(8):
             for r, group_of in ((a, g), (b, 7 - g)):
                 r.start("grad", group=group_of)

@@ -30,7 +30,7 @@ def why(daemon, peer):
 
 def says(daemon, peer, *words):
     """Status tells why the peer is not linked."""
-    until(lambda: all(w in why(daemon, peer) for w in words), 10 * SLOW,
+    until(lambda: all(w in why(daemon, peer) for w in words), 30 * SLOW,
           f"'{words}' in {daemon.name}'s word on {peer}")
     assert not next(p["up"] for p in daemon.status()["peers"] if p["node"] == peer)
 
@@ -80,11 +80,11 @@ class Fake:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(("127.0.0.1", port))
         self.socket.listen()
-        self.socket.settimeout(20)
+        self.socket.settimeout(60)
 
     def answer(self, data):
         s, _ = self.socket.accept()
-        s.settimeout(20)
+        s.settimeout(60)
         hello = s.recv(4096)
         s.sendall(data)
         try:
@@ -104,11 +104,11 @@ def dialler_of(c):
         d = c[1 - mine]
         d.start()
         until(lambda d=d: d.ctl_run("status").returncode == 0, what="the daemon")
-        fake.socket.settimeout(2)
+        fake.socket.settimeout(10)
         try:
             s, _ = fake.socket.accept()
             s.close()
-            fake.socket.settimeout(20)
+            fake.socket.settimeout(60)
             return d, c[mine].name, fake
         except socket.timeout:
             fake.socket.close()
@@ -134,7 +134,7 @@ def visitor_of_another_version():
         s.sendall(MAGIC + struct.pack("<HBBI", 99, 1, 0, 260) + b"x" * 244)
         assert s.recv(4096).startswith(MAGIC), "no refusal in clear"
         s.close()
-        until(lambda: "99" in c[0].log(), 5, "a line in the log")
+        until(lambda: "99" in c[0].log(), what="a line in the log")
 
 
 @case
@@ -142,7 +142,7 @@ def peer_that_talks_nonsense():
     with Cluster(2, start=False) as c:
         d, peer, fake = dialler_of(c)
         fake.answer(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        until(lambda: why(d, peer) != "", 10 * SLOW, "a reason")
+        until(lambda: why(d, peer) != "", what="a reason")
         fake.socket.close()
 
 
@@ -210,7 +210,7 @@ def garbage_on_ports():
         for a in ranks:
             a.end()
         for d, n in zip(c.daemons, before):
-            until(lambda d=d, n=n: d.descriptors() <= n + 2, 10 * SLOW, f"descriptors of {d.name}: {n}")
+            until(lambda d=d, n=n: d.descriptors() <= n + 2, what=f"descriptors of {d.name}: {n}")
 
 
 def ended(s):

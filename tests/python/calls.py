@@ -253,7 +253,7 @@ def rank_that_does_not_come_is_named():
 @case
 def rank_that_does_not_step_is_named():
     with Cluster(1) as cluster:
-        a, b = ranks(cluster, 2, small_layout(), timeout=0.5)
+        a, b = ranks(cluster, 2, small_layout(), timeout=2)
         with raises(zerod.Deadline, "rank 1"):
             a.step(SETS)
         a.close()

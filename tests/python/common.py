@@ -51,7 +51,7 @@ def small_layout(dtype="fp32"):
 @contextlib.contextmanager
 def attached(job=None, layout=None, **needs):
     """(cluster, client): a rank that is alone with a daemon."""
-    with Cluster(1) as cluster, zerod.connect(job, socket=cluster[0].socket, timeout=20) as client:
+    with Cluster(1) as cluster, zerod.connect(job, socket=cluster[0].socket, timeout=60) as client:
         client.attach(layout or small_layout(), **needs)
         yield cluster, client
 

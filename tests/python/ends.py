@@ -65,7 +65,7 @@ def closed_client_refuses(name):
 @case
 def lost_daemon_is_told():
     with Cluster(1) as cluster:
-        client = zerod.connect("job", socket=cluster[0].socket, timeout=0.2)
+        client = zerod.connect("job", socket=cluster[0].socket, timeout=1)
         client.attach(small_layout())
         cluster[0].process.kill()
         cluster[0].process.wait()
@@ -78,7 +78,7 @@ def lost_daemon_is_told():
 @case
 def stopped_daemon_is_given_up():
     with Cluster(1) as cluster:
-        client = zerod.connect("job", socket=cluster[0].socket, timeout=0.2)
+        client = zerod.connect("job", socket=cluster[0].socket, timeout=1)
         client.attach(small_layout())
         cluster[0].process.send_signal(signal.SIGSTOP)
         with raises(zerod.Deadline, "did not answer"):
@@ -212,7 +212,7 @@ def exception_in_the_block_is_a_loss():
                 raise KeyError("mine")
 
         def wait():
-            with zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=0.5) as client:
+            with zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=2) as client:
                 client.attach(one_tensor())
                 attaching.wait(REPLY_S)
                 with raises(zerod.LostRank, "rank 1", "lost"):
@@ -239,7 +239,8 @@ except zerod.Closed as why:
         process = python(script, cluster)
         other = None
         if name != "attach":
-            other = zerod.connect("job", 1, 2, socket=cluster[0].socket, timeout=0.5)
+            until(lambda: cluster[0].job("job"), what="rank 0")
+            other = zerod.connect("job", 1, 2, socket=cluster[0].socket, timeout=2)
             other.attach(one_tensor())
         until(lambda: waits(cluster, name), what=f"rank 0 in {name}")
         process.send_signal(signal.SIGINT)
@@ -311,13 +312,13 @@ def other_threads_run_while_one_waits():
         ran = threading.Event()
 
         def wait():
-            with zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=20) as client:
+            with zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=60) as client:
                 client.attach(one_tensor())
 
         def run():
             until(lambda: cluster[0].job("job"), what="the job")
             ran.set()
-            with zerod.connect("job", 1, 2, socket=cluster[0].socket, timeout=20) as client:
+            with zerod.connect("job", 1, 2, socket=cluster[0].socket, timeout=60) as client:
                 client.attach(one_tensor())
         together(wait, run)
         assert ran.is_set()

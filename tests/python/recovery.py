@@ -9,7 +9,7 @@ from common import LIBRARY, PACKAGE, SETS, Cluster, attached, python, raises, to
 from cluster import until
 from harness import case, main
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 def two_groups():

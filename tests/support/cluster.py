@@ -14,9 +14,10 @@ import subprocess
 import tempfile
 import time
 
-SLOW = int(os.environ.get("TESTS_SLOW", 1))  # with sanitizers
-START_S = 30 * SLOW
-REPLY_S = 60 * SLOW
+SLOW = int(os.environ.get("TESTS_SLOW", 1))  # with sanitizers: what deadlines are multiplied by
+WAIT = min(SLOW, 2)  # the same for those that a case waits out
+START_S = 60 * SLOW
+REPLY_S = 120 * SLOW
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -415,23 +416,30 @@ class Cluster:
         self.actors.append(a)
         return a
 
-    def rank(self, job, layout, placement, rank, attach=True, timeout_ms=30000 * SLOW, incarnation=0, **needs):
-        """An actor that was told to attach as this rank; its replies are still to come."""
+    def caller(self, job, layout, placement, rank, timeout_ms=60000 * SLOW, incarnation=0):
+        """An actor that was told to connect as this rank; its replies are still to come."""
         node = placement[rank]
         a = self.actor(node, f"rank {rank} of {job}")
         a.start("connect", job=job, rank=rank, world=len(placement), local=placement.count(node),
                 timeout_ms=timeout_ms, incarnation=incarnation)
         a.start("layout", groups=layout)
-        if attach:
-            a.start("attach", **needs)
         return a
 
-    def ranks(self, job, layout, placement, **options):
-        """One attached actor a rank; placement: the node of each rank."""
-        actors = [self.rank(job, layout, placement, rank, **options) for rank in range(len(placement))]
+    def rank(self, job, layout, placement, rank, timeout_ms=60000 * SLOW, incarnation=0, **needs):
+        """An actor that was told to attach as this rank; its replies are still to come."""
+        a = self.caller(job, layout, placement, rank, timeout_ms, incarnation)
+        a.start("attach", **needs)
+        return a
+
+    def ranks(self, job, layout, placement, timeout_ms=60000 * SLOW, incarnation=0, **needs):
+        """One attached actor a rank; placement: the node of each rank.  All run before the first one attaches, so
+        that a short deadline is not spent on the others' start."""
+        actors = [self.caller(job, layout, placement, rank, timeout_ms, incarnation) for rank in range(len(placement))]
         for a in actors:
-            while a.asked:
-                finish_all([a])
+            finish_all([a]), finish_all([a])
+        for a in actors:
+            a.start("attach", **needs)
+        finish_all(actors)
         return actors
 
     def checksum(self, job):

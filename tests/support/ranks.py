@@ -63,7 +63,7 @@ from cluster import SLOW, Cluster, die_with_parent  # noqa: E402
 
 torch.set_num_threads(1)
 
-DEADLINE_S = 60 * SLOW
+DEADLINE_S = 240 * SLOW
 GRACE_S = 3  # for the other ranks, once one has failed
 jobs = itertools.count()
 

@@ -78,7 +78,7 @@ def decode(data):
 class Raw:
     """A connection that keeps no rule by itself."""
 
-    def __init__(self, path, timeout=10):
+    def __init__(self, path, timeout=60):
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout)
         self.socket.connect(path)

@@ -14,7 +14,7 @@ from cluster import SETS, SLOW, Cluster, Tools, small_layout, spawn, until
 from network import Network
 
 JOB = "torture"
-STUCK_S = 30 * SLOW
+STUCK_S = 120 * SLOW
 PATIENCE_MS = 120000 * SLOW  # of a trainer's calls: longer than any disturbance
 LAST_STEPS = 20              # from the last disturbance on
 AGAIN = ("ECLOSED", "EABORTED", "EPEER")  # of an attach in whose middle a daemon ended

@@ -28,7 +28,7 @@ class Scene:
 
     def __init__(self, model=None, stage=3, **options):
         self.cluster = Cluster(1)
-        client = zerod.connect("job", 0, 1, socket=self.cluster[0].socket, timeout=30)
+        client = zerod.connect("job", 0, 1, socket=self.cluster[0].socket, timeout=120)
         self.model = zt.shard(model or make(), stage, client=client, **options)
         self.client = client
 

@@ -16,7 +16,7 @@ from harness import Skip, case  # noqa: E402
 
 EXAMPLES = os.path.join(ranks.ROOT, "client/examples")
 SCRIPT = os.path.join(ranks.ROOT, "deploy/local-cluster.sh")
-DEADLINE_S = 150 * SLOW
+DEADLINE_S = 300 * SLOW
 TEXT = b"".join(b"%d and %d make %d; " % (a, b, a + b) for a in range(40) for b in range(0, 40, 3))
 SMALL = ("--layers", "2", "--heads", "2", "--width", "32", "--context", "32", "--batch", "8", "--steps", "40",
          "--warmup", "4", "--windows", "16", "--log-every", "10", "--eval-every", "0")

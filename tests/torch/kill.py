@@ -20,8 +20,7 @@ from survivor import STEPS, VICTIM, die, prepare, survive  # noqa: E402
 from torchrun import finish, launch  # noqa: E402
 
 PLACEMENT = [0, 0, 1, 1]
-TIMEOUT_S = 3 * SLOW
-GRACE_S = 3 * SLOW  # two seconds of the library's own, and what computes until the wait begins
+TIMEOUT_S = 60 * SLOW
 GOOD_STEPS = 2
 MOMENTS = ("forward", "backward", "step")
 
@@ -54,7 +53,7 @@ def check_survivors(said, job):
     for rank, (name, text, seconds) in said.items():
         print(f"# rank {rank}: {name} after {seconds:.1f} s: {text}")
         assert f"rank {VICTIM}" in text, f"rank {rank} does not name the dead one in job {job}: {text}"
-        assert seconds < TIMEOUT_S + GRACE_S, f"rank {rank} waited {seconds:.1f} s"
+        assert seconds < TIMEOUT_S, f"rank {rank} waited for its deadline"
 
 
 @cases_of(itertools.product(MOMENTS, (1, 3)), "{0[0]}_stage{0[1]}")

@@ -6,6 +6,7 @@ three times what the reference's own runs differ by when they add the same gradi
 orders, measured here, DistributedDataParallel's among them.  bf16: within what three runs of other seeds differ by.
 """
 import contextlib
+import functools
 import itertools
 import os
 import sys
@@ -221,10 +222,13 @@ def latin(combinations, stage, world):
 WARM = 5  # steps of the reference before the one that is compared
 
 
-def reference_step(kinds, parts):
+KINDS = [Kind(*k) for k in itertools.product((False, True), (False, True), (torch.float32, torch.bfloat16))]
+
+
+def reference_step(parts):
     """For each kind: the state to start from, and the state one step later."""
     found = {}
-    for kind in kinds:
+    for kind in KINDS:
         reference = Reference(kind)
         for t in range(WARM):
             reference.step([batch_of(t, BATCH)])
@@ -239,6 +243,11 @@ def load(sharded, state):
         for plane in STATE:
             sharded.write(p, plane, state[plane][p.name])
         sharded.write(p, "step", torch.tensor([WARM]))
+
+
+@functools.cache
+def reference_steps(parts):
+    return ranks.alone(reference_step, parts)
 
 
 def zerod_step(starts):
@@ -265,11 +274,10 @@ def ways_of(kind):
 @cases_of(itertools.product((1, 2, 3), PLACEMENTS), "stage{0[0]}_ranks{0[1]}")
 def one_step(what):
     stage, world = what
-    kinds = [Kind(*k) for k in itertools.product((False, True), (False, True), (torch.float32, torch.bfloat16))]
-    found = {parts: ranks.alone(reference_step, kinds, parts * world) for parts in (1, 2)}
-    everything = [(k, w) for k in kinds for w in ways_of(k)]
+    found = {parts: reference_steps(parts * world) for parts in (1, 2)}
+    everything = [(k, w) for k in KINDS for w in ways_of(k)]
     combinations = latin(everything, stage, world)
-    starts = {k: found[1][k][0] for k in kinds}
+    starts = {k: found[1][k][0] for k in KINDS}
     worst = 0.0
     for (kind, way), values in zip(combinations, in_ranks(zerod_step(starts), combinations, stage, world)):
         wanted = found[way.micro_batches()][kind][1]

@@ -12,7 +12,7 @@ from gpt import batch_of, make
 
 VICTIM = 2  # the rank that kills
 STEPS, AT, MICRO_BATCHES, SEED = 5, 2, 2, 7  # AT: the step in which something dies
-LONG_S = 40 * int(os.environ.get("TESTS_SLOW", 1))  # for whoever waits for what is started again
+LONG_S = 120 * int(os.environ.get("TESTS_SLOW", 1))  # for whoever waits for what is started again
 
 
 def die(*_):

@@ -7,7 +7,7 @@ import sys
 import ranks
 from cluster import spawn
 
-END_S = 60
+END_S = 240
 
 
 def worker_environment(cluster, node=0):

@@ -187,7 +187,7 @@ DIES_AT = 5  # steps before
 def perish(rank, directory, arguments, target=None):
     """Trains; in the last micro-batch of a step rank 1 kills `target` (0: nothing), or all ranks kill themselves, once.
     (losses and gradient norms, global step, checksum of the parameters)"""
-    trainer = trainer_of(zerod.transformers.Trainer, directory, gpt2(), arguments, client=zerod.connect(timeout=40))
+    trainer = trainer_of(zerod.transformers.Trainer, directory, gpt2(), arguments, client=zerod.connect(timeout=120))
     mark = f"{directory}/mark{rank}"
 
     def act(_gradient):

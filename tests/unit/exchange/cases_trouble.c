@@ -123,7 +123,7 @@ static void a_rank_that_gave_up_attaching_may_try_again(void)
                 trainer_kill(&s.trainers[1]);
                 forget_program(&s.trainers[1]);
         }
-        s.trainers[0].needs.timeout_ms = 15000;
+        s.trainers[0].needs.timeout_ms = 60000;
         memset(ears, 0, sizeof ears);
         session_attach(&s);
         for (uint32_t r = 0; r < t.ranks; r++)

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "proto/cleanup.h"
 
-enum { TIMEOUT_MS = 15000 };
+enum { TIMEOUT_MS = 60000 };
 
 /* One request under way; plays the session's part. */
 enum { NO_SLOT = UINT32_MAX };

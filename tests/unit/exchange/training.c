@@ -170,7 +170,7 @@ static void trainer_describe(struct session *s, uint32_t rank)
                                                          .local_world_size = local,
                                                          .hold_groups = training->hold_groups,
                                                          .push_groups = training->push_groups,
-                                                         .timeout_ms = 15000,
+                                                         .timeout_ms = 60000,
                                                          .grad_dtype = training->grad_dtype,
                                                          .reduce_dtype = training->reduce_dtype },
                                               .job_name = "zoo",
