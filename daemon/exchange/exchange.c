@@ -1,5 +1,6 @@
 /* Start and stop of the exchange, its tick, and the way of messages to its parts. */
 #include "daemon/exchange/checkpoint.h"
+#include "daemon/exchange/filling.h"
 
 #include <sodium.h>
 #include <string.h>
@@ -66,7 +67,8 @@ static void progress_summary(struct job *job, const Zero__Progress *p)
 static void exchange_check_stopped(struct exchange *x)
 {
         if (!x->closed || !list_empty(&x->dead_jobs) || !list_empty(&x->calls) ||
-            !list_empty(&x->joining) || offload_pending(x->offload) || !operations_idle(x))
+            !list_empty(&x->joining) || offload_pending(x->offload) || !operations_idle(x) ||
+            !fillings_idle(x))
                 return;
         uv_close((uv_handle_t *)&x->tick, NULL);
         x->closed(x->closed_arg);
@@ -85,6 +87,8 @@ static void exchange_tick(uv_timer_t *timer)
                 }
                 coordinator_tick(x);
                 operations_tick(x);
+                fills_tick(x);
+                fillings_tick(x);
         }
         list_for_each (&x->jobs, item) {
                 former_sweep(CONTAINER_OF(item, struct job, link));
@@ -99,7 +103,8 @@ int exchange_start(struct exchange *x)
 {
         struct list *lists[] = { &x->jobs,       &x->dead_jobs, &x->coordinators, &x->calls,
                                  &x->asks,       &x->accesses,  &x->works,        &x->joining,
-                                 &x->operations, &x->schedules, &x->takings,      &x->loadings };
+                                 &x->operations, &x->schedules, &x->takings,      &x->loadings,
+                                 &x->fills,      &x->fillings };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
@@ -158,6 +163,7 @@ void exchange_down(struct exchange *x, uint32_t node, const char *why)
         links_tell(x);
         calls_down(x, node, why);
         operations_down(x, node);
+        fillings_down(x, node);
         coordinator_down(x, node);
         list_for_each (&x->jobs, item) {
                 shard_forget_node(CONTAINER_OF(item, struct job, link), node);
@@ -175,6 +181,9 @@ static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
                 break;
         case ZERO__PULL__KIND__SUM:
                 mirror_pull_message(job, node, pull);
+                break;
+        case ZERO__PULL__KIND__STATE:
+                giving_pull_message(job, node, pull);
                 break;
         case ZERO__PULL__KIND__PLANE:
         case ZERO__PULL__KIND__PUT:
@@ -235,6 +244,9 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
                 break;
         case ZERO__LINK_MESSAGE__BODY_OFFER:
                 offer_message(job, node, m->offer);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_FILL_INFO:
+                giving_info_message(job, node, m);
                 break;
         case ZERO__LINK_MESSAGE__BODY_PUT_RANGE:
                 access_put_message(job, node, m);
@@ -310,6 +322,10 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 snapshot_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_PLACED) {
                 former_placed_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_FILL) {
+                filling_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_FILL_PROGRESS) {
+                fill_progress_message(x, node, m);
         } else if (for_coordinator(m)) {
                 coordinator_message(x, node, m);
         } else {

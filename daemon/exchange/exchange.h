@@ -22,7 +22,8 @@
  *   lateness.c     who is late
  *   links.c        which nodes reach each other           drain.c   leaving between two steps
  *   checkpoint.h   checkpoints written and restored
- *   ask.c, call.c  payloads asked for; messages that want an answer
+ *   call.h         payloads asked for; messages that want an answer
+ *   filling.h      a holder's state made from those of others
  *   request.c      clients' calls that wait: deadlines and names
  *
  * Everything here runs on the loop thread, except what is handed to the offload pool.
@@ -34,6 +35,7 @@
 #include <uv.h>
 
 #include "daemon/conf/conf.h"
+#include "daemon/exchange/call.h"
 #include "daemon/exchange/request.h"
 #include "daemon/exchange/seat.h"
 #include "daemon/fabric/fabric.h"
@@ -77,7 +79,8 @@ struct exchange {
         struct list works;   /* reads and writes that wait for the end of an update */
         struct list joining; /* ranks whose job has not started for them yet */
         struct list operations, schedules, takings, loadings; /* checkpoint.h */
-        uint64_t last_operation;
+        struct list fills, fillings;                          /* filling.h */
+        uint64_t last_operation, last_fill;
         double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
         struct requests requests;
         uint64_t last_call, last_put, last_session;
@@ -479,44 +482,3 @@ const struct step *coordinator_step(const struct exchange *x, const char *job);
 /* Tells all nodes which ones this one reaches. */
 void links_tell(struct exchange *x);
 void links_message(struct exchange *x, uint32_t node, const Zero__Links *m);
-
-/* ---- payloads that this node asks for -------------------------------------------- */
-
-/* Embedded in whatever waits for the payload; valid until `done` was called. */
-struct ask {
-        struct list link; /* exchange.asks */
-        struct exchange *x;
-        const struct job *job;
-        uint32_t node;
-        uint64_t transfer;
-        int status;                                /* why the owner refused; 0: it did not */
-        void (*done)(struct ask *ask, int status); /* -ECANCELED: refused, or the link ended */
-};
-/*
- * Makes room for n bytes at p, then sends the pull (its transfer number is set here).
- * Not 0: nothing was started and done will not be called.
- */
-int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
-             void *p, size_t n);
-/* The job is dropped: nothing is waited for any more; done says -ECANCELED. */
-void asks_forget(const struct job *job);
-void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m);
-void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
-
-/* ---- calls --------------------------------------------------------------------- */
-
-typedef void call_done(void *arg, int status, const char *text, const Zero__LinkMessage *answer);
-/* Sends m as a call; done is called exactly once, never before this returns. */
-void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
-               call_done *done, void *arg);
-void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void calls_up(struct exchange *x, uint32_t node);
-void calls_down(struct exchange *x, uint32_t node, const char *why);
-void calls_expire(struct exchange *x);
-/* Answers m; a message that was no call is not answered. */
-void answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
-            const char *text);
-/* A message of a job, ready to get its body. */
-Zero__LinkMessage job_message(const struct job *job);
-/* To every node, this one included. */
-void send_all(struct exchange *x, const Zero__LinkMessage *m);

@@ -3,6 +3,7 @@
  * decisions.
  */
 #include "daemon/exchange/checkpoint.h"
+#include "daemon/exchange/filling.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -148,6 +149,7 @@ void job_detach(struct job *job)
                 taking_forget(h);
                 landing_reset(h);
         }
+        fillings_forget(job);
         reduce_reset(job, false);
         for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
                 shard_forget_node(job, n);

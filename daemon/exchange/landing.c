@@ -266,6 +266,14 @@ bool landing_begun(const struct holding *h)
         return false;
 }
 
+bool landing_in_use(const struct holding *h)
+{
+        for (uint32_t g = 0; g < h->landing->n_groups; g++)
+                if (h->landing->groups[g].busy || h->landing->groups[g].readers)
+                        return true;
+        return false;
+}
+
 bool landing_voted(const struct holding *h)
 {
         return h->landing->voted;

@@ -80,5 +80,7 @@ uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segme
 void landing_advance(struct holding *h, uint32_t group);
 void landing_forget_present(struct holding *h, uint32_t group);
 void landing_forget_kept(struct landing *l);
+/* Tasks or payloads under way that use the state. */
+bool landing_in_use(const struct holding *h);
 /* Has any node offered a gradient in this attempt? */
 bool landing_begun(const struct holding *h);

@@ -23,6 +23,3 @@ struct standing_message {
         int64_t norm[EXACT_SUM_BINS];
 };
 Zero__Standing *standing_fill(const struct state *state, struct standing_message *ret);
-
-/* A holding that has been given its state goes on where the record stands. */
-void holding_take_up(struct holding *h);

@@ -16,7 +16,7 @@
 
 enum { UNDER_WAY, NUMBER };
 
-static const uint64_t number_mask = (UINT64_C(1) << SEAL_NUMBER_BITS) - 1;
+_Static_assert(STATE_PUTS_MAX == (UINT64_C(1) << SEAL_NUMBER_BITS) - 1, "a word holds it");
 
 static void write_word(struct state *s, uint32_t word, uint64_t number)
 {
@@ -46,7 +46,7 @@ void state_put_begin(struct state *state)
 void state_put_end(struct state *state, uint64_t what)
 {
         assert(state->putting > 0);
-        set_number(state, (state->puts + mix(what)) & number_mask);
+        set_number(state, (state->puts + mix(what)) & STATE_PUTS_MAX);
         write_word(state, UNDER_WAY, --state->putting);
 }
 
@@ -57,7 +57,7 @@ bool state_putting(const struct state *state)
 
 void state_set_puts(struct state *state, uint64_t puts)
 {
-        assert(state->putting == 0 && puts <= number_mask);
+        assert(state->putting == 0 && puts <= STATE_PUTS_MAX);
         set_number(state, puts);
 }
 
@@ -83,6 +83,6 @@ void puts_settle(struct state *state)
         if (seal_open(SEAL_PUTS, UNDER_WAY, state->puts_words[UNDER_WAY]) == 0)
                 return;
         randombytes_buf(&number, sizeof(number));
-        set_number(state, number & number_mask);
+        set_number(state, number & STATE_PUTS_MAX);
         write_word(state, UNDER_WAY, 0);
 }

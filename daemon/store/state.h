@@ -26,6 +26,9 @@ struct record_copy;
  */
 #define STATE_STEP_MAX ((UINT64_C(1) << 39) - 1)
 
+/* Of state->puts. */
+#define STATE_PUTS_MAX ((UINT64_C(1) << 40) - 1)
+
 struct state_identity {
         const char *job; /* state.id: in the file's mapping */
         uint32_t uid;    /* who owns the job */
@@ -193,7 +196,7 @@ void state_put_begin(struct state *state);
 void state_put_end(struct state *state, uint64_t what);
 /* A put is under way. */
 bool state_putting(const struct state *state);
-/* Of a draft: it is filled from copies whose number this is; below 2^40. */
+/* Of a draft: it is filled from copies whose number this is. */
 void state_set_puts(struct state *state, uint64_t puts);
 
 /*

@@ -1,0 +1,52 @@
+/*
+ * call.h - what this node asks of others: payloads (ask.c), and messages that want an answer
+ * (call.c).  Part of exchange.h.
+ */
+#pragma once
+
+#include "daemon/fabric/fabric.h"
+#include "proto/list.h"
+
+struct exchange;
+struct job;
+
+/* ---- payloads that this node asks for -------------------------------------------- */
+
+/* Embedded in whatever waits for the payload; valid until `done` was called. */
+struct ask {
+        struct list link; /* exchange.asks */
+        struct exchange *x;
+        const struct job *job;
+        uint32_t node;
+        uint64_t transfer;
+        int status;                                /* why the owner refused; 0: it did not */
+        void (*done)(struct ask *ask, int status); /* -ECANCELED: refused, or the link ended */
+};
+/*
+ * Makes room for n bytes at p, then sends the pull (its transfer number is set here).
+ * Not 0: nothing was started and done will not be called.
+ */
+int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
+             void *p, size_t n);
+/* The job is dropped: nothing is waited for any more; done says -ECANCELED. */
+void asks_forget(const struct job *job);
+void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m);
+void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
+
+/* ---- calls --------------------------------------------------------------------- */
+
+typedef void call_done(void *arg, int status, const char *text, const Zero__LinkMessage *answer);
+/* Sends m as a call; done is called exactly once, never before this returns. */
+void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
+               call_done *done, void *arg);
+void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void calls_up(struct exchange *x, uint32_t node);
+void calls_down(struct exchange *x, uint32_t node, const char *why);
+void calls_expire(struct exchange *x);
+/* Answers m; a message that was no call is not answered. */
+void answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
+            const char *text);
+/* A message of a job, ready to get its body. */
+Zero__LinkMessage job_message(const struct job *job);
+/* To every node, this one included. */
+void send_all(struct exchange *x, const Zero__LinkMessage *m);
