@@ -28,9 +28,9 @@ static void windows_deinit(struct windows *w)
         mapping_deinit(&w->serve);
 }
 
-/* protection PROT_NONE: keeps the descriptor, for private views. */
+/* protection PROT_NONE: keeps the descriptor, for private views; lazy: see mapping.h. */
 static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int protection,
-                      const char *what, struct mapping *ret)
+                      uint64_t lazy, const char *what, struct mapping *ret)
 {
         CLEANUP(cleanup_close) int fd = wire_take_fd(&c->wire, index);
         struct stat st;
@@ -41,7 +41,7 @@ static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int
         if ((uint64_t)st.st_size < bytes)
                 return client_shut(c, "the %s has %llu bytes, not the %llu that zerod says", what,
                                    (unsigned long long)st.st_size, (unsigned long long)bytes);
-        r = mapping_open(fd, bytes, protection, ret);
+        r = mapping_open(fd, bytes, protection, lazy, ret);
         if (r)
                 return client_shut(c, "cannot map the %s of %llu bytes: %s", what,
                                    (unsigned long long)bytes, strerror(-r));
@@ -60,12 +60,12 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool p
                                    n);
         if (a->transfer_bytes < sizeof(uint64_t) || a->session_bytes < a->transfer_bytes)
                 return client_shut(c, "zerod gave a session window without a transfer area");
-        r = map_window(c, 0, a->session_bytes, PROT_READ | PROT_WRITE, "session window",
-                       &ret->session);
+        r = map_window(c, 0, a->session_bytes, PROT_READ | PROT_WRITE, a->transfer_bytes,
+                       "session window", &ret->session);
         if (r == 0 && a->gather_bytes > 0)
-                r = map_window(c, 1, a->gather_bytes, read, "gather window", &ret->gather);
+                r = map_window(c, 1, a->gather_bytes, read, 0, "gather window", &ret->gather);
         if (r == 0 && a->serve_bytes > 0)
-                r = map_window(c, n - 1, a->serve_bytes, read, "serve segment", &ret->serve);
+                r = map_window(c, n - 1, a->serve_bytes, read, 0, "serve segment", &ret->serve);
         return r;
 }
 

@@ -31,21 +31,24 @@ static int keep_descriptor(int fd, uint64_t bytes, struct mapping *ret)
         return 0;
 }
 
-int mapping_open(int fd, uint64_t bytes, int protection, struct mapping *ret)
+int mapping_open(int fd, uint64_t bytes, int protection, uint64_t lazy, struct mapping *ret)
 {
-        void *base;
+        uint64_t later = whole_pages(lazy), all = whole_pages(bytes);
+        uint8_t *base;
 
         if (bytes == 0 || bytes > SIZE_MAX / 2)
                 return -EINVAL;
         if (protection == PROT_NONE)
                 return keep_descriptor(fd, bytes, ret);
-        base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_POPULATE, fd, 0);
+        base = mmap(NULL, bytes, protection, MAP_SHARED | (lazy ? 0 : MAP_POPULATE), fd, 0);
         if (base == MAP_FAILED)
                 return -errno;
+        if (lazy && later < all)
+                madvise(base + later, all - later, MADV_POPULATE_WRITE); /* a wish */
         *ret = (struct mapping){
                 .base = base,
                 .bytes = bytes,
-                .reserved = whole_pages(bytes),
+                .reserved = all,
                 .protection = protection,
         };
         return 0;

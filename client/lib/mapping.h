@@ -24,9 +24,10 @@ struct mapping {
 
 /*
  * Maps a window, or keeps a copy of its descriptor if protection is PROT_NONE; fd stays the
- * caller's.  -errno.
+ * caller's.  Its pages are there at once, but for those of the first `lazy` bytes, which appear
+ * when they are touched.  -errno.
  */
-int mapping_open(int fd, uint64_t bytes, int protection, struct mapping *ret);
+int mapping_open(int fd, uint64_t bytes, int protection, uint64_t lazy, struct mapping *ret);
 void mapping_deinit(struct mapping *m);
 /*
  * Puts the window `next`, which may be none, in m's place; next is empty then.  -errno: the window

@@ -146,6 +146,30 @@ def trainer_maps_its_windows(dtype):
             assert job["gather"]["slots"] == 2
 
 
+def resident_of(pid, name):
+    """Bytes of what is mapped by that name that are in memory."""
+    total, within = 0, False
+    with open(f"/proc/{pid}/smaps", encoding="utf-8") as f:
+        for line in f:
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                within = f"memfd:{name}" in line
+            elif within and line.startswith("Rss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+@case
+def transfer_area_appears_when_it_is_used():
+    """What a trainer reads and writes planes through takes no memory before; what it pushes through does."""
+    layout, transfer = [group("g", tensor("t", 50000))], 4 << 20
+    with Cluster(1) as c:
+        a, = c.ranks("transfer", layout, [0], hold=1, push=1)
+        window = c[0].job("transfer")["sessions"][0]["push_window"]
+        assert transfer < window and abs(resident_of(a.pid, "zerod-session") - (window - transfer)) <= PAGE
+        a.do("get", tensor=0, plane="master", count=50000)
+        assert resident_of(a.pid, "zerod-session") > window - transfer + 4 * 50000 - PAGE
+
+
 @case
 def one_owner_maps_what_it_serves():
     """Nothing is gathered where this node holds everything in the trainers' type."""
