@@ -42,7 +42,7 @@ static void node_describe(struct net_node *node, uint32_t self)
                                     .chunk = o->chunk ? o->chunk : PLAN_CHUNK_ELEMENTS,
                                     .reduce_buffers = o->reduce_buffers,
                                     .job_limit = 8 };
-        node->cluster = (struct cluster){ .n_nodes = o->nodes, .self = self };
+        node->cluster = (struct cluster){ .n_nodes = o->nodes, .self = self, .mirror = o->mirror };
         for (uint32_t i = 0; i < o->nodes; i++) {
                 snprintf(node->cluster.nodes[i].name, sizeof node->cluster.nodes[i].name, "n%u", i);
                 node->cluster.nodes[i].owner = i < o->owners;

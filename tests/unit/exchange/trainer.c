@@ -237,7 +237,8 @@ static void begin_waiting(struct trainer *t, const struct op *op)
 {
         struct task *task = task_new(t, op);
         struct fault fault = { 0 };
-        ProtobufCBinaryData nothing = { 0 };
+        uint8_t kept[TRAINER_BLOB] = { (uint8_t)t->needs.rank, (uint8_t)t->step };
+        ProtobufCBinaryData blob = { sizeof kept, kept };
         Zero__Fetch fetch = ZERO__FETCH__INIT;
         int r;
 
@@ -246,8 +247,8 @@ static void begin_waiting(struct trainer *t, const struct op *op)
         if (op->kind == OP_FETCH)
                 r = rank_fetch(t->rank, &fetch, &task->request, &fault);
         else
-                r = rank_close(t->rank, t->attempt, op->kind == OP_STEP ? op->params : NULL,
-                               &nothing, &task->request, &fault);
+                r = rank_close(t->rank, t->attempt, op->kind == OP_STEP ? op->params : NULL, &blob,
+                               &task->request, &fault);
         if (!r)
                 return;
         task->op.kind = op->kind == OP_FETCH ? OP_NORM : op->kind; /* it never held the group */

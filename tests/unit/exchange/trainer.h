@@ -8,6 +8,9 @@
 
 #include "net.h"
 
+/* With each step a rank keeps its number and that of the step. */
+enum { TRAINER_BLOB = 2 };
+
 enum op_kind { OP_ATTACH, OP_FETCH, OP_PREFETCH, OP_RELEASE, OP_PUSH, OP_NORM, OP_STEP, OP_LEAVE };
 
 struct op {

@@ -78,6 +78,52 @@ Test(plan, segments_cover_the_shard_without_hole_or_overlap)
         for_plans(covers_shard);
 }
 
+/* Cuts a shard into parts: their elements lie one behind the other in each plane. */
+static void parts_follow(const struct plan *p, uint32_t group, uint64_t step)
+{
+        const struct plan_shard *shard = &p->shards[group];
+        uint64_t end = shard->range.first + shard->range.count;
+        uint64_t master = shard->master, moment = shard->moment;
+
+        for (uint64_t at = shard->range.first; at < end; at += step) {
+                struct range part = { at, end - at < step ? end - at : step };
+                struct range m = plan_span(p, ZERO_PLANE_MASTER, group, part);
+                struct range v = plan_span(p, ZERO_PLANE_EXP_AVG_SQ, group, part);
+
+                cr_assert(m.first == master && m.count == part.count);
+                cr_assert(v.first == moment || v.count == 0);
+                cr_assert_leq(v.count, part.count);
+                master += m.count;
+                moment += v.count;
+        }
+        cr_assert_eq(master, shard->master + shard->range.count);
+        cr_assert_eq(moment, shard->moment + shard->moment_count);
+}
+
+static void has_spans(const layout *l, const struct partition *partition, const struct plan *p)
+{
+        for (uint32_t g = 0; g < p->n_groups; g++) {
+                uint64_t units = p->shards[g].range.count / LAYOUT_ALIGN;
+
+                parts_follow(p, g, (1 + units / 7) * LAYOUT_ALIGN);
+                parts_follow(p, g, (1 + units) * LAYOUT_ALIGN);
+        }
+        for (uint32_t i = 0; i < p->n_segments; i++) {
+                const struct plan_segment *s = &p->segments[i];
+                struct range part = { s->in_group, s->count };
+                struct range v = plan_span(p, ZERO_PLANE_EXP_AVG, s->group, part);
+
+                cr_assert_eq(plan_span(p, ZERO_PLANE_MASTER, s->group, part).first, s->master);
+                cr_assert_eq(v.count, s->moment == UINT64_MAX ? 0 : s->count);
+                cr_assert(v.count == 0 || v.first == s->moment);
+        }
+}
+
+Test(plan, a_part_of_a_shard_is_one_piece_of_each_plane)
+{
+        for_plans(has_spans);
+}
+
 static void inside_tensor(const layout *l, const struct partition *partition, const struct plan *p)
 {
         for (uint32_t i = 0; i < p->n_segments; i++) {
