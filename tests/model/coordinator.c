@@ -106,41 +106,57 @@ static void open_adopt(struct world *w, const struct recovery *r)
                 "the job is taken up at version %u", w->c.version);
 }
 
+/* What is known of holders; NULL: it has no state. */
+static const struct standing *const *standings_load(const struct world *w)
+{
+        static struct standing standings[HOLDERS];
+        static const struct standing *pointers[HOLDERS];
+
+        for (uint32_t h = 0; h < placement_holders(&view); h++) {
+                standings[h] = standing_of(&w->c.standings[h]);
+                pointers[h] = w->c.standings[h].attempt ? &standings[h] : NULL;
+        }
+        return pointers;
+}
+
 static void open_recover(struct world *w)
 {
-        static struct standing standings[NODES];
-        const struct standing *pointers[NODES];
-        const struct placement view = machine_view();
+        const struct standing *const *standings = standings_load(w);
         uint32_t odd;
         struct recovery r;
         struct fault fault;
 
-        for (uint32_t o = 0; o < view.n_owners; o++) {
-                standings[o] = standing_of(&w->c.standings[o]);
-                pointers[o] = &standings[o];
-        }
-        if (recover(pointers, &view, &r, &odd, &fault))
-                violate("owner %u: %s", odd, fault.text);
+        if (recover_lost(standings, &view) != NO_OWNER)
+                violate("an owner's state is gone");
+        else if (recover(standings, &view, &r, &odd, &fault))
+                violate("holder %u: %s", odd, fault.text);
         else
                 open_adopt(w, &r);
 }
 
-static void owner_open(struct world *w, uint32_t node)
+/* A holder as it stands, against the others; one that lacks its state is not done. */
+static void holder_open(struct world *w, uint32_t holder)
 {
         struct step *s = machine_load(w);
-        uint32_t owner = owner_on(node);
         const struct recovery now = step_stands(s);
-        const struct standing standing = standing_of(&w->c.standings[owner]);
+        const struct standing standing = standing_of(&w->c.standings[holder]);
         struct fault fault = { 0 };
-        bool behind;
+        bool there = w->c.standings[holder].attempt != 0, behind = false;
 
-        if (!(w->c.have >> owner & 1) || recover_one(&standing, &now, &behind, &fault)) {
-                violate("node %u: %s", node, fault.text);
+        if (there && recover_one(&standing, &now, &behind, &fault)) {
+                violate("holder %u: %s", holder, fault.text);
                 return;
         }
-        s->done[owner] = !behind && standing.done;
+        s->done[holder] = there && !behind && standing.done;
+        machine_store(w);
+}
+
+static void owner_open(struct world *w, uint32_t node)
+{
+        for (uint32_t c = 0; c < view.copies; c++)
+                holder_open(w, holder_on(node, c));
         w->c.nodes[node] = NODE_OPENED;
-        step_node_open(s, node);
+        step_node_open(machine_load(w), node);
         machine_store(w);
         decision_send(w, node);
 }
@@ -165,6 +181,67 @@ static void open_nodes(struct world *w)
 
 static void joins_admit(struct world *w);
 
+/* ---- filling ---- */
+
+static uint32_t twin_holder(uint32_t holder)
+{
+        return holder_of(&view, holder_owner(&view, holder), !holder_copy(&view, holder));
+}
+
+/* The other copy is at the last decision, and can be reached. */
+static bool fill_ready(const struct world *w, uint32_t holder)
+{
+        const struct coordinator *c = &w->c;
+        uint32_t twin = twin_holder(holder), a = holder_node(&view, holder),
+                 b = holder_node(&view, twin);
+
+        return !c->standings[holder].attempt && !(c->filling >> holder & 1) &&
+               c->standings[twin].attempt && c->done >> twin & 1 && c->open >> a & 1 &&
+               c->open >> b & 1 && !(c->cut[a] >> b & 1) && !(c->cut[b] >> a & 1);
+}
+
+static void fill_advance(struct world *w)
+{
+        struct coordinator *c = &w->c;
+
+        for (uint32_t h = 0; c->settled && view.copies > 1 && h < placement_holders(&view); h++) {
+                if (!fill_ready(w, h))
+                        continue;
+                c->filling |= (u8)(1u << h);
+                send(w, COORDINATOR, holder_node(&view, h),
+                     (struct message){ .type = FILL,
+                                       .copy = (u8)holder_copy(&view, h),
+                                       .flag = (u8)holder_node(&view, twin_holder(h)),
+                                       .version = c->version,
+                                       .attempt = (u8)(c->decided_attempt + 1),
+                                       .last = c->decided_attempt,
+                                       .decision = c->decision,
+                                       .skipped = c->skipped });
+        }
+}
+
+/* What a node was to take from another, or another from it, is not under way any more. */
+static void fill_forget(struct world *w, uint32_t node, uint64_t with)
+{
+        for (uint32_t h = 0; view.copies > 1 && h < placement_holders(&view); h++) {
+                uint32_t a = holder_node(&view, h), b = holder_node(&view, twin_holder(h));
+
+                if ((a == node && with >> b & 1) || (b == node && with >> a & 1))
+                        w->c.filling &= (u8) ~(1u << h);
+        }
+}
+
+static void fill_answered(struct world *w, uint32_t node, const struct message *m)
+{
+        uint32_t holder = holder_on(node, m->copy);
+
+        if (!w->c.settled)
+                return; /* it is asked again */
+        w->c.filling &= (u8) ~(1u << holder);
+        w->c.standings[holder] = m->stands[m->copy];
+        holder_open(w, holder);
+}
+
 static void open_settle(struct world *w)
 {
         if (!w->c.settled) {
@@ -175,6 +252,7 @@ static void open_settle(struct world *w)
         }
         if (w->c.settled) {
                 open_nodes(w);
+                fill_advance(w);
                 joins_admit(w);
         }
 }
@@ -188,23 +266,26 @@ static void open_answered(struct world *w, uint32_t node, const struct message *
         step_heard(machine_load(w), m->attempt);
         machine_store(w);
         if (is_owner(node)) {
-                c->have |= (u8)(1u << owner_on(node));
-                c->standings[owner_on(node)] = m->stand;
-                step_heard(machine_load(w), m->stand.attempt);
-                machine_store(w);
+                for (uint32_t i = 0; i < view.copies; i++) {
+                        c->standings[holder_on(node, i)] = m->stands[i];
+                        step_heard(machine_load(w), m->stands[i].attempt);
+                        machine_store(w);
+                }
         }
         open_settle(w);
 }
 
-static void open_done(struct world *w, uint32_t owner, u8 attempt)
+static void open_done(struct world *w, uint32_t holder, u8 attempt)
 {
         struct coordinator *c = &w->c;
 
         if (c->settled) {
-                step_done(machine_load(w), owner, attempt);
+                step_done(machine_load(w), holder, attempt);
                 machine_store(w);
-        } else if (c->have >> owner & 1 && c->standings[owner].decided_attempt == attempt) {
-                c->standings[owner].done = 1;
+                fill_advance(w);
+        } else if (c->standings[holder].attempt &&
+                   c->standings[holder].decided_attempt == attempt) {
+                c->standings[holder].done = 1;
         }
 }
 
@@ -331,13 +412,14 @@ static void coordinator_ready(struct world *w, uint32_t node, const struct messa
 static void coordinator_vote(struct world *w, uint32_t node, const struct message *m)
 {
         struct step *s = machine_load(w);
-        uint32_t owner = owner_on(node);
+        uint32_t holder = holder_on(node, m->copy);
         enum step_action action;
 
-        step_vote(s, owner, m->attempt, vote_at(m->vote), &action);
-        if (s->voted[owner] && !w->c.votes[owner])
-                w->c.votes[owner] = m->vote;
+        step_vote(s, holder, m->attempt, vote_at(m->vote), &action);
+        if (s->voted[holder] && !w->c.votes[holder])
+                w->c.votes[holder] = m->vote;
         machine_store(w);
+        REQUIRE(action != STEP_REFUSE, "a mirror has voted otherwise than its owner");
         if (action == STEP_NOTHING)
                 return;
         truth_decide(w, w->c.decided_attempt, w->c.version, w->c.decision);
@@ -355,7 +437,7 @@ void coordinator_new(struct world *w)
         memset(c->node_of_rank, NOBODY, sizeof c->node_of_rank);
         memset(c->cut, (1 << bounds.n_nodes) - 1, bounds.n_nodes);
         c->scale = c->params_scale = 64;
-        c->done = (u8)((1 << NODES) - 1);
+        c->done = (u8)((1 << HOLDERS) - 1);
         open_ask(w, COORDINATOR, false);
 }
 
@@ -374,10 +456,9 @@ void coordinator_down(struct world *w, uint32_t node)
         step_node_lost(machine_load(w), node);
         machine_store(w);
         c->nodes[node] = NODE_UNASKED;
-        if (is_owner(node)) {
-                c->have &= (u8) ~(1u << owner_on(node));
-                c->standings[owner_on(node)] = (struct stand){ 0 };
-        }
+        for (uint32_t i = 0; i < view.copies && is_owner(node); i++)
+                c->standings[holder_on(node, i)] = (struct stand){ 0 };
+        fill_forget(w, node, UINT64_MAX);
         for (uint32_t i = 0; i < c->n_joins;)
                 if (c->joins[i].node == node)
                         join_answer(w, i, ZERO_EPEER);
@@ -404,12 +485,18 @@ void coordinator_message(struct world *w, uint32_t from, const struct message *m
                 coordinator_vote(w, from, m);
                 break;
         case DONE:
-                open_done(w, owner_on(from), m->attempt);
+                open_done(w, holder_on(from, m->copy), m->attempt);
+                coordinator_advance(w);
+                break;
+        case FILLED:
+                fill_answered(w, from, m);
                 coordinator_advance(w);
                 break;
         case LINKS:
                 step_links(machine_load(w), from, m->flag);
                 machine_store(w);
+                fill_forget(w, from, m->flag);
+                fill_advance(w);
                 coordinator_advance(w);
                 break;
         default:

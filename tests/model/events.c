@@ -6,11 +6,24 @@
 
 #include "daemon/job/step.h"
 
-static const char *const message_names[] = {
-        "",      "Join",  "the answer to Join",   "Part",    "Part (told)", "Open",     "Opened",
-        "Start", "Ready", "the refusal of Ready", "Prepare", "Prepared",    "Decision", "Done",
-        "Offer", "Links"
-};
+static const char *const message_names[] = { "",
+                                             "Join",
+                                             "the answer to Join",
+                                             "Part",
+                                             "Part (told)",
+                                             "Open",
+                                             "Opened",
+                                             "Start",
+                                             "Ready",
+                                             "the refusal of Ready",
+                                             "Prepare",
+                                             "Prepared",
+                                             "Decision",
+                                             "Done",
+                                             "Offer",
+                                             "Links",
+                                             "Fill",
+                                             "Filled" };
 
 /* ---- what can happen ---- */
 
@@ -46,6 +59,16 @@ static void proc_events(const struct world *w, uint32_t p, struct event *e, uint
                 add(e, n, EVENT_STEP, p, 0);
 }
 
+static void holding_events(const struct world *w, uint32_t node, struct event *e, uint32_t *n)
+{
+        for (uint32_t c = 0; c < view.copies; c++) {
+                if (w->nodes[node].holdings[c].running)
+                        add(e, n, EVENT_UPDATED, node, c);
+                if (fill_can(w, node, c))
+                        add(e, n, EVENT_FILL, node, c);
+        }
+}
+
 /* Everything but faults. */
 uint32_t events_ordinary(const struct world *w, struct event *e)
 {
@@ -60,8 +83,7 @@ uint32_t events_ordinary(const struct world *w, struct event *e)
                         link_events(w, a, b, e, &n);
                 if (!w->nodes[a].alive)
                         add(e, &n, EVENT_START, a, 0);
-                if (w->nodes[a].running)
-                        add(e, &n, EVENT_UPDATED, a, 0);
+                holding_events(w, a, e, &n);
         }
         for (uint32_t p = 0; p < PROCS; p++)
                 proc_events(w, p, e, &n);
@@ -70,13 +92,53 @@ uint32_t events_ordinary(const struct world *w, struct event *e)
         return n;
 }
 
+/* What is lost has another copy. */
+static bool can_wipe(const struct world *w, uint32_t node)
+{
+        for (uint32_t c = 0; c < view.copies; c++) {
+                uint32_t holder = holder_on(node, c), owner = holder_owner(&view, holder);
+                uint32_t twin = holder_of(&view, owner, !c);
+
+                if (w->nodes[node].holdings[c].record.attempt &&
+                    !w->nodes[holder_node(&view, twin)].holdings[!c].record.attempt)
+                        return false;
+        }
+        return true;
+}
+
+/* Both records of the node are about to hear the same decision. */
+static bool can_tear(const struct world *w, uint32_t node)
+{
+        const struct message *m = first(w, COORDINATOR, node);
+
+        if (!m || m->type != DECISION || !is_up(w, node, COORDINATOR) ||
+            m->attempt != w->nodes[node].attempt)
+                return false;
+        for (uint32_t c = 0; c < COPIES; c++)
+                if (w->nodes[node].holdings[c].record.phase != PHASE_PREPARED)
+                        return false;
+        return true;
+}
+
+static void crash_events(const struct world *w, uint32_t node, struct event *e, uint32_t *n)
+{
+        if (!w->nodes[node].alive)
+                return;
+        if (w->crashes < bounds.crashes)
+                add(e, n, EVENT_CRASH, node, 0);
+        for (uint32_t c = 0; c < view.copies && view.copies > 1; c++)
+                if (w->crashes < bounds.crashes && can_tear(w, node))
+                        add(e, n, EVENT_TEAR, node, c);
+        if (w->wipes < bounds.wipes && is_owner(node) && can_wipe(w, node))
+                add(e, n, EVENT_WIPE, node, 0);
+}
+
 void events_faults(const struct world *w, struct event *e, uint32_t *n)
 {
-        if (w->crashes + w->cuts + w->kills + w->moves >= bounds.faults)
+        if (w->crashes + w->wipes + w->cuts + w->kills + w->moves >= bounds.faults)
                 return;
         for (uint32_t a = 0; a < bounds.n_nodes; a++) {
-                if (w->crashes < bounds.crashes && w->nodes[a].alive)
-                        add(e, n, EVENT_CRASH, a, 0);
+                crash_events(w, a, e, n);
                 for (uint32_t b = a + 1; b < bounds.n_nodes; b++)
                         if (w->cuts < bounds.cuts && w->connected[a] >> b & 1 &&
                             (is_up(w, a, b) || is_up(w, b, a)))
@@ -113,7 +175,10 @@ void event_happen(struct world *w, struct event e)
                 daemon_start(w, e.a);
                 break;
         case EVENT_UPDATED:
-                update_finish(w, e.a);
+                update_finish(w, e.a, e.b);
+                break;
+        case EVENT_FILL:
+                fill_go_on(w, e.a, e.b);
                 break;
         case EVENT_ATTACH:
                 proc_attach(w, e.a);
@@ -130,6 +195,14 @@ void event_happen(struct world *w, struct event e)
         case EVENT_CRASH:
                 w->crashes++;
                 daemon_crash(w, e.a);
+                break;
+        case EVENT_TEAR:
+                w->crashes++;
+                job_tear(w, e.a, e.b);
+                break;
+        case EVENT_WIPE:
+                w->wipes++;
+                daemon_wipe(w, e.a);
                 break;
         case EVENT_CUT:
                 w->cuts++;
@@ -171,8 +244,13 @@ void event_print(const struct world *w, struct event e)
                 printf("the daemon of node %u starts\n", e.a);
                 break;
         case EVENT_UPDATED:
-                printf("owner %u has carried the decision of attempt %u out\n", e.a,
-                       w->nodes[e.a].record.decided_attempt);
+                printf("node %u (copy %u) has carried the decision of attempt %u out\n", e.a, e.b,
+                       w->nodes[e.a].holdings[e.b].record.decided_attempt);
+                break;
+        case EVENT_FILL:
+                printf("node %u (copy %u) has %s\n", e.a, e.b,
+                       w->nodes[e.a].holdings[e.b].pulled ? "made a state of it"
+                                                          : "pulled the other copy's planes");
                 break;
         case EVENT_ATTACH:
                 printf("process %u (rank %u, incarnation %u) attaches on node %u\n", e.a,
@@ -193,6 +271,14 @@ void event_print(const struct world *w, struct event e)
         case EVENT_CRASH:
                 printf("FAULT: the daemon of node %u is killed\n", e.a);
                 break;
+        case EVENT_TEAR:
+                printf("FAULT: the daemon of node %u is killed when copy %u alone has the "
+                       "decision\n",
+                       e.a, e.b);
+                break;
+        case EVENT_WIPE:
+                printf("FAULT: the daemon of node %u is killed, and its states are lost\n", e.a);
+                break;
         case EVENT_CUT:
                 printf("FAULT: the link between nodes %u and %u breaks\n", e.a, e.b);
                 break;
@@ -210,13 +296,13 @@ void world_print(const struct world *w)
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 const struct node *d = &w->nodes[n];
 
-                printf("  node %u: %s, links %x, version %u, attempt %u%s", n,
-                       d->alive ? "alive" : "dead", d->up, d->version, d->attempt,
-                       d->running ? ", updates" : "");
-                if (is_owner(n))
-                        printf("; record: version %u, attempt %u, phase %u, decided %u",
-                               d->record.version, d->record.attempt, d->record.phase,
-                               d->record.decided_attempt);
+                printf("  node %u: %s, links %x, version %u, attempt %u", n,
+                       d->alive ? "alive" : "dead", d->up, d->version, d->attempt);
+                for (uint32_t c = 0; c < view.copies && is_owner(n); c++)
+                        printf("; copy %u: version %u, attempt %u, phase %u, decided %u%s", c,
+                               d->holdings[c].record.version, d->holdings[c].record.attempt,
+                               d->holdings[c].record.phase, d->holdings[c].record.decided_attempt,
+                               d->holdings[c].running ? ", updates" : "");
                 printf("\n");
         }
         printf("  coordinator: phase %u, version %u, attempt %u, seats %u%u%u, open %x, done %x, "

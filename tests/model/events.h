@@ -11,12 +11,15 @@ enum event_kind {
         EVENT_DOWN,
         EVENT_START,
         EVENT_UPDATED,
+        EVENT_FILL,
         EVENT_ATTACH,
         EVENT_PUSH,
         EVENT_STEP,
         EVENT_TICK,
         /* faults */
         EVENT_CRASH,
+        EVENT_TEAR,
+        EVENT_WIPE,
         EVENT_CUT,
         EVENT_KILL,
         EVENT_MOVE

@@ -112,22 +112,28 @@ static bool has_voted(const struct record *r, u8 attempt)
                (r->phase == PHASE_PREPARED && r->attempt == attempt);
 }
 
-/* Every owner has voted, for the same sum. */
+/* Every holder has voted, for the same sum, or is gone; but not with the other copy. */
 static void check_votes(const struct world *w, u8 attempt)
 {
-        const struct record *first = &w->nodes[COORDINATOR].record;
+        const struct record *first = NULL;
+        uint32_t there = 0;
 
-        for (uint32_t n = 0; n < bounds.n_nodes; n++) {
-                const struct record *r = &w->nodes[n].record;
+        for (uint32_t h = 0; h < placement_holders(&view); h++) {
+                const struct node *n = &w->nodes[holder_node(&view, h)];
+                const struct record *r = &n->holdings[holder_copy(&view, h)].record;
 
-                if (!is_owner(n))
+                if (r->attempt == 0)
                         continue;
-                REQUIRE(has_voted(r, attempt), "attempt %u is decided, owner %u has not voted",
-                        attempt, n);
+                there |= 1u << holder_owner(&view, h);
+                first = first ? first : r;
+                REQUIRE(has_voted(r, attempt), "attempt %u is decided, holder %u has not voted",
+                        attempt, h);
                 REQUIRE(memcmp(r->parts, first->parts, sizeof r->parts) == 0,
-                        "attempt %u: owner %u has summed other contributions than owner 0", attempt,
-                        n);
+                        "attempt %u: holder %u has summed other contributions than the first",
+                        attempt, h);
         }
+        REQUIRE(there == (1u << view.n_owners) - 1,
+                "attempt %u is decided, an owner's vote is nowhere", attempt);
 }
 
 void truth_decide(struct world *w, u8 attempt, u8 version, u8 decision)

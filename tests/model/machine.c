@@ -4,8 +4,8 @@
 static uint32_t node_of_rank[RANKS];
 static enum step_seat seats[RANKS];
 static uint64_t cut[NODES];
-static bool ready[NODES], voted[NODES], done[NODES];
-static struct votes ballots[NODES];
+static bool ready[NODES], voted[HOLDERS], done[HOLDERS];
+static struct votes ballots[HOLDERS];
 static struct step step = { .node_of_rank = node_of_rank,
                             .seats = seats,
                             .cut = cut,
@@ -13,23 +13,6 @@ static struct step step = { .node_of_rank = node_of_rank,
                             .voted = voted,
                             .ballots = ballots,
                             .done = done };
-
-uint32_t owner_on(uint32_t node)
-{
-        return (uint32_t)__builtin_popcount(bounds.owners & ((1u << node) - 1));
-}
-
-struct placement machine_view(void)
-{
-        uint32_t nodes[NODES], n = 0;
-        struct placement view;
-
-        for (uint32_t i = 0; i < bounds.n_nodes; i++)
-                if (is_owner(i))
-                        nodes[n++] = i;
-        placement_init(&view, 0, nodes, n, false);
-        return view;
-}
 
 struct step_params machine_params(u8 scale)
 {
@@ -55,7 +38,7 @@ struct step *machine_load(const struct world *w)
 
         step.world_size = bounds.n_ranks;
         step.n_nodes = bounds.n_nodes;
-        step.view = machine_view();
+        step.view = view;
         step.phase = c->phase;
         step.version = c->version;
         step.attempt = c->attempt;
@@ -77,8 +60,9 @@ struct step *machine_load(const struct world *w)
         for (uint32_t n = 0; n < NODES; n++) {
                 cut[n] = c->cut[n];
                 ready[n] = c->ready >> n & 1;
-                done[n] = c->done >> n & 1;
         }
+        for (uint32_t h = 0; h < HOLDERS; h++)
+                done[h] = c->done >> h & 1;
         load_votes(c);
         return &step;
 }
@@ -108,8 +92,10 @@ void machine_store(struct world *w)
         for (uint32_t n = 0; n < NODES; n++) {
                 c->cut[n] = (u8)cut[n];
                 c->ready |= (u8)(ready[n] << n);
-                c->done |= (u8)(done[n] << n);
-                if (!voted[n])
-                        c->votes[n] = 0;
+        }
+        for (uint32_t h = 0; h < HOLDERS; h++) {
+                c->done |= (u8)(done[h] << h);
+                if (!voted[h])
+                        c->votes[h] = 0;
         }
 }

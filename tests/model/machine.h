@@ -8,7 +8,3 @@
 struct step *machine_load(const struct world *w);
 void machine_store(struct world *w);
 struct step_params machine_params(u8 scale);
-/* Who holds what. */
-struct placement machine_view(void);
-/* The number of the owner on a node. */
-uint32_t owner_on(uint32_t node);

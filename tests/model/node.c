@@ -1,67 +1,74 @@
-/* A daemon's part of the job: what daemon/exchange's job.c, vote.c, update.c, resume.c do. */
+/* A daemon's part of the job: what daemon/exchange's job.c, update.c, resume.c do. */
 #include "world.h"
 
 #include <string.h>
 
 /* ---- the record ---- */
 
-/* state_abort(): its assertions are ours. */
-static void record_abort(struct node *n, uint32_t node, u8 attempt)
+void record_abort(struct holding *h, uint32_t node, u8 attempt)
 {
-        REQUIRE(n->record.phase != PHASE_DECIDED && attempt > n->record.attempt,
-                "owner %u: attempt %u (phase %u) is aborted for attempt %u", node,
-                n->record.attempt, n->record.phase, attempt);
-        n->record.attempt = attempt;
-        n->record.phase = PHASE_OPEN;
-        n->record.vote = n->record.scale = 0;
-        memset(n->record.parts, 0, sizeof n->record.parts);
+        REQUIRE(h->record.phase != PHASE_DECIDED && attempt > h->record.attempt,
+                "node %u: attempt %u (phase %u) is aborted for attempt %u", node, h->record.attempt,
+                h->record.phase, attempt);
+        h->record.attempt = attempt;
+        h->record.phase = PHASE_OPEN;
+        h->record.vote = h->record.scale = 0;
+        memset(h->record.parts, 0, sizeof h->record.parts);
 }
 
-static void update_start(struct node *n)
+static void update_start(struct holding *h)
 {
-        n->running = 1;
+        h->running = 1;
+}
+
+/* What the job is told to be at: the coordinator tells those behind, and those ahead know. */
+static const struct record *record_behind(const struct node *n)
+{
+        const struct record *behind = NULL;
+        u8 least = 0;
+
+        for (uint32_t c = 0; c < view.copies; c++) {
+                const struct record *r = &n->holdings[c].record;
+                u8 attempt = stand_of(r).attempt;
+
+                if (attempt && (!behind || attempt < least)) {
+                        behind = r;
+                        least = attempt;
+                }
+        }
+        return behind;
 }
 
 void job_resume(struct world *w, uint32_t node)
 {
         struct node *n = &w->nodes[node];
-        bool decided = n->record.phase == PHASE_DECIDED;
+        const struct record *r = record_behind(n);
 
+        if (!r)
+                return;
         n->has_job = 1;
-        n->attempt = (u8)(n->record.attempt + decided);
-        n->version = (u8)(n->record.version + (decided && commits(n->record.decision)));
-        n->scale = n->record.decision ? scale_number(decision_scale(n->record.decision)) : 64;
-        n->skipped = n->record.skipped;
+        n->attempt = stand_of(r).attempt;
+        n->version = stand_of(r).version;
+        n->scale = r->decision ? scale_number(decision_scale(r->decision)) : 64;
+        n->skipped = r->skipped;
         memset(n->node_of_rank, NOBODY, sizeof n->node_of_rank);
-        if (n->record.decided_attempt) {
-                n->last_attempt = n->record.decided_attempt;
+        if (r->decided_attempt) {
+                n->last_attempt = r->decided_attempt;
                 n->last_version = n->version;
-                n->last_decision = n->record.decision;
+                n->last_decision = r->decision;
         }
-        if (decided)
-                update_start(n);
+        for (uint32_t c = 0; c < view.copies; c++)
+                if (n->holdings[c].record.phase == PHASE_DECIDED)
+                        update_start(&n->holdings[c]);
 }
 
-struct message opened(const struct world *w, uint32_t node, bool known)
+static struct message opened(const struct world *w, uint32_t node)
 {
         const struct node *n = &w->nodes[node];
-        const struct record *r = &n->record;
-        struct message m = { .type = OPENED, .flag = known, .attempt = n->attempt };
-        bool decided = r->phase == PHASE_DECIDED;
+        struct message m = { .type = OPENED, .flag = n->has_job, .attempt = n->attempt };
 
-        if (!known || !is_owner(node))
-                return m;
-        m.stand = (struct stand){ .version = (u8)(r->version + (decided && commits(r->decision))),
-                                  .attempt = (u8)(r->attempt + decided),
-                                  .decided_attempt = r->decided_attempt,
-                                  .decision = r->decision,
-                                  .skipped = r->skipped,
-                                  .done = !decided };
-        if (r->phase == PHASE_PREPARED) {
-                m.stand.prepared_attempt = r->attempt;
-                m.stand.vote = r->vote;
-                m.stand.scale = r->scale;
-        }
+        for (uint32_t c = 0; c < view.copies; c++)
+                m.stands[c] = stand_of(&n->holdings[c].record);
         return m;
 }
 
@@ -73,130 +80,7 @@ static void job_open(struct world *w, uint32_t node, uint32_t from, const struct
                 n->has_job = 1;
                 memset(n->node_of_rank, NOBODY, sizeof n->node_of_rank);
         }
-        send(w, node, from, opened(w, node, n->has_job));
-}
-
-/* ---- the landing ---- */
-
-static bool contributes(const struct node *n, uint32_t node)
-{
-        for (uint32_t r = 0; r < bounds.n_ranks; r++)
-                if (n->node_of_rank[r] == node)
-                        return true;
-        return false;
-}
-
-static bool landing_complete(const struct node *n)
-{
-        if (!n->started)
-                return false;
-        for (uint32_t i = 0; i < bounds.n_nodes; i++)
-                if (contributes(n, i) && !(n->finished >> i & 1))
-                        return false;
-        return true;
-}
-
-/* Exactly one contribution of each rank to each micro-batch, all of this attempt. */
-static void landing_sum(struct world *w, uint32_t node, u8 parts[MICRO_BATCHES][RANKS])
-{
-        struct node *n = &w->nodes[node];
-
-        memset(parts, 0, MICRO_BATCHES * RANKS);
-        for (uint32_t i = 0; i < bounds.n_nodes; i++)
-                for (uint32_t b = 0; b < n->offered[i]; b++) {
-                        const struct parcel *p = &n->landed[i][b];
-
-                        REQUIRE(p->attempt == n->attempt,
-                                "owner %u sums a contribution of attempt %u in attempt %u", node,
-                                p->attempt, n->attempt);
-                        for (uint32_t r = 0; r < bounds.n_ranks; r++) {
-                                REQUIRE(!p->parts[r] || !parts[b][r],
-                                        "owner %u sums two contributions of rank %u", node, r);
-                                parts[b][r] |= p->parts[r];
-                        }
-                }
-        for (uint32_t b = 0; b < bounds.micro_batches; b++)
-                for (uint32_t r = 0; r < bounds.n_ranks; r++)
-                        REQUIRE(parts[b][r], "owner %u votes without micro-batch %u of rank %u",
-                                node, b, r);
-}
-
-static void landing_vote(struct world *w, uint32_t node)
-{
-        struct node *n = &w->nodes[node];
-        struct record *r = &n->record;
-
-        if (!n->preparing || n->running || !landing_complete(n))
-                return;
-        n->preparing = 0;
-        if (r->attempt < n->attempt)
-                record_abort(n, node, n->attempt);
-        REQUIRE(r->phase != PHASE_DECIDED && r->attempt == n->attempt,
-                "owner %u votes for attempt %u, its record is at attempt %u, phase %u", node,
-                n->attempt, r->attempt, r->phase);
-        landing_sum(w, node, r->parts);
-        r->phase = PHASE_PREPARED;
-        r->vote = vote_of(node, r->version, r->skipped);
-        r->scale = n->prepare_scale;
-        send(w, node, COORDINATOR,
-             (struct message){ .type = PREPARED, .attempt = n->attempt, .vote = r->vote });
-}
-
-static void offer_queue(struct world *w, uint32_t node, uint32_t from, const struct message *m)
-{
-        struct node *n = &w->nodes[node];
-
-        if (m->micro_batch < n->offered[from]) {
-                violate("node %u, which keeps the rules, is cut by owner %u", from, node);
-                return;
-        }
-        if (m->micro_batch > n->offered[from] || !contributes(n, from))
-                return;
-        n->landed[from][m->micro_batch].attempt = m->attempt;
-        memcpy(n->landed[from][m->micro_batch].parts, m->place, RANKS);
-        n->offered[from]++;
-        if (m->last)
-                n->finished |= (u8)(1 << from);
-}
-
-static bool attempt_is_over(const struct node *n, u8 attempt)
-{
-        return attempt < n->attempt || (attempt == n->attempt && !n->started);
-}
-
-void landing_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m)
-{
-        struct node *n = &w->nodes[node];
-
-        if (attempt_is_over(n, m->attempt))
-                return;
-        if (m->attempt == n->attempt) {
-                offer_queue(w, node, from, m);
-                landing_vote(w, node);
-        } else if (n->n_early == EARLY) {
-                violate("owner %u has too many early offers", node);
-        } else {
-                n->early[n->n_early++] = (struct early){ (u8)from, *m };
-        }
-}
-
-static void landing_reset(struct world *w, uint32_t node)
-{
-        struct node *n = &w->nodes[node];
-        struct early early[EARLY];
-        u8 n_early = n->n_early;
-
-        memcpy(early, n->early, sizeof early);
-        memset(n->early, 0, sizeof n->early);
-        memset(n->offered, 0, sizeof n->offered);
-        memset(n->landed, 0, sizeof n->landed);
-        n->n_early = n->finished = n->preparing = n->prepare_scale = 0;
-        for (u8 i = 0; i < n_early; i++) {
-                if (early[i].offer.attempt > n->attempt)
-                        n->early[n->n_early++] = early[i];
-                else if (!attempt_is_over(n, early[i].offer.attempt))
-                        offer_queue(w, node, early[i].node, &early[i].offer);
-        }
+        send(w, node, from, opened(w, node));
 }
 
 /* ---- the coordinator's word ---- */
@@ -221,6 +105,19 @@ static void remember(struct node *n, u8 attempt, u8 version, u8 decision, u8 ski
         n->skipped = skipped;
 }
 
+static void holding_start(struct world *w, uint32_t node, uint32_t copy)
+{
+        struct node *n = &w->nodes[node];
+        struct holding *h = &n->holdings[copy];
+
+        REQUIRE(h->record.attempt, "node %u begins attempt %u without a state", node, n->attempt);
+        if (!h->running && h->record.attempt < n->attempt)
+                record_abort(h, node, n->attempt);
+        REQUIRE(h->record.phase != PHASE_PREPARED,
+                "node %u begins attempt %u with a vote in attempt %u", node, n->attempt,
+                h->record.attempt);
+}
+
 static void job_start(struct world *w, uint32_t node, const struct message *m)
 {
         struct node *n = &w->nodes[node];
@@ -237,33 +134,38 @@ static void job_start(struct world *w, uint32_t node, const struct message *m)
         if (m->last)
                 remember(n, m->last, m->version, m->decision, m->skipped);
         memcpy(n->node_of_rank, m->place, RANKS);
-        if (is_owner(node) && !n->running && n->record.attempt < n->attempt)
-                record_abort(n, node, n->attempt);
-        REQUIRE(!is_owner(node) || n->record.phase != PHASE_PREPARED,
-                "owner %u begins attempt %u with a vote in attempt %u", node, n->attempt,
-                n->record.attempt);
+        for (uint32_t c = 0; c < view.copies && is_owner(node); c++)
+                holding_start(w, node, c);
         begin_attempt(w, node);
         ranks_answer(w, node, false);
         ranks_admit(w, node);
 }
 
+/* It has voted, or it has recorded the decision and another holding has not. */
+static void holding_decide(struct holding *h, uint32_t node, const struct message *m)
+{
+        struct record *r = &h->record;
+
+        if (r->attempt == 0 || r->decided_attempt == m->attempt)
+                return;
+        REQUIRE(r->phase == PHASE_PREPARED && r->attempt == m->attempt,
+                "node %u hears a decision of attempt %u, for which it has not voted", node,
+                m->attempt);
+        r->phase = PHASE_DECIDED;
+        r->decided_attempt = r->attempt;
+        r->decision = m->decision;
+        r->skipped = m->skipped;
+        update_start(h);
+}
+
 static void job_decision(struct world *w, uint32_t node, const struct message *m)
 {
         struct node *n = &w->nodes[node];
-        struct record *r = &n->record;
 
         if (m->attempt != n->attempt)
                 return;
-        if (is_owner(node)) {
-                REQUIRE(r->phase == PHASE_PREPARED && r->attempt == m->attempt,
-                        "owner %u hears a decision of attempt %u, for which it has not voted", node,
-                        m->attempt);
-                r->phase = PHASE_DECIDED;
-                r->decided_attempt = r->attempt;
-                r->decision = m->decision;
-                r->skipped = m->skipped;
-                update_start(n);
-        }
+        for (uint32_t c = 0; c < view.copies && is_owner(node); c++)
+                holding_decide(&n->holdings[c], node, m);
         n->version = m->version;
         n->attempt = (u8)(m->attempt + 1);
         remember(n, m->attempt, m->version, m->decision, m->skipped);
@@ -272,19 +174,42 @@ static void job_decision(struct world *w, uint32_t node, const struct message *m
         ranks_admit(w, node);
 }
 
-void update_finish(struct world *w, uint32_t node)
+void job_tear(struct world *w, uint32_t node, uint32_t copy)
 {
-        struct node *n = &w->nodes[node];
-        struct record *r = &n->record;
+        const struct message m = take(w, COORDINATOR, node);
 
-        n->running = 0;
+        holding_decide(&w->nodes[node].holdings[copy], node, &m);
+        daemon_crash(w, node);
+}
+
+void update_finish(struct world *w, uint32_t node, uint32_t copy)
+{
+        struct holding *h = &w->nodes[node].holdings[copy];
+        struct record *r = &h->record;
+
+        h->running = 0;
         r->version = (u8)(r->version + commits(r->decision));
+        r->planes = r->version;
         r->attempt++;
         r->phase = PHASE_OPEN;
         r->vote = r->scale = 0;
         memset(r->parts, 0, sizeof r->parts);
-        send(w, node, COORDINATOR, (struct message){ .type = DONE, .attempt = r->decided_attempt });
-        landing_vote(w, node);
+        send(w, node, COORDINATOR,
+             (struct message){ .type = DONE, .copy = (u8)copy, .attempt = r->decided_attempt });
+        landing_vote(w, node, copy);
+}
+
+static void job_prepare(struct world *w, uint32_t node, const struct message *m)
+{
+        struct node *n = &w->nodes[node];
+
+        if (m->attempt != n->attempt)
+                return;
+        for (uint32_t c = 0; c < view.copies; c++) {
+                n->holdings[c].preparing = 1;
+                n->holdings[c].prepare_scale = m->scale;
+                landing_vote(w, node, c);
+        }
 }
 
 void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m)
@@ -293,6 +218,10 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
 
         if (m->type == OPEN) {
                 job_open(w, node, from, m);
+                return;
+        }
+        if (m->type == FILL) {
+                fill_begin(w, node, m);
                 return;
         }
         if (!n->has_job)
@@ -306,11 +235,7 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
                         rank_fence(w, node, m->rank);
                 break;
         case PREPARE:
-                if (m->attempt != n->attempt)
-                        break;
-                n->preparing = 1;
-                n->prepare_scale = m->scale;
-                landing_vote(w, node);
+                job_prepare(w, node, m);
                 break;
         case DECISION:
                 job_decision(w, node, m);

@@ -230,20 +230,28 @@ void proc_move(struct world *w, uint32_t p, uint32_t node)
 
 /* ---- a step ---- */
 
+/* Where a node reads an owner's shards: its own copy, or the owner's. */
+static uint32_t nearest(uint32_t owner, uint32_t node)
+{
+        for (uint32_t c = 1; c < view.copies; c++)
+                if (holder_node(&view, holder_of(&view, owner, c)) == node)
+                        return holder_of(&view, owner, c);
+        return holder_of(&view, owner, 0);
+}
+
 /* A fetch is answered when every owner has the version. */
 static bool fetched(const struct world *w, uint32_t p)
 {
         const struct proc *proc = &w->procs[p];
 
-        for (uint32_t o = 0; o < bounds.n_nodes; o++) {
-                const struct node *owner = &w->nodes[o];
+        for (uint32_t o = 0; o < view.n_owners; o++) {
+                uint32_t holder = nearest(o, proc->node), at = holder_node(&view, holder);
+                const struct record *r = &w->nodes[at].holdings[holder_copy(&view, holder)].record;
 
-                if (!is_owner(o))
-                        continue;
-                if (o != proc->node && (!is_up(w, o, proc->node) || !is_up(w, proc->node, o) ||
-                                        !(w->connected[o] >> proc->node & 1)))
+                if (at != proc->node && (!is_up(w, at, proc->node) || !is_up(w, proc->node, at) ||
+                                         !(w->connected[at] >> proc->node & 1)))
                         return false;
-                if (!owner->alive || owner->record.version != proc->version)
+                if (!w->nodes[at].alive || !r->attempt || r->version != proc->version)
                         return false;
         }
         return true;

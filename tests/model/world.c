@@ -7,10 +7,25 @@
 #include <string.h>
 
 struct bounds bounds;
+struct placement view;
 
 bool is_owner(uint32_t node)
 {
         return bounds.owners >> node & 1;
+}
+
+uint32_t holder_on(uint32_t node, uint32_t copy)
+{
+        uint32_t owner = (uint32_t)placement_owner_on(&view, node);
+
+        return holder_of(&view, (owner + view.n_owners - copy) % view.n_owners, copy);
+}
+
+struct holding *twin_of(struct world *w, uint32_t node, uint32_t copy)
+{
+        uint32_t owner = holder_owner(&view, holder_on(node, copy)), other = !copy;
+
+        return &w->nodes[holder_node(&view, holder_of(&view, owner, other))].holdings[other];
 }
 
 /* ---- messages ---- */
@@ -93,6 +108,7 @@ void deliver(struct world *w, uint32_t from, uint32_t to)
         case PREPARED:
         case DONE:
         case LINKS:
+        case FILLED:
                 if (to == COORDINATOR)
                         coordinator_message(w, from, &m);
                 break;
@@ -143,6 +159,8 @@ void link_down(struct world *w, uint32_t node, uint32_t to)
         w->nodes[node].up &= (u8) ~(1 << to);
         queue_clear(w, to, node);
         links_tell(w, node);
+        fill_lose(w, node, to);
+        landing_lose(w, node, to);
         if (to == COORDINATOR)
                 ranks_down(w, node);
         if (node == COORDINATOR)
@@ -164,10 +182,13 @@ void link_cut(struct world *w, uint32_t a, uint32_t b)
 void daemon_crash(struct world *w, uint32_t node)
 {
         struct node *n = &w->nodes[node];
-        struct record record = n->record;
+        struct record records[COPIES];
 
+        for (uint32_t c = 0; c < COPIES; c++)
+                records[c] = n->holdings[c].record;
         memset(n, 0, sizeof *n);
-        n->record = record;
+        for (uint32_t c = 0; c < COPIES; c++)
+                n->holdings[c].record = records[c];
         for (uint32_t i = 0; i < bounds.n_nodes; i++) {
                 queue_clear(w, i, node);
                 if (i != node)
@@ -178,6 +199,13 @@ void daemon_crash(struct world *w, uint32_t node)
         for (uint32_t p = 0; p < PROCS; p++)
                 if (w->procs[p].state != PROC_NONE && w->procs[p].node == node)
                         proc_lose_daemon(w, p);
+}
+
+void daemon_wipe(struct world *w, uint32_t node)
+{
+        daemon_crash(w, node);
+        for (uint32_t c = 0; c < COPIES; c++)
+                w->nodes[node].holdings[c].record = (struct record){ 0 };
 }
 
 void daemon_start(struct world *w, uint32_t node)
@@ -207,15 +235,27 @@ static void settle(struct world *w)
         }
 }
 
+static void view_init(void)
+{
+        uint32_t nodes[NODES], n = 0;
+
+        for (uint32_t i = 0; i < bounds.n_nodes; i++)
+                if (is_owner(i))
+                        nodes[n++] = i;
+        placement_init(&view, 0, nodes, n, bounds.mirror);
+}
+
 void world_init(struct world *w)
 {
         memset(w, 0, sizeof *w);
+        view_init();
         for (uint32_t r = 0; r < bounds.n_ranks; r++)
                 w->procs[r] = (struct proc){
                         .state = PROC_AWAY, .rank = (u8)r, .node = (u8)r, .incarnation = 1
                 };
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
-                w->nodes[n].record.attempt = is_owner(n);
+                for (uint32_t c = 0; c < view.copies && is_owner(n); c++)
+                        w->nodes[n].holdings[c].record.attempt = 1;
                 daemon_start(w, n);
         }
         for (uint32_t q = 0; q < bounds.n_nodes * bounds.n_nodes; q++)
@@ -226,36 +266,46 @@ void world_init(struct world *w)
 
 /* ---- what must hold ---- */
 
-static void check_record(const struct world *w, uint32_t node)
+static void check_record(const struct world *w, uint32_t node, const struct record *r)
 {
-        const struct record *r = &w->nodes[node].record;
         const struct truth *t = &w->truth[w->truth[0].attempt != r->decided_attempt];
         u8 version = (u8)(r->version + (r->phase == PHASE_DECIDED && commits(r->decision)));
 
         REQUIRE(r->decided_attempt == t->attempt && r->decision == t->decision &&
                         version == t->version,
-                "owner %u: its record has version %u by attempt %u: that is not so", node, version,
+                "node %u: its record has version %u by attempt %u: that is not so", node, version,
                 r->decided_attempt);
+        REQUIRE(r->planes == r->version, "node %u: planes of version %u in a state of version %u",
+                node, r->planes, r->version);
 }
 
 void world_check(const struct world *w)
 {
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
-                if (is_owner(n))
-                        check_record(w, n);
+                for (uint32_t c = 0; c < COPIES; c++)
+                        if (w->nodes[n].holdings[c].record.attempt)
+                                check_record(w, n, &w->nodes[n].holdings[c].record);
                 REQUIRE(w->nodes[n].version <= w->truth[0].version, "node %u is ahead of the job",
                         n);
         }
 }
 
+static bool records_done(const struct world *w)
+{
+        for (uint32_t h = 0; h < placement_holders(&view); h++) {
+                const struct node *n = &w->nodes[holder_node(&view, h)];
+                const struct record *r = &n->holdings[holder_copy(&view, h)].record;
+
+                if (!r->attempt || r->phase != PHASE_OPEN || r->version != bounds.steps)
+                        return false;
+        }
+        return true;
+}
+
 bool world_done(const struct world *w)
 {
-        if (queue_total(w))
+        if (queue_total(w) || !records_done(w))
                 return false;
-        for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                if (is_owner(n) && (w->nodes[n].record.phase != PHASE_OPEN ||
-                                    w->nodes[n].record.version != bounds.steps))
-                        return false;
         for (uint32_t p = 0; p < PROCS; p++) {
                 const struct proc *proc = &w->procs[p];
 

@@ -15,17 +15,23 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/job/placement.h"
+
 enum { NODES = 3, RANKS = 3, PROCS = RANKS + 1, MICRO_BATCHES = 2 };
+enum { COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
 enum { MESSAGES = 40, EARLY = 6, COORDINATOR = 0, NOBODY = 0xff };
 
 typedef uint8_t u8;
 
 struct bounds {
         u8 n_nodes, owners, n_ranks; /* owners: a bit a node; rank r runs on node r */
+        bool mirror;
         u8 micro_batches, steps;
         bool overflow; /* the gradient of the first step is not finite at first */
-        u8 crashes, cuts, kills, moves, faults; /* of each, and in all */
-        u8 less;                                /* what is left out: LESS_* */
+        /* Of each, and in all.  A crash may also come between the two records of a node.  A wipe is
+         * a crash after which the node holds nothing; only where there is another copy of all. */
+        u8 crashes, wipes, cuts, kills, moves, faults;
+        u8 less; /* what is left out: LESS_* */
 };
 
 /*
@@ -36,6 +42,7 @@ struct bounds {
 enum { LESS_SELF = 1, LESS_FLIGHT = 2, LESS_UP = 4 };
 
 extern struct bounds bounds;
+extern struct placement view;
 
 enum message_type {
         JOIN = 1,
@@ -52,10 +59,12 @@ enum message_type {
         DECISION,
         DONE,
         OFFER,
-        LINKS
+        LINKS,
+        FILL,
+        FILLED
 };
 
-/* What an owner says of its record. */
+/* What a holder says of its record; attempt 0: it has none. */
 struct stand {
         u8 version, attempt, decided_attempt, decision, skipped, done, prepared_attempt, vote,
                 scale;
@@ -64,16 +73,19 @@ struct stand {
 struct message {
         u8 type, attempt, version, scale, decision, skipped;
         u8 rank, proc, incarnation, status, flag; /* flag: by type */
+        u8 copy;                                  /* of what the sender holds; FILL: the receiver */
         u8 place[RANKS];                          /* node or incarnation of each rank */
         u8 micro_batch, last, vote;
-        struct stand stand;
+        u8 sum[MICRO_BATCHES][RANKS]; /* what an owner offers to its mirror */
+        struct stand stands[COPIES];
 };
 
 enum { PHASE_OPEN, PHASE_PREPARED, PHASE_DECIDED };
 
-/* struct state_record. */
+/* struct state_record, and what it tells of; attempt 0: there is none. */
 struct record {
         u8 version, attempt, phase, decided_attempt, decision, skipped, vote, scale;
+        u8 planes;                      /* the version of parameters and moments */
         u8 parts[MICRO_BATCHES][RANKS]; /* remembered: whose incarnations the vote sums */
 };
 
@@ -82,16 +94,27 @@ struct parcel {
         u8 attempt, parts[RANKS];
 };
 
+/* An offer of an attempt that has not begun. */
 struct early {
-        u8 node;
-        struct message offer;
+        u8 node, copy, attempt, micro_batch, last, place[RANKS], sum[MICRO_BATCHES][RANKS];
 };
 
 enum { RANK_EXISTS = 1, RANK_CALLING = 2, RANK_IN = 4, RANK_ATTACHING = 8, RANK_ADMITTED = 16 };
 
-/* A daemon: its record survives it, the rest does not. */
-struct node {
+/* One owner's shards: copy 0 of the node's own, copy 1 of the owner before it. */
+struct holding {
         struct record record;
+        u8 offered[NODES], finished;
+        struct parcel landed[NODES][MICRO_BATCHES];
+        u8 chained; /* the sum is offered to the mirror */
+        u8 preparing, prepare_scale, running;
+        u8 from, pulled; /* where it is being filled from (node + 1); the planes are there */
+        struct record draft;
+};
+
+/* A daemon: the records survive it, the rest does not. */
+struct node {
+        struct holding holdings[COPIES];
         u8 alive;
         u8 up; /* nodes whose link stands, as it knows */
         u8 has_job, started, version, attempt, scale, skipped, last_attempt, last_version,
@@ -101,12 +124,9 @@ struct node {
         u8 pushed[RANKS], reduced;               /* micro-batches */
         u8 contributed[RANKS][MICRO_BATCHES];    /* remembered: by which incarnation */
         u8 ranks[PROCS];                         /* struct rank of each process */
-        u8 offered[NODES], finished;
-        struct parcel landed[NODES][MICRO_BATCHES];
-        u8 gathered; /* version + 1 that its gather window holds */
+        u8 gathered;                             /* version + 1 that its gather window holds */
         u8 n_early;
         struct early early[EARLY];
-        u8 preparing, prepare_scale, running;
 };
 
 enum node_open { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPENED };
@@ -117,13 +137,14 @@ struct join {
 
 /* struct coordinator and struct step. */
 struct coordinator {
-        u8 settled, lacks, have;
+        u8 settled, lacks;
+        u8 filling; /* holders that were asked to fill themselves, a bit each */
         u8 nodes[NODES], incarnations[RANKS];
-        struct stand standings[NODES];
+        struct stand standings[HOLDERS];
         u8 n_joins;
         struct join joins[PROCS];
         u8 phase, version, attempt, heard, node_of_rank[RANKS], seats[RANKS], open, cut[NODES],
-                ready, votes[NODES], done, have_params, params_rank, params_scale, decision,
+                ready, votes[HOLDERS], done, have_params, params_rank, params_scale, decision,
                 decided_attempt, scale, good_steps, skipped;
 };
 
@@ -150,7 +171,7 @@ struct world {
         struct proc procs[PROCS];
         struct truth truth[2];
         u8 told[RANKS]; /* the highest version that a process of the rank was told */
-        u8 crashes, cuts, kills, moves;
+        u8 crashes, wipes, cuts, kills, moves;
 };
 
 /* ---- what is wrong ---- */
@@ -167,6 +188,9 @@ void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* ---- world.c: links and messages ---- */
 
 bool is_owner(uint32_t node);
+/* Which holder is a copy on a node; where the other copy is. */
+uint32_t holder_on(uint32_t node, uint32_t copy);
+struct holding *twin_of(struct world *w, uint32_t node, uint32_t copy);
 bool is_up(const struct world *w, uint32_t node, uint32_t to);
 /* As fabric_send(): false if the node knows no link. */
 bool send(struct world *w, uint32_t from, uint32_t to, struct message m);
@@ -177,6 +201,8 @@ void link_up(struct world *w, uint32_t node, uint32_t to);
 void link_down(struct world *w, uint32_t node, uint32_t to);
 void link_cut(struct world *w, uint32_t a, uint32_t b);
 void daemon_crash(struct world *w, uint32_t node);
+/* Also its records are lost. */
+void daemon_wipe(struct world *w, uint32_t node);
 void daemon_start(struct world *w, uint32_t node);
 void deliver(struct world *w, uint32_t from, uint32_t to);
 /* The cluster at rest: the job exists, all links stand, no trainer has come. */
@@ -185,13 +211,34 @@ void world_init(struct world *w);
 void world_check(const struct world *w);
 bool world_done(const struct world *w);
 
-/* ---- node.c: job.c, vote.c, update.c, resume.c, landing.c ---- */
+/* ---- node.c: job.c, update.c, resume.c ---- */
 
+/* state_abort(): its assertions are ours. */
+void record_abort(struct holding *h, uint32_t node, u8 attempt);
 void job_resume(struct world *w, uint32_t node);
 void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m);
-void update_finish(struct world *w, uint32_t node);
+/* One of the node's records has the decision, then the daemon is killed. */
+void job_tear(struct world *w, uint32_t node, uint32_t copy);
+void update_finish(struct world *w, uint32_t node, uint32_t copy);
+
+/* ---- landing.c: offer.c, landing.c, vote.c, mirror.c ---- */
+
 void landing_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m);
-struct message opened(const struct world *w, uint32_t node, bool known);
+/* Offers of attempts that have not begun are lost with the link. */
+void landing_lose(struct world *w, uint32_t node, uint32_t from);
+/* For a new attempt. */
+void landing_reset(struct world *w, uint32_t node);
+void landing_vote(struct world *w, uint32_t node, uint32_t copy);
+
+/* ---- filling.c: a holder that has lost its state takes that of the other copy ---- */
+
+void fill_begin(struct world *w, uint32_t node, const struct message *m);
+/* What is under way with another node is lost. */
+void fill_lose(struct world *w, uint32_t node, uint32_t from);
+/* Whether it can get the next part now; it gets it. */
+bool fill_can(const struct world *w, uint32_t node, uint32_t copy);
+void fill_go_on(struct world *w, uint32_t node, uint32_t copy);
+struct stand stand_of(const struct record *r);
 
 /* ---- ranks.c: attach.c, rank.c, and libzero ---- */
 

@@ -1,0 +1,196 @@
+/* What an owner sums, offers to its mirror and votes for: offer.c, landing.c, mirror.c, vote.c. */
+#include "world.h"
+
+#include <string.h>
+
+static uint32_t owner_node(uint32_t node, uint32_t copy)
+{
+        return view.node[holder_owner(&view, holder_on(node, copy))];
+}
+
+/* Whether the node has anything to offer to the holding. */
+static bool expects(const struct node *n, uint32_t node, uint32_t copy, uint32_t from)
+{
+        if (copy)
+                return from == owner_node(node, copy);
+        for (uint32_t r = 0; r < bounds.n_ranks; r++)
+                if (n->node_of_rank[r] == from)
+                        return true;
+        return false;
+}
+
+static bool landing_complete(const struct node *n, uint32_t node, uint32_t copy)
+{
+        if (!n->started)
+                return false;
+        for (uint32_t i = 0; i < bounds.n_nodes; i++)
+                if (expects(n, node, copy, i) && !(n->holdings[copy].finished >> i & 1))
+                        return false;
+        return true;
+}
+
+/* Exactly one contribution of each rank to each micro-batch, all of this attempt. */
+static void landing_sum(const struct world *w, uint32_t node, uint32_t copy,
+                        u8 parts[MICRO_BATCHES][RANKS])
+{
+        const struct node *n = &w->nodes[node];
+        const struct holding *h = &n->holdings[copy];
+
+        memset(parts, 0, MICRO_BATCHES * RANKS);
+        for (uint32_t i = 0; i < bounds.n_nodes; i++)
+                for (uint32_t b = 0; b < h->offered[i]; b++) {
+                        const struct parcel *p = &h->landed[i][b];
+
+                        REQUIRE(p->attempt == n->attempt,
+                                "node %u sums a contribution of attempt %u in attempt %u", node,
+                                p->attempt, n->attempt);
+                        for (uint32_t r = 0; r < bounds.n_ranks; r++) {
+                                REQUIRE(!p->parts[r] || !parts[b][r],
+                                        "node %u sums two contributions of rank %u", node, r);
+                                parts[b][r] |= p->parts[r];
+                        }
+                }
+        for (uint32_t b = 0; b < bounds.micro_batches; b++)
+                for (uint32_t r = 0; r < bounds.n_ranks; r++)
+                        REQUIRE(parts[b][r], "node %u sums without micro-batch %u of rank %u", node,
+                                b, r);
+}
+
+/* The sum goes on to the mirror once it is there. */
+static void mirror_offer(struct world *w, uint32_t node)
+{
+        struct node *n = &w->nodes[node];
+        struct holding *h = &n->holdings[0];
+        struct message m = { .type = OFFER, .copy = 1, .attempt = n->attempt, .last = 1 };
+
+        if (view.copies < 2 || h->chained || h->running || !landing_complete(n, node, 0))
+                return;
+        h->chained = 1;
+        landing_sum(w, node, 0, m.sum);
+        send(w, node, holder_node(&view, holder_of(&view, holder_on(node, 0), 1)), m);
+}
+
+void landing_vote(struct world *w, uint32_t node, uint32_t copy)
+{
+        struct node *n = &w->nodes[node];
+        struct holding *h = &n->holdings[copy];
+        struct record *r = &h->record;
+
+        if (copy == 0)
+                mirror_offer(w, node);
+        if (!h->preparing || h->running || !landing_complete(n, node, copy))
+                return;
+        h->preparing = 0;
+        if (r->attempt < n->attempt)
+                record_abort(h, node, n->attempt);
+        REQUIRE(r->phase != PHASE_DECIDED && r->attempt == n->attempt,
+                "node %u votes for attempt %u, its record is at attempt %u, phase %u", node,
+                n->attempt, r->attempt, r->phase);
+        landing_sum(w, node, copy, r->parts);
+        r->phase = PHASE_PREPARED;
+        r->vote = vote_of(holder_owner(&view, holder_on(node, copy)), r->version, r->skipped);
+        r->scale = h->prepare_scale;
+        send(w, node, COORDINATOR,
+             (struct message){
+                     .type = PREPARED, .copy = (u8)copy, .attempt = n->attempt, .vote = r->vote });
+}
+
+/* ---- offers ---- */
+
+/* All micro-batches of the sum are in one offer. */
+static void sum_take(struct holding *h, const struct early *o)
+{
+        for (uint32_t b = 0; b < bounds.micro_batches; b++) {
+                h->landed[o->node][b].attempt = o->attempt;
+                memcpy(h->landed[o->node][b].parts, o->sum[b], RANKS);
+        }
+        h->offered[o->node] = bounds.micro_batches;
+        h->finished |= (u8)(1 << o->node);
+}
+
+static void offer_queue(struct world *w, uint32_t node, const struct early *o)
+{
+        struct node *n = &w->nodes[node];
+        struct holding *h = &n->holdings[o->copy];
+
+        if (o->micro_batch < h->offered[o->node]) {
+                violate("node %u, which keeps the rules, is cut by node %u", o->node, node);
+                return;
+        }
+        if (o->micro_batch > h->offered[o->node] || !expects(n, node, o->copy, o->node))
+                return;
+        if (o->copy) {
+                sum_take(h, o);
+                return;
+        }
+        h->landed[o->node][o->micro_batch].attempt = o->attempt;
+        memcpy(h->landed[o->node][o->micro_batch].parts, o->place, RANKS);
+        h->offered[o->node]++;
+        if (o->last)
+                h->finished |= (u8)(1 << o->node);
+}
+
+static bool attempt_is_over(const struct node *n, u8 attempt)
+{
+        return attempt < n->attempt || (attempt == n->attempt && !n->started);
+}
+
+void landing_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m)
+{
+        struct node *n = &w->nodes[node];
+        struct early o = { .node = (u8)from,
+                           .copy = m->copy,
+                           .attempt = m->attempt,
+                           .micro_batch = m->micro_batch,
+                           .last = m->last };
+
+        memcpy(o.place, m->place, sizeof o.place);
+        memcpy(o.sum, m->sum, sizeof o.sum);
+        if (attempt_is_over(n, m->attempt))
+                return;
+        if (m->attempt == n->attempt) {
+                offer_queue(w, node, &o);
+                landing_vote(w, node, m->copy);
+        } else if (n->n_early == EARLY) {
+                violate("node %u has too many early offers", node);
+        } else {
+                n->early[n->n_early++] = o;
+        }
+}
+
+void landing_lose(struct world *w, uint32_t node, uint32_t from)
+{
+        struct node *n = &w->nodes[node];
+        u8 kept = 0;
+
+        for (u8 i = 0; i < n->n_early; i++)
+                if (n->early[i].node != from)
+                        n->early[kept++] = n->early[i];
+        memset(&n->early[kept], 0, (n->n_early - kept) * sizeof n->early[0]);
+        n->n_early = kept;
+}
+
+void landing_reset(struct world *w, uint32_t node)
+{
+        struct node *n = &w->nodes[node];
+        struct early early[EARLY];
+        u8 n_early = n->n_early;
+
+        memcpy(early, n->early, sizeof early);
+        memset(n->early, 0, sizeof n->early);
+        n->n_early = 0;
+        for (uint32_t c = 0; c < view.copies; c++) {
+                struct holding *h = &n->holdings[c];
+
+                memset(h->offered, 0, sizeof h->offered);
+                memset(h->landed, 0, sizeof h->landed);
+                h->finished = h->chained = h->preparing = h->prepare_scale = 0;
+        }
+        for (u8 i = 0; i < n_early; i++) {
+                if (early[i].attempt > n->attempt)
+                        n->early[n->n_early++] = early[i];
+                else if (!attempt_is_over(n, early[i].attempt))
+                        offer_queue(w, node, &early[i]);
+        }
+        mirror_offer(w, node);
+}
