@@ -23,21 +23,34 @@ static uint64_t mix(uint64_t x)
         return x ^ x >> 33;
 }
 
+static uint64_t step(uint64_t h, const u8 *p)
+{
+        uint64_t x;
+
+        memcpy(&x, p, sizeof x);
+        h = (h ^ x) * 0xff51afd7ed558ccd;
+        return h ^ h >> 29;
+}
+
+/* Two chains, that the processor works on side by side. */
 static uint64_t hash(const struct world *w)
 {
         const u8 *p = (const u8 *)w;
-        uint64_t h = 0x9e3779b97f4a7c15, x;
-        size_t n = sizeof *w;
+        uint64_t a = 0x9e3779b97f4a7c15, b = 0x2545f4914f6cdd1d, x = 0;
+        size_t n = world_bytes(w);
 
-        for (; n >= 8; p += 8, n -= 8) {
-                memcpy(&x, p, 8);
-                h = (h ^ x) * 0xff51afd7ed558ccd;
-                h ^= h >> 29;
+        for (; n >= 16; p += 16, n -= 16) {
+                a = step(a, p);
+                b = step(b, p + 8);
         }
-        x = 0;
+        if (n >= 8) {
+                a = step(a, p);
+                p += 8;
+                n -= 8;
+        }
         memcpy(&x, p, n);
-        h = mix(h ^ mix(x + 1));
-        return h ? h : 1;
+        x = mix(a ^ mix(b ^ mix(x + 1)));
+        return x ? x : 1;
 }
 
 void *room(void *p, size_t n)

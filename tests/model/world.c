@@ -50,6 +50,11 @@ static uint32_t queue_total(const struct world *w)
         return queue_start(w, NODES - 1, NODES - 1) + w->count[NODES - 1][NODES - 1];
 }
 
+size_t world_bytes(const struct world *w)
+{
+        return offsetof(struct world, messages) + queue_total(w) * sizeof w->messages[0];
+}
+
 bool send(struct world *w, uint32_t from, uint32_t to, struct message m)
 {
         uint32_t total = queue_total(w), at = queue_start(w, from, to) + w->count[from][to];

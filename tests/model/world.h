@@ -13,6 +13,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/job/placement.h"
@@ -166,12 +167,12 @@ struct world {
         struct node nodes[NODES];
         u8 connected[NODES]; /* a bit a node */
         u8 count[NODES][NODES];
-        struct message messages[MESSAGES]; /* queue by queue */
         struct coordinator c;
         struct proc procs[PROCS];
         struct truth truth[2];
         u8 told[RANKS]; /* the highest version that a process of the rank was told */
         u8 crashes, wipes, cuts, kills, moves;
+        struct message messages[MESSAGES]; /* queue by queue; last, as most are unused */
 };
 
 /* ---- what is wrong ---- */
@@ -192,6 +193,8 @@ bool is_owner(uint32_t node);
 uint32_t holder_on(uint32_t node, uint32_t copy);
 struct holding *twin_of(struct world *w, uint32_t node, uint32_t copy);
 bool is_up(const struct world *w, uint32_t node, uint32_t to);
+/* Bytes up to the last message; those behind are zero. */
+size_t world_bytes(const struct world *w);
 /* As fabric_send(): false if the node knows no link. */
 bool send(struct world *w, uint32_t from, uint32_t to, struct message m);
 void send_all(struct world *w, uint32_t from, struct message m);
