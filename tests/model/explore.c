@@ -1,17 +1,19 @@
 /*
  * explore - everything that can happen to a small cluster which trains one job: a breadth-first
- * search over all orders of messages, of daemons that are killed and start again, of links that
- * break, of trainers that are killed and of successors on other nodes (world.h says what a state
- * is and what is left out).
+ * search over all orders of messages, of daemons that are killed and start again, of nodes whose
+ * states are lost and filled again from their mirrors, of links that break, of trainers that are
+ * killed and of successors on other nodes (world.h says what a state is and what is left out).
  *
- * In every state: the owners' records tell of the last decision or the one before, as it was;
- * an attempt is decided once, after all owners have voted in it, and always the same way;
- * what they voted for sums exactly one contribution of each rank to each micro-batch, the same on
- * all owners, of this attempt, computed at this version, by a session that was not fenced; what a
- * trainer is told of an attempt is so, it is never told an older version than before, and its
- * calls are never refused; the newest process of a rank is never fenced; no node that keeps the
- * rules is cut; what the store asserts of a record holds.  Where nothing can happen any more all
- * trainers are at the last version and all owners have carried it out: nothing hangs.
+ * In every state: the records of owners and mirrors tell of the last decision or the one before,
+ * as it was, and their planes are of that version; an attempt is decided once, after all who hold
+ * something have voted in it, and always the same way; what they voted for sums exactly one
+ * contribution of each rank to each micro-batch, the same on all, of this attempt, computed at this
+ * version, by a session that was not fenced; what a trainer is told of an attempt is so, it is
+ * never told an older version than before, and its calls are never refused; the newest process of a
+ * rank is never fenced; no node that keeps the rules is cut; what the store asserts of a record
+ * holds.  Where nothing can happen any more all trainers are at the last version, all holders have
+ * carried it out and none lacks its state: nothing hangs, and no version is lost that was committed
+ * while one copy of each owner's shards is left.
  *
  * explore NAME... searches within the bounds of that name; without a name it lists them.
  * The shortest way to a fault is printed, event by event.
@@ -59,21 +61,42 @@ static void trace(uint32_t state, struct event last)
 
 /* ---- the search ---- */
 
+/* Worlds that are to be gone on from, each behind its length, without messages that there are not.
+ */
 struct frontier {
-        struct world *worlds;
+        u8 *bytes;
         uint32_t *ids;
+        size_t used, size;
         uint32_t n, room;
 };
 
 static void frontier_add(struct frontier *f, const struct world *w, uint32_t id)
 {
+        uint16_t n = (uint16_t)world_bytes(w);
+
         if (f->n == f->room) {
                 f->room = f->room ? 2 * f->room : 1 << 12;
-                f->worlds = room(f->worlds, f->room * sizeof *f->worlds);
                 f->ids = room(f->ids, f->room * sizeof *f->ids);
         }
-        f->worlds[f->n] = *w;
+        if (f->size < f->used + sizeof n + sizeof *w) {
+                f->size = f->size ? f->size + f->size / 2 : 1 << 24;
+                f->bytes = room(f->bytes, f->size);
+        }
+        memcpy(f->bytes + f->used, &n, sizeof n);
+        memcpy(f->bytes + f->used + sizeof n, w, n);
+        f->used += sizeof n + n;
         f->ids[f->n++] = id;
+}
+
+/* The world at *at, which goes on to the next one. */
+static void frontier_get(const struct frontier *f, size_t *at, struct world *ret)
+{
+        uint16_t n;
+
+        memcpy(&n, f->bytes + *at, sizeof n);
+        memset(ret, 0, sizeof *ret);
+        memcpy(ret, f->bytes + *at + sizeof n, n);
+        *at += sizeof n + n;
 }
 
 static uint64_t n_events, n_ends;
@@ -127,20 +150,24 @@ static bool search(void)
         frontier_add(&now, &w, 0);
         while (ok && now.n) {
                 struct frontier spent = now;
+                size_t at = 0;
 
-                for (uint32_t i = 0; ok && i < now.n; i++)
-                        ok = expand(&now.worlds[i], now.ids[i], &next);
+                for (uint32_t i = 0; ok && i < now.n; i++) {
+                        frontier_get(&now, &at, &w);
+                        ok = expand(&w, now.ids[i], &next);
+                }
                 now = next;
                 next = spent;
                 next.n = 0;
+                next.used = 0;
                 depth++;
         }
         printf("%u states, %llu events, depth %u, %llu ends, %.1f s%s\n", states_seen(),
                (unsigned long long)n_events, depth, (unsigned long long)n_ends,
                (double)(clock() - start) / CLOCKS_PER_SEC, ok ? "" : ": FAILED");
-        free(now.worlds);
+        free(now.bytes);
         free(now.ids);
-        free(next.worlds);
+        free(next.bytes);
         free(next.ids);
         seen_forget();
         return ok;
@@ -214,7 +241,7 @@ static const struct {
             .kills = 1,
             .moves = 1,
             .faults = 1,
-            .less = LESS_SELF } },
+            .less = LESS_SELF | LESS_UP } },
         { "mirrors",
           "two nodes that mirror each other, two steps (the first is skipped once), any one fault",
           { .n_nodes = 2,
@@ -245,14 +272,16 @@ static const struct {
             .faults = 2,
             .less = LESS_SELF | LESS_UP } },
         { "ring",
-          "three nodes that mirror each other, one is lost for good",
+          "three nodes that mirror each other, one is lost, for good or not, or a link",
           { .n_nodes = 3,
             .owners = 7,
             .n_ranks = 1,
             .mirror = true,
             .micro_batches = 1,
             .steps = 1,
+            .crashes = 1,
             .wipes = 1,
+            .cuts = 1,
             .faults = 1,
             .less = LESS_SELF | LESS_UP | LESS_FLIGHT } },
         { "owners",
@@ -290,6 +319,36 @@ static const struct {
             .cuts = 2,
             .kills = 2,
             .faults = 2 } },
+        { "mirror-faults",
+          "two nodes that mirror each other, two steps, any two faults",
+          { .n_nodes = 2,
+            .owners = 3,
+            .n_ranks = 2,
+            .mirror = true,
+            .micro_batches = 1,
+            .steps = 2,
+            .overflow = true,
+            .crashes = 2,
+            .wipes = 2,
+            .cuts = 2,
+            .kills = 2,
+            .faults = 2,
+            .less = LESS_SELF | LESS_UP } },
+        { "ring-faults",
+          "three nodes that mirror each other, one is lost for good and any fault",
+          { .n_nodes = 3,
+            .owners = 7,
+            .n_ranks = 1,
+            .mirror = true,
+            .micro_batches = 1,
+            .steps = 1,
+            .crashes = 1,
+            .wipes = 2,
+            .cuts = 1,
+            .kills = 1,
+            .moves = 1,
+            .faults = 2,
+            .less = LESS_SELF | LESS_UP | LESS_FLIGHT } },
         { "third-node",
           "three nodes, two of them own, any two faults or a move and another",
           { .n_nodes = 3,

@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+/* ---- the node's side ---- */
+
 struct stand stand_of(const struct record *r)
 {
         bool decided = r->phase == PHASE_DECIDED;
@@ -114,4 +116,53 @@ void fill_go_on(struct world *w, uint32_t node, uint32_t copy)
                 h->draft.version, twin->record.version, twin->running ? ", which changes" : "");
         h->draft.planes = twin->record.planes;
         h->pulled = 1;
+}
+
+/* ---- the coordinator's side ---- */
+
+static uint32_t twin_holder(uint32_t holder)
+{
+        return holder_of(&view, holder_owner(&view, holder), !holder_copy(&view, holder));
+}
+
+/* The other copy is at the last decision, and can be reached. */
+static bool fill_ready(const struct world *w, uint32_t holder)
+{
+        const struct coordinator *c = &w->c;
+        uint32_t twin = twin_holder(holder), a = holder_node(&view, holder),
+                 b = holder_node(&view, twin);
+
+        return !c->standings[holder].attempt && !(c->filling >> holder & 1) &&
+               c->standings[twin].attempt && c->done >> twin & 1 && c->open >> a & 1 &&
+               c->open >> b & 1 && !(c->cut[a] >> b & 1) && !(c->cut[b] >> a & 1);
+}
+
+void fill_advance(struct world *w)
+{
+        struct coordinator *c = &w->c;
+
+        for (uint32_t h = 0; c->settled && view.copies > 1 && h < placement_holders(&view); h++) {
+                if (!fill_ready(w, h))
+                        continue;
+                c->filling |= (u8)(1u << h);
+                send(w, COORDINATOR, holder_node(&view, h),
+                     (struct message){ .type = FILL,
+                                       .copy = (u8)holder_copy(&view, h),
+                                       .flag = (u8)holder_node(&view, twin_holder(h)),
+                                       .version = c->version,
+                                       .attempt = (u8)(c->decided_attempt + 1),
+                                       .last = c->decided_attempt,
+                                       .decision = c->decision,
+                                       .skipped = c->skipped });
+        }
+}
+
+void fill_forget(struct world *w, uint32_t node, uint64_t with)
+{
+        for (uint32_t h = 0; view.copies > 1 && h < placement_holders(&view); h++) {
+                uint32_t a = holder_node(&view, h), b = holder_node(&view, twin_holder(h));
+
+                if ((a == node && with >> b & 1) || (b == node && with >> a & 1))
+                        w->c.filling &= (u8) ~(1u << h);
+        }
 }

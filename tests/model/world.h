@@ -8,7 +8,7 @@
  * them back); around them each function follows the one of the same name in daemon/exchange.
  *
  * Left out: payloads (an offer carries what it offers), refused steps, zero_norm(), worlds that
- * change their size, jobs that are made or dropped, deadlines.
+ * change their size, jobs that are made or dropped, puts, deadlines.
  */
 #pragma once
 
@@ -242,6 +242,10 @@ void fill_lose(struct world *w, uint32_t node, uint32_t from);
 bool fill_can(const struct world *w, uint32_t node, uint32_t copy);
 void fill_go_on(struct world *w, uint32_t node, uint32_t copy);
 struct stand stand_of(const struct record *r);
+/* The coordinator asks for what can be filled now. */
+void fill_advance(struct world *w);
+/* What a node was to take from others, or they from it, is not under way any more. */
+void fill_forget(struct world *w, uint32_t node, uint64_t with);
 
 /* ---- ranks.c: attach.c, rank.c, and libzero ---- */
 
