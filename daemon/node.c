@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/exchange/view.h"
 #include "daemon/loop/service.h"
 #include "daemon/loop/signals.h"
 #include "daemon/rpc/rpc.h"
@@ -218,6 +219,8 @@ static int node_start(struct node *node, struct fault *fault)
                 r = node_offload(node, fault);
         if (!r && exchange_start(&node->x))
                 r = fault_set(fault, ZERO_EIO, "cannot start the event loop");
+        if (!r)
+                r = views_start(&node->x, fault);
         if (!r)
                 r = node_fabric(node, fault);
         if (!r)

@@ -24,6 +24,7 @@ struct ctl {
         bool once;   /* top: one picture */
         bool colour; /* standard output is a terminal */
         long keep, every; /* checkpoint; -1: not given */
+        const char *dead;  /* takeover: nodes, with commas between; NULL: not given */
         const char *dtype; /* export: "fp32" or "serve"; NULL: not given */
 };
 
@@ -43,7 +44,8 @@ struct command {
 
 extern const struct command command_status, command_jobs, command_shards, command_top, command_ping,
         command_checksum, command_config, command_drop, command_checkpoint, command_restore,
-        command_export, command_import;
+        command_export, command_import, command_view, command_add_node, command_remove_node,
+        command_takeover;
 
 /* Asks the daemon; says on standard error what went wrong.  CTL_OK or CTL_FAILED. */
 int ctl_ask(struct ctl *ctl, const char *what, json_t **ret_answer);

@@ -12,6 +12,7 @@ static const struct command *const commands[] = {
         &command_status,     &command_jobs,    &command_shards, &command_top,
         &command_ping,       &command_checksum, &command_config, &command_drop,
         &command_checkpoint, &command_restore, &command_export, &command_import,
+        &command_view,       &command_add_node, &command_remove_node, &command_takeover,
 };
 
 enum { N_COMMANDS = sizeof(commands) / sizeof(commands[0]), TIMEOUT_MAX_S = 86400, COUNT_MAX = 1000000000 };
@@ -26,6 +27,8 @@ static const char options_help[] =
         "      --once             top: print one picture and end\n"
         "      --keep N           checkpoint: delete all of the job's in DIR but the newest N\n"
         "      --every N          checkpoint: one every N steps; 0: no more\n"
+        "      --node-is-dead NODE[,NODE]...\n"
+        "                         takeover: do not wait for the votes of these\n"
         "      --dtype TYPE       export: fp32 (default) or serve, what trainers are given\n"
         "  -h, --help             this text\n"
         "      --version          zeroctl's version\n"
@@ -40,12 +43,12 @@ struct arguments {
 
 static void print_help(FILE *out)
 {
-        fputs("Usage: zeroctl [OPTION]... COMMAND [JOB [DIR | FILE]]\n\n"
-              "Shows and manages the jobs of zerod, the parameter-partition service.\n\n"
+        fputs("Usage: zeroctl [OPTION]... COMMAND [JOB [DIR | FILE] | NODE]\n\n"
+              "Shows and manages the jobs and the nodes of zerod, the parameter-partition service.\n\n"
               "Commands:\n",
               out);
         for (size_t i = 0; i < N_COMMANDS; i++)
-                fprintf(out, "  %-10s %-9s  %s\n", commands[i]->name,
+                fprintf(out, "  %-11s %-9s  %s\n", commands[i]->name,
                         commands[i]->argument ? commands[i]->argument : "", commands[i]->summary);
         fputs(options_help, out);
 }
@@ -137,6 +140,8 @@ static int check_options(const struct ctl *ctl, const struct command *command)
                 r = check_option(command, ctl->keep >= 0, " --keep ");
         if (r == CTL_OK)
                 r = check_option(command, ctl->every >= 0, " --every ");
+        if (r == CTL_OK)
+                r = check_option(command, ctl->dead != NULL, " --node-is-dead ");
         return r == CTL_OK ? check_option(command, ctl->dtype != NULL, " --dtype ") : r;
 }
 
@@ -167,7 +172,7 @@ static int parse_command(struct ctl *ctl, struct arguments *a, char **words, int
 
 static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
 {
-        enum { OPTION_ONCE = 256, OPTION_VERSION, OPTION_KEEP, OPTION_EVERY, OPTION_DTYPE };
+        enum { OPTION_ONCE = 256, OPTION_VERSION, OPTION_KEEP, OPTION_EVERY, OPTION_DTYPE, OPTION_DEAD };
         static const struct option options[] = {
                 { "socket", required_argument, NULL, 's' },
                 { "json", no_argument, NULL, 'j' },
@@ -176,6 +181,7 @@ static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
                 { "keep", required_argument, NULL, OPTION_KEEP },
                 { "every", required_argument, NULL, OPTION_EVERY },
                 { "dtype", required_argument, NULL, OPTION_DTYPE },
+                { "node-is-dead", required_argument, NULL, OPTION_DEAD },
                 { "help", no_argument, NULL, 'h' },
                 { "version", no_argument, NULL, OPTION_VERSION },
                 { NULL, 0, NULL, 0 },
@@ -201,6 +207,9 @@ static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
                         break;
                 case OPTION_EVERY:
                         r = parse_count("--every", optarg, &ctl->every);
+                        break;
+                case OPTION_DEAD:
+                        ctl->dead = optarg;
                         break;
                 case OPTION_DTYPE:
                         r = parse_dtype(optarg, &ctl->dtype);

@@ -86,6 +86,41 @@ static int resolve_path(struct loaded *l, const char *name, const char *below, c
         return loaded_set(l, o, path, (struct origin){ CONF_DEFAULT }, "$XDG_RUNTIME_DIR", fault);
 }
 
+static int set_joined(struct loaded *l, const struct option *o, const char *directory,
+                      const char *below, const char *where, struct fault *fault)
+{
+        CLEANUP(cleanup_free) char *path = NULL;
+
+        if (asprintf(&path, "%s%s", directory, below) < 0) {
+                path = NULL;
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        return loaded_set(l, o, path, (struct origin){ CONF_DEFAULT }, where, fault);
+}
+
+/* What a service manager gives, the system's, or the user's. */
+static int resolve_view_dir(struct loaded *l, struct fault *fault)
+{
+        static const struct {
+                const char *variable, *below, *where;
+        } places[] = { { "XDG_STATE_HOME", "/zerod", "$XDG_STATE_HOME" },
+                       { "HOME", "/.local/state/zerod", "$HOME" } };
+        const struct option *o = option_find("view_dir", strlen("view_dir"));
+        const char *given = getenv("STATE_DIRECTORY");
+
+        if (l->conf.view_dir[0])
+                return 0;
+        if (given && given[0] == '/' && !strchr(given, ':'))
+                return set_joined(l, o, given, "", "$STATE_DIRECTORY", fault);
+        for (size_t i = 0; geteuid() != 0 && i < sizeof(places) / sizeof(places[0]); i++) {
+                const char *directory = getenv(places[i].variable);
+
+                if (directory && directory[0] == '/')
+                        return set_joined(l, o, directory, places[i].below, places[i].where, fault);
+        }
+        return loaded_set(l, o, "/var/lib/zerod", (struct origin){ CONF_DEFAULT }, "default", fault);
+}
+
 static int resolve_node(struct loaded *l, struct fault *fault)
 {
         const struct option *o = option_find("node", strlen("node"));
@@ -106,6 +141,8 @@ static int resolve(struct loaded *l, struct fault *fault)
                 r = resolve_path(l, "socket", "zerod.sock", "/run/zerod/zerod.sock", fault);
         if (r == 0)
                 r = resolve_path(l, "state_dir", "zerod", "/dev/shm/zerod", fault);
+        if (r == 0)
+                r = resolve_view_dir(l, fault);
         return r;
 }
 

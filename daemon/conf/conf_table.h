@@ -49,6 +49,11 @@
           "Where model states live: on tmpfs, outlasting the daemon's process. Empty: "            \
           "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and where that variable is not "     \
           "set.")                                                                                  \
+        S("State and memory", view_dir, PATH, "DIRECTORY", "", 4000,                               \
+          "Where this node keeps how it has voted on which nodes hold shards, a few bytes: on a "  \
+          "disk, outlasting the machine. Not used by a node alone. Empty: $STATE_DIRECTORY if "    \
+          "set; else /var/lib/zerod for root, $XDG_STATE_HOME/zerod or ~/.local/state/zerod for "  \
+          "others.")                                                                               \
         S("State and memory", checkpoint_dir, PATH, "DIRECTORY", "", 3000,                         \
           "Directory below which checkpoints are written and read; links in it are not followed. " \
           "Empty: any directory that zerod may write, but only for root and the user zerod runs "  \

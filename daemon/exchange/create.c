@@ -1,6 +1,7 @@
 /* Jobs made where their coordinator opens them, and dropped where their owner says so. */
 #include "daemon/exchange/checkpoint.h"
 #include "daemon/exchange/shards.h"
+#include "daemon/exchange/view.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -180,6 +181,8 @@ int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fau
 {
         uint64_t n = loadings_of_new_jobs(x, uid);
 
+        if (view_changing(x))
+                return fault_set(fault, ZERO_EBUSY, "the owners are being changed: try again");
         list_for_each (&x->dead_jobs, item) {
                 const struct job *dead = CONTAINER_OF(item, struct job, link);
 

@@ -1,6 +1,7 @@
 /* Start and stop of the exchange, its tick, and the way of messages to its parts. */
 #include "daemon/exchange/checkpoint.h"
 #include "daemon/exchange/filling.h"
+#include "daemon/exchange/view.h"
 
 #include <sodium.h>
 #include <string.h>
@@ -68,8 +69,9 @@ static void exchange_check_stopped(struct exchange *x)
 {
         if (!x->closed || !list_empty(&x->dead_jobs) || !list_empty(&x->calls) ||
             !list_empty(&x->joining) || offload_pending(x->offload) || !operations_idle(x) ||
-            !fillings_idle(x))
+            !fillings_idle(x) || !views_idle(x))
                 return;
+        views_free(x);
         uv_close((uv_handle_t *)&x->tick, NULL);
         x->closed(x->closed_arg);
 }
@@ -93,6 +95,7 @@ static void exchange_tick(uv_timer_t *timer)
         list_for_each (&x->jobs, item) {
                 former_sweep(CONTAINER_OF(item, struct job, link));
         }
+        views_tick(x);
         drain_check(x);
         exchange_check_stopped(x);
 }
@@ -147,6 +150,7 @@ void exchange_up(struct exchange *x, uint32_t node)
         log_info("node %s is up", node_name(x, node));
         x->up |= 1ull << node;
         links_tell(x);
+        views_up(x, node);
         calls_up(x, node);
         coordinator_up(x, node);
         ranks_up(x, node);
@@ -315,6 +319,8 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 job_drop_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_LINKS) {
                 links_message(x, node, m->links);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_VOTE) {
+                views_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
                 x->query(x->query_arg, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT ||

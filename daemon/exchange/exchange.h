@@ -21,6 +21,7 @@
  *   joining.c      ranks join it                          starting.c a new attempt
  *   lateness.c     who is late
  *   links.c        which nodes reach each other           drain.c   leaving between two steps
+ *   view.h         which nodes hold shards
  *   checkpoint.h   checkpoints written and restored
  *   call.h         payloads asked for; messages that want an answer
  *   filling.h      a holder's state made from those of others
@@ -54,6 +55,7 @@ struct landing;
 struct update;
 struct coordinator;
 struct call;
+struct views;
 
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 /* Of every state file, whatever the number of compute threads is now. */
@@ -74,6 +76,7 @@ struct exchange {
         const struct device_ops *ops;
 
         struct placement view;       /* who holds the shards of new jobs */
+        struct views *views;         /* how that changes (view.h); NULL: it does not */
         struct list jobs, dead_jobs; /* dead: dropped, with operations still in flight */
         struct list coordinators, calls, asks, accesses;
         struct list works;   /* reads and writes that wait for the end of an update */

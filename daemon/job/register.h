@@ -40,6 +40,12 @@ enum { REGISTER_NODE_BITS = 6 };
 /* A ballot is a round and its proposer's node; beyond this one none is believed. */
 #define REGISTER_BALLOT_MAX (UINT64_MAX >> 1)
 
+/* Whose ballot it is. */
+static inline uint32_t register_ballot_node(uint64_t ballot)
+{
+        return (uint32_t)(ballot & ((1u << REGISTER_NODE_BITS) - 1));
+}
+
 /* What must be durable. */
 struct register_record {
         bool voter;              /* it has been told what it may have forgotten */

@@ -315,6 +315,8 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
                 query_end(call, all_shards(rpc));
         } else if (snapshot_is_query(what)) {
                 return snapshot_query(call, what, argument, fault);
+        } else if (view_is_query(what)) {
+                return view_query(call, what, argument, fault);
         } else if (kind) {
                 return survey_start(call, kind, argument, fault);
         } else {

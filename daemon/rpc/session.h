@@ -75,6 +75,12 @@ void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m);
 void query_end(struct pending_call *call, json_t *json);
 void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json);
 
+/* ---- query_view.c ---- */
+
+bool view_is_query(const char *what);
+int view_query(struct pending_call *call, const char *what, const char *argument,
+               struct fault *fault);
+
 /* ---- query_snapshot.c ---- */
 
 /* Whether that is one about checkpoints; a client's; another node's. */

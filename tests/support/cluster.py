@@ -336,7 +336,8 @@ class Cluster:
         hosts = [self.network.address(i) if self.network else "127.0.0.1" for i in range(nodes)]
         for i, name in enumerate(names):
             o = {"node": name, "socket": f"{self.directory}/{name}.sock",
-                 "state_dir": f"{self.directory}/{name}.state", "threads": 1}
+                 "state_dir": f"{self.directory}/{name}.state", "view_dir": f"{self.directory}/{name}.votes",
+                 "threads": 1}
             if nodes > 1:
                 o["peers"] = " ".join(f"{n}={h}:{p}" for n, h, p in zip(names, hosts, numbers))
                 o["key_file"] = self.key_file

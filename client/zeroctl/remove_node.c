@@ -1,0 +1,10 @@
+/* zeroctl remove-node: a node holds shards no more. */
+#include "view.h"
+
+static int run(struct ctl *ctl)
+{
+        return change_owners(ctl, "remove-node", ctl->argument, NULL);
+}
+
+const struct command command_remove_node = { "remove-node", "NODE",
+                                             "have a node hold shards no more", NULL, run };

@@ -1,0 +1,18 @@
+/*
+ * zeroctl takeover: the others go on without nodes that a person knows to be dead.  Their votes are
+ * not waited for: if one of them lives, there may be two clusters.
+ */
+#include "view.h"
+
+static int run(struct ctl *ctl)
+{
+        if (!ctl->dead) {
+                ctl_error("takeover: say which: --node-is-dead NODE, if you know that it is, and "
+                          "that it will not be started again with its old files");
+                return CTL_USAGE;
+        }
+        return change_owners(ctl, "takeover", ctl->dead, ctl->dead);
+}
+
+const struct command command_takeover = { "takeover", NULL, "go on without a dead node",
+                                          NULL,       run,  " --node-is-dead " };
