@@ -170,7 +170,11 @@ void exchange_down(struct exchange *x, uint32_t node, const char *why)
         fillings_down(x, node);
         coordinator_down(x, node);
         list_for_each (&x->jobs, item) {
-                shard_forget_node(CONTAINER_OF(item, struct job, link), node);
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                shard_forget_node(job, node);
+                for_holdings (job, h)
+                        landing_forget_node(h, node);
         }
 }
 

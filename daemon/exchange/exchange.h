@@ -422,6 +422,8 @@ void landing_free(struct landing *l);
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* An offer of a node; parcel is NULL for other nodes'. */
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
+/* Its offers of attempts that have not begun here are dropped: the link is lost. */
+void landing_forget_node(struct holding *h, uint32_t node);
 /* Finish the reduction and vote; params NULL: for the norm. */
 void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params);
 void landing_reset(struct holding *h);

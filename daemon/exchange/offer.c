@@ -206,6 +206,15 @@ static bool attempt_is_over(const struct job *job, uint64_t attempt)
         return attempt < job->attempt || (attempt == job->attempt && !job->started);
 }
 
+/* What is offered to it is to be here; if it is not, it was lost and is being filled. */
+static bool is_holder(const struct job *job, const Zero__Offer *m)
+{
+        const struct placement *place = &job->place;
+
+        return m->owner < place->n_owners && m->copy < place->copies &&
+               holder_node(place, holder_of(place, m->owner, m->copy)) == job->x->cluster->self;
+}
+
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
 {
         struct holding *h = holding_of_copy(job, m->owner, m->copy);
@@ -213,8 +222,10 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct p
         struct offer *o;
         int r;
 
-        if (!h || m->group >= job->layout->n_groups)
+        if (m->group >= job->layout->n_groups || !is_holder(job, m))
                 return -EPROTO;
+        if (!h)
+                return 0;
         if (attempt_is_over(job, m->attempt))
                 return 0;
         if (m->attempt > job->attempt && l->n_early >= early_max(job))
@@ -264,5 +275,22 @@ void landing_take_early(struct holding *h)
                         offer_free(o);
                 else if (offer_queue(o))
                         fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");
+        }
+}
+
+/* The attempts are void with the link, and a node that has lost its state may begin others under
+ * the same numbers. */
+void landing_forget_node(struct holding *h, uint32_t node)
+{
+        struct landing *l = h->landing;
+
+        list_for_each (&l->early, item) {
+                struct offer *o = CONTAINER_OF(item, struct offer, link);
+
+                if (o->node != node)
+                        continue;
+                list_remove(&o->link);
+                l->n_early--;
+                offer_free(o);
         }
 }

@@ -3,6 +3,7 @@
 
 #include "cases.h"
 #include "check.h"
+#include "daemon/exchange/landing.h"
 #include "daemon/exchange/coordinator.h"
 #include "listening.h"
 
@@ -397,6 +398,43 @@ static void an_owner_whose_vote_cannot_be_read_is_not_gone_on_with(void)
         session_close(&s);
 }
 
+/* In the name of a node, of the attempt behind the one that runs. */
+static void offer_ahead(struct session *s, uint32_t to, uint32_t from)
+{
+        struct job *job = net_job(&s->net, to, "zoo");
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Offer offer = ZERO__OFFER__INIT;
+
+        offer.attempt = job->attempt + 1;
+        offer.group = ZOO_BIG;
+        offer.owner = holding_own(job)->owner;
+        offer.empty = true;
+        m.job = (char *)"zoo";
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
+        m.offer = &offer;
+        exchange_message(&s->net.nodes[to].x, from, &m);
+}
+
+/* After it a node that has lost its state may begin another attempt under the same number. */
+static void offers_of_attempts_to_come_end_with_the_link(void)
+{
+        struct training t = training_default();
+        const struct landing *l;
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        l = holding_own(net_job(&s.net, 0, "zoo"))->landing;
+        offer_ahead(&s, 0, 1);
+        offer_ahead(&s, 0, 0);
+        CHECK(l->n_early == 2);
+        fabric_cut(s.net.nodes[0].x.fabric, 1, "for a test");
+        until_linked(&s, 0, 1, false);
+        CHECK(l->n_early == 1);
+        until_linked(&s, 0, 1, true);
+        session_close(&s);
+}
+
 static void a_link_that_ends_anywhere_loses_nothing(void)
 {
         struct training t = training_default();
@@ -423,6 +461,8 @@ const struct test_case trouble_cases[] = {
           ranks_that_disagree_hear_on_what_and_may_agree },
         { "an-owner-whose-vote-cannot-be-read-is-not-gone-on-with",
           an_owner_whose_vote_cannot_be_read_is_not_gone_on_with },
+        { "offers-of-attempts-to-come-end-with-the-link",
+          offers_of_attempts_to_come_end_with_the_link },
         { "a-link-that-ends-anywhere-loses-nothing", a_link_that_ends_anywhere_loses_nothing },
         { 0 },
 };
