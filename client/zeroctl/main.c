@@ -140,6 +140,10 @@ static int check_options(const struct ctl *ctl, const struct command *command)
                 r = check_option(command, ctl->keep >= 0, " --keep ");
         if (r == CTL_OK)
                 r = check_option(command, ctl->every >= 0, " --every ");
+        if (r == CTL_OK && command == &command_takeover && !ctl->dead) {
+                ctl_error("takeover: name the node that you know to be dead: --node-is-dead NODE");
+                return CTL_USAGE;
+        }
         if (r == CTL_OK)
                 r = check_option(command, ctl->dead != NULL, " --node-is-dead ");
         return r == CTL_OK ? check_option(command, ctl->dtype != NULL, " --dtype ") : r;

@@ -6,11 +6,6 @@
 
 static int run(struct ctl *ctl)
 {
-        if (!ctl->dead) {
-                ctl_error("takeover: say which: --node-is-dead NODE, if you know that it is, and "
-                          "that it will not be started again with its old files");
-                return CTL_USAGE;
-        }
         return change_owners(ctl, "takeover", ctl->dead, ctl->dead);
 }
 

@@ -22,7 +22,7 @@ static void join(char *text, size_t size, const json_t *names)
         }
 }
 
-/* Whose shards a node holds a second time; "" if nobody's. */
+/* Whose shards a node holds a second time; "-" if nobody's. */
 static const char *mirrored(const json_t *view, const char *node)
 {
         json_t *m;
@@ -33,7 +33,7 @@ static const char *mirrored(const json_t *view, const char *node)
                 if (strcmp(field_text(m, "node"), node) == 0)
                         return field_text(m, "owner");
         }
-        return "";
+        return "-";
 }
 
 static void show_nodes(const struct ctl *ctl, FILE *out, const json_t *view)
@@ -42,7 +42,7 @@ static void show_nodes(const struct ctl *ctl, FILE *out, const json_t *view)
         json_t *n;
         size_t i;
 
-        table_init(&t, "NODE|STATE|SHARDS|MIRRORS");
+        table_init(&t, "NODE|STATE|SHARDS|MIRROR OF");
         json_array_foreach(json_object_get(view, "nodes"), i, n)
         {
                 bool up = field_true(n, "up");

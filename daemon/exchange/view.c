@@ -319,14 +319,17 @@ static void change_begin(struct views *v)
         view_propose(v, &c->wanted, c->dead);
 }
 
+/* As many are there as must vote. */
+static bool votes_there(const struct views *v, uint64_t dead)
+{
+        return (uint32_t)__builtin_popcountll(reachable(v->x) & ~dead) >=
+               register_quorum(v->x->cluster->n_nodes, dead);
+}
+
 static bool complete_due(const struct views *v)
 {
-        const struct exchange *x = v->x;
-
-        return register_undecided(&v->r) && exchange_now(x) >= v->complete_ms &&
-               view_hindered(x, NULL) == 0 &&
-               (uint32_t)__builtin_popcountll(reachable(x)) >=
-                       register_quorum(x->cluster->n_nodes, 0);
+        return register_undecided(&v->r) && exchange_now(v->x) >= v->complete_ms &&
+               view_hindered(v->x, NULL) == 0 && votes_there(v, 0);
 }
 
 static void view_complete(struct views *v)
@@ -345,7 +348,7 @@ void views_tick(struct exchange *x)
         if (!v || v->writing || x->closed)
                 return;
         if (v->r.phase != REGISTER_IDLE) {
-                if (exchange_now(x) >= v->retry_ms)
+                if (exchange_now(x) >= v->retry_ms && votes_there(v, v->r.dead))
                         view_act(v, register_retry(&v->r), x->cluster->self);
         } else if (v->change) {
                 change_begin(v);

@@ -248,6 +248,20 @@ def two_that_declared_each_other_dead_are_found():
 
 
 @case
+def vote_that_cannot_be_written_is_no_vote():
+    with Cluster(3) as c:
+        can_vote(*c.daemons)
+        c[2].kill()
+        blocked = f"{c[0].options['view_dir']}/.n0.view.new"
+        os.mkdir(blocked)
+        refused(c[0].ctl_run("remove-node", "n2"), "cannot be written", c[0].options["view_dir"])
+        refused(c[1].ctl_run("--timeout", "2", "remove-node", "n2"), "no answer")
+        os.rmdir(blocked)
+        assert c[0].ctl("remove-node", "n2")["owners"] == ["n0", "n1"]
+        comes_to(c[1], 1, "n0", "n1")
+
+
+@case
 def others_may_look_and_not_touch():
     if os.geteuid() != 0:
         raise Skip("needs root")

@@ -201,6 +201,77 @@ Test(zeroctl, drop_confirms)
         cr_assert_str_eq(output, "job gpt: dropped\n");
 }
 
+Test(zeroctl, view_tells_who_holds_what_and_whether_that_can_change)
+{
+        const struct answer a = {
+                "view", NULL,
+                "{\"epoch\":3,\"owners\":[\"a\",\"c\"],\"mirrors\":[{\"owner\":\"a\",\"node\":"
+                "\"c\"},"
+                "{\"owner\":\"c\",\"node\":\"a\"}],\"nodes\":["
+                "{\"node\":\"a\",\"self\":true,\"up\":true,\"owner\":true},"
+                "{\"node\":\"b\",\"self\":false,\"up\":false,\"owner\":false},"
+                "{\"node\":\"c\",\"self\":false,\"up\":true,\"owner\":true}],\"votes_needed\":2,"
+                "\"votes_reachable\":2,\"majority\":true,\"voter\":true,\"undecided\":[\"a\"]}"
+        };
+
+        cr_assert_eq(ask("view", &a), 0);
+        cr_assert_str_eq(output, "epoch 3, owners a c\n"
+                                 "NODE  STATE  SHARDS  MIRROR OF\n"
+                                 "a     here   yes     c\n"
+                                 "b     down   -       -\n"
+                                 "c     up     yes     a\n"
+                                 "2 of 3 nodes are reachable; 2 are enough to change the owners\n"
+                                 "undecided yet: owners a\n");
+}
+
+static void answer_change(struct fake *f)
+{
+        const struct answer *a = f->data;
+        const Zero__Query *q;
+
+        fake_hello(f);
+        q = fake_expect(f, ZERO__REQUEST__BODY_QUERY)->query;
+        MUST(strcmp(q->what, "view") == 0);
+        fake_json(f, f->request->seq, a->json);
+        q = fake_expect(f, ZERO__REQUEST__BODY_QUERY)->query;
+        MUST(strcmp(q->what, a->what) == 0 && strcmp(q->argument, a->argument) == 0);
+        fake_json(f, f->request->seq, a->json);
+        fake_expect_end(f);
+}
+
+static int change(const char *arguments, const struct answer *answer)
+{
+        struct fake f = { .data = answer };
+        char with_socket[256];
+        int r;
+
+        fake_start(&f, answer_change);
+        snprintf(with_socket, sizeof(with_socket), "--socket %s %s", f.path, arguments);
+        r = run(with_socket);
+        fake_stop(&f);
+        return r;
+}
+
+Test(zeroctl, changes_of_owners_say_whose_votes_they_wait_for)
+{
+        static const char alone[] =
+                "{\"epoch\":1,\"owners\":[\"a\"],\"nodes\":["
+                "{\"node\":\"a\",\"self\":true,\"up\":true},{\"node\":\"b\",\"up\":false},"
+                "{\"node\":\"c\",\"up\":false}],\"majority\":false,\"voter\":true}";
+        const struct answer add = { "add-node", "b", alone }, gone = { "remove-node", "b", alone };
+        const struct answer dead = { "takeover", "b,c", alone }, one = { "takeover", "c", alone };
+
+        cr_assert_eq(change("add-node b", &add), 0);
+        SHOWS("waiting for the votes of b, c;");
+        SHOWS("epoch 1, owners a\n");
+        cr_assert_eq(change("remove-node b", &gone), 0);
+        SHOWS("waiting for the votes of b, c;");
+        cr_assert_eq(change("takeover --node-is-dead c", &one), 0);
+        SHOWS("waiting for the votes of b;");
+        cr_assert_eq(change("takeover --node-is-dead b,c", &dead), 0);
+        HIDES("waiting");
+}
+
 Test(zeroctl, checkpoint_names_its_directory_from_the_root_on)
 {
         const struct answer plain = { "checkpoint",
@@ -292,7 +363,13 @@ Test(zeroctl, wrong_usage_exits_with_2)
                                              "restore a b --keep 1",
                                              "export a",
                                              "export a b --dtype fp64",
-                                             "import a b --every 2" };
+                                             "import a b --every 2",
+                                             "view a",
+                                             "add-node",
+                                             "remove-node a b",
+                                             "takeover",
+                                             "takeover a",
+                                             "view --node-is-dead a" };
 
         for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
                 cr_assert_eq(run(wrong[i]), 2, "zeroctl %s: %s", wrong[i], output);
