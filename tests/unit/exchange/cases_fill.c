@@ -443,12 +443,12 @@ static void a_mirror_that_missed_a_put_is_filled_anew(void)
 }
 
 const struct test_case fill_cases[] = {
-        { "a node that lost its states gets them from their twins",
+        { "a-node-that-lost-its-states-gets-them-from-their-twins",
           a_node_that_lost_its_states_gets_them_from_their_twins },
-        { "other owners are filled from those before", other_owners_are_filled_from_those_before },
-        { "a source that is not what is meant refuses",
+        { "other-owners-are-filled-from-those-before", other_owners_are_filled_from_those_before },
+        { "a-source-that-is-not-what-is-meant-refuses",
           a_source_that_is_not_what_is_meant_refuses },
-        { "a fill that is broken off leaves nothing", a_fill_that_is_broken_off_leaves_nothing },
-        { "a mirror that missed a put is filled anew", a_mirror_that_missed_a_put_is_filled_anew },
+        { "a-fill-that-is-broken-off-leaves-nothing", a_fill_that_is_broken_off_leaves_nothing },
+        { "a-mirror-that-missed-a-put-is-filled-anew", a_mirror_that_missed_a_put_is_filled_anew },
         { NULL, NULL },
 };

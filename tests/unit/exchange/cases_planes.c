@@ -139,7 +139,29 @@ static void check_serve(struct client *c, const layout *l, uint32_t tensor)
         CHECK(memcmp(values, rounded, t->elements * dtype_size(dtype)) == 0, "tensor %u", tensor);
 }
 
-static void each_plane_is_what_was_put(uint32_t owners)
+static const struct state *held(struct session *s, uint32_t owner, uint32_t copy)
+{
+        const struct placement *p = &s->net.nodes[0].x.view;
+        uint32_t node = holder_node(p, holder_of(p, owner, copy));
+
+        return holding_of_copy(net_job(&s->net, node, "zoo"), owner, copy)->state;
+}
+
+static void copies_are_equal(struct session *s)
+{
+        const struct placement *p = &s->net.nodes[0].x.view;
+
+        for (uint32_t o = 0; p->copies > 1 && o < p->n_owners; o++) {
+                const struct state *own = held(s, o, 0), *mirror = held(s, o, 1);
+
+                CHECK(own->puts && own->puts == mirror->puts, "owner %u", o);
+                CHECK(memcmp(own->master, mirror->master,
+                             own->plan->master_elements * sizeof(float)) == 0,
+                      "owner %u", o);
+        }
+}
+
+static void each_plane_is_what_was_put(uint32_t owners, bool mirror)
 {
         static const enum zero_plane planes[] = { ZERO_PLANE_MASTER, ZERO_PLANE_EXP_AVG,
                                                   ZERO_PLANE_EXP_AVG_SQ };
@@ -147,7 +169,9 @@ static void each_plane_is_what_was_put(uint32_t owners)
         struct session s;
         struct client writer, reader;
 
-        t.net = (struct net_options){ .nodes = 5, .owners = owners, .delay_ms = 1 };
+        t.net = (struct net_options){
+                .nodes = 5, .owners = owners, .mirror = mirror, .delay_ms = 1
+        };
         session_open(&s, &t);
         session_attach(&s);
         client_open(&writer, &s.net, 4);
@@ -160,6 +184,7 @@ static void each_plane_is_what_was_put(uint32_t owners)
                         check_tensor(&reader, s.layout, i, planes[p]);
                 check_serve(&reader, s.layout, i);
         }
+        copies_are_equal(&s);
         client_close(&writer);
         client_close(&reader);
         session_close(&s);
@@ -167,9 +192,10 @@ static void each_plane_is_what_was_put(uint32_t owners)
 
 static void planes_over_owners(void)
 {
-        each_plane_is_what_was_put(1);
-        each_plane_is_what_was_put(2);
-        each_plane_is_what_was_put(5);
+        each_plane_is_what_was_put(1, false);
+        each_plane_is_what_was_put(2, false);
+        each_plane_is_what_was_put(5, false);
+        each_plane_is_what_was_put(5, true);
 }
 
 static void the_step_count_is_kept_by_every_owner(void)
