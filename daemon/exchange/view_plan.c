@@ -32,7 +32,10 @@ static int plan_add(const struct exchange *x, uint32_t node, struct placement *p
                 return fault_set(fault, ZERO_EPEER,
                                  "node %s is not reachable from here: start its daemon first",
                                  node_name(x, node));
-        p->node[p->n_owners++] = node;
+        uint32_t at = placement_best_place(p);
+        memmove(p->node + at + 1, p->node + at, (p->n_owners - at) * sizeof *p->node);
+        p->node[at] = node;
+        p->n_owners++;
         return 0;
 }
 

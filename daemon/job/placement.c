@@ -52,3 +52,12 @@ uint64_t placement_nodes(const struct placement *p)
                 nodes |= 1ull << p->node[o];
         return nodes;
 }
+
+/*
+ * Behind the last owner it would shift the cut between all others, and half of all bytes move; in
+ * the middle it shifts those on either side half as far.
+ */
+uint32_t placement_best_place(const struct placement *p)
+{
+        return (p->n_owners + 1) / 2;
+}

@@ -31,5 +31,7 @@ uint32_t holder_node(const struct placement *p, uint32_t holder);
 uint32_t holder_of(const struct placement *p, uint32_t owner, uint32_t copy);
 /* The owner whose copy 0 a node holds, or NO_OWNER. */
 int32_t placement_owner_on(const struct placement *p, uint32_t node);
+/* Where in the list one more owner costs the fewest bytes (pieces.h). */
+uint32_t placement_best_place(const struct placement *p);
 /* Nodes that hold anything, a bit each. */
 uint64_t placement_nodes(const struct placement *p);

@@ -176,6 +176,70 @@ Test(pieces, move_only_what_the_node_did_not_have)
         for_all(only_what_must_moves);
 }
 
+/* ---- one owner more, or fewer ---- */
+
+/* Of all elements, copies included, those that move to another list. */
+static double moved(const layout *l, const uint32_t *from, uint32_t n, const uint32_t *to,
+                    uint32_t m, bool mirror)
+{
+        struct scene s = { .l = (layout *)l };
+        uint64_t elements = 0, moves = 0;
+
+        placement_init(&s.placements[0], 0, from, n, mirror);
+        placement_init(&s.placements[1], 1, to, m, mirror);
+        cr_assert_eq(partition_new(l, n, &s.partitions[0]), 0);
+        cr_assert_eq(partition_new(l, m, &s.partitions[1]), 0);
+        point(&s);
+        memset(s.readable, 1, sizeof s.readable);
+        for (uint32_t h = 0; h < placement_holders(s.to.placement); h++) {
+                struct pieces *p = NULL;
+
+                cr_assert_eq(pieces_new(&s.from, s.readable, &s.to, h, s.most, &p), 0);
+                elements += p->elements;
+                moves += p->moved;
+                pieces_free(p);
+        }
+        partition_free(s.partitions[0]);
+        partition_free(s.partitions[1]);
+        return (double)moves / (double)elements;
+}
+
+static uint32_t list_with(const uint32_t *before, uint32_t n, uint32_t at, uint32_t *ret)
+{
+        memcpy(ret, before, at * sizeof *ret);
+        ret[at] = n;
+        memcpy(ret + at + 1, before + at, (n - at) * sizeof *ret);
+        return n + 1;
+}
+
+Test(pieces, of_one_owner_more_are_fewest_where_it_is_put)
+{
+        static const uint64_t blocks[] = { 30 << 20, 8 << 20, 8 << 20, 8 << 20 };
+        static const double least[] = { 0.5, 0.34, 0.34, 0.31, 0.31, 0.29, 0.29, 0.28 };
+        uint32_t before[ZERO_NODE_MAX], with[ZERO_NODE_MAX];
+        layout *l = layouts_sized(blocks, 4, ZERO_BF16);
+        struct placement p;
+
+        for (uint32_t i = 0; i < ZERO_NODE_MAX; i++)
+                before[i] = i;
+        for (uint32_t n = 1; n <= 8; n++)
+                for (int mirror = 0; mirror < 2; mirror++) {
+                        placement_init(&p, 0, before, n, mirror);
+                        list_with(before, n, placement_best_place(&p), with);
+                        double here = moved(l, before, n, with, n + 1, mirror);
+
+                        cr_assert_leq(here, least[n - 1] + 1e-3, "%u owners: %g", n, here);
+                        cr_assert_leq(moved(l, with, n + 1, before, n, mirror),
+                                      least[n - 1] + 1e-3);
+                        for (uint32_t at = 0; at <= n; at++) {
+                                list_with(before, n, at, with);
+                                cr_assert_leq(here, moved(l, before, n, with, n + 1, mirror) + 1e-3,
+                                              "%u owners, at %u", n, at);
+                        }
+                }
+        layout_free(l);
+}
+
 /* ---- a holder that lost its state ---- */
 
 static uint64_t given_by(const struct scene *s, const struct pieces *p, uint32_t node)
