@@ -245,6 +245,7 @@ static bool view_refuse(struct views *v, uint32_t node, const struct register_me
         if (!fault.status && !view_hindered(x, &fault))
                 return false;
         register_up(&v->r);
+        v->r.answer.ballot = m->ballot; /* what is refused */
         view_send(x, node, &v->r.answer, &fault);
         return true;
 }
@@ -280,7 +281,7 @@ void views_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m
                 fabric_cut(x->fabric, node, "it voted against the rules");
                 return;
         }
-        if (m->status)
+        if (m->status && heard.ballot == v->r.ballot)
                 change_refused(v, node, (int)m->status, m->text);
         v->waiting[node] = (struct view_waiting){ .there = true, .m = heard };
         view_next(v);

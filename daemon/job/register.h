@@ -68,7 +68,7 @@ enum register_kind {
 
 struct register_message {
         enum register_kind kind;
-        uint64_t ballot;               /* 0 with STATE */
+        uint64_t ballot;               /* means nothing with STATE */
         uint64_t dead;                 /* PREPARE, ACCEPT */
         struct register_record record; /* the sender's */
 };

@@ -1,0 +1,150 @@
+/* Votes from other nodes, as they come from the wire: what makes no sense is refused. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/exchange/view.h"
+
+enum { NODES = 3, ROUNDS = 200000 };
+
+static struct cluster cluster = { .n_nodes = NODES, .self = 0 };
+static struct exchange x = { .cluster = &cluster };
+
+/* A vote of node 1 that is in order. */
+struct vote {
+        Zero__Register m;
+        Zero__Placement chosen, view;
+        uint32_t owners[8], viewed[8];
+};
+
+static void vote_init(struct vote *v, enum register_kind kind)
+{
+        memset(v, 0, sizeof *v);
+        zero__register__init(&v->m);
+        zero__placement__init(&v->chosen);
+        zero__placement__init(&v->view);
+        v->owners[0] = 2;
+        v->owners[1] = 0;
+        v->viewed[0] = 1;
+        v->chosen.epoch = 4;
+        v->chosen.n_owners = 2;
+        v->chosen.owners = v->owners;
+        v->view.epoch = 5;
+        v->view.n_owners = 1;
+        v->view.owners = v->viewed;
+        v->m.kind = kind;
+        v->m.ballot = v->m.promised = v->m.accepted = 9 << REGISTER_NODE_BITS | 1;
+        v->m.chosen = &v->chosen;
+        v->m.view = &v->view;
+}
+
+static int receive(const struct vote *v, struct register_message *ret)
+{
+        return view_receive(&x, 1, &v->m, ret);
+}
+
+Test(view_message, is_read_as_it_was_sent)
+{
+        struct register_message m;
+        struct vote v;
+
+        vote_init(&v, REGISTER_ACCEPT);
+        cr_assert_eq(receive(&v, &m), 0);
+        cr_assert_eq(m.kind, REGISTER_ACCEPT);
+        cr_assert_eq(m.record.chosen.epoch, 4);
+        cr_assert_eq(m.record.chosen.node[0], 2);
+        cr_assert_eq(m.record.view.n_owners, 1);
+        cr_assert_eq(m.record.accepted, m.ballot);
+}
+
+Test(view_message, under_the_ballot_of_another_node_is_refused)
+{
+        struct register_message m;
+        struct vote v;
+
+        vote_init(&v, REGISTER_PREPARE);
+        v.m.ballot++;
+        cr_assert_eq(receive(&v, &m), -EPROTO);
+        v.m.kind = REGISTER_PROMISE; /* answers bear the asker's */
+        cr_assert_eq(receive(&v, &m), 0);
+}
+
+Test(view_message, that_declares_its_receiver_dead_is_refused)
+{
+        struct register_message m;
+        struct vote v;
+
+        vote_init(&v, REGISTER_PREPARE);
+        v.m.dead = 1;
+        cr_assert_eq(receive(&v, &m), -EPROTO);
+        v.m.dead = 4;
+        cr_assert_eq(receive(&v, &m), 0);
+}
+
+static uint64_t next(uint64_t *state)
+{
+        *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return *state >> 33;
+}
+
+/* One field is anything. */
+static void spoil(struct vote *v, uint64_t *rng)
+{
+        uint64_t any = next(rng) % 3 ? next(rng) % 8 : next(rng) << 33 | next(rng);
+
+        switch (next(rng) % 11) {
+        case 0:
+                v->m.kind = (uint32_t)any;
+                break;
+        case 1:
+                v->m.ballot = any;
+                break;
+        case 2:
+                v->m.dead = any;
+                break;
+        case 3:
+                v->m.promised = any;
+                break;
+        case 4:
+                v->m.accepted = any;
+                break;
+        case 5:
+                v->m.chosen = any % 2 ? &v->chosen : NULL;
+                break;
+        case 6:
+                v->m.view = any % 2 ? &v->view : NULL;
+                break;
+        case 7:
+                v->chosen.n_owners = any % 9;
+                break;
+        case 8:
+                v->chosen.epoch = any;
+                break;
+        case 9:
+                v->view.n_owners = any % 9;
+                break;
+        default:
+                v->owners[any % 8] = (uint32_t)next(rng);
+                break;
+        }
+}
+
+Test(view_message, with_anything_in_it_is_refused_or_makes_sense)
+{
+        uint64_t rng = 1, n_good = 0;
+
+        for (int i = 0; i < ROUNDS; i++) {
+                struct register_message m;
+                struct vote v;
+
+                vote_init(&v, (enum register_kind)(next(&rng) % REGISTER_KINDS));
+                for (uint64_t n = 1 + next(&rng) % 3; n; n--)
+                        spoil(&v, &rng);
+                if (receive(&v, &m))
+                        continue;
+                n_good++;
+                cr_assert(register_record_sane(&m.record, NODES));
+                cr_assert(m.kind < REGISTER_KINDS && m.ballot <= REGISTER_BALLOT_MAX);
+        }
+        cr_assert(n_good > ROUNDS / 20 && n_good < ROUNDS / 2, "%llu", (unsigned long long)n_good);
+}
