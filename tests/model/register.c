@@ -18,12 +18,12 @@
  *
  * It finds what it should.  Each of these, done to register.c, ends in a violation:
  *
- *   a quorum one smaller, without or with dead; hear_prepare() promises
- *   below a promise; hear_accept() accepts below a promise, or does not raise it; accept_collect()
- * proposes what is wanted although something was accepted; hear_promise() does not take the
- * highest; votes of another ballot or phase count; a retry keeps its ballot, or (four-again) its
- * votes; promises of an epoch are kept in the next; a node without a record votes at once, or takes
- * nothing over; the proposer asks others before its record has its own promise, or acceptance.
+ *   a quorum one smaller, without or with dead; hear_prepare() promises below a promise;
+ *   hear_accept() accepts below a promise, or does not raise it; accept_collect() proposes what is
+ *   wanted although something was accepted; hear_promise() does not take the highest; votes of
+ *   another ballot or phase count; a retry keeps its ballot; promises of an epoch are kept in the
+ *   next; a node without a record votes at once, or takes nothing over; the proposer asks others
+ *   before its record has its own promise, or acceptance.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -265,14 +265,6 @@ static const struct {
         { "dead-four",
           "four nodes, one dies and is declared dead",
           { .n_nodes = 4, .proposers = 3, .epochs = 1, .proposals = 2, .deaths = 1 } },
-        { "four-again",
-          "four nodes, two of them propose, one of these again",
-          { .n_nodes = 4,
-            .proposers = 3,
-            .retriers = 1,
-            .epochs = 1,
-            .proposals = 2,
-            .retries = 1 } },
         { "both-again",
           "three nodes, two of them propose, and one of these again",
           { .n_nodes = 3,

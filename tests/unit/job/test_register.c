@@ -165,6 +165,18 @@ Test(register, a_beaten_proposer_comes_back_with_a_higher_ballot)
         cr_assert(register_won(&nodes[0]));
 }
 
+Test(register, promises_under_an_earlier_ballot_do_not_count)
+{
+        form(5);
+        propose(0, 3, 0);
+        round_trip(0, 2);
+        register_retry(&nodes[0]);
+        cr_assert_eq(round_trip(0, 4), 0, "two of five");
+        cr_assert_eq(nodes[0].phase, REGISTER_PREPARING);
+        cr_assert(round_trip(0, 8) & REGISTER_ASK);
+        cr_assert_eq(nodes[0].phase, REGISTER_ACCEPTING);
+}
+
 Test(register, nothing_is_said_of_a_change_without_writing_it)
 {
         form(3);
