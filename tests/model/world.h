@@ -20,7 +20,7 @@
 
 enum { NODES = 3, RANKS = 3, PROCS = RANKS + 1, MICRO_BATCHES = 2 };
 enum { COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
-enum { MESSAGES = 40, EARLY = 6, COORDINATOR = 0, NOBODY = 0xff };
+enum { MESSAGES = 40, EARLY = 10, COORDINATOR = 0, NOBODY = 0xff };
 
 typedef uint8_t u8;
 
