@@ -55,6 +55,7 @@
         X(RESUME_REPLAYED, "resume.replayed") /* redo slots are copied home again */               \
         X(RESUME_OPENED, "resume.opened") /* a job's file is open, nothing is done */              \
         X(RESUME_TAKEN, "resume.taken") /* it is known, a recorded step not carried out */         \
+        X(MOVE_WHOLE, "move.whole") /* all states are moved, no node is told */                    \
         X(MOVE_PLACED, "move.placed") /* all states are moved, the old ones are still there */       \
         X(MOVE_DROPPED, "move.dropped") /* an old one is deleted */                                \
         X(CHECKPOINT_BLOCK, "checkpoint.block") /* a block of a shard is written */                \

@@ -4,6 +4,8 @@
  */
 #include "daemon/exchange/exchange.h"
 
+#include <errno.h>
+
 static void ask_landed(void *arg, int status)
 {
         struct ask *ask = arg;
@@ -19,6 +21,8 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
         Zero__LinkMessage m = job_message(job);
         int r;
 
+        if (!(x->up >> node & 1))
+                return -ENOTCONN;
         ask->x = x;
         ask->job = job;
         ask->node = node;

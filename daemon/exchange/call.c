@@ -32,7 +32,7 @@ void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t
         call->deadline_ms = exchange_now(x) + timeout_ms;
         list_insert(&x->calls, &call->link);
         m->call = call->id;
-        call->unsent = fabric_send(x->fabric, node, m) != 0;
+        call->unsent = !(x->up >> node & 1) || fabric_send(x->fabric, node, m) != 0;
 }
 
 static void call_end(struct call *call, int status, const char *text, const Zero__LinkMessage *m)

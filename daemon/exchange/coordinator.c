@@ -37,6 +37,7 @@ static void coordinator_free(struct coordinator *c)
         for (uint32_t r = 0; c->handed && r < c->step.world_size; r++)
                 kept_clear(&c->handed[r]);
         free(c->standings);
+        former_free(c);
         free(c->handed);
         free(c->incarnations);
         free(c->sessions);
@@ -104,6 +105,9 @@ struct coordinator *coordinator_new(struct exchange *x, const char *name, uint32
 void coordinator_close(struct coordinator *c, int status, const char *text)
 {
         c->dead = true;
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
+                if (c->fills[h])
+                        fill_cancel(c->fills[h]);
         joins_end(c, status, text);
         list_remove(&c->link);
         coordinator_unref(c);
@@ -417,6 +421,7 @@ void coordinator_tick(struct exchange *x)
                 }
                 if (c->settled)
                         joins_admit(c);
+                placing_advance(c);
                 coordinator_tell(c);
         }
 }

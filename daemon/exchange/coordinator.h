@@ -5,11 +5,13 @@
  * Opening.  Every node that comes up is asked what it knows of the job (NODE_ASKED -> NODE_KNOWN).
  * When all owners have answered, their records say where the job stands (job/recover.h), or that
  * it is to be made; owners that missed the last decision hear it.  From then on a node that
- * comes up is compared with that.  A node is open (NODE_OPEN) when nothing is to be made there.
+ * comes up is compared with that.  A node is open (NODE_OPEN) when nothing is to be made there;
+ * states that it lacks are filled from those of others (placing.c).
  */
 #pragma once
 
 #include "daemon/exchange/exchange.h"
+#include "daemon/exchange/filling.h"
 #include "daemon/job/recover.h"
 
 enum { RETURN_MS = 5000 }; /* a client that lost its daemon tries twice a second */
@@ -21,6 +23,14 @@ struct report {
         bool waiting;
         uint32_t n;
         struct wait_line lines[WAIT_LINES];
+};
+
+/* States of the placement before the one in force, which is to be filled from them. */
+struct former {
+        struct placement place; /* n_owners 0: nobody has any */
+        struct standing *standings[HOLDER_MAX];
+        uint64_t puts[HOLDER_MAX];
+        uint64_t settling, settled; /* nodes, a bit each */
 };
 
 struct coordinator {
@@ -35,16 +45,24 @@ struct coordinator {
         struct step step;
         bool may_create; /* a rank has asked for the job that was not in it before */
         bool settled;    /* it is known where the job stands: step.{version, decision, ...} */
+        bool whole;      /* ... and every owner's shards are there, in one copy at least */
         enum node_state nodes[ZERO_NODE_MAX];
         bool created[ZERO_NODE_MAX]; /* made there by this opening: nothing is lost if it is dropped
                                       */
         bool lacks[ZERO_NODE_MAX];   /* it knew nothing of the job when it was asked */
         bool fresh[ZERO_NODE_MAX];   /* no rank has worked on what it has */
         struct standing **standings; /* [holder]; NULL: not known */
-        struct fault fault;          /* why the job cannot go on until a node comes anew, or OK */
-        uint32_t *incarnations;      /* [rank] */
-        uint64_t *sessions;          /* [rank]: which of its node's it is */
-        struct kept *handed;         /* [rank]: with the step that is being collected */
+        uint64_t puts[HOLDER_MAX];   /* [holder]: which puts of clients its state has, ... */
+        uint64_t
+                rounds[ZERO_NODE_MAX]; /* [node]: ... as it told when so many nodes had been lost */
+        uint64_t round;
+        struct fill *fills[HOLDER_MAX]; /* [holder]: under way */
+        struct former former;
+        uint64_t stale;         /* nodes with states of a placement before, a bit each */
+        struct fault fault;     /* why the job cannot go on until a node comes anew, or OK */
+        uint32_t *incarnations; /* [rank] */
+        uint64_t *sessions;     /* [rank]: which of its node's it is */
+        struct kept *handed;    /* [rank]: with the step that is being collected */
         struct list joins;
         struct report reports[ZERO_NODE_MAX];
         uint64_t return_until_ms; /* loop time: so long ranks of a node that was away may return */
@@ -88,6 +106,25 @@ void open_settle(struct coordinator *c);
 void open_forget(struct coordinator *c, uint32_t node);
 /* A holder has carried a decision out. */
 void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt);
+
+/* The job stays as it is until a node comes anew, or it is dropped. */
+void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why);
+/* A node has told where a state of the placement in force stands. */
+int standing_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
+                   struct fault *fault);
+
+/* placing.c */
+/* A node has told where a state of an earlier placement stands. */
+int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
+                 struct standing *standing, struct fault *fault);
+void former_forget_node(struct coordinator *c, uint32_t node);
+void former_free(struct coordinator *c);
+/* Does what is left to do until every holder has its state. */
+void placing_advance(struct coordinator *c);
+/* A holder on the node lacks its state. */
+bool placing_lacks(const struct coordinator *c, uint32_t node);
+/* The node may delete what it has of an earlier placement. */
+void placed_tell(struct coordinator *c, uint32_t node);
 
 /* joining.c */
 void joins_end(struct coordinator *c, int status, const char *text);

@@ -113,7 +113,7 @@ int exchange_start(struct exchange *x)
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
                 list_init(lists[i]);
         requests_init(&x->requests);
-        x->up = 0;
+        x->linked = x->agreeing = x->up = 0;
         randombytes_buf(&x->last_put, sizeof x->last_put); /* names of puts outlive the process */
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 x->cut[n] = UINT64_MAX; /* until it tells */
@@ -148,9 +148,12 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
 void exchange_up(struct exchange *x, uint32_t node)
 {
         log_info("node %s is up", node_name(x, node));
-        x->up |= 1ull << node;
-        links_tell(x);
+        links_up(x, node);
         views_up(x, node);
+}
+
+void node_agrees(struct exchange *x, uint32_t node)
+{
         calls_up(x, node);
         coordinator_up(x, node);
         ranks_up(x, node);
@@ -162,9 +165,7 @@ void exchange_up(struct exchange *x, uint32_t node)
 void exchange_down(struct exchange *x, uint32_t node, const char *why)
 {
         log_warning("the link to node %s was lost: %s", node_name(x, node), why);
-        x->up &= ~(1ull << node);
-        x->cut[node] = UINT64_MAX; /* until it tells */
-        links_tell(x);
+        links_down(x, node);
         calls_down(x, node, why);
         operations_down(x, node);
         fillings_down(x, node);
@@ -317,14 +318,16 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 ask_refused_message(x, node, m->refuse);
         } else if (x->closed) {
                 answer(x, node, m, ZERO_ECLOSED, "the daemon stops");
-        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_OPEN) {
-                job_open_message(x, node, m);
-        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {
-                job_drop_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_LINKS) {
                 links_message(x, node, m->links);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_VOTE) {
                 views_message(x, node, m);
+        } else if (!(x->agreeing >> node & 1)) {
+                answer(x, node, m, ZERO_EPEER, "another list of owners is in force here");
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_OPEN) {
+                job_open_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {
+                job_drop_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
                 x->query(x->query_arg, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT ||

@@ -87,7 +87,9 @@ struct exchange {
         double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
         struct requests requests;
         uint64_t last_call, last_put, last_session;
-        uint64_t up;                 /* nodes whose link stands, a bit each */
+        uint64_t linked;   /* nodes whose link stands, a bit each */
+        uint64_t agreeing; /* nodes that have told that the same owner list is in force there */
+        uint64_t up;       /* both */
         uint64_t cut[ZERO_NODE_MAX]; /* [node]: nodes that it cannot reach, as it last told */
         uv_timer_t tick;
         uint64_t progress_ms; /* loop time of the last progress report */
@@ -109,7 +111,10 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg);
 /* Calls drained() when no step is in flight, or after the timeout; perhaps at once. */
 void exchange_drain(struct exchange *x, uint64_t timeout_ms, void (*drained)(void *arg), void *arg);
 void drain_check(struct exchange *x);
+/* The link to a node stands, or is lost. */
 void exchange_up(struct exchange *x, uint32_t node);
+/* It has the same owner list in force: what waits for it goes on. */
+void node_agrees(struct exchange *x, uint32_t node);
 void exchange_down(struct exchange *x, uint32_t node, const char *why);
 void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 uint64_t exchange_now(const struct exchange *x);
@@ -373,7 +378,7 @@ const struct segment *gather_segment(const struct gather *g);
 void gather_fetch(struct job *job, uint32_t group, uint64_t version, struct request *r);
 void gather_prefetch(struct job *job, uint32_t group, uint64_t version);
 void gather_release(struct job *job, uint32_t group);
-/* A node is there again: what waited for it goes on. */
+/* A node is there again, or the job starts: what waited for that goes on. */
 void gather_up(struct job *job);
 /* A shard of this node is ready at a new version. */
 void gather_shard_ready(struct job *job, uint32_t group);
@@ -487,3 +492,6 @@ const struct step *coordinator_step(const struct exchange *x, const char *job);
 /* Tells all nodes which ones this one reaches. */
 void links_tell(struct exchange *x);
 void links_message(struct exchange *x, uint32_t node, const Zero__Links *m);
+/* A link stands, or is lost. */
+void links_up(struct exchange *x, uint32_t node);
+void links_down(struct exchange *x, uint32_t node);

@@ -76,7 +76,9 @@ static void slice_landed(struct ask *ask, int status)
 
         if (status == 0)
                 s->job->gather->elements_received += s->elements;
-        if (ask->status && s->version == e->version) /* else a later one is wanted by now */
+        if (ask->status == ZERO_ENOJOB)
+                e->stalled = true;
+        else if (ask->status && s->version == e->version) /* else a later one is wanted by now */
                 e->refused = ask->status;
         slice_end(s, status == 0);
 }
@@ -258,7 +260,7 @@ static void gather_advance(struct job *job, uint32_t group)
                 entry_begin(job, group);
         if (e->phase != ENTRY_FILLING)
                 return;
-        if (e->again && !e->refused && e->in_flight == 0)
+        if (e->again && !e->stalled && !e->refused && e->in_flight == 0)
                 entry_begin(job, group);
         if (!e->again && entry_overtaken(job, group))
                 e->refused = ZERO_EABORTED;
@@ -377,8 +379,10 @@ void gather_release(struct job *job, uint32_t group)
 
 void gather_up(struct job *job)
 {
-        for (uint32_t i = 0; i < job->layout->n_groups; i++)
+        for (uint32_t i = 0; i < job->layout->n_groups; i++) {
+                job->gather->entries[i].stalled = false;
                 gather_advance(job, i);
+        }
 }
 
 void gather_shard_ready(struct job *job, uint32_t group)

@@ -307,6 +307,7 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
         seats_keep(job, start->kept, start->n_kept);
         job_fail_requests(job, ZERO_EABORTED,
                           "the step was begun anew, as a rank or a node was lost: replay it");
+        gather_up(job);
         ranks_admit(job);
 }
 

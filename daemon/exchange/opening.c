@@ -39,7 +39,7 @@ static void open_fail(struct coordinator *c, int status, const char *text)
 }
 
 /* The job stays as it is until a node comes anew, or it is dropped. */
-static void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why)
+void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why)
 {
         fault_set(&c->fault, status,
                   "node %s: %.300s; restore the job from a checkpoint, or zeroctl drop it",
@@ -88,11 +88,20 @@ static void node_unreadable(struct coordinator *c, uint32_t node, int status, co
         open_hinder(c, status, node, why);
 }
 
-static int standing_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
-                          struct fault *fault)
+int standing_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
+                   struct fault *fault)
 {
         uint32_t holder = coordinator_holder(c, node, m->owner, m->copy);
+        struct standing standing;
+        int r = standing_take(m, &standing, fault);
 
+        step_heard(&c->step, m->attempt);
+        if (r)
+                return r;
+        if (m->placement < c->step.view.epoch)
+                return former_known(c, node, m, &standing, fault);
+        if (m->placement > c->step.view.epoch)
+                return fault_set(fault, ZERO_EPROTO, "it knows of a later list of owners");
         if (holder == NO_HOLDER)
                 return fault_set(fault, ZERO_EPROTO, "it holds shards that are not its own");
         if (!c->standings[holder])
@@ -100,8 +109,9 @@ static int standing_known(struct coordinator *c, uint32_t node, const Zero__Stan
         if (!c->standings[holder])
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         c->fresh[node] = m->fresh;
-        step_heard(&c->step, m->attempt);
-        return standing_take(m, c->standings[holder], fault);
+        c->puts[holder] = m->puts;
+        *c->standings[holder] = standing;
+        return 0;
 }
 
 /* False: the answer makes no sense. */
@@ -114,10 +124,8 @@ static bool node_known(struct coordinator *c, uint32_t node, const Zero__Opened 
         c->created[node] = o->created;
         c->lacks[node] = !o->known;
         step_heard(&c->step, o->attempt);
-        if (!is_holder(c, node) || !o->known)
+        if (!o->known)
                 return true;
-        if (o->n_standings == 0)
-                r = fault_set(&fault, ZERO_EPROTO, "it does not say where its state stands");
         for (size_t i = 0; i < o->n_standings && !r; i++)
                 r = standing_known(c, node, o->standings[i], &fault);
         if (r)
@@ -162,6 +170,7 @@ static void open_send(struct coordinator *c, uint32_t node, bool create)
         *o = (struct opening){ c, node };
         c->references++;
         c->nodes[node] = NODE_ASKED;
+        c->rounds[node] = c->round;
         open.uid = c->uid;
         open.world_size = c->step.world_size;
         open.reduce_dtype = c->reduce_dtype;
@@ -180,20 +189,28 @@ void open_ask(struct coordinator *c, uint32_t node)
 void open_forget(struct coordinator *c, uint32_t node)
 {
         c->nodes[node] = NODE_UNASKED;
+        c->round++;
         for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
                 if (holder_node(&c->step.view, h) == node) {
                         free(c->standings[h]);
                         c->standings[h] = NULL;
                 }
+        former_forget_node(c, node);
 }
 
 void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
 {
+        struct standing *s = holder == NO_HOLDER ? NULL : c->standings[holder];
+
+        if (s && c->settled && attempt == c->step.decided_attempt) { /* it was behind, perhaps */
+                s->version = c->step.version;
+                s->decided_attempt = attempt;
+                s->prepared_attempt = 0;
+        }
+        if (s && s->decided_attempt == attempt)
+                s->done = true;
         if (c->settled)
                 step_done(&c->step, holder, attempt);
-        else if (holder != NO_HOLDER && c->standings[holder] &&
-                 c->standings[holder]->decided_attempt == attempt)
-                c->standings[holder]->done = true;
 }
 
 /* ---- where the job stands -------------------------------------------------------------- */
@@ -219,42 +236,39 @@ static int holder_open(struct coordinator *c, uint32_t holder, struct fault *fau
         const struct standing *s = c->standings[holder];
         bool behind;
 
-        if (!s)
-                return fault_set(fault, ZERO_ECONFLICT, "its state is gone");
         if (recover_one(s, &now, &behind, fault))
                 return fault->status;
         c->step.done[holder] = !behind && s->done;
         return 0;
 }
 
-/* Hears the last decision, in case it missed it. */
-static void holders_open(struct coordinator *c, uint32_t node)
+/* What it has is compared; it hears the last decision, in case it missed it. */
+static bool holders_fit(struct coordinator *c, uint32_t node)
 {
         struct fault fault;
         int r = 0;
 
         for (uint32_t h = 0; h < placement_holders(&c->step.view) && !r; h++)
-                if (holder_node(&c->step.view, h) == node)
+                if (holder_node(&c->step.view, h) == node && c->standings[h])
                         r = holder_open(c, h, &fault);
-        if (r) {
+        if (r)
                 open_hinder(c, ZERO_ECONFLICT, node, fault.text);
-                return;
-        }
-        c->nodes[node] = NODE_OPEN;
-        node_open(c, node);
-        decision_send(c, node);
+        else
+                decision_send(c, node);
+        return r == 0;
 }
 
-/* All owners have answered for the first time, and all have state. */
-static void open_recover(struct coordinator *c)
+/* From the states of the placement in force, or of the one before: those of one copy at least. */
+static void open_recover(struct coordinator *c, struct standing *const *standings,
+                         const struct placement *place)
 {
         struct recovery r;
         struct fault fault;
         uint32_t odd = 0;
 
         crash_point(CRASH_COORDINATOR_RECOVERING);
-        if (recover((const struct standing *const *)c->standings, &c->step.view, &r, &odd, &fault))
-                open_hinder(c, fault.status, holder_node(&c->step.view, odd), fault.text);
+        if (recover((const struct standing *const *)standings, place, &r, &odd, &fault))
+                open_hinder(c, fault.status, holder_node(place, odd), fault.text);
         else
                 open_adopt(c, &r);
 }
@@ -262,21 +276,20 @@ static void open_recover(struct coordinator *c)
 /* Makes the job where it is not: on all owners, or on some where none has ever been worked on. */
 static void open_create(struct coordinator *c)
 {
+        int32_t lost = recover_lost((const struct standing *const *)c->standings, &c->step.view);
         bool some = false, fresh = true;
-        uint32_t lacking = 0;
 
         for (uint32_t o = 0; o < c->step.view.n_owners; o++) {
                 uint32_t node = c->step.view.node[o];
 
-                if (c->lacks[node]) {
-                        lacking = node;
+                if (c->lacks[node])
                         continue;
-                }
                 some = true;
                 fresh = fresh && c->fresh[node];
         }
         if (some && !fresh) {
-                open_hinder(c, ZERO_ECONFLICT, lacking, "its state of the job is gone");
+                open_hinder(c, ZERO_ECONFLICT, c->step.view.node[lost],
+                            "its state of the job is gone");
         } else if (!c->may_create) {
                 if (!some)
                         coordinator_close(c, ZERO_ENOJOB,
@@ -289,17 +302,32 @@ static void open_create(struct coordinator *c)
         }
 }
 
-static bool owners_known(const struct coordinator *c, bool *ret_lacking)
+static bool holders_known(const struct coordinator *c)
 {
-        *ret_lacking = false;
-        for (uint32_t o = 0; o < c->step.view.n_owners; o++) {
-                uint32_t node = c->step.view.node[o];
-
-                if (c->nodes[node] != NODE_KNOWN)
+        for (uint32_t o = 0; o < c->step.view.n_owners; o++)
+                if (c->nodes[c->step.view.node[o]] != NODE_KNOWN)
                         return false;
-                *ret_lacking = *ret_lacking || c->lacks[node];
-        }
         return true;
+}
+
+static bool is_covered(struct standing *const *standings, const struct placement *place)
+{
+        return place->n_owners &&
+               recover_lost((const struct standing *const *)standings, place) == NO_OWNER;
+}
+
+/* All nodes of the placement in force have answered for the first time. */
+static void open_choose(struct coordinator *c)
+{
+        if (is_covered(c->standings, &c->step.view)) {
+                c->whole = true;
+                open_recover(c, c->standings, &c->step.view);
+        } else if (is_covered(c->former.standings, &c->former.place)) {
+                open_recover(c, c->former.standings, &c->former.place);
+        } else if (c->former.place.n_owners == 0) {
+                open_create(c);
+        }
+        /* else a node that holds what is missing has yet to come */
 }
 
 /* Each node that has answered since. */
@@ -308,35 +336,29 @@ static void open_nodes(struct coordinator *c)
         for (uint32_t n = 0; n < c->x->cluster->n_nodes && !c->fault.status; n++) {
                 if (c->nodes[n] != NODE_KNOWN)
                         continue;
-                if (is_holder(c, n)) {
-                        if (c->lacks[n])
-                                open_hinder(c, ZERO_ECONFLICT, n, "its state of the job is gone");
-                        else
-                                holders_open(c, n);
-                } else if (c->lacks[n]) {
+                if (!is_holder(c, n) && c->lacks[n]) {
                         open_send(c, n, true);
-                } else {
-                        c->nodes[n] = NODE_OPEN;
-                        node_open(c, n);
-                        decision_send(c, n);
+                        continue;
                 }
+                if (!holders_fit(c, n) || placing_lacks(c, n))
+                        continue;
+                c->nodes[n] = NODE_OPEN;
+                node_open(c, n);
+                if (c->stale >> n & 1)
+                        placed_tell(c, n);
         }
 }
 
 void open_settle(struct coordinator *c)
 {
-        bool lacking;
-
         c->references++;     /* it may be closed here */
         c->fault.status = 0; /* what hindered may have come anew */
-        if (!c->settled && owners_known(c, &lacking)) {
-                if (lacking)
-                        open_create(c);
-                else
-                        open_recover(c);
-        }
-        if (!c->dead && c->settled) {
+        if (!c->settled && holders_known(c))
+                open_choose(c);
+        if (!c->dead && c->settled && c->whole)
                 open_nodes(c);
+        if (!c->dead && c->settled) {
+                placing_advance(c);
                 joins_admit(c);
         }
         coordinator_unref(c);

@@ -73,7 +73,8 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
         struct pull *p;
 
         if (!h || request->group >= job->layout->n_groups) {
-                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "no such shard");
+                ask_refuse(job, node, request->transfer, h ? ZERO_EPROTO : ZERO_ENOJOB,
+                           "no such shard");
                 return;
         }
         shard = &h->state->plan->shards[request->group];

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """mirror = 1: every owner's shards are held by a second node too, and what one node loses the other has."""
 import os
+import shutil
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import Cluster  # noqa: E402
-from harness import cases_of, main  # noqa: E402
-from moments import LAYOUT, NEEDS, STEPS, as_undisturbed, train  # noqa: E402
+from cluster import SETS, Cluster, finish_all, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+from moments import (LAYOUT, MOMENTS, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, start_step, train,  # noqa: E402
+                     victims)
 
 PLACEMENTS = ([0, 1], [0, 1, 1], [0, 1, 2], [0, 0, 2])
 
@@ -22,6 +25,47 @@ def same_bits(placement):
         train(c.ranks("job", LAYOUT, placement, **NEEDS), STEPS)
         assert "mirrors" in c.checksum("job")
         as_undisturbed(c, placement)
+
+
+def lose(daemon):
+    """As when its machine is replaced by an empty one."""
+    daemon.kill()
+    shutil.rmtree(daemon.options["state_dir"])
+    daemon.start()
+
+
+@cases_of([(m, w) for m in (*MOMENTS, "voting") for w in ("coordinator", "other")], "{0[0]}_{0[1]}")
+def node_lost(what):
+    """In the middle of a step a node loses all it has: the other one has it."""
+    moment, who = what
+    with Cluster(2, mirror=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        go_to(ranks, "pushed" if moment == "voting" else moment, 2)
+        if moment == "voting":
+            start_step(ranks[0], 0, 3)
+        for d in victims(c, who):
+            lose(d)
+        if moment != "idle":
+            all_aborted(ranks, 2)
+        train(ranks, STEPS - 2, patient=True)
+        as_undisturbed(c, [0, 1])
+
+
+@case
+def nodes_lost_under_training():
+    """One after the other, each when the one before has got back what it had."""
+    with Cluster(3, mirror=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS)
+        for a in ranks:
+            a.start("train", steps=100, patient=True, **TRAIN)
+        for i in range(6):
+            before = c[(i + 1) % 3].job("job")["version"]
+            lose(c[i % 3])
+            c.wait_up()
+            until(lambda: c[(i + 1) % 3].job("job")["version"] > before or all(a.ready() for a in ranks), seconds=15, what="a step")
+        finish_all(ranks)
+        as_undisturbed(c, [0, 1, 2], 100)
 
 
 if __name__ == "__main__":

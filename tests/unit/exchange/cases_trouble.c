@@ -85,7 +85,8 @@ static void two_sessions_cannot_be_one_rank(void)
         uint64_t seed = 3;
 
         t.ranks = 2;
-        t.node_of_rank[1] = 1;
+        t.net.nodes = 3;
+        t.node_of_rank[1] = 2; /* whichever of the others gets in, its window is its own */
         open_listening(&s, &t);
         both[0] = s.trainers[0];
         both[1] = s.trainers[0];
