@@ -267,7 +267,8 @@ def killed_by_turns(moment):
             until(lambda: not c[0].job("mortal")["sessions"], what="the session's end")
             if i in (3, 11):
                 sizes.append((c[0].descriptors(), c[0].memory()))
-        until(lambda: c[0].descriptors() <= sizes[0][0], what=f"return of descriptors, {sizes}")
+        # one more: who dies while a group is gathered leaves the window of its job to the next one
+        until(lambda: c[0].descriptors() <= sizes[0][0] + 1, what=f"return of descriptors, {sizes}")
         assert SLOW > 1 or sizes[1][1] <= sizes[0][1] + 2048, sizes
 
 
