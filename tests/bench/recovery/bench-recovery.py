@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench-recovery [--repeat N] [--json FILE] [--case trainer|daemon]... [--mib N]
+"""bench-recovery [--repeat N] [--json FILE] [--case trainer|daemon|node]... [--mib N]
 
 How long a death costs, from the kill on.
 
@@ -7,16 +7,22 @@ How long a death costs, from the kill on.
            has attached and knows what it owes
   daemon   the one daemon, with --mib MiB of states, is killed; until a trainer that was attached has its parameters
            again, having connected and attached by itself
+  node     with two nodes and mirror = 1, a daemon is killed and all it held is deleted; from its start until a
+           step of the other node's trainer, without gradients, is over: all master weights and moments of --mib
+           MiB of states have come back by then
 
-Each is held against restarting from a checkpoint, measured in turn in the same run: the least that
-takes, reading a file of the same bytes from the page cache into new memory.  Ratios are of seconds;
-median and quartiles over rounds.
+Each is held against what it is instead of, measured in turn in the same run.  The first two: restarting from a
+checkpoint, the least that takes, reading a file of the same bytes from the page cache into new memory.  The last:
+sending the same bytes over a TCP connection into new memory.  Ratios are of seconds; median and quartiles over rounds.
 """
 import argparse
 import mmap
 import os
+import shutil
+import socket
 import statistics
 import sys
+import threading
 import time
 
 sys.path.insert(0, "@SOURCE@/tests/bench")
@@ -25,7 +31,8 @@ from cluster import SETS, Cluster, Tools, expect, finish_all, group, tensor  # n
 
 BUILD = "@BUILD@"
 BYTES_A_PARAMETER = 16  # of an fp32 job: master, two moments, gradient
-AIMS = {"trainer": 1.0, "daemon": 2.0}  # seconds
+BYTES_MOVED = 12  # of those: gradients are not
+AIMS = {"trainer": 1.0, "daemon": 2.0, "node": None}  # seconds
 NEEDS = {"hold": 1, "push": 1, "timeout_ms": 60000}
 
 
@@ -114,7 +121,56 @@ def daemon_rounds(options):
             yield seconds, checkpoint.read()
 
 
-ROUNDS = {"trainer": trainer_rounds, "daemon": daemon_rounds}
+def send_zeros(port, size):
+    zeros = memoryview(bytearray(16 << 20))
+    with socket.create_connection(("127.0.0.1", port)) as s:
+        for at in range(0, size, len(zeros)):
+            s.sendall(zeros[:min(len(zeros), size - at)])
+
+
+def wire(size):
+    """Seconds to have so many bytes from a TCP connection in memory that was not there before."""
+    with socket.create_server(("127.0.0.1", 0)) as server, mmap.mmap(-1, size) as memory:
+        sender = threading.Thread(target=send_zeros, args=(server.getsockname()[1], size))
+        begin = time.monotonic()
+        sender.start()
+        connection, _ = server.accept()
+        with connection, memoryview(memory) as view:
+            at = 0
+            while at < size:
+                at += connection.recv_into(view[at:at + (16 << 20)])
+        seconds = time.monotonic() - begin
+        sender.join()
+        return seconds
+
+
+def stepped(actor):
+    """A step that updates nothing; anew if the attempt was void."""
+    reply = actor.ask("step", sets=SETS)
+    while reply["status"] == "EABORTED":
+        reply = actor.ask("step", sets=SETS)
+    expect(reply, "OK")
+
+
+def node_rounds(options):
+    layout = large_layout(options.mib)
+    with Cluster(2, threads=0, mirror=1) as c:
+        a, = c.ranks("job", layout, [0], **NEEDS)
+        a.do("train", steps=1, sets=SETS, stage=3)
+        for _ in range(options.repeat):
+            c[1].kill()
+            shutil.rmtree(c[1].options["state_dir"])
+            begin = time.monotonic()
+            c[1].start()
+            stepped(a)
+            seconds = time.monotonic() - begin
+            told = c.checksum("job")
+            assert told["planes"] == told["mirrors"], told
+            yield seconds, wire((options.mib << 20) // BYTES_A_PARAMETER * BYTES_MOVED)
+
+
+ROUNDS = {"trainer": trainer_rounds, "daemon": daemon_rounds, "node": node_rounds}
+INSTEAD = {"trainer": "reading a checkpoint", "daemon": "reading a checkpoint", "node": "sending the bytes over TCP"}
 
 
 def main():
@@ -127,13 +183,14 @@ def main():
     for case in options.case or AIMS:
         rounds = list(ROUNDS[case](options))
         seconds = [s for s, _ in rounds]
-        f = common.figure(f"{case} killed, until it is back / reading a checkpoint", [s / r for s, r in rounds],
+        f = common.figure(f"{case} killed, until it is back / {INSTEAD[case]}", [s / r for s, r in rounds],
                           seconds=round(statistics.median(seconds), 4), worst=round(max(seconds), 4),
-                          checkpoint_seconds=round(statistics.median(r for _, r in rounds), 4), aim_seconds=AIMS[case],
-                          **({"mib": options.mib} if case == "daemon" else {}))
+                          instead_seconds=round(statistics.median(r for _, r in rounds), 4), aim_seconds=AIMS[case],
+                          **({"mib": options.mib} if case != "trainer" else {}))
         output.add(f)
-        print(f"{case}: {f['seconds']:.3f} s, worst {f['worst']:.3f} s (aim {AIMS[case]} s); {f['median_ratio']:.3f} of "
-              f"reading a checkpoint, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}", flush=True)
+        aim = f" (aim {AIMS[case]} s)" if AIMS[case] else ""
+        print(f"{case}: {f['seconds']:.3f} s, worst {f['worst']:.3f} s{aim}; {f['median_ratio']:.3f} of "
+              f"{INSTEAD[case]}, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}", flush=True)
 
 
 if __name__ == "__main__":
