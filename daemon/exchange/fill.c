@@ -50,15 +50,6 @@ static void fill_called(void *arg, int status, const char *text, const Zero__Lin
 
 /* ---- asking ------------------------------------------------------------------------------- */
 
-static void placement_fill(const struct placement *p, Zero__Placement *ret)
-{
-        zero__placement__init(ret);
-        ret->epoch = p->epoch;
-        ret->owners = (uint32_t *)p->node;
-        ret->n_owners = p->n_owners;
-        ret->mirror = p->copies > 1;
-}
-
 static size_t sources_fill(const struct fill_order *o, Zero__FillSource *sources,
                            Zero__FillSource **pointers)
 {
@@ -84,8 +75,8 @@ static void fill_send(struct fill *f, const struct fill_order *o)
         Zero__Placement from, to;
         Zero__FillSource sources[HOLDER_MAX], *pointers[HOLDER_MAX];
 
-        placement_fill(o->from, &from);
-        placement_fill(o->to, &to);
+        placement_to_message(o->from, &from);
+        placement_to_message(o->to, &to);
         fill.id = f->id;
         fill.uid = o->uid;
         fill.world_size = o->world_size;

@@ -205,8 +205,9 @@ static int take_into_job(struct filling *f, struct fault *fault)
                 holding_take_up(h);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 gather_dirty(job, g);
-        log_info("job %s: filled what is held of owner %u%s: %llu bytes, %llu from other nodes",
-                 job->name, f->owner, f->copy ? ", its mirror" : "", (unsigned long long)f->bytes,
+        log_info("job %s: filled the %s of owner %u in %.1f s: %llu bytes, %llu from other nodes",
+                 job->name, f->copy ? "mirror" : "shards", f->owner,
+                 (double)(exchange_now(f->x) - f->begun_ms) / 1000, (unsigned long long)f->bytes,
                  (unsigned long long)f->moved);
         tell_filled(f, h->state);
         filling_end(f);
@@ -321,6 +322,7 @@ void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage 
                 return;
         }
         f->x = x;
+        f->begun_ms = exchange_now(x);
         f->id = m->fill->id;
         f->call = m->call;
         f->node = node;

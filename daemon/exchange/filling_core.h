@@ -53,7 +53,7 @@ struct filling {
         uint32_t next_piece, next_plane, pulling, asking;
         struct filling_transfer transfers[FILLING_FLIGHT];
         uint64_t bytes, total, moved, told;
-        uint64_t settle_until_ms; /* loop time */
+        uint64_t begun_ms, settle_until_ms; /* loop times */
 };
 
 /* filling_order.c: all but what only the job can tell.  *ret_layout: the caller's. */

@@ -5,23 +5,6 @@
 
 #include "proto/cleanup.h"
 
-/* Owners are nodes of the cluster, each once. */
-static int read_placement(const struct exchange *x, const Zero__Placement *m, struct placement *ret,
-                          struct fault *fault)
-{
-        uint64_t seen = 0;
-
-        if (!m || m->n_owners < 1 || m->n_owners > x->cluster->n_nodes)
-                return fault_set(fault, ZERO_EPROTO, "a placement cannot be read");
-        for (size_t i = 0; i < m->n_owners; i++) {
-                if (m->owners[i] >= x->cluster->n_nodes || seen >> m->owners[i] & 1)
-                        return fault_set(fault, ZERO_EPROTO, "a placement cannot be read");
-                seen |= 1ull << m->owners[i];
-        }
-        placement_init(ret, m->epoch, m->owners, (uint32_t)m->n_owners, m->mirror);
-        return 0;
-}
-
 static bool holder_valid(const struct placement *p, uint32_t owner, uint32_t copy)
 {
         return owner < p->n_owners && copy < p->copies;
@@ -67,12 +50,13 @@ static int read_record(struct state_record *r, const Zero__Fill *m, struct fault
 int filling_read_order(struct filling *f, const Zero__Fill *m, layout **ret_layout,
                        struct fault *fault)
 {
-        int r = read_placement(f->x, m->from, &f->from, fault);
+        uint32_t n_nodes = f->x->cluster->n_nodes;
+        int r;
 
-        if (r == 0)
-                r = read_placement(f->x, m->to, &f->to, fault);
-        if (r == 0)
-                r = read_sources(f, m, fault);
+        if (!placement_from_message(m->from, n_nodes, &f->from) ||
+            !placement_from_message(m->to, n_nodes, &f->to))
+                return fault_set(fault, ZERO_EPROTO, "a placement cannot be read");
+        r = read_sources(f, m, fault);
         if (r == 0)
                 r = read_record(&f->record, m, fault);
         if (r)

@@ -4,23 +4,6 @@
 #include <errno.h>
 #include <string.h>
 
-static void placement_out(const struct placement *p, Zero__Placement *ret)
-{
-        zero__placement__init(ret);
-        ret->epoch = p->epoch;
-        ret->n_owners = p->n_owners;
-        ret->owners = (uint32_t *)p->node;
-        ret->mirror = p->copies == PLACEMENT_COPIES;
-}
-
-static bool placement_in(const struct exchange *x, const Zero__Placement *m, struct placement *ret)
-{
-        if (m->n_owners < 1 || m->n_owners > x->cluster->n_nodes)
-                return false;
-        placement_init(ret, m->epoch, m->owners, (uint32_t)m->n_owners, x->cluster->mirror);
-        return true;
-}
-
 void view_send(struct exchange *x, uint32_t node, const struct register_message *m,
                const struct fault *refusal)
 {
@@ -34,10 +17,10 @@ void view_send(struct exchange *x, uint32_t node, const struct register_message 
         out.voter = m->record.voter;
         out.promised = m->record.promised;
         out.accepted = m->record.accepted;
-        placement_out(&m->record.chosen, &chosen);
+        placement_to_message(&m->record.chosen, &chosen);
         out.chosen = &chosen;
         if (m->record.accepted) {
-                placement_out(&m->record.view, &view);
+                placement_to_message(&m->record.view, &view);
                 out.view = &view;
         }
         message.job = (char *)"";
@@ -61,10 +44,11 @@ int view_receive(const struct exchange *x, uint32_t node, const Zero__Register *
                                                   .accepted = from->accepted } };
         bool asks = m.kind == REGISTER_PREPARE || m.kind == REGISTER_ACCEPT;
 
-        if (from->kind >= REGISTER_KINDS || m.ballot > REGISTER_BALLOT_MAX || !from->chosen ||
-            !placement_in(x, from->chosen, &m.record.chosen) ||
+        if (from->kind >= REGISTER_KINDS || m.ballot > REGISTER_BALLOT_MAX ||
+            !placement_from_message(from->chosen, x->cluster->n_nodes, &m.record.chosen) ||
             (m.record.accepted && !from->view) ||
-            (from->view && !placement_in(x, from->view, &m.record.view)) ||
+            (from->view &&
+             !placement_from_message(from->view, x->cluster->n_nodes, &m.record.view)) ||
             !register_record_sane(&m.record, x->cluster->n_nodes))
                 return -EPROTO;
         if (asks && (register_ballot_node(m.ballot) != node || m.dead >> x->cluster->self & 1))

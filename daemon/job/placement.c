@@ -11,6 +11,30 @@ void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners,
         memcpy(p->node, owners, n * sizeof *owners);
 }
 
+void placement_to_message(const struct placement *p, Zero__Placement *ret)
+{
+        zero__placement__init(ret);
+        ret->epoch = p->epoch;
+        ret->n_owners = p->n_owners;
+        ret->owners = (uint32_t *)p->node;
+        ret->mirror = p->copies == PLACEMENT_COPIES;
+}
+
+bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, struct placement *ret)
+{
+        uint64_t seen = 0;
+
+        if (!m || m->n_owners < 1 || m->n_owners > n_nodes)
+                return false;
+        for (size_t i = 0; i < m->n_owners; i++) {
+                if (m->owners[i] >= n_nodes || seen >> m->owners[i] & 1)
+                        return false;
+                seen |= 1ull << m->owners[i];
+        }
+        placement_init(ret, m->epoch, m->owners, (uint32_t)m->n_owners, m->mirror);
+        return true;
+}
+
 uint32_t placement_holders(const struct placement *p)
 {
         return p->copies * p->n_owners;

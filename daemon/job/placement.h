@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 
+#include "proto/zero.pb-c.h"
 #include "proto/zero_types.h"
 
 enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * ZERO_NODE_MAX };
@@ -23,6 +24,10 @@ struct placement {
 /* owners: nodes in their order, each once.  mirror: two copies, where there are two owners. */
 void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners, uint32_t n,
                     bool mirror);
+/* The message points into the placement. */
+void placement_to_message(const struct placement *p, Zero__Placement *ret);
+/* False if it makes no sense: owners are nodes of the cluster, each once.  m may be NULL. */
+bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, struct placement *ret);
 uint32_t placement_holders(const struct placement *p);
 uint32_t holder_owner(const struct placement *p, uint32_t holder);
 uint32_t holder_copy(const struct placement *p, uint32_t holder);
