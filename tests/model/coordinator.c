@@ -189,6 +189,8 @@ static void fill_answered(struct world *w, uint32_t node, const struct message *
                 return; /* it is asked again */
         w->c.filling &= (u8) ~(1u << holder);
         w->c.standings[holder] = m->stands[m->copy];
+        step_heard(machine_load(w), m->stands[m->copy].attempt);
+        machine_store(w);
         holder_open(w, holder);
 }
 

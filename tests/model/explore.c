@@ -36,7 +36,8 @@
  *   keeps what it took in a void attempt, or votes while it updates, or aborts what it has voted
  *   for; one record alone of a node hears a decision, or the node goes by the one that is ahead; a
  *   state is filled from one that has not carried the last decision out, with the record first,
- *   at another version, without the last decision or at its attempt; a fill that a link has lost is
+ *   at another version, without the last decision or at its attempt, or at one that is begun
+ *   next; a fill that a link has lost is
  *   not asked for again; offers ahead of their attempt outlive the link: a node that has lost its
  *   state begins another attempt under the same number.
  *

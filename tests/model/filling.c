@@ -146,14 +146,15 @@ void fill_advance(struct world *w)
                         continue;
                 c->filling |= (u8)(1u << h);
                 send(w, COORDINATOR, holder_node(&view, h),
-                     (struct message){ .type = FILL,
-                                       .copy = (u8)holder_copy(&view, h),
-                                       .flag = (u8)holder_node(&view, twin_holder(h)),
-                                       .version = c->version,
-                                       .attempt = (u8)(c->decided_attempt + 1),
-                                       .last = c->decided_attempt,
-                                       .decision = c->decision,
-                                       .skipped = c->skipped });
+                     (struct message){
+                             .type = FILL,
+                             .copy = (u8)holder_copy(&view, h),
+                             .flag = (u8)holder_node(&view, twin_holder(h)),
+                             .version = c->version,
+                             .attempt = (u8)((c->heard > c->attempt ? c->heard : c->attempt) + 1),
+                             .last = c->decided_attempt,
+                             .decision = c->decision,
+                             .skipped = c->skipped });
         }
 }
 
