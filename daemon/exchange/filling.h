@@ -24,8 +24,9 @@ struct fill_order {
         const char *job;
         uint32_t uid, world_size, reduce_dtype;
         Zero__Layout *layout;
-        const struct placement *from,
-                *to;                 /* the same where a holder lacks its state; to: in force */
+        /* to: in force.  from: the same where a holder lacks its state; owners of whom nothing is
+         * known any more have node ZERO_NODE_MAX. */
+        const struct placement *from, *to;
         uint32_t holder;             /* of `to` */
         uint64_t version, attempt;   /* attempt: after all that any node has heard of */
         Zero__Decision *last;        /* NULL: none was yet */

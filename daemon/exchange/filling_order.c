@@ -19,6 +19,8 @@ static int read_sources(struct filling *f, const Zero__Fill *m, struct fault *fa
                 if (!holder_valid(&f->from, s->owner, s->copy))
                         return fault_set(fault, ZERO_EPROTO, "a source is no holder");
                 h = holder_of(&f->from, s->owner, s->copy);
+                if (holder_node(&f->from, h) == ZERO_NODE_MAX)
+                        return fault_set(fault, ZERO_EPROTO, "a source is nowhere");
                 f->readable[h] = true;
                 f->source_puts[h] = s->puts;
         }
@@ -53,8 +55,8 @@ int filling_read_order(struct filling *f, const Zero__Fill *m, layout **ret_layo
         uint32_t n_nodes = f->x->cluster->n_nodes;
         int r;
 
-        if (!placement_from_message(m->from, n_nodes, &f->from) ||
-            !placement_from_message(m->to, n_nodes, &f->to))
+        if (!placement_from_message(m->from, n_nodes, true, &f->from) ||
+            !placement_from_message(m->to, n_nodes, false, &f->to))
                 return fault_set(fault, ZERO_EPROTO, "a placement cannot be read");
         r = read_sources(f, m, fault);
         if (r == 0)

@@ -45,10 +45,10 @@ int view_receive(const struct exchange *x, uint32_t node, const Zero__Register *
         bool asks = m.kind == REGISTER_PREPARE || m.kind == REGISTER_ACCEPT;
 
         if (from->kind >= REGISTER_KINDS || m.ballot > REGISTER_BALLOT_MAX ||
-            !placement_from_message(from->chosen, x->cluster->n_nodes, &m.record.chosen) ||
+            !placement_from_message(from->chosen, x->cluster->n_nodes, false, &m.record.chosen) ||
             (m.record.accepted && !from->view) ||
             (from->view &&
-             !placement_from_message(from->view, x->cluster->n_nodes, &m.record.view)) ||
+             !placement_from_message(from->view, x->cluster->n_nodes, false, &m.record.view)) ||
             !register_record_sane(&m.record, x->cluster->n_nodes))
                 return -EPROTO;
         if (asks && (register_ballot_node(m.ballot) != node || m.dead >> x->cluster->self & 1))

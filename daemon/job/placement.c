@@ -20,13 +20,16 @@ void placement_to_message(const struct placement *p, Zero__Placement *ret)
         ret->mirror = p->copies == PLACEMENT_COPIES;
 }
 
-bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, struct placement *ret)
+bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool partly,
+                            struct placement *ret)
 {
         uint64_t seen = 0;
 
         if (!m || m->n_owners < 1 || m->n_owners > n_nodes)
                 return false;
         for (size_t i = 0; i < m->n_owners; i++) {
+                if (partly && m->owners[i] == ZERO_NODE_MAX)
+                        continue;
                 if (m->owners[i] >= n_nodes || seen >> m->owners[i] & 1)
                         return false;
                 seen |= 1ull << m->owners[i];

@@ -26,8 +26,12 @@ void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners,
                     bool mirror);
 /* The message points into the placement. */
 void placement_to_message(const struct placement *p, Zero__Placement *ret);
-/* False if it makes no sense: owners are nodes of the cluster, each once.  m may be NULL. */
-bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, struct placement *ret);
+/*
+ * False if it makes no sense: owners are nodes of the cluster, each once.  partly: of some owners
+ * it need not be known where they were; they have node ZERO_NODE_MAX.  m may be NULL.
+ */
+bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool partly,
+                            struct placement *ret);
 uint32_t placement_holders(const struct placement *p);
 uint32_t holder_owner(const struct placement *p, uint32_t holder);
 uint32_t holder_copy(const struct placement *p, uint32_t holder);

@@ -235,7 +235,10 @@ static void place(struct scene *s, const uint32_t *owners, uint32_t n)
         for (uint32_t i = 0; i < s->training.net.nodes; i++) {
                 struct job *job = net_job(&s->s.net, i, "zoo");
 
-                node_of(s, i)->view = job->place = s->to;
+                node_of(s, i)->view = s->to;
+                if (!job)
+                        continue;
+                job->place = s->to;
                 while (holding_first(job)) {
                         struct holding *h = holding_first(job);
 
@@ -352,6 +355,23 @@ static void other_owners_are_filled_from_those_before(void)
                         move(owners, mirror, lists[owners - 1], lengths[owners - 1]);
 }
 
+/* Two of three owners go on with what was held of the third, of whom nothing is known. */
+static void the_shards_of_a_node_that_is_gone_are_taken_over(void)
+{
+        struct scene s;
+        struct ending e;
+
+        scene_open(&s, 3, 3, true);
+        lose(&s, 1);
+        s.from.node[1] = ZERO_NODE_MAX;
+        place(&s, (uint32_t[]){ 0, 2 }, 2);
+        for (uint32_t h = 0; h < placement_holders(&s.to); h++) {
+                fill(&s, h, &e);
+                check_filled(&s, h, &e);
+        }
+        scene_close(&s);
+}
+
 /* It is told why, and nothing is left of it. */
 static void in_vain(struct scene *s, uint32_t node, uint32_t holder, int status, const char *why)
 {
@@ -446,6 +466,8 @@ const struct test_case fill_cases[] = {
         { "a-node-that-lost-its-states-gets-them-from-their-twins",
           a_node_that_lost_its_states_gets_them_from_their_twins },
         { "other-owners-are-filled-from-those-before", other_owners_are_filled_from_those_before },
+        { "the-shards-of-a-node-that-is-gone-are-taken-over",
+          the_shards_of_a_node_that_is_gone_are_taken_over },
         { "a-source-that-is-not-what-is-meant-refuses",
           a_source_that_is_not_what_is_meant_refuses },
         { "a-fill-that-is-broken-off-leaves-nothing", a_fill_that_is_broken_off_leaves_nothing },

@@ -125,6 +125,19 @@ Test(filling_order, before_any_decision_is_read)
         cr_assert_eq(f.record.decided_attempt, 0);
 }
 
+Test(filling_order, from_owners_of_whom_some_are_gone_is_read)
+{
+        struct order o;
+        struct filling f;
+        struct fault fault;
+
+        order_init(&o);
+        o.before[1] = ZERO_NODE_MAX;
+        o.sources[0] = o.sources[1]; /* the mirror of owner 1, on node 2 */
+        cr_assert_eq(read_order(&o, &f, &fault), 0, "%s", fault.text);
+        cr_assert(f.readable[3] && !f.readable[2] && f.from.node[1] == ZERO_NODE_MAX);
+}
+
 /* Each spoils one thing. */
 static void no_from(struct order *o)
 {
@@ -153,6 +166,14 @@ static void owner_twice(struct order *o)
 static void owner_unknown(struct order *o)
 {
         o->before[1] = NODES;
+}
+static void source_nowhere(struct order *o)
+{
+        o->before[0] = ZERO_NODE_MAX;
+}
+static void new_owner_nowhere(struct order *o)
+{
+        o->after[2] = ZERO_NODE_MAX;
 }
 static void owner_huge(struct order *o)
 {
@@ -226,12 +247,19 @@ static void layout_bad(struct order *o)
 Test(filling_order, that_makes_no_sense_is_refused)
 {
         static void (*const spoil[])(struct order *) = {
-                no_from,          no_to,           no_layout,     no_owners,
-                too_many_owners,  owner_twice,     owner_unknown, owner_huge,
-                holder_unknown,   holder_huge,     copy_unknown,  copy_without_mirrors,
-                holder_elsewhere, source_unknown,  source_huge,   source_copy_unknown,
-                version_too_high, attempt_decided, attempt_none,  puts_too_high,
-                world_empty,      world_too_large, dtype_unknown, layout_bad,
+                no_from,          no_to,
+                no_layout,        no_owners,
+                too_many_owners,  owner_twice,
+                owner_unknown,    owner_huge,
+                holder_unknown,   holder_huge,
+                copy_unknown,     copy_without_mirrors,
+                holder_elsewhere, source_unknown,
+                source_huge,      source_copy_unknown,
+                version_too_high, attempt_decided,
+                attempt_none,     puts_too_high,
+                world_empty,      world_too_large,
+                dtype_unknown,    layout_bad,
+                source_nowhere,   new_owner_nowhere,
         };
 
         for (size_t i = 0; i < sizeof spoil / sizeof spoil[0]; i++) {
