@@ -36,13 +36,14 @@
  *   keeps what it took in a void attempt, or votes while it updates, or aborts what it has voted
  *   for; one record alone of a node hears a decision, or the node goes by the one that is ahead; a
  *   state is filled from one that has not carried the last decision out, with the record first,
- *   at another version, without the last decision or at its attempt, or at one that is begun
- *   next; a fill that a link has lost is
- *   not asked for again; offers ahead of their attempt outlive the link: a node that has lost its
- *   state begins another attempt under the same number.
+ *   at another version, without the last decision or at its attempt, or at the one that begins
+ *   next; a fill that a link has lost is not asked for again.
  *
  * It does not mind that step_startable() forgets to wait for updates of owners that have their
- * state: one that hears of a new attempt while it updates takes it up afterwards.
+ * state: one that hears of a new attempt while it updates takes it up afterwards.  Nor, within
+ * these bounds, that offers ahead of their attempt outlive the link, as the attempt of a filled
+ * state is one further: only where two attempts were begun that nobody is left to tell of would the
+ * next one have a number that was used.
  */
 #include "events.h"
 
