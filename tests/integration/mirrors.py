@@ -6,8 +6,8 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, finish_all, until  # noqa: E402
-from harness import case, cases_of, main  # noqa: E402
+from cluster import SETS, Cluster, crash_points, finish_all, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 from moments import (LAYOUT, MOMENTS, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, start_step, train,  # noqa: E402
                      victims)
 
@@ -27,11 +27,16 @@ def same_bits(placement):
         as_undisturbed(c, placement)
 
 
-def lose(daemon):
+def needs_crash_points():
+    if not crash_points():
+        raise Skip("the daemon was built without crash points")
+
+
+def lose(daemon, crash=None):
     """As when its machine is replaced by an empty one."""
     daemon.kill()
     shutil.rmtree(daemon.options["state_dir"])
-    daemon.start()
+    daemon.start(crash=crash)
 
 
 @cases_of([(m, w) for m in (*MOMENTS, "voting") for w in ("coordinator", "other")], "{0[0]}_{0[1]}")
@@ -48,6 +53,37 @@ def node_lost(what):
             lose(d)
         if moment != "idle":
             all_aborted(ranks, 2)
+        train(ranks, STEPS - 2, patient=True)
+        as_undisturbed(c, [0, 1])
+
+
+@cases_of(("fill.drafted", "fill.filled", "restore.named"), "{}")
+def killed_while_it_is_filled(point):
+    """Nothing half-filled counts: it begins anew, or it was done."""
+    needs_crash_points()
+    with Cluster(2, mirror=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        lose(c[1], crash=point)
+        until(lambda: not c[1].alive(), what=f"the kill at {point}")
+        c[1].start()
+        train(ranks, STEPS - 2, patient=True)
+        as_undisturbed(c, [0, 1])
+
+
+@case
+def source_killed_while_it_gives():
+    """It is the only one that has everything, and it comes back with it."""
+    needs_crash_points()
+    with Cluster(2, start=False, mirror=1) as c:
+        c[0].start(crash="fill.giving:3")
+        c[1].start()
+        c.wait_up()
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        lose(c[1])
+        until(lambda: not c[0].alive(), what="the kill")
+        c[0].start()
         train(ranks, STEPS - 2, patient=True)
         as_undisturbed(c, [0, 1])
 

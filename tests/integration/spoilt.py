@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import BIG, LAYOUT, Place, end, partial, planes, taken, train, whole  # noqa: E402
-from cluster import SETS, SLOW, Cluster, Tools, libc, small_layout, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, Tools, crash_points, libc, small_layout, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 CLONE_NEWNS = 0x20000
@@ -204,12 +204,6 @@ def killed_while_it_writes(victim):
         ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
         c[0].ctl("checkpoint", "job", d)
         assert whole(d) == ["job-1", "job-2"] and not partial(d), os.listdir(d)
-
-
-def crash_points():
-    r = subprocess.run([Tools.zerod], env={**os.environ, "ZEROD_CRASH": "list"}, stdin=subprocess.DEVNULL,
-                       capture_output=True, text=True, timeout=20, check=False)
-    return r.stdout.split() if r.returncode == 0 else []
 
 
 def same_or(values, *sums):

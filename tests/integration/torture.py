@@ -12,7 +12,6 @@ crash points, not before each was passed in --worlds worlds.  Exit status 0 if a
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -20,7 +19,7 @@ import traceback
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import harness  # noqa: E402 F401  it takes zerod's variables out of the environment
 import network  # noqa: E402
-from cluster import SLOW, Tools  # noqa: E402
+from cluster import SLOW, Tools, crash_points  # noqa: E402
 from disturbances import KINDS, Disturber, Tally  # noqa: E402
 from world import Plan, World, undisturbed  # noqa: E402
 
@@ -46,18 +45,15 @@ def arguments():
     return options
 
 
-def crash_points():
-    """Those that the daemon was built with; spoilt.py has those of restores: no job trains then."""
-    r = subprocess.run([Tools.zerod], env={**os.environ, "ZEROD_CRASH": "list"}, stdin=subprocess.DEVNULL,
-                       capture_output=True, text=True, timeout=20, check=False)
-    points = r.stdout.split() if r.returncode == 0 else []
-    return [p for p in points if not p.startswith("restore.")]
+def points_of_training():
+    """No job trains during restores (spoilt.py), or while lost shards are filled again (mirrors.py)."""
+    return [p for p in crash_points() if not p.startswith(("restore.", "fill."))]
 
 
 class Torture:
     def __init__(self, options):
         self.options, self.tally, self.begin = options, Tally(), time.monotonic()
-        self.points = [] if options.no_points else crash_points()
+        self.points = [] if options.no_points else points_of_training()
         self.open_points = list(self.points)
         self.wires = network.possible()
         self.passed = self.failed = self.steps = 0

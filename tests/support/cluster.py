@@ -97,6 +97,13 @@ def free_ports(n):
     return [ports.take() for _ in range(n)]
 
 
+def crash_points():
+    """Those that the daemon was built with (daemon/base/crash.h)."""
+    r = subprocess.run([Tools.zerod], env={**os.environ, "ZEROD_CRASH": "list"}, stdin=subprocess.DEVNULL,
+                       capture_output=True, text=True, timeout=20, check=False)
+    return r.stdout.split() if r.returncode == 0 else []
+
+
 def ask_to_end(process):
     """SIGTERM, also for one that is stopped."""
     process.send_signal(signal.SIGCONT)
