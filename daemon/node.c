@@ -9,8 +9,11 @@
 #include "daemon/node.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/exchange/view.h"
@@ -30,7 +33,8 @@ struct node {
         struct signals *signals;
         struct service *service;
         uv_timer_t stop_timer;
-        bool stopping;
+        int socket; /* that clients come through */
+        bool stopping, again;
 };
 
 /* ---- stop, step by step ---------------------------------------------------- */
@@ -83,21 +87,43 @@ static void node_drained(void *arg)
         rpc_close(node->rpc, sessions_gone, node);
 }
 
+static void node_wind_down(struct node *node)
+{
+        node->stopping = true;
+        exchange_drain(&node->x, node->conf->drain_ms, node_drained, node);
+}
+
+/*
+ * Jobs come to another owner list by one way alone, that of a daemon that starts and finds
+ * states of an earlier one: all is taken down and started again, in this process.
+ */
+static void node_view_chosen(void *arg)
+{
+        struct node *node = arg;
+
+        if (node->stopping)
+                return;
+        log_info("starting anew, with the owners of the new epoch");
+        node->again = true;
+        service_reloading(node->service);
+        node_wind_down(node);
+}
+
 /* A second signal does not wait for steps in flight. */
 static void node_stop(void *arg)
 {
         struct node *node = arg;
 
+        node->again = false;
         if (node->stopping) {
                 log_info("still stopping");
                 if (node->x.drained)
                         exchange_drain(&node->x, 0, node_drained, node);
                 return;
         }
-        node->stopping = true;
         log_info("stopping");
         service_stopping(node->service);
-        exchange_drain(&node->x, node->conf->drain_ms, node_drained, node);
+        node_wind_down(node);
 }
 
 /* SIGHUP: the key files are read again, for rotation; links that stand keep their keys. */
@@ -206,6 +232,16 @@ static int node_manager(struct node *node, struct fault *fault)
         return 0;
 }
 
+/* The socket stays open while the node starts anew: clients wait in its queue. */
+static int node_socket(struct node *node, struct fault *fault)
+{
+        int fd = fcntl(node->socket, F_DUPFD_CLOEXEC, 0);
+
+        if (fd < 0)
+                return fault_errno(fault, errno, "the socket of clients");
+        return rpc_open(&node->x, fd, &node->rpc, fault);
+}
+
 static int node_start(struct node *node, struct fault *fault)
 {
         const struct conf *conf = node->conf;
@@ -226,7 +262,7 @@ static int node_start(struct node *node, struct fault *fault)
         if (!r)
                 r = node_manager(node, fault); /* after UCX, which takes signals of its own */
         if (!r)
-                r = rpc_open(&node->x, service_socket(), &node->rpc, fault);
+                r = node_socket(node, fault);
         if (r)
                 return r;
         jobs_resume(&node->x);
@@ -237,24 +273,47 @@ static int node_start(struct node *node, struct fault *fault)
         return 0;
 }
 
+/* Until it is told to stop, or to start anew. */
+static int node_once(struct node *node, struct fault *fault)
+{
+        int r;
+
+        node->x.conf = node->conf;
+        node->x.loop = &node->loop;
+        node->x.cluster = &node->cluster;
+        node->x.view_chosen = node_view_chosen;
+        node->x.view_arg = node;
+        uv_loop_init(&node->loop);
+        uv_timer_init(&node->loop, &node->stop_timer);
+        r = node_start(node, fault);
+        if (r)
+                return r; /* the process ends, and what was started with it */
+        uv_run(&node->loop, UV_RUN_DEFAULT);
+        store_close(node->x.store);
+        r = uv_loop_close(&node->loop);
+        assert(r == 0); /* every handle was closed */
+        return 0;
+}
+
 int node_run(const struct conf *conf, struct fault *fault)
 {
         static struct node node; /* one a process */
-        int r;
+        int socket = service_socket(), r = 0;
+        bool passed = socket >= 0;
 
-        node.conf = node.x.conf = conf;
-        node.x.loop = &node.loop;
-        node.x.cluster = &node.cluster;
         log_set_level(node_log_level(conf));
-        uv_loop_init(&node.loop);
-        uv_timer_init(&node.loop, &node.stop_timer);
-        r = node_start(&node, fault);
+        if (!passed)
+                r = rpc_listen(conf->socket, conf->socket_mode, &socket, fault);
         if (r)
-                return r; /* the process ends, and what was started with it */
-        uv_run(&node.loop, UV_RUN_DEFAULT);
-        store_close(node.x.store);
-        r = uv_loop_close(&node.loop);
-        assert(r == 0); /* every handle was closed */
-        log_info("stopped");
-        return 0;
+                return r;
+        do {
+                node = (struct node){ .conf = conf, .socket = socket };
+                r = node_once(&node, fault);
+        } while (!r && node.again);
+        close(socket);
+        if (!passed)
+                unlink(conf->socket);
+        if (!r)
+                log_info("stopped");
+        return r;
 }

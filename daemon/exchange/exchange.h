@@ -98,8 +98,11 @@ struct exchange {
         void *query_arg;
         void (*drained)(void *arg); /* while steps in flight are waited for */
         void *drained_arg;
-        uint64_t drain_until_ms;   /* loop time */
-        bool leaving;              /* ranks that are cut off by the stop are not lost */
+        uint64_t drain_until_ms; /* loop time */
+        bool leaving;            /* ranks that are cut off by the stop are not lost */
+        /* Another owner list is chosen: it comes into force when the exchange starts anew. */
+        void (*view_chosen)(void *arg);
+        void *view_arg;
         void (*closed)(void *arg); /* set once it stops */
         void *closed_arg;
 };

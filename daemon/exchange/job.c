@@ -362,8 +362,17 @@ static bool may_hear(const struct holding *h, const Zero__Decision *d)
                record->decided_attempt == d->attempt;
 }
 
+/* A node without shards, on which the job has not started since, only takes note. */
+static bool is_news(const struct job *job, const Zero__Decision *d)
+{
+        return list_empty(&job->holdings) && !job->started && d->attempt > job->attempt &&
+               !d->status && !d->norm_only;
+}
+
 void job_decision_message(struct job *job, const Zero__Decision *d)
 {
+        if (is_news(job, d))
+                job->attempt = d->attempt;
         if (d->attempt != job->attempt)
                 return;
         if (d->status) {

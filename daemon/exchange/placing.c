@@ -46,7 +46,7 @@ static void former_forget(struct former *f)
         f->settling = f->settled = 0;
 }
 
-/* Owners of whom nothing is known yet have no node. */
+/* Owners of whom nothing is known have no node. */
 static void former_begin(struct former *f, const Zero__Standing *m)
 {
         uint32_t nobody[ZERO_NODE_MAX];

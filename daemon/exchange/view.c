@@ -33,25 +33,15 @@ bool view_changing(const struct exchange *x)
 
 int view_hindered(const struct exchange *x, struct fault *fault)
 {
-        const struct job *job =
-                list_empty(&x->jobs) ? NULL : CONTAINER_OF(x->jobs.next, const struct job, link);
-
-        if (job)
-                return fault_set(fault, ZERO_EBUSY,
-                                 "job '%s' has its shards on the owners of now, and this version "
-                                 "does not move them: drop it first, or write a checkpoint, drop "
-                                 "it, change the owners and restore it",
-                                 job->name);
-        if (!list_empty(&x->loadings) || !list_empty(&x->coordinators))
-                return fault_set(fault, ZERO_EBUSY,
-                                 "a job is being made or restored on node %s: try again",
+        if (!list_empty(&x->loadings))
+                return fault_set(fault, ZERO_EBUSY, "a job is being restored on node %s: try again",
                                  node_name(x, x->cluster->self));
         return 0;
 }
 
 static uint64_t reachable(const struct exchange *x)
 {
-        return x->up | 1ull << x->cluster->self;
+        return x->linked | 1ull << x->cluster->self;
 }
 
 void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *ret)
@@ -74,21 +64,12 @@ void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *re
 
 /* ---- adopting ---- */
 
-void view_adopt(struct exchange *x, const struct placement *view)
+static void view_tell(const struct exchange *x, const struct placement *view)
 {
         char owners[1024];
 
         list_owners(x, view, owners, sizeof owners);
         log_info("epoch %llu: the owners are %s", (unsigned long long)view->epoch, owners);
-        x->view = *view;
-        list_for_each (&x->jobs, item) {
-                const struct job *job = CONTAINER_OF(item, struct job, link);
-
-                log_warning("job %s keeps its shards on the owners of epoch %llu, while new jobs "
-                            "go to those of %llu; checkpoint it, drop it and restore it",
-                            job->name, (unsigned long long)job->place.epoch,
-                            (unsigned long long)view->epoch);
-        }
 }
 
 /* ---- a client's change ---- */
@@ -164,7 +145,7 @@ static void view_speak(struct views *v, uint32_t actions, uint32_t from)
         struct exchange *x = v->x;
 
         if (actions & REGISTER_CHOSEN)
-                view_adopt(x, &v->r.record.chosen);
+                view_tell(x, &v->r.record.chosen);
         if (actions & REGISTER_ANSWER)
                 view_send(x, from, &v->r.answer, NULL);
         for (uint32_t n = 0; actions & REGISTER_ASK && n < x->cluster->n_nodes; n++)
@@ -175,6 +156,11 @@ static void view_speak(struct views *v, uint32_t actions, uint32_t from)
                 change_over(v);
         if (actions & REGISTER_SPLIT)
                 split_found(v, from);
+        if (v->r.record.chosen.epoch <= x->view.epoch)
+                return;
+        if (v->change)
+                change_over(v);
+        x->view_chosen(x->view_arg);
 }
 
 static void view_write(struct disk_job *disk)
@@ -238,7 +224,7 @@ static bool view_refuse(struct views *v, uint32_t node, const struct register_me
         if (m->kind != REGISTER_PREPARE && m->kind != REGISTER_ACCEPT)
                 return false;
         for (uint32_t n = 0; n < x->cluster->n_nodes && !fault.status; n++)
-                if (m->dead >> n & x->up >> n & 1)
+                if (m->dead >> n & x->linked >> n & 1)
                         fault_set(&fault, ZERO_EBUSY,
                                   "node %s is said to be dead, but its daemon answers here",
                                   node_name(x, n));
@@ -408,8 +394,10 @@ int views_start(struct exchange *x, struct fault *fault)
         register_init(&v->r, x->cluster->n_nodes, x->cluster->self, &x->view,
                       found ? &record : NULL);
         v->durable = v->r.record;
-        if (v->r.record.chosen.epoch)
-                view_adopt(x, &v->r.record.chosen);
+        if (v->r.record.chosen.epoch) {
+                x->view = v->r.record.chosen;
+                view_tell(x, &x->view);
+        }
         return 0;
 }
 

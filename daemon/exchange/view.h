@@ -59,8 +59,6 @@ bool views_idle(const struct exchange *x);
 void views_tick(struct exchange *x);
 void views_up(struct exchange *x, uint32_t node);
 void views_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-/* The one place where the view changes. */
-void view_adopt(struct exchange *x, const struct placement *view);
 
 enum view_kind { VIEW_ADD, VIEW_REMOVE, VIEW_TAKEOVER };
 /* What a change comes to; names: a node, or with VIEW_TAKEOVER several with commas between. */

@@ -28,7 +28,7 @@ static int plan_add(const struct exchange *x, uint32_t node, struct placement *p
         if (is_owner(p, node))
                 return fault_set(fault, ZERO_EINVAL, "node %s is an owner already",
                                  node_name(x, node));
-        if (node != x->cluster->self && !(x->up >> node & 1))
+        if (node != x->cluster->self && !(x->linked >> node & 1))
                 return fault_set(fault, ZERO_EPEER,
                                  "node %s is not reachable from here: start its daemon first",
                                  node_name(x, node));
@@ -64,7 +64,7 @@ static int plan_dead(const struct exchange *x, uint32_t node, struct view_change
         if (node == x->cluster->self)
                 return fault_set(fault, ZERO_EINVAL, "node %s is this one, and it is not dead",
                                  node_name(x, node));
-        if (x->up >> node & 1)
+        if (x->linked >> node & 1)
                 return fault_set(fault, ZERO_EBUSY,
                                  "node %s is not dead: its daemon answers. To take its shards "
                                  "elsewhere, use remove-node",

@@ -57,7 +57,7 @@ static json_t *report_mirrors(const struct exchange *x, const struct placement *
 
 static json_t *report_nodes(const struct exchange *x)
 {
-        uint64_t owners = placement_nodes(&x->view);
+        uint64_t owners = placement_nodes(&x->views->durable.chosen);
         json_t *nodes = json_array();
 
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
@@ -66,7 +66,7 @@ static json_t *report_nodes(const struct exchange *x)
 
                 json_object_set_new(j, "node", name(x, n));
                 json_object_set_new(j, "self", json_boolean(self));
-                json_object_set_new(j, "up", json_boolean(self || x->up >> n & 1));
+                json_object_set_new(j, "up", json_boolean(self || x->linked >> n & 1));
                 json_object_set_new(j, "owner", json_boolean(owners >> n & 1));
                 json_array_append_new(nodes, j);
         }
@@ -76,13 +76,15 @@ static json_t *report_nodes(const struct exchange *x)
 json_t *report_view(const struct exchange *x)
 {
         const struct view_register *r = &x->views->r;
+        const struct placement *view = &x->views->durable.chosen; /* in force, or about to be */
         uint32_t needed = register_quorum(x->cluster->n_nodes, 0);
-        uint32_t there = 1 + (uint32_t)__builtin_popcountll(x->up & ~(1ull << x->cluster->self));
+        uint32_t there =
+                1 + (uint32_t)__builtin_popcountll(x->linked & ~(1ull << x->cluster->self));
         json_t *j = json_object();
 
-        json_object_set_new(j, "epoch", json_integer((json_int_t)x->view.epoch));
-        json_object_set_new(j, "owners", report_owners(x, &x->view));
-        json_object_set_new(j, "mirrors", report_mirrors(x, &x->view));
+        json_object_set_new(j, "epoch", json_integer((json_int_t)view->epoch));
+        json_object_set_new(j, "owners", report_owners(x, view));
+        json_object_set_new(j, "mirrors", report_mirrors(x, view));
         json_object_set_new(j, "nodes", report_nodes(x));
         json_object_set_new(j, "votes_needed", json_integer(needed));
         json_object_set_new(j, "votes_reachable", json_integer(there));

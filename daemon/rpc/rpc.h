@@ -13,9 +13,11 @@ enum { ZERO_PROTOCOL = 2 };
 struct rpc;
 
 /*
- * Listens at conf->socket (a stale socket file is replaced, a live one is ZERO_EBUSY), or
- * on a descriptor passed by the service manager (passed_fd >= 0).
+ * A listening socket at a path; mode: octal.  A stale socket file is replaced, a live one is
+ * ZERO_EBUSY.  The file is the caller's to delete.
  */
-int rpc_open(struct exchange *x, int passed_fd, struct rpc **ret, struct fault *fault);
+int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fault);
+/* Serves who comes through the listening socket fd, which is taken over in any case. */
+int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault);
 /* Stops listening and ends all sessions; closed() comes when they are gone. */
 void rpc_close(struct rpc *rpc, void (*closed)(void *arg), void *arg);

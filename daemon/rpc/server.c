@@ -79,7 +79,7 @@ static void socket_make_folder(const char *path)
         mkdir(folder, 0755); /* what is wrong with it, bind() will say */
 }
 
-static int socket_listen(const char *path, const char *mode, int *ret_fd, struct fault *fault)
+int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fault)
 {
         CLEANUP(cleanup_close) int fd = -1;
         struct sockaddr_un address;
@@ -105,28 +105,22 @@ static int socket_listen(const char *path, const char *mode, int *ret_fd, struct
         return 0;
 }
 
-int rpc_open(struct exchange *x, int passed_fd, struct rpc **ret, struct fault *fault)
+int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault)
 {
         struct rpc *rpc = calloc(1, sizeof *rpc);
-        int r = 0;
 
-        if (!rpc)
+        if (!rpc) {
+                close(fd);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
         rpc->x = x;
-        rpc->fd = passed_fd;
+        rpc->fd = fd;
         rpc->started_ms = uv_now(x->loop);
         list_init(&rpc->sessions);
-        if (passed_fd < 0) {
-                r = socket_listen(x->conf->socket, x->conf->socket_mode, &rpc->fd, fault);
-                rpc->unlink_socket = r == 0;
-        }
-        if (!r && uv_poll_init(x->loop, &rpc->listener, rpc->fd))
-                r = fault_set(fault, ZERO_EIO, "cannot poll the socket");
-        if (r) {
-                if (rpc->fd >= 0)
-                        close(rpc->fd);
+        if (uv_poll_init(x->loop, &rpc->listener, rpc->fd)) {
+                close(rpc->fd);
                 free(rpc);
-                return r;
+                return fault_set(fault, ZERO_EIO, "cannot poll the socket");
         }
         uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
         x->query = query_message;
@@ -140,8 +134,6 @@ static void listener_closed(uv_handle_t *handle)
         struct rpc *rpc = CONTAINER_OF((uv_poll_t *)handle, struct rpc, listener);
 
         close(rpc->fd);
-        if (rpc->unlink_socket)
-                unlink(rpc->x->conf->socket);
         rpc->fd = -1;
         if (--rpc->n_sessions == 0)
                 rpc->closed(rpc->closed_arg);

@@ -12,7 +12,7 @@ struct rpc {
         struct exchange *x;
         uv_poll_t listener;
         int fd;
-        bool unlink_socket, closing;
+        bool closing;
         uint32_t n_sessions;
         struct list sessions;
         uint64_t started_ms;

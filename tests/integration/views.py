@@ -123,20 +123,6 @@ def wishes_that_make_no_sense_are_refused():
 
 
 @case
-def jobs_stay_where_they_are():
-    """As long as shards do not move, a job is in the way of a change, wherever it was asked for."""
-    with Cluster(3, owners=2) as c:
-        can_vote(*c.daemons)
-        ranks = c.ranks("job", LAYOUT, [0, 1])
-        for d in c.daemons:
-            refused(d.ctl_run("add-node", "n2"), "'job'", "drop")
-        for a in ranks:
-            a.end()
-        c[0].ctl("drop", "job")
-        until(lambda: c[0].ctl_run("add-node", "n2").returncode == 0, what="the change after the drop")
-
-
-@case
 def restarts_keep_the_view():
     with Cluster(3) as c:
         can_vote(*c.daemons)

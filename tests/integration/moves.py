@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""The owners change while jobs train: shards move, trainers see a pause, and the bits are those of a
+job whose owners never changed."""
+import json
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import Cluster, finish_all, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+from moments import LAYOUT, NEEDS, STEPS, TRAIN, all_aborted, all_step, as_undisturbed, go_to, train  # noqa: E402
+
+
+def can_vote(c):
+    for d in c.daemons:
+        until(lambda d=d: d.ctl("view")["voter"], what=f"the vote of {d.name}")
+
+
+def epoch(daemon):
+    """It may be starting anew just now."""
+    r = daemon.ctl_run("--json", "view")
+    return json.loads(r.stdout)["epoch"] if r.returncode == 0 else -1
+
+
+def owners(daemon):
+    job = daemon.job("job")
+    return job["owners"] if job else None
+
+
+def lies_on(c, names, nodes=None):
+    """All states are in their place, and no other is left anywhere."""
+    for d in nodes or c.daemons:
+        until(lambda d=d: owners(d) == names, what=f"{names} as owners on {d.name}")
+    for d in c.daemons:
+        if d.alive():
+            until(lambda d=d: bool([f for f in d.state_files() if f.endswith(".state")]) == (d.name in names),
+                  what=f"the state files of {d.name}")
+
+
+CHANGES = {"add": (2, "add-node", "n2", ["n0", "n2", "n1"]), "remove": (3, "remove-node", "n1", ["n0", "n2"]),
+           "remove_first": (2, "remove-node", "n0", ["n1"])}
+
+
+@cases_of([(c, m, mirror) for c in CHANGES for m in ("idle", "forward", "pushed") for mirror in (0, 1)],
+          "{0[0]}_{0[1]}_mirror_{0[2]}")
+def changed(what):
+    """Between two steps, and at the end of one that has begun."""
+    (first, command, node, names), moment, mirror = CHANGES[what[0]], what[1], what[2]
+    with Cluster(3, owners=first, mirror=mirror) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        go_to(ranks, moment, 2)
+        c[0].ctl(command, node)
+        if moment == "pushed":
+            all_step(ranks, 3)
+        elif moment != "idle":
+            all_aborted(ranks, 2)
+        for a in ranks:
+            a.start("train", steps=STEPS - 2 - (moment == "pushed"), patient=True, **{**TRAIN, "keep": False})
+        finish_all(ranks)
+        lies_on(c, names)
+        as_undisturbed(c, [0, 1])
+
+
+@case
+def taken_over():
+    """Of a node that is dead for good its mirror has all; when it comes back after all it has no say."""
+    with Cluster(2, mirror=1) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
+        train(ranks, 2)
+        c[1].kill()
+        c[0].ctl("takeover", "--node-is-dead", "n1")
+        train(ranks, 2, patient=True)
+        c[1].start()
+        c.wait_up()
+        train(ranks, STEPS - 4, patient=True)
+        lies_on(c, ["n0"])
+        as_undisturbed(c, [0, 0])
+
+
+@case
+def by_majority_without_one():
+    """Two of three take the place of the third."""
+    with Cluster(3, mirror=1) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
+        train(ranks, 2)
+        c[1].kill()
+        c[0].ctl("remove-node", "n1")
+        train(ranks, STEPS - 2, patient=True)
+        lies_on(c, ["n0", "n2"], [c[0], c[2]])
+
+
+@case
+def changes_under_training():
+    with Cluster(3, mirror=1) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS)
+        for a in ranks:
+            a.start("train", steps=60, patient=True, **TRAIN)
+        for i in range(6):
+            time.sleep(0.2)
+            c[i % 3].ctl("add-node" if i % 2 else "remove-node", f"n{(i // 2 + 1) % 3}")
+            for d in c.daemons:
+                until(lambda d=d, i=i: epoch(d) == i + 1, what=f"epoch {i + 1} on {d.name}")
+        finish_all(ranks)
+        as_undisturbed(c, [0, 1, 2], 60)
+
+
+if __name__ == "__main__":
+    main()
