@@ -55,11 +55,16 @@ static void fabric_gone(void *arg)
         offload_close(node->x.offload, offload_gone, node);
 }
 
+static void node_anew(struct node *node);
+
 static void exchange_gone(void *arg)
 {
         struct node *node = arg;
 
-        fabric_close(node->x.fabric, fabric_gone, node);
+        if (node->again)
+                node_anew(node);
+        else
+                fabric_close(node->x.fabric, fabric_gone, node);
 }
 
 static void sessions_gone(void *arg)
@@ -93,10 +98,6 @@ static void node_wind_down(struct node *node)
         exchange_drain(&node->x, node->conf->drain_ms, node_drained, node);
 }
 
-/*
- * Jobs come to another owner list by one way alone, that of a daemon that starts and finds
- * states of an earlier one: all is taken down and started again, in this process.
- */
 static void node_view_chosen(void *arg)
 {
         struct node *node = arg;
@@ -242,6 +243,45 @@ static int node_socket(struct node *node, struct fault *fault)
         return rpc_open(&node->x, fd, &node->rpc, fault);
 }
 
+static int node_exchange(struct node *node, struct fault *fault)
+{
+        if (exchange_start(&node->x))
+                return fault_set(fault, ZERO_EIO, "cannot start the event loop");
+        return views_start(&node->x, fault);
+}
+
+/*
+ * Another owner list comes into force: jobs come to it by one way alone, that of a daemon that
+ * starts and finds states of an earlier one.  So sessions, jobs and exchange were taken down, and
+ * start again; links are cut, for the other nodes to see it as they see a daemon that restarts.
+ */
+static void node_anew(struct node *node)
+{
+        struct exchange *x = &node->x;
+        struct fault fault;
+
+        for (uint32_t n = 0; n < node->cluster.n_nodes; n++)
+                fabric_cut(x->fabric, n, "it starts anew, with other owners");
+        *x = (struct exchange){ .loop = x->loop,
+                                .conf = x->conf,
+                                .cluster = x->cluster,
+                                .fabric = x->fabric,
+                                .store = x->store,
+                                .offload = x->offload,
+                                .ops = x->ops,
+                                .view_chosen = x->view_chosen,
+                                .view_arg = x->view_arg };
+        node->stopping = node->again = false;
+        uv_timer_stop(&node->stop_timer);
+        if (node_exchange(node, &fault) || node_socket(node, &fault)) {
+                log_error("the node cannot start anew: %s", fault.text);
+                exit(1);
+        }
+        exchange_up(x, node->cluster.self);
+        jobs_resume(x);
+        service_ready(node->service);
+}
+
 static int node_start(struct node *node, struct fault *fault)
 {
         const struct conf *conf = node->conf;
@@ -253,10 +293,8 @@ static int node_start(struct node *node, struct fault *fault)
                 r = store_open(conf->state_dir, conf->memory_limit, &node->x.store, fault);
         if (!r)
                 r = node_offload(node, fault);
-        if (!r && exchange_start(&node->x))
-                r = fault_set(fault, ZERO_EIO, "cannot start the event loop");
         if (!r)
-                r = views_start(&node->x, fault);
+                r = node_exchange(node, fault);
         if (!r)
                 r = node_fabric(node, fault);
         if (!r)
@@ -273,28 +311,6 @@ static int node_start(struct node *node, struct fault *fault)
         return 0;
 }
 
-/* Until it is told to stop, or to start anew. */
-static int node_once(struct node *node, struct fault *fault)
-{
-        int r;
-
-        node->x.conf = node->conf;
-        node->x.loop = &node->loop;
-        node->x.cluster = &node->cluster;
-        node->x.view_chosen = node_view_chosen;
-        node->x.view_arg = node;
-        uv_loop_init(&node->loop);
-        uv_timer_init(&node->loop, &node->stop_timer);
-        r = node_start(node, fault);
-        if (r)
-                return r; /* the process ends, and what was started with it */
-        uv_run(&node->loop, UV_RUN_DEFAULT);
-        store_close(node->x.store);
-        r = uv_loop_close(&node->loop);
-        assert(r == 0); /* every handle was closed */
-        return 0;
-}
-
 int node_run(const struct conf *conf, struct fault *fault)
 {
         static struct node node; /* one a process */
@@ -306,10 +322,21 @@ int node_run(const struct conf *conf, struct fault *fault)
                 r = rpc_listen(conf->socket, conf->socket_mode, &socket, fault);
         if (r)
                 return r;
-        do {
-                node = (struct node){ .conf = conf, .socket = socket };
-                r = node_once(&node, fault);
-        } while (!r && node.again);
+        node.conf = node.x.conf = conf;
+        node.x.loop = &node.loop;
+        node.x.cluster = &node.cluster;
+        node.x.view_chosen = node_view_chosen;
+        node.x.view_arg = &node;
+        node.socket = socket;
+        uv_loop_init(&node.loop);
+        uv_timer_init(&node.loop, &node.stop_timer);
+        r = node_start(&node, fault);
+        if (!r) { /* else the process ends, and what was started with it */
+                uv_run(&node.loop, UV_RUN_DEFAULT);
+                store_close(node.x.store);
+                r = uv_loop_close(&node.loop);
+                assert(r == 0); /* every handle was closed */
+        }
         close(socket);
         if (!passed)
                 unlink(conf->socket);

@@ -65,6 +65,13 @@ static void progress_summary(struct job *job, const Zero__Progress *p)
         }
 }
 
+static void tick_closed(uv_handle_t *tick)
+{
+        struct exchange *x = CONTAINER_OF((uv_timer_t *)tick, struct exchange, tick);
+
+        x->closed(x->closed_arg);
+}
+
 static void exchange_check_stopped(struct exchange *x)
 {
         if (!x->closed || !list_empty(&x->dead_jobs) || !list_empty(&x->calls) ||
@@ -72,8 +79,7 @@ static void exchange_check_stopped(struct exchange *x)
             !fillings_idle(x) || !views_idle(x))
                 return;
         views_free(x);
-        uv_close((uv_handle_t *)&x->tick, NULL);
-        x->closed(x->closed_arg);
+        uv_close((uv_handle_t *)&x->tick, tick_closed);
 }
 
 static void exchange_tick(uv_timer_t *timer)

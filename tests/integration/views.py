@@ -152,6 +152,7 @@ def competitors_agree():
     with Cluster(3) as c:
         can_vote(*c.daemons)
         for _ in range(4):
+            c.wait_up()
             before = view(c[0])
             wish = "remove-node" if len(before["owners"]) == 3 else "add-node"
             out = [n for n in ("n0", "n1", "n2") if n not in before["owners"]]
