@@ -407,7 +407,7 @@ static void coordinator_vote(struct coordinator *c, uint32_t node, const Zero__P
 /* A job that nobody wants any more, and of which it was never known whether there is one. */
 static bool is_idle(const struct coordinator *c)
 {
-        return !c->settled && list_empty(&c->joins) && !job_find(c->x, c->name);
+        return !c->settled && !c->claimed && list_empty(&c->joins) && !job_find(c->x, c->name);
 }
 
 void coordinator_tick(struct exchange *x)

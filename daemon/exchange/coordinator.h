@@ -44,6 +44,7 @@ struct coordinator {
         layout *layout;
         struct step step;
         bool may_create; /* a rank has asked for the job that was not in it before */
+        bool claimed;    /* a node has states of it that are to be moved */
         bool settled;    /* it is known where the job stands: step.{version, decision, ...} */
         bool whole;      /* ... and every owner's shards are there, in one copy at least */
         enum node_state nodes[ZERO_NODE_MAX];

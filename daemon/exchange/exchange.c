@@ -163,6 +163,7 @@ void node_agrees(struct exchange *x, uint32_t node)
         calls_up(x, node);
         coordinator_up(x, node);
         ranks_up(x, node);
+        jobs_claim(x, node);
         list_for_each (&x->jobs, item) {
                 gather_up(CONTAINER_OF(item, struct job, link));
         }

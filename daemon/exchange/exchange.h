@@ -204,6 +204,11 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
  * void.  Damaged or foreign files are reported and left alone.  Before the loop runs.
  */
 void jobs_resume(struct exchange *x);
+/*
+ * Tells a node that coordinates jobs by the owner list in force of those that have states of an
+ * earlier one here: it may have none, and has them moved though no rank attaches.
+ */
+void jobs_claim(struct exchange *x, uint32_t node);
 /* Whether a job of that name may be made. */
 int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
 /* A holding that was just given its state, which stands between two steps. */

@@ -12,8 +12,8 @@ struct entry {
         struct list starving; /* gather.starving */
         uint64_t version;     /* asked for, being filled, or there */
         bool again;           /* made dirty or a link ended while filling: fill once more */
-        bool stalled;         /* an owner has lost its shard: until a node is up, or the job starts */
-        int refused;          /* an owner refused a slice: the gather fails */
+        bool stalled; /* an owner has lost its shard: until a node is up, or the job starts */
+        int refused;  /* an owner refused a slice: the gather fails */
         uint32_t slab;
         uint32_t next_slice, landed, in_flight; /* of the partition's slices */
 };

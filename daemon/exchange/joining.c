@@ -266,6 +266,12 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 return;
         }
         r = join_coordinator(x, m->job, join, &c, &fault);
+        if (r == 0 && join->rank == RANK_ABSENT) { /* a node tells that it has states of the job */
+                c->claimed = true;
+                open_settle(c);
+                answer(x, node, m, ZERO_OK, "");
+                return;
+        }
         j = r ? NULL : calloc(1, sizeof *j);
         if (!j) {
                 answer(x, node, m, r ? r : ZERO_ENOMEM, r ? fault.text : "out of memory");

@@ -172,6 +172,41 @@ static int resume_state(const char *file, void *arg)
         return 0;
 }
 
+static void claim_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        if (status && status != ZERO_EPEER)
+                log_debug("what a job left here is not taken up: %s", text);
+}
+
+static void job_claim(struct job *job)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Join join = ZERO__JOIN__INIT;
+
+        if (layout_to_message(job->layout, &join.layout))
+                return; /* a rank that attaches will do */
+        join.uid = job->uid;
+        join.rank = RANK_ABSENT;
+        join.world_size = job->world_size;
+        join.reduce_dtype = job->reduce_dtype;
+        join.resume = true;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
+        m.join = &join;
+        call_send(job->x, job->coordinator, &m, CALL_MS, claim_answered, NULL);
+        zero__layout__free_unpacked(join.layout, NULL);
+}
+
+void jobs_claim(struct exchange *x, uint32_t node)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->coordinator == node && node != x->cluster->self && !job->opening &&
+                    !list_empty(&job->former))
+                        job_claim(job);
+        }
+}
+
 void jobs_resume(struct exchange *x)
 {
         int r = store_each(x->store, resume_state, x);

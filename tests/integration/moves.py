@@ -94,6 +94,21 @@ def by_majority_without_one():
         lies_on(c, ["n0", "n2"], [c[0], c[2]])
 
 
+@cases_of(CHANGES)
+def nobody_is_attached(what):
+    """A job moves though no rank asks for it, and is found where it lies now."""
+    first, command, node, names = CHANGES[what]
+    with Cluster(3, owners=first) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, STEPS)
+        for a in ranks:
+            c.dismiss(a)
+        c[0].ctl(command, node)
+        lies_on(c, names)
+        as_undisturbed(c, [0, 1])
+
+
 @case
 def changes_under_training():
     with Cluster(3, mirror=1) as c:
