@@ -36,6 +36,7 @@ def lies_on(c, names, nodes=None):
         if d.alive():
             until(lambda d=d: bool([f for f in d.state_files() if f.endswith(".state")]) == (d.name in names),
                   what=f"the state files of {d.name}")
+            until(lambda d=d: d.ctl_run("checksum", "job").returncode == 0, what=f"all nodes' answers to {d.name}")
 
 
 CHANGES = {"add": (2, "add-node", "n2", ["n0", "n2", "n1"]), "remove": (3, "remove-node", "n1", ["n0", "n2"]),
