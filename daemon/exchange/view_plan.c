@@ -80,6 +80,10 @@ int view_plan(const struct exchange *x, enum view_kind kind, const char *names,
         uint32_t node = 0, owners[ZERO_NODE_MAX];
         int r = 0;
 
+        if (x->views->durable.chosen.epoch != x->view.epoch)
+                return fault_set(fault, ZERO_EBUSY,
+                                 "the owners have just changed, and this node is about to start "
+                                 "anew with them: ask again in a moment");
         do {
                 size_t n = kind == VIEW_TAKEOVER ? strcspn(names, ",") : strlen(names);
 

@@ -121,7 +121,7 @@ def changes_under_training():
             time.sleep(0.2)
             for d in c.daemons:
                 until(lambda d=d: d.ctl_run("ping").returncode == 0 and d.peers_up(), what=f"links of {d.name}")
-            c[i % 3].ctl("add-node" if i % 2 else "remove-node", f"n{(i // 2 + 1) % 3}")
+            c[i % 3].change_owners("add-node" if i % 2 else "remove-node", f"n{(i // 2 + 1) % 3}")
             for d in c.daemons:
                 until(lambda d=d, i=i: epoch(d) == i + 1, what=f"epoch {i + 1} on {d.name}")
         finish_all(ranks)

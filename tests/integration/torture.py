@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """usage: torture.py ZEROD ZEROCTL ACTOR GPT [--seed S] [--worlds N] [--kills N] [--minutes M] [--trace]
 
-Kills and stops trainers and daemons and cuts links, at random instants and at crash points
-where the daemon was built with them, while jobs train; then every job must have the bits of one
+Kills and stops trainers and daemons, cuts links, lets nodes lose what they hold and changes the
+owners, at random instants and at crash points where the daemon was built with them, while jobs train; then every job must have the bits of one
 that was left alone, for every step it made, and nothing may be left of it.
 
+Every second world has mirrors; only there nodes lose what they hold.
 One world is a cluster with one job; each is a function of its seed, but for the moments at
 which things happen.  Ends after --worlds worlds, or after so many kills or minutes, and, with
 crash points, not before each was passed in --worlds worlds.  Exit status 0 if all worlds were as they should be.
@@ -20,7 +21,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 import harness  # noqa: E402 F401  it takes zerod's variables out of the environment
 import network  # noqa: E402
 from cluster import SLOW, Tools, crash_points  # noqa: E402
-from disturbances import KINDS, Disturber, Tally  # noqa: E402
+from disturbances import KINDS, MIRRORED, Disturber, Tally  # noqa: E402
 from world import Plan, World, undisturbed  # noqa: E402
 
 SLACK_KB = 16384  # that a disturbed daemon may be larger than another
@@ -46,8 +47,8 @@ def arguments():
 
 
 def points_of_training():
-    """No job trains during restores (spoilt.py), or while lost shards are filled again (mirrors.py)."""
-    return [p for p in crash_points() if not p.startswith(("restore.", "fill."))]
+    """No job trains during restores (spoilt.py)."""
+    return [p for p in crash_points() if not p.startswith("restore.")]
 
 
 class Torture:
@@ -88,10 +89,12 @@ class Torture:
     def deeds(self, world, disturber):
         """Every kind once, those of long silence in every fourth world, and crash points; then by chance."""
         rng = world.rng
-        kinds = [k for k, weight in KINDS.items() if weight >= 1 or world.plan.seed % 4 < 2]
+        possible = {k: weight for k, weight in KINDS.items() if disturber.possible(k)}
+        kinds = [k for k, weight in possible.items() if weight >= 1 or world.plan.seed % 4 < 2]
         rng.shuffle(kinds)
         first = [(k, getattr(disturber, k)) for k in kinds]
-        tried = [p for p in self.open_points if disturber.places(p)][:max(8, len(self.points) // max(1, self.options.worlds) + 1)]
+        tried = sorted((p for p in self.open_points if disturber.places(p)), key=lambda p: not p.startswith(MIRRORED))
+        tried = tried[:max(8, len(self.points) // max(1, self.options.worlds) + 1)]
         first += [(f"point {p}", lambda p=p: self.point(disturber, p)) for p in tried]
         rng.shuffle(first)
         yield from first
@@ -100,7 +103,7 @@ class Torture:
                 p = rng.choice([p for p in self.open_points or self.points if disturber.places(p)] or ["vote.sent"])
                 yield f"point {p}", lambda p=p: self.point(disturber, p)
             else:
-                k, = rng.choices(list(KINDS), KINDS.values())
+                k, = rng.choices(list(possible), possible.values())
                 yield k, getattr(disturber, k)
 
     def point(self, disturber, point):

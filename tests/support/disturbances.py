@@ -3,6 +3,7 @@ ended runs again.
 
 A crash point is a kind as well: a daemon is started such that it dies there.
 """
+import shutil
 import signal
 import time
 
@@ -14,7 +15,10 @@ POINT_S = 6 * SLOW
 # What has to happen to a daemon before it comes to such a point.
 BEFORE = {"resume.replayed": "update.valid", "coordinator.recovering": "vote.sent"}
 # Those that a daemon comes to once in its life, as a rule.
-ONCE = ("attach.", "attempt.", "checkpoint.", "open.", "resume.", "coordinator.start", "coordinator.recovering")
+ONCE = ("attach.", "attempt.", "checkpoint.", "open.", "resume.", "coordinator.start", "coordinator.recovering",
+        "move.", "fill.drafted", "fill.filled")
+# What only mirrored worlds have.
+MIRRORED = ("mirror.", "fill.")
 
 
 class Tally:
@@ -208,6 +212,34 @@ class Disturber:
         self.w.wait(self.rng.uniform(0, 0.05))
         self.rng.choice((self.trainer_killed, self.daemon_killed))()
 
+    def possible(self, kind):
+        return self.w.plan.mirrored or kind != "node_lost"
+
+    def lose(self, i, crash=None):
+        """As when its machine is replaced by an empty one; the job must have all its states by then."""
+        self.end_daemon(i)
+        shutil.rmtree(self.w.cluster[i].options["state_dir"])
+        self.w.note(f"what {self.w.cluster[i].name} held is lost")
+        self.pause()
+        self.start_daemon(i, crash)
+
+    def node_lost(self):
+        self.lose(self.any_node())
+
+    def change_owners(self, command, node, by):
+        """Asks for it; whether the nodes go by the new list is to be waited for.  Its epoch."""
+        self.w.note(f"{command} n{node}")
+        self.w.nodes_hit.add(node)
+        return self.w.cluster[by].change_owners(command, f"n{node}")
+
+    def owners_changed(self):
+        """A node is no owner any more; and then it is, as the last one."""
+        node = self.any_node()
+        for command in ("remove-node", "add-node"):
+            self.w.can_change()
+            self.w.agreed(self.change_owners(command, node, self.any_node()))
+            self.rng.choice((self.pause, self.w.recovered))()
+
     # ---- crash points ------------------------------------------------------------------
 
     def dies_at(self, i, crash):
@@ -216,6 +248,10 @@ class Disturber:
         if d.alive():
             self.end_daemon(i)
         self.start_daemon(i, crash)
+        return self.died(i, crash)
+
+    def died(self, i, crash):
+        d = self.w.cluster[i]
         end = time.monotonic() + POINT_S
         while d.alive() and time.monotonic() < end:
             self.w.wait(0.01)
@@ -228,11 +264,58 @@ class Disturber:
         self.tally.kill("crash point")
         return True
 
+    def armed(self, i, crash):
+        """Starts it such that it dies there, while all the others are there and the job trains."""
+        self.end_daemon(i)
+        self.start_daemon(i, crash)
+        self.w.recovered()
+
+    def starts_again(self, i):
+        """It has died, or not come to where it was to die."""
+        if self.w.cluster[i].alive():
+            self.end_daemon(i)
+        self.pause()
+        self.start_daemon(i)
+
+    def dies_giving(self, i, crash):
+        """What another node has lost it has, and it dies while it gives of it."""
+        self.armed(i, crash)
+        other = self.rng.choice([n for n in range(self.w.plan.nodes) if n != i])
+        self.lose(other)
+        hit = self.died(i, crash)
+        self.starts_again(i)
+        return hit
+
+    def dies_in_move(self, i, crash):
+        """Dies while an owner goes; then that is an owner again."""
+        nodes = range(self.w.plan.nodes)
+        node = self.rng.choice(nodes)
+        if crash == "move.whole":
+            i = self.coordinator([n for n in self.w.owners if n != node])
+        self.armed(i, crash)
+        self.w.can_change()
+        epoch = self.change_owners("remove-node", node, self.rng.choice([n for n in nodes if n != i]))
+        hit = self.died(i, crash)
+        self.starts_again(i)
+        self.w.agreed(epoch)
+        self.rng.choice((self.pause, self.w.recovered))()
+        self.w.can_change()
+        self.w.agreed(self.change_owners("add-node", node, self.any_node()))
+        return hit
+
+    def coordinator(self, owners):
+        h = 14695981039346656037
+        for byte in self.w.job.encode():
+            h = (h ^ byte) * 1099511628211 % 2**64
+        return owners[(h >> 32) % len(owners)]
+
     def places(self, point):
         """The nodes that come to a point, as the ranks are placed."""
+        if point.startswith(MIRRORED) and not self.w.plan.mirrored:
+            return []
         ranks = [self.w.plan.placement.count(i) for i in range(self.w.plan.nodes)]
         if point.startswith("coordinator."):
-            return [self.w.cluster.daemons.index(self.w.cluster.coordinator(self.w.job))]
+            return [self.coordinator(self.w.owners)]
         if point == "push.summed":  # else there is nothing to add up
             return [i for i, n in enumerate(ranks) if n > 1]
         if point.startswith(("push.", "attach.")):
@@ -248,13 +331,25 @@ class Disturber:
         times = 1 if point.startswith(ONCE) else self.rng.choice((1, 1, 2, 3, 7))
         if point in BEFORE:
             self.dies_at(i, BEFORE[point])
-        hit = self.dies_at(i, f"{point}:{times}")
-        counts = self.tally.points if hit else self.tally.missed
-        counts[point] = counts.get(point, 0) + 1
+        if point.startswith("move."):
+            return self.counted(point, self.dies_in_move(i, point))
+        if point == "fill.giving":
+            return self.counted(point, self.dies_giving(i, f"{point}:{times}"))
+        if point.startswith("fill."):
+            self.lose(i, point)
+            hit = self.died(i, point)
+        else:
+            hit = self.dies_at(i, f"{point}:{times}")
+        self.counted(point, hit)
         if not hit:
             self.end_daemon(i)
         self.pause()
         self.start_daemon(i)
+        return hit
+
+    def counted(self, point, hit):
+        counts = self.tally.points if hit else self.tally.missed
+        counts[point] = counts.get(point, 0) + 1
         return hit
 
 
@@ -262,4 +357,4 @@ class Disturber:
 KINDS = {"trainer_killed": 6, "trainers_killed": 2, "daemon_killed": 6, "daemons_killed": 2,
          "trainer_and_daemon_killed": 2, "everything_killed": 1, "killed_in_recovery": 3, "trainer_stopped": 1,
          "daemon_stopped": 1, "link_cut": 1, "daemon_stopped_long": 0.2, "link_cut_long": 0.2, "trainer_replaced": 1,
-         "daemon_upgraded": 1, "killed_in_checkpoint": 2}
+         "daemon_upgraded": 1, "killed_in_checkpoint": 2, "node_lost": 2, "owners_changed": 1}

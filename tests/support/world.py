@@ -4,6 +4,7 @@ Its trainers go on whatever happens, until a version that is chosen last; each s
 is in a journal with a hash of everything they fetched.  Rule: what dies without having been killed,
 fails without a fault of ours, or does not go on, is a failure.
 """
+import json
 import os
 import random
 import subprocess
@@ -41,10 +42,12 @@ class Plan:
             self.options["bulk"] = "tcp"
         if r.random() < 0.25:
             self.options["delay_ms"] = r.randint(1, 5)
+        self.mirrored = seed % 2 == 1
 
     def __str__(self):
         options = ", ".join(f"{k} {v}" for k, v in self.options.items())
-        return (f"seed {self.seed}: {self.nodes} nodes{', wired' if self.wired else ''}, ranks on {self.placement}, "
+        return (f"seed {self.seed}: {self.nodes} nodes{', wired' if self.wired else ''}"
+                f"{', mirrored' if self.mirrored else ''}, ranks on {self.placement}, "
                 f"{self.dtype}, {self.train['micro_batches']} micro-batches, stage {self.train['stage']}, {options}")
 
 
@@ -105,7 +108,8 @@ class World:
         self.plan, self.rng, self.job = plan, plan.rng, JOB
         self.begin, self.notes, self.armed, self.trainers = time.monotonic(), [], {}, []
         self.ranks_hit, self.nodes_hit = set(), set()
-        options = plan.options if disturbed else {}
+        self.owners = list(range(plan.nodes))  # nodes, in the order of the list in force
+        options = {**(plan.options if disturbed else {}), "mirror": int(plan.mirrored)}
         network = Network(plan.nodes) if plan.wired and disturbed else None
         self.cluster = Cluster(plan.nodes, network=network, **options)
         try:
@@ -135,6 +139,24 @@ class World:
         self.order = spawn([Tools.zeroctl, "--socket", d.socket, "checkpoint", JOB, self.place, "--keep", "1"],
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.cluster.others.append(self.order)
+
+    # ---- owners ------------------------------------------------------------------
+
+    def view(self, i):
+        """It may be starting at this moment."""
+        r = self.cluster[i].ctl_run("--json", "view")
+        return json.loads(r.stdout) if r.returncode == 0 else {"epoch": -1, "owners": [], "voter": False}
+
+    def can_change(self):
+        """Until every node is there and has a vote."""
+        for i, d in enumerate(self.cluster.daemons):
+            self.wait_for(lambda d=d, i=i: self.view(i)["voter"] and d.peers_up(), f"the vote of {d.name}")
+
+    def agreed(self, epoch):
+        """Until every node goes by the list of this epoch."""
+        for i, d in enumerate(self.cluster.daemons):
+            self.wait_for(lambda i=i: self.view(i)["epoch"] == epoch, f"epoch {epoch} on {d.name}")
+        self.owners = [int(name[1:]) for name in self.view(0)["owners"]]
 
     # ---- watching ----------------------------------------------------------------
 
@@ -194,6 +216,7 @@ class World:
             t.actor.do("close")
         sums = self.cluster.checksum(JOB)
         assert sums["version"] == version, sums
+        assert sums.get("mirrors", sums["planes"]) == sums["planes"], sums
         memory = [d.memory() for d in self.cluster.daemons]
         self.restore()
         self.leave()
