@@ -230,7 +230,7 @@ class Disturber:
         """Asks for it; whether the nodes go by the new list is to be waited for.  Its epoch."""
         self.w.note(f"{command} n{node}")
         self.w.nodes_hit.add(node)
-        return self.w.cluster[by].change_owners(command, f"n{node}")
+        return self.w.cluster[by].change_owners(command, f"n{node}")["epoch"]
 
     def owners_changed(self):
         """A node is no owner any more; and then it is, as the last one."""
