@@ -162,6 +162,8 @@ def competitors_agree():
                      [(c[0], "add-node", out[0]), (c[2], "add-node", out[0])]
             running = [asks(d, *words) for d, *words in wishes]
             said = [p.communicate(timeout=REPLY_S)[1] for p in running]
+            if all("start anew" in text for text in said):
+                continue  # of the change before
             won = [p.returncode == 0 for p in running]
             assert any(won), said
             for ok, text in zip(won, said):
