@@ -2,11 +2,11 @@
 """usage: torture.py ZEROD ZEROCTL ACTOR GPT [--seed S] [--worlds N] [--kills N] [--minutes M] [--trace]
 
 Kills and stops trainers and daemons, cuts links, lets nodes lose what they hold and changes the
-owners, at random instants and at crash points where the daemon was built with them, while jobs train; then every job must have the bits of one
-that was left alone, for every step it made, and nothing may be left of it.
+owners, at random instants and at crash points where the daemon was built with them, while jobs
+train; then every job must have the bits of one that was left alone, for every step it made, and
+nothing may be left of it.
 
-Every second world has mirrors; only there nodes lose what they hold.
-One world is a cluster with one job; each is a function of its seed, but for the moments at
+Worlds of odd seeds have mirrors; only there nodes lose what they hold.  One world is a cluster with one job; each is a function of its seed, but for the moments at
 which things happen.  Ends after --worlds worlds, or after so many kills or minutes, and, with
 crash points, not before each was passed in --worlds worlds.  Exit status 0 if all worlds were as they should be.
 """

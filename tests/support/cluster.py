@@ -275,12 +275,12 @@ class Daemon:
 
     def change_owners(self, command, node):
         """Its answer; asks again while the daemon starts anew with other owners."""
-        while True:
+        def answer():
             r = self.ctl_run("--json", command, node)
-            if r.returncode == 0:
-                return json.loads(r.stdout)
-            assert any(why in r.stderr for why in ("start anew", "connection to zerod is closed")), f"{self.name}: {command}: {r.stderr}"
-            time.sleep(0.02)
+            assert r.returncode == 0 or "start anew" in r.stderr or "connection to zerod is closed" in r.stderr, \
+                f"{self.name}: {command}: {r.stderr}"
+            return r.stdout
+        return json.loads(until(answer, what=f"{command} {node}"))
 
     def status(self):
         return self.ctl("status")
