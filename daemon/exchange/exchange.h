@@ -263,6 +263,8 @@ struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t
                                  uint32_t copy);
 /* The holding of this node's own owner; NULL: it has none. */
 struct holding *holding_own(const struct job *job);
+/* All that the placement in force has on this node is here. */
+bool holdings_whole(const struct job *job);
 /* The holding of everything there is, if there is but one owner; else NULL. */
 struct holding *holding_sole(const struct job *job);
 

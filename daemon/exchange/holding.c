@@ -121,6 +121,17 @@ struct holding *holding_own(const struct job *job)
         return NULL;
 }
 
+bool holdings_whole(const struct job *job)
+{
+        const struct placement *place = &job->place;
+
+        for (uint32_t i = 0; i < placement_holders(place); i++)
+                if (holder_node(place, i) == job->x->cluster->self &&
+                    !holding_of_copy(job, holder_owner(place, i), holder_copy(place, i)))
+                        return false;
+        return true;
+}
+
 struct holding *holding_sole(const struct job *job)
 {
         return job->place.n_owners == 1 ? holding_first(job) : NULL;

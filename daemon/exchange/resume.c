@@ -14,13 +14,14 @@
 #include "proto/cleanup.h"
 
 /* What the job is told to be at: the coordinator tells those behind, and those ahead know. */
-static const struct state_record *record_behind(const struct job *job)
+static const struct state_record *record_behind(struct list *holdings)
 {
         const struct state_record *behind = NULL;
         uint64_t least = UINT64_MAX;
 
-        for_holdings (job, h) {
-                const struct state_record *r = h->state->record;
+        list_for_each (holdings, item) {
+                const struct state_record *r =
+                        CONTAINER_OF(item, struct holding, link)->state->record;
                 uint64_t attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
 
                 if (attempt < least) {
@@ -43,13 +44,10 @@ void holding_take_up(struct holding *h)
 
 void job_take_up(struct job *job)
 {
-        const struct state_record *record = record_behind(job);
-        bool decided = record && record->phase == ATTEMPT_DECIDED;
+        bool former = list_empty(&job->holdings); /* all that is here is of an earlier placement */
+        const struct state_record *record = record_behind(former ? &job->former : &job->holdings);
+        bool decided = record->phase == ATTEMPT_DECIDED;
 
-        if (!record) { /* all that is here is of an earlier placement */
-                coordinator_resume(job);
-                return;
-        }
         job->attempt = record->attempt + decided;
         job->version = record->version + (decided && record->commit);
         job->loss_scale = record->loss_scale > 0 ? record->loss_scale : job->loss_scale;

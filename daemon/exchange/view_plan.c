@@ -76,7 +76,8 @@ static int plan_dead(const struct exchange *x, uint32_t node, struct view_change
 int view_plan(const struct exchange *x, enum view_kind kind, const char *names,
               struct view_change *ret, struct fault *fault)
 {
-        struct view_change c = { .wanted = x->view };
+        const struct placement *now = &x->views->durable.chosen; /* in force, or about to be */
+        struct view_change c = { .wanted = *now };
         uint32_t node = 0, owners[ZERO_NODE_MAX];
         int r = 0;
 
@@ -96,14 +97,14 @@ int view_plan(const struct exchange *x, enum view_kind kind, const char *names,
                         r = plan_dead(x, node, &c, fault);
                 names += n;
         } while (!r && *names++);
-        if (!r && c.wanted.n_owners == x->view.n_owners && kind == VIEW_TAKEOVER)
+        if (!r && c.wanted.n_owners == now->n_owners && kind == VIEW_TAKEOVER)
                 r = fault_set(fault, ZERO_EINVAL,
                               "there is nothing to take over: no owner is "
                               "among these nodes");
         if (r)
                 return r;
         memcpy(owners, c.wanted.node, sizeof owners);
-        placement_init(&c.wanted, x->view.epoch, owners, c.wanted.n_owners, x->cluster->mirror);
+        placement_init(&c.wanted, now->epoch, owners, c.wanted.n_owners, x->cluster->mirror);
         *ret = c;
         return r;
 }

@@ -197,6 +197,8 @@ struct work *work_new(struct job *job, struct holding *h, uint32_t tensor, enum 
         return w;
 }
 
+static const char being_moved[] = "the job's shards are being moved: try again";
+
 /* ---- other nodes' requests ----------------------------------------------------------- */
 
 static bool request_lies_here(const struct job *job, const struct holding *h, uint32_t tensor,
@@ -283,6 +285,10 @@ void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 put_pull(job, node, request);
                 return;
         }
+        if (!holdings_whole(job)) {
+                ask_refuse(job, node, request->transfer, ZERO_EBUSY, being_moved);
+                return;
+        }
         if (!request_lies_here(job, h, request->tensor, request->plane, request->first,
                                request->count)) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO,
@@ -335,6 +341,10 @@ void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage 
         size_t bytes;
         struct work *w;
 
+        if (!holdings_whole(job)) {
+                answer(job->x, node, m, ZERO_EBUSY, being_moved);
+                return;
+        }
         if (!request_lies_here(job, h, put->tensor, put->plane, put->first, put->count)) {
                 answer(job->x, node, m, ZERO_EPROTO, "no such range on this owner");
                 return;

@@ -383,8 +383,13 @@ static void checksum_done(void *arg, const struct checksum *sum)
 
 static void query_checksum(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
-        struct checksum_question *q = calloc(1, sizeof *q);
+        struct checksum_question *q;
 
+        if (!holdings_whole(job)) {
+                answer(job->x, node, m, ZERO_EBUSY, "the job's shards are being moved: try again");
+                return;
+        }
+        q = calloc(1, sizeof *q);
         if (!q) {
                 answer(job->x, node, m, ZERO_ENOMEM, "out of memory");
                 return;
