@@ -1,6 +1,7 @@
 /*
- * coordinator.h - shared by the parts of a job's coordinator: its steps (coordinator.c), opening
- * the job on all nodes (opening.c), ranks that join (joining.c), who is late (lateness.c).
+ * coordinator.h - shared by the parts of a job's coordinator: opening the job on all nodes
+ * (opening.c), bringing shards to where the owner list has them (placing.c), ranks that join
+ * (joining.c), attempts (starting.c) and decisions (deciding.c), who is late (lateness.c).
  *
  * Opening.  Every node that comes up is asked what it knows of the job (NODE_ASKED -> NODE_KNOWN).
  * When all owners have answered, their records say where the job stands (job/recover.h), or that
@@ -91,11 +92,15 @@ struct coordinator *coordinator_new(struct exchange *x, const char *name, uint32
                                     uint32_t world_size, uint32_t reduce_dtype, layout *l);
 /* Out of the list; waiting joins end. */
 void coordinator_close(struct coordinator *c, int status, const char *text);
+/* Another number of ranks, while none has a session. */
+int coordinator_resize(struct coordinator *c, uint32_t world_size);
+
+/* deciding.c */
+void coordinator_ready(struct coordinator *c, uint32_t node, const Zero__LinkMessage *m);
+void coordinator_vote(struct coordinator *c, uint32_t node, const Zero__Prepared *p);
 /* Tells a node the last decision; one that has heard it ignores it. */
 void decision_send(struct coordinator *c, uint32_t node);
 void decision_fill(const struct coordinator *c, Zero__Decision *ret);
-/* Another number of ranks, while none has a session. */
-int coordinator_resize(struct coordinator *c, uint32_t world_size);
 
 /* starting.c: starts a new attempt if everything is there. */
 void coordinator_advance(struct coordinator *c);

@@ -17,11 +17,11 @@
  *   update.c       AdamW on chunks, group by group
  *   access.c       clients read and write planes          work.c    an owner's part of it
  *   checksum.c     a hash that does not depend on the partition
- *   coordinator.c  drives job/step.c                      opening.c opens a job on all nodes
- *   joining.c      ranks join it                          starting.c a new attempt
- *   lateness.c     who is late
- *   links.c        which nodes reach each other           drain.c   leaving between two steps
- *   view.h         which nodes hold shards
+ *   coordinator.c  a job's coordinator                    opening.c opens a job on all nodes
+ *   joining.c      ranks join it                          placing.c brings shards to their holders
+ *   starting.c     a new attempt                          deciding.c votes and decisions
+ *   lateness.c     who is late                            links.c   which nodes reach each other
+ *   drain.c        leaving between two steps              view.h    which nodes hold shards
  *   checkpoint.h   checkpoints written and restored
  *   call.h         payloads asked for; messages that want an answer
  *   filling.h      a holder's state made from those of others
@@ -75,7 +75,7 @@ struct exchange {
         struct offload *offload;
         const struct device_ops *ops;
 
-        struct placement view;       /* who holds the shards of new jobs */
+        struct placement view;       /* who holds shards: the list in force */
         struct views *views;         /* how that changes (view.h); NULL: it does not */
         struct list jobs, dead_jobs; /* dead: dropped, with operations still in flight */
         struct list coordinators, calls, asks, accesses;
