@@ -226,7 +226,7 @@ static json_t *report_peer(const struct exchange *x, uint32_t node)
         snprintf(address, sizeof address, "%s:%u", n->host, n->port);
         json_object_set_new(j, "node", text(n->name));
         json_object_set_new(j, "address", text(n->host[0] ? address : ""));
-        json_object_set_new(j, "owner", json_boolean(n->owner));
+        json_object_set_new(j, "owner", json_boolean(placement_nodes(&x->view) >> node & 1));
         json_object_set_new(j, "self", json_boolean(node == x->cluster->self));
         json_object_set_new(j, "up", json_boolean(info.up));
         json_object_set_new(j, "why", text(info.link.why));
