@@ -5,6 +5,9 @@
  * each only when the one before is through: steps in flight, sessions, jobs, links, compute
  * threads.  State files stay.  A stop that takes longer than STOP_MS once no step is in flight
  * ends the process: no state is lost by that.
+ *
+ * Anew, when another owner list is chosen: all but links, store and threads is stopped in that way
+ * and started again, in the same process.
  */
 #include "daemon/node.h"
 

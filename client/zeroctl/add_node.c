@@ -1,4 +1,4 @@
-/* zeroctl add-node: a node of the cluster holds shards from now on. */
+/* zeroctl add-node: a node of the cluster holds shards from now on; those of jobs move to it. */
 #include "view.h"
 
 static int run(struct ctl *ctl)

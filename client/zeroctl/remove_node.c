@@ -1,4 +1,4 @@
-/* zeroctl remove-node: a node holds shards no more. */
+/* zeroctl remove-node: a node holds shards no more; those of jobs move to the others. */
 #include "view.h"
 
 static int run(struct ctl *ctl)

@@ -1,6 +1,7 @@
 /*
  * zeroctl takeover: the others go on without nodes that a person knows to be dead.  Their votes are
- * not waited for: if one of them lives, there may be two clusters.
+ * not waited for: if one of them lives, there may be two clusters.  Their shards are taken from
+ * mirrors.
  */
 #include "view.h"
 

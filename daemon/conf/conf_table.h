@@ -18,11 +18,12 @@
           "64. An IPv6 address stands in brackets: a=[fd00::1]:7600. Empty: this node alone, and " \
           "no port is opened.")                                                                    \
         S("Cluster", owners, LIST, "NAME ...", "", 8192,                                           \
-          "Names of the nodes that hold shards; the same on every node. Empty: all nodes.")        \
+          "Names of the nodes that hold shards at first; the same on every node. Empty: all "      \
+          "nodes. zeroctl(1) changes them later.")                                                 \
         N("Cluster", mirror, COUNT, "copies", "0", 0, 1,                                           \
           "1: every owner's shards are held a second time, by the next owner's node, so that the " \
           "loss of a node loses nothing; the same on every node. Costs as much memory again, and " \
-          "4 bytes more a parameter and step between nodes.")                                      \
+          "4 bytes a parameter and step between nodes, less what fetches then find on their own.") \
         S("Cluster", key_file, PATH, "FILE", "", 4095,                                             \
           "Key that the nodes of the cluster share: 32 bytes, raw or as 64 hexadecimal digits. "   \
           "Nobody but the owner of the file may have access to it (mode 0600 or 0400). Needed "    \
@@ -80,8 +81,8 @@
         S("Running", log_level, CHOICE, "error|warning|info|debug", "info", 16,                    \
           "The least grave messages that are written.")                                            \
         N("Running", drain_ms, COUNT, "milliseconds", "10000", 0, 600000,                          \
-          "How long a stop waits for steps in flight to end; what does not end by then is "       \
-          "replayed by the trainers.")                                                            \
+          "How long a stop, or a change of the owners, waits for steps in flight to end; what "    \
+          "does not end by then is replayed by the trainers.")                                     \
         N("Running", delay_ms, COUNT, "milliseconds", "0", 0, 60000,                               \
           "For tests: every message between nodes waits a random time up to this.")
 /* clang-format on */

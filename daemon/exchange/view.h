@@ -8,6 +8,9 @@
  *
  * A change that was begun and not finished, since its proposer died, is completed by any node that
  * has accepted it, when enough nodes are there.
+ *
+ * A view that was chosen comes into force by the node starting anew (exchange.view_chosen); where
+ * jobs then find states of an earlier one, placing.c moves them.
  */
 #pragma once
 
@@ -71,7 +74,7 @@ void view_forget(struct exchange *x, const struct view_change *change);
 void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *ret);
 /* A change is under way: no job may be made before it is decided. */
 bool view_changing(const struct exchange *x);
-/* Why the view cannot change now, or OK. */
+/* Why the view cannot change now, or OK: jobs that are being restored; others move. */
 int view_hindered(const struct exchange *x, struct fault *fault);
 
 /* view_message.c */
