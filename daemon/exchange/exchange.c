@@ -1,6 +1,7 @@
 /* Start and stop of the exchange, its tick, and the way of messages to its parts. */
 #include "daemon/exchange/checkpoint.h"
 #include "daemon/exchange/filling.h"
+#include "daemon/exchange/former.h"
 #include "daemon/exchange/view.h"
 
 #include <sodium.h>

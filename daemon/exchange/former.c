@@ -5,7 +5,7 @@
  * carried out, any other is void (Settle).  Then the placement in force is filled from them, and
  * when it is whole they are deleted (Placed).  Until then they are all there is of the job.
  */
-#include "daemon/exchange/exchange.h"
+#include "daemon/exchange/former.h"
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"

@@ -7,6 +7,7 @@
  * is at the new version at once; the record is finished when all are.
  */
 #include "daemon/exchange/checkpoint.h"
+#include "daemon/exchange/former.h"
 
 #include <assert.h>
 #include <stdlib.h>
