@@ -1,0 +1,44 @@
+"""Ports of this machine for daemons that are tested."""
+import socket
+
+
+class Ports:
+    """Ports below the range from which the kernel takes those of connections; a block of them belongs to
+    one process that tests, until it ends."""
+    FIRST, EACH, BLOCKS = 20000, 200, 60
+
+    def __init__(self):
+        self.lock, self.block, self.next = None, 0, 0
+
+    def own_block(self):
+        for block in range(self.BLOCKS):
+            lock = socket.socket(socket.AF_UNIX)
+            try:
+                lock.bind(f"\0zerod-test-ports-{block}")
+                self.lock, self.block = lock, self.FIRST + block * self.EACH
+                return
+            except OSError:
+                lock.close()
+        raise AssertionError("too many processes test here at once")
+
+    def take(self):
+        """The next one that nobody has; none comes again soon, for its daemon may be away for a moment."""
+        if not self.lock:
+            self.own_block()
+        for _ in range(self.EACH):
+            port = self.block + self.next
+            self.next = (self.next + 1) % self.EACH
+            with socket.socket() as s:
+                try:
+                    s.bind(("127.0.0.1", port))
+                    return port
+                except OSError:
+                    continue
+        raise AssertionError("no free port")
+
+
+ports = Ports()
+
+
+def free_ports(n):
+    return [ports.take() for _ in range(n)]
