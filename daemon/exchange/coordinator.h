@@ -26,7 +26,9 @@ struct report {
         struct wait_line lines[WAIT_LINES];
 };
 
-/* States of the placement before the one in force, which is to be filled from them. */
+enum { FORMER_MAX = 8 }; /* placements before the one in force, of which states are left */
+
+/* States of one of them. */
 struct former {
         struct placement place; /* n_owners 0: nobody has any */
         struct standing *standings[HOLDER_MAX];
@@ -59,7 +61,8 @@ struct coordinator {
                 rounds[ZERO_NODE_MAX]; /* [node]: ... as it told when so many nodes had been lost */
         uint64_t round;
         struct fill *fills[HOLDER_MAX]; /* [holder]: under way */
-        struct former former;
+        struct former formers[FORMER_MAX];
+        struct former *former; /* the one that is moved from, once that is known */
         uint64_t stale;         /* nodes with states of a placement before, a bit each */
         struct fault fault;     /* why the job cannot go on until a node comes anew, or OK */
         uint32_t *incarnations; /* [rank] */
@@ -120,6 +123,8 @@ int standing_known(struct coordinator *c, uint32_t node, const Zero__Standing *m
                    struct fault *fault);
 
 /* placing.c */
+/* Of earlier placements, the newest that is whole; false: none is, or a newer one may be. */
+bool former_choose(struct coordinator *c);
 /* A node has told where a state of an earlier placement stands. */
 int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
                  struct standing *standing, struct fault *fault);

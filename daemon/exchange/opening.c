@@ -322,9 +322,9 @@ static void open_choose(struct coordinator *c)
         if (is_covered(c->standings, &c->step.view)) {
                 c->whole = true;
                 open_recover(c, c->standings, &c->step.view);
-        } else if (is_covered(c->former.standings, &c->former.place)) {
-                open_recover(c, c->former.standings, &c->former.place);
-        } else if (c->former.place.n_owners == 0) {
+        } else if (former_choose(c)) {
+                open_recover(c, c->former->standings, &c->former->place);
+        } else if (c->formers[0].place.n_owners == 0) {
                 open_create(c);
         }
         /* else a node that holds what is missing has yet to come */

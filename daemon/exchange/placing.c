@@ -37,6 +37,67 @@ static struct asked *asked_new(struct coordinator *c, uint32_t of, uint64_t epoc
 
 /* ---- what nodes hold of the placement before ---------------------------------------------- */
 
+static bool is_older(const struct former *f, const struct former *than)
+{
+        return f->place.n_owners && (!than || f->place.epoch < than->place.epoch);
+}
+
+static struct former *former_before(struct coordinator *c, const struct former *than)
+{
+        struct former *newest = NULL;
+
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (is_older(&c->formers[i], than) &&
+                    (!newest || c->formers[i].place.epoch > newest->place.epoch))
+                        newest = &c->formers[i];
+        return newest;
+}
+
+/* All that is there of it stands as it was filled: no step was ever made on it. */
+static bool is_unused(const struct former *f, const struct former *whole)
+{
+        bool some = false;
+
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++) {
+                const struct standing *s = f->standings[h];
+
+                some = some || s;
+                if (s && s->prepared_attempt)
+                        return false;
+                for (uint32_t w = 0; s && w < placement_holders(&whole->place); w++)
+                        if (whole->standings[w] && whole->standings[w]->version < s->version)
+                                return false;
+        }
+        return some;
+}
+
+/* A move that was broken off for another leaves states that were never whole. */
+bool former_choose(struct coordinator *c)
+{
+        struct former *f = former_before(c, NULL);
+
+        while (f &&
+               recover_lost((const struct standing *const *)f->standings, &f->place) != NO_OWNER)
+                f = former_before(c, f);
+        for (struct former *n = former_before(c, NULL); f && n != f; n = former_before(c, n))
+                if (!is_unused(n, f))
+                        return false;
+        if (f)
+                c->former = f;
+        return f != NULL;
+}
+
+static struct former *former_of(struct coordinator *c, uint64_t epoch)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (c->formers[i].place.n_owners && c->formers[i].place.epoch == epoch)
+                        return &c->formers[i];
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (c->formers[i].place.n_owners == 0)
+                        return &c->formers[i];
+        return NULL;
+}
+
 static void former_forget(struct former *f)
 {
         for (uint32_t h = 0; h < HOLDER_MAX; h++) {
@@ -60,15 +121,15 @@ static void former_begin(struct former *f, const Zero__Standing *m)
 int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
                  struct standing *standing, struct fault *fault)
 {
-        struct former *f = &c->former;
+        struct former *f = former_of(c, m->placement);
         uint32_t holder;
 
         c->stale |= 1ull << node;
         if (m->n_owners < 1 || m->n_owners > ZERO_NODE_MAX || m->owner >= m->n_owners)
                 return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
-        if (f->place.n_owners && m->placement < f->place.epoch)
-                return 0; /* older still: it only waits to be deleted */
-        if (f->place.n_owners == 0 || m->placement > f->place.epoch)
+        if (!f)
+                return fault_set(fault, ZERO_EBUSY, "it has states of too many earlier placements");
+        if (f->place.n_owners == 0)
                 former_begin(f, m);
         if (m->n_owners != f->place.n_owners || m->copy >= f->place.copies)
                 return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
@@ -83,10 +144,8 @@ int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
         return 0;
 }
 
-void former_forget_node(struct coordinator *c, uint32_t node)
+static void forget_node(struct former *f, uint32_t node)
 {
-        struct former *f = &c->former;
-
         for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
                 if (holder_node(&f->place, h) == node) {
                         free(f->standings[h]);
@@ -94,12 +153,19 @@ void former_forget_node(struct coordinator *c, uint32_t node)
                 }
         f->settling &= ~(1ull << node);
         f->settled &= ~(1ull << node);
+}
+
+void former_forget_node(struct coordinator *c, uint32_t node)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                forget_node(&c->formers[i], node);
         c->stale &= ~(1ull << node);
 }
 
 void former_free(struct coordinator *c)
 {
-        former_forget(&c->former);
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                former_forget(&c->formers[i]);
 }
 
 /* ---- Settle ---------------------------------------------------------------------------------- */
@@ -110,10 +176,10 @@ static void settle_answered(void *arg, int status, const char *text, const Zero_
         struct coordinator *c = a->c;
         uint64_t node = 1ull << a->of;
 
-        if (!c->dead && a->epoch == c->former.place.epoch && c->former.settling & node) {
-                c->former.settling &= ~node;
+        if (!c->dead && a->epoch == c->former->place.epoch && c->former->settling & node) {
+                c->former->settling &= ~node;
                 if (status == ZERO_OK)
-                        c->former.settled |= node;
+                        c->former->settled |= node;
                 else if (status != ZERO_EPEER)
                         open_hinder(c, status, a->of, text);
                 placing_advance(c);
@@ -128,22 +194,22 @@ static void settle_ask(struct coordinator *c, uint32_t node)
         Zero__Settle settle = ZERO__SETTLE__INIT;
         Zero__Decision last = ZERO__DECISION__INIT;
 
-        settle.placement = c->former.place.epoch;
+        settle.placement = c->former->place.epoch;
         if (c->step.decided_attempt) {
                 decision_fill(c, &last);
                 settle.last = &last;
         }
         m.body_case = ZERO__LINK_MESSAGE__BODY_SETTLE;
         m.settle = &settle;
-        c->former.settling |= 1ull << node;
+        c->former->settling |= 1ull << node;
         call_send(c->x, node, &m, CALL_MS, settle_answered,
-                  asked_new(c, node, c->former.place.epoch));
+                  asked_new(c, node, c->former->place.epoch));
 }
 
 /* True: every node that holds former states, and is there, stands where the job does. */
 static bool former_settled(struct coordinator *c)
 {
-        struct former *f = &c->former;
+        struct former *f = c->former;
         uint64_t nodes = 0;
 
         for (uint32_t h = 0; h < placement_holders(&f->place); h++)
@@ -220,7 +286,7 @@ static void fill_ask(struct coordinator *c, uint32_t holder, const struct placem
 /* Puts count from anew: both copies are filled with the same number. */
 static void fill_from_former(struct coordinator *c, uint32_t holder)
 {
-        const struct former *f = &c->former;
+        const struct former *f = c->former;
         bool readable[HOLDER_MAX];
 
         for (uint32_t h = 0; h < HOLDER_MAX; h++)

@@ -7,8 +7,8 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import Cluster, finish_all, until  # noqa: E402
-from harness import case, cases_of, main  # noqa: E402
+from cluster import Cluster, crash_points, finish_all, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 from moments import LAYOUT, NEEDS, STEPS, TRAIN, all_aborted, all_step, as_undisturbed, go_to, train  # noqa: E402
 
 
@@ -108,6 +108,28 @@ def nobody_is_attached(what):
         c[0].ctl(command, node)
         lies_on(c, names)
         as_undisturbed(c, [0, 1])
+
+
+@cases_of((0, 1), "mirror_{}")
+def changed_back(mirror):
+    """A move is broken off for another one: what it has filled was never the job's, and does not count."""
+    if not crash_points():
+        raise Skip("the daemon was built without crash points")
+    with Cluster(3, start=False, mirror=mirror) as c:
+        for d, crash in zip(c.daemons, (None, "fill.drafted", None)):
+            d.start(crash=crash)
+        c.wait_up()
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 2], **NEEDS)
+        train(ranks, 2)
+        c[0].change_owners("remove-node", "n0")
+        until(lambda: not c[1].alive(), what="the kill")
+        time.sleep(0.2)  # n2 has filled its part by now, or lacks what n1 holds
+        c[0].change_owners("add-node", "n0")
+        c[1].start()
+        train(ranks, STEPS - 2, patient=True)
+        lies_on(c, c[0].ctl("view")["owners"])
+        as_undisturbed(c, [0, 2])
 
 
 @case
