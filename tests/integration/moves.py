@@ -95,6 +95,23 @@ def by_majority_without_one():
         lies_on(c, ["n0", "n2"], [c[0], c[2]])
 
 
+@case
+def taken_back():
+    """A node that has no room for its part stops the move; the list before it is as good as ever."""
+    with Cluster(3, owners=2, per_node={2: {"memory_limit": 4096}}) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        c[0].ctl("add-node", "n2")
+        for a in ranks:
+            a.start("train", steps=STEPS - 2, patient=True, **{**TRAIN, "keep": False})
+        until(lambda: any("memory_limit" in d.log() for d in c.daemons), what="a refusal")
+        until(lambda: c[0].ctl_run("remove-node", "n2").returncode == 0, what="the change back")
+        finish_all(ranks)
+        lies_on(c, ["n0", "n1"])
+        as_undisturbed(c, [0, 1])
+
+
 @cases_of(CHANGES)
 def nobody_is_attached(what):
     """A job moves though no rank asks for it, and is found where it lies now."""
