@@ -7,7 +7,9 @@ undisturbed run.
 import json
 import os
 import random
+import signal
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SLOW, Cluster, Tools, spawn, until  # noqa: E402
@@ -77,7 +79,7 @@ class Run:
         for rank in range(2):
             self.start(rank)
         for version, death, who in deaths:
-            until(lambda v=version: self.all_train() and self.version() >= v, 60 * SLOW, f"version {version}")
+            until(lambda v=version: self.all_train() and self.comes_to(v), 60 * SLOW, f"version {version}")
             getattr(self, death)(who)
         for rank, trainer in enumerate(self.trainers):
             status = trainer.wait(120 * SLOW)
@@ -85,6 +87,20 @@ class Run:
         until(lambda: all(d.peers_up() for d in self.cluster.daemons), what="the links")
         assert self.version() == STEPS
         return self.cluster.checksum("gpt")
+
+    def comes_to(self, version):
+        """The trainers go on for a moment and stand still while the daemon is asked: however long that takes,
+        they are not past their end then."""
+        time.sleep(0.02)
+        self.signal(signal.SIGSTOP)
+        there = self.version() >= version
+        self.signal(signal.SIGCONT)
+        return there
+
+    def signal(self, number):
+        for trainer in self.trainers:
+            if trainer.poll() is None:
+                trainer.send_signal(number)
 
     def all_train(self):
         for rank, trainer in enumerate(self.trainers):
