@@ -233,11 +233,12 @@ class Daemon:
         return json.loads(r.stdout)
 
     def change_owners(self, command, node):
-        """Its answer; asks again while the daemon starts anew with other owners."""
+        """Its answer; asks again while the daemon, or the node, starts anew with other owners."""
+        anew = "start anew", "connection to zerod is closed", "is not reachable from here"
+
         def answer():
             r = self.ctl_run("--json", command, node)
-            assert r.returncode == 0 or "start anew" in r.stderr or "connection to zerod is closed" in r.stderr, \
-                f"{self.name}: {command}: {r.stderr}"
+            assert r.returncode == 0 or any(why in r.stderr for why in anew), f"{self.name}: {command}: {r.stderr}"
             return r.stdout
         return json.loads(until(answer, what=f"{command} {node}"))
 

@@ -154,9 +154,13 @@ class World:
 
     def agreed(self, epoch):
         """Until every node goes by the list of this epoch."""
+        def told(i):
+            view = self.view(i)
+            if view["epoch"] == epoch:
+                self.owners = [int(name[1:]) for name in view["owners"]]
+            return view["epoch"] == epoch
         for i, d in enumerate(self.cluster.daemons):
-            self.wait_for(lambda i=i: self.view(i)["epoch"] == epoch, f"epoch {epoch} on {d.name}")
-        self.owners = [int(name[1:]) for name in self.view(0)["owners"]]
+            self.wait_for(lambda i=i: told(i), f"epoch {epoch} on {d.name}")
 
     # ---- watching ----------------------------------------------------------------
 
