@@ -32,13 +32,15 @@ static bool step_begun(const struct job *job)
         return false;
 }
 
-/* Whether the job's step will end by itself; one whose ranks are not all there may never. */
+/* Whether the job's step will end by itself: not without its ranks and nodes. */
 static bool job_in_flight(const struct job *job)
 {
+        struct wait_line away;
+
         for_holdings (job, h)
                 if (update_running(h->update))
                         return true;
-        return job->started && ranks_here(job) && step_begun(job);
+        return job->started && ranks_here(job) && !job_away(job, &away) && step_begun(job);
 }
 
 static const struct job *first_in_flight(const struct exchange *x)
