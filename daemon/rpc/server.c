@@ -123,10 +123,22 @@ int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault)
                 return fault_set(fault, ZERO_EIO, "cannot poll the socket");
         }
         uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
+        rpc->listening = true;
         x->query = query_message;
         x->query_arg = rpc;
         *ret = rpc;
         return 0;
+}
+
+void rpc_gone(struct rpc *rpc)
+{
+        void (*closed)(void *arg) = rpc->closed;
+        void *arg = rpc->closed_arg;
+
+        if (rpc->listening || rpc->n_sessions)
+                return;
+        free(rpc);
+        closed(arg);
 }
 
 static void listener_closed(uv_handle_t *handle)
@@ -134,17 +146,14 @@ static void listener_closed(uv_handle_t *handle)
         struct rpc *rpc = CONTAINER_OF((uv_poll_t *)handle, struct rpc, listener);
 
         close(rpc->fd);
-        rpc->fd = -1;
-        if (--rpc->n_sessions == 0)
-                rpc->closed(rpc->closed_arg);
+        rpc->listening = false;
+        rpc_gone(rpc);
 }
 
 void rpc_close(struct rpc *rpc, void (*closed)(void *arg), void *arg)
 {
-        rpc->closing = true;
         rpc->closed = closed;
         rpc->closed_arg = arg;
-        rpc->n_sessions++; /* the listener counts as one, until it is closed */
         list_for_each (&rpc->sessions, item) {
                 session_end(CONTAINER_OF(item, struct session, link));
         }

@@ -317,8 +317,7 @@ static void session_closed(void *arg)
         free(s->scratch);
         free(s);
         rpc->n_sessions--;
-        if (rpc->closing && rpc->n_sessions == 0)
-                rpc->closed(rpc->closed_arg);
+        rpc_gone(rpc);
 }
 
 void session_end(struct session *s)

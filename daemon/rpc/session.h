@@ -12,7 +12,7 @@ struct rpc {
         struct exchange *x;
         uv_poll_t listener;
         int fd;
-        bool closing;
+        bool listening; /* until the listener is closed */
         uint32_t n_sessions;
         struct list sessions;
         uint64_t started_ms;
@@ -51,6 +51,9 @@ struct pending_call {
         uint32_t group;
         char *json; /* the answer of a query */
 };
+
+/* Frees the server and tells closed(), once it neither listens nor has sessions. */
+void rpc_gone(struct rpc *rpc);
 
 int session_new(struct rpc *rpc, int fd);
 /* Ends it at once; what it waited for is forgotten. Never called from inside a request's handler.
