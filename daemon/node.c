@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/exchange/view.h"
+#include "daemon/exchange/moving/view.h"
 #include "daemon/loop/service.h"
 #include "daemon/loop/signals.h"
 #include "daemon/rpc/rpc.h"

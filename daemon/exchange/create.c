@@ -1,7 +1,7 @@
 /* Jobs made where their coordinator opens them, and dropped where their owner says so. */
-#include "daemon/exchange/checkpoint.h"
+#include "daemon/exchange/checkpoint/checkpoint.h"
+#include "daemon/exchange/moving/view.h"
 #include "daemon/exchange/shards.h"
-#include "daemon/exchange/view.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * decided and the updates are through: then nothing of what ranks have handed in is lost, and
  * they see no more than a pause while another process takes the jobs up.
  */
-#include "daemon/exchange/landing.h"
+#include "daemon/exchange/reduce/landing.h"
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"

@@ -1,8 +1,8 @@
 /* Start and stop of the exchange, its tick, and the way of messages to its parts. */
-#include "daemon/exchange/checkpoint.h"
-#include "daemon/exchange/filling.h"
-#include "daemon/exchange/former.h"
-#include "daemon/exchange/view.h"
+#include "daemon/exchange/checkpoint/checkpoint.h"
+#include "daemon/exchange/moving/filling.h"
+#include "daemon/exchange/moving/former.h"
+#include "daemon/exchange/moving/view.h"
 
 #include <sodium.h>
 #include <string.h>

@@ -3,29 +3,21 @@
  *
  *   exchange.c     start and stop, the tick, messages to the parts below
  *   job.c          a job's life and steps on this node    create.c  making and dropping it
- *   resume.c       jobs that an earlier process left      former.c  ... for an earlier placement
- *   attach.c       ranks of this node come and go         rank.c    what they do
- *   seat.c         what is kept of a rank while its session changes
- *   gather.c       parameters to trainers: one gather a group and version, however many ask
- *   admission.c    the gather window (window.c: its slabs, pure)
- *   holding.c      an owner's shards on this node      shard.c   as others read them
- *   reduce.c       contributions of local ranks           parcel.c  summed, offered, read
- *   spill.c        contributions copied aside, where all wait for slots
- *   offer.c        an owner's side: nodes' offers, pulled
- *   landing.c      accumulated in node order              vote.c    norm and vote
- *   mirror.c       sums to mirrors
- *   update.c       AdamW on chunks, group by group
- *   access.c       clients read and write planes          work.c    an owner's part of it
- *   checksum.c     a hash that does not depend on the partition
- *   coordinator.c  a job's coordinator                    opening.c opens a job on all nodes
- *   joining.c      ranks join it                          placing.c brings shards to their holders
- *   starting.c     a new attempt                          deciding.c votes and decisions
- *   lateness.c     who is late                            links.c   which nodes reach each other
- *   drain.c        leaving between two steps              view.h    which nodes hold shards
- *   checkpoint.h   checkpoints written and restored
+ *   resume.c       jobs that an earlier process left      drain.c   leaving between two steps
+ *   holding.c      an owner's shards on this node         shard.c   as others read them
  *   call.h         payloads asked for; messages that want an answer
- *   filling.h      a holder's state made from those of others
- *   request.c      clients' calls that wait: deadlines and names
+ *   request.h      clients' calls that wait: deadlines and names
+ *   disk.h         work that blocks
+ *
+ * and in rooms of their own
+ *
+ *   rank/          ranks of this node come and go, hold, push and step; what is kept of them
+ *   gather/        parameters to trainers: one gather a group and version, however many ask
+ *   reduce/        contributions of local ranks to the owners' sums, mirrors, votes and updates
+ *   planes/        clients read and write planes; a hash that does not depend on the partition
+ *   coordinator/   a job's coordinator: who takes part, what is decided, who is late
+ *   checkpoint/    checkpoints written and restored
+ *   moving/        which nodes hold shards, and bringing shards to where they are to be
  *
  * Everything here runs on the loop thread, except what is handed to the offload pool.
  * An operation in flight holds a reference to its job; a dropped job is `dead` and goes when
@@ -37,8 +29,8 @@
 
 #include "daemon/conf/conf.h"
 #include "daemon/exchange/call.h"
+#include "daemon/exchange/rank/seat.h"
 #include "daemon/exchange/request.h"
-#include "daemon/exchange/seat.h"
 #include "daemon/fabric/fabric.h"
 #include "daemon/job/placement.h"
 #include "daemon/job/step.h"

@@ -2,8 +2,8 @@
  * Jobs on this node: found, held, started when all ranks are there, moved on by the coordinator's
  * decisions.
  */
-#include "daemon/exchange/checkpoint.h"
-#include "daemon/exchange/filling.h"
+#include "daemon/exchange/checkpoint/checkpoint.h"
+#include "daemon/exchange/moving/filling.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * attempt that this owner has voted in, the job's coordinator finds out (coordinator.h); any
  * other is void, its gradients count for nothing.  Trainers then attach as to any job.
  */
-#include "daemon/exchange/former.h"
+#include "daemon/exchange/moving/former.h"
 #include "daemon/exchange/shards.h"
 
 #include <string.h>

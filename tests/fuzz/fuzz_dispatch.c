@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/exchange/view.h"
+#include "daemon/exchange/moving/view.h"
 #include "daemon/fabric/fabric_inproc.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"

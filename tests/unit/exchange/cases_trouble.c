@@ -3,8 +3,8 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/exchange/landing.h"
-#include "daemon/exchange/coordinator.h"
+#include "daemon/exchange/coordinator/coordinator.h"
+#include "daemon/exchange/reduce/landing.h"
 #include "listening.h"
 
 /* One operation of one rank, to its end. */

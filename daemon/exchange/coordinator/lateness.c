@@ -1,0 +1,137 @@
+/* Who is late: reports of the nodes put together and told to all, so that every wait has a name. */
+#include "daemon/exchange/coordinator/coordinator.h"
+
+#include <stdio.h>
+
+#include "proto/cleanup.h"
+
+/* ---- who is late -------------------------------------------------------------------------- */
+
+void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progress *p)
+{
+        struct report *r = &c->reports[node];
+        uint64_t now = exchange_now(c->x);
+
+        *r = (struct report){ .waiting = p->waiting };
+        for (size_t i = 0; i < p->n_waits && r->n < WAIT_LINES; i++) {
+                struct wait_line *line = &r->lines[r->n++];
+
+                snprintf(line->who, sizeof line->who, "%s", p->waits[i]->who);
+                snprintf(line->what, sizeof line->what, "%s", p->waits[i]->what);
+                line->since_ms = now > p->waits[i]->since_ms ? now - p->waits[i]->since_ms : 0;
+        }
+}
+
+static void summary_add(struct wait_line *lines, uint32_t *n, const struct wait_line *line)
+{
+        if (*n < WAIT_LINES)
+                lines[(*n)++] = *line;
+}
+
+/* Nodes that are away, and what else hinders the job. */
+static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lines)
+{
+        uint64_t now = exchange_now(c->x);
+        uint32_t n = 0;
+
+        if (c->fault.status) {
+                struct wait_line line = { .since_ms = now };
+
+                snprintf(line.who, sizeof line.who, "a person");
+                snprintf(line.what, sizeof line.what, "%.150s", c->fault.text);
+                summary_add(lines, &n, &line);
+        }
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
+                struct wait_line line = { .since_ms = now };
+
+                if (!step_needs_node(&c->step, i) ||
+                    (c->step.open >> i & 1 && !(c->step.phase == STEP_FORMING && c->step.cut[i])))
+                        continue;
+                snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
+                snprintf(line.what, sizeof line.what, "%s",
+                         c->step.open >> i & 1 ? "to reach all nodes" : "to come up");
+                summary_add(lines, &n, &line);
+        }
+        return n;
+}
+
+/* Ranks of another world size wait for those of this one to leave. */
+static bool world_waits(const struct coordinator *c, struct wait_line *lines, uint32_t *n)
+{
+        const struct join *j = join_of_other_world(c);
+        struct wait_line line = { .since_ms = exchange_now(c->x) };
+
+        if (!j)
+                return false;
+        for (uint32_t r = 0; r < c->step.world_size; r++) {
+                if (c->step.seats[r] != SEAT_HERE)
+                        continue;
+                snprintf(line.who, sizeof line.who, "rank %u of %u", r, c->step.world_size);
+                snprintf(line.what, sizeof line.what, "to leave: ranks of world size %u wait",
+                         j->world_size);
+                summary_add(lines, n, &line);
+        }
+        return true;
+}
+
+/* Missing nodes and ranks first, then what the nodes report. */
+static uint32_t coordinator_summary(const struct coordinator *c, struct wait_line *lines)
+{
+        const struct step *s = &c->step;
+        uint64_t now = exchange_now(c->x);
+        uint32_t n = nodes_summary(c, lines);
+
+        if (world_waits(c, lines, &n))
+                return n;
+        for (uint32_t r = 0; r < s->world_size; r++) {
+                struct wait_line line = { .since_ms = now, .lost = s->seats[r] == SEAT_LOST };
+
+                if (s->seats[r] == SEAT_HERE)
+                        continue;
+                snprintf(line.who, sizeof line.who, "rank %u", r);
+                snprintf(line.what, sizeof line.what, "%s",
+                         line.lost ? "it was lost: its session ended" : "to attach");
+                summary_add(lines, &n, &line);
+        }
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
+                for (uint32_t k = 0; k < c->reports[i].n; k++)
+                        summary_add(lines, &n, &c->reports[i].lines[k]);
+        return n;
+}
+
+static bool coordinator_is_waited_for(const struct coordinator *c)
+{
+        if (!list_empty(&c->joins))
+                return true;
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
+                if (c->reports[i].waiting)
+                        return true;
+        return false;
+}
+
+void coordinator_tell(struct coordinator *c)
+{
+        Zero__LinkMessage m = coordinator_to(c);
+        Zero__Progress progress = ZERO__PROGRESS__INIT;
+        Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
+        struct wait_line lines[WAIT_LINES];
+        uint32_t n = coordinator_is_waited_for(c) ? coordinator_summary(c, lines) : 0;
+
+        if (n == 0 && !c->told)
+                return;
+        for (uint32_t i = 0; i < n; i++) {
+                zero__wait__init(&waits[i]);
+                waits[i].who = lines[i].who;
+                waits[i].what = lines[i].what;
+                waits[i].since_ms = exchange_now(c->x) - lines[i].since_ms;
+                waits[i].lost = lines[i].lost;
+                pointers[i] = &waits[i];
+        }
+        progress.summary = true;
+        progress.n_waits = n;
+        progress.waits = pointers;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PROGRESS;
+        m.progress = &progress;
+        send_all(c->x, &m);
+        c->told = n > 0;
+}

@@ -1,0 +1,423 @@
+/*
+ * Bringing a job's states to where the placement in force has them.
+ *
+ * Where the job stands was told by the states of the placement in force, or, if those are not
+ * whole, of the one before (coordinator.former).  In the second case nodes first carry out on
+ * them what was decided (Settle); then every holder of the placement in force is filled from
+ * them, and when all are, the old ones are deleted (Placed).  In the first case only holders
+ * that have lost their state, or missed a client's put, are filled, from their twins.
+ * No step starts meanwhile: a node with a holder that lacks its state is not open.
+ */
+#include "daemon/exchange/coordinator/coordinator.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* A question or a fill whose answer is to come. */
+struct asked {
+        struct coordinator *c;
+        uint32_t of;    /* node, or holder */
+        uint64_t epoch; /* of the answer's states */
+};
+
+static struct asked *asked_new(struct coordinator *c, uint32_t of, uint64_t epoch)
+{
+        struct asked *a = malloc(sizeof *a);
+
+        if (!a)
+                abort(); /* some bytes: nothing sensible is left to do */
+        *a = (struct asked){ c, of, epoch };
+        c->references++;
+        return a;
+}
+
+/* ---- what nodes hold of the placement before ---------------------------------------------- */
+
+static bool is_older(const struct former *f, const struct former *than)
+{
+        return f->place.n_owners && (!than || f->place.epoch < than->place.epoch);
+}
+
+static struct former *former_before(struct coordinator *c, const struct former *than)
+{
+        struct former *newest = NULL;
+
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (is_older(&c->formers[i], than) &&
+                    (!newest || c->formers[i].place.epoch > newest->place.epoch))
+                        newest = &c->formers[i];
+        return newest;
+}
+
+/* All that is there of it stands as it was filled: no step was ever made on it. */
+static bool is_unused(const struct former *f, const struct former *whole)
+{
+        bool some = false;
+
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++) {
+                const struct standing *s = f->standings[h];
+
+                some = some || s;
+                if (s && s->prepared_attempt)
+                        return false;
+                for (uint32_t w = 0; s && w < placement_holders(&whole->place); w++)
+                        if (whole->standings[w] && whole->standings[w]->version < s->version)
+                                return false;
+        }
+        return some;
+}
+
+/* A move that was broken off for another leaves states that were never whole. */
+bool former_choose(struct coordinator *c)
+{
+        struct former *f = former_before(c, NULL);
+
+        while (f &&
+               recover_lost((const struct standing *const *)f->standings, &f->place) != NO_OWNER)
+                f = former_before(c, f);
+        for (struct former *n = former_before(c, NULL); f && n != f; n = former_before(c, n))
+                if (!is_unused(n, f))
+                        return false;
+        if (f)
+                c->former = f;
+        return f != NULL;
+}
+
+static struct former *former_of(struct coordinator *c, uint64_t epoch)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (c->formers[i].place.n_owners && c->formers[i].place.epoch == epoch)
+                        return &c->formers[i];
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (c->formers[i].place.n_owners == 0)
+                        return &c->formers[i];
+        return NULL;
+}
+
+static void former_forget(struct former *f)
+{
+        for (uint32_t h = 0; h < HOLDER_MAX; h++) {
+                free(f->standings[h]);
+                f->standings[h] = NULL;
+        }
+        f->settling = f->settled = 0;
+}
+
+/* Owners of whom nothing is known have no node. */
+static void former_begin(struct former *f, const Zero__Standing *m)
+{
+        uint32_t nobody[ZERO_NODE_MAX];
+
+        for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
+                nobody[o] = ZERO_NODE_MAX;
+        former_forget(f);
+        placement_init(&f->place, m->placement, nobody, m->n_owners, true);
+}
+
+int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
+                 struct standing *standing, struct fault *fault)
+{
+        struct former *f = former_of(c, m->placement);
+        uint32_t holder;
+
+        c->stale |= 1ull << node;
+        if (m->n_owners < 1 || m->n_owners > ZERO_NODE_MAX || m->owner >= m->n_owners)
+                return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
+        if (!f)
+                return fault_set(fault, ZERO_EBUSY, "it has states of too many earlier placements");
+        if (f->place.n_owners == 0)
+                former_begin(f, m);
+        if (m->n_owners != f->place.n_owners || m->copy >= f->place.copies)
+                return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
+        holder = holder_of(&f->place, m->owner, m->copy);
+        f->place.node[(m->owner + m->copy) % m->n_owners] = node;
+        free(f->standings[holder]);
+        f->standings[holder] = malloc(sizeof *standing);
+        if (!f->standings[holder])
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        *f->standings[holder] = *standing;
+        f->puts[holder] = m->puts;
+        return 0;
+}
+
+static void forget_node(struct former *f, uint32_t node)
+{
+        for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
+                if (holder_node(&f->place, h) == node) {
+                        free(f->standings[h]);
+                        f->standings[h] = NULL;
+                }
+        f->settling &= ~(1ull << node);
+        f->settled &= ~(1ull << node);
+}
+
+void former_forget_node(struct coordinator *c, uint32_t node)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                forget_node(&c->formers[i], node);
+        c->stale &= ~(1ull << node);
+}
+
+void former_free(struct coordinator *c)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                former_forget(&c->formers[i]);
+}
+
+/* ---- Settle ---------------------------------------------------------------------------------- */
+
+static void settle_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct asked *a = arg;
+        struct coordinator *c = a->c;
+        uint64_t node = 1ull << a->of;
+
+        if (!c->dead && a->epoch == c->former->place.epoch && c->former->settling & node) {
+                c->former->settling &= ~node;
+                if (status == ZERO_OK)
+                        c->former->settled |= node;
+                else if (status != ZERO_EPEER)
+                        open_hinder(c, status, a->of, text);
+                placing_advance(c);
+        }
+        coordinator_unref(c);
+        free(a);
+}
+
+static void settle_ask(struct coordinator *c, uint32_t node)
+{
+        Zero__LinkMessage m = coordinator_to(c);
+        Zero__Settle settle = ZERO__SETTLE__INIT;
+        Zero__Decision last = ZERO__DECISION__INIT;
+
+        settle.placement = c->former->place.epoch;
+        if (c->step.decided_attempt) {
+                decision_fill(c, &last);
+                settle.last = &last;
+        }
+        m.body_case = ZERO__LINK_MESSAGE__BODY_SETTLE;
+        m.settle = &settle;
+        c->former->settling |= 1ull << node;
+        call_send(c->x, node, &m, CALL_MS, settle_answered,
+                  asked_new(c, node, c->former->place.epoch));
+}
+
+/* True: every node that holds former states, and is there, stands where the job does. */
+static bool former_settled(struct coordinator *c)
+{
+        struct former *f = c->former;
+        uint64_t nodes = 0;
+
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
+                if (f->standings[h])
+                        nodes |= 1ull << holder_node(&f->place, h);
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
+                if (nodes >> n & 1 && !((f->settling | f->settled) >> n & 1))
+                        settle_ask(c, n);
+        return (nodes & ~f->settled) == 0 &&
+               recover_lost((const struct standing *const *)f->standings, &f->place) == NO_OWNER;
+}
+
+/* ---- fills -------------------------------------------------------------------------------------
+ */
+
+static void fill_ended(void *arg, int status, const char *text, const Zero__Standing *standing)
+{
+        struct asked *a = arg;
+        struct coordinator *c = a->c;
+        uint32_t node = holder_node(&c->step.view, a->of);
+        struct fault fault;
+
+        c->fills[a->of] = NULL;
+        if (c->dead || c->nodes[node] != NODE_KNOWN) {
+                ; /* asked again when it has come anew */
+        } else if (status == ZERO_OK && standing_known(c, node, standing, &fault)) {
+                open_hinder(c, fault.status, node, fault.text);
+        } else if (status == ZERO_OK) {
+                c->lacks[node] = false;
+                log_info("job %s: the shards of owner %u are on node %s again", c->name,
+                         holder_owner(&c->step.view, a->of), node_name(c->x, node));
+                open_settle(c);
+        } else if (status == ZERO_EPEER || status == ZERO_EBUSY || status == ZERO_EABORTED) {
+                log_warning("job %s: node %s did not get its shards: %s; trying again", c->name,
+                            node_name(c->x, node), text);
+        } else {
+                open_hinder(c, status, node, text);
+        }
+        coordinator_unref(c);
+        free(a);
+}
+
+static void fill_ask(struct coordinator *c, uint32_t holder, const struct placement *from,
+                     const bool *readable, const uint64_t *source_puts, uint64_t puts)
+{
+        Zero__Decision last = ZERO__DECISION__INIT;
+        struct fill_order order = { .job = c->name,
+                                    .uid = c->uid,
+                                    .world_size = c->step.world_size,
+                                    .reduce_dtype = c->reduce_dtype,
+                                    .layout = c->message,
+                                    .from = from,
+                                    .to = &c->step.view,
+                                    .holder = holder,
+                                    .version = c->step.version,
+                                    .puts = puts,
+                                    .readable = readable,
+                                    .source_puts = source_puts };
+        struct asked *a = asked_new(c, holder, from->epoch);
+
+        step_heard(&c->step, c->step.attempt);
+        order.attempt = c->step.heard + 1;
+        if (c->step.decided_attempt) {
+                decision_fill(c, &last);
+                order.last = &last;
+        }
+        c->fills[holder] = fill_start(c->x, &order, fill_ended, a);
+        if (c->fills[holder])
+                return;
+        coordinator_unref(c); /* again at the next tick */
+        free(a);
+}
+
+/* Puts count from anew: both copies are filled with the same number. */
+static void fill_from_former(struct coordinator *c, uint32_t holder)
+{
+        const struct former *f = c->former;
+        bool readable[HOLDER_MAX];
+
+        for (uint32_t h = 0; h < HOLDER_MAX; h++)
+                readable[h] = f->standings[h] != NULL;
+        fill_ask(c, holder, &f->place, readable, f->puts, 0);
+}
+
+static uint32_t twin_of(const struct placement *p, uint32_t holder)
+{
+        return holder_of(p, holder_owner(p, holder), 1 - holder_copy(p, holder));
+}
+
+/* It is there, and has nothing to carry out any more. */
+static bool twin_ready(const struct coordinator *c, uint32_t twin)
+{
+        const struct recovery now = step_stands(&c->step);
+        const struct standing *s = c->standings[twin];
+        struct fault fault;
+        bool behind;
+
+        return s && c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN &&
+               (c->step.done[twin] ||
+                (recover_one(s, &now, &behind, &fault) == 0 && !behind && s->done));
+}
+
+static void fill_from_twin(struct coordinator *c, uint32_t holder)
+{
+        bool readable[HOLDER_MAX] = { false };
+        uint32_t twin;
+
+        if (c->step.view.copies < 2)
+                return;
+        twin = twin_of(&c->step.view, holder);
+        if (!twin_ready(c, twin))
+                return;
+        readable[twin] = true;
+        fill_ask(c, holder, &c->step.view, readable, c->puts, c->puts[twin]);
+}
+
+/* ---- what is still to be done ---------------------------------------------------------------- */
+
+/* Its state is not there; or, where shards are being moved, was not filled from these states. */
+static bool is_lacking(const struct coordinator *c, uint32_t holder)
+{
+        const struct recovery now = step_stands(&c->step);
+        struct fault fault;
+        bool behind;
+
+        if (!c->standings[holder])
+                return true;
+        return !c->whole && (recover_one(c->standings[holder], &now, &behind, &fault) || behind);
+}
+
+/* Of two copies, one has missed a client's put, or so it seems from what the nodes have told. */
+static bool is_unlike(const struct coordinator *c, uint32_t holder)
+{
+        uint32_t twin = c->step.view.copies < 2 ? NO_HOLDER : twin_of(&c->step.view, holder);
+
+        return twin != NO_HOLDER && c->standings[holder] && c->standings[twin] &&
+               c->puts[holder] != c->puts[twin];
+}
+
+/* What a node told before another was lost may be long past: puts may have come since. */
+static bool is_fresh(struct coordinator *c, uint32_t holder)
+{
+        uint32_t node = holder_node(&c->step.view, holder);
+
+        if (c->rounds[node] != c->round && c->nodes[node] == NODE_OPEN)
+                open_ask(c, node);
+        return c->rounds[node] == c->round && c->nodes[node] == NODE_KNOWN;
+}
+
+/* The mirror is made anew. */
+static bool is_outdated(struct coordinator *c, uint32_t holder)
+{
+        if (!is_unlike(c, holder))
+                return false;
+        return is_fresh(c, holder) & is_fresh(c, twin_of(&c->step.view, holder)) &&
+               holder_copy(&c->step.view, holder) == 1;
+}
+
+bool placing_lacks(const struct coordinator *c, uint32_t node)
+{
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
+                if (holder_node(&c->step.view, h) == node &&
+                    (is_lacking(c, h) || (c->whole && is_unlike(c, h))))
+                        return true;
+        return false;
+}
+
+static bool fill_lacking(struct coordinator *c)
+{
+        bool lacking = false;
+
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++) {
+                if (!is_lacking(c, h) && !(c->whole && is_outdated(c, h)))
+                        continue;
+                lacking = true;
+                if (c->fills[h] || c->nodes[holder_node(&c->step.view, h)] != NODE_KNOWN)
+                        continue;
+                if (c->whole)
+                        fill_from_twin(c, h);
+                else
+                        fill_from_former(c, h);
+        }
+        return lacking;
+}
+
+void placed_tell(struct coordinator *c, uint32_t node)
+{
+        Zero__LinkMessage m = coordinator_to(c);
+        Zero__Placed placed = ZERO__PLACED__INIT;
+
+        placed.placement = c->step.view.epoch;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PLACED;
+        m.placed = &placed;
+        fabric_send(c->x->fabric, node, &m);
+        c->stale &= ~(1ull << node);
+}
+
+void placing_advance(struct coordinator *c)
+{
+        if (!c->settled || c->fault.status)
+                return;
+        if (c->whole) {
+                fill_lacking(c);
+        } else if (former_settled(c) && !fill_lacking(c)) {
+                c->whole = true;
+                crash_point(CRASH_MOVE_WHOLE);
+                log_info("job %s: all its shards are where owner list %llu has them", c->name,
+                         (unsigned long long)c->step.view.epoch);
+                open_settle(c);
+        }
+}

@@ -1,0 +1,118 @@
+/*
+ * States of a placement that has ended.
+ *
+ * No step runs on them.  The coordinator tells where the job stood: a step that was decided is
+ * carried out, any other is void (Settle).  Then the placement in force is filled from them, and
+ * when it is whole they are deleted (Placed).  Until then they are all there is of the job.
+ */
+#include "daemon/exchange/moving/former.h"
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+void former_take_up(struct job *job)
+{
+        list_for_each (&job->former, item) {
+                holding_take_up(CONTAINER_OF(item, struct holding, link));
+        }
+}
+
+/* ---- Settle ---------------------------------------------------------------------------- */
+
+static bool settles(const struct job *job, uint64_t call)
+{
+        list_for_each ((struct list *)&job->former, item) {
+                if (CONTAINER_OF(item, struct holding, link)->settling == call)
+                        return true;
+        }
+        return false;
+}
+
+static void settle(struct holding *h, const Zero__Decision *last, uint64_t call)
+{
+        const struct state_record *record = h->state->record;
+
+        if (last && record->phase == ATTEMPT_PREPARED && record->attempt == last->attempt) {
+                update_begin(h, last);
+        } else if (record->phase == ATTEMPT_PREPARED) {
+                state_abort(h->state, record->attempt + 1);
+        }
+        if (update_running(h->update))
+                h->settling = call;
+}
+
+static void settled(struct job *job, uint64_t call)
+{
+        Zero__LinkMessage m = job_message(job);
+
+        m.call = call;
+        if (!settles(job, call))
+                answer(job->x, job->coordinator, &m, ZERO_OK, "");
+}
+
+void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        bool some = false;
+
+        list_for_each (&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (h->state->id.epoch != m->settle->placement)
+                        continue;
+                some = true;
+                settle(h, m->settle->last, m->call);
+        }
+        if (some)
+                settled(job, m->call);
+        else
+                answer(job->x, node, m, ZERO_EABORTED, "its states of that placement are gone");
+}
+
+void former_updated(struct holding *h)
+{
+        uint64_t call = h->settling;
+
+        h->settling = 0;
+        if (call)
+                settled(h->job, call);
+}
+
+/* ---- Placed ---------------------------------------------------------------------------- */
+
+static bool is_read(const struct holding *h)
+{
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                if (h->pins[g])
+                        return true;
+        return update_running(h->update);
+}
+
+void former_sweep(struct job *job)
+{
+        if (!job->placed)
+                return;
+        list_for_each (&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (is_read(h))
+                        continue;
+                log_info("job %s: its state of epoch %llu is deleted: all is at epoch %llu now",
+                         job->name, (unsigned long long)h->state->id.epoch,
+                         (unsigned long long)job->place.epoch);
+                state_drop(STEAL(h->state));
+                holding_free(h);
+                crash_point(CRASH_MOVE_DROPPED);
+        }
+}
+
+void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct job *job = job_find(x, m->job);
+
+        if (!job || node != job->coordinator || m->placed->placement != job->place.epoch)
+                return;
+        crash_point(CRASH_MOVE_PLACED);
+        job->placed = true;
+        former_sweep(job);
+}

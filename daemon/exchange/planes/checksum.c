@@ -1,0 +1,97 @@
+/*
+ * A hash of the planes that does not depend on how they are partitioned: the sum of the
+ * hashes of all blocks of 128 elements, each keyed with its plane, tensor and place.
+ */
+#include "daemon/exchange/planes/access.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+/* ---- checksum ---------------------------------------------------------------------------- */
+
+enum { HASH_BLOCK = LAYOUT_ALIGN };
+
+/*
+ * The sum, modulo 2^64 in two lanes, of the hashes of all blocks of 128 elements, each
+ * keyed with plane, tensor and place: it depends on the values, not on how they are cut.
+ */
+static void checksum_blocks(uint64_t sum[2], uint32_t plane, const struct plan_segment *s,
+                            const struct layout_tensor *t, const float *values)
+{
+        for (uint64_t i = 0; i < s->count; i += HASH_BLOCK) {
+                struct {
+                        uint32_t plane, tensor;
+                        uint64_t first;
+                        float values[HASH_BLOCK];
+                } block = { .plane = plane, .tensor = s->tensor };
+                uint64_t n = s->count - i < HASH_BLOCK ? s->count - i : HASH_BLOCK, hash[2];
+
+                block.first = s->in_group + i - t->offset;
+                memcpy(block.values, values + i, n * sizeof(float));
+                crypto_generichash((uint8_t *)hash, sizeof hash, (const uint8_t *)&block,
+                                   sizeof block, NULL, 0);
+                sum[0] += hash[0];
+                sum[1] += hash[1];
+        }
+}
+
+static void checksum_run(struct offload_task *task, uint32_t worker)
+{
+        struct work *w = CONTAINER_OF(task, struct work, task);
+        const struct state *state = w->holding->state;
+        const struct plan *plan = state->plan;
+
+        for (uint32_t i = 0; i < plan->n_segments; i++) {
+                const struct plan_segment *s = &plan->segments[i];
+                const struct layout_tensor *t = &w->job->layout->tensors[s->tensor];
+
+                checksum_blocks(w->checksum.sum[0], ZERO_PLANE_MASTER, s, t,
+                                state->master + s->master);
+                if (t->frozen)
+                        continue;
+                checksum_blocks(w->checksum.sum[1], ZERO_PLANE_EXP_AVG, s, t,
+                                state->exp_avg + s->moment);
+                checksum_blocks(w->checksum.sum[2], ZERO_PLANE_EXP_AVG_SQ, s, t,
+                                state->exp_avg_sq + s->moment);
+        }
+}
+
+static void checksum_end(struct offload_task *task)
+{
+        struct work *w = CONTAINER_OF(task, struct work, task);
+
+        w->checksum_done(w->checksum_arg, &w->checksum);
+        for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
+                shard_unpin(w->holding, g);
+        work_free(w);
+}
+
+static void checksum_begin(struct work *w)
+{
+        for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
+                shard_pin(w->holding, g);
+        w->task.run = checksum_run;
+        w->task.done = checksum_end;
+        offload_submit(w->job->x->offload, &w->task);
+}
+
+void checksum_start(struct holding *h, uint64_t version,
+                    void (*done)(void *arg, const struct checksum *sum), void *arg)
+{
+        struct work *w = calloc(1, sizeof *w);
+
+        if (!w)
+                abort(); /* no way to keep the promise to call done() */
+        w->job = h->job;
+        w->holding = h;
+        list_init(&w->link);
+        job_ref(h->job);
+        w->version = version;
+        w->checksum_done = done;
+        w->checksum_arg = arg;
+        w->begin = checksum_begin;
+        work_start(w);
+}

@@ -1,0 +1,396 @@
+/*
+ * Parcels: summed, offered to the owners, and read by them.
+ */
+#include "daemon/exchange/reduce/reduce.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/exchange/reduce/buffer.h"
+#include "proto/cleanup.h"
+
+/* ---- parcels ----------------------------------------------------------------- */
+
+void parcel_free(struct parcel *p)
+{
+        struct reduce *r = p->job->reduce;
+
+        for (uint32_t i = 0; i < p->n_sources; i++)
+                if (p->sources[i] && p->aborted)
+                        contribution_abort(p->sources[i], p->job);
+                else if (p->sources[i])
+                        contribution_free(p->sources[i], ZERO_OK, "");
+        if (p->buffer) {
+                r->buffer_bytes -= p->job->layout->groups[p->group].elements *
+                                   dtype_size(p->job->reduce_dtype);
+                free(p->buffer);
+        }
+        list_remove(&p->link);
+        free(p->present);
+        job_unref(p->job);
+        free(p);
+}
+
+static bool source_has(const struct contribution *c, uint32_t tensor_in_group)
+{
+        return !c->present || c->present[tensor_in_group];
+}
+
+/* Offload thread: tensor by tensor, the present contributions in rank order. */
+static void parcel_sum(struct offload_task *task, uint32_t worker)
+{
+        struct parcel *p = CONTAINER_OF(task, struct parcel, task);
+        const struct job *job = p->job;
+        const struct layout_group *g = &job->layout->groups[p->group];
+        size_t wire = dtype_size(job->reduce_dtype);
+        const void **src = malloc(p->n_sources * sizeof *src);
+
+        if (!src)
+                abort(); /* a few bytes on a worker: nothing sensible is left to do */
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+                const struct layout_tensor *t = &job->layout->tensors[g->first_tensor + i];
+                enum zero_dtype from = p->grad_dtype;
+                uint32_t k = 0;
+
+                for (uint32_t s = 0; s < p->n_sources; s++)
+                        if (!t->frozen && source_has(p->sources[s], i))
+                                src[k++] = (const char *)p->sources[s]->data +
+                                           t->offset * dtype_size(from);
+                if (k && t->elements)
+                        job->x->ops->sum(job->reduce_dtype, (char *)p->buffer + t->offset * wire,
+                                         from, src, k, t->elements);
+        }
+        free(src);
+}
+
+static void parcel_summed(struct offload_task *task)
+{
+        struct parcel *p = CONTAINER_OF(task, struct parcel, task);
+
+        p->summing = false;
+        if (p->void_) {
+                parcel_free(p);
+                return;
+        }
+        for (uint32_t i = 0; i < p->n_sources; i++) {
+                contribution_free(p->sources[i], ZERO_OK, "");
+                p->sources[i] = NULL;
+        }
+        p->ready = true;
+        crash_point(CRASH_PUSH_SUMMED);
+        group_offer(p->job, p->group);
+}
+
+/* Sums have a budget; one is always allowed, so that the oldest goes on. */
+static uint64_t sum_budget(const struct job *job)
+{
+        uint64_t largest = 0;
+
+        if (job->x->conf->reduce_buffers)
+                return job->x->conf->reduce_buffers;
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                if (job->layout->groups[g].elements > largest)
+                        largest = job->layout->groups[g].elements;
+        return 4 * largest * dtype_size(job->reduce_dtype);
+}
+
+void parcel_start(struct parcel *p)
+{
+        struct job *job = p->job;
+        struct reduce *r = job->reduce;
+        uint64_t bytes = job->layout->groups[p->group].elements * dtype_size(job->reduce_dtype);
+
+        p->starved = false;
+        if (p->n_sources == 0) { /* no rank has anything */
+                p->ready = true;
+                group_offer(job, p->group);
+                return;
+        }
+        if (p->n_sources == 1 && p->grad_dtype == job->reduce_dtype) {
+                p->data = p->sources[0]->data;
+                p->ready = true;
+                group_offer(job, p->group);
+                return;
+        }
+        if (r->buffer_bytes && r->buffer_bytes + bytes > sum_budget(job)) {
+                p->starved = true;
+                return;
+        }
+        p->buffer = buffer_new(bytes);
+        if (!p->buffer) {
+                p->starved = true;
+                return;
+        }
+        r->buffer_bytes += bytes;
+        p->data = p->buffer;
+        p->summing = true;
+        p->task.run = parcel_sum;
+        p->task.done = parcel_summed;
+        offload_submit(job->x->offload, &p->task);
+}
+
+/* A buffer has become free: the oldest parcels without one go on. */
+static void reduce_feed(struct reduce *r)
+{
+        list_for_each (&r->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                if (p->starved)
+                        parcel_start(p);
+        }
+}
+
+static void parcel_taken(struct parcel *p)
+{
+        struct job *job = p->job;
+
+        assert(p->untaken > 0);
+        if (--p->untaken)
+                return;
+        job_ref(job);
+        parcel_free(p);
+        reduce_feed(job->reduce);
+        job_unref(job);
+}
+
+void parcel_read_begin(struct parcel *p)
+{
+        p->readers++;
+}
+
+void parcel_read_end(struct parcel *p, bool taken)
+{
+        assert(p->readers > 0);
+        p->readers--;
+        if (p->void_ && p->readers == 0)
+                parcel_free(p);
+        else if (!p->void_ && taken)
+                parcel_taken(p);
+}
+
+const void *parcel_data(const struct parcel *p, uint64_t first)
+{
+        return (const char *)p->data + first * dtype_size(p->job->reduce_dtype);
+}
+
+/* Tells one owner. An empty offer has no parcel: there is nothing to take. */
+static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t micro_batch,
+                       bool last, struct parcel *p)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Offer offer = ZERO__OFFER__INIT;
+
+        offer.attempt = job->attempt;
+        offer.group = group;
+        offer.owner = owner;
+        offer.micro_batch = micro_batch;
+        offer.last = last;
+        offer.empty = p == NULL;
+        if (p) {
+                offer.present.data = p->present;
+                offer.present.len = (job->layout->groups[group].n_tensors + 7) / 8;
+        }
+        if (job->place.node[owner] == job->x->cluster->self) {
+                int r = landing_offer(job, job->x->cluster->self, &offer, p);
+
+                assert(r == 0); /* what this node offers keeps the rules */
+                (void)r;
+                return;
+        }
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
+        m.offer = &offer;
+        fabric_send(job->x->fabric, job->place.node[owner], &m);
+        crash_point(CRASH_PUSH_OFFERED);
+}
+
+static void offer_all(struct job *job, uint32_t group, uint32_t micro_batch, bool last,
+                      struct parcel *p)
+{
+        uint32_t n = job->partition->slices[group];
+
+        for (uint32_t i = 0; i < n; i++)
+                offer_send(job, group, partition_owner(job->partition, group, i), micro_batch, last,
+                           p);
+}
+
+static void parcel_offer(struct parcel *p)
+{
+        p->offered = true;
+        if (p->n_sources == 0) {
+                offer_all(p->job, p->group, p->micro_batch, p->last, NULL);
+                parcel_free(p);
+                return;
+        }
+        p->untaken = p->job->partition->slices[p->group];
+        if (p->untaken == 0) { /* a group of empty tensors */
+                p->untaken = 1;
+                parcel_taken(p);
+                return;
+        }
+        offer_all(p->job, p->group, p->micro_batch, p->last, p);
+}
+
+static struct parcel *parcel_ready(struct job *job, uint32_t group, uint32_t micro_batch)
+{
+        list_for_each (&job->reduce->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                if (p->ready && !p->offered && !p->void_ && p->group == group &&
+                    p->micro_batch == micro_batch)
+                        return p;
+        }
+        return NULL;
+}
+
+/* Offers what is ready, in the order of micro-batches. */
+void group_offer(struct job *job, uint32_t group)
+{
+        struct reduce_group *g = &job->reduce->groups[group];
+        struct parcel *p;
+
+        while ((p = parcel_ready(job, group, g->offered))) {
+                g->offered++;
+                parcel_offer(p);
+        }
+        if (!g->ends_empty || g->offered < g->micro_batch)
+                return;
+        g->ends_empty = false;
+        offer_all(job, group, g->micro_batch, true, NULL);
+}
+
+/* Marks the tensors that it has; false if it has none. */
+static bool source_mark(const struct contribution *c, uint32_t n_tensors, uint8_t *present)
+{
+        bool some = false;
+
+        for (uint32_t i = 0; i < n_tensors; i++) {
+                if (!source_has(c, i))
+                        continue;
+                present[i / 8] |= (uint8_t)(1u << (i % 8));
+                some = true;
+        }
+        return some;
+}
+
+/* A rank's next micro-batch goes into the parcel, if it has anything. */
+static void parcel_take(struct parcel *p, struct contributor *from)
+{
+        struct contribution *c = CONTAINER_OF(from->queue.next, struct contribution, link);
+
+        if (c->more > 0) {
+                c->more--;
+                return;
+        }
+        contribution_take(c);
+        if (c->data && source_mark(c, p->job->layout->groups[p->group].n_tensors, p->present))
+                p->sources[p->n_sources++] = c;
+        else
+                contribution_free(c, ZERO_OK, "");
+}
+
+/* One parcel of what the local ranks have queued for the group's next micro-batch. */
+struct parcel *parcel_new(struct job *job, uint32_t group)
+{
+        const struct layout_group *g = &job->layout->groups[group];
+        struct reduce *r = job->reduce;
+        struct parcel *p = calloc(1, sizeof *p + job->n_local * sizeof(struct contribution *));
+
+        if (!p)
+                return NULL;
+        p->present = calloc(1, (g->n_tensors + 7) / 8 + 1);
+        if (!p->present) {
+                free(p);
+                return NULL;
+        }
+        p->job = job;
+        p->group = group;
+        p->micro_batch = r->groups[group].micro_batch;
+        p->attempt = job->attempt;
+        p->grad_dtype = job->grad_dtype;
+        p->last = true;
+        for (uint32_t rank = 0; rank < job->world_size; rank++) {
+                struct contributor *c = contributor_of(r, group, rank);
+
+                if (!is_local(job, group, rank) || list_empty(&c->queue)) {
+                        p->last = p->last && (!is_local(job, group, rank) || c->finished);
+                        continue;
+                }
+                parcel_take(p, c);
+                p->last = p->last && c->finished && list_empty(&c->queue);
+        }
+        list_insert(&r->parcels, &p->link);
+        job_ref(job);
+        return p;
+}
+
+/* ---- owners take their ranges ----------------------------------------------- */
+
+/* One range of a parcel on its way to its owner. */
+struct delivery {
+        struct job *job;
+        struct parcel *parcel;
+        uint64_t elements;
+};
+
+static void delivery_sent(void *arg, int status)
+{
+        struct delivery *d = arg;
+        struct job *job = d->job;
+        struct parcel *p = d->parcel;
+
+        if (status == 0)
+                job->reduce->elements_sent += d->elements;
+        free(d);
+        parcel_read_end(p, status == 0);
+        job_unref(job);
+}
+
+static struct parcel *parcel_find(struct job *job, const Zero__Pull *request)
+{
+        list_for_each (&job->reduce->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                if (p->offered && !p->void_ && p->group == request->group &&
+                    p->attempt == request->attempt && p->micro_batch == request->micro_batch)
+                        return p;
+        }
+        return NULL;
+}
+
+void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
+{
+        struct parcel *p = parcel_find(job, request);
+        struct delivery *d;
+        struct range range;
+
+        if (!p || request->owner >= job->place.n_owners ||
+            job->place.node[request->owner] != node) {
+                ask_refuse(job, node, request->transfer, ZERO_EABORTED,
+                           "no such gradient is offered");
+                return;
+        }
+        range = partition_range(job->partition, request->group, request->owner);
+        if (request->first != range.first || request->count != range.count) {
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
+                return;
+        }
+        d = calloc(1, sizeof *d);
+        if (!d) {
+                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        *d = (struct delivery){ job, p, range.count };
+        job_ref(job);
+        parcel_read_begin(p);
+        if (fabric_payload(job->x->fabric, node, request->transfer, TRAFFIC_REDUCE,
+                           parcel_data(p, range.first), range.count * dtype_size(job->reduce_dtype),
+                           delivery_sent, d) == 0) {
+                crash_point(CRASH_PUSH_SENDING);
+                return;
+        }
+        parcel_read_end(p, false);
+        free(d);
+        job_unref(job);
+}
