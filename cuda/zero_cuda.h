@@ -1,9 +1,6 @@
 /*
  * zero_cuda.h - the C interface of the plugin zerod-cuda.so: what the daemon can ask of a GPU.
  *
- * State: the plugin is built and tested for what can be seen without a GPU.  Nothing in the
- * daemon loads it yet: `device = auto` means the host.
- *
  * dlopen() the plugin, look up zero_cuda_plugin, call it, and compare abi_version before
  * anything else.  The functions may be called from any thread.  They act on the GPU that the
  * calling thread chose last with use() (at first: 0).  They return 0 or -errno; codes of CUDA
@@ -24,9 +21,10 @@
 #pragma once
 
 #include "daemon/device/device.h"
+#include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 1
-/* The plugin's one exported function, of type zero_cuda_plugin_fn. */
+#define ZERO_CUDA_ABI_VERSION 2
+/* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 
 enum {
@@ -41,6 +39,15 @@ struct zero_cuda_info {
         int multiprocessors;
         uint64_t memory_bytes;
         int driver, runtime; /* CUDA versions: 1000 * major + 10 * minor */
+        uint8_t uuid[ZERO_GPU_UUID];
+};
+
+/* Memory of the GPU in use that other processes may map (struct zero_gpu_client). */
+struct zero_cuda_share {
+        void *memory;
+        uint64_t bytes; /* what was asked for, rounded up: what a trainer maps */
+        int fd;         /* -1: the driver exports no descriptors, but handle is one */
+        uint8_t handle[ZERO_GPU_HANDLE];
 };
 
 /* One AdamW update of n elements; see struct adamw_scalars. */
@@ -71,6 +78,23 @@ struct zero_cuda_plugin {
         /* Aligned to 256 bytes; bytes > 0.  free() accepts NULL and waits for the GPU. */
         int (*alloc)(size_t bytes, void **ret_memory);
         void (*free)(void *memory);
+        /* Bytes of the GPU in use. */
+        int (*memory)(uint64_t *ret_free, uint64_t *ret_total);
+        /*
+         * An allocation of its own for each call, zeroed, so that nothing else is exported with
+         * it; bytes > 0.  share_free() accepts { .memory = NULL }, closes fd and waits for the GPU.
+         */
+        int (*share_new)(uint64_t bytes, struct zero_cuda_share *ret_share);
+        void (*share_free)(struct zero_cuda_share *share);
+        /* Host memory that the GPU reads and writes at full speed: for staging. */
+        int (*pinned_new)(size_t bytes, void **ret_memory);
+        void (*pinned_free)(void *memory);
+        /* Whose memory: a GPU's number, or -1: the host's, pinned or not. */
+        int (*gpu_of)(const void *memory);
+        /* A trainer's event, by its handle.  done(): 1, 0 not yet, or -errno; does not wait. */
+        int (*event_open)(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);
+        int (*event_done)(void *event);
+        void (*event_free)(void *event);
         /* A stream belongs to the GPU in use.  wait() blocks until all that was enqueued is
          * done.  free() accepts NULL. */
         int (*stream_new)(void **ret_stream);

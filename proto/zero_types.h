@@ -47,7 +47,8 @@ extern "C" {
         X(EIO, 23, "input/output error")                                       \
         X(EBUSY, 24, "busy")                                                   \
         X(EINTERNAL, 25, "internal error")                                     \
-        X(EABORTED, 26, "the attempt was aborted")
+        X(EABORTED, 26, "the attempt was aborted")                             \
+        X(EGPU, 27, "no such GPU, or it cannot be used")
 
 enum zero_status {
 #define X(name, code, text) ZERO_##name = code,

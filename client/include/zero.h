@@ -164,6 +164,8 @@ struct zero_needs {
         bool private_views;           /* of zero_fetch(): each group's always at one address,
                                        * and writable */
         enum zero_on_lost on_lost_rank; /* of the job: ZERO_LOST_FAIL if any rank asks for it */
+        const char *device;           /* where views and gradients lie: NULL: host memory; "cuda:N":
+                                       * this process's N-th GPU, if the daemon has it too */
 };
 
 /*
@@ -199,8 +201,14 @@ const struct zero_layout *zero_client_layout(const struct zero_client *client);
 
 /* ---- one step --------------------------------------------------------- */
 
-/* Orders a call against work on another device.  None exists for host memory: pass NULL. */
-struct zero_sync;
+/*
+ * Orders a call against work that this process has enqueued on a GPU: the call counts when all that
+ * is on the stream at the time of the call is done.  NULL, and always in host memory: the
+ * work is done already.  What zero_fetch() returns is there; nothing need wait for it.
+ */
+struct zero_sync {
+        void *stream; /* cudaStream_t of needs.device; NULL: the default one */
+};
 
 /*
  * A read-only view of a group's parameters at the current version, in the
@@ -258,6 +266,7 @@ struct zero_step {
                                         * and given back by zero_blob(): where the data loader
                                         * stands, say.  NULL: nothing */
         size_t blob_bytes;             /* at most ZERO_BLOB_MAX */
+        struct zero_sync *sync;        /* of reading what is still held */
 };
 
 struct zero_result {

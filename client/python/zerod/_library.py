@@ -82,6 +82,7 @@ class Needs(Structure):
         ("reduce_dtype", c_int),
         ("private_views", c_bool),
         ("on_lost_rank", c_int),
+        ("device", c_char_p),
     ]
 
 
@@ -108,6 +109,7 @@ class Step(Structure):
         ("growth_interval", c_uint32),
         ("blob", c_void_p),
         ("blob_bytes", c_size_t),
+        ("sync", c_void_p),
     ]
 
 

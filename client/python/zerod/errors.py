@@ -126,6 +126,10 @@ class Aborted(Error):
     is one higher if the step was committed after all."""
 
 
+class Gpu(Error):
+    """The GPU that was named is not there, or cannot be used."""
+
+
 # name of the status, code, exception; zero_types.h has the same order and codes
 STATUS = (
     ("OK", 0, None),
@@ -155,6 +159,7 @@ STATUS = (
     ("EBUSY", 24, Busy),
     ("EINTERNAL", 25, Internal),
     ("EABORTED", 26, Aborted),
+    ("EGPU", 27, Gpu),
 )
 
 _by_code = {}

@@ -1,0 +1,55 @@
+/*
+ * gpu.h - the GPUs of this machine, through the plugin zerod-cuda.so, which is loaded at run time:
+ * the daemon itself links no CUDA library.
+ *
+ * gpu_ops() computes on memory of either kind: what lies on a GPU is computed there, on a stream of
+ * the calling thread's own, which then waits for it; if no argument lies on a GPU the host
+ * does it.  Where one operand lies in host memory and another on a GPU it passes
+ * through pinned buffers in chunks, copied while the chunk before is computed.
+ *
+ * A fault of the GPU itself (as opposed to a lack of its memory) ends the process with a message:
+ * what is lost with it is restored as after any crash.
+ *
+ * One plugin a process; everything may be called from any thread after gpus_open().
+ */
+#pragma once
+
+#include "cuda/zero_cuda.h"
+#include "daemon/device/device.h"
+#include "proto/fault.h"
+
+/*
+ * Loads the plugin: path, or where it is installed if that is NULL.  ZERO_EGPU: no plugin, no
+ * driver, no GPU, or one that is too old; the fault says which.  host: its operations on host
+ * memory.
+ */
+int gpus_open(const char *path, const struct device_ops *host, struct fault *fault);
+void gpus_close(void);
+uint32_t gpus_count(void); /* 0 before gpus_open() */
+const struct zero_cuda_info *gpu_info(uint32_t gpu);
+/* The GPU of that UUID; -1 if there is none here. */
+int gpu_find(const uint8_t uuid[ZERO_GPU_UUID]);
+/* NULL before gpus_open(). */
+const struct device_ops *gpu_ops(void);
+
+/* Bytes of a GPU now. */
+int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total);
+/* Memory of this process alone, aligned to 256 bytes.  ZERO_ENOMEM names what it was for. */
+int gpu_alloc(uint32_t gpu, uint64_t bytes, const char *what, void **ret, struct fault *fault);
+void gpu_free(void *memory);
+/* Memory that is passed to other processes, zeroed. */
+int gpu_share(uint32_t gpu, uint64_t bytes, const char *what, struct zero_cuda_share *ret,
+              struct fault *fault);
+void gpu_unshare(struct zero_cuda_share *share);
+
+/* ---- events of trainers ---- */
+
+/*
+ * Opens a rank's events (at most ZERO_GPU_EVENTS).  ZERO_EINVAL: a handle is none.
+ */
+struct gpu_events;
+int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
+                    struct gpu_events **ret, struct fault *fault);
+void gpu_events_close(struct gpu_events *e);
+/* 1: the event's work is done, 0: not yet, or -errno. */
+int gpu_event_done(struct gpu_events *e, uint32_t index);
