@@ -133,7 +133,7 @@ struct job {
         uint32_t references;
         uint32_t holders; /* sessions among them: they need no state once the job is dead */
         bool dead;
-        bool placed;     /* the placement in force is whole: former states are to go */
+        uint64_t whole;  /* the placement of which that was told: former states are to go; or 0 */
         bool opening;    /* its state is being made */
         bool drop_state; /* delete the state file with it */
         char name[ZERO_NAME_MAX + 1];

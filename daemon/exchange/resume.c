@@ -7,6 +7,7 @@
  */
 #include "daemon/exchange/moving/former.h"
 #include "daemon/exchange/shards.h"
+#include "daemon/job/moving.h"
 
 #include <string.h>
 
@@ -66,21 +67,17 @@ void job_take_up(struct job *job)
         coordinator_resume(job);
 }
 
-/* Whether the state is of the placement that is in force, and of this node in it. */
-static bool resume_fits(const struct exchange *x, const struct state *state)
+static enum state_use resume_use(const struct exchange *x, const struct state *state)
 {
-        const struct placement *view = &x->view;
-        uint32_t owner = state->plan->owner, copy = state->id.copy;
+        const struct state_place of = { state->id.epoch, state->id.n_owners, state->plan->owner,
+                                        state->id.copy };
 
-        return state->id.epoch == view->epoch && state->id.n_owners == view->n_owners &&
-               copy < view->copies &&
-               holder_node(view, holder_of(view, owner, copy)) == x->cluster->self;
+        return state_use(&x->view, x->cluster->self, &of);
 }
 
 static bool resume_check(const struct exchange *x, const struct state *state, const char *file)
 {
-        if (job_name_valid(state->id.job) &&
-            (resume_fits(x, state) || state->id.epoch < x->view.epoch))
+        if (job_name_valid(state->id.job) && resume_use(x, state) != STATE_FOREIGN)
                 return true;
         log_error("state file %s was made for %u owners at epoch %llu, this node holding %snumber "
                   "%u: it is left alone; restore that owner list to use it",
@@ -128,7 +125,7 @@ static int resume_add(struct job *job, struct state *state, struct holding **ret
 {
         int r;
 
-        if (!resume_fits(job->x, state))
+        if (resume_use(job->x, state) == STATE_FORMER)
                 return holding_new_former(job, state, ret);
         r = holding_new(job, state->plan->owner, state->id.copy, ret);
         if (r == 0)

@@ -14,7 +14,7 @@
 
 #include "daemon/exchange/exchange.h"
 #include "daemon/exchange/moving/filling.h"
-#include "daemon/job/recover.h"
+#include "daemon/job/moving.h"
 
 enum { RETURN_MS = 5000 }; /* a client that lost its daemon tries twice a second */
 
@@ -25,16 +25,6 @@ struct report {
         bool waiting;
         uint32_t n;
         struct wait_line lines[WAIT_LINES];
-};
-
-enum { FORMER_MAX = 8 }; /* placements before the one in force, of which states are left */
-
-/* States of one of them. */
-struct former {
-        struct placement place; /* n_owners 0: nobody has any */
-        struct standing *standings[HOLDER_MAX];
-        uint64_t puts[HOLDER_MAX];
-        uint64_t settling, settled; /* nodes, a bit each */
 };
 
 struct coordinator {
@@ -124,13 +114,10 @@ int standing_known(struct coordinator *c, uint32_t node, const Zero__Standing *m
                    struct fault *fault);
 
 /* placing.c */
-/* Of earlier placements, the newest that is whole; false: none is, or a newer one may be. */
-bool former_choose(struct coordinator *c);
 /* A node has told where a state of an earlier placement stands. */
 int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
-                 struct standing *standing, struct fault *fault);
+                 const struct standing *standing, struct fault *fault);
 void former_forget_node(struct coordinator *c, uint32_t node);
-void former_free(struct coordinator *c);
 /* Does what is left to do until every holder has its state. */
 void placing_advance(struct coordinator *c);
 /* A holder on the node lacks its state. */

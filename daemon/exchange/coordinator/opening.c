@@ -310,24 +310,24 @@ static bool holders_known(const struct coordinator *c)
         return true;
 }
 
-static bool is_covered(struct standing *const *standings, const struct placement *place)
-{
-        return place->n_owners &&
-               recover_lost((const struct standing *const *)standings, place) == NO_OWNER;
-}
-
 /* All nodes of the placement in force have answered for the first time. */
 static void open_choose(struct coordinator *c)
 {
-        if (is_covered(c->standings, &c->step.view)) {
+        switch (opening_choose((const struct standing *const *)c->standings, &c->step.view,
+                               c->formers, &c->former)) {
+        case OPENING_STANDS:
                 c->whole = true;
                 open_recover(c, c->standings, &c->step.view);
-        } else if (former_choose(c)) {
+                break;
+        case OPENING_MOVES:
                 open_recover(c, c->former->standings, &c->former->place);
-        } else if (c->formers[0].place.n_owners == 0) {
+                break;
+        case OPENING_MAKES:
                 open_create(c);
+                break;
+        case OPENING_WAITS:
+                break;
         }
-        /* else a node that holds what is missing has yet to come */
 }
 
 /* Each node that has answered since. */

@@ -37,135 +37,19 @@ static struct asked *asked_new(struct coordinator *c, uint32_t of, uint64_t epoc
 
 /* ---- what nodes hold of the placement before ---------------------------------------------- */
 
-static bool is_older(const struct former *f, const struct former *than)
-{
-        return f->place.n_owners && (!than || f->place.epoch < than->place.epoch);
-}
-
-static struct former *former_before(struct coordinator *c, const struct former *than)
-{
-        struct former *newest = NULL;
-
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (is_older(&c->formers[i], than) &&
-                    (!newest || c->formers[i].place.epoch > newest->place.epoch))
-                        newest = &c->formers[i];
-        return newest;
-}
-
-/* All that is there of it stands as it was filled: no step was ever made on it. */
-static bool is_unused(const struct former *f, const struct former *whole)
-{
-        bool some = false;
-
-        for (uint32_t h = 0; h < placement_holders(&f->place); h++) {
-                const struct standing *s = f->standings[h];
-
-                some = some || s;
-                if (s && s->prepared_attempt)
-                        return false;
-                for (uint32_t w = 0; s && w < placement_holders(&whole->place); w++)
-                        if (whole->standings[w] && whole->standings[w]->version < s->version)
-                                return false;
-        }
-        return some;
-}
-
-/* A move that was broken off for another leaves states that were never whole. */
-bool former_choose(struct coordinator *c)
-{
-        struct former *f = former_before(c, NULL);
-
-        while (f &&
-               recover_lost((const struct standing *const *)f->standings, &f->place) != NO_OWNER)
-                f = former_before(c, f);
-        for (struct former *n = former_before(c, NULL); f && n != f; n = former_before(c, n))
-                if (!is_unused(n, f))
-                        return false;
-        if (f)
-                c->former = f;
-        return f != NULL;
-}
-
-static struct former *former_of(struct coordinator *c, uint64_t epoch)
-{
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (c->formers[i].place.n_owners && c->formers[i].place.epoch == epoch)
-                        return &c->formers[i];
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (c->formers[i].place.n_owners == 0)
-                        return &c->formers[i];
-        return NULL;
-}
-
-static void former_forget(struct former *f)
-{
-        for (uint32_t h = 0; h < HOLDER_MAX; h++) {
-                free(f->standings[h]);
-                f->standings[h] = NULL;
-        }
-        f->settling = f->settled = 0;
-}
-
-/* Owners of whom nothing is known have no node. */
-static void former_begin(struct former *f, const Zero__Standing *m)
-{
-        uint32_t nobody[ZERO_NODE_MAX];
-
-        for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
-                nobody[o] = ZERO_NODE_MAX;
-        former_forget(f);
-        placement_init(&f->place, m->placement, nobody, m->n_owners, true);
-}
-
 int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
-                 struct standing *standing, struct fault *fault)
+                 const struct standing *standing, struct fault *fault)
 {
-        struct former *f = former_of(c, m->placement);
-        uint32_t holder;
+        const struct state_place of = { m->placement, m->n_owners, m->owner, m->copy };
 
         c->stale |= 1ull << node;
-        if (m->n_owners < 1 || m->n_owners > ZERO_NODE_MAX || m->owner >= m->n_owners)
-                return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
-        if (!f)
-                return fault_set(fault, ZERO_EBUSY, "it has states of too many earlier placements");
-        if (f->place.n_owners == 0)
-                former_begin(f, m);
-        if (m->n_owners != f->place.n_owners || m->copy >= f->place.copies)
-                return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
-        holder = holder_of(&f->place, m->owner, m->copy);
-        f->place.node[(m->owner + m->copy) % m->n_owners] = node;
-        free(f->standings[holder]);
-        f->standings[holder] = malloc(sizeof *standing);
-        if (!f->standings[holder])
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        *f->standings[holder] = *standing;
-        f->puts[holder] = m->puts;
-        return 0;
-}
-
-static void forget_node(struct former *f, uint32_t node)
-{
-        for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
-                if (holder_node(&f->place, h) == node) {
-                        free(f->standings[h]);
-                        f->standings[h] = NULL;
-                }
-        f->settling &= ~(1ull << node);
-        f->settled &= ~(1ull << node);
+        return formers_hear(c->formers, node, &of, standing, m->puts, fault);
 }
 
 void former_forget_node(struct coordinator *c, uint32_t node)
 {
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                forget_node(&c->formers[i], node);
+        formers_forget_node(c->formers, node);
         c->stale &= ~(1ull << node);
-}
-
-void former_free(struct coordinator *c)
-{
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                former_forget(&c->formers[i]);
 }
 
 /* ---- Settle ---------------------------------------------------------------------------------- */
@@ -206,20 +90,15 @@ static void settle_ask(struct coordinator *c, uint32_t node)
                   asked_new(c, node, c->former->place.epoch));
 }
 
-/* True: every node that holds former states, and is there, stands where the job does. */
-static bool former_settled(struct coordinator *c)
+/* True: they stand where the job does. */
+static bool former_settle(struct coordinator *c)
 {
-        struct former *f = c->former;
-        uint64_t nodes = 0;
+        uint64_t nodes = former_unsettled(c->former);
 
-        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
-                if (f->standings[h])
-                        nodes |= 1ull << holder_node(&f->place, h);
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
-                if (nodes >> n & 1 && !((f->settling | f->settled) >> n & 1))
+                if (nodes >> n & 1)
                         settle_ask(c, n);
-        return (nodes & ~f->settled) == 0 &&
-               recover_lost((const struct standing *const *)f->standings, &f->place) == NO_OWNER;
+        return former_settled(c->former);
 }
 
 /* ---- fills -------------------------------------------------------------------------------------
@@ -303,13 +182,9 @@ static uint32_t twin_of(const struct placement *p, uint32_t holder)
 static bool twin_ready(const struct coordinator *c, uint32_t twin)
 {
         const struct recovery now = step_stands(&c->step);
-        const struct standing *s = c->standings[twin];
-        struct fault fault;
-        bool behind;
 
-        return s && c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN &&
-               (c->step.done[twin] ||
-                (recover_one(s, &now, &behind, &fault) == 0 && !behind && s->done));
+        return c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN &&
+               twin_gives(c->standings[twin], &now, c->step.done[twin]);
 }
 
 static void fill_from_twin(struct coordinator *c, uint32_t holder)
@@ -328,16 +203,11 @@ static void fill_from_twin(struct coordinator *c, uint32_t holder)
 
 /* ---- what is still to be done ---------------------------------------------------------------- */
 
-/* Its state is not there; or, where shards are being moved, was not filled from these states. */
 static bool is_lacking(const struct coordinator *c, uint32_t holder)
 {
         const struct recovery now = step_stands(&c->step);
-        struct fault fault;
-        bool behind;
 
-        if (!c->standings[holder])
-                return true;
-        return !c->whole && (recover_one(c->standings[holder], &now, &behind, &fault) || behind);
+        return holder_lacks(c->standings[holder], &now, c->whole);
 }
 
 /* Of two copies, one has missed a client's put, or so it seems from what the nodes have told. */
@@ -413,7 +283,7 @@ void placing_advance(struct coordinator *c)
                 return;
         if (c->whole) {
                 fill_lacking(c);
-        } else if (former_settled(c) && !fill_lacking(c)) {
+        } else if (former_settle(c) && !fill_lacking(c)) {
                 c->whole = true;
                 crash_point(CRASH_MOVE_WHOLE);
                 log_info("job %s: all its shards are where owner list %llu has them", c->name,

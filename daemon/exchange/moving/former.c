@@ -9,6 +9,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
+#include "daemon/job/moving.h"
 #include "proto/cleanup.h"
 
 void former_take_up(struct job *job)
@@ -32,11 +33,17 @@ static bool settles(const struct job *job, uint64_t call)
 static void settle(struct holding *h, const Zero__Decision *last, uint64_t call)
 {
         const struct state_record *record = h->state->record;
+        uint64_t prepared = record->phase == ATTEMPT_PREPARED ? record->attempt : 0;
 
-        if (last && record->phase == ATTEMPT_PREPARED && record->attempt == last->attempt) {
+        switch (settling(prepared, last ? last->attempt : 0)) {
+        case SETTLE_CARRY_OUT:
                 update_begin(h, last);
-        } else if (record->phase == ATTEMPT_PREPARED) {
+                break;
+        case SETTLE_VOID:
                 state_abort(h->state, record->attempt + 1);
+                break;
+        case SETTLE_STANDS:
+                break;
         }
         if (update_running(h->update))
                 h->settling = call;
@@ -90,12 +97,10 @@ static bool is_read(const struct holding *h)
 
 void former_sweep(struct job *job)
 {
-        if (!job->placed)
-                return;
         list_for_each (&job->former, item) {
                 struct holding *h = CONTAINER_OF(item, struct holding, link);
 
-                if (is_read(h))
+                if (!state_ends(&job->place, job->whole, h->state->id.epoch) || is_read(h))
                         continue;
                 log_info("job %s: its state of epoch %llu is deleted: all is at epoch %llu now",
                          job->name, (unsigned long long)h->state->id.epoch,
@@ -113,6 +118,6 @@ void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMe
         if (!job || node != job->coordinator || m->placed->placement != job->place.epoch)
                 return;
         crash_point(CRASH_MOVE_PLACED);
-        job->placed = true;
+        job->whole = m->placed->placement;
         former_sweep(job);
 }

@@ -1,0 +1,220 @@
+/* States when owners change; see moving.h for the rules. */
+#include "daemon/job/moving.h"
+
+#include <stdlib.h>
+
+/* ---- at a node --------------------------------------------------------------------- */
+
+enum state_use state_use(const struct placement *view, uint32_t node, const struct state_place *s)
+{
+        if (s->epoch < view->epoch)
+                return STATE_FORMER;
+        if (s->epoch == view->epoch && s->n_owners == view->n_owners && s->owner < view->n_owners &&
+            s->copy < view->copies && holder_node(view, holder_of(view, s->owner, s->copy)) == node)
+                return STATE_IN_FORCE;
+        return STATE_FOREIGN;
+}
+
+bool state_ends(const struct placement *view, uint64_t whole, uint64_t epoch)
+{
+        return whole == view->epoch && epoch < whole;
+}
+
+enum settling settling(uint64_t prepared, uint64_t last)
+{
+        if (!prepared)
+                return SETTLE_STANDS;
+        return prepared == last ? SETTLE_CARRY_OUT : SETTLE_VOID;
+}
+
+/* ---- what nodes hold of earlier placements ------------------------------------------- */
+
+static const struct standing *const *standings_of(const struct former *f)
+{
+        return (const struct standing *const *)f->standings;
+}
+
+static bool is_older(const struct former *f, const struct former *than)
+{
+        return f->place.n_owners && (!than || f->place.epoch < than->place.epoch);
+}
+
+static struct former *former_before(struct former *formers, const struct former *than)
+{
+        struct former *newest = NULL;
+
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (is_older(&formers[i], than) &&
+                    (!newest || formers[i].place.epoch > newest->place.epoch))
+                        newest = &formers[i];
+        return newest;
+}
+
+/* All that is there of it stands as it was filled: no step was ever made on it. */
+static bool is_unused(const struct former *f, const struct former *whole)
+{
+        bool some = false;
+
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++) {
+                const struct standing *s = f->standings[h];
+
+                some = some || s;
+                if (s && s->prepared_attempt)
+                        return false;
+                for (uint32_t w = 0; s && w < placement_holders(&whole->place); w++)
+                        if (whole->standings[w] && whole->standings[w]->version < s->version)
+                                return false;
+        }
+        return some;
+}
+
+/* A move that was broken off for another leaves states that were never whole. */
+struct former *formers_choose(struct former *formers)
+{
+        struct former *f = former_before(formers, NULL);
+
+        while (f && recover_lost(standings_of(f), &f->place) != NO_OWNER)
+                f = former_before(formers, f);
+        for (struct former *n = former_before(formers, NULL); f && n != f;
+             n = former_before(formers, n))
+                if (!is_unused(n, f))
+                        return NULL;
+        return f;
+}
+
+static struct former *former_of(struct former *formers, uint64_t epoch)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (formers[i].place.n_owners && formers[i].place.epoch == epoch)
+                        return &formers[i];
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (formers[i].place.n_owners == 0)
+                        return &formers[i];
+        return NULL;
+}
+
+static void former_forget(struct former *f)
+{
+        for (uint32_t h = 0; h < HOLDER_MAX; h++) {
+                free(f->standings[h]);
+                f->standings[h] = NULL;
+        }
+        f->settling = f->settled = 0;
+}
+
+/* Owners of whom nothing is known have no node. */
+static void former_begin(struct former *f, const struct state_place *of)
+{
+        uint32_t nobody[ZERO_NODE_MAX];
+
+        for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
+                nobody[o] = ZERO_NODE_MAX;
+        former_forget(f);
+        placement_init(&f->place, of->epoch, nobody, of->n_owners, true);
+}
+
+int formers_hear(struct former *formers, uint32_t node, const struct state_place *of,
+                 const struct standing *standing, uint64_t puts, struct fault *fault)
+{
+        struct former *f = former_of(formers, of->epoch);
+        uint32_t holder;
+
+        if (of->n_owners < 1 || of->n_owners > ZERO_NODE_MAX || of->owner >= of->n_owners)
+                return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
+        if (!f)
+                return fault_set(fault, ZERO_EBUSY, "it has states of too many earlier placements");
+        if (f->place.n_owners == 0)
+                former_begin(f, of);
+        if (of->n_owners != f->place.n_owners || of->copy >= f->place.copies)
+                return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
+        holder = holder_of(&f->place, of->owner, of->copy);
+        f->place.node[(of->owner + of->copy) % of->n_owners] = node;
+        if (!f->standings[holder])
+                f->standings[holder] = malloc(sizeof *standing);
+        if (!f->standings[holder])
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        *f->standings[holder] = *standing;
+        f->puts[holder] = puts;
+        return 0;
+}
+
+static void forget_node(struct former *f, uint32_t node)
+{
+        for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
+                if (holder_node(&f->place, h) == node) {
+                        free(f->standings[h]);
+                        f->standings[h] = NULL;
+                }
+        f->settling &= ~(1ull << node);
+        f->settled &= ~(1ull << node);
+}
+
+void formers_forget_node(struct former *formers, uint32_t node)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                forget_node(&formers[i], node);
+}
+
+void formers_free(struct former *formers)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                former_forget(&formers[i]);
+}
+
+/* ---- Settle ----------------------------------------------------------------------------- */
+
+static uint64_t former_nodes(const struct former *f)
+{
+        uint64_t nodes = 0;
+
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
+                if (f->standings[h])
+                        nodes |= 1ull << holder_node(&f->place, h);
+        return nodes;
+}
+
+uint64_t former_unsettled(const struct former *f)
+{
+        return former_nodes(f) & ~(f->settling | f->settled);
+}
+
+bool former_settled(const struct former *f)
+{
+        return (former_nodes(f) & ~f->settled) == 0 &&
+               recover_lost(standings_of(f), &f->place) == NO_OWNER;
+}
+
+/* ---- the placement in force --------------------------------------------------------------- */
+
+enum opening_choice opening_choose(const struct standing *const *standings,
+                                   const struct placement *view, struct former *formers,
+                                   struct former **ret)
+{
+        struct former *f;
+
+        if (recover_lost(standings, view) == NO_OWNER)
+                return OPENING_STANDS;
+        f = formers_choose(formers);
+        if (!f)
+                return formers[0].place.n_owners ? OPENING_WAITS : OPENING_MAKES;
+        *ret = f;
+        return OPENING_MOVES;
+}
+
+bool holder_lacks(const struct standing *s, const struct recovery *now, bool whole)
+{
+        struct fault fault;
+        bool behind;
+
+        if (!s)
+                return true;
+        return !whole && (recover_one(s, now, &behind, &fault) || behind);
+}
+
+bool twin_gives(const struct standing *s, const struct recovery *now, bool done)
+{
+        struct fault fault;
+        bool behind;
+
+        return s && (done || (recover_one(s, now, &behind, &fault) == 0 && !behind && s->done));
+}

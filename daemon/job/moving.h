@@ -1,0 +1,90 @@
+/*
+ * What becomes of a job's states when its owners change.  Pure: of what nodes have told, and of
+ * records.
+ *
+ * Each placement has states of its own.  Where the job stands is told by those of the placement in
+ * force if there is one copy of each owner's at least, else by those of an earlier one: the newest
+ * of which that holds.  A step that was decided on these is carried out and any other is void
+ * (enum settling); then each holder in force is filled from them (pieces.h).  When none is
+ * lacking the placement in force is whole, and only then earlier states are deleted, wherever they
+ * are.  No step is begun before.
+ *
+ * So a placement that has never been whole never had a step of its own: what is left of one, since
+ * its move was broken off by another change, stands as it was filled, and does not count.
+ */
+#pragma once
+
+#include "daemon/job/recover.h"
+
+/* ---- at a node ---- */
+
+enum state_use {
+        STATE_IN_FORCE,
+        STATE_FORMER,  /* of an earlier placement: kept until one is whole */
+        STATE_FOREIGN, /* of a later one, or of another holder: left alone */
+};
+
+struct state_place {
+        uint64_t epoch;
+        uint32_t n_owners, owner, copy;
+};
+
+/* What a state that is found on a node is to it. */
+enum state_use state_use(const struct placement *view, uint32_t node, const struct state_place *s);
+/* The word that a placement is whole deletes a state of an earlier one on a node. */
+bool state_ends(const struct placement *view, uint64_t whole, uint64_t epoch);
+
+/* What a former state does when it hears where the job stood. */
+enum settling {
+        SETTLE_STANDS,
+        SETTLE_CARRY_OUT, /* the last decision: it has voted for that */
+        SETTLE_VOID,      /* its vote */
+};
+
+/* prepared: the attempt that it has voted in and knows no decision of, or 0; last: or 0. */
+enum settling settling(uint64_t prepared, uint64_t last);
+
+/* ---- at a job's coordinator ---- */
+
+enum { FORMER_MAX = 8 }; /* placements before the one in force, of which states are left */
+
+/* States of one of them. */
+struct former {
+        struct placement place; /* n_owners 0: nobody has any */
+        struct standing *standings[HOLDER_MAX];
+        uint64_t puts[HOLDER_MAX];
+        uint64_t settling, settled; /* nodes, a bit each */
+};
+
+/* A node has told of a state.  What makes no sense, or is too much, is refused. */
+int formers_hear(struct former *formers, uint32_t node, const struct state_place *of,
+                 const struct standing *standing, uint64_t puts, struct fault *fault);
+void formers_forget_node(struct former *formers, uint32_t node);
+void formers_free(struct former *formers);
+/* Of earlier placements, the newest that is whole; NULL: none is, or a newer one may be. */
+struct former *formers_choose(struct former *formers);
+
+/* Nodes that have yet to be asked to settle. */
+uint64_t former_unsettled(const struct former *f);
+/* Every node that holds any, and is there, stands where the job does; and nothing lacks. */
+bool former_settled(const struct former *f);
+
+enum opening_choice {
+        OPENING_STANDS, /* where the states in force do */
+        OPENING_MOVES,  /* where those of an earlier placement do */
+        OPENING_MAKES,  /* no states are known: the job is new, or lost */
+        OPENING_WAITS,  /* a node that holds what is missing has yet to come */
+};
+
+/* When all nodes that are to hold states have told.  *ret: OPENING_MOVES alone. */
+enum opening_choice opening_choose(const struct standing *const *standings,
+                                   const struct placement *view, struct former *formers,
+                                   struct former **ret);
+
+/*
+ * A holder in force is to be filled; s: NULL: it has no state.  whole: as the opening found, or
+ * since the move is over; before that a state counts only if it was filled from these.
+ */
+bool holder_lacks(const struct standing *s, const struct recovery *now, bool whole);
+/* A holder in force can be filled from its other copy, of which s is known.  done: step_done(). */
+bool twin_gives(const struct standing *s, const struct recovery *now, bool done);
