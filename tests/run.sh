@@ -109,6 +109,7 @@ run_suites() {
 sanitizer_options() {
         local common="halt_on_error=1:abort_on_error=1:print_summary=1:log_exe_name=1"
         export ASAN_OPTIONS="$common:detect_leaks=1:log_path=$work/reports/address"
+        export LSAN_OPTIONS="suppressions=$root/tests/leaks.supp:print_suppressions=0"
         export UBSAN_OPTIONS="$common:print_stacktrace=1:log_path=$work/reports/undefined"
 }
 
