@@ -32,15 +32,22 @@ int gpu_find(const uint8_t uuid[ZERO_GPU_UUID]);
 /* NULL before gpus_open(). */
 const struct device_ops *gpu_ops(void);
 
-/* Bytes of a GPU now. */
+/* Bytes of a GPU now; -errno. */
 int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total);
-/* Memory of this process alone, aligned to 256 bytes.  ZERO_ENOMEM names what it was for. */
+/*
+ * Memory of this process alone, aligned to 256 bytes.  ZERO_ENOMEM names what it was for, and so
+ * does `zeroctl status`: "exp_avg of job x", "the push slots of rank 3 of job x".
+ */
 int gpu_alloc(uint32_t gpu, uint64_t bytes, const char *what, void **ret, struct fault *fault);
 void gpu_free(void *memory);
 /* Memory that is passed to other processes, zeroed. */
 int gpu_share(uint32_t gpu, uint64_t bytes, const char *what, struct zero_cuda_share *ret,
               struct fault *fault);
 void gpu_unshare(struct zero_cuda_share *share);
+/* Does it lie in memory of gpu_alloc() or gpu_share()?  Its GPU, or -1. */
+int gpu_of(const void *memory);
+/* All memory of a GPU that this process has, in order of address; what: as allocated. */
+void gpu_each(uint32_t gpu, void (*each)(void *arg, const char *what, uint64_t bytes), void *arg);
 
 /* ---- events of trainers ---- */
 
@@ -51,5 +58,6 @@ struct gpu_events;
 int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                     struct gpu_events **ret, struct fault *fault);
 void gpu_events_close(struct gpu_events *e);
+uint32_t gpu_events_count(const struct gpu_events *e);
 /* 1: the event's work is done, 0: not yet, or -errno. */
 int gpu_event_done(struct gpu_events *e, uint32_t index);

@@ -15,6 +15,7 @@
  *   gather/        parameters to trainers: one gather a group and version, however many ask
  *   reduce/        contributions of local ranks to the owners' sums, mirrors, votes and updates
  *   planes/        clients read and write planes; a hash that does not depend on the partition
+ *   gpu/           the GPU work of trainers that messages name
  *   coordinator/   a job's coordinator: who takes part, what is decided, who is late
  *   checkpoint/    checkpoints written and restored
  *   moving/        which nodes hold shards, and bringing shards to where they are to be
@@ -48,6 +49,7 @@ struct update;
 struct coordinator;
 struct call;
 struct views;
+struct gpu_waits;
 
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 /* Of every state file, whatever the number of compute threads is now. */
@@ -66,6 +68,7 @@ struct exchange {
         struct store *store;
         struct offload *offload;
         const struct device_ops *ops;
+        struct gpu_waits *gpu_waits; /* NULL: no GPU is used (gpus_count() is 0) */
 
         struct placement view;       /* who holds shards: the list in force */
         struct views *views;         /* how that changes (view.h); NULL: it does not */
@@ -99,7 +102,7 @@ struct exchange {
         void *closed_arg;
 };
 
-/* Starts the tick.  All but exchange->{loop..ops} is set here. */
+/* Starts the tick.  All but exchange->{loop..gpu_waits} is set here. */
 int exchange_start(struct exchange *x);
 /* Ends all requests and jobs (state files stay); closed() comes when nothing is in flight. */
 void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg);
