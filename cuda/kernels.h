@@ -15,6 +15,9 @@ extern "C" {
 /* 0 or -errno.  Takes an error that is not fatal off this thread's record. */
 int cuda_errno(cudaError_t error);
 
+/* Chooses the GPU of the calling thread, whose waits block instead of spinning. */
+int cuda_use(int device);
+
 int cuda_adamw(const struct zero_cuda_adamw *update, void *stream);
 int cuda_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
               void *stream);

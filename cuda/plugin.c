@@ -1,11 +1,12 @@
 /*
- * The plugin's table, and what needs no kernel: GPUs, memory, streams, plain copies.
+ * The plugin's two tables, GPUs and streams.
  * Every code of CUDA is translated here, by cuda_errno(), and appears nowhere else.
  */
-#include "cuda/kernels.h"
+#include "cuda/plugin.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 int cuda_errno(cudaError_t error)
 {
@@ -62,40 +63,28 @@ static int cuda_device_info(int device, struct zero_cuda_info *ret_info)
         info.minor = properties.minor;
         info.multiprocessors = properties.multiProcessorCount;
         info.memory_bytes = properties.totalGlobalMem;
+        memcpy(info.uuid, properties.uuid.bytes, sizeof(info.uuid));
         *ret_info = info;
         return 0;
 }
 
-static int cuda_use(int device)
+int cuda_use(int device)
 {
-        return cuda_errno(cudaSetDevice(device));
-}
+        int r = cuda_errno(cudaInitDevice(device, cudaDeviceScheduleBlockingSync,
+                                          cudaInitDeviceFlagsAreValid));
 
-static int cuda_alloc(size_t bytes, void **ret_memory)
-{
-        void *memory = NULL;
-        int r;
-
-        if (bytes == 0)
-                return -EINVAL;
-        r = cuda_errno(cudaMalloc(&memory, bytes));
-        if (r < 0)
-                return r;
-        *ret_memory = memory;
-        return 0;
-}
-
-static void cuda_free(void *memory)
-{
-        if (memory)
-                (void)cuda_errno(cudaFree(memory));
+        return r == 0 ? cuda_errno(cudaSetDevice(device)) : r;
 }
 
 static int cuda_stream_new(void **ret_stream)
 {
         cudaStream_t stream = NULL;
-        int r = cuda_errno(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        int gpu = 0, r = cuda_errno(cudaGetDevice(&gpu));
 
+        if (r == 0)
+                r = cuda_use(gpu); /* the thread may never have chosen one */
+        if (r == 0)
+                r = cuda_errno(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         if (r < 0)
                 return r;
         *ret_stream = stream;
@@ -113,16 +102,6 @@ static void cuda_stream_free(void *stream)
                 (void)cuda_errno(cudaStreamDestroy(stream));
 }
 
-static int cuda_zero(void *dst, size_t n, void *stream)
-{
-        return n ? cuda_errno(cudaMemsetAsync(dst, 0, n, stream)) : 0;
-}
-
-int cuda_copy(void *dst, const void *src, size_t n, void *stream)
-{
-        return n ? cuda_errno(cudaMemcpyAsync(dst, src, n, cudaMemcpyDefault, stream)) : 0;
-}
-
 __attribute__((visibility("default"))) zero_cuda_plugin_fn zero_cuda_plugin;
 
 const struct zero_cuda_plugin *zero_cuda_plugin(void)
@@ -134,6 +113,15 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .use = cuda_use,
                 .alloc = cuda_alloc,
                 .free = cuda_free,
+                .memory = cuda_memory,
+                .share_new = cuda_share_new,
+                .share_free = cuda_share_free,
+                .pinned_new = cuda_pinned_new,
+                .pinned_free = cuda_pinned_free,
+                .gpu_of = cuda_gpu_of,
+                .event_open = cuda_event_open,
+                .event_done = cuda_event_done,
+                .event_free = cuda_event_free,
                 .stream_new = cuda_stream_new,
                 .stream_wait = cuda_stream_wait,
                 .stream_free = cuda_stream_free,
@@ -145,6 +133,22 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .nonfinite = cuda_nonfinite,
                 .zero = cuda_zero,
                 .copy = cuda_copy,
+        };
+        return &table;
+}
+
+__attribute__((visibility("default"))) zero_gpu_fn zero_gpu_client;
+
+const struct zero_gpu_client *zero_gpu_client(void)
+{
+        static const struct zero_gpu_client table = {
+                .abi_version = ZERO_GPU_ABI_VERSION,
+                .uuid = cuda_uuid,
+                .map = cuda_map,
+                .unmap = cuda_unmap,
+                .event_new = cuda_event_new,
+                .event_record = cuda_event_record,
+                .event_free = cuda_event_free,
         };
         return &table;
 }

@@ -15,6 +15,8 @@
 _Static_assert((int)ZERO_CUDA_NORM_BLOCK == (int)NORM_BLOCK, "the host adds up the same blocks");
 
 static const struct zero_cuda_plugin *gpu;
+static const struct zero_gpu_client *trainer;
+static const uint8_t no_handle[ZERO_GPU_HANDLE];
 static float word[64];
 static const void *const sources[ZERO_CUDA_SUM_MAX + 1] = { word };
 
@@ -23,11 +25,15 @@ static void load(void)
 {
         void *library = dlopen(getenv("CUDA_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
         zero_cuda_plugin_fn *get;
+        zero_gpu_fn *get_client;
 
         cr_assert_not_null(library, "%s", dlerror());
         *(void **)&get = dlsym(library, ZERO_CUDA_PLUGIN_SYMBOL);
         cr_assert_not_null(get, "%s", dlerror());
         gpu = get();
+        *(void **)&get_client = dlsym(library, ZERO_GPU_SYMBOL);
+        cr_assert_not_null(get_client, "%s", dlerror());
+        trainer = get_client();
 }
 
 /* 0, or the -ENODEV that the plugin must then give everywhere. */
@@ -39,15 +45,23 @@ static int have_gpu(void)
         return r;
 }
 
-Test(plugin, has_this_version_and_a_whole_table, .init = load)
+/* No function from the first one to the end is missing. */
+static void whole(const void *table, size_t first, size_t size)
 {
-        uintptr_t function[(sizeof(*gpu) - offsetof(struct zero_cuda_plugin, device_count)) /
-                           sizeof(uintptr_t)];
+        for (size_t at = first; at < size; at += sizeof(uintptr_t)) {
+                uintptr_t function;
 
+                memcpy(&function, (const char *)table + at, sizeof(function));
+                cr_assert_neq(function, 0, "function %zu", (at - first) / sizeof(function));
+        }
+}
+
+Test(plugin, has_this_version_and_whole_tables, .init = load)
+{
         cr_assert_eq(gpu->abi_version, ZERO_CUDA_ABI_VERSION);
-        memcpy(function, &gpu->device_count, sizeof(function));
-        for (size_t i = 0; i < sizeof(function) / sizeof(function[0]); i++)
-                cr_assert_neq(function[i], 0, "function %zu", i);
+        whole(gpu, offsetof(struct zero_cuda_plugin, device_count), sizeof(*gpu));
+        cr_assert_eq(trainer->abi_version, ZERO_GPU_ABI_VERSION);
+        whole(trainer, offsetof(struct zero_gpu_client, uuid), sizeof(*trainer));
 }
 
 Test(plugin, says_what_gpu_there_is_or_that_there_is_none, .init = load)
@@ -81,26 +95,57 @@ Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
 
 Test(plugin, gives_no_memory_or_stream_where_there_is_no_gpu, .init = load)
 {
+        struct zero_cuda_share share = { .fd = -1 };
         void *memory = word, *stream = word;
+        uint64_t free_bytes = 1, total = 2;
 
         if (have_gpu() == 0)
                 cr_skip_test("there is a GPU");
         cr_assert_eq(gpu->alloc(64, &memory), -ENODEV);
+        cr_assert_eq(gpu->pinned_new(64, &memory), -ENODEV);
+        cr_assert_eq(gpu->share_new(64, &share), -ENODEV);
+        cr_assert_eq(gpu->memory(&free_bytes, &total), -ENODEV);
         cr_assert_eq(gpu->stream_new(&stream), -ENODEV);
-        cr_assert_eq(memory, word);
-        cr_assert_eq(stream, word);
+        cr_assert_eq(gpu->gpu_of(word), -1, "what no GPU knows is the host's");
+        cr_assert(memory == word && stream == word && share.memory == NULL);
+        cr_assert(free_bytes == 1 && total == 2);
         gpu->free(NULL);
+        gpu->pinned_free(NULL);
+        gpu->share_free(&share);
         gpu->stream_free(NULL);
+}
+
+Test(plugin, tells_a_trainer_that_there_is_no_gpu, .init = load)
+{
+        uint8_t uuid[ZERO_GPU_UUID] = { 7 }, handle[ZERO_GPU_HANDLE] = { 7 };
+        void *memory = word, *event = word;
+
+        if (have_gpu() == 0)
+                cr_skip_test("there is a GPU");
+        cr_assert_eq(trainer->uuid(0, uuid), -ENODEV);
+        cr_assert_eq(trainer->map(0, -1, no_handle, 64, &memory), -ENODEV);
+        cr_assert_eq(trainer->map(0, 0, no_handle, 64, &memory), -ENODEV);
+        cr_assert_eq(trainer->event_new(0, handle, &event), -ENODEV);
+        cr_assert_eq(gpu->event_open(no_handle, &event), -ENODEV);
+        cr_assert(uuid[0] == 7 && handle[0] == 7 && memory == word && event == word);
+        trainer->unmap(NULL);
+        trainer->event_free(NULL);
+        gpu->event_free(NULL);
 }
 
 Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
 {
         enum zero_dtype unknown = (enum zero_dtype)9;
+        struct zero_cuda_share share;
         struct zero_cuda_adamw update = { .n = 1, .serve = word, .serve_dtype = unknown };
         uint32_t flag = 0;
         void *memory = NULL;
 
         cr_assert_eq(gpu->alloc(0, &memory), -EINVAL);
+        cr_assert_eq(gpu->pinned_new(0, &memory), -EINVAL);
+        cr_assert_eq(gpu->share_new(0, &share), -EINVAL);
+        cr_assert_eq(trainer->map(0, -1, no_handle, 0, &memory), -EINVAL);
+        cr_assert_null(memory);
         cr_assert_eq(gpu->adamw(&update, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_BF16, word, ZERO_FP16, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(unknown, word, ZERO_FP32, word, 1, NULL), -EINVAL);

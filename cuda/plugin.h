@@ -1,0 +1,81 @@
+/*
+ * What the C files of the plugin share: the functions of its two tables by file, and the driver's
+ * memory management.  Internal to cuda/.
+ */
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/kernels.h"
+
+/* memory.c */
+int cuda_alloc(size_t bytes, void **ret_memory);
+void cuda_free(void *memory);
+int cuda_memory(uint64_t *ret_free, uint64_t *ret_total);
+int cuda_pinned_new(size_t bytes, void **ret_memory);
+void cuda_pinned_free(void *memory);
+int cuda_gpu_of(const void *memory);
+int cuda_zero(void *dst, size_t n, void *stream);
+
+/* share.c */
+int cuda_share_new(uint64_t bytes, struct zero_cuda_share *ret_share);
+void cuda_share_free(struct zero_cuda_share *share);
+
+/* event.c */
+int cuda_event_new(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_event);
+int cuda_event_record(void *event, void *stream);
+int cuda_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);
+int cuda_event_done(void *event);
+void cuda_event_free(void *event);
+
+/* client.c */
+int cuda_uuid(int ordinal, uint8_t ret_uuid[ZERO_GPU_UUID]);
+int cuda_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes,
+             void **ret_memory);
+void cuda_unmap(void *memory);
+
+/* ---- driver.c ------------------------------------------------------------------- */
+
+/*
+ * The entry points of the driver that the runtime has no call for.  They are looked up through the
+ * runtime: libcuda is not linked, so that the plugin loads where there is no driver.
+ */
+struct cuda_driver {
+        CUresult (*ctx_get)(CUcontext *context);
+        CUresult (*ctx_set)(CUcontext context);
+        CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes,
+                           const CUmemAllocationProp *prop, unsigned long long flags);
+        CUresult (*release)(CUmemGenericAllocationHandle handle);
+        CUresult (*granularity)(size_t *bytes, const CUmemAllocationProp *prop,
+                                CUmemAllocationGranularity_flags flags);
+        CUresult (*export)(void *shareable, CUmemGenericAllocationHandle handle,
+                           CUmemAllocationHandleType type, unsigned long long flags);
+        CUresult (*import)(CUmemGenericAllocationHandle *handle, void *shareable,
+                           CUmemAllocationHandleType type);
+        CUresult (*reserve)(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr at,
+                            unsigned long long flags);
+        CUresult (*unreserve)(CUdeviceptr address, size_t bytes);
+        CUresult (*map)(CUdeviceptr address, size_t bytes, size_t offset,
+                        CUmemGenericAllocationHandle handle, unsigned long long flags);
+        CUresult (*unmap)(CUdeviceptr address, size_t bytes);
+        CUresult (*access)(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc,
+                           size_t count);
+};
+
+/* -ENODEV: no driver, or one without these.  The table is static. */
+int cuda_driver_get(const struct cuda_driver **ret_driver);
+int cuda_driver_errno(CUresult result);
+
+/* Gives an allocation addresses at which that GPU reads and writes it.  They keep it alive. */
+int cuda_driver_map(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
+                    size_t bytes, void **ret_memory);
+void cuda_driver_unmap(const struct cuda_driver *d, void *memory, size_t bytes);
+
+/* The calling thread's GPU, put aside for a while: cuda_restore() brings it back. */
+struct cuda_saved {
+        const struct cuda_driver *driver;
+        CUcontext context;
+};
+
+int cuda_enter(int gpu, struct cuda_saved *ret_saved);
+void cuda_restore(const struct cuda_saved *saved);
