@@ -1,0 +1,235 @@
+/*
+ * What trainers ask: their view of a window is memory like any other, and an event is a word that
+ * says when it will be done.  Handles are names of descriptors of the process that made
+ * them: nothing is left behind by one that is killed.
+ */
+#include "tests/support/fake_gpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EVENT_MAGIC UINT64_C(0x746e657645657a)
+
+struct event_word {
+        uint64_t magic;
+        _Atomic uint64_t done_ns; /* CLOCK_MONOTONIC; 0: never recorded, which counts as done */
+};
+
+struct event {
+        struct event_word *word;
+        int fd; /* -1: of another process */
+};
+
+struct mapping {
+        struct mapping *next;
+        void *memory;
+        uint64_t bytes;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct mapping *mappings;
+
+static uint64_t now_ns(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* A descriptor of the handle's, of at least that many bytes; -errno. */
+static int open_handle(const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes)
+{
+        struct stat st;
+        int fd;
+
+        if (memcmp(handle, "/proc/", 6) || !memchr(handle, 0, ZERO_GPU_HANDLE))
+                return -EINVAL;
+        fd = open((const char *)handle, O_RDWR | O_CLOEXEC);
+        if (fd < 0)
+                return -EINVAL;
+        if (fstat(fd, &st) || st.st_size < (off_t)bytes) {
+                close(fd);
+                return -EINVAL;
+        }
+        return fd;
+}
+
+static int event_map(int fd, struct event **ret)
+{
+        struct event *e = calloc(1, sizeof *e);
+
+        if (!e)
+                return -ENOMEM;
+        e->fd = -1;
+        e->word = mmap(NULL, sizeof *e->word, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (e->word == MAP_FAILED) {
+                free(e);
+                return -ENOMEM;
+        }
+        *ret = e;
+        return 0;
+}
+
+int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event)
+{
+        int fd = open_handle(handle, sizeof(struct event_word)), r;
+        struct event *e;
+
+        if (fd < 0)
+                return fd;
+        r = event_map(fd, &e);
+        close(fd);
+        if (r < 0)
+                return r;
+        if (e->word->magic != EVENT_MAGIC) {
+                fake_event_free(e);
+                return -EINVAL;
+        }
+        *ret_event = e;
+        return 0;
+}
+
+int fake_event_done(void *event)
+{
+        const struct event *e = event;
+
+        return fake_state() < 0 ? fake_state() : e->word->done_ns <= now_ns();
+}
+
+void fake_event_free(void *event)
+{
+        struct event *e = event;
+
+        if (!e)
+                return;
+        munmap(e->word, sizeof *e->word);
+        if (e->fd >= 0)
+                close(e->fd);
+        free(e);
+}
+
+/* ---- the trainers' table --------------------------------------------------------- */
+
+static int check(int ordinal)
+{
+        if (fake_gpus() == 0)
+                return -ENODEV;
+        return ordinal < 0 || ordinal >= (int)fake_gpus() ? -EINVAL : 0;
+}
+
+static int client_uuid(int ordinal, uint8_t ret_uuid[ZERO_GPU_UUID])
+{
+        int r = check(ordinal);
+
+        if (r == 0)
+                fake_uuid((uint32_t)ordinal, ret_uuid);
+        return r;
+}
+
+static int client_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes,
+                      void **ret_memory)
+{
+        struct mapping *m;
+        int own = -1, r = check(ordinal);
+        struct stat st;
+
+        if (r < 0)
+                return r;
+        if (fd < 0 && (own = fd = open_handle(handle, bytes)) < 0)
+                return fd;
+        m = fstat(fd, &st) || st.st_size != (off_t)bytes ? NULL : malloc(sizeof *m);
+        if (m) {
+                m->bytes = bytes;
+                m->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        }
+        if (own >= 0)
+                close(own);
+        if (!m || m->memory == MAP_FAILED) {
+                free(m);
+                return -EINVAL;
+        }
+        pthread_mutex_lock(&mutex);
+        m->next = mappings;
+        mappings = m;
+        pthread_mutex_unlock(&mutex);
+        *ret_memory = m->memory;
+        return 0;
+}
+
+static void client_unmap(void *memory)
+{
+        struct mapping **at = &mappings, *m;
+
+        if (!memory)
+                return;
+        pthread_mutex_lock(&mutex);
+        while (*at && (*at)->memory != memory)
+                at = &(*at)->next;
+        m = *at;
+        if (m)
+                *at = m->next;
+        pthread_mutex_unlock(&mutex);
+        if (!m)
+                fake_die("%p is not mapped", memory);
+        munmap(m->memory, m->bytes);
+        free(m);
+}
+
+static int client_event_new(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_event)
+{
+        struct event *e;
+        int fd, r = check(ordinal);
+
+        if (r < 0)
+                return r;
+        fd = memfd_create("zerod-fake-event", MFD_CLOEXEC);
+        if (fd < 0 || ftruncate(fd, sizeof *e->word))
+                fake_die("an event: %s", strerror(errno));
+        r = event_map(fd, &e);
+        if (r < 0) {
+                close(fd);
+                return r;
+        }
+        e->fd = fd;
+        e->word->magic = EVENT_MAGIC;
+        memset(ret_handle, 0, ZERO_GPU_HANDLE);
+        snprintf((char *)ret_handle, ZERO_GPU_HANDLE, "/proc/%d/fd/%d", getpid(), fd);
+        *ret_event = e;
+        return 0;
+}
+
+static int client_event_record(void *event, void *stream)
+{
+        struct event *e = event;
+
+        e->word->done_ns = now_ns() + fake_setting("ZEROD_FAKE_GPU_DELAY_MS", 0) * 1000000;
+        return 0;
+}
+
+__attribute__((visibility("default"))) zero_gpu_fn zero_gpu_client;
+
+const struct zero_gpu_client *zero_gpu_client(void)
+{
+        static struct zero_gpu_client table = {
+                .uuid = client_uuid,
+                .map = client_map,
+                .unmap = client_unmap,
+                .event_new = client_event_new,
+                .event_record = client_event_record,
+                .event_free = fake_event_free,
+        };
+
+        table.abi_version =
+                (uint32_t)fake_setting("ZEROD_FAKE_GPU_CLIENT_ABI", ZERO_GPU_ABI_VERSION);
+        return &table;
+}

@@ -1,0 +1,129 @@
+/*
+ * A GPU for tests, zerod-fake-gpu.so: both tables of the plugin over host memory, with the scalar
+ * host kernels.
+ *
+ *   fake_memory.c  "GPU memory": a daemon that touches it by the CPU dies of SIGSEGV
+ *   fake_stream.c  work is done when it is waited for and not before, so that a missing wait shows
+ *   fake_client.c  what trainers map, and their events
+ *
+ * The environment:
+ *   ZEROD_FAKE_GPUS=N         how many there are (1); 0: as on a machine without a driver
+ *   ZEROD_FAKE_GPU_BYTES=N    memory of each (1 GiB)
+ *   ZEROD_FAKE_GPU_HANDLES=1  memory is exported by handle, not by descriptor
+ *   ZEROD_FAKE_GPU_DELAY_MS=N an event is done only that long after this process has recorded it
+ *   ZEROD_FAKE_GPU_FAULT=N    the N-th wait for a stream says that the GPU has failed, and so does
+ *                             everything from there on
+ *   ZEROD_FAKE_GPU_ABI=N, ZEROD_FAKE_GPU_CLIENT_ABI=N  versions that the tables tell
+ *   ZEROD_FAKE_GPU_MAJOR=N    compute capability N.0 (9)
+ */
+#include "tests/support/fake_gpu.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t fake_setting(const char *name, uint64_t otherwise)
+{
+        const char *value = getenv(name);
+
+        return value && *value ? strtoull(value, NULL, 0) : otherwise;
+}
+
+uint32_t fake_gpus(void)
+{
+        uint64_t n = fake_setting("ZEROD_FAKE_GPUS", 1);
+
+        return n < FAKE_GPUS_MAX ? (uint32_t)n : FAKE_GPUS_MAX;
+}
+
+_Noreturn void fake_die(const char *format, ...)
+{
+        va_list args;
+
+        va_start(args, format);
+        fputs("zerod-fake-gpu: ", stderr);
+        vfprintf(stderr, format, args);
+        fputc('\n', stderr);
+        va_end(args);
+        abort();
+}
+
+void fake_uuid(uint32_t gpu, uint8_t ret_uuid[ZERO_GPU_UUID])
+{
+        memcpy(ret_uuid, "zerod fake GPU \0", ZERO_GPU_UUID);
+        ret_uuid[ZERO_GPU_UUID - 1] = (uint8_t)gpu;
+}
+
+static int fake_device_count(int *ret_count)
+{
+        if (fake_gpus() == 0)
+                return -ENODEV;
+        *ret_count = (int)fake_gpus();
+        return 0;
+}
+
+static int fake_device_info(int device, struct zero_cuda_info *ret_info)
+{
+        struct zero_cuda_info info = { .major = (int)fake_setting("ZEROD_FAKE_GPU_MAJOR", 9),
+                                       .multiprocessors = 1,
+                                       .driver = 12040,
+                                       .runtime = 12040 };
+        uint64_t free;
+        int r = fake_gpus() == 0 ? -ENODEV : device < 0 || device >= (int)fake_gpus() ? -EINVAL : 0;
+
+        if (r < 0)
+                return r;
+        fake_memory(&free, &info.memory_bytes);
+        snprintf(info.name, sizeof info.name, "fake GPU %d", device);
+        fake_uuid((uint32_t)device, info.uuid);
+        *ret_info = info;
+        return 0;
+}
+
+static int fake_use(int device)
+{
+        if (fake_gpus() == 0)
+                return -ENODEV;
+        if (device < 0 || device >= (int)fake_gpus())
+                return -EINVAL;
+        fake_gpu_in_use = device;
+        return fake_state();
+}
+
+__attribute__((visibility("default"))) zero_cuda_plugin_fn zero_cuda_plugin;
+
+const struct zero_cuda_plugin *zero_cuda_plugin(void)
+{
+        static struct zero_cuda_plugin table = {
+                .device_count = fake_device_count,
+                .device_info = fake_device_info,
+                .use = fake_use,
+                .alloc = fake_alloc,
+                .free = fake_free,
+                .memory = fake_memory,
+                .share_new = fake_share_new,
+                .share_free = fake_share_free,
+                .pinned_new = fake_pinned_new,
+                .pinned_free = fake_pinned_free,
+                .gpu_of = fake_gpu_of,
+                .event_open = fake_event_open,
+                .event_done = fake_event_done,
+                .event_free = fake_event_free,
+                .stream_new = fake_stream_new,
+                .stream_wait = fake_stream_wait,
+                .stream_free = fake_stream_free,
+                .adamw = fake_adamw,
+                .cast = fake_cast,
+                .accumulate = fake_accumulate,
+                .sum = fake_sum,
+                .norm = fake_norm,
+                .nonfinite = fake_nonfinite,
+                .zero = fake_zero,
+                .copy = fake_copy,
+        };
+
+        table.abi_version = (uint32_t)fake_setting("ZEROD_FAKE_GPU_ABI", ZERO_CUDA_ABI_VERSION);
+        return &table;
+}

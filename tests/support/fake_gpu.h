@@ -1,0 +1,65 @@
+/*
+ * What the files of the fake plugin share.  See fake_gpu.c.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda/zero_cuda.h"
+
+enum { FAKE_GPUS_MAX = 8 };
+
+/* A number in the environment. */
+uint64_t fake_setting(const char *name, uint64_t otherwise);
+uint32_t fake_gpus(void);
+/* A misuse that CUDA would answer with a fault, or with wrong bytes, ends the process. */
+_Noreturn void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* 0, or -EIO once the GPU has failed: see $ZEROD_FAKE_GPU_FAULT. */
+int fake_state(void);
+void fake_uuid(uint32_t gpu, uint8_t ret_uuid[ZERO_GPU_UUID]);
+
+/* ---- memory (fake_memory.c) ---- */
+
+extern _Thread_local int fake_gpu_in_use;
+
+int fake_alloc(size_t bytes, void **ret_memory);
+void fake_free(void *memory);
+int fake_memory(uint64_t *ret_free, uint64_t *ret_total);
+int fake_share_new(uint64_t bytes, struct zero_cuda_share *ret_share);
+void fake_share_free(struct zero_cuda_share *share);
+int fake_pinned_new(size_t bytes, void **ret_memory);
+void fake_pinned_free(void *memory);
+int fake_gpu_of(const void *memory);
+enum fake_reach {
+        FAKE_KERNEL, /* memory of this GPU, and pinned memory */
+        FAKE_COPY,   /* any */
+};
+/* Where the plugin itself finds n bytes of what the daemon names by p. */
+void *fake_inside(const void *p, size_t n, int gpu, enum fake_reach reach);
+
+/* ---- streams (fake_stream.c) ---- */
+
+int fake_stream_new(void **ret_stream);
+int fake_stream_wait(void *stream);
+void fake_stream_free(void *stream);
+/* Everything on all streams, of any thread. */
+void fake_finish_all(void);
+int fake_adamw(const struct zero_cuda_adamw *update, void *stream);
+int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
+              void *stream);
+int fake_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first,
+                    void *stream);
+int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,
+             size_t n, void *stream);
+int fake_norm(const float *x, size_t n, double *sums, void *stream);
+int fake_nonfinite(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream);
+int fake_zero(void *dst, size_t n, void *stream);
+int fake_copy(void *dst, const void *src, size_t n, void *stream);
+
+/* ---- what trainers ask (fake_client.c) ---- */
+
+int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);
+int fake_event_done(void *event);
+void fake_event_free(void *event);

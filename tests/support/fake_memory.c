@@ -1,0 +1,241 @@
+/*
+ * "GPU memory": address space without any access, which is what the daemon knows of; the bytes
+ * are a memfd that the plugin has mapped elsewhere.
+ */
+#include "tests/support/fake_gpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { ALIGNMENT = 256, SHARE_UNIT = 2 << 20, GARBAGE = 0xa5 };
+
+struct block {
+        struct block *next;
+        uint8_t *address; /* as the daemon knows it */
+        uint8_t *inside;
+        size_t bytes;
+        int gpu; /* -1: pinned memory of the host, address == inside */
+        int fd;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct block *blocks;
+static uint64_t used[FAKE_GPUS_MAX];
+
+_Thread_local int fake_gpu_in_use;
+
+static uint64_t total_bytes(void)
+{
+        return fake_setting("ZEROD_FAKE_GPU_BYTES", UINT64_C(1) << 30);
+}
+
+static int map_block(struct block *b)
+{
+        b->fd = memfd_create("zerod-fake-gpu", MFD_CLOEXEC);
+        if (b->fd < 0 || ftruncate(b->fd, (off_t)b->bytes))
+                return -errno;
+        b->inside = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->fd, 0);
+        if (b->inside == MAP_FAILED)
+                return -errno;
+        b->address =
+                mmap(NULL, b->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        return b->address == MAP_FAILED ? -errno : 0;
+}
+
+static int block_new(size_t bytes, struct block **ret)
+{
+        struct block *b;
+        int r = bytes == 0 ? -EINVAL : fake_gpus() == 0 ? -ENODEV : fake_state();
+
+        if (r < 0)
+                return r;
+        b = calloc(1, sizeof *b);
+        if (!b)
+                return -ENOMEM;
+        b->bytes = bytes;
+        b->gpu = fake_gpu_in_use;
+        pthread_mutex_lock(&mutex);
+        r = bytes > total_bytes() - used[b->gpu] ? -ENOMEM : map_block(b);
+        if (r == 0) {
+                used[b->gpu] += bytes;
+                b->next = blocks;
+                blocks = b;
+        }
+        pthread_mutex_unlock(&mutex);
+        if (r < 0)
+                free(b); /* a process that runs out of address space may leak a descriptor */
+        else
+                *ret = b;
+        return r;
+}
+
+static struct block *block_take(const void *address)
+{
+        struct block **at = &blocks, *b;
+
+        pthread_mutex_lock(&mutex);
+        while (*at && (*at)->address != address)
+                at = &(*at)->next;
+        b = *at;
+        if (b) {
+                *at = b->next;
+                if (b->gpu >= 0)
+                        used[b->gpu] -= b->bytes;
+        }
+        pthread_mutex_unlock(&mutex);
+        if (!b)
+                fake_die("%p was not allocated, or is free already", address);
+        return b;
+}
+
+static void block_free(const void *address)
+{
+        struct block *b;
+
+        fake_finish_all();
+        b = block_take(address);
+        munmap(b->inside, b->bytes);
+        if (b->gpu >= 0) {
+                munmap(b->address, b->bytes);
+                close(b->fd);
+        }
+        free(b);
+}
+
+static size_t rounded(size_t bytes, size_t unit)
+{
+        return (bytes + unit - 1) / unit * unit;
+}
+
+int fake_alloc(size_t bytes, void **ret_memory)
+{
+        struct block *b;
+        int r = block_new(rounded(bytes, ALIGNMENT), &b);
+
+        if (r < 0)
+                return r;
+        memset(b->inside, GARBAGE, b->bytes);
+        *ret_memory = b->address;
+        return 0;
+}
+
+void fake_free(void *memory)
+{
+        if (memory)
+                block_free(memory);
+}
+
+int fake_memory(uint64_t *ret_free, uint64_t *ret_total)
+{
+        uint64_t total = total_bytes();
+
+        if (fake_gpus() == 0)
+                return -ENODEV;
+        pthread_mutex_lock(&mutex);
+        *ret_free = total - used[fake_gpu_in_use];
+        pthread_mutex_unlock(&mutex);
+        *ret_total = total;
+        return 0;
+}
+
+int fake_share_new(uint64_t bytes, struct zero_cuda_share *ret_share)
+{
+        struct zero_cuda_share share = { .bytes = rounded(bytes, SHARE_UNIT), .fd = -1 };
+        struct block *b;
+        int r = block_new(share.bytes, &b);
+
+        if (r < 0)
+                return r;
+        share.memory = b->address;
+        if (fake_setting("ZEROD_FAKE_GPU_HANDLES", 0))
+                snprintf((char *)share.handle, sizeof share.handle, "/proc/%d/fd/%d", getpid(),
+                         b->fd);
+        else
+                share.fd = fcntl(b->fd, F_DUPFD_CLOEXEC, 0);
+        *ret_share = share;
+        return 0;
+}
+
+void fake_share_free(struct zero_cuda_share *share)
+{
+        if (!share->memory)
+                return;
+        block_free(share->memory);
+        if (share->fd >= 0)
+                close(share->fd);
+}
+
+int fake_pinned_new(size_t bytes, void **ret_memory)
+{
+        struct block *b = calloc(1, sizeof *b);
+
+        if (!b)
+                return -ENOMEM;
+        b->bytes = bytes;
+        b->gpu = b->fd = -1;
+        b->inside = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (b->inside == MAP_FAILED) {
+                free(b);
+                return -ENOMEM;
+        }
+        b->address = b->inside;
+        pthread_mutex_lock(&mutex);
+        b->next = blocks;
+        blocks = b;
+        pthread_mutex_unlock(&mutex);
+        *ret_memory = b->address;
+        return 0;
+}
+
+void fake_pinned_free(void *memory)
+{
+        if (memory)
+                block_free(memory);
+}
+
+static struct block *find(const void *p)
+{
+        const uint8_t *at = p;
+        struct block *b;
+
+        pthread_mutex_lock(&mutex);
+        for (b = blocks; b; b = b->next)
+                if (at >= b->address && at < b->address + b->bytes)
+                        break;
+        pthread_mutex_unlock(&mutex);
+        return b; /* whoever uses it does not free it meanwhile */
+}
+
+int fake_gpu_of(const void *memory)
+{
+        const struct block *b = find(memory);
+
+        return b ? b->gpu : -1;
+}
+
+void *fake_inside(const void *p, size_t n, int gpu, enum fake_reach reach)
+{
+        const struct block *b = find(p);
+        size_t at;
+
+        if (!b) {
+                if (reach == FAKE_KERNEL)
+                        fake_die("a kernel of GPU %d reads or writes %p, which is neither its "
+                                 "memory nor pinned",
+                                 gpu, p);
+                return (void *)p;
+        }
+        at = (size_t)((const uint8_t *)p - b->address);
+        if (n > b->bytes - at)
+                fake_die("%zu bytes at %p are more than the %zu that are left there", n, p,
+                         b->bytes - at);
+        if (reach == FAKE_KERNEL && b->gpu >= 0 && b->gpu != gpu)
+                fake_die("a kernel of GPU %d was given memory of GPU %d", gpu, b->gpu);
+        return b->inside + at;
+}

@@ -1,0 +1,328 @@
+/*
+ * Streams: what is enqueued is run by whoever waits for it, in order.  Until then nothing has
+ * happened, so what reads too early reads old bytes, and what writes too early spoils them.
+ */
+#include "tests/support/fake_gpu.h"
+
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/device/host.h"
+
+struct work {
+        struct work *next;
+        void (*run)(const struct work *w);
+        struct zero_cuda_adamw adamw;
+        enum zero_dtype to, from;
+        void *dst;
+        size_t n, k;
+        bool first;
+        const void *src[ZERO_CUDA_SUM_MAX];
+};
+
+struct stream {
+        struct stream *next;
+        pthread_mutex_t mutex;
+        struct work *work, **last;
+        int gpu;
+};
+
+static pthread_mutex_t streams_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct stream *streams;
+static _Atomic uint64_t waits;
+static _Atomic bool failed;
+
+int fake_state(void)
+{
+        return failed ? -EIO : 0;
+}
+
+static void finish(struct stream *s)
+{
+        pthread_mutex_lock(&s->mutex);
+        for (struct work *w = s->work, *next; w; w = next) {
+                next = w->next;
+                w->run(w);
+                free(w);
+        }
+        s->work = NULL;
+        s->last = &s->work;
+        pthread_mutex_unlock(&s->mutex);
+}
+
+void fake_finish_all(void)
+{
+        pthread_mutex_lock(&streams_mutex);
+        for (struct stream *s = streams; s; s = s->next)
+                finish(s);
+        pthread_mutex_unlock(&streams_mutex);
+}
+
+int fake_stream_new(void **ret_stream)
+{
+        struct stream *s;
+        int r = fake_gpus() == 0 ? -ENODEV : fake_state();
+
+        if (r < 0)
+                return r;
+        s = calloc(1, sizeof *s);
+        if (!s)
+                return -ENOMEM;
+        pthread_mutex_init(&s->mutex, NULL);
+        s->last = &s->work;
+        s->gpu = fake_gpu_in_use;
+        pthread_mutex_lock(&streams_mutex);
+        s->next = streams;
+        streams = s;
+        pthread_mutex_unlock(&streams_mutex);
+        *ret_stream = s;
+        return 0;
+}
+
+int fake_stream_wait(void *stream)
+{
+        uint64_t fault = fake_setting("ZEROD_FAKE_GPU_FAULT", 0);
+
+        if (fake_gpus() == 0)
+                return -ENODEV;
+        if (fault && ++waits >= fault)
+                failed = true;
+        if (!failed)
+                finish(stream);
+        return fake_state();
+}
+
+void fake_stream_free(void *stream)
+{
+        struct stream *s = stream, **at = &streams;
+
+        if (!s)
+                return;
+        finish(s);
+        pthread_mutex_lock(&streams_mutex);
+        while (*at != s)
+                at = &(*at)->next;
+        *at = s->next;
+        pthread_mutex_unlock(&streams_mutex);
+        pthread_mutex_destroy(&s->mutex);
+        free(s);
+}
+
+/* ---- enqueued ---------------------------------------------------------------- */
+
+static int enqueue(struct stream *s, const struct work *w)
+{
+        struct work *copy = malloc(sizeof *copy);
+
+        if (!copy)
+                return -ENOMEM;
+        *copy = *w;
+        copy->next = NULL;
+        pthread_mutex_lock(&s->mutex);
+        *s->last = copy;
+        s->last = &copy->next;
+        pthread_mutex_unlock(&s->mutex);
+        return 0;
+}
+
+/* 0: go on; 1: there is nothing to do. */
+static int check(const struct stream *s, size_t n)
+{
+        if (n == 0)
+                return 1;
+        if (fake_gpus() == 0)
+                return -ENODEV;
+        if (!s || s->gpu != fake_gpu_in_use)
+                fake_die("GPU %d is in use, the stream is of another", fake_gpu_in_use);
+        return fake_state();
+}
+
+static void *inside(const struct stream *s, const void *p, size_t bytes)
+{
+        return p ? fake_inside(p, bytes, s->gpu, FAKE_KERNEL) : NULL;
+}
+
+static void run_adamw(const struct work *w)
+{
+        const struct zero_cuda_adamw *u = &w->adamw;
+        struct adamw_scalars scalars = u->scalars;
+
+        if (u->skip && *u->skip)
+                return;
+        if (u->grad_scale)
+                scalars.grad_scale = *u->grad_scale;
+        host_scalar_ops.adamw(&scalars, u->n, u->p, u->m, u->v, u->grad, u->out_p, u->out_m,
+                              u->out_v);
+        if (u->serve)
+                host_scalar_ops.serve(u->serve_dtype, u->serve, u->out_p, u->n);
+}
+
+int fake_adamw(const struct zero_cuda_adamw *update, void *stream)
+{
+        struct stream *s = stream;
+        size_t bytes = update->n * sizeof(float);
+        struct work w = { .run = run_adamw, .adamw = *update };
+        int r = check(s, update->n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.adamw.p = inside(s, update->p, bytes);
+        w.adamw.m = inside(s, update->m, bytes);
+        w.adamw.v = inside(s, update->v, bytes);
+        w.adamw.grad = inside(s, update->grad, bytes);
+        w.adamw.out_p = inside(s, update->out_p, bytes);
+        w.adamw.out_m = inside(s, update->out_m, bytes);
+        w.adamw.out_v = inside(s, update->out_v, bytes);
+        w.adamw.serve = inside(s, update->serve, update->n * dtype_size(update->serve_dtype));
+        w.adamw.grad_scale = inside(s, update->grad_scale, sizeof(float));
+        w.adamw.skip = inside(s, update->skip, sizeof(uint32_t));
+        return enqueue(s, &w);
+}
+
+static void run_cast(const struct work *w)
+{
+        host_scalar_ops.cast(w->to, w->dst, w->from, w->src[0], w->n);
+}
+
+int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
+              void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_cast, .to = to, .from = from, .n = n };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, dst, n * dtype_size(to));
+        w.src[0] = inside(s, src, n * dtype_size(from));
+        return enqueue(s, &w);
+}
+
+static void run_accumulate(const struct work *w)
+{
+        host_scalar_ops.accumulate(w->dst, w->from, w->src[0], w->n, w->first);
+}
+
+int fake_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first,
+                    void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_accumulate, .from = from, .n = n, .first = first };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, acc, n * sizeof(float));
+        w.src[0] = inside(s, src, n * dtype_size(from));
+        return enqueue(s, &w);
+}
+
+static void run_sum(const struct work *w)
+{
+        host_scalar_ops.sum(w->to, w->dst, w->from, w->src, w->k, w->n);
+}
+
+int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,
+             size_t n, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_sum, .to = to, .from = from, .n = n, .k = k };
+        int r = k < 1 || k > ZERO_CUDA_SUM_MAX ? -EINVAL : check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, dst, n * dtype_size(to));
+        for (size_t i = 0; i < k; i++)
+                w.src[i] = inside(s, src[i], n * dtype_size(from));
+        return enqueue(s, &w);
+}
+
+static void run_norm(const struct work *w)
+{
+        const float *x = w->src[0];
+        double *sums = w->dst;
+
+        for (size_t i = 0; i < w->n; i += NORM_BLOCK)
+                *sums++ =
+                        scalar_block_squares(x + i, w->n - i < NORM_BLOCK ? w->n - i : NORM_BLOCK);
+}
+
+int fake_norm(const float *x, size_t n, double *sums, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_norm, .n = n };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, sums, (n + NORM_BLOCK - 1) / NORM_BLOCK * sizeof(double));
+        w.src[0] = inside(s, x, n * sizeof(float));
+        return enqueue(s, &w);
+}
+
+static void run_nonfinite(const struct work *w)
+{
+        uint32_t *flag = w->dst;
+
+        for (size_t i = 0; i < w->n; i++) {
+                const uint16_t *half = w->src[0];
+                float x = w->from == ZERO_FP32   ? ((const float *)w->src[0])[i]
+                          : w->from == ZERO_BF16 ? dtype_fp32_from_bf16(half[i])
+                                                 : dtype_fp32_from_fp16(half[i]);
+
+                if (!isfinite(x))
+                        *flag = 1;
+        }
+}
+
+int fake_nonfinite(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_nonfinite, .from = dtype, .n = n };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, flag, sizeof *flag);
+        w.src[0] = inside(s, x, n * dtype_size(dtype));
+        return enqueue(s, &w);
+}
+
+static void run_zero(const struct work *w)
+{
+        memset(w->dst, 0, w->n);
+}
+
+int fake_zero(void *dst, size_t n, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_zero, .n = n };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, dst, n);
+        return enqueue(s, &w);
+}
+
+static void run_copy(const struct work *w)
+{
+        memcpy(w->dst, w->src[0], w->n);
+}
+
+int fake_copy(void *dst, const void *src, size_t n, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_copy, .n = n };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = fake_inside(dst, n, s->gpu, FAKE_COPY);
+        w.src[0] = fake_inside(src, n, s->gpu, FAKE_COPY);
+        return enqueue(s, &w);
+}
