@@ -23,7 +23,7 @@ int cuda_accumulate(float *acc, zero_dtype from, const void *src, size_t n, bool
                     void *stream)
 {
         return with_type(from, src, [&](auto *x) {
-                return launch(accumulate_kernel<element_of<decltype(x)>>, sweep_threads(n), stream,
-                              acc, x, n, first, all_aligned(acc, x));
+                return launch(accumulate_kernel<element_of<decltype(x)>>, tiles(n), stream, acc, x,
+                              n, first, all_aligned(acc, x));
         });
 }

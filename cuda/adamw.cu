@@ -47,7 +47,7 @@ int cuda_adamw(const zero_cuda_adamw *update, void *stream)
         if (a.serve && !is_dtype(a.serve_dtype))
                 return -EINVAL;
         /* NULL counts as aligned */
-        return launch(adamw_kernel, sweep_threads(a.n), stream, a,
+        return launch(adamw_kernel, tiles(a.n), stream, a,
                       all_aligned(a.p, a.m, a.v, a.grad, a.out_p, a.out_m, a.out_v,
                                   static_cast<const char *>(a.serve)));
 }

@@ -19,7 +19,7 @@ int cuda_cast(zero_dtype to, void *dst, zero_dtype from, const void *src, size_t
         return with_type(from, src, [&](auto *x) {
                 if (to == from)
                         return cuda_copy(dst, src, n * sizeof(*x), stream);
-                return launch(cast_kernel<element_of<decltype(x)>>, sweep_threads(n), stream, to,
-                              dst, x, n, all_aligned(static_cast<char *>(dst), x));
+                return launch(cast_kernel<element_of<decltype(x)>>, tiles(n), stream, to, dst, x, n,
+                              all_aligned(static_cast<char *>(dst), x));
         });
 }

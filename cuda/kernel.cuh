@@ -2,9 +2,11 @@
  * What the kernels share: reading any dtype as fp32, writing it back rounded once, and the
  * sweep of a grid over a range.
  *
- * A thread takes VEC elements at a time.  Where all addresses are aligned and the elements
- * are all there (a `whole` span), it moves 16 bytes an access and all its loads are in flight
- * together; else (a `part`) it goes element by element.  The values are the same.
+ * A thread takes VEC elements at a time: QUADs of neighbours, a whole block's quads apart, so that
+ * the threads of a warp fill every sector of memory that an access touches.  Where all addresses
+ * are aligned and the elements are all there (a `whole` span), a quad is one access, of 16 bytes
+ * in fp32, and all loads are in flight together; else (a `part`) it goes element by element.
+ * The values are the same.
  */
 #pragma once
 
@@ -21,18 +23,27 @@ struct fp16 {
         uint16_t bits;
 };
 
-constexpr unsigned VEC = 8;
+constexpr unsigned QUAD = 4;
+constexpr unsigned VEC = 2 * QUAD;
 constexpr unsigned THREADS = 256; /* of a block */
 constexpr unsigned WARP = 32;
-constexpr unsigned RESIDENT_BLOCKS = 8; /* of a multiprocessor: 2048 threads, the most it holds */
+constexpr unsigned TILE = THREADS * VEC; /* elements of a block at a time */
+constexpr unsigned GAP = THREADS * QUAD; /* from a thread's quad to its next */
 
-/* How many elements are there: VEC, or fewer. */
+/* Which of a thread's elements are there: all, or those whose distance from the first is
+ * below left. */
 struct whole {
 };
 
 struct part {
         size_t left;
 };
+
+/* The distance of element k from the thread's first. */
+static __device__ inline unsigned place(unsigned k)
+{
+        return k / QUAD * GAP + k % QUAD;
+}
 
 static __device__ inline float widen(float x)
 {
@@ -68,24 +79,20 @@ static __device__ inline void narrow(fp16 *to, float x)
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
 }
 
-/* The elements of one 16-byte access. */
-template <typename T> struct alignas(16) pack {
-        static constexpr unsigned COUNT = 16 / sizeof(T);
-        T element[COUNT];
+/* The elements of one access. */
+template <typename T> struct alignas(QUAD * sizeof(T)) quad {
+        T element[QUAD];
 };
 
 template <unsigned N, typename T>
 static __device__ inline void load(float (&x)[N], const T *from, whole)
 {
-        constexpr unsigned COUNT = pack<T>::COUNT;
-
-        static_assert(N % COUNT == 0, "whole packs");
 #pragma unroll
-        for (unsigned i = 0; i < N; i += COUNT) {
-                pack<T> q = *reinterpret_cast<const pack<T> *>(from + i);
+        for (unsigned i = 0; i < N; i += QUAD) {
+                quad<T> q = *reinterpret_cast<const quad<T> *>(from + place(i));
 
 #pragma unroll
-                for (unsigned j = 0; j < COUNT; j++)
+                for (unsigned j = 0; j < QUAD; j++)
                         x[i + j] = widen(q.element[j]);
         }
 }
@@ -96,21 +103,19 @@ static __device__ inline void load(float (&x)[N], const T *from, part span)
 {
 #pragma unroll
         for (unsigned i = 0; i < N; i++)
-                x[i] = i < span.left ? widen(from[i]) : 0.0f;
+                x[i] = place(i) < span.left ? widen(from[place(i)]) : 0.0f;
 }
 
 template <typename T> static __device__ inline void store(T *to, const float (&x)[VEC], whole)
 {
-        constexpr unsigned COUNT = pack<T>::COUNT;
+#pragma unroll
+        for (unsigned i = 0; i < VEC; i += QUAD) {
+                quad<T> q;
 
 #pragma unroll
-        for (unsigned i = 0; i < VEC; i += COUNT) {
-                pack<T> q;
-
-#pragma unroll
-                for (unsigned j = 0; j < COUNT; j++)
+                for (unsigned j = 0; j < QUAD; j++)
                         narrow(&q.element[j], x[i + j]);
-                *reinterpret_cast<pack<T> *>(to + i) = q;
+                *reinterpret_cast<quad<T> *>(to + place(i)) = q;
         }
 }
 
@@ -118,8 +123,8 @@ template <typename T> static __device__ inline void store(T *to, const float (&x
 {
 #pragma unroll
         for (unsigned i = 0; i < VEC; i++)
-                if (i < span.left)
-                        narrow(&to[i], x[i]);
+                if (place(i) < span.left)
+                        narrow(&to[place(i)], x[i]);
 }
 
 /* The same from element i of an array whose dtype is known at run time. */
@@ -139,17 +144,17 @@ static __device__ inline void store_as(zero_dtype dtype, void *to, size_t i, con
         }
 }
 
-/* Calls f(span, index of its first element) over all spans of n elements, by the whole grid. */
+/* Calls f(span, index of the thread's first element) over all of n elements, by the whole grid. */
 template <typename F> static __device__ inline void sweep(size_t n, bool aligned, F f)
 {
-        size_t stride = static_cast<size_t>(gridDim.x) * THREADS * VEC;
-        size_t i = (static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x) * VEC;
+        size_t tile = static_cast<size_t>(blockIdx.x) * TILE;
+        size_t own = threadIdx.x * QUAD;
 
-        for (; i < n; i += stride) {
-                if (aligned && n - i >= VEC)
-                        f(whole{}, i);
-                else
-                        f(part{ n - i }, i);
+        for (; tile < n; tile += static_cast<size_t>(gridDim.x) * TILE) {
+                if (aligned && n - tile >= TILE)
+                        f(whole{}, tile + own);
+                else if (n - tile > own)
+                        f(part{ n - tile - own }, tile + own);
         }
 }
 
@@ -183,12 +188,12 @@ template <typename F> static int with_type(zero_dtype dtype, const void *src, F 
         return -EINVAL;
 }
 
-/* Launches the kernel with a thread for each of `threads`, or as many as the GPU holds. */
+/* Launches the kernel with that many blocks, or as many as the GPU runs at once. */
 template <typename... P, typename... A>
-static int launch(void (*kernel)(P...), size_t threads, void *stream, A... arguments)
+static int launch(void (*kernel)(P...), size_t blocks, void *stream, A... arguments)
 {
-        int device = 0, multiprocessors = 0, r;
-        size_t blocks = threads / THREADS + (threads % THREADS != 0), most;
+        int device = 0, multiprocessors = 0, resident = 0, r;
+        size_t most;
 
         if (blocks == 0)
                 return 0;
@@ -196,17 +201,20 @@ static int launch(void (*kernel)(P...), size_t threads, void *stream, A... argum
         if (r == 0)
                 r = cuda_errno(cudaDeviceGetAttribute(&multiprocessors,
                                                       cudaDevAttrMultiProcessorCount, device));
+        if (r == 0)
+                r = cuda_errno(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                        &resident, reinterpret_cast<const void *>(kernel), THREADS, 0));
         if (r < 0)
                 return r;
-        most = static_cast<size_t>(multiprocessors) * RESIDENT_BLOCKS;
+        most = static_cast<size_t>(multiprocessors) * resident;
         if (blocks > most)
                 blocks = most;
         kernel<<<blocks, THREADS, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
         return cuda_errno(cudaGetLastError());
 }
 
-/* The threads of a sweep over n elements. */
-static inline size_t sweep_threads(size_t n)
+/* The blocks of a sweep over n elements. */
+static inline size_t tiles(size_t n)
 {
-        return n / VEC + (n % VEC != 0);
+        return n / TILE + (n % TILE != 0);
 }

@@ -20,7 +20,7 @@ static __global__ void nonfinite_kernel(const T *x, size_t n, uint32_t *flag, bo
 int cuda_nonfinite(zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream)
 {
         return with_type(dtype, x, [&](auto *y) {
-                return launch(nonfinite_kernel<element_of<decltype(y)>>, sweep_threads(n), stream,
-                              y, n, flag, all_aligned(y));
+                return launch(nonfinite_kernel<element_of<decltype(y)>>, tiles(n), stream, y, n,
+                              flag, all_aligned(y));
         });
 }

@@ -41,7 +41,7 @@ int cuda_sum(zero_dtype to, void *dst, zero_dtype from, const void *const *src, 
         }
         list.count = static_cast<unsigned>(k);
         return with_type(from, src[0], [&](auto *x) {
-                return launch(sum_kernel<element_of<decltype(x)>>, sweep_threads(n), stream, to,
-                              dst, list, n, aligned);
+                return launch(sum_kernel<element_of<decltype(x)>>, tiles(n), stream, to, dst, list,
+                              n, aligned);
         });
 }

@@ -42,12 +42,21 @@ struct zero_cuda_info {
         uint8_t uuid[ZERO_GPU_UUID];
 };
 
+#define ZERO_CUDA_NORM_MAX ((size_t)1 << 37) /* elements: the bins do not overflow */
+
 /* Memory of the GPU in use that other processes may map (struct zero_gpu_client). */
 struct zero_cuda_share {
         void *memory;
         uint64_t bytes; /* what was asked for, rounded up: what a trainer maps */
         int fd;         /* -1: the driver exports no descriptors, but handle is one */
         uint8_t handle[ZERO_GPU_HANDLE];
+};
+
+/* What norm() adds to, on the GPU: the caller zeroes it first, and adds it to an exact_sum of its
+ * own by exact_sum_merge(), pending 0. */
+struct zero_cuda_norm {
+        int64_t bin[EXACT_SUM_BINS];
+        uint64_t nonfinite; /* not 0: a block was left out */
 };
 
 /* One AdamW update of n elements; see struct adamw_scalars. */
@@ -113,11 +122,11 @@ struct zero_cuda_plugin {
         int (*sum)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
                    size_t k, size_t n, void *stream);
         /*
-         * sums[i] = the sum of x squared over block i of ZERO_CUDA_NORM_BLOCK elements (the
-         * last may be shorter), in device_ops.norm's order; not finite if the block holds a
-         * NaN or an infinity.  The host scales and adds them to an exact_sum.
+         * As device_ops.norm.  The same bins after exact_sum_normalize() for any order of calls.
+         * Between two times that *acc is zeroed, at most ZERO_CUDA_NORM_MAX elements.
          */
-        int (*norm)(const float *x, size_t n, double *sums, void *stream);
+        int (*norm)(const float *x, size_t n, double scale, struct zero_cuda_norm *acc,
+                    void *stream);
         /* *flag = 1 if any element is a NaN or an infinity; else it keeps its value. */
         int (*nonfinite)(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag,
                          void *stream);

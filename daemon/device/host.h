@@ -35,9 +35,6 @@ extern const struct device_ops host_scalar_ops;
 extern const struct device_ops host_avx2_ops;
 extern const struct device_ops host_avx512_ops;
 
-/* The sum of squares of one block of norm() (n <= NORM_BLOCK), in its fixed order. */
-double scalar_block_squares(const float *x, size_t n);
-
 /* Adds a block's sum of squares; a sum that is not finite clears *finite instead.
  * (A square of a float is exact in double and 128 of them cannot overflow it, so only
  * a NaN or an infinity in the block, or a scale out of range, does that.) */

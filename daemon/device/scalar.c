@@ -104,7 +104,7 @@ static void scalar_sum(enum zero_dtype to, void *dst, enum zero_dtype from, cons
         }
 }
 
-double scalar_block_squares(const float *x, size_t n)
+static double block_squares(const float *x, size_t n)
 {
         double lane[NORM_LANES] = { 0 };
 
@@ -121,8 +121,8 @@ static void scalar_norm(const float *x, size_t n, double scale, struct exact_sum
         for (size_t i = 0; i < n; i += NORM_BLOCK) {
                 size_t left = n - i;
 
-                norm_add_block(scalar_block_squares(x + i, left < NORM_BLOCK ? left : NORM_BLOCK),
-                               scale, acc, finite);
+                norm_add_block(block_squares(x + i, left < NORM_BLOCK ? left : NORM_BLOCK), scale,
+                               acc, finite);
         }
 }
 

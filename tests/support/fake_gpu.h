@@ -53,7 +53,7 @@ int fake_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n,
                     void *stream);
 int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,
              size_t n, void *stream);
-int fake_norm(const float *x, size_t n, double *sums, void *stream);
+int fake_norm(const float *x, size_t n, double scale, struct zero_cuda_norm *acc, void *stream);
 int fake_nonfinite(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream);
 int fake_zero(void *dst, size_t n, void *stream);
 int fake_copy(void *dst, const void *src, size_t n, void *stream);

@@ -20,6 +20,7 @@ struct work {
         enum zero_dtype to, from;
         void *dst;
         size_t n, k;
+        double scale;
         bool first;
         const void *src[ZERO_CUDA_SUM_MAX];
 };
@@ -243,23 +244,27 @@ int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *co
 
 static void run_norm(const struct work *w)
 {
-        const float *x = w->src[0];
-        double *sums = w->dst;
+        struct zero_cuda_norm *acc = w->dst;
+        struct exact_sum sum;
+        bool finite = true;
 
-        for (size_t i = 0; i < w->n; i += NORM_BLOCK)
-                *sums++ =
-                        scalar_block_squares(x + i, w->n - i < NORM_BLOCK ? w->n - i : NORM_BLOCK);
+        exact_sum_init(&sum);
+        host_scalar_ops.norm(w->src[0], w->n, w->scale, &sum, &finite);
+        for (int i = 0; i < EXACT_SUM_BINS; i++)
+                acc->bin[i] += sum.bin[i];
+        if (!finite)
+                acc->nonfinite = 1;
 }
 
-int fake_norm(const float *x, size_t n, double *sums, void *stream)
+int fake_norm(const float *x, size_t n, double scale, struct zero_cuda_norm *acc, void *stream)
 {
         struct stream *s = stream;
-        struct work w = { .run = run_norm, .n = n };
-        int r = check(s, n);
+        struct work w = { .run = run_norm, .n = n, .scale = scale };
+        int r = n > ZERO_CUDA_NORM_MAX ? -EINVAL : check(s, n);
 
         if (r)
                 return r < 0 ? r : 0;
-        w.dst = inside(s, sums, (n + NORM_BLOCK - 1) / NORM_BLOCK * sizeof(double));
+        w.dst = inside(s, acc, sizeof *acc);
         w.src[0] = inside(s, x, n * sizeof(float));
         return enqueue(s, &w);
 }

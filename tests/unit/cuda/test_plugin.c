@@ -76,7 +76,7 @@ Test(plugin, says_what_gpu_there_is_or_that_there_is_none, .init = load)
 Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
 {
         uint32_t flag = 0;
-        double sum = 0;
+        struct zero_cuda_norm sum = { .bin = { 0 } };
         struct zero_cuda_adamw update = { .n = 1, .p = word };
 
         if (have_gpu() == 0)
@@ -87,7 +87,7 @@ Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
         cr_assert_eq(gpu->cast(ZERO_BF16, word + 1, ZERO_FP32, word, 1, NULL), -ENODEV);
         cr_assert_eq(gpu->accumulate(word + 1, ZERO_BF16, word, 1, true, NULL), -ENODEV);
         cr_assert_eq(gpu->sum(ZERO_FP32, word + 1, ZERO_FP16, sources, 1, 1, NULL), -ENODEV);
-        cr_assert_eq(gpu->norm(word, 1, &sum, NULL), -ENODEV);
+        cr_assert_eq(gpu->norm(word, 1, 1.0, &sum, NULL), -ENODEV);
         cr_assert_eq(gpu->nonfinite(ZERO_FP32, word, 1, &flag, NULL), -ENODEV);
         cr_assert_eq(gpu->zero(word, sizeof(word[0]), NULL), -ENODEV);
         cr_assert_eq(gpu->copy(word + 1, word, sizeof(word[0]), NULL), -ENODEV);
@@ -156,6 +156,7 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, 0, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, ZERO_CUDA_SUM_MAX + 1, 1, NULL),
                      -EINVAL);
+        cr_assert_eq(gpu->norm(word, ZERO_CUDA_NORM_MAX + 1, 1.0, NULL, NULL), -EINVAL);
         cr_assert_eq(gpu->nonfinite(unknown, word, 1, &flag, NULL), -EINVAL);
 }
 
@@ -168,7 +169,7 @@ Test(plugin, does_nothing_for_an_empty_range, .init = load)
         cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_BF16, NULL, 0, NULL), 0);
         cr_assert_eq(gpu->accumulate(NULL, ZERO_FP16, NULL, 0, false, NULL), 0);
         cr_assert_eq(gpu->sum(ZERO_BF16, NULL, ZERO_FP32, sources, 1, 0, NULL), 0);
-        cr_assert_eq(gpu->norm(NULL, 0, NULL, NULL), 0);
+        cr_assert_eq(gpu->norm(NULL, 0, 1.0, NULL, NULL), 0);
         cr_assert_eq(gpu->nonfinite(ZERO_BF16, NULL, 0, NULL, NULL), 0);
         cr_assert_eq(gpu->zero(NULL, 0, NULL), 0);
         cr_assert_eq(gpu->copy(NULL, NULL, 0, NULL), 0);
