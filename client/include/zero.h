@@ -28,7 +28,8 @@
  * committed after all.  Other clients are not connected again: ZERO_ECLOSED.
  * Closing: ZERO_ECLOSED is final; so is a refusal that no further try would change, such as
  * ZERO_ERANK for a rank that another one has taken or ZERO_ENOJOB for a dropped job.  Views and
- * gradient memory stay mapped until zero_close(), but hold anything once the daemon was lost.
+ * gradient memory stay mapped until zero_close(), but hold anything once the daemon was lost; on a
+ * GPU, whose memory they take, until it was lost a second time.
  * Threads: a client may be used by one thread at a time.  Different clients
  * are independent.
  */
@@ -162,7 +163,7 @@ struct zero_needs {
         enum zero_dtype grad_dtype;   /* what is written to zero_grad() memory */
         enum zero_dtype reduce_dtype; /* between nodes: ZERO_FP32 or ZERO_BF16; same on all ranks */
         bool private_views;           /* of zero_fetch(): each group's always at one address,
-                                       * and writable */
+                                       * and writable; in host memory only */
         enum zero_on_lost on_lost_rank; /* of the job: ZERO_LOST_FAIL if any rank asks for it */
         const char *device;           /* where views and gradients lie: NULL: host memory; "cuda:N":
                                        * this process's N-th GPU, if the daemon has it too */
@@ -173,7 +174,8 @@ struct zero_needs {
  * new. [blocks] until all ranks are there.  All ranks must bring the same
  * layout: ZERO_ELAYOUT names the first difference.  The layout is copied.
  * ZERO_EWINDOW says how large the window would have to be, ZERO_ERANK who has
- * the rank.  While a job runs, ranks of another world size wait for those of the old one
+ * the rank, ZERO_EGPU why the device cannot be used, ZERO_ECONFLICT where the job's other ranks
+ * on this node have theirs.  While a job runs, ranks of another world size wait for those of the old one
  * to leave.  A rank connects again if the daemon is lost meanwhile.
  * An observer passes NULL for both and is given the job's layout.
  */
@@ -205,6 +207,8 @@ const struct zero_layout *zero_client_layout(const struct zero_client *client);
  * Orders a call against work that this process has enqueued on a GPU: the call counts when all that
  * is on the stream at the time of the call is done.  NULL, and always in host memory: the
  * work is done already.  What zero_fetch() returns is there; nothing need wait for it.
+ * A call that orders does not wait for the GPU, but if 64 such calls are under way it waits
+ * [blocks] until one of them counts.  ZERO_EGPU: the GPU failed.
  */
 struct zero_sync {
         void *stream; /* cudaStream_t of needs.device; NULL: the default one */
@@ -213,8 +217,9 @@ struct zero_sync {
 /*
  * A read-only view of a group's parameters at the current version, in the
  * group's dtype, laid flat (zero_layout_offset()). [blocks]  Valid until
- * zero_release() or zero_step().  Fetching a held group again counts.
- * Writing to it is a segmentation fault.
+ * zero_release() or zero_step().  Fetching a held group again counts; the last release
+ * then says what its end is ordered against.  Writing to it is a segmentation fault; on a
+ * GPU it would change what others see.
  *
  * With needs.private_views a group's view has the same address whenever it is held, from
  * zero_attach() to zero_close(), and may be written: that changes the caller's copy

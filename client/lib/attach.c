@@ -18,14 +18,21 @@
 /* ---- windows ----------------------------------------------------------- */
 
 struct windows {
-        struct mapping session, gather, serve;
+        struct mapping session, slots, gather, serve;
 };
 
 static void windows_deinit(struct windows *w)
 {
         mapping_deinit(&w->session);
+        mapping_deinit(&w->slots);
         mapping_deinit(&w->gather);
         mapping_deinit(&w->serve);
+}
+
+static int map_failed(struct zero_client *c, int error, uint64_t bytes, const char *what)
+{
+        return client_shut(c, "cannot map the %s of %llu bytes: %s", what,
+                           (unsigned long long)bytes, strerror(-error));
 }
 
 /* protection PROT_NONE: keeps the descriptor, for private views; lazy: see mapping.h. */
@@ -42,17 +49,70 @@ static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int
                 return client_shut(c, "the %s has %llu bytes, not the %llu that zerod says", what,
                                    (unsigned long long)st.st_size, (unsigned long long)bytes);
         r = mapping_open(fd, bytes, protection, lazy, ret);
-        if (r)
-                return client_shut(c, "cannot map the %s of %llu bytes: %s", what,
-                                   (unsigned long long)bytes, strerror(-r));
-        return 0;
+        return r ? map_failed(c, r, bytes, what) : 0;
+}
+
+/* index: of the next descriptor, counted up if the window has one. */
+static int map_on_gpu(struct zero_client *c, unsigned *index, const ProtobufCBinaryData *handle,
+                      uint64_t bytes, const char *what, struct mapping *ret)
+{
+        CLEANUP(cleanup_close) int fd = -1;
+        int r;
+
+        if (bytes == 0)
+                return 0;
+        if (handle->len == 0)
+                fd = wire_take_fd(&c->wire, (*index)++);
+        if (handle->len == 0 ? fd < 0 : handle->len != ZERO_GPU_HANDLE)
+                return client_shut(c, "zerod did not pass the %s", what);
+        r = gpu_map(c->gpu, fd, handle->data, bytes, ret);
+        return r ? map_failed(c, r, bytes, what) : 0;
+}
+
+static int map_all_on_gpu(struct zero_client *c, const Zero__AttachReply *a, struct windows *ret)
+{
+        unsigned index = 1;
+        int r;
+
+        if (a->push_bytes == 0 && a->session_bytes > a->transfer_bytes)
+                return client_shut(c, "zerod has its windows in host memory and not on cuda:%d",
+                                   c->gpu->ordinal);
+        r = map_on_gpu(c, &index, &a->push_handle, a->push_bytes, "push window", &ret->slots);
+        if (r == 0)
+                r = map_on_gpu(c, &index, &a->gather_handle, a->gather_bytes, "gather window",
+                               &ret->gather);
+        if (r == 0)
+                r = map_on_gpu(c, &index, &a->serve_handle, a->serve_bytes, "serve segment",
+                               &ret->serve);
+        return r;
+}
+
+static int map_all_in_host_memory(struct zero_client *c, const Zero__AttachReply *a,
+                                  bool private_views, struct windows *ret)
+{
+        int read = private_views ? PROT_NONE : PROT_READ;
+        unsigned index = 1;
+        int r = 0;
+
+        if (a->gather_bytes > 0)
+                r = map_window(c, index++, a->gather_bytes, read, 0, "gather window", &ret->gather);
+        if (r == 0 && a->serve_bytes > 0)
+                r = map_window(c, index, a->serve_bytes, read, 0, "serve segment", &ret->serve);
+        return r;
+}
+
+/* How many come with the reply. */
+static unsigned descriptors(const Zero__AttachReply *a)
+{
+        return 1u + (a->push_bytes > 0 && a->push_handle.len == 0) +
+               (a->gather_bytes > 0 && a->gather_handle.len == 0) +
+               (a->serve_bytes > 0 && a->serve_handle.len == 0);
 }
 
 static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool private_views,
                        struct windows *ret)
 {
-        int read = private_views ? PROT_NONE : PROT_READ;
-        unsigned n = 1 + (a->gather_bytes > 0) + (a->serve_bytes > 0);
+        unsigned n = descriptors(a);
         int r;
 
         if (c->wire.n_fds != n)
@@ -60,19 +120,22 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool p
                                    n);
         if (a->transfer_bytes < sizeof(uint64_t) || a->session_bytes < a->transfer_bytes)
                 return client_shut(c, "zerod gave a session window without a transfer area");
+        if (!c->gpu && (a->push_bytes > 0 || a->gather_handle.len > 0 || a->serve_handle.len > 0))
+                return client_shut(c, "zerod has its windows on a GPU and not in host memory");
         r = map_window(c, 0, a->session_bytes, PROT_READ | PROT_WRITE, a->transfer_bytes,
                        "session window", &ret->session);
-        if (r == 0 && a->gather_bytes > 0)
-                r = map_window(c, 1, a->gather_bytes, read, 0, "gather window", &ret->gather);
-        if (r == 0 && a->serve_bytes > 0)
-                r = map_window(c, n - 1, a->serve_bytes, read, 0, "serve segment", &ret->serve);
-        return r;
+        if (r)
+                return r;
+        return c->gpu ? map_all_on_gpu(c, a, ret)
+                      : map_all_in_host_memory(c, a, private_views, ret);
 }
 
 static int take_windows(struct zero_client *c, struct windows *w)
 {
         int r = mapping_replace(&c->session, &w->session);
 
+        if (r == 0)
+                r = mapping_replace(&c->slots, &w->slots);
         if (r == 0)
                 r = mapping_replace(&c->gather, &w->gather);
         if (r == 0)
@@ -112,6 +175,7 @@ static int keep_rank(struct zero_client *c, const layout *l, const struct zero_n
         if (r < 0)
                 return out_of_memory(c, r);
         c->needs = *needs;
+        c->needs.device = NULL; /* the caller's, and opened */
         return 0;
 }
 
@@ -131,7 +195,7 @@ static int keep_observer(struct zero_client *c, const Zero__AttachReply *a)
 /* What is told fits what is kept. */
 static int check_reply(struct zero_client *c, const Zero__AttachReply *a)
 {
-        uint64_t push_bytes = a->session_bytes - a->transfer_bytes;
+        uint64_t push_bytes = c->gpu ? a->push_bytes : a->session_bytes - a->transfer_bytes;
 
         if (c->groups && push_bytes < c->push.slots->bytes)
                 return client_shut(c, "zerod gave a push window of %llu bytes instead of %llu",
@@ -235,6 +299,7 @@ void client_detach(struct zero_client *c)
         free(c->present);
         c->present = NULL;
         mapping_deinit(&c->session);
+        mapping_deinit(&c->slots);
         mapping_deinit(&c->gather);
         mapping_deinit(&c->serve);
 }
@@ -280,6 +345,10 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
         if (needs->on_lost_rank != ZERO_LOST_WAIT && needs->on_lost_rank != ZERO_LOST_FAIL)
                 return client_fail(c, ZERO_EINVAL,
                                    "on_lost_rank is ZERO_LOST_WAIT or ZERO_LOST_FAIL");
+        if (needs->device && needs->private_views)
+                return client_fail(c, ZERO_EINVAL,
+                                   "private_views are of host memory: leave them out with a "
+                                   "device, and copy what is to be written");
         r = layout_check(l, &c->error);
         return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
 }
@@ -314,8 +383,19 @@ static int make_message(struct zero_client *c, const layout *l, const struct zer
         return 0;
 }
 
+static void name_gpu(const struct gpu *gpu, ProtobufCBinaryData events[static ZERO_GPU_EVENTS],
+                     Zero__Attach *message)
+{
+        message->gpu = (ProtobufCBinaryData){ sizeof(gpu->uuid), (uint8_t *)gpu->uuid };
+        for (uint32_t i = 0; i < gpu->n_events; i++)
+                events[i] = (ProtobufCBinaryData){ ZERO_GPU_HANDLE, (uint8_t *)gpu->handles[i] };
+        message->n_events = gpu->n_events;
+        message->events = events;
+}
+
 int client_join(struct zero_client *c, const layout *l, const struct zero_needs *needs, bool resume)
 {
+        ProtobufCBinaryData events[ZERO_GPU_EVENTS];
         Zero__Attach attach = ZERO__ATTACH__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
@@ -323,6 +403,8 @@ int client_join(struct zero_client *c, const layout *l, const struct zero_needs 
 
         if (r)
                 return r;
+        if (c->gpu)
+                name_gpu(c->gpu, events, &attach);
         attach.resume = resume;
         request.body_case = ZERO__REQUEST__BODY_ATTACH;
         request.attach = &attach;
@@ -343,5 +425,14 @@ int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
 
         if (r == 0)
                 r = check(client, layout_in, needs);
-        return r ? r : client_enter(client, layout_in, needs);
+        if (r == 0 && needs && needs->device)
+                r = gpu_open(needs->device, &client->gpu, &client->error);
+        if (r)
+                return r;
+        r = client_enter(client, layout_in, needs);
+        if (!client->layout) {
+                gpu_close(client->gpu);
+                client->gpu = NULL;
+        }
+        return r;
 }

@@ -31,6 +31,7 @@ int client_drop(struct zero_client *c)
         c->lost = true;
         shutdown(c->wire.fd, SHUT_RDWR);
         memset(c->pending, 0, sizeof(c->pending));
+        gpu_forget(c->gpu);
         c->call_seq = 0;
         client_forget_reply(c);
         return CLIENT_LOST;
@@ -71,11 +72,18 @@ static Zero__Reply__BodyCase expected_body(Zero__Request__BodyCase what)
         }
 }
 
+enum {
+        STATUSES = 0
+#define X(name, code, text) +1
+        ZERO_STATUS_MAP(X)
+#undef X
+};
+
 static int status_of(const Zero__Reply *reply, struct fault *fault)
 {
         if (reply->status == ZERO_OK)
                 return ZERO_OK;
-        if (reply->status > ZERO_EABORTED)
+        if (reply->status >= STATUSES)
                 return fault_set(fault, ZERO_EINTERNAL, "zerod answered with status %u: %s",
                                  (unsigned)reply->status, reply->text);
         return fault_set(fault, (int)reply->status, "%s",
@@ -144,6 +152,7 @@ static int take_reply(struct zero_client *c)
         if (reply->status == ZERO_ECLOSED)
                 return client_lose(c, "%s", reply->text[0] ? reply->text : "the daemon stops");
         slot->seq = 0;
+        gpu_answered(c->gpu, p.event);
         if (p.seq == c->call_seq) {
                 c->call_seq = 0;
                 return 0;
@@ -261,6 +270,20 @@ static int transmit(struct zero_client *c, int64_t deadline_ms)
         return r < 0 ? send_failed(c, r) : 0;
 }
 
+static uint32_t event_of(const Zero__Request *request)
+{
+        switch (request->body_case) {
+        case ZERO__REQUEST__BODY_RELEASE:
+                return request->release->event;
+        case ZERO__REQUEST__BODY_PUSH:
+                return request->push->event;
+        case ZERO__REQUEST__BODY_STEP:
+                return request->step->event;
+        default:
+                return 0;
+        }
+}
+
 static int post(struct zero_client *c, Zero__Request *request, uint32_t slot, int64_t deadline_ms)
 {
         struct pending *p = &c->pending[(c->last_seq + 1) % CLIENT_PENDING];
@@ -276,9 +299,53 @@ static int post(struct zero_client *c, Zero__Request *request, uint32_t slot, in
         if (r < 0)
                 return queue_failed(c, r);
         c->last_seq++;
-        *p = (struct pending){ request->seq, c->attempt, request->body_case, slot, 0 };
+        *p = (struct pending){
+                .seq = request->seq,
+                .attempt = c->attempt,
+                .what = request->body_case,
+                .slot = slot,
+                .event = event_of(request),
+        };
+        gpu_name(c->gpu, p->event);
         if (request->body_case == ZERO__REQUEST__BODY_PUSH)
                 p->group = request->push->group;
+        return 0;
+}
+
+/* CLIENT_LOST, or a status: as client_begin_aborted() where it had to wait. */
+static int wait_for_event(struct zero_client *c)
+{
+        int64_t deadline_ms = client_deadline(c);
+        int r;
+
+        if (gpu_has_free_event(c->gpu))
+                return 0;
+        do {
+                r = client_pump(c, deadline_ms);
+        } while (r == 0 && !gpu_has_free_event(c->gpu));
+        if (r == ZERO_EDEADLINE)
+                return client_fail(c, r,
+                                   "none of the %d events of cuda:%d became free: zerod has not "
+                                   "answered earlier releases and pushes",
+                                   ZERO_GPU_EVENTS, c->gpu->ordinal);
+        return r ? r : client_begin_aborted(c);
+}
+
+int client_record(struct zero_client *c, const struct zero_sync *sync, uint32_t *ret_event)
+{
+        uint32_t event = 0;
+        int r = 0;
+
+        if (sync && c->gpu && !c->lost) {
+                r = wait_for_event(c);
+                if (r)
+                        return r;
+                r = gpu_record(c->gpu, sync->stream, &event);
+        }
+        if (r)
+                return client_fail(c, ZERO_EGPU, "cuda:%d cannot record an event: %s",
+                                   c->gpu->ordinal, strerror(-r));
+        *ret_event = event;
         return 0;
 }
 

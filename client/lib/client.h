@@ -19,6 +19,7 @@
 #include <sys/un.h>
 
 #include "arena.h"
+#include "gpu.h"
 #include "mapping.h"
 #include "push.h"
 #include "views.h"
@@ -39,6 +40,7 @@ struct pending {
         uint64_t attempt;
         Zero__Request__BodyCase what;
         uint32_t slot, group; /* of a push */
+        uint32_t event;       /* which it names; 0: none */
 };
 
 /* What this rank has done with a group in the current attempt. */
@@ -78,8 +80,10 @@ struct zero_client {
         uint64_t version, attempt;
         double loss_scale;
         uint64_t transfer_bytes;
+        struct gpu *gpu; /* where the windows are; NULL: in host memory */
         struct mapping session, gather, serve;
-        struct views views; /* private ones */
+        struct mapping slots; /* of gradients, on a GPU; in host memory they are in the session */
+        struct views views;   /* private ones */
         struct push push;
         struct group_use *groups;
         uint8_t *present;  /* room for the flags of any one group */
@@ -135,6 +139,12 @@ int client_poll(struct zero_client *c);
 int client_pump(struct zero_client *c, int64_t deadline_ms);
 int64_t client_deadline(const struct zero_client *c);
 
+/*
+ * Records an event for a request; *ret_event is how the request names it, 0 if there is nothing to
+ * be ordered.  Waits while all events are named by requests that were not answered.
+ * CLIENT_LOST, or a status: an abort that came meanwhile too.
+ */
+int client_record(struct zero_client *c, const struct zero_sync *sync, uint32_t *ret_event);
 /* Sends a request whose body is set; does not wait for the reply.  slot: of a push. */
 int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot);
 /* Sends and waits.  The reply is the client's, valid until its next call.  CLIENT_LOST, or a

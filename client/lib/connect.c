@@ -224,6 +224,7 @@ void zero_close(struct zero_client *client)
                 say_bye(client);
         client_forget_reply(client);
         client_detach(client);
+        gpu_close(client->gpu);
         wire_deinit(&client->wire);
         if (client->interrupt_fd >= 0)
                 close(client->interrupt_fd);

@@ -54,8 +54,24 @@ int mapping_open(int fd, uint64_t bytes, int protection, uint64_t lazy, struct m
         return 0;
 }
 
+void mapping_take(void *memory, uint64_t bytes, void (*unmap)(void *memory), struct mapping *ret)
+{
+        *ret = (struct mapping){ .base = memory, .bytes = bytes, .unmap = unmap };
+}
+
+static void deinit_on_gpu(struct mapping *m)
+{
+        if (m->before)
+                m->unmap(m->before);
+        if (m->base)
+                m->unmap(m->base);
+        m->base = NULL;
+}
+
 void mapping_deinit(struct mapping *m)
 {
+        if (m->unmap)
+                deinit_on_gpu(m);
         while (m->remains) {
                 struct remains *r = m->remains;
 
@@ -111,6 +127,19 @@ static int move_away(struct mapping *m, struct mapping *next)
         return 0;
 }
 
+static void replace_on_gpu(struct mapping *m, struct mapping *next)
+{
+        if (!next->base) {
+                m->bytes = 0;
+                return;
+        }
+        assert(next->unmap);
+        if (m->before)
+                m->unmap(m->before);
+        next->before = m->base;
+        *m = *next;
+}
+
 static int replace_mapped(struct mapping *m, struct mapping *next)
 {
         if (!next->base) {
@@ -124,7 +153,9 @@ int mapping_replace(struct mapping *m, struct mapping *next)
 {
         int r = 0;
 
-        if (m->base) {
+        if (m->unmap) {
+                replace_on_gpu(m, next);
+        } else if (m->base) {
                 r = replace_mapped(m, next);
                 if (r)
                         return r;

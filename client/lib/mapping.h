@@ -4,6 +4,9 @@
  * Rule: addresses that were given out stay mapped until mapping_deinit(), whatever becomes
  * of the daemon.  The next window takes the last one's address if it fits there; what
  * is left of the last one then reads as zeros and holds no memory of the daemon's.
+ *
+ * On a GPU a window cannot take the address of another, and what is mapped holds the GPU's memory:
+ * there a window stays mapped until its successor is replaced too.
  */
 #pragma once
 
@@ -19,7 +22,9 @@ struct mapping {
         int protection;
         bool kept; /* its descriptor is, and nothing mapped: for private views */
         int fd;
-        struct remains *remains; /* of windows at other addresses */
+        struct remains *remains;     /* of windows at other addresses */
+        void (*unmap)(void *memory); /* of a window on a GPU, else NULL */
+        void *before;                /* ... and the one before it */
 };
 
 /*
@@ -28,6 +33,8 @@ struct mapping {
  * when they are touched.  -errno.
  */
 int mapping_open(int fd, uint64_t bytes, int protection, uint64_t lazy, struct mapping *ret);
+/* A window on a GPU, mapped there already. */
+void mapping_take(void *memory, uint64_t bytes, void (*unmap)(void *memory), struct mapping *ret);
 void mapping_deinit(struct mapping *m);
 /*
  * Puts the window `next`, which may be none, in m's place; next is empty then.  -errno: the window

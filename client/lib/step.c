@@ -96,6 +96,14 @@ int zero_prefetch(struct zero_client *client, uint32_t group)
         return client_send(client, &request, PUSH_NONE);
 }
 
+/* For requests that are not waited for: if the daemon is lost there is nothing to be ordered. */
+static int record(struct zero_client *c, const struct zero_sync *sync, uint32_t *ret_event)
+{
+        int r = client_record(c, sync, ret_event);
+
+        return r == CLIENT_LOST ? 0 : r;
+}
+
 int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *sync)
 {
         Zero__Release release = ZERO__RELEASE__INIT;
@@ -111,6 +119,10 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
                                    "group %u '%s' is not held: it was not "
                                    "fetched, or released already",
                                    (unsigned)group, group_name(client, group));
+        if (client->groups[group].held == 1)
+                r = record(client, sync, &release.event);
+        if (r)
+                return r;
         if (--client->groups[group].held > 0)
                 return 0;
         r = client_drop_view(client, group); /* before the window has other bytes there */
@@ -173,6 +185,11 @@ static int wait_for_slot(struct zero_client *c, uint32_t group, uint32_t *ret_sl
         return 0;
 }
 
+static uint8_t *slots_base(const struct zero_client *c)
+{
+        return c->gpu ? c->slots.base : c->session.base + c->transfer_bytes;
+}
+
 int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad)
 {
         uint32_t slot = PUSH_NONE;
@@ -184,8 +201,7 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad)
                 r = wait_for_slot(client, group, &slot);
         if (r)
                 return r;
-        *ret_grad = (uint8_t *)client->session.base + client->transfer_bytes +
-                    slots_offset(client->push.slots, slot);
+        *ret_grad = slots_base(client) + slots_offset(client->push.slots, slot);
         return 0;
 }
 
@@ -256,7 +272,11 @@ int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present
                                    "group %u '%s' has no gradient memory: "
                                    "zero_grad() comes before zero_push()",
                                    (unsigned)group, group_name(client, group));
-        return skip_accepted(client, group, last) ? 0 : send_push(client, group, &push);
+        if (skip_accepted(client, group, last))
+                return 0;
+        if (!push.empty)
+                r = record(client, sync, &push.event);
+        return r ? r : send_push(client, group, &push);
 }
 
 /* ---- the end of a step ------------------------------------------------- */
@@ -302,6 +322,7 @@ static int check_step(struct zero_client *c, const struct zero_step *step)
         return 0;
 }
 
+/* A daemon that is lost meanwhile and found again knows of nothing that is held: no event then. */
 static int ask_step(struct zero_client *c, const struct zero_step *step,
                     const Zero__Reply **ret_reply)
 {
@@ -309,7 +330,10 @@ static int ask_step(struct zero_client *c, const struct zero_step *step,
         Zero__StepParams params = ZERO__STEP_PARAMS__INIT;
         Zero__Step message = ZERO__STEP__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
+        int r = client_go_on(c, client_record(c, step->sync, &message.event));
 
+        if (r)
+                return r;
         for (uint32_t i = 0; i < step->n_sets; i++) {
                 const struct zero_adamw *a = &step->sets[i];
 

@@ -12,6 +12,8 @@
 #include "proto/cleanup.h"
 #include "proto/slots.h"
 
+enum { FAKE_FDS = 4 };
+
 static void *run(void *data)
 {
         struct fake *f = data;
@@ -60,11 +62,14 @@ static void unmap_windows(struct fake *f)
 {
         if (f->session)
                 munmap(f->session, f->session_bytes);
+        if (f->push_bytes > 0)
+                munmap(f->slots, f->push_bytes);
         if (f->gather)
                 munmap(f->gather, f->gather_bytes);
         if (f->serve)
                 munmap(f->serve, FAKE_SERVE);
-        f->session = f->gather = f->serve = NULL;
+        f->session = f->slots = f->gather = f->serve = NULL;
+        f->push_bytes = 0;
 }
 
 /* The thread is given ten seconds. */
@@ -312,14 +317,26 @@ static uint64_t push_bytes(const Zero__Attach *attach)
         return bytes;
 }
 
-static size_t make_windows(struct fake *f, int fds[static 3])
+static void make_slots(struct fake *f, int fds[static FAKE_FDS], size_t *n)
+{
+        const Zero__Attach *attach = f->request->attach;
+        size_t bytes = push_bytes(attach);
+
+        f->push_bytes = attach->gpu.len > 0 ? bytes : 0;
+        f->session_bytes = FAKE_TRANSFER + (attach->gpu.len > 0 ? 0 : bytes);
+        fds[(*n)++] = fake_memfd(f->session_bytes, &f->session);
+        f->slots = f->session + FAKE_TRANSFER;
+        if (f->push_bytes > 0)
+                fds[(*n)++] = fake_memfd(f->push_bytes, &f->slots);
+}
+
+static size_t make_windows(struct fake *f, int fds[static FAKE_FDS])
 {
         size_t n = 0;
 
         unmap_windows(f);
-        f->session_bytes = FAKE_TRANSFER + push_bytes(f->request->attach);
+        make_slots(f, fds, &n);
         f->gather_bytes = f->job.gather_bytes;
-        fds[n++] = fake_memfd(f->session_bytes, &f->session);
         if (f->gather_bytes > 0)
                 fds[n++] = fake_memfd(f->gather_bytes, &f->gather);
         fds[n++] = fake_memfd(FAKE_SERVE, &f->serve);
@@ -335,6 +352,7 @@ static void tell(const struct fake *f, Zero__AttachReply *ret)
         ret->loss_scale = 2;
         ret->session_bytes = f->session_bytes;
         ret->transfer_bytes = FAKE_TRANSFER;
+        ret->push_bytes = f->push_bytes;
         ret->gather_bytes = f->gather_bytes;
         ret->serve_bytes = FAKE_SERVE;
         ret->last = (Zero__StepReply *)job->last;
@@ -348,7 +366,7 @@ void fake_attach(struct fake *f)
 {
         Zero__AttachReply attach = ZERO__ATTACH_REPLY__INIT;
         Zero__Reply reply = ZERO__REPLY__INIT;
-        int fds[3];
+        int fds[FAKE_FDS];
         size_t n;
 
         fake_expect(f, ZERO__REQUEST__BODY_ATTACH);
@@ -379,99 +397,4 @@ void fake_only_begin(struct fake *f)
 {
         fake_begin(f);
         fake_expect_end(f);
-}
-
-static void add_group(struct zero_layout *l, const char *name, enum zero_dtype dtype, bool others)
-{
-        static const uint32_t rank_one[] = { 1 };
-        uint32_t group;
-
-        MUST(zero_layout_group(l, name, dtype, others ? rank_one : NULL, others, 0, &group) == 0);
-}
-
-static void add_tensor(struct zero_layout *l, uint32_t group, const char *name, uint64_t n,
-                       bool frozen)
-{
-        struct zero_tensor t = { .name = name, .ndim = 1, .shape = &n, .frozen = frozen };
-        uint32_t tensor;
-
-        MUST(zero_layout_tensor(l, group, &t, &tensor) == 0);
-}
-
-struct zero_layout *fake_layout(void)
-{
-        struct zero_layout *l;
-
-        MUST(zero_layout_new(&l) == 0);
-        add_group(l, "embed", ZERO_BF16, false);
-        add_tensor(l, FAKE_BF16, "wte", 300, false);
-        add_tensor(l, FAKE_BF16, "mask", 10, true);
-        add_group(l, "h.0", ZERO_FP32, false);
-        add_tensor(l, FAKE_FP32, "h.0.w", 3000, false);
-        add_group(l, "fixed", ZERO_FP32, false);
-        add_tensor(l, FAKE_FROZEN, "fixed.w", 5, true);
-        add_group(l, "expert", ZERO_FP32, true);
-        add_tensor(l, FAKE_OTHERS, "expert.w", 5, false);
-        return l;
-}
-
-struct zero_options fake_options(const struct fake *f)
-{
-        return (struct zero_options){
-                .socket = f->path,
-                .job = "job",
-                .rank = 0,
-                .world_size = 2,
-                .timeout_ms = 5000,
-        };
-}
-
-struct zero_client *fake_connect(const struct fake *f)
-{
-        struct zero_options options = fake_options(f);
-        struct zero_client *c = NULL;
-
-        MUST(zero_connect(&options, &c) == 0);
-        return c;
-}
-
-static struct zero_client *attached(const struct fake *f, uint32_t push_groups, bool private_views)
-{
-        struct zero_needs needs = {
-                .hold_groups = 2,
-                .push_groups = push_groups,
-                .grad_dtype = ZERO_FP32,
-                .reduce_dtype = ZERO_FP32,
-                .private_views = private_views,
-        };
-        struct zero_layout *l = fake_layout();
-        struct zero_client *c = fake_connect(f);
-
-        MUST(zero_attach(c, l, &needs) == 0);
-        zero_layout_free(l);
-        return c;
-}
-
-struct zero_client *fake_client(const struct fake *f, uint32_t push_groups)
-{
-        return attached(f, push_groups, false);
-}
-
-struct zero_client *fake_open_private(struct fake *f, void (*script)(struct fake *fake))
-{
-        fake_start(f, script);
-        return attached(f, 1, true);
-}
-
-struct zero_client *fake_open(struct fake *f, void (*script)(struct fake *fake),
-                              uint32_t push_groups)
-{
-        fake_start(f, script);
-        return fake_client(f, push_groups);
-}
-
-void fake_close(struct fake *f, struct zero_client *c)
-{
-        zero_close(c);
-        fake_stop(f);
 }

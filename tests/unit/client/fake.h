@@ -66,7 +66,8 @@ struct fake {
         size_t in_begin, in_end;
         Zero__Request *request;            /* the last one */
         uint8_t *session, *gather, *serve; /* the daemon's own view */
-        size_t session_bytes, gather_bytes;
+        uint8_t *slots;                    /* of gradients: in the session window, or on a GPU */
+        size_t session_bytes, gather_bytes, push_bytes;
 };
 
 void fake_start(struct fake *fake, void (*script)(struct fake *fake));
@@ -114,10 +115,15 @@ int fake_memfd(size_t bytes, uint8_t **ret_map);
 struct zero_layout *fake_layout(void);
 struct zero_options fake_options(const struct fake *fake);
 struct zero_client *fake_connect(const struct fake *fake);
+/* What fake_client() attaches with. */
+struct zero_needs fake_needs(uint32_t push_groups);
 /* Connected, and attached with fake_layout(); push_groups slots of fp32. */
 struct zero_client *fake_client(const struct fake *fake, uint32_t push_groups);
 /* The same with private views. */
 struct zero_client *fake_open_private(struct fake *fake, void (*script)(struct fake *fake));
+/* ... with windows on "cuda:0", and two slots. */
+struct zero_client *fake_open_gpu(struct fake *fake, void (*script)(struct fake *fake),
+                                  uint32_t timeout_ms);
 /* fake_start() and fake_client(); zero_close() and fake_stop(). */
 struct zero_client *fake_open(struct fake *fake, void (*script)(struct fake *fake),
                               uint32_t push_groups);

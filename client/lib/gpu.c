@@ -1,0 +1,187 @@
+/* See gpu.h. */
+#include "gpu.h"
+
+#include <assert.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+DEFINE_CLEANUP(struct gpu *, gpu_close)
+
+enum { ORDINAL_MAX = 1023 };
+
+/* ---- the plugin -------------------------------------------------------- */
+
+static int parse(const char *device, int *ret_ordinal, struct fault *fault)
+{
+        const char *digits = device + 5;
+        size_t n;
+        long ordinal;
+
+        if (strncmp(device, "cuda:", 5) != 0)
+                digits = "";
+        n = strspn(digits, "0123456789");
+        ordinal = strtol(digits, NULL, 10);
+        if (n < 1 || n > 4 || digits[n] != '\0' || ordinal > ORDINAL_MAX)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "device \"%.64s\" is none: name a GPU of this process as "
+                                 "\"cuda:0\", or none for host memory",
+                                 device);
+        *ret_ordinal = (int)ordinal;
+        return 0;
+}
+
+/* Once loaded it stays: a CUDA runtime cannot be unloaded. */
+static int load(struct gpu *gpu, struct fault *fault)
+{
+        const char *chosen = secure_getenv("ZEROD_CUDA_PLUGIN");
+        const char *path = chosen && chosen[0] ? chosen : ZEROD_CUDA_PLUGIN;
+        zero_gpu_fn *table;
+
+        gpu->library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+        if (!gpu->library)
+                return fault_set(fault, ZERO_EGPU,
+                                 "cannot load zerod's CUDA plugin: %s; install it, or set "
+                                 "ZEROD_CUDA_PLUGIN to its path",
+                                 dlerror());
+        table = (zero_gpu_fn *)dlsym(gpu->library, ZERO_GPU_SYMBOL);
+        if (!table)
+                return fault_set(fault, ZERO_EGPU, "%s is no CUDA plugin of zerod: it has no %s()",
+                                 path, ZERO_GPU_SYMBOL);
+        gpu->plugin = table();
+        if (gpu->plugin->abi_version != ZERO_GPU_ABI_VERSION)
+                return fault_set(fault, ZERO_EGPU,
+                                 "the CUDA plugin %s has interface version %u and libzero %d: "
+                                 "install both of one release",
+                                 path, (unsigned)gpu->plugin->abi_version, ZERO_GPU_ABI_VERSION);
+        return 0;
+}
+
+static int refuse(const struct gpu *gpu, int error, const char *what, struct fault *fault)
+{
+        const char *why = strerror(-error);
+
+        if (error == -ENODEV)
+                why = "there is no GPU, no driver, or one that is older than the plugin";
+        else if (error == -EINVAL)
+                why = "this process does not have so many GPUs";
+        else if (error == -ENOTSUP)
+                why = "its compute capability is below 8.0";
+        else if (error == -ENOMEM)
+                why = "its memory is used up";
+        return fault_set(fault, ZERO_EGPU, "cuda:%d %s: %s", gpu->ordinal, what, why);
+}
+
+static int make_events(struct gpu *gpu, struct fault *fault)
+{
+        while (gpu->n_events < ZERO_GPU_EVENTS) {
+                uint32_t i = gpu->n_events;
+                int r = gpu->plugin->event_new(gpu->ordinal, gpu->handles[i], &gpu->events[i]);
+
+                if (r)
+                        return refuse(gpu, r, "gives no events to pass to zerod", fault);
+                gpu->n_events++;
+        }
+        return 0;
+}
+
+int gpu_open(const char *device, struct gpu **ret, struct fault *fault)
+{
+        CLEANUP(cleanup_gpu_close) struct gpu *gpu = calloc(1, sizeof(*gpu));
+        int r;
+
+        if (!gpu)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = parse(device, &gpu->ordinal, fault);
+        if (r == 0)
+                r = load(gpu, fault);
+        if (r)
+                return r;
+        r = gpu->plugin->uuid(gpu->ordinal, gpu->uuid);
+        if (r)
+                return refuse(gpu, r, "cannot be used", fault);
+        r = make_events(gpu, fault);
+        if (r)
+                return r;
+        *ret = STEAL(gpu);
+        return 0;
+}
+
+void gpu_close(struct gpu *gpu)
+{
+        if (!gpu)
+                return;
+        while (gpu->n_events > 0)
+                gpu->plugin->event_free(gpu->events[--gpu->n_events]);
+        if (gpu->library)
+                dlclose(gpu->library);
+        free(gpu);
+}
+
+/* ---- windows ------------------------------------------------------------- */
+
+int gpu_map(const struct gpu *gpu, int fd, const uint8_t *handle, uint64_t bytes,
+            struct mapping *ret)
+{
+        void *memory;
+        int r = gpu->plugin->map(gpu->ordinal, fd, handle, bytes, &memory);
+
+        if (r == 0)
+                mapping_take(memory, bytes, gpu->plugin->unmap, ret);
+        return r;
+}
+
+/* ---- events -------------------------------------------------------------- */
+
+/* ZERO_GPU_EVENTS if there is none.  */
+static uint32_t free_event(const struct gpu *gpu)
+{
+        for (uint32_t i = 0; i < gpu->n_events; i++) {
+                uint32_t event = (gpu->next + i) % gpu->n_events;
+
+                if (!gpu->named[event])
+                        return event;
+        }
+        return ZERO_GPU_EVENTS;
+}
+
+bool gpu_has_free_event(const struct gpu *gpu)
+{
+        return free_event(gpu) < ZERO_GPU_EVENTS;
+}
+
+int gpu_record(struct gpu *gpu, void *stream, uint32_t *ret_event)
+{
+        uint32_t event = free_event(gpu);
+        int r;
+
+        assert(event < ZERO_GPU_EVENTS);
+        r = gpu->plugin->event_record(gpu->events[event], stream);
+        if (r)
+                return r;
+        gpu->next = (event + 1) % gpu->n_events;
+        *ret_event = event + 1;
+        return 0;
+}
+
+void gpu_name(struct gpu *gpu, uint32_t event)
+{
+        if (event == 0)
+                return;
+        assert(event <= gpu->n_events && !gpu->named[event - 1]);
+        gpu->named[event - 1] = true;
+}
+
+void gpu_answered(struct gpu *gpu, uint32_t event)
+{
+        if (event > 0)
+                gpu->named[event - 1] = false;
+}
+
+void gpu_forget(struct gpu *gpu)
+{
+        if (gpu)
+                memset(gpu->named, 0, sizeof(gpu->named));
+}
