@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "cuda/kernels.h"
+#include "cuda/machine.cuh"
 
 struct bf16 {
         uint16_t bits;
@@ -25,8 +26,6 @@ struct fp16 {
 
 constexpr unsigned QUAD = 4;
 constexpr unsigned VEC = 2 * QUAD;
-constexpr unsigned THREADS = 256; /* of a block */
-constexpr unsigned WARP = 32;
 constexpr unsigned TILE = THREADS * VEC; /* elements of a block at a time */
 constexpr unsigned GAP = THREADS * QUAD; /* from a thread's quad to its next */
 
@@ -57,13 +56,9 @@ static __device__ inline float widen(bf16 x)
 
 static __device__ inline float widen(fp16 x)
 {
-        float wide;
-
-        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
-        return wide;
+        return fp32_of_fp16(x.bits);
 }
 
-/* To nearest, ties to even; subnormals are kept. */
 static __device__ inline void narrow(float *to, float x)
 {
         *to = x;
@@ -71,12 +66,12 @@ static __device__ inline void narrow(float *to, float x)
 
 static __device__ inline void narrow(bf16 *to, float x)
 {
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
+        to->bits = bf16_of_fp32(x);
 }
 
 static __device__ inline void narrow(fp16 *to, float x)
 {
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
+        to->bits = fp16_of_fp32(x);
 }
 
 /* The elements of one access. */
@@ -186,31 +181,6 @@ template <typename F> static int with_type(zero_dtype dtype, const void *src, F 
                 return f(static_cast<const fp16 *>(src));
         }
         return -EINVAL;
-}
-
-/* Launches the kernel with that many blocks, or as many as the GPU runs at once. */
-template <typename... P, typename... A>
-static int launch(void (*kernel)(P...), size_t blocks, void *stream, A... arguments)
-{
-        int device = 0, multiprocessors = 0, resident = 0, r;
-        size_t most;
-
-        if (blocks == 0)
-                return 0;
-        r = cuda_errno(cudaGetDevice(&device));
-        if (r == 0)
-                r = cuda_errno(cudaDeviceGetAttribute(&multiprocessors,
-                                                      cudaDevAttrMultiProcessorCount, device));
-        if (r == 0)
-                r = cuda_errno(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                        &resident, reinterpret_cast<const void *>(kernel), THREADS, 0));
-        if (r < 0)
-                return r;
-        most = static_cast<size_t>(multiprocessors) * resident;
-        if (blocks > most)
-                blocks = most;
-        kernel<<<blocks, THREADS, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
-        return cuda_errno(cudaGetLastError());
 }
 
 /* The blocks of a sweep over n elements. */

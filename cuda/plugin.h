@@ -6,7 +6,11 @@
 
 #include <cuda.h>
 
+#include "cuda/errors.h"
 #include "cuda/kernels.h"
+
+/* plugin.c: chooses the GPU of the calling thread, whose waits block instead of spinning. */
+int cuda_use(int device);
 
 /* memory.c */
 int cuda_alloc(size_t bytes, void **ret_memory);

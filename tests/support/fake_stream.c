@@ -5,13 +5,13 @@
 #include "tests/support/fake_gpu.h"
 
 #include <errno.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/host.h"
+#include "cuda/kernels.h"
+#include "proto/dtype.h"
 
 struct work {
         struct work *next;
@@ -149,17 +149,7 @@ static void *inside(const struct stream *s, const void *p, size_t bytes)
 
 static void run_adamw(const struct work *w)
 {
-        const struct zero_cuda_adamw *u = &w->adamw;
-        struct adamw_scalars scalars = u->scalars;
-
-        if (u->skip && *u->skip)
-                return;
-        if (u->grad_scale)
-                scalars.grad_scale = *u->grad_scale;
-        host_scalar_ops.adamw(&scalars, u->n, u->p, u->m, u->v, u->grad, u->out_p, u->out_m,
-                              u->out_v);
-        if (u->serve)
-                host_scalar_ops.serve(u->serve_dtype, u->serve, u->out_p, u->n);
+        cuda_adamw(&w->adamw, NULL);
 }
 
 int fake_adamw(const struct zero_cuda_adamw *update, void *stream)
@@ -186,7 +176,7 @@ int fake_adamw(const struct zero_cuda_adamw *update, void *stream)
 
 static void run_cast(const struct work *w)
 {
-        host_scalar_ops.cast(w->to, w->dst, w->from, w->src[0], w->n);
+        cuda_cast(w->to, w->dst, w->from, w->src[0], w->n, NULL);
 }
 
 int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
@@ -205,7 +195,7 @@ int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *s
 
 static void run_accumulate(const struct work *w)
 {
-        host_scalar_ops.accumulate(w->dst, w->from, w->src[0], w->n, w->first);
+        cuda_accumulate(w->dst, w->from, w->src[0], w->n, w->first, NULL);
 }
 
 int fake_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first,
@@ -224,7 +214,7 @@ int fake_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n,
 
 static void run_sum(const struct work *w)
 {
-        host_scalar_ops.sum(w->to, w->dst, w->from, w->src, w->k, w->n);
+        cuda_sum(w->to, w->dst, w->from, w->src, w->k, w->n, NULL);
 }
 
 int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,
@@ -244,16 +234,7 @@ int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *co
 
 static void run_norm(const struct work *w)
 {
-        struct zero_cuda_norm *acc = w->dst;
-        struct exact_sum sum;
-        bool finite = true;
-
-        exact_sum_init(&sum);
-        host_scalar_ops.norm(w->src[0], w->n, w->scale, &sum, &finite);
-        for (int i = 0; i < EXACT_SUM_BINS; i++)
-                acc->bin[i] += sum.bin[i];
-        if (!finite)
-                acc->nonfinite = 1;
+        cuda_norm(w->src[0], w->n, w->scale, w->dst, NULL);
 }
 
 int fake_norm(const float *x, size_t n, double scale, struct zero_cuda_norm *acc, void *stream)
@@ -271,17 +252,7 @@ int fake_norm(const float *x, size_t n, double scale, struct zero_cuda_norm *acc
 
 static void run_nonfinite(const struct work *w)
 {
-        uint32_t *flag = w->dst;
-
-        for (size_t i = 0; i < w->n; i++) {
-                const uint16_t *half = w->src[0];
-                float x = w->from == ZERO_FP32   ? ((const float *)w->src[0])[i]
-                          : w->from == ZERO_BF16 ? dtype_fp32_from_bf16(half[i])
-                                                 : dtype_fp32_from_fp16(half[i]);
-
-                if (!isfinite(x))
-                        *flag = 1;
-        }
+        cuda_nonfinite(w->from, w->src[0], w->n, w->dst, NULL);
 }
 
 int fake_nonfinite(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream)
@@ -316,7 +287,7 @@ int fake_zero(void *dst, size_t n, void *stream)
 
 static void run_copy(const struct work *w)
 {
-        memcpy(w->dst, w->src[0], w->n);
+        cuda_copy(w->dst, w->src[0], w->n, NULL);
 }
 
 int fake_copy(void *dst, const void *src, size_t n, void *stream)
