@@ -3,8 +3,8 @@
 
 static int run(struct ctl *ctl)
 {
-        return change_owners(ctl, "add-node", ctl->argument, NULL);
+        return change_owners(ctl, "add-node", ctl->argument);
 }
 
-const struct command command_add_node = { "add-node", "NODE", "have a node hold shards", NULL,
-                                          run };
+const struct command command_add_node = { "add-node", "NODE", "have a node hold shards",
+                                          NULL,       run,    " --no-wait " };

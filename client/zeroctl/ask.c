@@ -55,28 +55,49 @@ int ctl_ask(struct ctl *ctl, const char *what, json_t **ret_answer)
         return ctl_ask_about(ctl, what, ctl->argument, ret_answer);
 }
 
-int ctl_ask_about(struct ctl *ctl, const char *what, const char *argument, json_t **ret_answer)
+int ctl_query(struct ctl *ctl, const char *what, const char *argument, json_t **ret_answer)
 {
-        json_error_t error;
         char *text = NULL;
         json_t *answer;
-        int r = zero_query(ctl->client, what, argument, &text);
+        int r = ctl->client ? zero_query(ctl->client, what, argument, &text) : ZERO_ECLOSED;
 
-        if (r) {
-                ctl_error("%s: %s (%s)", what, zero_error(ctl->client), zero_status_name(r));
-                return CTL_FAILED;
-        }
-        answer = json_loads(text, 0, &error);
+        if (r)
+                return r;
+        answer = json_loads(text, 0, NULL);
         free(text);
         if (!json_is_object(answer)) {
-                ctl_error("%s: zerod's answer is no JSON object: %s", what, error.text);
                 json_decref(answer);
-                return CTL_FAILED;
+                return ZERO_EPROTO;
         }
         if (!ctl->json)
                 scrub(answer);
         *ret_answer = answer;
-        return CTL_OK;
+        return ZERO_OK;
+}
+
+int ctl_ask_about(struct ctl *ctl, const char *what, const char *argument, json_t **ret_answer)
+{
+        int r = ctl_query(ctl, what, argument, ret_answer);
+
+        if (r == ZERO_OK)
+                return CTL_OK;
+        if (r == ZERO_EPROTO)
+                ctl_error("%s: zerod's answer is no JSON object", what);
+        else
+                ctl_error("%s: %s (%s)", what, zero_error(ctl->client), zero_status_name(r));
+        return CTL_FAILED;
+}
+
+int ctl_connect_again(struct ctl *ctl)
+{
+        struct zero_client *client = NULL;
+        int r = zero_connect(&ctl->options, &client);
+
+        if (r)
+                return r;
+        zero_close(ctl->client);
+        ctl->client = client;
+        return ZERO_OK;
 }
 
 int ctl_run(struct ctl *ctl, const struct command *command)

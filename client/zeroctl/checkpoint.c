@@ -8,7 +8,6 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "progress.h"
@@ -88,13 +87,6 @@ static int order(struct ctl *ctl, const char *what, json_t **ret_answer)
 
 /* ---- until it is over --------------------------------------------------------------- */
 
-static void nap(void)
-{
-        struct timespec t = { .tv_nsec = POLL_MS * 1000000L };
-
-        nanosleep(&t, NULL);
-}
-
 /* Before the first update waits: how long it may. */
 static void tell_stall(const struct ctl *ctl, const json_t *answer, bool *told)
 {
@@ -126,7 +118,7 @@ static int follow(struct ctl *ctl, double id, json_t **ret_answer)
                 if (field_true(answer, "over") || field_number(answer, "id") != id)
                         break;
                 json_decref(answer);
-                nap();
+                progress_nap(POLL_MS);
         }
         progress_end(&progress);
         if (r == CTL_OK)

@@ -18,12 +18,14 @@ enum { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2, CTL_NO_CONNECTION = 3 };
 
 struct ctl {
         struct zero_client *client;
-        const char *argument; /* of the subcommand: a job, or NULL */
-        const char *file;     /* its second one: a directory or a file, or NULL */
+        struct zero_options options; /* that it was connected with */
+        const char *argument;        /* of the subcommand: a job, or NULL */
+        const char *file;            /* its second one: a directory or a file, or NULL */
         bool json;
-        bool once;   /* top: one picture */
-        bool colour; /* standard output is a terminal */
-        long keep, every; /* checkpoint; -1: not given */
+        bool once;         /* top: one picture */
+        bool no_wait;      /* add-node, ...: not until jobs have moved */
+        bool colour;       /* standard output is a terminal */
+        long keep, every;  /* checkpoint; -1: not given */
         const char *dead;  /* takeover: nodes, with commas between; NULL: not given */
         const char *dtype; /* export: "fp32" or "serve"; NULL: not given */
 };
@@ -49,6 +51,10 @@ extern const struct command command_status, command_jobs, command_shards, comman
 
 /* Asks the daemon; says on standard error what went wrong.  CTL_OK or CTL_FAILED. */
 int ctl_ask(struct ctl *ctl, const char *what, json_t **ret_answer);
+/* The same, silently: a zero_status.  zero_error() says why. */
+int ctl_query(struct ctl *ctl, const char *what, const char *argument, json_t **ret_answer);
+/* A new connection in the place of one that was lost; a zero_status. */
+int ctl_connect_again(struct ctl *ctl);
 /* Asks and shows. */
 int ctl_run(struct ctl *ctl, const struct command *command);
 /* Observes the job that is named. */

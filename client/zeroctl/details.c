@@ -82,6 +82,24 @@ static void show_planes(FILE *out, const json_t *job)
                 unit_bytes(field_number(formula, "stage3_bytes")).text);
 }
 
+static void show_move(FILE *out, const json_t *job)
+{
+        const json_t *move = json_object_get(job, "move");
+        double from = field_number(move, "from_epoch"), to = field_number(move, "to_epoch");
+
+        if (!json_is_object(move))
+                return;
+        if (from == to)
+                fputs("  moving   back to nodes that lost them", out);
+        else
+                fprintf(out, "  moving   from the owners of epoch %.0f to those of epoch %.0f",
+                        from, to);
+        if (field_number(move, "total") > 0)
+                fprintf(out, ": %s of %s", unit_bytes(field_number(move, "bytes")).text,
+                        unit_bytes(field_number(move, "total")).text);
+        fputc('\n', out);
+}
+
 void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job)
 {
         fprintf(out, "\n%sjob %s%s at version %.0f, attempt %.0f\n",
@@ -90,6 +108,7 @@ void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job)
                 field_number(job, "attempt"));
         show_ranks(ctl, out, job);
         show_owners(out, job);
+        show_move(out, job);
         show_sessions(out, job);
         show_traffic(out, job);
         show_planes(out, job);

@@ -29,6 +29,7 @@ static const char options_help[] =
         "      --every N          checkpoint: one every N steps; 0: no more\n"
         "      --node-is-dead NODE[,NODE]...\n"
         "                         takeover: do not wait for the votes of these\n"
+        "      --no-wait          add-node, remove-node, takeover: do not wait until jobs have moved\n"
         "      --dtype TYPE       export: fp32 (default) or serve, what trainers are given\n"
         "  -h, --help             this text\n"
         "      --version          zeroctl's version\n"
@@ -146,6 +147,8 @@ static int check_options(const struct ctl *ctl, const struct command *command)
         }
         if (r == CTL_OK)
                 r = check_option(command, ctl->dead != NULL, " --node-is-dead ");
+        if (r == CTL_OK)
+                r = check_option(command, ctl->no_wait, " --no-wait ");
         return r == CTL_OK ? check_option(command, ctl->dtype != NULL, " --dtype ") : r;
 }
 
@@ -174,25 +177,36 @@ static int parse_command(struct ctl *ctl, struct arguments *a, char **words, int
         return check_options(ctl, a->command);
 }
 
+enum {
+        OPTION_ONCE = 256,
+        OPTION_VERSION,
+        OPTION_KEEP,
+        OPTION_EVERY,
+        OPTION_DTYPE,
+        OPTION_DEAD,
+        OPTION_NO_WAIT
+};
+
+static const struct option long_options[] = {
+        { "socket", required_argument, NULL, 's' },
+        { "json", no_argument, NULL, 'j' },
+        { "timeout", required_argument, NULL, 't' },
+        { "once", no_argument, NULL, OPTION_ONCE },
+        { "keep", required_argument, NULL, OPTION_KEEP },
+        { "every", required_argument, NULL, OPTION_EVERY },
+        { "no-wait", no_argument, NULL, OPTION_NO_WAIT },
+        { "dtype", required_argument, NULL, OPTION_DTYPE },
+        { "node-is-dead", required_argument, NULL, OPTION_DEAD },
+        { "help", no_argument, NULL, 'h' },
+        { "version", no_argument, NULL, OPTION_VERSION },
+        { NULL, 0, NULL, 0 },
+};
+
 static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
 {
-        enum { OPTION_ONCE = 256, OPTION_VERSION, OPTION_KEEP, OPTION_EVERY, OPTION_DTYPE, OPTION_DEAD };
-        static const struct option options[] = {
-                { "socket", required_argument, NULL, 's' },
-                { "json", no_argument, NULL, 'j' },
-                { "timeout", required_argument, NULL, 't' },
-                { "once", no_argument, NULL, OPTION_ONCE },
-                { "keep", required_argument, NULL, OPTION_KEEP },
-                { "every", required_argument, NULL, OPTION_EVERY },
-                { "dtype", required_argument, NULL, OPTION_DTYPE },
-                { "node-is-dead", required_argument, NULL, OPTION_DEAD },
-                { "help", no_argument, NULL, 'h' },
-                { "version", no_argument, NULL, OPTION_VERSION },
-                { NULL, 0, NULL, 0 },
-        };
         int option, r = CTL_OK;
 
-        while (r == CTL_OK && (option = getopt_long(argc, argv, "s:jt:h", options, NULL)) != -1) {
+        while (r == CTL_OK && (option = getopt_long(argc, argv, "s:jt:h", long_options, NULL)) != -1) {
                 switch (option) {
                 case 's':
                         a->socket = optarg;
@@ -215,6 +229,9 @@ static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
                 case OPTION_DEAD:
                         ctl->dead = optarg;
                         break;
+                case OPTION_NO_WAIT:
+                        ctl->no_wait = true;
+                        break;
                 case OPTION_DTYPE:
                         r = parse_dtype(optarg, &ctl->dtype);
                         break;
@@ -233,14 +250,15 @@ static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
 
 static int execute(struct ctl *ctl, const struct arguments *a)
 {
-        struct zero_options options = {
+        int r;
+
+        ctl->options = (struct zero_options){
                 .socket = a->socket,
                 .job = a->command->of_job ? ctl->argument : NULL,
                 .rank = ZERO_OBSERVER,
                 .timeout_ms = a->timeout_ms,
         };
-        int r = zero_connect(&options, &ctl->client);
-
+        r = zero_connect(&ctl->options, &ctl->client);
         if (r) {
                 ctl_error("%s", zero_error(NULL));
                 return CTL_NO_CONNECTION;

@@ -17,6 +17,13 @@ double progress_now(void)
         return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
+void progress_nap(long ms)
+{
+        struct timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+
+        nanosleep(&t, NULL);
+}
+
 void progress_init(struct progress *p, bool quiet)
 {
         *p = (struct progress){ .shown = !quiet && isatty(STDERR_FILENO), .begun = progress_now() };

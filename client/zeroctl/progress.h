@@ -14,3 +14,4 @@ void progress_show(struct progress *p, const char *what, double bytes, double of
 /* The line goes. */
 void progress_end(struct progress *p);
 double progress_now(void);
+void progress_nap(long ms);

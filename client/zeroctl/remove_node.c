@@ -3,8 +3,9 @@
 
 static int run(struct ctl *ctl)
 {
-        return change_owners(ctl, "remove-node", ctl->argument, NULL);
+        return change_owners(ctl, "remove-node", ctl->argument);
 }
 
-const struct command command_remove_node = { "remove-node", "NODE",
-                                             "have a node hold shards no more", NULL, run };
+const struct command command_remove_node = {
+        "remove-node", "NODE", "have a node hold shards no more", NULL, run, " --no-wait "
+};

@@ -7,8 +7,8 @@
 
 static int run(struct ctl *ctl)
 {
-        return change_owners(ctl, "takeover", ctl->dead, ctl->dead);
+        return change_owners(ctl, "takeover", ctl->dead);
 }
 
 const struct command command_takeover = { "takeover", NULL, "go on without a dead node",
-                                          NULL,       run,  " --node-is-dead " };
+                                          NULL,       run,  " --node-is-dead --no-wait " };

@@ -55,6 +55,7 @@ static void progress_summary(struct job *job, const Zero__Progress *p)
 {
         uint64_t now = exchange_now(job->x);
 
+        job_move_told(job, p->move);
         job->n_waits = 0;
         for (size_t i = 0; i < p->n_waits && job->n_waits < WAIT_LINES; i++) {
                 struct wait_line *line = &job->waits[job->n_waits++];

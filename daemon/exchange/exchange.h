@@ -30,6 +30,7 @@
 
 #include "daemon/conf/conf.h"
 #include "daemon/exchange/call.h"
+#include "daemon/exchange/moving/move.h"
 #include "daemon/exchange/rank/seat.h"
 #include "daemon/exchange/request.h"
 #include "daemon/fabric/fabric.h"
@@ -164,6 +165,8 @@ struct job {
         bool reported; /* the last progress report said something */
         struct wait_line waits[WAIT_LINES];
         uint32_t n_waits;
+        struct move move;      /* the same, of its shards (move.h) */
+        uint64_t move_told_ms; /* loop time; 0: it does not move */
 
         struct rank **ranks; /* [rank]: sessions on this node */
         uint32_t n_local;    /* ranks that run on this node, by the coordinator's table */
@@ -247,6 +250,8 @@ struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t 
 /* The same of any placement. */
 struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
                                  uint32_t copy);
+/* Of those of earlier placements; NULL: there is none. */
+struct holding *holding_newest_former(const struct job *job);
 /* The holding of this node's own owner; NULL: it has none. */
 struct holding *holding_own(const struct job *job);
 /* All that the placement in force has on this node is here. */

@@ -113,6 +113,19 @@ struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t
         return NULL;
 }
 
+struct holding *holding_newest_former(const struct job *job)
+{
+        struct holding *newest = NULL;
+
+        list_for_each ((struct list *)&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (!newest || h->state->id.epoch > newest->state->id.epoch)
+                        newest = h;
+        }
+        return newest;
+}
+
 struct holding *holding_own(const struct job *job)
 {
         for_holdings (job, h)

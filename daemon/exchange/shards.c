@@ -23,6 +23,38 @@ int shards_make(const struct exchange *x, const struct state_identity *id, const
         return r;
 }
 
+/* ---- how much they are ------------------------------------------------------------------ */
+
+uint64_t shard_trainable(const layout *l, uint32_t group, struct range range)
+{
+        const struct layout_group *g = &l->groups[group];
+        uint64_t n = 0, end = range.first + range.count;
+
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+                const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
+                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) /
+                                                                    LAYOUT_ALIGN * LAYOUT_ALIGN;
+
+                from = from < range.first ? range.first : from;
+                to = to > end ? end : to;
+                if (!t->frozen && to > from)
+                        n += to - from;
+        }
+        return n;
+}
+
+uint64_t shards_bytes(const layout *l, const struct partition *p, uint32_t owner)
+{
+        uint64_t elements = 0;
+
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                struct range range = partition_range(p, g, owner);
+
+                elements += range.count + 2 * shard_trainable(l, g, range);
+        }
+        return elements * sizeof(float);
+}
+
 /* ---- where a state stands ---------------------------------------------------------------- */
 
 static void record_decision(const struct state_record *r, Zero__Decision *d)

@@ -15,6 +15,11 @@ int shards_make(const struct exchange *x, const struct state_identity *id, const
                 const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
                 struct fault *fault);
 
+/* Trainable elements of a range of a group, gaps behind trainable tensors included. */
+uint64_t shard_trainable(const layout *l, uint32_t group, struct range range);
+/* Bytes of an owner's master weights and moments: what a fill brings. */
+uint64_t shards_bytes(const layout *l, const struct partition *p, uint32_t owner);
+
 /* Where a state stands; the messages it points to are the caller's. */
 struct standing_message {
         Zero__Standing standing;

@@ -129,16 +129,29 @@ static json_t *survey_drop(struct survey *s)
         return j;
 }
 
+static json_t *survey_moves(struct survey *s)
+{
+        json_t *answers[ZERO_NODE_MAX];
+
+        for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
+                answers[n] = s->answers[n].json;
+        return moves_together(s->rpc->x, answers);
+}
+
+enum { MOVES_MS = 5000 }; /* it is asked again and again */
+
 static const struct survey_kind {
         const char *what;     /* asked by clients */
         const char *question; /* put to the nodes */
         bool of_job, owners_only, all_must;
         json_t *(*finish)(struct survey *s);
+        uint64_t most_ms; /* 0: as long as the client waits */
 } survey_kinds[] = {
-        { "ping", "ping", false, false, false, survey_ping },
-        { "shards", "versions", true, true, false, survey_shards },
-        { "checksum", "checksum", true, true, true, survey_checksum },
-        { "drop", "drop", true, false, true, survey_drop },
+        { "ping", "ping", false, false, false, survey_ping, 0 },
+        { "shards", "versions", true, true, false, survey_shards, 0 },
+        { "checksum", "checksum", true, true, true, survey_checksum, 0 },
+        { "drop", "drop", true, false, true, survey_drop, 0 },
+        { "moves", "moves", false, false, false, survey_moves, MOVES_MS },
 };
 
 static const struct survey_kind *survey_kind(const char *what)
@@ -240,6 +253,13 @@ static int job_for(struct pending_call *call, const char *name, struct job **ret
         return 0;
 }
 
+static uint64_t survey_patience(const struct pending_call *call, const struct survey_kind *kind)
+{
+        uint64_t timeout_ms = call->session->timeout_ms;
+
+        return kind->most_ms && kind->most_ms < timeout_ms ? kind->most_ms : timeout_ms;
+}
+
 static int survey_start(struct pending_call *call, const struct survey_kind *kind,
                         const char *argument, struct fault *fault)
 {
@@ -268,7 +288,7 @@ static int survey_start(struct pending_call *call, const struct survey_kind *kin
         s->pending = 1;
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 if (!kind->owners_only || placement_owner_on(&job->place, n) != NO_OWNER)
-                        survey_ask(s, n, kind->question, call->session->timeout_ms);
+                        survey_ask(s, n, kind->question, survey_patience(call, kind));
         s->pending--; /* answers come from the loop, never before: at least this node's own is due
                        */
         return 0;
@@ -418,6 +438,8 @@ void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
                 answer(x, node, m, ZERO_OK, "");
         else if (strcmp(what, "drop") == 0)
                 job_drop_message(x, node, m);
+        else if (strcmp(what, "moves") == 0)
+                query_answer(x, node, m->call, moves_here(x));
         else if (snapshot_is_query(what))
                 snapshot_question(x, node, m);
         else if (!job || job->opening)

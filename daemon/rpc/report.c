@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "daemon/exchange/shards.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
@@ -85,13 +86,17 @@ static json_t *report_gather(const struct job *job)
         return j;
 }
 
-/* Bytes of one plane over a range of this owner's plan; plan NULL: nothing here. */
+/* Of all that is held here, states of an earlier owner list that are not moved yet among it. */
 static uint64_t plane_bytes(const struct job *job, enum zero_plane plane)
 {
         uint64_t bytes = 0;
 
         for_holdings (job, h)
                 bytes += h->state ? plan_plane_bytes(h->state->plan, plane) : 0;
+        list_for_each ((struct list *)&job->former, item) {
+                bytes += plan_plane_bytes(CONTAINER_OF(item, struct holding, link)->state->plan,
+                                          plane);
+        }
         return bytes;
 }
 
@@ -146,9 +151,12 @@ static json_t *report_sessions(const struct job *job)
 static const char *job_state_name(const struct job *job)
 {
         bool all = job->started;
+        struct move move;
 
         for (uint32_t r = 0; r < job->world_size; r++)
                 all = all && job->here[r];
+        if (job_moves(job, &move))
+                return "moving";
         if (job->opening)
                 return "opening";
         return all ? "running" : "incomplete";
@@ -161,6 +169,24 @@ static json_t *report_owners(const struct job *job)
         for (uint32_t o = 0; o < job->place.n_owners; o++)
                 json_array_append_new(owners, text(node_name(job->x, job->place.node[o])));
         return owners;
+}
+
+json_t *report_move(const struct move *m)
+{
+        json_t *j = json_object();
+
+        json_object_set_new(j, "from_epoch", number(m->from));
+        json_object_set_new(j, "to_epoch", number(m->to));
+        json_object_set_new(j, "bytes", number(m->bytes));
+        json_object_set_new(j, "total", number(m->total));
+        return j;
+}
+
+static json_t *report_job_move(const struct job *job)
+{
+        struct move move;
+
+        return job_moves(job, &move) ? report_move(&move) : json_null();
 }
 
 json_t *report_job(const struct job *job)
@@ -182,6 +208,7 @@ json_t *report_job(const struct job *job)
         json_object_set_new(j, "parameters", number(job->layout->elements));
         json_object_set_new(j, "groups", number(job->layout->n_groups));
         json_object_set_new(j, "owners", report_owners(job));
+        json_object_set_new(j, "move", report_job_move(job));
         json_object_set_new(j, "waiting", report_waiting(job));
         json_object_set_new(j, "gather", report_gather(job));
         json_object_set_new(reduce, "elements_sent", number(reduce_elements_sent(job->reduce)));
@@ -310,30 +337,11 @@ json_t *report_versions(const struct job *job)
         return versions;
 }
 
-/* Trainable elements of a range of a group, gaps behind trainable tensors included. */
-static uint64_t trainable_elements(const struct job *job, uint32_t group, struct range range)
-{
-        const struct layout_group *g = &job->layout->groups[group];
-        uint64_t n = 0, end = range.first + range.count;
-
-        for (uint32_t i = 0; i < g->n_tensors; i++) {
-                const struct layout_tensor *t = &job->layout->tensors[g->first_tensor + i];
-                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) /
-                                                                    LAYOUT_ALIGN * LAYOUT_ALIGN;
-
-                from = from < range.first ? range.first : from;
-                to = to > end ? end : to;
-                if (!t->frozen && to > from)
-                        n += to - from;
-        }
-        return n;
-}
-
 static json_t *report_shard(const struct job *job, uint32_t group, uint32_t owner, json_t *version)
 {
         struct range range = partition_range(job->partition, group, owner);
         enum zero_dtype dtype = job->layout->groups[group].dtype;
-        uint64_t moments = trainable_elements(job, group, range) * sizeof(float);
+        uint64_t moments = shard_trainable(job->layout, group, range) * sizeof(float);
         json_t *j = json_object(), *bytes = json_object();
 
         json_object_set_new(j, "owner", text(node_name(job->x, job->place.node[owner])));

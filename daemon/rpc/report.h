@@ -5,6 +5,7 @@
 
 #include "daemon/rpc/rpc.h"
 
+json_t *report_move(const struct move *m);
 json_t *report_view(const struct exchange *x);
 json_t *report_status(const struct rpc *rpc);
 json_t *report_jobs(const struct rpc *rpc);

@@ -84,6 +84,13 @@ bool view_is_query(const char *what);
 int view_query(struct pending_call *call, const char *what, const char *argument,
                struct fault *fault);
 
+/* ---- query_moves.c ---- */
+
+/* What this node knows of jobs that move. */
+json_t *moves_here(struct exchange *x);
+/* What all nodes told, put together; [node], NULL where none came. */
+json_t *moves_together(const struct exchange *x, json_t *const *answers);
+
 /* ---- query_snapshot.c ---- */
 
 /* Whether that is one about checkpoints; a client's; another node's. */

@@ -3,11 +3,12 @@
 job whose owners never changed."""
 import json
 import os
+import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import Cluster, crash_points, finish_all, until  # noqa: E402
+from cluster import REPLY_S, Cluster, Tools, crash_points, finish_all, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 from moments import LAYOUT, NEEDS, STEPS, TRAIN, all_aborted, all_step, as_undisturbed, go_to, train  # noqa: E402
 
@@ -53,7 +54,7 @@ def changed(what):
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
         go_to(ranks, moment, 2)
-        c[0].ctl(command, node)
+        c[0].ctl("--no-wait", command, node)
         if moment == "pushed":
             all_step(ranks, 3)
         elif moment != "idle":
@@ -63,6 +64,44 @@ def changed(what):
         finish_all(ranks)
         lies_on(c, names)
         as_undisturbed(c, [0, 1])
+
+
+def asks(daemon, *words):
+    """zeroctl, not waited for."""
+    return subprocess.Popen([Tools.zeroctl, "--socket", daemon.socket, *words], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def move_of(daemon):
+    """What the node tells of the job's move; None if it does not move, or while the daemon starts anew."""
+    r = daemon.ctl_run("--json", "status")
+    jobs = json.loads(r.stdout)["jobs"] if r.returncode == 0 else []
+    return next((job["move"] for job in jobs if job["state"] == "moving"), None)
+
+
+@case
+def followed():
+    """zeroctl comes back when all is in its place; until then it is said how far that is, and who is waited for."""
+    with Cluster(3) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 2], **NEEDS)
+        train(ranks, STEPS)
+        for a in ranks:
+            c.dismiss(a)
+        c[1].kill()
+        r = c[0].ctl_run("--timeout", "2", "remove-node", "n1")
+        assert r.returncode == 1 and "nothing has moved" in r.stderr and "n1" in r.stderr, r
+        for d in (c[0], c[2]):
+            until(lambda d=d: move_of(d) and move_of(d)["total"] > 0, what=f"the move as {d.name} tells it")
+            assert "from the owners of epoch 0 to those of epoch 1" in d.ctl_run("status").stdout or not move_of(d)
+        following = asks(c[2], "add-node", "n1")
+        c[1].start()
+        assert following.wait(REPLY_S) == 0, following.communicate()
+        for d in c.daemons:
+            until(lambda d=d: d.job("job")["move"] is None, what=f"the end of the move on {d.name}")
+            assert len(d.job("job")["owners"]) == 3, d.job("job")
+            assert len([f for f in d.state_files() if f.endswith(".state")]) == 1, d.state_files()
+        as_undisturbed(c, [0, 2])
 
 
 @case
@@ -102,11 +141,11 @@ def taken_back():
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
-        c[0].ctl("add-node", "n2")
+        c[0].ctl("--no-wait", "add-node", "n2")
         for a in ranks:
             a.start("train", steps=STEPS - 2, patient=True, **{**TRAIN, "keep": False})
         until(lambda: any("memory_limit" in d.log() for d in c.daemons), what="a refusal")
-        until(lambda: c[0].ctl_run("remove-node", "n2").returncode == 0, what="the change back")
+        until(lambda: c[0].ctl_run("--no-wait", "remove-node", "n2").returncode == 0, what="the change back")
         finish_all(ranks)
         lies_on(c, ["n0", "n1"])
         as_undisturbed(c, [0, 1])

@@ -233,11 +233,11 @@ class Daemon:
         return json.loads(r.stdout)
 
     def change_owners(self, command, node):
-        """Its answer; asks again while the daemon, or the node, starts anew with other owners."""
+        """Its answer; asks again while the node starts anew with other owners.  Jobs may still be moving."""
         anew = "start anew", "connection to zerod is closed", "is not reachable from here"
 
         def answer():
-            r = self.ctl_run("--json", command, node)
+            r = self.ctl_run("--json", "--no-wait", command, node)
             assert r.returncode == 0 or any(why in r.stderr for why in anew), f"{self.name}: {command}: {r.stderr}"
             return r.stdout
         return json.loads(until(answer, what=f"{command} {node}"))

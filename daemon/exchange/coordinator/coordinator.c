@@ -37,6 +37,7 @@ static void coordinator_free(struct coordinator *c)
         for (uint32_t r = 0; c->handed && r < c->step.world_size; r++)
                 kept_clear(&c->handed[r]);
         free(c->standings);
+        free(c->shares);
         formers_free(c->formers);
         free(c->handed);
         free(c->incarnations);

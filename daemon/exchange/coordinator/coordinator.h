@@ -1,8 +1,8 @@
 /*
  * coordinator.h - shared by the parts of a job's coordinator: opening the job on all nodes
  * (opening.c), bringing shards to where the owner list has them (placing.c), ranks that join
- * (joining.c), attempts (starting.c) and decisions (deciding.c), who is late (lateness.c), which
- * nodes reach each other (links.c).
+ * (joining.c), attempts (starting.c) and decisions (deciding.c), who is late (lateness.c), how far
+ * shards are on their way (moves.c), which nodes reach each other (links.c).
  *
  * Opening.  Every node that comes up is asked what it knows of the job (NODE_ASKED -> NODE_KNOWN).
  * When all owners have answered, their records say where the job stands (job/recover.h), or that
@@ -52,6 +52,7 @@ struct coordinator {
                 rounds[ZERO_NODE_MAX]; /* [node]: ... as it told when so many nodes had been lost */
         uint64_t round;
         struct fill *fills[HOLDER_MAX]; /* [holder]: under way */
+        uint64_t *shares;               /* [owner]: bytes of its shards; NULL: not counted yet */
         struct former formers[FORMER_MAX];
         struct former *former;  /* the one that is moved from, once that is known */
         uint64_t stale;         /* nodes with states of a placement before, a bit each */
@@ -120,6 +121,7 @@ int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
 void former_forget_node(struct coordinator *c, uint32_t node);
 /* Does what is left to do until every holder has its state. */
 void placing_advance(struct coordinator *c);
+bool placing_is_lacking(const struct coordinator *c, uint32_t holder);
 /* A holder on the node lacks its state. */
 bool placing_lacks(const struct coordinator *c, uint32_t node);
 /* The node may delete what it has of an earlier placement. */
@@ -137,6 +139,10 @@ void join_forget(struct coordinator *c, uint32_t node, uint64_t session);
 void joins_forget_node(struct coordinator *c, uint32_t node);
 /* The first that waits with another world size than the job's; NULL: none. */
 struct join *join_of_other_world(const struct coordinator *c);
+
+/* moves.c */
+/* False: the shards are in their place, or the job is not there yet. */
+bool coordinator_moves(struct coordinator *c, struct move *ret);
 
 /* lateness.c */
 void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progress *p);

@@ -49,7 +49,9 @@ static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lin
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
                 snprintf(line.what, sizeof line.what, "%s",
-                         c->step.open >> i & 1 ? "to reach all nodes" : "to come up");
+                         c->step.open >> i & 1         ? "to reach all nodes"
+                         : c->nodes[i] != NODE_UNASKED ? "to get its shards"
+                                                       : "to come up");
                 summary_add(lines, &n, &line);
         }
         return n;
@@ -109,15 +111,31 @@ static bool coordinator_is_waited_for(const struct coordinator *c)
         return false;
 }
 
+static Zero__Move *move_message(struct coordinator *c, Zero__Move *ret)
+{
+        struct move m;
+
+        if (!coordinator_moves(c, &m))
+                return NULL;
+        zero__move__init(ret);
+        ret->from = m.from;
+        ret->to = m.to;
+        ret->bytes = m.bytes;
+        ret->total = m.total;
+        return ret;
+}
+
 void coordinator_tell(struct coordinator *c)
 {
         Zero__LinkMessage m = coordinator_to(c);
         Zero__Progress progress = ZERO__PROGRESS__INIT;
+        Zero__Move move;
         Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
         struct wait_line lines[WAIT_LINES];
         uint32_t n = coordinator_is_waited_for(c) ? coordinator_summary(c, lines) : 0;
 
-        if (n == 0 && !c->told)
+        progress.move = move_message(c, &move);
+        if (n == 0 && !progress.move && !c->told)
                 return;
         for (uint32_t i = 0; i < n; i++) {
                 zero__wait__init(&waits[i]);
@@ -133,5 +151,5 @@ void coordinator_tell(struct coordinator *c)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PROGRESS;
         m.progress = &progress;
         send_all(c->x, &m);
-        c->told = n > 0;
+        c->told = n > 0 || progress.move;
 }

@@ -203,7 +203,7 @@ static void fill_from_twin(struct coordinator *c, uint32_t holder)
 
 /* ---- what is still to be done ---------------------------------------------------------------- */
 
-static bool is_lacking(const struct coordinator *c, uint32_t holder)
+bool placing_is_lacking(const struct coordinator *c, uint32_t holder)
 {
         const struct recovery now = step_stands(&c->step);
 
@@ -242,7 +242,7 @@ bool placing_lacks(const struct coordinator *c, uint32_t node)
 {
         for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
                 if (holder_node(&c->step.view, h) == node &&
-                    (is_lacking(c, h) || (c->whole && is_unlike(c, h))))
+                    (placing_is_lacking(c, h) || (c->whole && is_unlike(c, h))))
                         return true;
         return false;
 }
@@ -252,7 +252,7 @@ static bool fill_lacking(struct coordinator *c)
         bool lacking = false;
 
         for (uint32_t h = 0; h < placement_holders(&c->step.view); h++) {
-                if (!is_lacking(c, h) && !(c->whole && is_outdated(c, h)))
+                if (!placing_is_lacking(c, h) && !(c->whole && is_outdated(c, h)))
                         continue;
                 lacking = true;
                 if (c->fills[h] || c->nodes[holder_node(&c->step.view, h)] != NODE_KNOWN)
@@ -288,6 +288,7 @@ void placing_advance(struct coordinator *c)
                 crash_point(CRASH_MOVE_WHOLE);
                 log_info("job %s: all its shards are where owner list %llu has them", c->name,
                          (unsigned long long)c->step.view.epoch);
+                coordinator_tell(c); /* that it moves no more */
                 open_settle(c);
         }
 }

@@ -225,7 +225,7 @@ static bool view_refuse(struct views *v, uint32_t node, const struct register_me
                 return false;
         for (uint32_t n = 0; n < x->cluster->n_nodes && !fault.status; n++)
                 if (m->dead >> n & x->linked >> n & 1)
-                        fault_set(&fault, ZERO_EBUSY,
+                        fault_set(&fault, ZERO_ECONFLICT,
                                   "node %s is said to be dead, but its daemon answers here",
                                   node_name(x, n));
         if (!fault.status && !view_hindered(x, &fault))

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { ANEW_MS = 5000 };
+
 static int find_node(const struct exchange *x, const char *name, size_t n, uint32_t *ret,
                      struct fault *fault)
 {
@@ -22,6 +24,15 @@ static bool is_owner(const struct placement *p, uint32_t node)
         return placement_nodes(p) >> node & 1;
 }
 
+/* Its link was cut a moment ago: it may be starting anew with other owners. */
+static bool may_come(const struct exchange *x, uint32_t node)
+{
+        struct fabric_info info;
+
+        fabric_info(x->fabric, node, &info);
+        return exchange_now(x) - info.link.since_ms < ANEW_MS;
+}
+
 static int plan_add(const struct exchange *x, uint32_t node, struct placement *p,
                     struct fault *fault)
 {
@@ -29,7 +40,7 @@ static int plan_add(const struct exchange *x, uint32_t node, struct placement *p
                 return fault_set(fault, ZERO_EINVAL, "node %s is an owner already",
                                  node_name(x, node));
         if (node != x->cluster->self && !(x->linked >> node & 1))
-                return fault_set(fault, ZERO_EPEER,
+                return fault_set(fault, may_come(x, node) ? ZERO_EBUSY : ZERO_EPEER,
                                  "node %s is not reachable from here: start its daemon first",
                                  node_name(x, node));
         uint32_t at = placement_best_place(p);
@@ -65,7 +76,7 @@ static int plan_dead(const struct exchange *x, uint32_t node, struct view_change
                 return fault_set(fault, ZERO_EINVAL, "node %s is this one, and it is not dead",
                                  node_name(x, node));
         if (x->linked >> node & 1)
-                return fault_set(fault, ZERO_EBUSY,
+                return fault_set(fault, ZERO_ECONFLICT,
                                  "node %s is not dead: its daemon answers. To take its shards "
                                  "elsewhere, use remove-node",
                                  node_name(x, node));

@@ -133,7 +133,7 @@ static bool next_frame(struct fake *f)
         }
 }
 
-Zero__Request *fake_expect(struct fake *f, Zero__Request__BodyCase what)
+Zero__Request *fake_next(struct fake *f)
 {
         const uint8_t *payload;
         size_t size;
@@ -141,11 +141,18 @@ Zero__Request *fake_expect(struct fake *f, Zero__Request__BodyCase what)
         if (f->request)
                 zero__request__free_unpacked(f->request, NULL);
         f->request = NULL;
-        MUST(next_frame(f));
+        if (!next_frame(f))
+                return NULL;
         payload = frame_reader_payload(&f->reader, &size);
         f->request = zero__request__unpack(NULL, size, payload);
         frame_reader_next(&f->reader);
         MUST(f->request);
+        return f->request;
+}
+
+Zero__Request *fake_expect(struct fake *f, Zero__Request__BodyCase what)
+{
+        MUST(fake_next(f));
         MUST(f->request->body_case == what);
         return f->request;
 }

@@ -79,6 +79,8 @@ void fake_stop(struct fake *fake);
 void fake_accept(struct fake *fake);
 /* The next request, which must be of this kind; valid until the next call. */
 Zero__Request *fake_expect(struct fake *fake, Zero__Request__BodyCase what);
+/* The next one of any kind; NULL: the client has ended the connection. */
+Zero__Request *fake_next(struct fake *fake);
 /* The client must end the connection now, without another request. */
 void fake_expect_end(struct fake *fake);
 /* The client leaves in order. */

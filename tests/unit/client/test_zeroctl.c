@@ -224,54 +224,6 @@ Test(zeroctl, view_tells_who_holds_what_and_whether_that_can_change)
                                  "undecided yet: owners a\n");
 }
 
-static void answer_change(struct fake *f)
-{
-        const struct answer *a = f->data;
-        const Zero__Query *q;
-
-        fake_hello(f);
-        q = fake_expect(f, ZERO__REQUEST__BODY_QUERY)->query;
-        MUST(strcmp(q->what, "view") == 0);
-        fake_json(f, f->request->seq, a->json);
-        q = fake_expect(f, ZERO__REQUEST__BODY_QUERY)->query;
-        MUST(strcmp(q->what, a->what) == 0 && strcmp(q->argument, a->argument) == 0);
-        fake_json(f, f->request->seq, a->json);
-        fake_expect_end(f);
-}
-
-static int change(const char *arguments, const struct answer *answer)
-{
-        struct fake f = { .data = answer };
-        char with_socket[256];
-        int r;
-
-        fake_start(&f, answer_change);
-        snprintf(with_socket, sizeof(with_socket), "--socket %s %s", f.path, arguments);
-        r = run(with_socket);
-        fake_stop(&f);
-        return r;
-}
-
-Test(zeroctl, changes_of_owners_say_whose_votes_they_wait_for)
-{
-        static const char alone[] =
-                "{\"epoch\":1,\"owners\":[\"a\"],\"nodes\":["
-                "{\"node\":\"a\",\"self\":true,\"up\":true},{\"node\":\"b\",\"up\":false},"
-                "{\"node\":\"c\",\"up\":false}],\"majority\":false,\"voter\":true}";
-        const struct answer add = { "add-node", "b", alone }, gone = { "remove-node", "b", alone };
-        const struct answer dead = { "takeover", "b,c", alone }, one = { "takeover", "c", alone };
-
-        cr_assert_eq(change("add-node b", &add), 0);
-        SHOWS("waiting for the votes of b, c;");
-        SHOWS("epoch 1, owners a\n");
-        cr_assert_eq(change("remove-node b", &gone), 0);
-        SHOWS("waiting for the votes of b, c;");
-        cr_assert_eq(change("takeover --node-is-dead c", &one), 0);
-        SHOWS("waiting for the votes of b;");
-        cr_assert_eq(change("takeover --node-is-dead b,c", &dead), 0);
-        HIDES("waiting");
-}
-
 Test(zeroctl, checkpoint_names_its_directory_from_the_root_on)
 {
         const struct answer plain = { "checkpoint",
@@ -369,7 +321,8 @@ Test(zeroctl, wrong_usage_exits_with_2)
                                              "remove-node a b",
                                              "takeover",
                                              "takeover a",
-                                             "view --node-is-dead a" };
+                                             "view --node-is-dead a",
+                                             "view --no-wait" };
 
         for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
                 cr_assert_eq(run(wrong[i]), 2, "zeroctl %s: %s", wrong[i], output);
