@@ -168,7 +168,9 @@ int fake_adamw(const struct zero_cuda_adamw *update, void *stream)
         w.adamw.out_p = inside(s, update->out_p, bytes);
         w.adamw.out_m = inside(s, update->out_m, bytes);
         w.adamw.out_v = inside(s, update->out_v, bytes);
-        w.adamw.serve = inside(s, update->serve, update->n * dtype_size(update->serve_dtype));
+        if (update->serve)
+                w.adamw.serve =
+                        inside(s, update->serve, update->n * dtype_size(update->serve_dtype));
         w.adamw.grad_scale = inside(s, update->grad_scale, sizeof(float));
         w.adamw.skip = inside(s, update->skip, sizeof(uint32_t));
         return enqueue(s, &w);
