@@ -204,7 +204,8 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
 void jobs_resume(struct exchange *x);
 /*
  * Tells a node that coordinates jobs by the owner list in force of those that have states of an
- * earlier one here: it may have none, and has them moved though no rank attaches.
+ * earlier one here, or mirrors: it may have none, and has them moved, or gets back what it lost,
+ * though no rank attaches.
  */
 void jobs_claim(struct exchange *x, uint32_t node);
 /* Whether a job of that name may be made. */

@@ -192,13 +192,19 @@ static void job_claim(struct job *job)
         zero__layout__free_unpacked(join.layout, NULL);
 }
 
+/* There is something that the job's coordinator may lack, and can have from here. */
+static bool is_claimed(const struct job *job)
+{
+        return !list_empty(&job->former) || (job->place.copies > 1 && !list_empty(&job->holdings));
+}
+
 void jobs_claim(struct exchange *x, uint32_t node)
 {
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 if (job->coordinator == node && node != x->cluster->self && !job->opening &&
-                    !list_empty(&job->former))
+                    is_claimed(job))
                         job_claim(job);
         }
 }

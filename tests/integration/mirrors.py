@@ -57,6 +57,22 @@ def node_lost(what):
         as_undisturbed(c, [0, 1])
 
 
+@cases_of(("coordinator", "other"), "{}")
+def nobody_is_attached(who):
+    """What an idle job's node lost comes back to it as soon as it is up."""
+    with Cluster(2, mirror=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, STEPS)
+        for a in ranks:
+            c.dismiss(a)
+        d = victims(c, who)[0]
+        lose(d)
+        until(lambda: d.ctl_run("status").returncode == 0, what=f"daemon {d.name}")
+        until(lambda: len([f for f in d.state_files() if f.endswith(".state")]) == 2, what="what was lost")
+        until(lambda: d.job("job") and d.job("job")["move"] is None, what="the end of the filling")
+        as_undisturbed(c, [0, 1])
+
+
 @cases_of(("fill.drafted", "fill.filled", "restore.named"), "{}")
 def killed_while_it_is_filled(point):
     """Nothing half-filled counts: it begins anew, or it was done."""

@@ -105,6 +105,22 @@ def followed():
 
 
 @case
+def slow_node_is_asked_first():
+    """What a removed node has may be newer than what the others have: they do not go by that before it has told."""
+    with Cluster(3, mirror=1, per_node={2: {"delay_ms": 300}}) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        c[0].ctl("remove-node", "n2")
+        logs = "".join(d.log() for d in c.daemons)
+        assert "node n2 has not said what it has of the job: it is waited for" in logs
+        assert "going on without it" not in logs
+        train(ranks, STEPS - 2, patient=True)
+        lies_on(c, ["n0", "n1"])
+        as_undisturbed(c, [0, 1])
+
+
+@case
 def taken_over():
     """Of a node that is dead for good its mirror has all; when it comes back after all it has no say."""
     with Cluster(2, mirror=1) as c:

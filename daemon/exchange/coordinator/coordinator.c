@@ -228,10 +228,14 @@ void coordinator_tick(struct exchange *x)
                         coordinator_close(c, ZERO_ECLOSED, "");
                         continue;
                 }
+                c->references++; /* it may be closed here */
+                open_tick(c);
                 if (c->settled)
                         joins_admit(c);
                 placing_advance(c);
-                coordinator_tell(c);
+                if (!c->dead)
+                        coordinator_tell(c);
+                coordinator_unref(c);
         }
 }
 

@@ -16,6 +16,7 @@
 #include "daemon/exchange/moving/filling.h"
 #include "daemon/job/moving.h"
 
+enum { OTHERS_MS = 30000 };
 enum { RETURN_MS = 5000 }; /* a client that lost its daemon tries twice a second */
 
 enum node_state { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
@@ -38,7 +39,7 @@ struct coordinator {
         layout *layout;
         struct step step;
         bool may_create; /* a rank has asked for the job that was not in it before */
-        bool claimed;    /* a node has states of it that are to be moved */
+        bool claimed;    /* a node has told that it has states of it */
         bool settled;    /* it is known where the job stands: step.{version, decision, ...} */
         bool whole;      /* ... and every owner's shards are there, in one copy at least */
         enum node_state nodes[ZERO_NODE_MAX];
@@ -62,6 +63,8 @@ struct coordinator {
         struct kept *handed;    /* [rank]: with the step that is being collected */
         struct list joins;
         struct report reports[ZERO_NODE_MAX];
+        uint64_t others_until_ms; /* loop time: so long nodes that are linked may tell what they
+                                     have; 0: that is not waited for */
         uint64_t return_until_ms; /* loop time: so long ranks of a node that was away may return */
         bool told;                /* the last summary was not empty */
 };
@@ -104,6 +107,8 @@ void coordinator_advance(struct coordinator *c);
 void open_ask(struct coordinator *c, uint32_t node);
 /* After a node has answered, or a rank that may create the job has come. */
 void open_settle(struct coordinator *c);
+/* While that waits for others. */
+void open_tick(struct coordinator *c);
 void open_forget(struct coordinator *c, uint32_t node);
 /* A holder has carried a decision out. */
 void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt);

@@ -310,11 +310,49 @@ static bool holders_known(const struct coordinator *c)
         return true;
 }
 
+/* Nodes that are linked, and have not told what they have. */
+static uint64_t others_unknown(const struct coordinator *c)
+{
+        uint64_t linked = c->x->linked | 1ull << c->x->cluster->self, unknown = 0;
+
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
+                if (linked >> n & 1 && c->nodes[n] != NODE_KNOWN)
+                        unknown |= 1ull << n;
+        return unknown;
+}
+
+/*
+ * Nodes that hold nothing by the list in force may have what is newer than what is known so far.
+ * They are waited for, but not for ever: such a node may hang.
+ */
+static bool others_wait(struct coordinator *c)
+{
+        uint64_t unknown = others_unknown(c), now = exchange_now(c->x);
+        bool first = c->others_until_ms == 0;
+
+        if (first)
+                c->others_until_ms = now + OTHERS_MS;
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
+                if (unknown >> n & 1 && (first || now >= c->others_until_ms))
+                        log_info("job %s: node %s has not said what it has of the job: %s", c->name,
+                                 node_name(c->x, n),
+                                 now < c->others_until_ms ? "it is waited for"
+                                                          : "going on without it");
+        return unknown && now < c->others_until_ms;
+}
+
 /* All nodes of the placement in force have answered for the first time. */
 static void open_choose(struct coordinator *c)
 {
-        switch (opening_choose((const struct standing *const *)c->standings, &c->step.view,
-                               c->formers, &c->former)) {
+        struct former *former = NULL;
+        enum opening_choice choice = opening_choose((const struct standing *const *)c->standings,
+                                                    &c->step.view, c->formers, &former);
+
+        if (choice != OPENING_STANDS && others_wait(c))
+                return;
+        c->others_until_ms = 0;
+        c->former = former;
+        switch (choice) {
         case OPENING_STANDS:
                 c->whole = true;
                 open_recover(c, c->standings, &c->step.view);
@@ -347,6 +385,12 @@ static void open_nodes(struct coordinator *c)
                 if (c->stale >> n & 1)
                         placed_tell(c, n);
         }
+}
+
+void open_tick(struct coordinator *c)
+{
+        if (!c->settled && !c->fault.status && c->others_until_ms)
+                open_settle(c);
 }
 
 void open_settle(struct coordinator *c)
