@@ -13,10 +13,10 @@
  *   -EIO      anything else; after a fault on the GPU every further call says so
  *
  * Operations only enqueue on a stream, in order; a fault on the GPU is told by a later call.
- * Pointers are device memory, aligned to their element; where all are aligned to 16 bytes
- * the kernels move 16 bytes at a time.  Ranges of different arguments do not overlap
- * unless stated.  n counts elements and may be 0.  The arithmetic is that of device.h, to
- * the bit; as there, a NaN stays a NaN, of unspecified sign and payload.
+ * Pointers are memory of the GPU in use, or of pinned_new(), aligned to their element; where all
+ * are aligned to 16 bytes the kernels move 16 bytes at a time.  Ranges of different arguments do
+ * not overlap unless stated.  n counts elements and may be 0.  The arithmetic is that of device.h,
+ * to the bit; as there, a NaN stays a NaN, of unspecified sign and payload.
  */
 #pragma once
 
@@ -95,7 +95,8 @@ struct zero_cuda_plugin {
          */
         int (*share_new)(uint64_t bytes, struct zero_cuda_share *ret_share);
         void (*share_free)(struct zero_cuda_share *share);
-        /* Host memory that the GPU reads and writes at full speed: for staging. */
+        /* Host memory that the kernels of every GPU read and write by the same address: for
+         * staging. */
         int (*pinned_new)(size_t bytes, void **ret_memory);
         void (*pinned_free)(void *memory);
         /* Whose memory: a GPU's number, or -1: the host's, pinned or not. */

@@ -213,7 +213,7 @@ static int client_event_record(void *event, void *stream)
         struct event *e = event;
 
         fake_finish_all(); /* for that is what the event stands for */
-        e->word->done_ns = now_ns() + fake_setting("ZEROD_FAKE_GPU_DELAY_MS", 0) * 1000000;
+        e->word->done_ns = now_ns() + fake_setting("FAKE_GPU_DELAY_MS", 0) * 1000000;
         return 0;
 }
 
@@ -230,7 +230,6 @@ const struct zero_gpu_client *zero_gpu_client(void)
                 .event_free = fake_event_free,
         };
 
-        table.abi_version =
-                (uint32_t)fake_setting("ZEROD_FAKE_GPU_CLIENT_ABI", ZERO_GPU_ABI_VERSION);
+        table.abi_version = (uint32_t)fake_setting("FAKE_GPU_CLIENT_ABI", ZERO_GPU_ABI_VERSION);
         return &table;
 }

@@ -7,14 +7,14 @@
  *   fake_client.c  what trainers map, and their events
  *
  * The environment:
- *   ZEROD_FAKE_GPUS=N         how many there are (1); 0: as on a machine without a driver
- *   ZEROD_FAKE_GPU_BYTES=N    memory of each (1 GiB)
- *   ZEROD_FAKE_GPU_HANDLES=1  memory is exported by handle, not by descriptor
- *   ZEROD_FAKE_GPU_DELAY_MS=N an event is done only that long after this process has recorded it
- *   ZEROD_FAKE_GPU_FAULT=N    the N-th wait for a stream says that the GPU has failed, and so does
+ *   FAKE_GPUS=N         how many there are (1); 0: as on a machine without a driver
+ *   FAKE_GPU_BYTES=N    memory of each (1 GiB)
+ *   FAKE_GPU_HANDLES=1  memory is exported by handle, not by descriptor
+ *   FAKE_GPU_DELAY_MS=N an event is done only that long after this process has recorded it
+ *   FAKE_GPU_FAULT=N    the N-th wait for a stream says that the GPU has failed, and so does
  *                             everything from there on
- *   ZEROD_FAKE_GPU_ABI=N, ZEROD_FAKE_GPU_CLIENT_ABI=N  versions that the tables tell
- *   ZEROD_FAKE_GPU_MAJOR=N    compute capability N.0 (9)
+ *   FAKE_GPU_ABI=N, FAKE_GPU_CLIENT_ABI=N  versions that the tables tell
+ *   FAKE_GPU_MAJOR=N    compute capability N.0 (9)
  */
 #include "tests/support/fake_gpu.h"
 
@@ -23,17 +23,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 uint64_t fake_setting(const char *name, uint64_t otherwise)
 {
         const char *value = getenv(name);
 
+        for (char **v = environ; *v; v++) /* ZEROD_ is for options of the daemon alone */
+                if (!strncmp(*v, "ZEROD_FAKE_", strlen("ZEROD_FAKE_")))
+                        fake_die("%s: write %s", *v, *v + strlen("ZEROD_"));
         return value && *value ? strtoull(value, NULL, 0) : otherwise;
 }
 
 uint32_t fake_gpus(void)
 {
-        uint64_t n = fake_setting("ZEROD_FAKE_GPUS", 1);
+        uint64_t n = fake_setting("FAKE_GPUS", 1);
 
         return n < FAKE_GPUS_MAX ? (uint32_t)n : FAKE_GPUS_MAX;
 }
@@ -66,7 +70,7 @@ static int fake_device_count(int *ret_count)
 
 static int fake_device_info(int device, struct zero_cuda_info *ret_info)
 {
-        struct zero_cuda_info info = { .major = (int)fake_setting("ZEROD_FAKE_GPU_MAJOR", 9),
+        struct zero_cuda_info info = { .major = (int)fake_setting("FAKE_GPU_MAJOR", 9),
                                        .multiprocessors = 1,
                                        .driver = 12040,
                                        .runtime = 12040 };
@@ -124,6 +128,6 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .copy = fake_copy,
         };
 
-        table.abi_version = (uint32_t)fake_setting("ZEROD_FAKE_GPU_ABI", ZERO_CUDA_ABI_VERSION);
+        table.abi_version = (uint32_t)fake_setting("FAKE_GPU_ABI", ZERO_CUDA_ABI_VERSION);
         return &table;
 }

@@ -16,7 +16,7 @@ uint64_t fake_setting(const char *name, uint64_t otherwise);
 uint32_t fake_gpus(void);
 /* A misuse that CUDA would answer with a fault, or with wrong bytes, ends the process. */
 _Noreturn void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* 0, or -EIO once the GPU has failed: see $ZEROD_FAKE_GPU_FAULT. */
+/* 0, or -EIO once the GPU has failed: see $FAKE_GPU_FAULT. */
 int fake_state(void);
 void fake_uuid(uint32_t gpu, uint8_t ret_uuid[ZERO_GPU_UUID]);
 

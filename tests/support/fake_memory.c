@@ -32,7 +32,7 @@ _Thread_local int fake_gpu_in_use;
 
 static uint64_t total_bytes(void)
 {
-        return fake_setting("ZEROD_FAKE_GPU_BYTES", UINT64_C(1) << 30);
+        return fake_setting("FAKE_GPU_BYTES", UINT64_C(1) << 30);
 }
 
 static int map_block(struct block *b)
@@ -153,7 +153,7 @@ int fake_share_new(uint64_t bytes, struct zero_cuda_share *ret_share)
         if (r < 0)
                 return r;
         share.memory = b->address;
-        if (fake_setting("ZEROD_FAKE_GPU_HANDLES", 0))
+        if (fake_setting("FAKE_GPU_HANDLES", 0))
                 snprintf((char *)share.handle, sizeof share.handle, "/proc/%d/fd/%d", getpid(),
                          b->fd);
         else

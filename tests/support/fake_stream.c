@@ -86,7 +86,7 @@ int fake_stream_new(void **ret_stream)
 
 int fake_stream_wait(void *stream)
 {
-        uint64_t fault = fake_setting("ZEROD_FAKE_GPU_FAULT", 0);
+        uint64_t fault = fake_setting("FAKE_GPU_FAULT", 0);
 
         if (fake_gpus() == 0)
                 return -ENODEV;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/dtype.h"
+#include "tests/conformance/device/placed.h"
 
 enum { MARGIN = 128, CANARY = 0xa5 };
 
@@ -16,9 +17,16 @@ const size_t n_awkward_sizes = sizeof(awkward_sizes) / sizeof(awkward_sizes[0]);
 const size_t awkward_offsets[] = { 0, 1, 5, 16, 31 };
 const size_t n_awkward_offsets = sizeof(awkward_offsets) / sizeof(awkward_offsets[0]);
 
+bool gpus_tested(void)
+{
+        const char *isa = getenv("ZEROD_TEST_ISA");
+
+        return isa && !strcmp(isa, "gpu");
+}
+
 const struct device_ops *tested_ops(void)
 {
-        return device_host(getenv("ZEROD_TEST_ISA"));
+        return gpus_tested() ? placed_ops() : device_host(getenv("ZEROD_TEST_ISA"));
 }
 
 const struct device_ops *truth_ops(void)

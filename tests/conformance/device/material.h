@@ -6,8 +6,12 @@
 
 #include "daemon/device/device.h"
 
-/* The implementation that $ZEROD_TEST_ISA names; NULL if this CPU cannot run it. */
+/*
+ * The implementation that $ZEROD_TEST_ISA names; NULL if this machine cannot run it.  "gpu":
+ * gpu_ops() with operands in all places (placed.h).
+ */
 const struct device_ops *tested_ops(void);
+bool gpus_tested(void);
 const struct device_ops *truth_ops(void);
 
 /* Sizes around one vector, a pair, a block of norm(), a chunk, a large odd one. */

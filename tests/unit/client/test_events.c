@@ -94,7 +94,7 @@ Test(events, release_push_and_step_name_an_event_of_their_own)
         const void *view;
         void *grad;
 
-        setenv("ZEROD_FAKE_GPU_DELAY_MS", "3600000", 1);
+        setenv("FAKE_GPU_DELAY_MS", "3600000", 1);
         c = open_gpu(watch_events);
         OK(zero_fetch(c, FAKE_FP32, &now, &view));
         OK(zero_release(c, FAKE_FP32, &now));

@@ -67,7 +67,7 @@ Test(gpu, one_that_is_not_there_is_refused)
 
 Test(gpu, no_gpu_at_all_is_refused)
 {
-        setenv("ZEROD_FAKE_GPUS", "0", 1);
+        setenv("FAKE_GPUS", "0", 1);
         refused("cuda:0", false, ZERO_EGPU, "driver");
 }
 
@@ -85,7 +85,7 @@ Test(gpu, a_library_that_is_no_plugin_is_refused)
 
 Test(gpu, a_plugin_of_another_version_is_refused)
 {
-        setenv("ZEROD_FAKE_GPU_CLIENT_ABI", "99", 1);
+        setenv("FAKE_GPU_CLIENT_ABI", "99", 1);
         refused("cuda:0", false, ZERO_EGPU, "99");
 }
 

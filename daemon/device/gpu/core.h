@@ -1,0 +1,78 @@
+/*
+ * core.h - what the files behind gpu.h share.
+ *
+ *   open.c     the plugin and the GPUs it finds    events.c  those of trainers
+ *   memory.c   what was allocated, and where an address lies
+ *   lane.c     the streams and pinned buffers of a thread
+ *   ops.c      gpu_ops()                           staging.c operands that lie in different places
+ */
+#pragma once
+
+#include "daemon/device/gpu.h"
+
+enum {
+        GPUS_MAX = 64,
+        GPU_NONE = -1,        /* for a GPU's number: host memory */
+        LANES = 2,            /* one is copied while the other is computed */
+        LANE_BYTES = 1 << 20, /* pinned, of each lane */
+        LANE_SCRATCH = 1024,  /* bytes on the GPU */
+};
+
+/* NULL before gpus_open(). */
+extern const struct zero_cuda_plugin *gpu_plugin;
+extern const struct device_ops *gpu_host;
+
+/* Chooses the GPU for the calls of this thread that follow.  -errno. */
+int gpu_use(uint32_t gpu);
+/* Ends the process unless r is 0: the GPU cannot go on with `what`. */
+void gpu_must(uint32_t gpu, const char *what, int r);
+/* All memory was given back. */
+bool gpu_memory_empty(void);
+void gpu_memory_reset(void);
+
+/* ---- lanes ---- */
+
+struct lane {
+        void *stream;
+        uint8_t *pinned; /* NULL until it is needed */
+        void *scratch;   /* on the GPU; NULL until it is needed */
+        bool busy;       /* something was enqueued and not waited for */
+};
+
+int lanes_open(void); /* -errno */
+void lanes_close(void);
+/* The LANES lanes of this thread for a GPU, which is in use from here on. */
+struct lane *lanes_of(uint32_t gpu);
+void lane_pin(uint32_t gpu, struct lane *lane);
+void lane_scratch(uint32_t gpu, struct lane *lane);
+void lane_wait(uint32_t gpu, struct lane *lane);
+
+/* ---- staging ---- */
+
+enum { OPERANDS_MAX = 1 + ZERO_CUDA_SUM_MAX };
+
+struct operand {
+        uint8_t *memory; /* of inputs too: those are never written */
+        uint32_t width;  /* bytes of an element */
+        bool in, out;
+        int gpu; /* where it lies; GPU_NONE */
+        /* set by staged_run() */
+        bool staged;
+        size_t at; /* in the pinned memory of a lane */
+};
+
+/* One operation on n elements, at[i] being where operand i is to be found. */
+struct staged {
+        struct operand operands[OPERANDS_MAX];
+        uint32_t n_operands;
+        size_t n;
+        int (*device)(const struct staged *s, void *const *at, size_t n, void *stream); /* -errno */
+        void (*host)(const struct staged *s, void *const *at, size_t n);
+        /* of the operation */
+        const struct adamw_scalars *scalars;
+        enum zero_dtype to, from;
+        bool first;
+};
+
+void staged_add(struct staged *s, const void *memory, uint32_t width, bool in, bool out);
+void staged_run(struct staged *s);

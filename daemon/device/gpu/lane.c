@@ -1,0 +1,94 @@
+/*
+ * Lanes: a thread has LANES of them for each GPU that it has used, made when it first does and
+ * freed when it ends.  So a thread waits for its own work alone, and no lock is taken.
+ */
+#include "daemon/device/gpu/core.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+struct thread {
+        struct lane lanes[GPUS_MAX][LANES];
+};
+
+static pthread_key_t key;
+
+static void thread_free(void *arg)
+{
+        struct thread *t = arg;
+
+        for (uint32_t gpu = 0; gpu < GPUS_MAX; gpu++)
+                for (uint32_t i = 0; i < LANES; i++) {
+                        struct lane *lane = &t->lanes[gpu][i];
+
+                        if (lane->stream && gpu_use(gpu) == 0) {
+                                gpu_plugin->stream_free(lane->stream);
+                                gpu_plugin->pinned_free(lane->pinned);
+                                gpu_plugin->free(lane->scratch);
+                        }
+                }
+        free(t);
+}
+
+int lanes_open(void)
+{
+        return -pthread_key_create(&key, thread_free);
+}
+
+void lanes_close(void)
+{
+        struct thread *t = pthread_getspecific(key);
+
+        if (t)
+                thread_free(t);
+        pthread_key_delete(key);
+}
+
+static struct thread *thread_get(uint32_t gpu)
+{
+        struct thread *t = pthread_getspecific(key);
+
+        if (t)
+                return t;
+        t = calloc(1, sizeof *t);
+        if (!t || pthread_setspecific(key, t))
+                gpu_must(gpu, "out of memory of the host", -ENOMEM);
+        return t;
+}
+
+struct lane *lanes_of(uint32_t gpu)
+{
+        struct lane *lanes = thread_get(gpu)->lanes[gpu];
+
+        gpu_must(gpu, "it cannot be used", gpu_use(gpu));
+        for (uint32_t i = 0; i < LANES; i++)
+                if (!lanes[i].stream)
+                        gpu_must(gpu, "a stream cannot be made",
+                                 gpu_plugin->stream_new(&lanes[i].stream));
+        return lanes;
+}
+
+void lane_pin(uint32_t gpu, struct lane *lane)
+{
+        void *pinned;
+
+        if (lane->pinned)
+                return;
+        gpu_must(gpu, "no pinned memory of the host", gpu_plugin->pinned_new(LANE_BYTES, &pinned));
+        lane->pinned = pinned;
+}
+
+void lane_scratch(uint32_t gpu, struct lane *lane)
+{
+        if (!lane->scratch)
+                gpu_must(gpu, "no memory for a norm",
+                         gpu_plugin->alloc(LANE_SCRATCH, &lane->scratch));
+}
+
+void lane_wait(uint32_t gpu, struct lane *lane)
+{
+        if (lane->busy)
+                gpu_must(gpu, "its work has failed", gpu_plugin->stream_wait(lane->stream));
+        lane->busy = false;
+}

@@ -1,0 +1,277 @@
+/*
+ * GPU memory of this process: given out, named, and found again by address.
+ *
+ * gpu_of() is asked for every operand of every operation, by all compute threads: it takes no lock.
+ * The table of ranges is read as it is; `changes` is odd while one is made, and what was read
+ * counts only if it was the same even number before and after.
+ */
+#include "daemon/device/gpu/core.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WHAT_MAX = 120 };
+
+struct range {
+        _Atomic uintptr_t begin, end;
+        _Atomic int gpu;
+        char *what; /* under the mutex */
+};
+
+/* Sorted by address.  One that became too small stays until gpus_close(): somebody may read it. */
+struct table {
+        struct table *smaller;
+        uint32_t capacity;
+        _Atomic uint32_t n;
+        struct range ranges[];
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of changes */
+static _Atomic(struct table *) table;
+static _Atomic uint32_t changes;
+
+/* ---- where an address lies --------------------------------------------------- */
+
+/* Ranges of t that begin at or below the address. */
+static uint32_t ranges_below(struct table *t, uint32_t n, uintptr_t address)
+{
+        uint32_t low = 0, high = n;
+
+        while (low < high) {
+                uint32_t middle = (low + high) / 2;
+
+                if (atomic_load_explicit(&t->ranges[middle].begin, memory_order_acquire) <= address)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+static int find(struct table *t, uintptr_t address)
+{
+        uint32_t n = atomic_load_explicit(&t->n, memory_order_acquire);
+        uint32_t below = ranges_below(t, n < t->capacity ? n : t->capacity, address);
+        struct range *r = &t->ranges[below ? below - 1 : 0];
+
+        if (below == 0 || atomic_load_explicit(&r->end, memory_order_acquire) <= address)
+                return GPU_NONE;
+        return atomic_load_explicit(&r->gpu, memory_order_acquire);
+}
+
+int gpu_of(const void *memory)
+{
+        for (;;) {
+                uint32_t before = atomic_load_explicit(&changes, memory_order_acquire);
+                struct table *t = atomic_load_explicit(&table, memory_order_acquire);
+                int gpu = t ? find(t, (uintptr_t)memory) : GPU_NONE;
+
+                /* every load above acquires: this one comes after them */
+                if (before % 2 == 0 &&
+                    atomic_load_explicit(&changes, memory_order_relaxed) == before)
+                        return gpu;
+        }
+}
+
+/* ---- changes of the table, with the mutex -------------------------------------- */
+
+static void change_begin(void)
+{
+        atomic_store_explicit(&changes, changes + 1, memory_order_relaxed);
+}
+
+static void change_end(void)
+{
+        atomic_store_explicit(&changes, changes + 1, memory_order_release);
+}
+
+/* Stores that release: they come after change_begin()'s. */
+static void range_move(struct range *to, struct range *from)
+{
+        atomic_store_explicit(&to->begin, from->begin, memory_order_release);
+        atomic_store_explicit(&to->end, from->end, memory_order_release);
+        atomic_store_explicit(&to->gpu, from->gpu, memory_order_release);
+        to->what = from->what;
+}
+
+/* Room for one more; -ENOMEM. */
+static int table_grow(void)
+{
+        struct table *old = table, *new;
+        uint32_t n = old ? old->n : 0, capacity = old ? 2 * old->capacity : 64;
+
+        if (old && n < old->capacity)
+                return 0;
+        new = calloc(1, sizeof *new + capacity * sizeof new->ranges[0]);
+        if (!new)
+                return -ENOMEM;
+        new->smaller = old;
+        new->capacity = capacity;
+        new->n = n;
+        for (uint32_t i = 0; i < n; i++)
+                range_move(&new->ranges[i], &old->ranges[i]);
+        atomic_store_explicit(&table, new, memory_order_release);
+        return 0;
+}
+
+static int range_add(uint32_t gpu, const void *memory, uint64_t bytes, const char *what)
+{
+        struct range new = { (uintptr_t)memory, (uintptr_t)memory + bytes, (int)gpu,
+                             strndup(what, WHAT_MAX) };
+        struct table *t;
+        uint32_t at;
+        int r = 0;
+
+        pthread_mutex_lock(&mutex);
+        if (!new.what || table_grow()) {
+                free(new.what);
+                r = -ENOMEM;
+        } else {
+                t = table;
+                at = ranges_below(t, t->n, new.begin);
+                change_begin();
+                for (uint32_t i = t->n; i > at; i--)
+                        range_move(&t->ranges[i], &t->ranges[i - 1]);
+                range_move(&t->ranges[at], &new);
+                atomic_store_explicit(&t->n, t->n + 1, memory_order_release);
+                change_end();
+        }
+        pthread_mutex_unlock(&mutex);
+        return r;
+}
+
+/* Its GPU. */
+static uint32_t range_remove(const void *memory)
+{
+        struct table *t;
+        uint32_t at;
+        int gpu;
+
+        pthread_mutex_lock(&mutex);
+        t = table;
+        at = t ? ranges_below(t, t->n, (uintptr_t)memory) : 0;
+        assert(at > 0 && t->ranges[at - 1].begin == (uintptr_t)memory); /* it was given out */
+        gpu = t->ranges[at - 1].gpu;
+        free(t->ranges[at - 1].what);
+        change_begin();
+        for (uint32_t i = at; i < t->n; i++)
+                range_move(&t->ranges[i - 1], &t->ranges[i]);
+        atomic_store_explicit(&t->n, t->n - 1, memory_order_release);
+        change_end();
+        pthread_mutex_unlock(&mutex);
+        return (uint32_t)gpu;
+}
+
+bool gpu_memory_empty(void)
+{
+        return !table || table->n == 0;
+}
+
+void gpu_memory_reset(void)
+{
+        for (struct table *t = table, *smaller; t; t = smaller) {
+                smaller = t->smaller;
+                free(t);
+        }
+        table = NULL;
+}
+
+void gpu_each(uint32_t gpu, void (*each)(void *arg, const char *what, uint64_t bytes), void *arg)
+{
+        struct table *t;
+
+        pthread_mutex_lock(&mutex);
+        t = table;
+        for (uint32_t i = 0; t && i < t->n; i++)
+                if (t->ranges[i].gpu == (int)gpu)
+                        each(arg, t->ranges[i].what, t->ranges[i].end - t->ranges[i].begin);
+        pthread_mutex_unlock(&mutex);
+}
+
+/* ---- memory -------------------------------------------------------------------- */
+
+int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total)
+{
+        int r = gpu_use(gpu);
+
+        return r ? r : gpu_plugin->memory(ret_free, ret_total);
+}
+
+static int refuse(uint32_t gpu, uint64_t bytes, const char *what, struct fault *fault)
+{
+        uint64_t left = 0, total = 0;
+
+        gpu_memory(gpu, &left, &total);
+        return fault_set(fault, ZERO_ENOMEM,
+                         "GPU %u (%s) has not the memory for %.200s: %.1f MiB are needed, %.1f of "
+                         "its %.1f MiB are free",
+                         gpu, gpu_info(gpu)->name, what, (double)bytes / 0x1p20,
+                         (double)left / 0x1p20, (double)total / 0x1p20);
+}
+
+int gpu_alloc(uint32_t gpu, uint64_t bytes, const char *what, void **ret, struct fault *fault)
+{
+        void *memory;
+        int r = gpu_use(gpu);
+
+        assert(bytes > 0);
+        if (r == 0)
+                r = gpu_plugin->alloc(bytes, &memory);
+        if (r == -ENOMEM)
+                return refuse(gpu, bytes, what, fault);
+        gpu_must(gpu, "memory cannot be allocated", r);
+        if (range_add(gpu, memory, bytes, what)) {
+                gpu_plugin->free(memory);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        *ret = memory;
+        return 0;
+}
+
+void gpu_free(void *memory)
+{
+        uint32_t gpu;
+
+        if (!memory)
+                return;
+        gpu = range_remove(memory);
+        gpu_must(gpu, "memory cannot be freed", gpu_use(gpu));
+        gpu_plugin->free(memory);
+}
+
+int gpu_share(uint32_t gpu, uint64_t bytes, const char *what, struct zero_cuda_share *ret,
+              struct fault *fault)
+{
+        struct zero_cuda_share share = { .fd = -1 };
+        int r = gpu_use(gpu);
+
+        assert(bytes > 0);
+        if (r == 0)
+                r = gpu_plugin->share_new(bytes, &share);
+        if (r == -ENOMEM)
+                return refuse(gpu, bytes, what, fault);
+        gpu_must(gpu, "memory for trainers cannot be allocated", r);
+        if (range_add(gpu, share.memory, share.bytes, what)) {
+                gpu_plugin->share_free(&share);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        *ret = share;
+        return 0;
+}
+
+void gpu_unshare(struct zero_cuda_share *share)
+{
+        uint32_t gpu;
+
+        if (!share->memory)
+                return;
+        gpu = range_remove(share->memory);
+        gpu_must(gpu, "memory of trainers cannot be freed", gpu_use(gpu));
+        gpu_plugin->share_free(share);
+        *share = (struct zero_cuda_share){ .fd = -1 };
+}

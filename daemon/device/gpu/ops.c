@@ -1,0 +1,295 @@
+/*
+ * gpu_ops(): struct device_ops over memory of either kind.  Each operation names its operands and
+ * how it is done by the plugin and by the host; staging.c does the rest.
+ */
+#include "daemon/device/gpu/core.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/device/host.h"
+
+enum { SUM_PART = 8192 }; /* elements */
+
+_Static_assert((int)ZERO_CUDA_NORM_BLOCK == (int)NORM_BLOCK, "GPU and host add up the same blocks");
+_Static_assert(sizeof(struct zero_cuda_norm) <= LANE_SCRATCH, "a lane has room for a norm");
+
+/* ---- AdamW ----------------------------------------------------------------- */
+
+enum { P, M, V, GRAD, OUT_P, OUT_M, OUT_V };
+
+static int adamw_device(const struct staged *s, void *const *at, size_t n, void *stream)
+{
+        struct zero_cuda_adamw update = { .scalars = *s->scalars,
+                                          .n = n,
+                                          .p = at[P],
+                                          .m = at[M],
+                                          .v = at[V],
+                                          .grad = at[GRAD],
+                                          .out_p = at[OUT_P],
+                                          .out_m = at[OUT_M],
+                                          .out_v = at[OUT_V] };
+
+        return gpu_plugin->adamw(&update, stream);
+}
+
+static void adamw_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->adamw(s->scalars, n, at[P], at[M], at[V], at[GRAD], at[OUT_P], at[OUT_M],
+                        at[OUT_V]);
+}
+
+static void gpu_adamw(const struct adamw_scalars *scalars, size_t n, const float *p, const float *m,
+                      const float *v, const float *grad, float *out_p, float *out_m, float *out_v)
+{
+        struct staged s;
+        const float *in[] = { p, m, v, grad };
+        float *out[] = { out_p, out_m, out_v };
+
+        s.n_operands = 0;
+        s.n = n;
+        s.device = adamw_device;
+        s.host = adamw_host;
+        s.scalars = scalars;
+        for (size_t i = 0; i < sizeof in / sizeof in[0]; i++)
+                staged_add(&s, in[i], sizeof(float), true, false);
+        for (size_t i = 0; i < sizeof out / sizeof out[0]; i++)
+                staged_add(&s, out[i], sizeof(float), false, true);
+        staged_run(&s);
+}
+
+/* ---- copies and casts -------------------------------------------------------- */
+
+static int copy_device(const struct staged *s, void *const *at, size_t n, void *stream)
+{
+        return gpu_plugin->copy(at[0], at[1], n, stream);
+}
+
+static void copy_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->copy(at[0], at[1], n);
+}
+
+static void gpu_copy(void *dst, const void *src, size_t n)
+{
+        struct staged s;
+
+        s.n_operands = 0;
+        s.n = n;
+        s.device = copy_device;
+        s.host = copy_host;
+        staged_add(&s, dst, 1, false, true);
+        staged_add(&s, src, 1, true, false);
+        staged_run(&s);
+}
+
+static int cast_device(const struct staged *s, void *const *at, size_t n, void *stream)
+{
+        return gpu_plugin->cast(s->to, at[0], s->from, at[1], n, stream);
+}
+
+static void cast_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->cast(s->to, at[0], s->from, at[1], n);
+}
+
+static void serve_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->serve(s->to, at[0], at[1], n);
+}
+
+static void convert(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
+                    void (*host)(const struct staged *s, void *const *at, size_t n))
+{
+        struct staged s;
+
+        s.n_operands = 0;
+        s.n = n;
+        s.device = cast_device;
+        s.host = host;
+        s.to = to;
+        s.from = from;
+        staged_add(&s, dst, (uint32_t)dtype_size(to), false, true);
+        staged_add(&s, src, (uint32_t)dtype_size(from), true, false);
+        staged_run(&s);
+}
+
+static void gpu_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n)
+{
+        if (to == from)
+                gpu_copy(dst, src, n * dtype_size(to));
+        else
+                convert(to, dst, from, src, n, cast_host);
+}
+
+static void gpu_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
+{
+        convert(to, dst, ZERO_FP32, src, n, serve_host);
+}
+
+static void gpu_zero(void *dst, size_t n)
+{
+        int gpu = gpu_of(dst);
+        struct lane *lane;
+
+        if (gpu == GPU_NONE) {
+                gpu_host->zero(dst, n);
+                return;
+        }
+        lane = lanes_of((uint32_t)gpu);
+        lane->busy = true;
+        gpu_must((uint32_t)gpu, "an operation was refused", gpu_plugin->zero(dst, n, lane->stream));
+        lane_wait((uint32_t)gpu, lane);
+}
+
+/* ---- sums ---------------------------------------------------------------------- */
+
+static int accumulate_device(const struct staged *s, void *const *at, size_t n, void *stream)
+{
+        return gpu_plugin->accumulate(at[0], s->from, at[1], n, s->first, stream);
+}
+
+static void accumulate_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->accumulate(at[0], s->from, at[1], n, s->first);
+}
+
+static void gpu_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first)
+{
+        struct staged s;
+
+        s.n_operands = 0;
+        s.n = n;
+        s.device = accumulate_device;
+        s.host = accumulate_host;
+        s.from = from;
+        s.first = first;
+        staged_add(&s, acc, sizeof(float), !first, true);
+        staged_add(&s, src, (uint32_t)dtype_size(from), true, false);
+        staged_run(&s);
+}
+
+static int sum_device(const struct staged *s, void *const *at, size_t n, void *stream)
+{
+        return gpu_plugin->sum(s->to, at[0], s->from, (const void *const *)at + 1,
+                               s->n_operands - 1, n, stream);
+}
+
+static void sum_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->sum(s->to, at[0], s->from, (const void *const *)at + 1, s->n_operands - 1, n);
+}
+
+static bool all_on_host(const void *dst, const void *const *src, size_t k)
+{
+        bool host = gpu_of(dst) == GPU_NONE;
+
+        for (size_t i = 0; host && i < k; i++)
+                host = gpu_of(src[i]) == GPU_NONE;
+        return host;
+}
+
+/* More sources than the plugin takes at once: the same order, the same one rounding. */
+static void sum_of_many(enum zero_dtype to, uint8_t *dst, enum zero_dtype from,
+                        const void *const *src, size_t k, size_t n)
+{
+        float sum[SUM_PART];
+
+        for (size_t first = 0; first < n; first += SUM_PART) {
+                size_t part = n - first < SUM_PART ? n - first : SUM_PART;
+
+                for (size_t i = 0; i < k; i++)
+                        gpu_accumulate(sum, from,
+                                       (const uint8_t *)src[i] + first * dtype_size(from), part,
+                                       i == 0);
+                gpu_cast(to, dst + first * dtype_size(to), ZERO_FP32, sum, part);
+        }
+}
+
+static void gpu_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
+                    size_t k, size_t n)
+{
+        struct staged s;
+
+        if (all_on_host(dst, src, k)) {
+                gpu_host->sum(to, dst, from, src, k, n);
+                return;
+        }
+        if (k > ZERO_CUDA_SUM_MAX) {
+                sum_of_many(to, dst, from, src, k, n);
+                return;
+        }
+        s.n_operands = 0;
+        s.n = n;
+        s.device = sum_device;
+        s.host = sum_host;
+        s.to = to;
+        s.from = from;
+        staged_add(&s, dst, (uint32_t)dtype_size(to), false, true);
+        for (size_t i = 0; i < k; i++)
+                staged_add(&s, src[i], (uint32_t)dtype_size(from), true, false);
+        staged_run(&s);
+}
+
+/* ---- norm ------------------------------------------------------------------------ */
+
+/* As many as the bins of the GPU take. */
+static void norm_part(uint32_t gpu, const float *x, size_t n, double scale, struct exact_sum *acc,
+                      bool *finite)
+{
+        struct lane *lane = lanes_of(gpu);
+        const char *refused = "an operation was refused";
+        struct exact_sum sum = { .pending = 0 };
+        struct zero_cuda_norm part;
+
+        lane_pin(gpu, lane);
+        lane_scratch(gpu, lane);
+        lane->busy = true;
+        gpu_must(gpu, refused, gpu_plugin->zero(lane->scratch, sizeof part, lane->stream));
+        gpu_must(gpu, refused, gpu_plugin->norm(x, n, scale, lane->scratch, lane->stream));
+        gpu_must(gpu, refused,
+                 gpu_plugin->copy(lane->pinned, lane->scratch, sizeof part, lane->stream));
+        lane_wait(gpu, lane);
+        memcpy(&part, lane->pinned, sizeof part);
+        memcpy(sum.bin, part.bin, sizeof sum.bin);
+        exact_sum_merge(acc, &sum);
+        if (part.nonfinite)
+                *finite = false;
+}
+
+static void gpu_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite)
+{
+        int gpu = gpu_of(x);
+
+        if (gpu == GPU_NONE) {
+                gpu_host->norm(x, n, scale, acc, finite);
+                return;
+        }
+        for (size_t first = 0; first < n; first += ZERO_CUDA_NORM_MAX)
+                norm_part((uint32_t)gpu, x + first,
+                          n - first < ZERO_CUDA_NORM_MAX ? n - first : ZERO_CUDA_NORM_MAX, scale,
+                          acc, finite);
+}
+
+/* ---- the table --------------------------------------------------------------------- */
+
+const struct device_ops *gpu_ops(void)
+{
+        static char name[64];
+        static struct device_ops ops = {
+                .name = name,
+                .adamw = gpu_adamw,
+                .cast = gpu_cast,
+                .serve = gpu_serve,
+                .accumulate = gpu_accumulate,
+                .sum = gpu_sum,
+                .norm = gpu_norm,
+                .zero = gpu_zero,
+                .copy = gpu_copy,
+        };
+
+        if (!gpu_plugin)
+                return NULL;
+        snprintf(name, sizeof name, "%s and CUDA", gpu_host->name);
+        return &ops;
+}

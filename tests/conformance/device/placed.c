@@ -1,0 +1,233 @@
+#include "tests/conformance/device/placed.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/device/gpu.h"
+#include "proto/dtype.h"
+
+enum { OPERANDS = 80, MARGIN = 512, CANARY = 0xa5, KINDS_MAX = 3, LINE = 64 };
+
+/* Memory of an operand on each GPU; kept from call to call. */
+static struct {
+        uint8_t *memory;
+        size_t bytes;
+} slots[OPERANDS][KINDS_MAX];
+
+static struct operand {
+        const void *host;
+        uint8_t *placed, *block; /* block: of the GPU, margins and all; NULL: on the host */
+        size_t bytes, block_bytes, lead;
+} operands[OPERANDS];
+static uint32_t n_operands;
+static uint64_t places = PLACES_IN_TURN, turn;
+
+bool placed_open(void)
+{
+        struct fault fault;
+
+        if (gpus_count() || gpus_open(getenv("ZEROD_CUDA_PLUGIN"), device_host(NULL), &fault) == 0)
+                return true;
+        fprintf(stderr, "%s\n", fault.text);
+        return false;
+}
+
+uint32_t placed_kinds(void)
+{
+        return 1 + gpus_count() < KINDS_MAX ? 1 + gpus_count() : KINDS_MAX;
+}
+
+void placed_set(uint64_t to)
+{
+        places = to;
+}
+
+static uint32_t place_of(uint32_t operand)
+{
+        uint64_t digits = places;
+
+        if (places == PLACES_IN_TURN)
+                return (uint32_t)((turn + operand * (turn / 3)) % placed_kinds());
+        for (uint32_t i = 0; i < operand; i++)
+                digits /= placed_kinds();
+        return (uint32_t)(digits % placed_kinds());
+}
+
+static uint8_t *slot(uint32_t operand, uint32_t kind, size_t bytes)
+{
+        struct fault fault;
+        void *memory;
+
+        if (slots[operand][kind].bytes >= bytes)
+                return slots[operand][kind].memory;
+        gpu_free(slots[operand][kind].memory);
+        if (gpu_alloc(kind - 1, bytes, "a test's operand", &memory, &fault)) {
+                fprintf(stderr, "%s\n", fault.text);
+                abort();
+        }
+        slots[operand][kind].memory = memory;
+        slots[operand][kind].bytes = bytes;
+        return memory;
+}
+
+static void begin(void)
+{
+        n_operands = 0;
+        turn++;
+}
+
+/* An operand, where it is to be.  One address twice is one operand. */
+static void *place(const void *host, size_t bytes)
+{
+        struct operand *o = &operands[n_operands];
+        uint32_t kind = place_of(n_operands);
+        uint8_t *image;
+
+        for (uint32_t i = 0; i < n_operands; i++)
+                if (operands[i].host == host)
+                        return operands[i].placed;
+        assert(n_operands < OPERANDS);
+        *o = (struct operand){ .host = host, .placed = (uint8_t *)host, .bytes = bytes };
+        n_operands++;
+        if (kind == 0)
+                return o->placed;
+        o->lead = MARGIN + (uintptr_t)host % LINE;
+        o->block_bytes = o->lead + bytes + MARGIN;
+        o->block = slot(n_operands - 1, kind, o->block_bytes);
+        o->placed = o->block + o->lead;
+        image = malloc(o->block_bytes);
+        memset(image, CANARY, o->block_bytes);
+        if (bytes)
+                memcpy(image + o->lead, host, bytes);
+        gpu_ops()->copy(o->block, image, o->block_bytes);
+        free(image);
+        return o->placed;
+}
+
+static void check_margin(const uint8_t *image, size_t from, size_t to)
+{
+        for (size_t i = from; i < to; i++)
+                if (image[i] != CANARY) {
+                        fprintf(stderr, "byte %zu of a margin was written\n", i);
+                        abort();
+                }
+}
+
+/* What was written comes back; what was only read is unchanged. */
+static void end(void)
+{
+        for (uint32_t i = 0; i < n_operands; i++) {
+                struct operand *o = &operands[i];
+                uint8_t *image;
+
+                if (!o->block)
+                        continue;
+                image = malloc(o->block_bytes);
+                gpu_ops()->copy(image, o->block, o->block_bytes);
+                check_margin(image, 0, o->lead);
+                check_margin(image, o->lead + o->bytes, o->block_bytes);
+                if (o->bytes && memcmp((void *)o->host, image + o->lead, o->bytes))
+                        memcpy((void *)o->host, image + o->lead, o->bytes);
+                free(image);
+        }
+}
+
+static void placed_adamw(const struct adamw_scalars *s, size_t n, const float *p, const float *m,
+                         const float *v, const float *grad, float *out_p, float *out_m,
+                         float *out_v)
+{
+        size_t bytes = n * sizeof(float);
+
+        begin();
+        p = place(p, bytes);
+        m = place(m, bytes);
+        v = place(v, bytes);
+        grad = place(grad, bytes);
+        out_p = place(out_p, bytes);
+        out_m = place(out_m, bytes);
+        out_v = place(out_v, bytes);
+        gpu_ops()->adamw(s, n, p, m, v, grad, out_p, out_m, out_v);
+        end();
+}
+
+static void placed_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src,
+                        size_t n)
+{
+        begin();
+        dst = place(dst, n * dtype_size(to));
+        src = place(src, n * dtype_size(from));
+        gpu_ops()->cast(to, dst, from, src, n);
+        end();
+}
+
+static void placed_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
+{
+        begin();
+        dst = place(dst, n * dtype_size(to));
+        src = place(src, n * sizeof *src);
+        gpu_ops()->serve(to, dst, src, n);
+        end();
+}
+
+static void placed_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n,
+                              bool first)
+{
+        begin();
+        acc = place(acc, n * sizeof *acc);
+        src = place(src, n * dtype_size(from));
+        gpu_ops()->accumulate(acc, from, src, n, first);
+        end();
+}
+
+static void placed_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
+                       size_t k, size_t n)
+{
+        const void *placed[OPERANDS];
+
+        begin();
+        dst = place(dst, n * dtype_size(to));
+        for (size_t i = 0; i < k; i++)
+                placed[i] = place(src[i], n * dtype_size(from));
+        gpu_ops()->sum(to, dst, from, placed, k, n);
+        end();
+}
+
+static void placed_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite)
+{
+        begin();
+        gpu_ops()->norm(place(x, n * sizeof *x), n, scale, acc, finite);
+        end();
+}
+
+static void placed_zero(void *dst, size_t n)
+{
+        begin();
+        gpu_ops()->zero(place(dst, n), n);
+        end();
+}
+
+static void placed_copy(void *dst, const void *src, size_t n)
+{
+        begin();
+        dst = place(dst, n);
+        src = place(src, n);
+        gpu_ops()->copy(dst, src, n);
+        end();
+}
+
+const struct device_ops *placed_ops(void)
+{
+        static const struct device_ops ops = { .name = "gpu",
+                                               .adamw = placed_adamw,
+                                               .cast = placed_cast,
+                                               .serve = placed_serve,
+                                               .accumulate = placed_accumulate,
+                                               .sum = placed_sum,
+                                               .norm = placed_norm,
+                                               .zero = placed_zero,
+                                               .copy = placed_copy };
+
+        return placed_open() ? &ops : NULL;
+}
