@@ -1,10 +1,10 @@
 /*
  * The composition root.
  *
- * Start: offload, store, exchange, fabric, rpc, then readiness.  Stop, in the opposite order and
- * each only when the one before is through: steps in flight, sessions, jobs, links, compute
- * threads.  State files stay.  A stop that takes longer than STOP_MS once no step is in flight
- * ends the process: no state is lost by that.
+ * Start: GPUs, offload, store, exchange, fabric, rpc, then readiness.  Stop, in the opposite order
+ * and each only when the one before is through: steps in flight, sessions, jobs, links, compute
+ * threads, GPUs.  State files stay.  A stop that takes longer than STOP_MS once no step is in
+ * flight ends the process: no state is lost by that.
  *
  * Anew, when another owner list is chosen: all but links, store and threads is stopped in that way
  * and started again, in the same process.
@@ -19,6 +19,8 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/device/gpu.h"
+#include "daemon/exchange/gpu/wait.h"
 #include "daemon/exchange/moving/view.h"
 #include "daemon/loop/service.h"
 #include "daemon/loop/signals.h"
@@ -42,13 +44,23 @@ struct node {
 
 /* ---- stop, step by step ---------------------------------------------------- */
 
-static void offload_gone(void *arg)
+static void gpu_waits_gone(void *arg)
 {
         struct node *node = arg;
 
         uv_close((uv_handle_t *)&node->stop_timer, NULL);
         signals_close(node->signals);
         service_close(node->service);
+}
+
+static void offload_gone(void *arg)
+{
+        struct node *node = arg;
+
+        if (node->x.gpu_waits)
+                gpu_waits_close(node->x.gpu_waits, gpu_waits_gone, node);
+        else
+                gpu_waits_gone(node);
 }
 
 static void fabric_gone(void *arg)
@@ -201,6 +213,36 @@ static int node_device(struct node *node, struct fault *fault)
         return fault_set(fault, ZERO_EINVAL, "device = %s: this CPU cannot run it", device);
 }
 
+/* From here on x->ops works on memory of either kind. */
+static int node_use_gpus(struct node *node, struct fault *fault)
+{
+        int r = gpu_waits_new(&node->loop, &node->x.gpu_waits);
+
+        if (r < 0)
+                return fault_errno(fault, -r, "the thread that watches GPUs");
+        node->x.ops = gpu_ops();
+        for (uint32_t i = 0; i < gpus_count(); i++)
+                log_info("GPU %u: %s, %.1f GiB", i, gpu_info(i)->name,
+                         (double)gpu_info(i)->memory_bytes / 0x1p30);
+        return 0;
+}
+
+static int node_gpus(struct node *node, struct fault *fault)
+{
+        const struct conf *conf = node->conf;
+        int r;
+
+        if (strncmp(conf->device, "host", strlen("host")) == 0)
+                return 0;
+        r = gpus_open(conf->cuda_plugin[0] ? conf->cuda_plugin : NULL, node->x.ops, fault);
+        if (r == 0)
+                return node_use_gpus(node, fault);
+        if (strcmp(conf->device, "auto") != 0)
+                return r;
+        log_info("no GPU is used: %s", fault->text);
+        return 0;
+}
+
 static int node_offload(struct node *node, struct fault *fault)
 {
         uint32_t threads = (uint32_t)node->conf->threads;
@@ -272,6 +314,7 @@ static void node_anew(struct node *node)
                                 .store = x->store,
                                 .offload = x->offload,
                                 .ops = x->ops,
+                                .gpu_waits = x->gpu_waits,
                                 .view_chosen = x->view_chosen,
                                 .view_arg = x->view_arg };
         node->stopping = node->again = false;
@@ -292,6 +335,8 @@ static int node_start(struct node *node, struct fault *fault)
 
         if (!r)
                 r = node_device(node, fault);
+        if (!r)
+                r = node_gpus(node, fault);
         if (!r)
                 r = store_open(conf->state_dir, conf->memory_limit, &node->x.store, fault);
         if (!r)
@@ -339,6 +384,7 @@ int node_run(const struct conf *conf, struct fault *fault)
                 store_close(node.x.store);
                 r = uv_loop_close(&node.loop);
                 assert(r == 0); /* every handle was closed */
+                gpus_close();
         }
         close(socket);
         if (!passed)

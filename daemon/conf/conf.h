@@ -11,32 +11,33 @@
 enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_ARGUMENT };
 
 struct conf {
-        char *node;            /* this node's name; "": host name */
-        char *peers;           /* "a=host:port b=host:port ...", all nodes, self included */
-        char *owners;          /* names of the nodes that hold shards; "": all */
-        uint64_t mirror;       /* 1: shards are held a second time, on another node */
-        char *key_file;        /* cluster key: 32 bytes, hex or raw, mode 0600 or stricter */
-        char *key_next_file;   /* second key during rotation */
-        char *socket;          /* "": see conf_table.h */
-        char *socket_mode;     /* octal, of the socket file */
-        char *state_dir;       /* "": see conf_table.h */
-        char *view_dir;        /* "": see conf_table.h */
-        char *checkpoint_dir;  /* "": only for the user zerod runs as, and root */
-        char *device;          /* auto, host, host:scalar, host:avx2, host:avx512 */
-        char *bulk;            /* auto, ucx, tcp */
-        char *ucx_tls;         /* "" */
-        char *log_level;       /* error, warning, info, debug */
-        uint64_t threads;      /* compute threads; 0: one a CPU, at most 8 */
-        uint64_t window;       /* bytes of a job's gather window; 0: what its ranks declare */
-        uint64_t chunk;        /* elements of a chunk */
-        uint64_t memory_limit; /* bytes of all states, 0: none */
+        char *node;                 /* this node's name; "": host name */
+        char *peers;                /* "a=host:port b=host:port ...", all nodes, self included */
+        char *owners;               /* names of the nodes that hold shards; "": all */
+        uint64_t mirror;            /* 1: shards are held a second time, on another node */
+        char *key_file;             /* cluster key: 32 bytes, hex or raw, mode 0600 or stricter */
+        char *key_next_file;        /* second key during rotation */
+        char *socket;               /* "": see conf_table.h */
+        char *socket_mode;          /* octal, of the socket file */
+        char *state_dir;            /* "": see conf_table.h */
+        char *view_dir;             /* "": see conf_table.h */
+        char *checkpoint_dir;       /* "": only for the user zerod runs as, and root */
+        char *device;               /* auto, host, host:scalar, host:avx2, host:avx512, cuda */
+        char *cuda_plugin;          /* "": where it is installed */
+        char *bulk;                 /* auto, ucx, tcp */
+        char *ucx_tls;              /* "" */
+        char *log_level;            /* error, warning, info, debug */
+        uint64_t threads;           /* compute threads; 0: one a CPU, at most 8 */
+        uint64_t window;            /* bytes of a job's gather window; 0: what its ranks declare */
+        uint64_t chunk;             /* elements of a chunk */
+        uint64_t memory_limit;      /* bytes of all states, 0: none */
         uint64_t drain_ms;          /* most time that a stop waits for steps in flight */
         uint64_t checkpoint_memory; /* bytes of a checkpoint's copy; 0: as much as the state */
-        uint64_t session_limit; /* most connections of clients */
-        uint64_t job_limit;    /* most jobs of one user */
-        uint64_t reduce_buffers; /* bytes for sums and landings of gradients; 0: as needed by
-                                  * the largest group */
-        uint64_t delay_ms;     /* tests: messages between nodes wait up to this */
+        uint64_t session_limit;     /* most connections of clients */
+        uint64_t job_limit;         /* most jobs of one user */
+        uint64_t reduce_buffers;    /* bytes for sums and landings of gradients; 0: as needed by
+                                     * the largest group */
+        uint64_t delay_ms;          /* tests: messages between nodes wait up to this */
 };
 
 /* Beyond every zero_status. */

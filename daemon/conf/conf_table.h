@@ -70,9 +70,12 @@
         N("State and memory", reduce_buffers, SIZE, "bytes", "0", 0, 1ull << 50,                   \
           "Buffers of a job for sums and landings of gradients. 0: as needed by the largest "      \
           "group.")                                                                                \
-        S("Computing", device, CHOICE, "auto|host|host:scalar|host:avx2|host:avx512", "auto", 16,  \
-          "What holds and updates shards. All give the same bits; host:... asks for one "          \
-          "instruction set.")                                                                      \
+        S("Computing", device, CHOICE, "auto|host|host:scalar|host:avx2|host:avx512|cuda", "auto", 16,  \
+          "What computes. auto: the host, and GPUs where there is one and the CUDA plugin can be " \
+          "loaded; host: no GPU is looked for; cuda: not without a GPU. host:... asks for one "    \
+          "instruction set. All give the same bits.")                                              \
+        S("Computing", cuda_plugin, PATH, "FILE", "", 4095,                                        \
+          "The plugin by which GPUs are used, zerod-cuda.so. Empty: where it is installed.")                                                                      \
         N("Computing", threads, COUNT, "threads", "0", 0, 1024,                                    \
           "Compute threads. 0: one for each CPU, at most 8.")                                      \
         N("Computing", chunk, CHUNK, "elements", "1280", 128, 65536,                               \

@@ -35,7 +35,7 @@ int gpu_wait(struct gpu_waits *w, struct gpu_events *events, uint32_t index, uin
  */
 void gpu_waits_drop(struct gpu_waits *w, struct gpu_events *events);
 /*
- * Forgets all that is waited for.  Events are to be dropped before.  closed() is called on the loop
- * thread, never before this returns; then all is freed.
+ * All events must have been dropped, or nothing wait for them.  closed() is called on the loop
+ * thread, never before this returns, when they are closed; all is freed then.
  */
 void gpu_waits_close(struct gpu_waits *w, void (*closed)(void *arg), void *arg);
