@@ -4,6 +4,7 @@ client."""
 import array
 import ctypes
 import math
+import os
 
 from common import SETS, Cluster, attached, raises, small_layout, zerod
 from harness import case, cases_of, main
@@ -171,13 +172,38 @@ def step_s_numbers(values):
 
 
 @cases_of([("hold_groups", -1), ("hold_groups", 2**32), ("push_groups", "all"), ("grad_dtype", "int8"),
-           ("grad_dtype", 1), ("reduce_dtype", None), ("reduce_dtype", "fp16")], "{0[0]}_{0[1]!r:.20}")
+           ("grad_dtype", 1), ("reduce_dtype", None), ("reduce_dtype", "fp16"), ("device", 0), ("device", "cpu"),
+           ("device", "cuda"), ("device", "cuda:0\0")], "{0[0]}_{0[1]!r:.20}")
 def needs_that_are_not(values):
     name, value = values
     with Cluster(1) as cluster, zerod.connect(socket=cluster[0].socket) as client:
         with raises((TypeError, ValueError, zerod.Invalid), name):
             client.attach(small_layout(), **{name: value})
         client.attach(small_layout())
+
+
+@case
+def a_device_whose_plugin_is_not_there():
+    with Cluster(1) as cluster, zerod.connect(socket=cluster[0].socket) as client:
+        os.environ["ZEROD_CUDA_PLUGIN"] = "/nonexistent/plugin.so"
+        try:
+            with raises(zerod.Gpu, "/nonexistent/plugin.so"):
+                client.attach(small_layout(), device="cuda:0")
+        finally:
+            del os.environ["ZEROD_CUDA_PLUGIN"]
+        client.attach(small_layout())
+
+
+@cases_of({"text": "0", "float": 0.0, "negative": -1, "enormous": 2**64})
+def streams_that_are_not(stream):
+    stream = {"text": "0", "float": 0.0, "negative": -1, "enormous": 2**64}[stream]
+    with attached() as (_, client):
+        for call in (client.release, client.push):
+            with raises((TypeError, ValueError), "stream"):
+                call(0, stream=stream)
+        with raises((TypeError, ValueError), "stream"):
+            client.step(SETS, stream=stream)
+        still_works(client)
 
 
 @case

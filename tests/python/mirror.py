@@ -15,7 +15,8 @@ HEADER = os.path.join(ROOT, "client", "include", "zero.h")
 MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
-           "zero_adamw": _library.AdamW, "zero_step": _library.Step, "zero_result": _library.Result}
+           "zero_adamw": _library.AdamW, "zero_step": _library.Step, "zero_result": _library.Result,
+           "zero_sync": _library.Sync}
 C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
            "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool}
 

@@ -98,6 +98,12 @@ class AdamW(Structure):
     ]
 
 
+class Sync(Structure):
+    """struct zero_sync"""
+
+    _fields_ = [("stream", c_void_p)]
+
+
 class Step(Structure):
     """struct zero_step"""
 
@@ -109,7 +115,7 @@ class Step(Structure):
         ("growth_interval", c_uint32),
         ("blob", c_void_p),
         ("blob_bytes", c_size_t),
-        ("sync", c_void_p),
+        ("sync", POINTER(Sync)),
     ]
 
 
@@ -135,7 +141,7 @@ PROTOTYPES = {
     "zero_dtype_size": (c_size_t, c_int),
     "zero_error": (c_char_p, _client),
     "zero_fd": (c_int, _client),
-    "zero_fetch": (c_int, _client, c_uint32, c_void_p, POINTER(c_void_p)),
+    "zero_fetch": (c_int, _client, c_uint32, POINTER(Sync), POINTER(c_void_p)),
     "zero_get": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),
     "zero_interrupt": (None, _client),
@@ -169,10 +175,10 @@ PROTOTYPES = {
     "zero_loss_scale": (c_double, _client),
     "zero_norm": (c_int, _client, POINTER(c_double), POINTER(c_bool)),
     "zero_prefetch": (c_int, _client, c_uint32),
-    "zero_push": (c_int, _client, c_uint32, c_char_p, c_bool, c_void_p),
+    "zero_push": (c_int, _client, c_uint32, c_char_p, c_bool, POINTER(Sync)),
     "zero_put": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_query": (c_int, _client, c_char_p, c_char_p, POINTER(c_void_p)),
-    "zero_release": (c_int, _client, c_uint32, c_void_p),
+    "zero_release": (c_int, _client, c_uint32, POINTER(Sync)),
     "zero_status_name": (c_char_p, c_int),
     "zero_status_text": (c_char_p, c_int),
     "zero_step": (c_int, _client, POINTER(Step), POINTER(Result)),

@@ -136,6 +136,7 @@ class Client(Conversation):
         reduce_dtype: str = "fp32",
         private_views: bool = False,
         on_lost_rank: str = "wait",
+        device: str | None = None,
     ) -> None:
         """Joins the job as this client's rank, and creates the job if it is new; waits until all
         ranks are there.  The layout is copied.
@@ -146,11 +147,14 @@ class Client(Conversation):
         group is always at the same address, and writing there changes this process's copy only,
         until the release.  on_lost_rank: what becomes of a step whose rank is gone without
         close(): "wait", for as long as the timeout, for one that takes its place, and Deadline
-        names it; or "fail", LostRank at once; of the whole job, "fail" if any rank says so.  An
-        observer (rank zerod.OBSERVER) passes nothing.
+        names it; or "fail", LostRank at once; of the whole job, "fail" if any rank says so.
+        device: where parameters and gradients lie: None, host memory, or "cuda:N", this process's
+        N-th GPU; fetch() and grad() then give addresses there, and private_views do not exist.
+        An observer (rank zerod.OBSERVER) passes nothing.
 
         Raises LayoutMismatch with the first difference, Rank, Window with the size needed, Quota,
-        Deadline with the ranks that are missing.
+        Deadline with the ranks that are missing, Gpu if the device cannot be used, Conflict if
+        other ranks of the job on this node have theirs elsewhere.
         """
         self._may_have_job = True
         if layout is None:
@@ -165,6 +169,7 @@ class Client(Conversation):
                 code_of(lib.DTYPES, reduce_dtype, "reduce_dtype"),
                 bool(private_views),
                 code_of(lib.ON_LOST, on_lost_rank, "on_lost_rank"),
+                None if device is None else name_of(device, "device"),
             )
             with layout.lend() as borrowed:
                 self._wait(self._library.zero_attach, borrowed, ctypes.byref(needs))
@@ -188,9 +193,11 @@ class Client(Conversation):
         """Asks that a group be gathered; does not wait."""
         self._call(self._library.zero_prefetch, self._group(group))
 
-    def release(self, group: int) -> None:
-        """Ends one fetch().  Raises NotHeld."""
-        self._call(self._library.zero_release, self._group(group), None)
+    def release(self, group: int, stream: int | None = None) -> None:
+        """Ends one fetch().  stream: a cudaStream_t of attach()'s device, 0 for the default one: the
+        group counts as released when all that is on the stream now is done; None: at once.  Raises
+        NotHeld, Gpu."""
+        self._call(self._library.zero_release, self._group(group), _sync(stream))
 
     def grad(self, group: int) -> int:
         """Address of memory for one gradient of a group, laid flat as the group, in attach()'s
@@ -201,10 +208,17 @@ class Client(Conversation):
         self._call(self._library.zero_grad, self._group(group), ctypes.byref(memory))
         return memory.value
 
-    def push(self, group: int, present: bytes | None = None, last: bool = True) -> None:
+    def push(
+        self,
+        group: int,
+        present: bytes | None = None,
+        last: bool = True,
+        stream: int | None = None,
+    ) -> None:
         """Hands the gradient over; does not wait.  present: one byte for each tensor of the group,
         0 for one without a gradient in this step; None: all have one.  last is False while more
-        micro-batches of this step follow.  A refusal comes from a later call."""
+        micro-batches of this step follow.  stream: as in release(): the gradient is read when all
+        that is on it now is done.  A refusal comes from a later call."""
         group = self._group(group)
         if present is not None:
             present = memoryview(present).tobytes()
@@ -213,7 +227,7 @@ class Client(Conversation):
                 raise ValueError(
                     f"present has {len(present)} bytes, but group {group} has {tensors} tensors"
                 )
-        self._call(self._library.zero_push, group, present, bool(last), None)
+        self._call(self._library.zero_push, group, present, bool(last), _sync(stream))
 
     def _attached(self):
         if self._layout is None:
@@ -235,6 +249,7 @@ class Client(Conversation):
         loss_scale: float = 1.0,
         growth_interval: int = 0,
         blob: bytes | None = None,
+        stream: int | None = None,
     ) -> StepResult:
         """Ends the step: what was fetched is released, what was not pushed counts as without
         gradient, and, when all ranks have called, the owners update.
@@ -244,7 +259,7 @@ class Client(Conversation):
         loss was multiplied by.  growth_interval: steps without overflow until the loss scale
         doubles; 0: it stays.  All ranks pass the same.  blob: at most 8192 bytes that are this
         rank's own and are kept with the step, committed or skipped, until the next one: where the
-        data loader stands, say.
+        data loader stands, say.  stream: of reading what is still held, as in release().
 
         Raises Conflict with the rank that passed something else, Aborted if the step has to be done
         again, Deadline and LostRank with who is waited for; those leave the step as it is.
@@ -255,6 +270,8 @@ class Client(Conversation):
             if len(blob) > lib.BLOB_MAX:
                 raise ValueError(f"a rank keeps at most {lib.BLOB_MAX} bytes, not {len(blob)}")
             step.blob, step.blob_bytes = ctypes.cast(blob, ctypes.c_void_p), len(blob)
+        sync = _sync(stream)
+        step.sync = None if sync is None else ctypes.pointer(sync)
         result = lib.Result()
         self._wait(self._library.zero_step, ctypes.byref(step), ctypes.byref(result))
         return StepResult(result.version, result.skipped, result.grad_norm, result.loss_scale)
@@ -369,6 +386,11 @@ class Client(Conversation):
 
     def __repr__(self):
         return f"<zerod.Client of job {self._job!r}, rank {self.rank} of {self.world_size}>"
+
+
+def _sync(stream):
+    """struct zero_sync; None where nothing is to be ordered."""
+    return None if stream is None else lib.Sync(number(stream, "stream", 0, 2**64 - 1))
 
 
 def _memory(buffer, size, writes):
