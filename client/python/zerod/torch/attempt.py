@@ -5,7 +5,8 @@ All that a sharded model asks of the service while it computes goes through here
 
 Rules
 - An abort that finds no gradient of this rank, and the version as it was, is no matter for the
-  trainer: what was held is fetched again, at the addresses and with the values that it had.
+  trainer: what was held is fetched again, at the addresses and with the values that it had.  It is
+  one where values were copied out of the window: the copy may have come too late.
 - Any other abort is told exactly once, by zerod.Aborted, and everything of the attempt is forgotten
   before it is: the next forward pass begins anew.  An abort that comes while another error is on
   its way is told by the next call.
@@ -37,6 +38,7 @@ class Attempt:
         self.number = 0
         self._made: int | None = None
         self._held: set[int] = set()  # groups
+        self._copied = False
         self._untold: zerod.Aborted | None = None
 
     # ---- calls that an abort may leave as they are ---------------------------------------
@@ -51,21 +53,25 @@ class Attempt:
         """As Client.prefetch()."""
         self._unless_begun(self.client.prefetch, group)
 
-    def release(self, group: int) -> None:
-        """Gives a group back, unless an abort has taken it."""
+    def copied(self) -> None:
+        """Values of a group were copied, or will be when the GPU comes to it."""
+        self._copied = True
+
+    def release(self, group: int, stream: int | None = None) -> None:
+        """Gives a group back, unless an abort has taken it; as Client.release()."""
         if group not in self._held:
             return
         self._held.discard(group)
         try:
-            self.client.release(group)
+            self.client.release(group, stream)
         except zerod.Aborted as abort:
             self._go_on(abort)
 
-    def release_quietly(self, groups: Iterable[int]) -> None:
+    def release_quietly(self, groups: Iterable[int], stream: int | None = None) -> None:
         """release() while another error is on its way."""
         for group in groups:
             try:
-                self.release(group)
+                self.release(group, stream)
             except zerod.Aborted as abort:
                 self._untold = abort
             except zerod.Error:
@@ -89,7 +95,7 @@ class Attempt:
 
     def _go_on(self, abort: zerod.Aborted) -> None:
         """Holds again what was held; raises if the step has to be done again."""
-        while not self.sharded.has_gradients and self.client.version == self.version:
+        while not self._begun and self.client.version == self.version:
             try:
                 for group in self._held:
                     self.client.fetch(group)
@@ -102,15 +108,20 @@ class Attempt:
         self._begin_anew()
         raise abort
 
+    @property
+    def _begun(self) -> bool:
+        """What this rank did so far cannot be gone on with in another attempt."""
+        return self._copied or self.sharded.has_gradients
+
     # ---- calls of a step that has begun --------------------------------------------------
 
     def grad(self, group: int) -> int:
         """As Client.grad()."""
         return self._of_step(self.client.grad, group)
 
-    def push(self, group: int, present: bytes) -> None:
+    def push(self, group: int, present: bytes, stream: int | None = None) -> None:
         """As Client.push(), of a micro-batch that need not be the last."""
-        self._of_step(self.client.push, group, present, False)
+        self._of_step(self.client.push, group, present, False, stream)
 
     def norm(self) -> tuple[float, bool]:
         """As Client.norm()."""
@@ -151,6 +162,7 @@ class Attempt:
 
     def _over(self) -> None:
         self._held.clear()
+        self._copied = False
         self.version = self.client.version
 
     @property

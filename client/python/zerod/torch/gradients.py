@@ -6,14 +6,15 @@ one micro-batch; zero_step() ends the series, so no backward pass need know that
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .unit import Group, ShardedParam, tensor_at
+from .unit import Group, ShardedParam
 
 if TYPE_CHECKING:
     from .attempt import Attempt
+    from .place import Gpu, Host
     from .sharded import Sharded
 
 
@@ -21,9 +22,10 @@ class GroupGradient:
     """The gradient of one group that is coming together: a tensor a parameter, None where it has
     none yet."""
 
-    def __init__(self, group: Group):
-        self.group = group
+    def __init__(self, place: "Host | Gpu", group: Group):
+        self.place, self.group = place, group
         self.parts: list[torch.Tensor | None] = [None] * len(group.params)
+        self.marks: list[Any] = [None] * len(group.params)  # of the work that made the part
         self.views: dict[int, list[torch.Tensor]] = {}  # by address of push memory
 
     def add(self, param: ShardedParam, gradient: torch.Tensor, dtype: torch.dtype) -> None:
@@ -32,7 +34,9 @@ class GroupGradient:
         if before is None:
             self.parts[param.position] = gradient
         else:
+            self.place.follow(self.marks[param.position], before)
             self.parts[param.position] = before.to(dtype).add_(gradient)
+        self.marks[param.position] = self.place.mark()
 
     def push(self, attempt: "Attempt", dtype: torch.dtype) -> None:
         """Hands over what is there, if anything; blocks while no memory is free."""
@@ -42,17 +46,20 @@ class GroupGradient:
         address = attempt.grad(self.group.index)
         if address not in self.views:
             self.views[address] = [
-                tensor_at(address + p.offset * dtype.itemsize, p.numel, dtype).view(p.shape)
+                self.place.tensor_at(address + p.offset * dtype.itemsize, p.numel,
+                                     dtype).view(p.shape)
                 for p in self.group.params]
-        for view, part in zip(self.views[address], self.parts):
+        for view, part, mark in zip(self.views[address], self.parts, self.marks):
             if part is not None:
+                self.place.follow(mark, part)
                 view.copy_(part)
         self.forget()
-        attempt.push(self.group.index, present)
+        attempt.push(self.group.index, present, self.place.stream)
 
     def forget(self) -> None:
         """What was not pushed is gone with the attempt."""
         self.parts = [None] * len(self.group.params)
+        self.marks = [None] * len(self.group.params)
 
 
 class Gradients:
@@ -63,7 +70,8 @@ class Gradients:
 
     def __init__(self, sharded: "Sharded", groups: list[Group], dtype: torch.dtype):
         self.sharded, self.dtype = sharded, dtype
-        self.of_group = {g.index: GroupGradient(g) for g in groups if g.trainable}
+        self.of_group = {g.index: GroupGradient(sharded.place, g) for g in groups
+                         if g.trainable}
         self.keep = False
         self.any = False  # a gradient was pushed or kept in this attempt
 

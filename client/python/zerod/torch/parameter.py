@@ -21,9 +21,10 @@ class GradientsAreElsewhere(RuntimeError):
     """A gradient was used in the trainer; gradients of a sharded model are in the service."""
 
 
-def _bare(cls: type, shape: torch.Size, dtype: torch.dtype, requires_grad: bool) -> torch.Tensor:
+def _bare(cls: type, param: "ShardedParam", requires_grad: bool) -> torch.Tensor:
     return torch.Tensor._make_wrapper_subclass(  # pylint: disable=protected-access
-        cls, shape, dtype=dtype, device="cpu", requires_grad=requires_grad)
+        cls, param.shape, dtype=param.dtype, device=param.sharded.place.device,
+        requires_grad=requires_grad)
 
 
 class Gradient(torch.Tensor):
@@ -31,7 +32,7 @@ class Gradient(torch.Tensor):
 
     @staticmethod
     def __new__(cls, param: "ShardedParam") -> "Gradient":
-        self = _bare(cls, param.shape, param.dtype, False)
+        self = _bare(cls, param, False)
         self.param = param
         return self
 
@@ -56,7 +57,7 @@ class Placeholder(torch.Tensor):
 
     @staticmethod
     def __new__(cls, param: "ShardedParam") -> "Placeholder":
-        self = _bare(cls, param.shape, param.dtype, param.trainable)
+        self = _bare(cls, param, param.trainable)
         self.param = param
         self._is_param = True
         return self

@@ -75,9 +75,9 @@ def check_param(p: PlannedParam) -> None:
     if p.value.dtype not in DTYPES:
         raise TypeError(f"parameter '{p.name}' is {p.value.dtype}; zerod holds "
                         f"{', '.join(str(d) for d in DTYPES)}")
-    if p.value.device.type not in ("cpu", "meta"):
-        raise ValueError(f"parameter '{p.name}' is on {p.value.device}; this version serves host "
-                         "memory: shard the model on the CPU or on the meta device")
+    if p.value.device.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"parameter '{p.name}' is on {p.value.device}; zerod serves host memory and "
+                         "CUDA devices: shard the model there or on the meta device")
 
 
 def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -27,6 +27,7 @@ from .attempt import Attempt
 from .gradients import Gradients
 from .hooks import Hooks
 from .parameter import Placeholder
+from .place import Gpu, Host, place_of
 from .plan import DTYPES, Groups, PlannedUnit, find_units
 from .unit import Group, ShardedParam, Unit, WrittenInPlace
 
@@ -92,9 +93,10 @@ class Sharded:
     goes_on: the job had its values when this rank came; what would load others is to be left out.
     """
 
-    def __init__(self, model: nn.Module, stage: int, accumulate: str, prefetch: int):
+    def __init__(self, model: nn.Module, stage: int, accumulate: str, prefetch: int,
+                 place: "Host | Gpu"):
         self.model, self.stage, self.accumulate = model, stage, accumulate
-        self.prefetch = prefetch
+        self.prefetch, self.place = prefetch, place
         self.client: zerod.Client
         self.units: list[Unit] = []
         self.groups: list[Group] = []
@@ -172,7 +174,7 @@ class Sharded:
         One rank writes at a time, at a step boundary; see zero_put().
         """
         dtype = STEPS_OF_STATE.get(plane, torch.float32)
-        values = values.detach().to(dtype).contiguous()
+        values = values.detach().to("cpu", dtype).contiguous()
         self.attempt.put(param.index, plane, first, values.numel(), values.data_ptr())
 
     def barrier(self) -> None:
@@ -239,11 +241,12 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
         for i, members in enumerate(unit.groups()):
             name = (unit.name or "(root)") + (f"#{i}" if i else "")
             index = layout.group(name, DTYPES[members[0].value.dtype])
-            group = Group(index, [ShardedParam(sharded, p.names, p.places, p.value)
-                                  for p in members])
+            group = Group(sharded.place, index,
+                          [ShardedParam(sharded, p.names, p.places, p.value) for p in members])
             for position, p in enumerate(group.params):
                 p.index = layout.tensor(index, p.name, tuple(p.shape), frozen=not p.trainable)
                 p.group, p.position, p.offset = index, position, layout.offset(p.index)
+            group.elements = layout.group_elements(index)
             groups.append(group)
         sharded.groups += groups
         sharded.units.append(Unit(sharded, unit.name, unit.module, groups))
@@ -251,20 +254,31 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
     return layout
 
 
-def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, int]:
-    """How many groups are held and pushed at once."""
-    if sharded.stage < 3:
+def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, Any]:
+    """How many groups are held and pushed at once, and where."""
+    widest = max(len(u.groups) for u in sharded.units)
+    if not sharded.place.holds:
+        hold = (2 + sharded.prefetch) * widest  # on their way, and asked for
+    elif sharded.stage < 3:
         hold = zerod.ALL
     else:
-        widest = max(len(u.groups) for u in sharded.units)
         root = len(sharded.units[-1].groups)
         nested = max(sum(o.name != "" and u.name.startswith(o.name + ".") for o in sharded.units)
                      for u in sharded.units)
         hold = root + (nested + 2 + sharded.prefetch) * widest
-        largest = max(layout.group_elements(g.index) for g in sharded.groups)
-        if hold * largest >= sum(layout.group_elements(g.index) for g in sharded.groups):
-            hold = zerod.ALL  # a window of equal slabs would be larger than the model
-    return {"hold_groups": hold, "push_groups": PUSH_SLOTS}
+    elements = [layout.group_elements(g.index) for g in sharded.groups]
+    if hold * max(elements) >= sum(elements):
+        hold = zerod.ALL  # a window of equal slabs would be larger than the model
+    return {"hold_groups": hold, "push_groups": PUSH_SLOTS, **sharded.place.needs()}
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Buffers that several modules share stay shared."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device != device:
+                module._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
 
 
 def _grad_dtype(planned: list[PlannedUnit]) -> torch.dtype:
@@ -302,13 +316,15 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           client: zerod.Client | None = None, job: str | None = None,
           reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
-          on_lost_rank: str = "wait") -> nn.Module:
+          on_lost_rank: str = "wait",
+          device: torch.device | str | int | None = None) -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
     All ranks of a job call it, with the same model; blocks until they are all there.  A rank that
     takes the place of a dead one is let in at once, and goes on in the step that it died in.
 
-    model: on the CPU or, wholly or partly, on the meta device; fp32, bf16 or fp16 parameters.
+    model: on the CPU, on a CUDA device or, wholly or partly, on the meta device; fp32, bf16 or fp16
+    parameters.
     Rank 0's values are taken.  Parameters on meta are initialised one group at a time: by
     ``init_fn(module)``, else as Hugging Face models do, else by ``reset_parameters()``.
     If the job has made steps already, it goes on with the service's values and the model's own are
@@ -325,9 +341,15 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     prefetch: how many units are asked for ahead of their use.
     on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the
     timeout of :func:`zerod.connect`; "fail": the others get zerod.LostRank at once.
+    device: where parameters and gradients are while the model computes: "cpu", host memory, or
+    "cuda", "cuda:N", this process's GPU, which the node's daemon must serve; None: where the model
+    is, the CPU if on meta.  The model's buffers are moved there.  A GPU model runs its forward and
+    backward passes on one stream, whichever.  What the service is asked for in whole (state_dict(),
+    read()) is on the CPU.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
-    the service, such as LayoutMismatch with the first difference between ranks.
+    the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
+    device.
     """
     if "_zerod_sharded" in model.__dict__:
         raise ValueError(f"{type(model).__name__} is sharded already")
@@ -346,7 +368,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     if reduce_dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"reduce_dtype is torch.float32 or torch.bfloat16, not {reduce_dtype}")
     initialize.prepare(model, init_fn)
-    sharded = Sharded(model, stage, accumulate, prefetch)
+    place = place_of(device, (p.value for u in planned for p in u.params))
+    sharded = Sharded(model, stage, accumulate, prefetch, place)
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job)
     other = _of_job.get(sharded.client.job)
@@ -354,8 +377,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"this process has a model in job '{sharded.client.job}' already: give "
                          "each model a job of its own, shard(model, job=...)")
     sharded.client.attach(layout, **_needs(sharded, layout), grad_dtype=DTYPES[grad_dtype],
-                          reduce_dtype=DTYPES[reduce_dtype], private_views=True,
-                          on_lost_rank=on_lost_rank)
+                          reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank)
+    _move_buffers(model, place.device)
     sharded.attempt = Attempt(sharded)
     sharded.gradients = Gradients(sharded, sharded.groups, grad_dtype)
     sharded.hooks = Hooks(sharded)

@@ -77,7 +77,7 @@ class _Full:
 
     def __init__(self, param: ShardedParam):
         self.param = param
-        values = read_all(param.sharded, param).view(param.shape)
+        values = read_all(param.sharded, param).view(param.shape).to(param.sharded.place.device)
         self.tensor = nn.Parameter(values, requires_grad=param.placeholder.requires_grad)
         self.tensor.zerod_param = param
         self.depth = 0  # contexts that show it
@@ -121,7 +121,7 @@ class _Full:
         same = torch.int32 if flat.dtype is torch.float32 else torch.int16
         for first, count in pieces(self.param.numel):
             there = self.param.sharded.read(self.param, "serve", first, count)
-            if not torch.equal(there.view(same), flat[first:first + count].view(same)):
+            if not torch.equal(there.view(same), flat[first:first + count].cpu().view(same)):
                 return True
         return False
 
@@ -177,9 +177,9 @@ def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
     """Inside, the module's parameters (its children's too) are ordinary full parameters.
 
     module: a sharded model or a part of one.  Values have the parameter's shape and dtype, on the
-    CPU, and are read one at a time when the context begins; tied parameters are read once.  Any
-    rank may use it alone; it is reentrant.  Meant for looking and changing: after a forward pass
-    inside, the modules that ran have their placeholders again.
+    model's device, and are read one at a time when the context begins; tied parameters are read
+    once.  Any rank may use it alone; it is reentrant.  Meant for looking and changing: after a
+    forward pass inside, the modules that ran have their placeholders again.
 
     write: when the block ends without an exception, this rank writes what changed to the service;
     after an exception nothing is written.  In 16-bit models the fp32 master weights of what changed

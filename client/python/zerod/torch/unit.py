@@ -1,9 +1,8 @@
 """A unit: a module whose parameters are fetched, shown and released together.
 
 *Fetched* means that the rank holds the unit's groups; *shown*, that the module's attributes are
-the gathered parameters and not placeholders.  A gathered parameter is made once: its values lie at
-an address that libzero keeps for the group (private views), so what autograd saved of it is right
-again whenever the group is fetched again.
+the gathered parameters and not placeholders.  A gathered parameter is made once, and what autograd
+saved of it is right again whenever the group is fetched again: see place.py.
 
 Rule: what is shown is fetched.  A gathered parameter that was written to is an error when it goes
 out of sight; the service's values are not touched by it.
@@ -11,7 +10,6 @@ out of sight; the service's values are not touched by it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,19 +18,12 @@ from torch import nn
 from .parameter import Placeholder
 
 if TYPE_CHECKING:
+    from .place import Gpu, Host
     from .sharded import Sharded
 
 
 class WrittenInPlace(RuntimeError):
     """A gathered parameter was changed in place."""
-
-
-def tensor_at(address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """A flat tensor over memory that somebody else owns."""
-    if elements == 0:
-        return torch.empty(0, dtype=dtype)
-    memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(memory, dtype=dtype, count=elements)
 
 
 class ShardedParam:
@@ -78,11 +69,9 @@ class ShardedParam:
                     "tie weights before shard(); change values by full_params(write=True), and "
                     "call the model after it")
 
-    def gather_at(self, address: int) -> None:
-        """Makes the gathered parameter over the group's view."""
-        with torch.inference_mode(False):  # it is trained later, even if first used for inference
-            flat = tensor_at(address + self.offset * self.dtype.itemsize, self.numel, self.dtype)
-            self.gathered = nn.Parameter(flat.view(self.shape), requires_grad=self.trainable)
+    def gather(self, values: torch.Tensor) -> None:
+        """Makes the gathered parameter: a tensor where the group's values come and go."""
+        self.gathered = nn.Parameter(values, requires_grad=self.trainable)
         self.gathered.zerod_param = self  # param_of() looks for it
         self.seen = self.gathered._version  # pylint: disable=protected-access
 
@@ -102,12 +91,16 @@ class ShardedParam:
 
 
 class Group:
-    """A group of the layout: parameters of one unit, one dtype, all trained or all frozen."""
+    """A group of the layout: parameters of one unit, one dtype, all trained or all frozen.
 
-    def __init__(self, index: int, params: list[ShardedParam]):
+    elements: of its flat array, gaps included.  home: where its values are while it is fetched.
+    """
+
+    def __init__(self, place: "Host | Gpu", index: int, params: list[ShardedParam]):
         self.index, self.params = index, params
-        self.trainable = params[0].trainable
-        self.address: int | None = None  # of its view, from the first fetch on
+        self.trainable, self.dtype = params[0].trainable, params[0].dtype
+        self.elements = 0
+        self.home = place.home(self)
 
 
 class Unit:
@@ -118,7 +111,7 @@ class Unit:
         self.params = [p for g in groups for p in g.params]
         self.is_root = module is sharded.model
         self.fetched = self.shown = False
-        self.memory: set[int] = set()  # where gathered parameters begin
+        self.memory: set[int] = set()  # where the storages of what is fetched begin
         self.depth = 0
         self.call: object = None  # the newest
         self.calls: set[object] = set()  # whose backward is under way
@@ -137,18 +130,12 @@ class Unit:
         if not self.fetched:
             try:
                 for g in self.groups:
-                    address = self.sharded.attempt.fetch(g.index)
-                    if g.address is None:
-                        g.address = address
-                        for p in g.params:
-                            p.gather_at(address)
-                            if p.numel:
-                                self.memory.add(p.gathered.data_ptr())
-                    assert address == g.address, "a private view has moved"
+                    g.home.fetch(self.sharded.attempt)
             except BaseException:
-                self.sharded.attempt.release_quietly(g.index for g in self.groups)
+                self._abandon_groups()
                 raise
             self.fetched = True
+            self.memory = {p.gathered.untyped_storage().data_ptr() for p in self.params if p.numel}
         if not self.shown:
             for p in self.params:
                 p.check_place()
@@ -159,7 +146,7 @@ class Unit:
 
     def has_memory_of(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is one of the unit's gathered parameters, or a view of one."""
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        if tensor.layout is not torch.strided or tensor.device != self.sharded.place.device:
             return False
         return tensor.untyped_storage().data_ptr() in self.memory
 
@@ -180,7 +167,7 @@ class Unit:
             if self.fetched:
                 self.fetched = False
                 for g in self.groups:
-                    self.sharded.attempt.release(g.index)
+                    g.home.release(self.sharded.attempt)
 
     def abandon(self) -> None:
         """release() while another error is on its way: what else goes wrong is less."""
@@ -188,13 +175,19 @@ class Unit:
             self.hide()
         if self.fetched:
             self.fetched = False
-            self.sharded.attempt.release_quietly(g.index for g in self.groups)
+            self._abandon_groups()
+
+    def _abandon_groups(self) -> None:
+        for g in self.groups:
+            g.home.abandon(self.sharded.attempt)
 
     def forget(self) -> None:
         """After a step: the service has taken the groups back already."""
         self.fetched = False
         self.arrived.clear()
         self.calls.clear()
+        for g in self.groups:
+            g.home.forget()
         self.hide()
 
     def _check_written(self) -> None:
