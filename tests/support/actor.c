@@ -82,6 +82,7 @@ static int do_close(struct actor *actor, const json_t *command, json_t *ret)
 {
         zero_close(actor->client);
         actor->client = NULL;
+        actor_gpu_close(actor);
         return ZERO_OK;
 }
 
@@ -140,7 +141,8 @@ static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
                                     field_dtype(command, "reduce"),
                                     json_is_true(json_object_get(command, "private")),
                                     lost && strcmp(lost, "fail") == 0 ? ZERO_LOST_FAIL
-                                                                      : ZERO_LOST_WAIT };
+                                                                      : ZERO_LOST_WAIT,
+                                    field_text(command, "device") };
         bool observer = json_is_true(json_object_get(command, "observer"));
         int r = zero_attach(actor->client, observer ? NULL : actor->layout,
                             observer ? NULL : &needs);
@@ -148,6 +150,8 @@ static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
         actor->grad_dtype = needs.grad_dtype;
         if (!r)
                 r = make_room(actor);
+        if (!r)
+                actor_gpu_open(actor, observer ? NULL : needs.device);
         return r || observer ? r : do_version(actor, command, ret);
 }
 
@@ -196,7 +200,7 @@ static int do_fetch(struct actor *actor, const json_t *command, json_t *ret)
 {
         const void *view = NULL;
         uint32_t group = group_of(command);
-        int r = zero_fetch(actor->client, group, NULL, &view);
+        int r = actor_fetch(actor, group, &view);
 
         if (!r)
                 actor->views[group] = view;
@@ -211,7 +215,7 @@ static int do_prefetch(struct actor *actor, const json_t *command, json_t *ret)
 static int do_release(struct actor *actor, const json_t *command, json_t *ret)
 {
         uint32_t group = group_of(command);
-        int r = zero_release(actor->client, group, NULL);
+        int r = zero_release(actor->client, group, actor_sync(actor, command));
 
         if (!r)
                 actor->views[group] = NULL;
@@ -271,7 +275,7 @@ static int do_grad(struct actor *actor, const json_t *command, json_t *ret)
         const char *bad = field_text(command, "bad");
         uint32_t group = group_of(command);
         void *grad = NULL;
-        int r = zero_grad(actor->client, group, &grad);
+        int r = actor_grad(actor, group, &grad);
 
         if (r)
                 return r;
@@ -307,7 +311,7 @@ static int do_push(struct actor *actor, const json_t *command, json_t *ret)
                 (uint8_t)json_integer_value(bit);
         if (group < actor->n_groups)
                 actor->grads[group] = NULL;
-        return zero_push(actor->client, group, mask ? present : NULL, last, NULL);
+        return actor_push(actor, group, mask ? present : NULL, last, command);
 }
 
 static int do_norm(struct actor *actor, const json_t *command, json_t *ret)
@@ -331,6 +335,7 @@ static int do_step(struct actor *actor, const json_t *command, json_t *ret)
         int r;
 
         step_params(command, sets, &step);
+        step.sync = actor_sync(actor, command);
         r = zero_step(actor->client, &step, &result);
         if (r)
                 return r;
@@ -483,6 +488,7 @@ int main(void)
                 json_decref(ret);
         }
         free(line);
+        actor_gpu_close(&actor);
         zero_layout_free(actor.layout);
         json_decref(actor.groups);
         free(actor.views);

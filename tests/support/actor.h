@@ -10,9 +10,25 @@ struct actor {
         json_t *groups;             /* the description, for rank sets */
         uint32_t rank, n_groups;
         enum zero_dtype grad_dtype;
-        const void **views; /* [group], NULL: not held */
-        void **grads;       /* [group], memory of a gradient not pushed yet */
+        const void **views;    /* [group], NULL: not held */
+        void **grads;          /* [group], memory of a gradient not pushed yet */
+        struct actor_gpu *gpu; /* NULL: the windows are in host memory */
 };
+
+/* ---- actor_gpu.c: calls of a client whose windows may be on a GPU ---- */
+
+/* device: of the client that has just attached; NULL: host memory. */
+void actor_gpu_open(struct actor *actor, const char *device);
+void actor_gpu_close(struct actor *actor);
+/* What release and step are ordered against. */
+struct zero_sync *actor_sync(const struct actor *actor, const json_t *command);
+/* As zero_fetch(), zero_grad() and zero_push(), of memory that the actor can read and write. */
+int actor_fetch(struct actor *actor, uint32_t group, const void **ret_view);
+int actor_grad(struct actor *actor, uint32_t group, void **ret_grad);
+int actor_push(struct actor *actor, uint32_t group, const uint8_t *present, bool last,
+               const json_t *command);
+
+/* ---- the rest ---- */
 
 /* A number of a command, or what stands in for it. */
 double field_number(const json_t *command, const char *name, double otherwise);

@@ -31,6 +31,7 @@ static const uint64_t hash_begin = 0xcbf29ce484222325, hash_prime = 0x100000001b
 
 struct training {
         struct actor *actor;
+        const json_t *command;
         struct noise noise;
         uint32_t stage, micro_batches;
         uint64_t first_step; /* of the noise, where the job is at version 0 */
@@ -76,7 +77,7 @@ static int hold(struct training *t, uint32_t group)
 
         if (a->views[group])
                 return ZERO_OK;
-        return zero_fetch(a->client, group, NULL, &a->views[group]);
+        return actor_fetch(a, group, &a->views[group]);
 }
 
 static int let_go(struct training *t, uint32_t group)
@@ -86,7 +87,7 @@ static int let_go(struct training *t, uint32_t group)
         if (t->stage < 3 || !a->views[group])
                 return ZERO_OK;
         a->views[group] = NULL;
-        return zero_release(a->client, group, NULL);
+        return zero_release(a->client, group, actor_sync(a, t->command));
 }
 
 static int forward(struct training *t)
@@ -124,10 +125,10 @@ static int backward_group(struct training *t, uint32_t group, bool last)
         int r = hold(t, group);
 
         if (!r && trainable(a, group) && actor_in_group(a, group)) {
-                r = zero_grad(a->client, group, &grad);
+                r = actor_grad(a, group, &grad);
                 if (!r) {
                         gradient_fill(a, &t->noise, group, a->views[group], t->pull, grad);
-                        r = zero_push(a->client, group, NULL, last, NULL);
+                        r = actor_push(a, group, NULL, last, t->command);
                 }
         }
         return r ? r : let_go(t, group);
@@ -255,6 +256,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
 {
         struct training t = {
                 .actor = actor,
+                .command = command,
                 .noise = { field_count(command, "seed", 1), 0, actor->rank, 0,
                            field_number(command, "scale", 1) },
                 .stage = (uint32_t)field_count(command, "stage", 3),
@@ -275,6 +277,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
         int r;
 
         step_params(command, sets, &step);
+        step.sync = actor_sync(actor, command);
         r = kept_check(&t, ret);
         if (!r)
                 r = run(&t, &step, &result);

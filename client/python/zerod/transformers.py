@@ -170,8 +170,9 @@ class Trainer(transformers.Trainer):
             raise ValueError(f"optim '{self.args.optim}': the service computes AdamW, "
                              "optim='adamw_torch'")
         if self.args.device.type != "cpu":
-            raise ValueError(f"the device is {self.args.device} and this version serves host "
-                             "memory: pass TrainingArguments(use_cpu=True)")
+            raise ValueError(f"the device is {self.args.device} and this Trainer is for host memory: "
+                             "pass TrainingArguments(use_cpu=True), or train on a GPU in a loop of "
+                             "your own, zerod.torch.shard(model, device=...)")
 
     def _check_ranks(self, client: zerod.Client) -> None:
         mine = self.args.process_index, self.args.world_size

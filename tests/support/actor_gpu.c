@@ -1,0 +1,181 @@
+/*
+ * An actor whose windows are on a GPU: its numbers are made and looked at in host memory, and
+ * copied.
+ *
+ * {"do": "attach", "device": "cuda:0"}: as zero_needs.device.  From then on the actor's views and
+ * gradients are copies of its own; a fetch copies a group down, a push copies it up.  Release, push
+ * and step name the stream of these copies, unless they say "sync": false.  {"do": "push", "late":
+ * true} writes the gradient only after the push: a daemon that does not wait for the event reads
+ * rubbish.
+ *
+ * The copies go through the plugin that libzero has loaded.
+ */
+#include "actor.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/zero_cuda.h"
+
+struct actor_gpu {
+        const struct zero_cuda_plugin *plugin;
+        struct zero_sync sync;
+        uint32_t n;
+        uint8_t **views, **grads; /* [group], in host memory; NULL: none yet */
+        void **memory;            /* [group], of zero_grad() */
+};
+
+static size_t group_bytes(const struct actor *actor, uint32_t group, enum zero_dtype dtype)
+{
+        return zero_layout_group_elements(actor_known_layout(actor), group) *
+               zero_dtype_size(dtype);
+}
+
+static size_t view_bytes(const struct actor *actor, uint32_t group)
+{
+        return group_bytes(actor, group, zero_layout_group_dtype(actor_known_layout(actor), group));
+}
+
+/* A failure here is one of the test's machine. */
+static void must(int r, const char *what)
+{
+        if (r == 0)
+                return;
+        fprintf(stderr, "actor: %s: %s\n", what, strerror(-r));
+        abort();
+}
+
+static void copy(const struct actor_gpu *gpu, void *dst, const void *src, size_t n)
+{
+        must(gpu->plugin->copy(dst, src, n, gpu->sync.stream), "copying");
+        must(gpu->plugin->stream_wait(gpu->sync.stream), "waiting for a copy");
+}
+
+static void *room(uint8_t **at, size_t n)
+{
+        if (!*at)
+                *at = calloc(1, n + 1);
+        if (!*at)
+                abort();
+        return *at;
+}
+
+static const struct zero_cuda_plugin *load(void)
+{
+        const char *path = getenv("ZEROD_CUDA_PLUGIN");
+        void *library = path ? dlopen(path, RTLD_NOW) : NULL;
+        zero_cuda_plugin_fn *table =
+                library ? (zero_cuda_plugin_fn *)dlsym(library, ZERO_CUDA_PLUGIN_SYMBOL) : NULL;
+
+        must(table ? 0 : -2, "ZEROD_CUDA_PLUGIN");
+        return table();
+}
+
+void actor_gpu_open(struct actor *actor, const char *device)
+{
+        struct actor_gpu *gpu;
+
+        actor_gpu_close(actor);
+        if (!device)
+                return;
+        gpu = calloc(1, sizeof *gpu);
+        if (!gpu)
+                abort();
+        gpu->plugin = load();
+        gpu->n = actor->n_groups;
+        gpu->views = calloc(gpu->n + 1, sizeof *gpu->views);
+        gpu->grads = calloc(gpu->n + 1, sizeof *gpu->grads);
+        gpu->memory = calloc(gpu->n + 1, sizeof *gpu->memory);
+        if (!gpu->views || !gpu->grads || !gpu->memory)
+                abort();
+        must(gpu->plugin->use(atoi(device + strlen("cuda:"))), device);
+        must(gpu->plugin->stream_new(&gpu->sync.stream), "a stream");
+        actor->gpu = gpu;
+}
+
+void actor_gpu_close(struct actor *actor)
+{
+        struct actor_gpu *gpu = actor->gpu;
+
+        actor->gpu = NULL;
+        if (!gpu)
+                return;
+        gpu->plugin->stream_free(gpu->sync.stream);
+        for (uint32_t g = 0; g < gpu->n; g++) {
+                free(gpu->views[g]);
+                free(gpu->grads[g]);
+        }
+        free(gpu->views);
+        free(gpu->grads);
+        free(gpu->memory);
+        free(gpu);
+}
+
+struct zero_sync *actor_sync(const struct actor *actor, const json_t *command)
+{
+        if (!actor->gpu || json_is_false(json_object_get(command, "sync")))
+                return NULL;
+        return &actor->gpu->sync;
+}
+
+int actor_fetch(struct actor *actor, uint32_t group, const void **ret_view)
+{
+        const struct actor_gpu *gpu = actor->gpu;
+        const void *view = NULL;
+        int r = zero_fetch(actor->client, group, NULL, &view);
+
+        if (r)
+                return r;
+        if (gpu) {
+                size_t n = view_bytes(actor, group);
+                void *there = room(&gpu->views[group], n);
+
+                copy(gpu, there, view, n);
+                view = there;
+        }
+        *ret_view = view;
+        return ZERO_OK;
+}
+
+int actor_grad(struct actor *actor, uint32_t group, void **ret_grad)
+{
+        const struct actor_gpu *gpu = actor->gpu;
+        void *grad = NULL;
+        int r = zero_grad(actor->client, group, &grad);
+
+        if (r)
+                return r;
+        if (gpu) {
+                gpu->memory[group] = grad;
+                grad = room(&gpu->grads[group], group_bytes(actor, group, actor->grad_dtype));
+        }
+        *ret_grad = grad;
+        return ZERO_OK;
+}
+
+static void bring_up(const struct actor *actor, uint32_t group)
+{
+        const struct actor_gpu *gpu = actor->gpu;
+
+        copy(gpu, gpu->memory[group], gpu->grads[group],
+             group_bytes(actor, group, actor->grad_dtype));
+}
+
+int actor_push(struct actor *actor, uint32_t group, const uint8_t *present, bool last,
+               const json_t *command)
+{
+        bool late = json_is_true(json_object_get(command, "late"));
+        bool written = actor->gpu && group < actor->gpu->n && actor->gpu->memory[group];
+        int r;
+
+        if (written && !late)
+                bring_up(actor, group);
+        r = zero_push(actor->client, group, present, last, actor_sync(actor, command));
+        if (written && late)
+                bring_up(actor, group);
+        if (written)
+                actor->gpu->memory[group] = NULL;
+        return r;
+}
