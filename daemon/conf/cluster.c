@@ -90,7 +90,7 @@ static int parse_address(char *text, struct cluster_node *ret, struct fault *fau
 /* "name=host:port"; the word may be changed. */
 static int parse_peer(struct cluster *c, char *word, struct fault *fault)
 {
-        struct cluster_node node = { .owner = true };
+        struct cluster_node node = { .owners = 1 };
         char *equals = strchr(word, '=');
         int r;
 
@@ -145,7 +145,7 @@ static int add_self(struct cluster *c, const char *name, struct fault *fault)
                 return fault_set(fault, ZERO_EINVAL, "node: %s is no node name",
                                  text_quote(name).text);
         strcpy(c->nodes[0].name, name);
-        c->nodes[0].owner = true;
+        c->nodes[0].owners = 1;
         c->n_nodes = 1;
         return 0;
 }
@@ -163,29 +163,43 @@ static int find_self(struct cluster *c, const char *name, struct fault *fault)
         return 0;
 }
 
-static int mark_owner(struct cluster *c, const char *name, struct fault *fault)
+/* "NAME" or "NAME*DEVICES"; the word may be changed. */
+static int mark_owner(struct cluster *c, char *name, struct fault *fault)
 {
+        char *star = strchr(name, '*');
+        uint8_t devices = 1;
+
+        if (star) {
+                *star = '\0';
+                if (star[1] < '1' || star[1] > '0' + CLUSTER_DEVICES_MAX || star[2])
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "owners: %s*%s: the number of devices is 1 to %d",
+                                         text_quote(name).text, text_quote(star + 1).text,
+                                         CLUSTER_DEVICES_MAX);
+                devices = (uint8_t)(star[1] - '0');
+        }
         int i = find_node(c, name);
 
         if (i < 0)
                 return fault_set(fault, ZERO_EINVAL, "owners: %s is not among the peers",
                                  text_quote(name).text);
-        if (c->nodes[i].owner)
+        if (c->nodes[i].owners)
                 return fault_set(fault, ZERO_EINVAL, "owners: %s is there twice",
                                  text_quote(name).text);
-        c->nodes[i].owner = true;
+        c->nodes[i].owners = devices;
         return 0;
 }
 
 static int parse_owners(struct cluster *c, const char *owners, struct fault *fault)
 {
         const char *word = owners;
+        uint32_t total = 0;
         size_t n;
 
         if (!next_word(&word, &n))
                 return 0; /* all */
         for (uint32_t i = 0; i < c->n_nodes; i++)
-                c->nodes[i].owner = false;
+                c->nodes[i].owners = 0;
         while ((word = next_word(&owners, &n))) {
                 CLEANUP(cleanup_free)
                 char *copy = strndup(word, n);
@@ -195,6 +209,11 @@ static int parse_owners(struct cluster *c, const char *owners, struct fault *fau
                 if (r)
                         return r;
         }
+        for (uint32_t i = 0; i < c->n_nodes; i++)
+                total += c->nodes[i].owners;
+        if (total > ZERO_NODE_MAX)
+                return fault_set(fault, ZERO_EINVAL, "owners: more than %d devices in all",
+                                 ZERO_NODE_MAX);
         return 0;
 }
 
@@ -229,10 +248,9 @@ static void hash_nodes(struct cluster *c)
         crypto_generichash_update(&state, (const uint8_t *)domain, sizeof(domain));
         for (uint32_t i = 0; i < c->n_nodes; i++) {
                 const struct cluster_node *n = &c->nodes[i];
-                uint8_t owner = n->owner;
 
                 crypto_generichash_update(&state, (const uint8_t *)n->name, strlen(n->name) + 1);
-                crypto_generichash_update(&state, &owner, 1);
+                crypto_generichash_update(&state, &n->owners, 1);
         }
         crypto_generichash_update(&state, &mirror, 1);
         crypto_generichash_final(&state, c->hash, sizeof(c->hash));

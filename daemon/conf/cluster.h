@@ -5,14 +5,14 @@
 
 #include "proto/zero_types.h"
 
-enum { CLUSTER_KEY = 32, NODE_NAME_MAX = 63 };
+enum { CLUSTER_KEY = 32, NODE_NAME_MAX = 63, CLUSTER_DEVICES_MAX = 8 };
 
 /* The same on every node, in the same order. */
 struct cluster_node {
         char name[NODE_NAME_MAX + 1];
         char host[256];
         uint16_t port;
-        bool owner; /* holds shards */
+        uint8_t owners; /* how many devices of it hold shards */
 };
 struct cluster {
         uint32_t n_nodes, self;

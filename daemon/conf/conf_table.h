@@ -17,9 +17,10 @@
           "All nodes of the cluster, this one included, in the same order on every node; at most " \
           "64. An IPv6 address stands in brackets: a=[fd00::1]:7600. Empty: this node alone, and " \
           "no port is opened.")                                                                    \
-        S("Cluster", owners, LIST, "NAME ...", "", 8192,                                           \
+        S("Cluster", owners, LIST, "NAME[*DEVICES] ...", "", 8192,                                 \
           "Names of the nodes that hold shards at first; the same on every node. Empty: all "      \
-          "nodes. zeroctl(1) changes them later.")                                                 \
+          "nodes. DEVICES: a node's shards are divided over so many of its devices, 1 to 8. "      \
+          "zeroctl(1) changes them later.")                                                        \
         N("Cluster", mirror, COUNT, "copies", "0", 0, 1,                                           \
           "1: every owner's shards are held a second time, by the next owner's node, so that the " \
           "loss of a node loses nothing; the same on every node. Costs as much memory again, and " \

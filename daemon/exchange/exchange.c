@@ -126,7 +126,7 @@ int exchange_start(struct exchange *x)
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 x->cut[n] = UINT64_MAX; /* until it tells */
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                if (x->cluster->nodes[n].owner)
+                for (uint32_t i = 0; i < x->cluster->nodes[n].owners; i++)
                         owners[n_owners++] = n;
         placement_init(&x->view, 0, owners, n_owners, x->cluster->mirror);
         uv_timer_init(x->loop, &x->tick);

@@ -56,7 +56,7 @@ enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 /* Of every state file, whatever the number of compute threads is now. */
 enum { REDO_SLOTS = 64 };
 /* Of one job on one node. */
-enum { HOLDINGS_MAX = PLACEMENT_COPIES, STATES_MAX = 4 * HOLDINGS_MAX };
+enum { HOLDINGS_MAX = PLACEMENT_COPIES * NODE_OWNERS_MAX, STATES_MAX = 4 * HOLDINGS_MAX };
 /* The first attempt of a state whose parameters have their first values. */
 enum { JOB_FILLED = 1 };
 enum { MICRO_BATCHES_MAX = 4096 }; /* of one group in one attempt */
@@ -253,8 +253,6 @@ struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t
                                  uint32_t copy);
 /* Of those of earlier placements; NULL: there is none. */
 struct holding *holding_newest_former(const struct job *job);
-/* The holding of this node's own owner; NULL: it has none. */
-struct holding *holding_own(const struct job *job);
 /* All that the placement in force has on this node is here. */
 bool holdings_whole(const struct job *job);
 /* The holding of everything there is, if there is but one owner; else NULL. */

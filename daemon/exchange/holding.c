@@ -126,14 +126,6 @@ struct holding *holding_newest_former(const struct job *job)
         return newest;
 }
 
-struct holding *holding_own(const struct job *job)
-{
-        for_holdings (job, h)
-                if (h->copy == 0)
-                        return h;
-        return NULL;
-}
-
 bool holdings_whole(const struct job *job)
 {
         const struct placement *place = &job->place;

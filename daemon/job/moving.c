@@ -2,6 +2,7 @@
 #include "daemon/job/moving.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- at a node --------------------------------------------------------------------- */
 
@@ -110,7 +111,9 @@ static void former_begin(struct former *f, const struct state_place *of)
         for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
                 nobody[o] = ZERO_NODE_MAX;
         former_forget(f);
-        placement_init(&f->place, of->epoch, nobody, of->n_owners, true);
+        placement_init(&f->place, of->epoch, nobody, of->n_owners, false);
+        f->place.copies = of->n_owners > 1 ? PLACEMENT_COPIES : 1;
+        memcpy(f->place.mirror, nobody, sizeof nobody);
 }
 
 int formers_hear(struct former *formers, uint32_t node, const struct state_place *of,
@@ -128,7 +131,7 @@ int formers_hear(struct former *formers, uint32_t node, const struct state_place
         if (of->n_owners != f->place.n_owners || of->copy >= f->place.copies)
                 return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
         holder = holder_of(&f->place, of->owner, of->copy);
-        f->place.node[(of->owner + of->copy) % of->n_owners] = node;
+        *(of->copy ? &f->place.mirror[of->owner] : &f->place.node[of->owner]) = node;
         if (!f->standings[holder])
                 f->standings[holder] = malloc(sizeof *standing);
         if (!f->standings[holder])

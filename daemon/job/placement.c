@@ -2,13 +2,45 @@
 
 #include <string.h>
 
+/* The next node in the list; the owner's own if there is no other. */
+static uint32_t next_node(const struct placement *p, uint32_t owner)
+{
+        uint32_t i = 1;
+
+        while (i < p->n_owners && p->node[(owner + i) % p->n_owners] == p->node[owner])
+                i++;
+        return p->node[(owner + i) % p->n_owners];
+}
+
 void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners, uint32_t n,
                     bool mirror)
 {
-        *p = (struct placement){ .epoch = epoch,
-                                 .n_owners = n,
-                                 .copies = mirror && n > 1 ? PLACEMENT_COPIES : 1 };
+        *p = (struct placement){ .epoch = epoch, .n_owners = n, .copies = 1 };
         memcpy(p->node, owners, n * sizeof *owners);
+        if (!mirror || n < 2 || next_node(p, 0) == p->node[0])
+                return;
+        p->copies = PLACEMENT_COPIES;
+        for (uint32_t o = 0; o < n; o++)
+                p->mirror[o] = next_node(p, o);
+}
+
+bool placement_sane(const struct placement *p, uint32_t n_nodes)
+{
+        uint64_t seen = 0;
+
+        if (p->n_owners < 1 || p->n_owners > ZERO_NODE_MAX)
+                return false;
+        for (uint32_t o = 0; o < p->n_owners; o++) {
+                bool same = o > 0 && p->node[o] == p->node[o - 1];
+
+                if (p->node[o] >= n_nodes || (!same && seen >> p->node[o] & 1))
+                        return false;
+                seen |= 1ull << p->node[o];
+        }
+        for (uint32_t n = 0; n < n_nodes; n++)
+                if (placement_owners_on(p, n) > NODE_OWNERS_MAX)
+                        return false;
+        return true;
 }
 
 void placement_to_message(const struct placement *p, Zero__Placement *ret)
@@ -18,23 +50,36 @@ void placement_to_message(const struct placement *p, Zero__Placement *ret)
         ret->n_owners = p->n_owners;
         ret->owners = (uint32_t *)p->node;
         ret->mirror = p->copies == PLACEMENT_COPIES;
+        ret->n_mirrors = ret->mirror ? p->n_owners : 0;
+        ret->mirrors = (uint32_t *)p->mirror;
+}
+
+static bool partly_sane(const struct placement *p, uint32_t n_nodes)
+{
+        for (uint32_t o = 0; o < p->n_owners; o++)
+                if ((p->node[o] >= n_nodes && p->node[o] != ZERO_NODE_MAX) ||
+                    (p->mirror[o] >= n_nodes && p->mirror[o] != ZERO_NODE_MAX))
+                        return false;
+        return true;
 }
 
 bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool partly,
                             struct placement *ret)
 {
-        uint64_t seen = 0;
+        struct placement p;
 
-        if (!m || m->n_owners < 1 || m->n_owners > n_nodes)
+        if (!m || m->n_owners < 1 || m->n_owners > ZERO_NODE_MAX)
                 return false;
-        for (size_t i = 0; i < m->n_owners; i++) {
-                if (partly && m->owners[i] == ZERO_NODE_MAX)
-                        continue;
-                if (m->owners[i] >= n_nodes || seen >> m->owners[i] & 1)
+        placement_init(&p, m->epoch, m->owners, (uint32_t)m->n_owners, m->mirror);
+        if (partly && m->n_mirrors) {
+                if (m->n_mirrors != m->n_owners)
                         return false;
-                seen |= 1ull << m->owners[i];
+                p.copies = PLACEMENT_COPIES;
+                memcpy(p.mirror, m->mirrors, m->n_mirrors * sizeof *m->mirrors);
         }
-        placement_init(ret, m->epoch, m->owners, (uint32_t)m->n_owners, m->mirror);
+        if (partly ? !partly_sane(&p, n_nodes) : !placement_sane(&p, n_nodes))
+                return false;
+        *ret = p;
         return true;
 }
 
@@ -55,7 +100,8 @@ uint32_t holder_copy(const struct placement *p, uint32_t holder)
 
 uint32_t holder_node(const struct placement *p, uint32_t holder)
 {
-        return p->node[(holder_owner(p, holder) + holder_copy(p, holder)) % p->n_owners];
+        return holder_copy(p, holder) ? p->mirror[holder_owner(p, holder)]
+                                      : p->node[holder_owner(p, holder)];
 }
 
 uint32_t holder_of(const struct placement *p, uint32_t owner, uint32_t copy)
@@ -71,6 +117,23 @@ int32_t placement_owner_on(const struct placement *p, uint32_t node)
         return NO_OWNER;
 }
 
+uint32_t placement_owners_on(const struct placement *p, uint32_t node)
+{
+        uint32_t n = 0;
+
+        for (uint32_t o = 0; o < p->n_owners; o++)
+                n += p->node[o] == node;
+        return n;
+}
+
+uint32_t holder_device(const struct placement *p, uint32_t holder)
+{
+        uint32_t owner = holder_owner(p, holder), node = holder_node(p, holder);
+        uint32_t place = owner - (uint32_t)placement_owner_on(p, p->node[owner]);
+
+        return place % placement_owners_on(p, node);
+}
+
 uint64_t placement_nodes(const struct placement *p)
 {
         uint64_t nodes = 0;
@@ -82,9 +145,13 @@ uint64_t placement_nodes(const struct placement *p)
 
 /*
  * Behind the last owner it would shift the cut between all others, and half of all bytes move; in
- * the middle it shifts those on either side half as far.
+ * the middle it shifts those on either side half as far.  Owners of one node are not parted.
  */
 uint32_t placement_best_place(const struct placement *p)
 {
-        return (p->n_owners + 1) / 2;
+        uint32_t at = (p->n_owners + 1) / 2;
+
+        while (at < p->n_owners && p->node[at] == p->node[at - 1])
+                at++;
+        return at;
 }

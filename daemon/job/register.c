@@ -39,20 +39,6 @@ void register_init(struct view_register *r, uint32_t n_nodes, uint32_t self,
                 r->record = (struct register_record){ .voter = n_nodes == 1, .chosen = *first };
 }
 
-static bool placement_sane(const struct placement *p, uint32_t n_nodes)
-{
-        uint64_t seen = 0;
-
-        if (p->n_owners < 1 || p->n_owners > n_nodes)
-                return false;
-        for (uint32_t o = 0; o < p->n_owners; o++) {
-                if (p->node[o] >= n_nodes || seen & bit(p->node[o]))
-                        return false;
-                seen |= bit(p->node[o]);
-        }
-        return true;
-}
-
 bool register_record_sane(const struct register_record *r, uint32_t n_nodes)
 {
         if (!placement_sane(&r->chosen, n_nodes) || r->promised > REGISTER_BALLOT_MAX ||

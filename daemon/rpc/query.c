@@ -72,7 +72,7 @@ static json_t *survey_shards(struct survey *s)
         json_t *versions[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
 
         for (uint32_t o = 0; o < place->n_owners; o++)
-                versions[o] = s->answers[place->node[o]].json;
+                versions[o] = report_versions_of(s->answers[place->node[o]].json, o);
         json_array_append_new(jobs, report_shards(s->job, versions));
         json_object_set_new(j, "jobs", jobs);
         return j;
@@ -84,17 +84,15 @@ static const char *const checksum_copies[PLACEMENT_COPIES] = { "own", "mirror" }
 /* Planes of all owners, each of one copy; NULL if none of them told. */
 static json_t *survey_sums(const struct survey *s, uint32_t copy)
 {
-        const struct placement *place = &s->job->place;
         json_t *planes = json_object();
         char hex[33];
 
         for (size_t p = 0; p < 3; p++) {
                 uint64_t sum[2] = { 0, 0 };
 
-                for (uint32_t o = 0; o < place->n_owners; o++) {
-                        uint32_t node = holder_node(place, holder_of(place, o, copy));
+                for (uint32_t n = 0; n < s->job->x->cluster->n_nodes; n++) {
                         json_t *part = json_object_get(
-                                json_object_get(s->answers[node].json, checksum_copies[copy]),
+                                json_object_get(s->answers[n].json, checksum_copies[copy]),
                                 checksum_planes[p]);
 
                         for (size_t i = 0; i < 2; i++)
@@ -301,16 +299,15 @@ static json_t *all_shards(const struct rpc *rpc)
 
         list_for_each (&rpc->x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
-                const struct holding *own;
+                json_t *own;
 
                 if (job->opening)
                         continue;
-                own = holding_own(job);
-                if (own)
-                        versions[own->owner] = report_versions(job);
+                own = report_versions(job);
+                for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
+                        versions[o] = report_versions_of(own, o);
                 json_array_append_new(jobs, report_shards(job, versions));
-                if (own)
-                        json_decref(STEAL(versions[own->owner]));
+                json_decref(own);
         }
         json_object_set_new(j, "jobs", jobs);
         return j;
@@ -366,12 +363,13 @@ void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json
         free(reply.json);
 }
 
-/* What this node holds of a job, copy by copy. */
+/* What this node holds of a job, copy by copy: sums over its devices. */
 struct checksum_question {
         struct exchange *x;
         uint32_t node, pending;
         uint64_t call;
-        json_t *sums;
+        bool told[PLACEMENT_COPIES];
+        uint64_t total[PLACEMENT_COPIES][3][2];
         uint32_t n_parts;
         struct checksum_part {
                 struct checksum_question *question;
@@ -379,11 +377,29 @@ struct checksum_question {
         } parts[HOLDINGS_MAX];
 };
 
+static json_t *checksum_totals(uint64_t (*total)[2])
+{
+        json_t *j = json_object();
+
+        for (size_t p = 0; p < 3; p++)
+                json_object_set_new(
+                        j, checksum_planes[p],
+                        json_pack("[I,I]", (json_int_t)total[p][0], (json_int_t)total[p][1]));
+        return j;
+}
+
 static void checksum_answer(struct checksum_question *q)
 {
+        json_t *sums;
+
         if (--q->pending)
                 return;
-        query_answer(q->x, q->node, q->call, q->sums);
+        sums = json_object();
+        for (uint32_t copy = 0; copy < PLACEMENT_COPIES; copy++)
+                if (q->told[copy])
+                        json_object_set_new(sums, checksum_copies[copy],
+                                            checksum_totals(q->total[copy]));
+        query_answer(q->x, q->node, q->call, sums);
         free(q);
 }
 
@@ -391,13 +407,12 @@ static void checksum_done(void *arg, const struct checksum *sum)
 {
         struct checksum_part *part = arg;
         struct checksum_question *q = part->question;
-        json_t *j = json_object();
+        uint64_t(*total)[2] = q->total[part->copy];
 
+        q->told[part->copy] = true;
         for (size_t p = 0; p < 3; p++)
-                json_object_set_new(
-                        j, checksum_planes[p],
-                        json_pack("[I,I]", (json_int_t)sum->sum[p][0], (json_int_t)sum->sum[p][1]));
-        json_object_set_new(q->sums, checksum_copies[part->copy], j);
+                for (size_t i = 0; i < 2; i++)
+                        total[p][i] += sum->sum[p][i];
         checksum_answer(q);
 }
 
@@ -414,9 +429,7 @@ static void query_checksum(struct job *job, uint32_t node, const Zero__LinkMessa
                 answer(job->x, node, m, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        *q = (struct checksum_question){
-                .x = job->x, .node = node, .pending = 1, .call = m->call, .sums = json_object()
-        };
+        *q = (struct checksum_question){ .x = job->x, .node = node, .pending = 1, .call = m->call };
         for_holdings (job, h) {
                 struct checksum_part *part = &q->parts[q->n_parts++];
 

@@ -165,8 +165,8 @@ static void operation_times(const struct operation *op, json_t *j)
 {
         uint64_t stall_us = 0, copy_us = 0, buffer = 0, until = op->ended_ms;
 
-        for (uint32_t n = 0; n < op->x->cluster->n_nodes; n++) {
-                const struct part *part = &op->parts[n];
+        for (uint32_t i = 0; i < ZERO_NODE_MAX; i++) {
+                const struct part *part = &op->parts[i];
 
                 stall_us = part->stall_us > stall_us ? part->stall_us : stall_us;
                 copy_us = part->copy_us > copy_us ? part->copy_us : copy_us;

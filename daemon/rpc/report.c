@@ -325,16 +325,36 @@ json_t *report_config(const struct rpc *rpc)
 
 /* ---- shards ------------------------------------------------------------------------ */
 
-json_t *report_versions(const struct job *job)
+static json_t *holding_versions(const struct holding *h)
 {
-        const struct holding *own = holding_own(job);
         json_t *versions = json_array();
 
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                json_array_append_new(versions, own && own->state->plan->shards[g].range.count
-                                                        ? number(own->shard_version[g])
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                json_array_append_new(versions, h->state->plan->shards[g].range.count
+                                                        ? number(h->shard_version[g])
                                                         : json_null());
         return versions;
+}
+
+json_t *report_versions(const struct job *job)
+{
+        json_t *owners = json_object();
+        char key[16];
+
+        for_holdings (job, h) {
+                snprintf(key, sizeof key, "%u", h->owner);
+                if (h->copy == 0)
+                        json_object_set_new(owners, key, holding_versions(h));
+        }
+        return owners;
+}
+
+json_t *report_versions_of(json_t *versions, uint32_t owner)
+{
+        char key[16];
+
+        snprintf(key, sizeof key, "%u", owner);
+        return json_object_get(versions, key);
 }
 
 static json_t *report_shard(const struct job *job, uint32_t group, uint32_t owner, json_t *version)
@@ -345,6 +365,8 @@ static json_t *report_shard(const struct job *job, uint32_t group, uint32_t owne
         json_t *j = json_object(), *bytes = json_object();
 
         json_object_set_new(j, "owner", text(node_name(job->x, job->place.node[owner])));
+        json_object_set_new(j, "device",
+                            number(holder_device(&job->place, holder_of(&job->place, owner, 0))));
         json_object_set_new(j, "first", number(range.first));
         json_object_set_new(j, "count", number(range.count));
         json_object_set_new(bytes, "master", number(range.count * sizeof(float)));

@@ -13,5 +13,7 @@ json_t *report_job(const struct job *job);
 json_t *report_config(const struct rpc *rpc);
 /* Versions of this owner's shards: [group] -> number, or null where it holds nothing. */
 json_t *report_versions(const struct job *job);
-/* A job's groups and shards; versions[owner] as report_versions() has them (may be NULL). */
+/* Of one owner, borrowed; NULL: none. */
+json_t *report_versions_of(json_t *versions, uint32_t owner);
+/* A job's groups and shards; versions[owner] as report_versions_of() has them (may be NULL). */
 json_t *report_shards(const struct job *job, json_t *const *versions);

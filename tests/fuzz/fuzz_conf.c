@@ -108,7 +108,7 @@ static void check_cluster(struct conf *conf)
         assert(cluster.n_nodes == 1 && cluster.self == 0);
         assert(strcmp(cluster.nodes[0].name, conf->node) == 0);
         for (uint32_t i = 0; i < cluster.n_nodes; i++)
-                owner |= cluster.nodes[i].owner;
+                owner |= cluster.nodes[i].owners;
         assert(owner);
 }
 

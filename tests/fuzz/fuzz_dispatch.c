@@ -104,7 +104,7 @@ static void node_describe(void)
                                    .socket = (char *)"",
                                    .state_dir = node.directory };
         node.cluster =
-                (struct cluster){ .n_nodes = 1, .nodes = { { .name = "n0", .owner = true } } };
+                (struct cluster){ .n_nodes = 1, .nodes = { { .name = "n0", .owners = 1 } } };
         node.x = (struct exchange){ .loop = &node.loop,
                                     .conf = &node.conf,
                                     .cluster = &node.cluster,

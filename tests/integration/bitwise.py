@@ -44,6 +44,16 @@ def owners(pair):
     same(pair[0], pair[1], owners=pair[1])
 
 
+@cases_of(["n0*2", "n0*3 n1", "n0*2 n1*2", "n2*8 n0 n1*5"])
+def devices_of_a_node(owners):
+    same("four_ranks", 3, owners=owners)
+
+
+@case
+def mirrors_of_several_devices():
+    same("two_nodes", 3, owners="n0*2 n1*3 n2", mirror=1)
+
+
 @case
 def placements_differ_only_in_rounding():
     """What makes the comparison above worth something: another seed or placement shows."""

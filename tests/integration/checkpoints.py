@@ -96,17 +96,19 @@ def blocks_and_buffers():
 
 # ---- restored ------------------------------------------------------------------------------
 
-@cases_of([1, 2, 3])
-def restored_at(nodes):
+@cases_of([(1, "", ""), (2, "", ""), (3, "", ""), (1, "n0*2 n1*2", "n0*3"), (3, "n0 n1*2", "n0*2 n2*4")],
+          "{0[0]}_{0[1]}_to_{0[2]}")
+def restored_at(what):
     """Taken at two nodes, read at one, two and three: the same state, and the same training."""
+    nodes, before, after = what
     expected = undisturbed(7)
     with Place() as d:
-        with Cluster(2) as c:
+        with Cluster(2, owners=before) as c:
             ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
             train(ranks, 4)
             c[0].ctl("checkpoint", "job", d)
             sums = c.checksum("job")
-        with restored(f"{d}/job-4", nodes) as c:
+        with restored(f"{d}/job-4", nodes, owners=after) as c:
             assert c.checksum("job") == sums
             if nodes > 1:
                 ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)

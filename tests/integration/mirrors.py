@@ -39,11 +39,12 @@ def lose(daemon, crash=None):
     daemon.start(crash=crash)
 
 
-@cases_of([(m, w) for m in (*MOMENTS, "voting") for w in ("coordinator", "other")], "{0[0]}_{0[1]}")
+@cases_of([(m, w, "n0 n1") for m in (*MOMENTS, "voting") for w in ("coordinator", "other")] +
+          [("pushed", w, "n0*2 n1*3") for w in ("coordinator", "other")], "{0[0]}_{0[1]}_{0[2]}")
 def node_lost(what):
     """In the middle of a step a node loses all it has: the other one has it."""
-    moment, who = what
-    with Cluster(2, mirror=1) as c:
+    moment, who, owners = what
+    with Cluster(2, mirror=1, owners=owners) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
         go_to(ranks, "pushed" if moment == "voting" else moment, 2)

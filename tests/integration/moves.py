@@ -42,13 +42,15 @@ def lies_on(c, names, nodes=None):
 
 CHANGES = {"add": (2, "add-node", "n2", ["n0", "n2", "n1"]), "remove": (3, "remove-node", "n1", ["n0", "n2"]),
            "remove_first": (2, "remove-node", "n0", ["n1"])}
+DEVICES = {"add_devices": ("n0*2 n1", "add-node", "n2", ["n0", "n0", "n2", "n1"]),
+           "remove_devices": ("n0*2 n1*3 n2*2", "remove-node", "n1", ["n0", "n0", "n2", "n2"])}
 
 
-@cases_of([(c, m, mirror) for c in CHANGES for m in ("idle", "forward", "pushed") for mirror in (0, 1)],
-          "{0[0]}_{0[1]}_mirror_{0[2]}")
+@cases_of([(c, m, mirror) for c in CHANGES for m in ("idle", "forward", "pushed") for mirror in (0, 1)] +
+          [(c, "pushed", mirror) for c in DEVICES for mirror in (0, 1)], "{0[0]}_{0[1]}_mirror_{0[2]}")
 def changed(what):
     """Between two steps, and at the end of one that has begun."""
-    (first, command, node, names), moment, mirror = CHANGES[what[0]], what[1], what[2]
+    (first, command, node, names), moment, mirror = {**CHANGES, **DEVICES}[what[0]], what[1], what[2]
     with Cluster(3, owners=first, mirror=mirror) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)

@@ -37,6 +37,23 @@ def daemon_killed(what):
 
 
 @cases_of(["coordinator", "other", "both"])
+def daemon_of_several_devices_killed(who):
+    """Each device's shards are recovered for themselves."""
+    with Cluster(2, owners="n0*2 n1*3") as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        go_to(ranks, "pushed", 2)
+        start_step(ranks[0], 0, 3)
+        for d in victims(c, who):
+            d.kill()
+        for d in victims(c, who):
+            d.start()
+        all_aborted(ranks, 2)
+        train(ranks, STEPS - 2, patient=True)
+        as_undisturbed(c, [0, 1])
+
+
+@cases_of(["coordinator", "other", "both"])
 def daemon_killed_in_update(who):
     """The step was decided: it counts, and its result reaches everybody."""
     layout = small_layout(blocks=2, width=512)
@@ -128,27 +145,29 @@ def drains_the_step_in_flight(who):
         as_undisturbed(c, [0, 1])
 
 
-@case
-def node_that_lost_its_state():
+@cases_of(["coordinator", "other"])
+def node_that_lost_its_state(who):
     """It is refused by name; what the others have stays as it is."""
     with Cluster(2) as c:
+        lost, = victims(c, who)
+        other, = (d for d in c.daemons if d is not lost)
         ranks = c.ranks("job", LAYOUT, [0, 1], timeout_ms=10000 * SLOW, **NEEDS)
         train(ranks, 2)
-        c[1].kill()
-        files = c[0].state_files()
-        shutil.rmtree(c[1].options["state_dir"])
-        c[1].start()
+        lost.kill()
+        files = other.state_files()
+        shutil.rmtree(lost.options["state_dir"])
+        lost.start()
         c.wait_up()
         for a in ranks:
             a.start("fetch", group=1)
         for a in ranks:
             reply = a.finish()
-            assert reply["status"] not in ("OK", "EABORTED") and "n1" in reply["text"], reply
+            assert reply["status"] not in ("OK", "EABORTED") and lost.name in reply["text"], reply
         late = c.rank("job", LAYOUT, [0, 1], 0, incarnation=1, timeout_ms=10000 * SLOW, **NEEDS)
         late.finish(), late.finish()
         reply = late.finish()
-        assert reply["status"] not in ("OK", "EABORTED") and "n1" in reply["text"], reply
-        assert c[0].job("job")["version"] == 2 and c[0].state_files() == files, (c[0].job("job"), files)
+        assert reply["status"] not in ("OK", "EABORTED") and lost.name in reply["text"], reply
+        assert other.job("job")["version"] == 2 and other.state_files() == files, (other.job("job"), files)
 
 
 if __name__ == "__main__":

@@ -340,11 +340,13 @@ class Cluster:
             until(d.peers_up, what=f"readiness of daemon {d.name}")
 
     def coordinator(self, job):
-        """The daemon that coordinates a job, where all nodes are owners; FNV-1a, as in job.c."""
+        """The daemon that coordinates a job; FNV-1a, as in job.c."""
         h = 14695981039346656037
         for byte in job.encode():
             h = (h ^ byte) * 1099511628211 % 2**64
-        return self.daemons[(h >> 32) % len(self.daemons)]
+        listed = self.daemons[0].options.get("owners", "").split() or [d.name for d in self.daemons]
+        owners = [name for name, _, n in (w.partition("*") for w in listed) for _ in range(int(n or 1))]
+        return next(d for d in self.daemons if d.name == owners[(h >> 32) % len(owners)])
 
     def __getitem__(self, i):
         return self.daemons[i]

@@ -49,11 +49,19 @@ static Zero__Snapshot publish_message(const struct operation *op)
         return s;
 }
 
+/* One owner of this node, or of the first in the list. */
+static uint64_t publishes_first(const struct operation *op)
+{
+        int32_t own = placement_owner_on(&op->x->view, op->x->cluster->self);
+
+        return 1ull << (own == NO_OWNER ? 0 : own);
+}
+
 static void published_here(struct operation *op)
 {
         Zero__Snapshot s = publish_message(op);
 
-        operation_ask(op, operation_owners(op) & ~(1ull << op->x->cluster->self), &s, published);
+        operation_ask(op, ~publishes_first(op), &s, published);
 }
 
 static int pack_layout(struct operation *op, const layout *l)
@@ -97,7 +105,7 @@ static int make_manifest(struct operation *op, const struct job *job)
         manifest_hash(m->layout_hash, op->layout, m->layout_bytes);
         layout_hash(job->layout, m->model_hash);
         for (uint32_t o = 0; o < x->view.n_owners; o++) {
-                const struct part *part = &op->parts[x->view.node[o]];
+                const struct part *part = &op->parts[o];
                 struct manifest_shard *shard = &m->shards[o];
 
                 shard->bytes = part->bytes;
@@ -120,19 +128,19 @@ static void written(struct operation *op)
         }
         operation_enter(op, OPERATION_PUBLISHING);
         s = publish_message(op);
-        operation_ask(op, 1ull << op->x->cluster->self, &s, published_here);
+        operation_ask(op, publishes_first(op), &s, published_here);
 }
 
 /* Every owner has begun to copy: of one step, or the checkpoint is none. */
 static void copied(struct operation *op)
 {
         const struct exchange *x = op->x;
-        const struct part *first = &op->parts[x->view.node[0]];
+        const struct part *first = &op->parts[0];
         Zero__Snapshot s = phase_message(ZERO__SNAPSHOT__PHASE__WRITE);
         char text[300];
 
         for (uint32_t o = 1; o < x->view.n_owners; o++) {
-                const struct part *part = &op->parts[x->view.node[o]];
+                const struct part *part = &op->parts[o];
 
                 if (part->version == first->version && part->attempt == first->attempt)
                         continue;
@@ -147,7 +155,7 @@ static void copied(struct operation *op)
         op->manifest.version = first->version;
         op->manifest.attempt = first->attempt;
         operation_enter(op, OPERATION_WRITING);
-        operation_ask(op, operation_owners(op), &s, written);
+        operation_ask(op, UINT64_MAX, &s, written);
 }
 
 static void prepared(struct operation *op)
@@ -158,7 +166,7 @@ static void prepared(struct operation *op)
         if (!job_of(op))
                 return;
         for (uint32_t o = 0; o < op->x->view.n_owners; o++) {
-                const struct part *part = &op->parts[op->x->view.node[o]];
+                const struct part *part = &op->parts[o];
 
                 stall_us = part->stall_us > stall_us ? part->stall_us : stall_us;
         }
@@ -166,7 +174,7 @@ static void prepared(struct operation *op)
                  op->job, (unsigned long long)operation_bytes(op), op->directory,
                  (double)stall_us / 1e6);
         operation_enter(op, OPERATION_COPYING);
-        operation_ask(op, operation_owners(op), &s, copied);
+        operation_ask(op, UINT64_MAX, &s, copied);
 }
 
 /* ---- orders -------------------------------------------------------------------------- */
@@ -196,7 +204,7 @@ int checkpoint_order(struct exchange *x, const struct order *order, uint64_t *re
         if (r)
                 return r;
         *ret_id = op->id;
-        operation_ask(op, operation_owners(op), &s, prepared);
+        operation_ask(op, UINT64_MAX, &s, prepared);
         return 0;
 }
 

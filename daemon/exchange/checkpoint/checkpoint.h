@@ -41,7 +41,7 @@ struct order {
         uint32_t uid, keep;
 };
 
-/* A node's part. */
+/* An owner's part of a checkpoint, a node's of a restore. */
 struct part {
         bool asked;
         uint64_t bytes, buffer, stall_us, version, attempt, copy_us;
@@ -61,8 +61,8 @@ struct operation {
         bool superseded;  /* over, and a newer one has its place: freed with the last answer */
         uint32_t pending; /* calls under way, and the disk's work */
         struct fault fault;
-        void (*next)(struct operation *op); /* when all nodes have answered */
-        struct part parts[ZERO_NODE_MAX];
+        void (*next)(struct operation *op);    /* when all parts have been answered for */
+        struct part parts[ZERO_NODE_MAX];      /* [owner], or [node] */
         uint64_t begun_ms, ended_ms, moved_ms; /* moved: when bytes last were written or read */
         struct manifest manifest;
         char *text;      /* the manifest's */
@@ -102,19 +102,20 @@ const struct schedule *schedule_find(const struct exchange *x, const char *job);
 /* A restore of the job is under way: until it is over no rank joins the job. */
 bool restore_runs(const struct exchange *x, const char *job);
 const char *operation_phase_name(enum operation_phase phase);
-/* Sums over nodes. */
+/* The node whose part that is. */
+uint32_t operation_node(const struct operation *op, uint32_t part);
+/* Sums over parts. */
 uint64_t operation_bytes(const struct operation *op);
 uint64_t operation_done_bytes(const struct operation *op);
 
 /* operation.c, for the phases */
 int operation_new(struct exchange *x, const struct order *order, bool restore,
                   struct operation **ret, struct fault *fault);
-/* To nodes whose bit is set in `nodes`; then next(), or the operation fails. */
-void operation_ask(struct operation *op, uint64_t nodes, Zero__Snapshot *m,
+/* For the parts whose bit is set; then next(), or the operation fails. */
+void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *m,
                    void (*next)(struct operation *op));
 void operation_enter(struct operation *op, enum operation_phase phase);
 void operation_end(struct operation *op, int status, const char *text);
-uint64_t operation_owners(const struct operation *op);
 /* checkpoint.c */
 void checkpoints_due(struct exchange *x);
 void schedules_free(struct exchange *x);
@@ -135,8 +136,9 @@ void loading_cancel(struct exchange *x, uint32_t node, uint64_t id);
 uint64_t loadings_of_new_jobs(struct exchange *x, uint32_t uid);
 void takings_tick(struct exchange *x);
 void loadings_tick(struct exchange *x);
+/* owner: of a checkpoint. */
 void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, uint64_t id,
-                            uint64_t bytes);
+                            uint32_t owner, uint64_t bytes);
 
 /* ---- hooks in the rest of the exchange ---- */
 

@@ -385,6 +385,6 @@ void loadings_tick(struct exchange *x)
                 if (bytes == ld->told)
                         continue;
                 ld->told = bytes;
-                snapshot_send_progress(x, ld->job, ld->node, ld->id, bytes);
+                snapshot_send_progress(x, ld->job, ld->node, ld->id, 0, bytes);
         }
 }

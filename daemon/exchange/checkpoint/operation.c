@@ -16,7 +16,7 @@ enum { OPERATIONS_MAX = 256 };
 
 struct question {
         struct operation *op;
-        uint32_t node;
+        uint32_t part;
 };
 
 static bool is_over(const struct operation *op)
@@ -69,11 +69,21 @@ bool restore_runs(const struct exchange *x, const char *job)
         return op && op->restore && !is_over(op);
 }
 
+static uint32_t n_parts(const struct operation *op)
+{
+        return op->restore ? op->x->cluster->n_nodes : op->x->view.n_owners;
+}
+
+uint32_t operation_node(const struct operation *op, uint32_t part)
+{
+        return op->restore ? part : op->x->view.node[part];
+}
+
 static uint64_t sum(const struct operation *op, uint64_t (*of)(const struct part *))
 {
         uint64_t n = 0;
 
-        for (uint32_t i = 0; i < op->x->cluster->n_nodes; i++)
+        for (uint32_t i = 0; i < n_parts(op); i++)
                 n += of(&op->parts[i]);
         return n;
 }
@@ -102,11 +112,6 @@ uint64_t operation_bytes(const struct operation *op)
 uint64_t operation_done_bytes(const struct operation *op)
 {
         return sum(op, part_done);
-}
-
-uint64_t operation_owners(const struct operation *op)
-{
-        return placement_nodes(&op->x->view);
 }
 
 /* ---- begin and end ---------------------------------------------------------------- */
@@ -252,19 +257,20 @@ static void question_answered(void *arg, int status, const char *text, const Zer
 {
         struct question *q = arg;
         struct operation *op = q->op;
-        uint32_t node = q->node;
+        uint32_t part = q->part;
 
         free(q);
         op->pending--;
         if (status == ZERO_OK && m && m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOTTED)
-                part_note(&op->parts[node], m->snapshotted);
+                part_note(&op->parts[part], m->snapshotted);
         else if (!op->fault.status)
                 fault_set(&op->fault, status ? status : ZERO_EPROTO, "node %s: %s",
-                          node_name(op->x, node), status ? text : "it answered something else");
+                          node_name(op->x, operation_node(op, part)),
+                          status ? text : "it answered something else");
         operation_went_on(op);
 }
 
-void operation_ask(struct operation *op, uint64_t nodes, Zero__Snapshot *s,
+void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *s,
                    void (*next)(struct operation *op))
 {
         Zero__LinkMessage m = message_of(op);
@@ -274,20 +280,22 @@ void operation_ask(struct operation *op, uint64_t nodes, Zero__Snapshot *s,
         s->directory = op->directory;
         op->next = next;
         op->pending++; /* held until all have been asked */
-        for (uint32_t n = 0; n < op->x->cluster->n_nodes; n++) {
-                struct question *q = nodes >> n & 1 ? malloc(sizeof *q) : NULL;
+        for (uint32_t i = 0; i < n_parts(op); i++) {
+                struct question *q = parts >> i & 1 ? malloc(sizeof *q) : NULL;
 
-                if (!(nodes >> n & 1))
+                if (!(parts >> i & 1))
                         continue;
                 if (!q) {
                         fault_set(&op->fault, ZERO_ENOMEM, "out of memory");
                         continue;
                 }
-                *q = (struct question){ op, n };
+                *q = (struct question){ op, i };
                 op->pending++;
-                op->parts[n].asked = true;
+                op->parts[i].asked = true;
+                s->owner = op->restore ? 0 : i;
                 m.snapshot = s;
-                call_send(op->x, n, &m, OPERATION_CALL_MS, question_answered, q);
+                call_send(op->x, operation_node(op, i), &m, OPERATION_CALL_MS, question_answered,
+                          q);
         }
         op->pending--;
         operation_went_on(op);
@@ -297,13 +305,16 @@ void operation_ask(struct operation *op, uint64_t nodes, Zero__Snapshot *s,
 
 static void snapshot_progress_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
+        const Zero__SnapshotProgress *p = m->snapshot_progress;
         struct operation *op = find(x, m->job);
+        uint32_t part = op && op->restore ? node : p->owner;
 
-        if (!op || op->id != m->snapshot_progress->id || is_over(op))
+        if (!op || op->id != p->id || is_over(op) || part >= n_parts(op) ||
+            operation_node(op, part) != node)
                 return;
-        if (m->snapshot_progress->bytes != op->parts[node].done)
+        if (p->bytes != op->parts[part].done)
                 op->moved_ms = exchange_now(x);
-        op->parts[node].done = m->snapshot_progress->bytes;
+        op->parts[part].done = p->bytes;
 }
 
 /* Disks may be slow, but not for ever. */
@@ -365,7 +376,7 @@ void snapshot_answer(struct exchange *x, uint32_t node, uint64_t call, Zero__Sna
 }
 
 void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, uint64_t id,
-                            uint64_t bytes)
+                            uint32_t owner, uint64_t bytes)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__SnapshotProgress p = ZERO__SNAPSHOT_PROGRESS__INIT;
@@ -373,6 +384,7 @@ void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, 
         m.job = (char *)job;
         p.id = id;
         p.bytes = bytes;
+        p.owner = owner;
         m.body_case = ZERO__LINK_MESSAGE__BODY_SNAPSHOT_PROGRESS;
         m.snapshot_progress = &p;
         fabric_send(x->fabric, node, &m);

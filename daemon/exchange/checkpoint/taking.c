@@ -273,12 +273,13 @@ void taking_advance(struct taking *t)
 
 /* ---- the coordinator's word --------------------------------------------------------------- */
 
-static struct taking *taking_find(const struct exchange *x, uint32_t node, uint64_t id)
+static struct taking *taking_find(const struct exchange *x, uint32_t node, uint64_t id,
+                                  uint32_t owner)
 {
         list_for_each (&x->takings, item) {
                 struct taking *t = CONTAINER_OF(item, struct taking, link);
 
-                if (t->node == node && t->id == id)
+                if (t->node == node && t->id == id && t->holding->owner == owner)
                         return t;
         }
         return NULL;
@@ -322,10 +323,12 @@ void taking_prepare(struct exchange *x, uint32_t node, const Zero__LinkMessage *
         struct snapshot_place place = { x->conf->checkpoint_dir, m->snapshot->directory,
                                         m->snapshot->uid };
         const struct job *job = job_find(x, m->job);
-        struct holding *h = job && !job->opening ? holding_own(job) : NULL;
+        struct holding *h = NULL;
         struct fault fault;
         int r = 0;
 
+        if (job && !job->opening)
+                h = holding_of_copy(job, m->snapshot->owner, 0);
         if (!h)
                 r = fault_set(&fault, ZERO_ENOJOB, "there is no job '%.100s'", m->job);
         if (!r)
@@ -421,7 +424,7 @@ static void taking_step(struct taking *t, const Zero__Snapshot *s)
 
 void taking_phase(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        struct taking *t = taking_find(x, node, m->snapshot->id);
+        struct taking *t = taking_find(x, node, m->snapshot->id, m->snapshot->owner);
 
         if (!t) {
                 answer(x, node, m, ZERO_EABORTED, "nothing of this checkpoint is here any more");
@@ -482,6 +485,7 @@ void takings_tick(struct exchange *x)
                 if (bytes == t->told)
                         continue;
                 t->told = bytes;
-                snapshot_send_progress(x, t->holding->job->name, t->node, t->id, bytes);
+                snapshot_send_progress(x, t->holding->job->name, t->node, t->id, t->holding->owner,
+                                       bytes);
         }
 }

@@ -68,8 +68,8 @@ static void coordinator_prepare(struct coordinator *c)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARE;
         m.prepare = &prepare;
         crash_point(CRASH_COORDINATOR_READY);
-        for (uint32_t o = 0; o < c->step.view.n_owners; o++) {
-                fabric_send(c->x->fabric, c->step.view.node[o], &m);
+        for (uint64_t left = placement_nodes(&c->step.view); left; left &= left - 1) {
+                fabric_send(c->x->fabric, (uint32_t)__builtin_ctzll(left), &m);
                 crash_point(CRASH_COORDINATOR_ASKING);
         }
         free(kept);

@@ -296,9 +296,9 @@ static void open_create(struct coordinator *c)
                                           "the job is gone: it was dropped, or its "
                                           "state was lost on all nodes");
         } else {
-                for (uint32_t o = 0; o < c->step.view.n_owners; o++)
-                        if (c->lacks[c->step.view.node[o]])
-                                open_send(c, c->step.view.node[o], true);
+                for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
+                        if (is_holder(c, n) && c->lacks[n])
+                                open_send(c, n, true);
         }
 }
 

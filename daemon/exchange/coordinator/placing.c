@@ -187,13 +187,27 @@ static bool twin_ready(const struct coordinator *c, uint32_t twin)
                twin_gives(c->standings[twin], &now, c->step.done[twin]);
 }
 
+/* No other copy of a lacking holder's shards is there, or will come. */
+static bool is_gone(const struct coordinator *c, uint32_t holder)
+{
+        uint32_t twin;
+
+        if (c->step.view.copies < 2)
+                return true;
+        twin = twin_of(&c->step.view, holder);
+        return !c->standings[twin] && c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN;
+}
+
 static void fill_from_twin(struct coordinator *c, uint32_t holder)
 {
         bool readable[HOLDER_MAX] = { false };
         uint32_t twin;
 
-        if (c->step.view.copies < 2)
+        if (is_gone(c, holder)) {
+                open_hinder(c, ZERO_ECONFLICT, holder_node(&c->step.view, holder),
+                            "its state of the job is gone");
                 return;
+        }
         twin = twin_of(&c->step.view, holder);
         if (!twin_ready(c, twin))
                 return;

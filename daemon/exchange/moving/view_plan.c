@@ -43,10 +43,16 @@ static int plan_add(const struct exchange *x, uint32_t node, struct placement *p
                 return fault_set(fault, may_come(x, node) ? ZERO_EBUSY : ZERO_EPEER,
                                  "node %s is not reachable from here: start its daemon first",
                                  node_name(x, node));
+        uint32_t n = x->cluster->nodes[node].owners ? x->cluster->nodes[node].owners : 1;
         uint32_t at = placement_best_place(p);
-        memmove(p->node + at + 1, p->node + at, (p->n_owners - at) * sizeof *p->node);
-        p->node[at] = node;
-        p->n_owners++;
+
+        if (p->n_owners + n > ZERO_NODE_MAX)
+                return fault_set(fault, ZERO_EINVAL, "there would be more than %d owners",
+                                 ZERO_NODE_MAX);
+        memmove(p->node + at + n, p->node + at, (p->n_owners - at) * sizeof *p->node);
+        for (uint32_t i = 0; i < n; i++)
+                p->node[at + i] = node;
+        p->n_owners += n;
         return 0;
 }
 
@@ -57,14 +63,14 @@ static int plan_remove(const struct exchange *x, uint32_t node, struct placement
 
         if (!is_owner(p, node))
                 return fault_set(fault, ZERO_EINVAL, "node %s is no owner", node_name(x, node));
-        if (p->n_owners == 1)
+        if (placement_nodes(p) == 1ull << node)
                 return fault_set(fault, ZERO_EINVAL,
                                  "node %s is the only owner: add another one first",
                                  node_name(x, node));
         for (uint32_t o = 0; o < p->n_owners; o++)
                 if (p->node[o] != node)
                         p->node[n++] = p->node[o];
-        p->node[n] = 0;
+        memset(p->node + n, 0, (p->n_owners - n) * sizeof *p->node);
         p->n_owners = n;
         return 0;
 }

@@ -53,7 +53,7 @@ Test(cluster, alone)
         cr_assert_eq(cluster.n_nodes, 1);
         cr_assert_eq(cluster.self, 0);
         cr_assert_str_eq(cluster.nodes[0].name, "a");
-        cr_assert(cluster.nodes[0].owner && !cluster.has_key && !cluster.has_key_next);
+        cr_assert(cluster.nodes[0].owners && !cluster.has_key && !cluster.has_key_next);
 }
 
 Test(cluster, nodes_in_order)
@@ -67,15 +67,26 @@ Test(cluster, nodes_in_order)
         cr_assert_eq(cluster.nodes[0].port, 1);
         cr_assert_str_eq(cluster.nodes[1].host, "fe80::1%eth0");
         cr_assert_eq(cluster.nodes[1].port, 65535);
-        cr_assert(cluster.nodes[0].owner && cluster.nodes[1].owner && cluster.nodes[2].owner);
+        cr_assert(cluster.nodes[0].owners && cluster.nodes[1].owners && cluster.nodes[2].owners);
 }
 
 Test(cluster, owners)
 {
         cr_assert_eq(read_cluster("a=h:1 b=h:2 c=h:3", " c  b "), 0);
-        cr_assert(!cluster.nodes[0].owner && cluster.nodes[1].owner && cluster.nodes[2].owner);
+        cr_assert(!cluster.nodes[0].owners && cluster.nodes[1].owners && cluster.nodes[2].owners);
+        cr_assert_eq(read_cluster("a=h:1 b=h:2 c=h:3", "c*8 a*2"), 0);
+        cr_assert(cluster.nodes[0].owners == 2 && cluster.nodes[1].owners == 0 &&
+                  cluster.nodes[2].owners == 8);
         conf.owners = "d";
         REFUSED("owners: 'd' is not among the peers");
+        conf.owners = "b*0";
+        REFUSED("the number of devices is 1 to 8");
+        conf.owners = "b*9";
+        REFUSED("the number of devices is 1 to 8");
+        conf.owners = "b*12";
+        REFUSED("the number of devices is 1 to 8");
+        conf.owners = "b*";
+        REFUSED("the number of devices is 1 to 8");
         conf.owners = "b b";
         REFUSED("twice");
 }

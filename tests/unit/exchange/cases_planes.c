@@ -214,7 +214,7 @@ static void the_step_count_is_kept_by_every_owner(void)
         session_run(&s);
         net_checksum(&s.net, "zoo"); /* the update is over then */
         for (uint32_t n = 0; n < 3; n++) {
-                const struct state *state = holding_own(net_job(&s.net, n, "zoo"))->state;
+                const struct state *state = net_own(net_job(&s.net, n, "zoo"))->state;
 
                 CHECK(state->tensor_step[0] == 42, "owner %u: %llu", n,
                       (unsigned long long)state->tensor_step[0]);
@@ -448,7 +448,7 @@ static void sets_are_kept_by_every_owner(void)
         net_stop(&s.net);
         net_restart(&s.net);
         for (uint32_t n = 0; n < 3; n++) {
-                const struct state *state = holding_own(net_job(&s.net, n, "zoo"))->state;
+                const struct state *state = net_own(net_job(&s.net, n, "zoo"))->state;
 
                 CHECK(state->tensor_set[0] == ZERO_SET_MAX - 1, "owner %u: %llu", n,
                       (unsigned long long)state->tensor_set[0]);

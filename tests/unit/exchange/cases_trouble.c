@@ -408,7 +408,7 @@ static void offer_ahead(struct session *s, uint32_t to, uint32_t from)
 
         offer.attempt = job->attempt + 1;
         offer.group = ZOO_BIG;
-        offer.owner = holding_own(job)->owner;
+        offer.owner = net_own(job)->owner;
         offer.empty = true;
         m.job = (char *)"zoo";
         m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
@@ -425,7 +425,7 @@ static void offers_of_attempts_to_come_end_with_the_link(void)
 
         open_listening(&s, &t);
         session_attach(&s);
-        l = holding_own(net_job(&s.net, 0, "zoo"))->landing;
+        l = net_own(net_job(&s.net, 0, "zoo"))->landing;
         offer_ahead(&s, 0, 1);
         offer_ahead(&s, 0, 0);
         CHECK(l->n_early == 2);

@@ -45,7 +45,7 @@ static void node_describe(struct net_node *node, uint32_t self)
         node->cluster = (struct cluster){ .n_nodes = o->nodes, .self = self, .mirror = o->mirror };
         for (uint32_t i = 0; i < o->nodes; i++) {
                 snprintf(node->cluster.nodes[i].name, sizeof node->cluster.nodes[i].name, "n%u", i);
-                node->cluster.nodes[i].owner = i < o->owners;
+                node->cluster.nodes[i].owners = i < o->owners;
         }
 }
 
@@ -237,6 +237,14 @@ struct job *net_job(struct net *net, uint32_t node, const char *name)
         return job_find(&net->nodes[node].x, name);
 }
 
+struct holding *net_own(const struct job *job)
+{
+        for_holdings (job, h)
+                if (h->copy == 0)
+                        return h;
+        return NULL;
+}
+
 static bool nothing_left(void *arg)
 {
         struct net *net = arg;
@@ -295,9 +303,9 @@ struct checksum net_checksum(struct net *net, const char *name)
         for (uint32_t i = 0; i < net->options.owners; i++) {
                 struct job *job = net_job(net, i, name);
 
-                CHECK(job && holding_own(job));
+                CHECK(job && net_own(job));
                 s.pending++;
-                checksum_start(holding_own(job), 0, sum_done, &s);
+                checksum_start(net_own(job), 0, sum_done, &s);
         }
         net_wait(net, sum_ready, &s, "the checksum");
         return s.total;

@@ -29,7 +29,7 @@ void make_cluster(struct cluster *cluster, uint32_t n, uint32_t self)
                 snprintf(node->host, sizeof node->host, "127.%u.%u.%u", id >> 16 & 127,
                          id >> 8 & 255, id & 255);
                 node->port = (uint16_t)(BASE_PORT + i);
-                node->owner = true;
+                node->owners = 1;
         }
         memset(cluster->hash, 0x5a, sizeof cluster->hash);
         make_key(cluster->key, 1);
