@@ -10,11 +10,15 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
         const json_t *bytes = json_object_get(shard, "bytes");
         const json_t *version = json_object_get(shard, "version");
         double first = field_number(shard, "first"), count = field_number(shard, "count");
+        double device = field_number(shard, "device");
 
         table_add(t, PAINT_NONE, "%.0f", field_number(group, "index"));
         table_add(t, PAINT_NONE, "%s", field_text(group, "group"));
         table_add(t, PAINT_NONE, "%s", field_text(group, "dtype"));
-        table_add(t, PAINT_NONE, "%s", field_text(shard, "owner"));
+        if (device > 0)
+                table_add(t, PAINT_NONE, "%s/%.0f", field_text(shard, "owner"), device);
+        else
+                table_add(t, PAINT_NONE, "%s", field_text(shard, "owner"));
         table_add(t, PAINT_NONE, "%.0f-%.0f", first, first + count);
         for (size_t k = 0; k < 5; k++)
                 table_add(t, PAINT_NONE, "%s", unit_bytes(field_number(bytes, planes[k])).text);

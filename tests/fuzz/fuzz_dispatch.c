@@ -103,8 +103,7 @@ static void node_describe(void)
                                    .session_limit = 16,
                                    .socket = (char *)"",
                                    .state_dir = node.directory };
-        node.cluster =
-                (struct cluster){ .n_nodes = 1, .nodes = { { .name = "n0", .owners = 1 } } };
+        node.cluster = (struct cluster){ .n_nodes = 1, .nodes = { { .name = "n0", .owners = 1 } } };
         node.x = (struct exchange){ .loop = &node.loop,
                                     .conf = &node.conf,
                                     .cluster = &node.cluster,

@@ -7,6 +7,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from checkpointing import Place  # noqa: E402
 from cluster import SETS, SLOW, Cluster, end_process, finish_all, small_layout, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from moments import (LAYOUT, MOMENTS, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, kept,  # noqa: E402
@@ -147,12 +148,13 @@ def drains_the_step_in_flight(who):
 
 @cases_of(["coordinator", "other"])
 def node_that_lost_its_state(who):
-    """It is refused by name; what the others have stays as it is."""
-    with Cluster(2) as c:
+    """It is refused by name; what the others have stays as it is, until a person restores the job."""
+    with Cluster(2) as c, Place() as place:
         lost, = victims(c, who)
         other, = (d for d in c.daemons if d is not lost)
         ranks = c.ranks("job", LAYOUT, [0, 1], timeout_ms=10000 * SLOW, **NEEDS)
         train(ranks, 2)
+        c[0].ctl("checkpoint", "job", place)
         lost.kill()
         files = other.state_files()
         shutil.rmtree(lost.options["state_dir"])
@@ -168,6 +170,11 @@ def node_that_lost_its_state(who):
         reply = late.finish()
         assert reply["status"] not in ("OK", "EABORTED") and lost.name in reply["text"], reply
         assert other.job("job")["version"] == 2 and other.state_files() == files, (other.job("job"), files)
+        for a in (late, *ranks):
+            a.end()
+        c[0].ctl("restore", "job", f"{place}/job-2")
+        train(c.ranks("job", LAYOUT, [0, 1], **NEEDS), STEPS - 2)
+        as_undisturbed(c, [0, 1])
 
 
 if __name__ == "__main__":

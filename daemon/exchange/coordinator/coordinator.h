@@ -58,6 +58,7 @@ struct coordinator {
         struct former *former;  /* the one that is moved from, once that is known */
         uint64_t stale;         /* nodes with states of a placement before, a bit each */
         struct fault fault;     /* why the job cannot go on until a node comes anew, or OK */
+        uint32_t hinders;       /* that node */
         uint32_t *incarnations; /* [rank] */
         uint64_t *sessions;     /* [rank]: which of its node's it is */
         struct kept *handed;    /* [rank]: with the step that is being collected */

@@ -37,7 +37,8 @@ static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lin
         if (c->fault.status) {
                 struct wait_line line = { .since_ms = now };
 
-                snprintf(line.who, sizeof line.who, "a person");
+                snprintf(line.who, sizeof line.who, "a person, for node %.60s",
+                         node_name(c->x, c->hinders));
                 snprintf(line.what, sizeof line.what, "%.150s", c->fault.text);
                 summary_add(lines, &n, &line);
         }
@@ -103,7 +104,7 @@ static uint32_t coordinator_summary(const struct coordinator *c, struct wait_lin
 
 static bool coordinator_is_waited_for(const struct coordinator *c)
 {
-        if (!list_empty(&c->joins))
+        if (!list_empty(&c->joins) || c->fault.status)
                 return true;
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
                 if (c->reports[i].waiting)

@@ -41,6 +41,7 @@ static void open_fail(struct coordinator *c, int status, const char *text)
 /* The job stays as it is until a node comes anew, or it is dropped. */
 void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why)
 {
+        c->hinders = node;
         fault_set(&c->fault, status,
                   "node %s: %.300s; restore the job from a checkpoint, or zeroctl drop it",
                   node_name(c->x, node), why);

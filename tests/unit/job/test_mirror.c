@@ -239,3 +239,58 @@ Test(placement, each_node_holds_its_own_and_the_mirror_of_the_owner_before_it)
                 cr_assert_eq((uint32_t)__builtin_popcountll(placement_nodes(&view)), n);
         }
 }
+
+/* n nodes of 1 to NODE_OWNERS_MAX devices, as many as the list has room for. */
+static uint32_t some_devices(uint32_t n, uint32_t *ret)
+{
+        uint32_t owners = 0;
+
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t devices = 1 + (3 * i + n) % NODE_OWNERS_MAX, left = n - 1 - i;
+
+                if (owners + devices + left > ZERO_NODE_MAX)
+                        devices = 1;
+                while (devices--)
+                        ret[owners++] = n - 1 - i;
+        }
+        return owners;
+}
+
+Test(placement, a_mirror_is_on_another_node_whatever_devices_nodes_have)
+{
+        for (uint32_t n = 2; n <= ZERO_NODE_MAX; n++) {
+                uint32_t owners[ZERO_NODE_MAX], n_owners = some_devices(n, owners);
+                struct placement view;
+
+                placement_init(&view, 1, owners, n_owners, true);
+                cr_assert(placement_sane(&view, n));
+                cr_assert_eq(view.copies, 2);
+                for (uint32_t o = 0; o < n_owners; o++) {
+                        uint32_t own = holder_of(&view, o, 0), mirror = holder_of(&view, o, 1);
+                        uint32_t next = (o + 1) % n_owners;
+
+                        while (owners[next] == owners[o])
+                                next = (next + 1) % n_owners;
+                        cr_assert_eq(holder_node(&view, own), owners[o]);
+                        cr_assert_eq(holder_node(&view, mirror), owners[next]);
+                        cr_assert_lt(holder_device(&view, mirror),
+                                     placement_owners_on(&view, owners[next]));
+                        cr_assert_eq(holder_device(&view, own),
+                                     o - (uint32_t)placement_owner_on(&view, owners[o]));
+                }
+        }
+}
+
+Test(placement, one_node_has_no_mirror_and_too_many_devices_make_no_sense)
+{
+        uint32_t owners[NODE_OWNERS_MAX + 1] = { 0 };
+        struct placement view;
+
+        placement_init(&view, 1, owners, NODE_OWNERS_MAX, true);
+        cr_assert_eq(view.copies, 1);
+        cr_assert(placement_sane(&view, 1));
+        placement_init(&view, 1, owners, NODE_OWNERS_MAX + 1, true);
+        cr_assert(!placement_sane(&view, 1));
+        placement_init(&view, 1, (uint32_t[]){ 0, 1, 0 }, 3, true);
+        cr_assert(!placement_sane(&view, 2), "its devices are parted");
+}

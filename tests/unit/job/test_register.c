@@ -280,7 +280,7 @@ Test(register, records_that_make_no_sense_are_told_from_others)
         bad[0].chosen.n_owners = 0;
         bad[1].chosen.n_owners = 4;
         bad[2].chosen.node[1] = 3;
-        bad[3].chosen.node[1] = bad[3].chosen.node[0];
+        bad[3].chosen.node[2] = bad[3].chosen.node[0]; /* parted */
         bad[4].promised = UINT64_MAX;
         bad[5].accepted = 129;
         bad[6].view.epoch = 2;
