@@ -315,6 +315,7 @@ static void node_anew(struct node *node)
                                 .offload = x->offload,
                                 .ops = x->ops,
                                 .gpu_waits = x->gpu_waits,
+                                .taken_back = x->taken_back,
                                 .view_chosen = x->view_chosen,
                                 .view_arg = x->view_arg };
         node->stopping = node->again = false;

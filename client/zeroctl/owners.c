@@ -144,6 +144,7 @@ static int wish_first(struct ctl *ctl, const char *what, const char *argument, j
 
 int change_owners(struct ctl *ctl, const char *what, const char *argument)
 {
+        char back[OWNERS_WHY] = "";
         json_t *view;
         double epoch;
         int r = wish_first(ctl, what, argument, &view);
@@ -154,14 +155,17 @@ int change_owners(struct ctl *ctl, const char *what, const char *argument)
                 return ctl_show(ctl, view, show_view);
         epoch = field_number(view, "epoch");
         json_decref(view);
-        r = owners_follow(ctl, epoch, &view);
+        r = owners_follow(ctl, epoch, &view, back);
         if (r != CTL_OK)
                 return r;
         if (owners_fit(view, what, argument))
                 return ctl_show(ctl, view, show_view);
-        ctl_error("%s: the owners have changed once more, and are not as was wished: see zeroctl "
-                  "view, and the logs of the nodes for why",
-                  what);
+        if (back[0])
+                ctl_error("%s: the move was taken back: %s", what, back);
+        else
+                ctl_error("%s: the owners have changed once more, and are not as was wished: see "
+                          "zeroctl view, and the logs of the nodes for why",
+                          what);
         json_decref(view);
         return CTL_FAILED;
 }

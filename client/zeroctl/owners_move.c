@@ -10,15 +10,19 @@
 #include "progress.h"
 #include "view.h"
 
+enum { PUZZLED_S = 10 };
+
 struct follow {
         struct ctl *ctl;
         double epoch; /* or a later one */
         struct progress progress;
-        double until; /* it gives up, if nothing moves */
+        double until;         /* it gives up, if nothing moves */
+        double puzzled_until; /* 0: it is not */
         double bytes, total;
         size_t jobs;
         char wait[700]; /* who keeps it waiting */
         char told[700]; /* what was said of a job that cannot go on */
+        char *back;     /* why the owners were taken back */
 };
 
 /* ---- interrupted ----------------------------------------------------------------------------- */
@@ -49,11 +53,9 @@ static void note_wait(struct follow *f, const char *job, const json_t *wait)
 /* Of jobs that a person must help. */
 static void tell_trouble(struct follow *f, const json_t *job)
 {
-        const json_t *wait = json_object_get(job, "waiting");
-        const char *what = field_text(wait, "what");
+        const char *what = field_text(job, "trouble");
 
-        if (strcmp(field_text(wait, "for"), "a person") != 0 ||
-            strncmp(f->told, what, sizeof f->told - 1) == 0)
+        if (!what[0] || strncmp(f->told, what, sizeof f->told - 1) == 0)
                 return;
         snprintf(f->told, sizeof f->told, "%s", what);
         progress_end(&f->progress);
@@ -83,6 +85,18 @@ static void look(struct follow *f, const json_t *answer)
         f->jobs = json_array_size(jobs);
 }
 
+static void note_back(struct follow *f, const json_t *answer)
+{
+        json_t *back;
+        size_t i;
+
+        json_array_foreach(json_object_get(answer, "taken_back"), i, back)
+        {
+                if (field_number(back, "epoch") == f->epoch)
+                        snprintf(f->back, OWNERS_WHY, "%s", field_text(back, "why"));
+        }
+}
+
 static void draw(struct follow *f)
 {
         char what[64];
@@ -105,9 +119,23 @@ static int give_up(struct follow *f)
         return CTL_FAILED;
 }
 
-static bool is_over(const struct follow *f, const json_t *answer)
+/* The owners have changed once more: a node that has yet to come may know why. */
+static bool is_puzzled(struct follow *f, const json_t *answer)
 {
-        return field_true(answer, "over") && field_number(answer, "epoch") >= f->epoch;
+        double now = progress_now();
+
+        if (field_number(answer, "epoch") == f->epoch || f->back[0] ||
+            json_array_size(json_object_get(answer, "unheard")) == 0)
+                return false;
+        if (f->puzzled_until == 0)
+                f->puzzled_until = now + PUZZLED_S;
+        return now < f->puzzled_until;
+}
+
+static bool is_over(struct follow *f, const json_t *answer)
+{
+        return field_true(answer, "over") && field_number(answer, "epoch") >= f->epoch &&
+               !is_puzzled(f, answer);
 }
 
 /* False: it is asked again. */
@@ -131,14 +159,15 @@ static bool ask_once(struct follow *f, json_t **ret_view)
         if (!ask(f, "moves", &answer))
                 return false;
         look(f, answer);
+        note_back(f, answer);
         over = is_over(f, answer);
         json_decref(answer);
         return over && ask(f, "view", ret_view);
 }
 
-int owners_follow(struct ctl *ctl, double epoch, json_t **ret_view)
+int owners_follow(struct ctl *ctl, double epoch, json_t **ret_view, char back[static OWNERS_WHY])
 {
-        struct follow f = { .ctl = ctl, .epoch = epoch };
+        struct follow f = { .ctl = ctl, .epoch = epoch, .back = back };
         struct sigaction action = { .sa_handler = on_interrupt };
 
         sigaction(SIGINT, &action, NULL);

@@ -18,6 +18,7 @@ double owners_patience(const struct ctl *ctl);
 /*
  * owners_move.c: follows the moves of all jobs to the owners of an epoch, or of a later one, until
  * they are over.  Gives up, and says for whom it waits, when nothing moves for as long as the
- * timeout.  *ret_view: the owners then.
+ * timeout.  *ret_view: the owners then.  back: why that epoch's were taken back, or "".
  */
-int owners_follow(struct ctl *ctl, double epoch, json_t **ret_view);
+enum { OWNERS_WHY = 500 };
+int owners_follow(struct ctl *ctl, double epoch, json_t **ret_view, char back[static OWNERS_WHY]);

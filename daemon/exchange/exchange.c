@@ -137,6 +137,7 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
 {
         x->closed = closed;
         x->closed_arg = arg;
+        view_back_forget(x);
         coordinators_free(x);
         list_for_each (&x->joining, item) {
                 struct rank *rank = CONTAINER_OF(item, struct rank, link);

@@ -71,9 +71,10 @@ struct exchange {
         const struct device_ops *ops;
         struct gpu_waits *gpu_waits; /* NULL: no GPU is used (gpus_count() is 0) */
 
-        struct placement view;       /* who holds shards: the list in force */
-        struct views *views;         /* how that changes (view.h); NULL: it does not */
-        struct list jobs, dead_jobs; /* dead: dropped, with operations still in flight */
+        struct placement view;        /* who holds shards: the list in force */
+        struct views *views;          /* how that changes (view.h); NULL: it does not */
+        struct taken_back taken_back; /* outlives a start anew */
+        struct list jobs, dead_jobs;  /* dead: dropped, with operations still in flight */
         struct list coordinators, calls, asks, accesses;
         struct list works;   /* reads and writes that wait for the end of an update */
         struct list joining; /* ranks whose job has not started for them yet */

@@ -20,13 +20,15 @@ static json_t *wait_of(const char *who, const char *what)
         return json_pack("{s:s%,s:s%}", "for", who, strlen(who), "what", what, strlen(what));
 }
 
-static void add_move(void *arg, const char *job, const struct move *m, const struct wait_line *wait)
+static void add_move(void *arg, const char *job, const struct move *m, const struct wait_line *wait,
+                     const char *trouble)
 {
         json_t *j = report_move(m);
 
         json_object_set_new(j, "job", json_string(job));
         json_object_set_new(j, "waiting",
                             wait->who[0] ? wait_of(wait->who, wait->what) : json_null());
+        json_object_set_new(j, "trouble", trouble[0] ? json_string(trouble) : json_null());
         json_array_append_new(arg, j);
 }
 
@@ -43,6 +45,11 @@ json_t *moves_here(struct exchange *x)
         }
         json_object_set_new(j, "moves", moves);
         json_object_set_new(j, "former", former);
+        if (x->taken_back.epoch)
+                json_object_set_new(j, "taken_back",
+                                    json_pack("{s:I,s:s%}", "epoch",
+                                              (json_int_t)x->taken_back.epoch, "why",
+                                              x->taken_back.why, strlen(x->taken_back.why)));
         return j;
 }
 
@@ -122,6 +129,27 @@ static json_t *waiting_nodes(const struct exchange *x, json_t *const *answers)
         return waiting;
 }
 
+static json_t *taken_back(const struct exchange *x, json_t *const *answers)
+{
+        json_t *all = json_array();
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                if (json_is_object(json_object_get(answers[n], "taken_back")))
+                        json_array_append(all, json_object_get(answers[n], "taken_back"));
+        return all;
+}
+
+/* Nodes that did not answer, whether or not they are waited for. */
+static json_t *unheard(const struct exchange *x, json_t *const *answers)
+{
+        json_t *nodes = json_array();
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                if (!answers[n])
+                        json_array_append_new(nodes, json_string(node_name(x, n)));
+        return nodes;
+}
+
 json_t *moves_together(const struct exchange *x, json_t *const *answers)
 {
         json_t *j = json_object(), *jobs = all_jobs(x, answers);
@@ -132,5 +160,7 @@ json_t *moves_together(const struct exchange *x, json_t *const *answers)
         json_object_set_new(j, "over", json_boolean(over));
         json_object_set_new(j, "jobs", jobs);
         json_object_set_new(j, "waiting", nodes);
+        json_object_set_new(j, "unheard", unheard(x, answers));
+        json_object_set_new(j, "taken_back", taken_back(x, answers));
         return j;
 }

@@ -57,6 +57,8 @@ struct coordinator {
         struct former formers[FORMER_MAX];
         struct former *former;  /* the one that is moved from, once that is known */
         uint64_t stale;         /* nodes with states of a placement before, a bit each */
+        struct fault refused;   /* why a node does not take its part: the list before is to come
+                                   back; or OK */
         struct fault fault;     /* why the job cannot go on until a node comes anew, or OK */
         uint32_t hinders;       /* that node */
         uint32_t *incarnations; /* [rank] */

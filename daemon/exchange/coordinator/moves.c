@@ -141,6 +141,11 @@ static void coordinator_waits(const struct coordinator *c, struct wait_line *ret
                 snprintf(ret->what, sizeof ret->what, "%.150s", c->fault.text);
                 return;
         }
+        if (c->refused.status) {
+                snprintf(ret->who, sizeof ret->who, "the owners before");
+                snprintf(ret->what, sizeof ret->what, "%.100s; they come back", c->refused.text);
+                return;
+        }
         for (uint32_t h = 0; h < placement_holders(view); h++) {
                 uint32_t node = holder_node(view, h);
 
@@ -166,6 +171,6 @@ void moves_each(struct exchange *x, move_each *each, void *arg)
                 if (!coordinator_moves(c, &m))
                         continue;
                 coordinator_waits(c, &wait);
-                each(arg, c->name, &m, &wait);
+                each(arg, c->name, &m, &wait, c->fault.status ? c->fault.text : "");
         }
 }

@@ -101,6 +101,58 @@ static bool former_settle(struct coordinator *c)
         return former_settled(c->former);
 }
 
+/* ---- a node refuses its part ------------------------------------------------------------- */
+
+/* No further try would change that. */
+static bool is_final(int status)
+{
+        return status == ZERO_ENOMEM || status == ZERO_ESHM || status == ZERO_EQUOTA ||
+               status == ZERO_EIO || status == ZERO_EPERM || status == ZERO_ELAYOUT;
+}
+
+/*
+ * The list that the one in force came after, and all of whose nodes are there with what they had.
+ * So what was taken back is not taken back again: of the job nothing is left of the list between.
+ */
+static bool may_go_back(const struct coordinator *c)
+{
+        const struct former *f = c->former;
+
+        if (c->whole || !f || f->place.epoch + 1 != c->step.view.epoch)
+                return false;
+        for (uint32_t o = 0; o < f->place.n_owners; o++)
+                if (f->place.node[o] >= c->x->cluster->n_nodes ||
+                    !(c->x->up >> f->place.node[o] & 1))
+                        return false;
+        return true;
+}
+
+static void go_back(struct coordinator *c)
+{
+        if (may_go_back(c))
+                view_take_back(c->x, &c->former->place, c->refused.text);
+        else
+                c->refused.status = 0; /* it is tried again */
+}
+
+static void refuse(struct coordinator *c, int status, uint32_t node, const char *why)
+{
+        if (!may_go_back(c)) {
+                fault_set(&c->fault, status,
+                          "node %s does not take its shards (give it what it lacks and start its "
+                          "daemon again): %.250s",
+                          node_name(c->x, node), why);
+                log_error("job %s: %s", c->name, c->fault.text);
+                joins_admit(c);
+                return;
+        }
+        fault_set(&c->refused, status, "node %s does not take its shards of job %s: %.250s",
+                  node_name(c->x, node), c->name, why);
+        log_error("%s; the owners before, of epoch %llu, come back", c->refused.text,
+                  (unsigned long long)c->former->place.epoch);
+        go_back(c);
+}
+
 /* ---- fills -------------------------------------------------------------------------------------
  */
 
@@ -124,6 +176,8 @@ static void fill_ended(void *arg, int status, const char *text, const Zero__Stan
         } else if (status == ZERO_EPEER || status == ZERO_EBUSY || status == ZERO_EABORTED) {
                 log_warning("job %s: node %s did not get its shards: %s; trying again", c->name,
                             node_name(c->x, node), text);
+        } else if (is_final(status) && !c->whole) {
+                refuse(c, status, node, text);
         } else {
                 open_hinder(c, status, node, text);
         }
@@ -295,7 +349,9 @@ void placing_advance(struct coordinator *c)
 {
         if (!c->settled || c->fault.status)
                 return;
-        if (c->whole) {
+        if (c->refused.status) {
+                go_back(c);
+        } else if (c->whole) {
                 fill_lacking(c);
         } else if (former_settle(c) && !fill_lacking(c)) {
                 c->whole = true;

@@ -334,6 +334,7 @@ void views_tick(struct exchange *x)
 
         if (!v || v->writing || x->closed)
                 return;
+        view_back_tick(x);
         if (v->r.phase != REGISTER_IDLE) {
                 if (exchange_now(x) >= v->retry_ms && votes_there(v, v->r.dead))
                         view_act(v, register_retry(&v->r), x->cluster->self);

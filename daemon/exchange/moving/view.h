@@ -33,12 +33,21 @@ struct view_change {
         void (*done)(struct view_change *c, int status, const char *text);
 };
 
+/* The list before the one in force is to come back. */
+struct view_back {
+        struct view_change change;
+        struct exchange *x;
+        struct taken_back note;
+        bool wished;
+};
+
 struct views {
         struct exchange *x;
         struct view_register r;
         struct register_record durable; /* what the disk has */
         struct ballots *ballots;        /* NULL: a node alone */
-        struct view_change *change;     /* what is under way for a client; its own */
+        struct view_change *change;     /* what is under way for a client; its own, or back's */
+        struct view_back back;
         uint64_t retry_ms, complete_ms; /* loop times */
 
         bool writing;
@@ -76,6 +85,11 @@ void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *re
 bool view_changing(const struct exchange *x);
 /* Why the view cannot change now, or OK: jobs that are being restored; others move. */
 int view_hindered(const struct exchange *x, struct fault *fault);
+
+/* view_back.c */
+void view_back_tick(struct exchange *x);
+/* The daemon stops. */
+void view_back_forget(struct exchange *x);
 
 /* view_message.c */
 void view_send(struct exchange *x, uint32_t node, const struct register_message *m,

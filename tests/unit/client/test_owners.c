@@ -171,6 +171,22 @@ Test(owners, other_owners_than_were_wished_are_a_failure)
         SHOWS("not as was wished");
 }
 
+Test(owners, move_that_was_taken_back_says_why)
+{
+        static const char back[] =
+                "{\"epoch\":2,\"over\":true,\"jobs\":[],\"waiting\":[],\"taken_back\":["
+                "{\"epoch\":0,\"why\":\"long ago\"},{\"epoch\":1,\"why\":\"node b has no room\"}]}";
+        const struct line script[] = { { "view", NULL, 0, VIEW(0, A) },
+                                       { "add-node", "b", 0, VIEW(1, AB) },
+                                       { "moves", NULL, 0, back },
+                                       { "view", NULL, 0, VIEW(2, A) },
+                                       { 0 } };
+
+        cr_assert_eq(run("add-node b", script), 1, "%s", output);
+        SHOWS("zeroctl: add-node: the move was taken back: node b has no room\n");
+        HIDES("long ago");
+}
+
 /* Answers the same, as long as it is asked. */
 static void move_for_ever(struct fake *f)
 {
