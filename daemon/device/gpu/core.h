@@ -18,9 +18,9 @@ enum {
         LANE_SCRATCH = 1024,  /* bytes on the GPU */
 };
 
-/* NULL before gpus_open(). */
-extern const struct zero_cuda_plugin *gpu_plugin;
-extern const struct device_ops *gpu_host;
+extern const struct zero_cuda_plugin *gpu_plugin; /* NULL before gpus_open() */
+extern const struct device_ops *gpu_host;         /* what computes on host memory */
+void gpu_ops_open(const struct device_ops *host);
 
 /* Chooses the GPU for the calls of this thread that follow.  -errno. */
 int gpu_use(uint32_t gpu);

@@ -17,7 +17,6 @@
 enum { OLDEST_MAJOR = 8 }; /* compute capability that the plugin has kernels for */
 
 const struct zero_cuda_plugin *gpu_plugin;
-const struct device_ops *gpu_host;
 
 static struct {
         uint32_t n;
@@ -99,7 +98,7 @@ int gpus_open(const char *path, const struct device_ops *host, struct fault *fau
                 gpus.n = 0;
                 return r;
         }
-        gpu_host = host;
+        gpu_ops_open(host);
         gpu_plugin = plugin;
         return 0;
 }
@@ -113,7 +112,6 @@ void gpus_close(void)
         gpu_memory_reset();
         gpus.n = 0;
         gpu_plugin = NULL;
-        gpu_host = NULL;
 }
 
 uint32_t gpus_count(void)

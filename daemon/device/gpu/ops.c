@@ -11,6 +11,8 @@
 
 enum { SUM_PART = 8192 }; /* elements */
 
+const struct device_ops *gpu_host;
+
 _Static_assert((int)ZERO_CUDA_NORM_BLOCK == (int)NORM_BLOCK, "GPU and host add up the same blocks");
 _Static_assert(sizeof(struct zero_cuda_norm) <= LANE_SCRATCH, "a lane has room for a norm");
 
@@ -273,23 +275,26 @@ static void gpu_norm(const float *x, size_t n, double scale, struct exact_sum *a
 
 /* ---- the table --------------------------------------------------------------------- */
 
+static char name[64]; /* set by gpu_ops_open() */
+static const struct device_ops ops = {
+        .name = name,
+        .adamw = gpu_adamw,
+        .cast = gpu_cast,
+        .serve = gpu_serve,
+        .accumulate = gpu_accumulate,
+        .sum = gpu_sum,
+        .norm = gpu_norm,
+        .zero = gpu_zero,
+        .copy = gpu_copy,
+};
+
+void gpu_ops_open(const struct device_ops *host)
+{
+        gpu_host = host;
+        snprintf(name, sizeof name, "%s and CUDA", host->name);
+}
+
 const struct device_ops *gpu_ops(void)
 {
-        static char name[64];
-        static struct device_ops ops = {
-                .name = name,
-                .adamw = gpu_adamw,
-                .cast = gpu_cast,
-                .serve = gpu_serve,
-                .accumulate = gpu_accumulate,
-                .sum = gpu_sum,
-                .norm = gpu_norm,
-                .zero = gpu_zero,
-                .copy = gpu_copy,
-        };
-
-        if (!gpu_plugin)
-                return NULL;
-        snprintf(name, sizeof name, "%s and CUDA", gpu_host->name);
-        return &ops;
+        return gpu_plugin ? &ops : NULL;
 }

@@ -137,12 +137,14 @@ static void carry_out(const struct plan *p, struct lane *lane, struct chunk c, b
         }
 }
 
-/* All of a chunk that the GPU does by itself, or its first half. */
+/*
+ * All of a chunk that the GPU does by itself, or its first half.  The chunk before in this lane may
+ * be on its way out to a GPU still: what follows on the stream comes after that.
+ */
 static void chunk_begin(const struct plan *p, struct lane *lane, struct chunk c)
 {
         void *at[OPERANDS_MAX];
 
-        lane_wait(p->gpu, lane); /* of the chunk before in this lane: its way out */
         lane_pin(p->gpu, lane);
         carry_in(p, lane, c);
         if (!p->on_gpu)
