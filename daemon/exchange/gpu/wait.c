@@ -27,7 +27,7 @@
  * How often events are looked at: at first as often as a look and a timer cost little, then less,
  * by how long nothing has happened, since then it matters less.
  */
-enum { PERIOD_MIN_NS = 20000, PERIOD_MAX_NS = 200000, PERIOD_PART = 16 };
+enum { PERIOD_MIN_NS = 20000, PERIOD_MAX_NS = 400000, PERIOD_PART = 16 };
 
 struct held {
         struct list link; /* gpu_waits.held */
@@ -186,22 +186,23 @@ static void held_idle(struct gpu_waits *w, struct held *h, struct wait *spare)
         free(spare);
 }
 
+/* Who is told may drop the events, or close all: it is not idle before this is over. */
 static void wait_over(struct gpu_waits *w, struct wait *wait)
 {
         struct held *h = wait->held;
 
-        w->pending--;
         if (!wait->done) {
                 held_free(h);
                 free(wait);
-                return;
+        } else {
+                if (!h->dropped)
+                        wait->done(wait->arg, wait->status);
+                if (--h->n_waits == 0)
+                        held_idle(w, h, wait);
+                else
+                        free(wait);
         }
-        if (!h->dropped)
-                wait->done(wait->arg, wait->status);
-        if (--h->n_waits == 0)
-                held_idle(w, h, wait);
-        else
-                free(wait);
+        w->pending--;
 }
 
 static void waits_free(struct gpu_waits *w)

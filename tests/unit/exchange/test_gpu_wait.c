@@ -172,6 +172,23 @@ Test(gpu_wait, may_be_dropped_by_who_is_told)
         cr_assert_eq(n_told, 1);
 }
 
+static void close_all(void *arg, int status)
+{
+        drop_all(arg, status);
+        gpu_waits_close(waits, on_closed, NULL);
+}
+
+/* The last session, at the end of the process. */
+Test(gpu_wait_end, may_be_closed_by_who_is_told, .init = begin, .timeout = 60)
+{
+        record(0, "0");
+        cr_assert_eq(gpu_wait(waits, events, 0, uv_now(&loop) + LONG_MS, close_all, NULL, &fault),
+                     0);
+        uv_run(&loop, UV_RUN_DEFAULT);
+        cr_assert(closed && n_told == 1);
+        cr_assert_eq(uv_loop_close(&loop), 0);
+}
+
 static void wait_again(void *arg, int status)
 {
         on_done(NULL, status);
