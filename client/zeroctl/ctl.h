@@ -73,6 +73,8 @@ void show_waiting(const struct ctl *ctl, FILE *out, const json_t *jobs);
 /* "version 12: a b c" lines of one job: windows, memory. */
 void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job);
 void show_memory(FILE *out, const json_t *memory);
+/* CUDA and the GPUs, as status tells them; nothing where there is none. */
+void show_gpus(const struct ctl *ctl, FILE *out, const json_t *status);
 
 /* Fields of an object: "", 0 and false where there is none. */
 const char *field_text(const json_t *object, const char *key);

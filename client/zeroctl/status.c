@@ -91,6 +91,7 @@ static void show_node(const struct ctl *ctl, FILE *out, const json_t *s)
                 unit_seconds(field_number(s, "uptime_s")).text, field_text(s, "device"));
         fprintf(out, "socket %s, state %s\n", field_text(s, "socket"), field_text(s, "state_dir"));
         show_memory(out, json_object_get(s, "memory"));
+        show_gpus(ctl, out, s);
 }
 
 static void show(const struct ctl *ctl, FILE *out, const json_t *answer)

@@ -321,7 +321,7 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
         json_t *j;
 
         if (strcmp(what, "status") == 0) {
-                query_end(call, report_status(rpc));
+                return status_query(call, fault);
         } else if (strcmp(what, "jobs") == 0) {
                 j = json_object();
                 json_object_set_new(j, "jobs", report_jobs(rpc));

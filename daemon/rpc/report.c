@@ -279,7 +279,7 @@ static uint64_t resident_bytes(void)
         return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-json_t *report_status(const struct rpc *rpc)
+json_t *report_status(const struct rpc *rpc, const struct gpu_use_now *gpus)
 {
         const struct exchange *x = rpc->x;
         json_t *j = json_object(), *peers = json_array(), *memory = json_object();
@@ -299,6 +299,8 @@ json_t *report_status(const struct rpc *rpc)
         json_object_set_new(memory, "state_quota", number(store_quota(x->store)));
         json_object_set_new(memory, "resident", number(resident_bytes()));
         json_object_set_new(j, "memory", memory);
+        json_object_set_new(j, "cuda", report_cuda());
+        json_object_set_new(j, "gpus", report_gpus(gpus));
         return j;
 }
 

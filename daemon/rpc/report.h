@@ -6,8 +6,16 @@
 #include "daemon/rpc/rpc.h"
 
 json_t *report_move(const struct move *m);
+/* A GPU's memory, whosever it is. */
+struct gpu_use_now {
+        uint64_t free, total;
+};
+
 json_t *report_view(const struct exchange *x);
-json_t *report_status(const struct rpc *rpc);
+/* gpus: [GPU], NULL where there is none. */
+json_t *report_status(const struct rpc *rpc, const struct gpu_use_now *gpus);
+json_t *report_gpus(const struct gpu_use_now *now);
+json_t *report_cuda(void);
 json_t *report_jobs(const struct rpc *rpc);
 json_t *report_job(const struct job *job);
 json_t *report_config(const struct rpc *rpc);

@@ -78,6 +78,10 @@ void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m);
 void query_end(struct pending_call *call, json_t *json);
 void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json);
 
+/* ---- query_gpus.c ---- */
+
+int status_query(struct pending_call *call, struct fault *fault);
+
 /* ---- query_view.c ---- */
 
 bool view_is_query(const char *what);

@@ -106,6 +106,35 @@ Test(zeroctl, status_tells_node_peers_and_jobs)
         SHOWS("124.4 M");
 }
 
+#define GPU                                                                                  \
+        "{\"gpu\":0,\"name\":\"NVIDIA "                                                      \
+        "H100\",\"uuid\":\"GPU-01020304-0506-0708-090a-0b0c0d0e0f10\","                      \
+        "\"memory\":{\"total\":8589934592,\"free\":2147483648,\"used\":6442450944,"          \
+        "\"zerod\":1073741824},\"allocations\":[{\"what\":\"the gather window of job gpt\"," \
+        "\"bytes\":67108864}]}"
+
+Test(zeroctl, status_tells_what_gpus_are_used_for)
+{
+        const struct answer a = { "status", NULL,
+                                  "{\"node\":\"a\",\"cuda\":{\"plugin_interface\":2,\"driver\":"
+                                  "\"12.4\",\"runtime\":\"12.2\"},\"gpus\":[" GPU "]}" };
+
+        cr_assert_eq(ask("status", &a), 0, "%s", output);
+        SHOWS("CUDA: driver 12.4, runtime 12.2, plugin interface 2\n");
+        SHOWS("GPU 0: NVIDIA H100, GPU-01020304-0506-0708-090a-0b0c0d0e0f10, 6.00 GiB of 8.00 GiB "
+              "used, 1.00 GiB by zerod, 2.00 GiB free\n");
+        SHOWS("the gather window of job gpt  64.0 MiB");
+}
+
+Test(zeroctl, status_says_nothing_of_gpus_where_there_is_none)
+{
+        const struct answer a = { "status", NULL, "{\"node\":\"a\",\"cuda\":null,\"gpus\":[]}" };
+
+        cr_assert_eq(ask("status", &a), 0, "%s", output);
+        HIDES("GPU");
+        HIDES("CUDA");
+}
+
 Test(zeroctl, without_a_terminal_there_is_no_colour)
 {
         cr_assert_eq(ask("status", &status_answer), 0);

@@ -1,0 +1,77 @@
+/*
+ * The answer to "status" with what GPUs tell of their memory.  They are asked by another thread: a
+ * call of CUDA may wait for a lock of the driver's.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/device/gpu.h"
+#include "daemon/exchange/disk.h"
+#include "daemon/rpc/report.h"
+#include "daemon/rpc/session.h"
+#include "proto/cleanup.h"
+
+struct look {
+        struct disk_job job;
+        struct rpc *rpc;
+        struct pending_call *call; /* NULL once it has ended */
+        uint32_t n;
+        struct gpu_use_now gpus[];
+};
+
+static void look_run(struct disk_job *job)
+{
+        struct look *l = CONTAINER_OF(job, struct look, job);
+
+        for (uint32_t i = 0; i < l->n; i++)
+                if (gpu_memory(i, &l->gpus[i].free, &l->gpus[i].total))
+                        l->gpus[i] = (struct gpu_use_now){ 0, gpu_info(i)->memory_bytes };
+}
+
+static void look_done(struct disk_job *job)
+{
+        struct look *l = CONTAINER_OF(job, struct look, job);
+
+        if (l->call)
+                query_end(l->call, report_status(l->rpc, l->gpus));
+        free(l);
+}
+
+static void look_forget(struct request *r)
+{
+        struct look *l = r->subject;
+
+        l->call = NULL;
+}
+
+static int look_describe(const struct request *r, struct wait_line *ret)
+{
+        snprintf(ret->who, sizeof ret->who, "the GPUs");
+        snprintf(ret->what, sizeof ret->what, "how much of their memory is free");
+        return ZERO_EDEADLINE;
+}
+
+int status_query(struct pending_call *call, struct fault *fault)
+{
+        struct rpc *rpc = call->session->rpc;
+        uint32_t n = gpus_count();
+        struct look *l;
+
+        if (n == 0) {
+                query_end(call, report_status(rpc, NULL));
+                return 0;
+        }
+        l = calloc(1, sizeof *l + n * sizeof l->gpus[0]);
+        if (!l)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        l->job.run = look_run;
+        l->job.done = look_done;
+        l->rpc = rpc;
+        l->call = call;
+        l->n = n;
+        call->request.subject = l;
+        call->request.describe = look_describe;
+        call->request.forget = look_forget;
+        disk_submit(rpc->x->loop, &l->job);
+        return 0;
+}
