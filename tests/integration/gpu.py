@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""A daemon and GPUs, by the fake plugin: what it starts with, what it refuses, what it tells, and that it
+lives on where a GPU lacks memory."""
+import contextlib
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import REPLY_S, SETS, Cluster, Tools, end_process, small_layout, spawn, until  # noqa: E402
+from harness import case, main  # noqa: E402
+
+NOWHERE = "/nonexistent/zerod-cuda.so"
+
+
+def plugin():
+    return os.path.join(os.path.dirname(os.path.abspath(Tools.actor)), "zerod-fake-gpu.so")
+
+
+@contextlib.contextmanager
+def environment(**variables):
+    """For the processes that are started meanwhile."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+def gpu_cluster(nodes=1, fake=None, **options):
+    with environment(**(fake or {})):
+        return Cluster(nodes, **{"device": "cuda", "cuda_plugin": plugin(), **options})
+
+
+def refused(words, fake=None, **options):
+    """It does not start, and says all the words."""
+    with environment(**(fake or {})), Cluster(1, start=False, **{"device": "cuda", **options}) as c:
+        c[0].start()
+        assert c[0].process.wait(REPLY_S) > 0, c[0].log()
+        for word in words:
+            assert word in c[0].log(), f"'{word}' is not in: {c[0].log()}"
+        c[0].process = None
+
+
+# ---- the start ----
+
+
+@case
+def cuda_without_a_plugin_does_not_start():
+    refused([NOWHERE, "No such file", "cuda_plugin"], cuda_plugin=NOWHERE)
+
+
+@case
+def cuda_without_a_driver_does_not_start():
+    refused(["there is no GPU", "nvidia-smi"], {"FAKE_GPUS": "0"}, cuda_plugin=plugin())
+
+
+@case
+def cuda_with_a_plugin_of_another_version_does_not_start():
+    refused(["interface 1,", "install the plugin"], {"FAKE_GPU_ABI": "1"}, cuda_plugin=plugin())
+
+
+@case
+def cuda_with_a_gpu_that_is_too_old_does_not_start():
+    refused(["compute capability 7.0"], {"FAKE_GPU_MAJOR": "7"}, cuda_plugin=plugin())
+
+
+@case
+def auto_goes_on_without_a_gpu_and_says_why():
+    for fake, path, why in (({}, NOWHERE, NOWHERE), ({"FAKE_GPUS": "0"}, plugin(), "there is no GPU")):
+        with gpu_cluster(fake=fake, device="auto", cuda_plugin=path) as c:
+            assert "no GPU is used" in c[0].log() and why in c[0].log(), c[0].log()
+            status = c[0].status()
+            assert status["cuda"] is None and status["gpus"] == [], status
+            assert "GPU" not in c[0].ctl_run("status").stdout
+            a, = c.ranks("j", small_layout(), [0], hold=1, push=1)
+            a.do("train", steps=1, sets=SETS)
+
+
+@case
+def auto_finds_a_gpu():
+    with gpu_cluster(device="auto") as c:
+        assert len(c[0].status()["gpus"]) == 1
+
+
+@case
+def host_does_not_look_for_a_gpu():
+    with gpu_cluster(device="host") as c:
+        assert c[0].status()["gpus"] == []
+        with open(f"/proc/{c[0].process.pid}/maps", encoding="utf-8") as maps:
+            assert "fake-gpu" not in maps.read()
+
+
+# ---- what is told ----
+
+
+@case
+def status_tells_each_gpu():
+    with gpu_cluster(fake={"FAKE_GPUS": "2", "FAKE_GPU_BYTES": str(1 << 28)}) as c:
+        status = c[0].status()
+        assert status["cuda"] == {"plugin_interface": 2, "driver": "12.4", "runtime": "12.4"}, status["cuda"]
+        assert [g["name"] for g in status["gpus"]] == ["fake GPU 0", "fake GPU 1"], status["gpus"]
+        for n, gpu in enumerate(status["gpus"]):
+            assert gpu["memory"] == {"total": 1 << 28, "free": 1 << 28, "used": 0, "zerod": 0}, gpu
+            assert gpu["allocations"] == [] and gpu["compute_capability"] == "9.0", gpu
+            assert gpu["uuid"] == f"GPU-7a65726f-6420-6661-6b65-2047505520{n:02x}", gpu
+        said = c[0].ctl_run("status").stdout
+        assert "GPU 1: fake GPU 1, GPU-7a65726f" in said and "CUDA: driver 12.4" in said, said
+
+
+@case
+def status_is_asked_for_while_the_daemon_stops():
+    """The question goes through another thread: the stop waits for that."""
+    with gpu_cluster() as c:
+        asking = [spawn([Tools.zeroctl, "--socket", c[0].socket, "status"], stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL) for _ in range(12)]
+        c.others += asking
+        until(lambda: any(p.poll() is not None for p in asking), what="the first answer")
+        assert end_process(c[0].process, REPLY_S), c[0].log()
+
+
+# ---- computing, with states and windows in host memory ----
+
+
+@case
+def host_memory_is_computed_as_without_gpus():
+    sums = []
+    for device in ("host", "cuda"):
+        with gpu_cluster(2, device=device) as c:
+            ranks = c.ranks("j", small_layout(), [0, 1], hold=1, push=1)
+            for a in ranks:
+                a.start("train", steps=3, sets=SETS)
+            for a in ranks:
+                a.good(a.finish())
+            sums.append(c[0].ctl("checksum", "j")["planes"])
+    assert sums[0] == sums[1], sums
+
+
+if __name__ == "__main__":
+    main()
