@@ -21,6 +21,11 @@ bool state_ends(const struct placement *view, uint64_t whole, uint64_t epoch)
         return whole == view->epoch && epoch < whole;
 }
 
+bool state_void(const struct placement *view, uint64_t stands, uint64_t epoch)
+{
+        return stands < epoch && epoch < view->epoch;
+}
+
 enum settling settling(uint64_t prepared, uint64_t last)
 {
         if (!prepared)

@@ -7,7 +7,7 @@
  * of which that holds.  A step that was decided on these is carried out and any other is void
  * (enum settling); then each holder in force is filled from them (pieces.h).  When none is
  * lacking the placement in force is whole, and only then earlier states are deleted, wherever they
- * are.  No step is begun before.
+ * are; those of a move that was broken off go before.  No step is begun before.
  *
  * So a placement that has never been whole never had a step of its own: what is left of one, since
  * its move was broken off by another change, stands as it was filled, and does not count.
@@ -33,6 +33,12 @@ struct state_place {
 enum state_use state_use(const struct placement *view, uint32_t node, const struct state_place *s);
 /* The word that a placement is whole deletes a state of an earlier one on a node. */
 bool state_ends(const struct placement *view, uint64_t whole, uint64_t epoch);
+
+/*
+ * The word that the job stands where states of an earlier placement do deletes one of a later
+ * placement, unless that is in force: it was filled for a move that was broken off, and makes room.
+ */
+bool state_void(const struct placement *view, uint64_t stands, uint64_t epoch);
 
 /* What a former state does when it hears where the job stood. */
 enum settling {

@@ -200,6 +200,24 @@ def idle_job_is_taken_back():
 
 
 @case
+def taken_back_where_room_is_short():
+    """What was filled for the move makes room for what comes back: there is room for two states, not for three."""
+    with Cluster(3, owners=2, per_node={2: {"memory_limit": 4096}}) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, STEPS)
+        for a in ranks:
+            c.dismiss(a)
+        for d in c.daemons[:2]:
+            d.options["memory_limit"] = int(2.2 * d.status()["memory"]["state_used"])
+            d.restart()
+        c.wait_up()
+        fails(c, c[0], "add-node", "n2")
+        lies_on(c, ["n0", "n1"])
+        as_undisturbed(c, [0, 1])
+
+
+@case
 def takeover_is_not_taken_back():
     """The list before is not there any more: it is said what is wrong, and waited for."""
     with Cluster(2, mirror=1, start=False, memory_limit=9 << 20) as c:

@@ -19,6 +19,14 @@ void former_take_up(struct job *job)
         }
 }
 
+static bool is_read(const struct holding *h)
+{
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                if (h->pins[g])
+                        return true;
+        return update_running(h->update);
+}
+
 /* ---- Settle ---------------------------------------------------------------------------- */
 
 static bool settles(const struct job *job, uint64_t call)
@@ -58,6 +66,21 @@ static void settled(struct job *job, uint64_t call)
                 answer(job->x, job->coordinator, &m, ZERO_OK, "");
 }
 
+/* Of a move that was broken off.  What is read goes later, with all others. */
+static void drop_void(struct job *job, uint64_t stands)
+{
+        list_for_each (&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (!state_void(&job->place, stands, h->state->id.epoch) || is_read(h))
+                        continue;
+                log_info("job %s: its state of epoch %llu, which was never used, is deleted",
+                         job->name, (unsigned long long)h->state->id.epoch);
+                state_drop(STEAL(h->state));
+                holding_free(h);
+        }
+}
+
 void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         bool some = false;
@@ -70,6 +93,8 @@ void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessa
                 some = true;
                 settle(h, m->settle->last, m->call);
         }
+        if (some)
+                drop_void(job, m->settle->placement);
         if (some)
                 settled(job, m->call);
         else
@@ -86,14 +111,6 @@ void former_updated(struct holding *h)
 }
 
 /* ---- Placed ---------------------------------------------------------------------------- */
-
-static bool is_read(const struct holding *h)
-{
-        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
-                if (h->pins[g])
-                        return true;
-        return update_running(h->update);
-}
 
 void former_sweep(struct job *job)
 {
