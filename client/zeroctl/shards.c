@@ -9,6 +9,7 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
         static const char *const planes[] = { "master", "exp_avg", "exp_avg_sq", "grad", "serve" };
         const json_t *bytes = json_object_get(shard, "bytes");
         const json_t *version = json_object_get(shard, "version");
+        const char *place = field_text(shard, "place");
         double first = field_number(shard, "first"), count = field_number(shard, "count");
         double device = field_number(shard, "device");
 
@@ -19,6 +20,7 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
                 table_add(t, PAINT_NONE, "%s/%.0f", field_text(shard, "owner"), device);
         else
                 table_add(t, PAINT_NONE, "%s", field_text(shard, "owner"));
+        table_add(t, PAINT_NONE, "%s", place[0] ? place : "-");
         table_add(t, PAINT_NONE, "%.0f-%.0f", first, first + count);
         for (size_t k = 0; k < 5; k++)
                 table_add(t, PAINT_NONE, "%s", unit_bytes(field_number(bytes, planes[k])).text);
@@ -36,7 +38,7 @@ static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
 
         fprintf(out, "%sjob %s%s\n", paint_begin(PAINT_HEAD, ctl->colour), field_text(job, "job"),
                 paint_end(PAINT_HEAD, ctl->colour));
-        table_init(&t, ">GROUP|NAME|DTYPE|OWNER|>ELEMENTS|>MASTER|>EXP_AVG|>EXP_AVG_SQ|>GRAD|"
+        table_init(&t, ">GROUP|NAME|DTYPE|OWNER|PLACE|>ELEMENTS|>MASTER|>EXP_AVG|>EXP_AVG_SQ|>GRAD|"
                        ">SERVE|>VERSION");
         json_array_foreach(json_object_get(job, "groups"), i, group)
         {

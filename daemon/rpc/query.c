@@ -69,11 +69,11 @@ static json_t *survey_ping(struct survey *s)
 static json_t *survey_shards(struct survey *s)
 {
         const struct placement *place = &s->job->place;
-        json_t *versions[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
+        json_t *held[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
 
         for (uint32_t o = 0; o < place->n_owners; o++)
-                versions[o] = report_versions_of(s->answers[place->node[o]].json, o);
-        json_array_append_new(jobs, report_shards(s->job, versions));
+                held[o] = report_held_by(s->answers[place->node[o]].json, o);
+        json_array_append_new(jobs, report_shards(s->job, held));
         json_object_set_new(j, "jobs", jobs);
         return j;
 }
@@ -146,7 +146,7 @@ static const struct survey_kind {
         uint64_t most_ms; /* 0: as long as the client waits */
 } survey_kinds[] = {
         { "ping", "ping", false, false, false, survey_ping, 0 },
-        { "shards", "versions", true, true, false, survey_shards, 0 },
+        { "shards", "held", true, true, false, survey_shards, 0 },
         { "checksum", "checksum", true, true, true, survey_checksum, 0 },
         { "drop", "drop", true, false, true, survey_drop, 0 },
         { "moves", "moves", false, false, false, survey_moves, MOVES_MS },
@@ -295,7 +295,7 @@ static int survey_start(struct pending_call *call, const struct survey_kind *kin
 /* All jobs' shards, of this node's knowledge only, where no job is named. */
 static json_t *all_shards(const struct rpc *rpc)
 {
-        json_t *versions[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
+        json_t *held[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
 
         list_for_each (&rpc->x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
@@ -303,10 +303,10 @@ static json_t *all_shards(const struct rpc *rpc)
 
                 if (job->opening)
                         continue;
-                own = report_versions(job);
+                own = report_held(job);
                 for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
-                        versions[o] = report_versions_of(own, o);
-                json_array_append_new(jobs, report_shards(job, versions));
+                        held[o] = report_held_by(own, o);
+                json_array_append_new(jobs, report_shards(job, held));
                 json_decref(own);
         }
         json_object_set_new(j, "jobs", jobs);
@@ -457,8 +457,8 @@ void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
                 snapshot_question(x, node, m);
         else if (!job || job->opening)
                 answer(x, node, m, ZERO_ENOJOB, "no such job on this node");
-        else if (strcmp(what, "versions") == 0)
-                query_answer(x, node, m->call, report_versions(job));
+        else if (strcmp(what, "held") == 0)
+                query_answer(x, node, m->call, report_held(job));
         else if (strcmp(what, "checksum") == 0)
                 query_checksum(job, node, m);
         else

@@ -4,27 +4,14 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "daemon/exchange/shards.h"
+#include "daemon/rpc/report_json.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
-
-static json_t *number(uint64_t n)
-{
-        return json_integer((json_int_t)n);
-}
 
 /* JSON has no NaN. */
 static json_t *real(double x)
 {
         return isfinite(x) ? json_real(x) : json_null();
-}
-
-/* Bytes from outside (names in messages) were checked for UTF-8 where they came in. */
-static json_t *text(const char *s)
-{
-        json_t *j = json_string(s);
-
-        return j ? j : json_string("?");
 }
 
 /* ---- jobs -------------------------------------------------------------------- */
@@ -322,98 +309,5 @@ json_t *report_config(const struct rpc *rpc)
 
         conf_each(rpc->x->conf, config_option, options);
         json_object_set_new(j, "options", options);
-        return j;
-}
-
-/* ---- shards ------------------------------------------------------------------------ */
-
-static json_t *holding_versions(const struct holding *h)
-{
-        json_t *versions = json_array();
-
-        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
-                json_array_append_new(versions, h->state->plan->shards[g].range.count
-                                                        ? number(h->shard_version[g])
-                                                        : json_null());
-        return versions;
-}
-
-json_t *report_versions(const struct job *job)
-{
-        json_t *owners = json_object();
-        char key[16];
-
-        for_holdings (job, h) {
-                snprintf(key, sizeof key, "%u", h->owner);
-                if (h->copy == 0)
-                        json_object_set_new(owners, key, holding_versions(h));
-        }
-        return owners;
-}
-
-json_t *report_versions_of(json_t *versions, uint32_t owner)
-{
-        char key[16];
-
-        snprintf(key, sizeof key, "%u", owner);
-        return json_object_get(versions, key);
-}
-
-static json_t *report_shard(const struct job *job, uint32_t group, uint32_t owner, json_t *version)
-{
-        struct range range = partition_range(job->partition, group, owner);
-        enum zero_dtype dtype = job->layout->groups[group].dtype;
-        uint64_t moments = shard_trainable(job->layout, group, range) * sizeof(float);
-        json_t *j = json_object(), *bytes = json_object();
-
-        json_object_set_new(j, "owner", text(node_name(job->x, job->place.node[owner])));
-        json_object_set_new(j, "device",
-                            number(holder_device(&job->place, holder_of(&job->place, owner, 0))));
-        json_object_set_new(j, "first", number(range.first));
-        json_object_set_new(j, "count", number(range.count));
-        json_object_set_new(bytes, "master", number(range.count * sizeof(float)));
-        json_object_set_new(bytes, "exp_avg", number(moments));
-        json_object_set_new(bytes, "exp_avg_sq", number(moments));
-        json_object_set_new(bytes, "grad", number(moments));
-        json_object_set_new(bytes, "serve",
-                            number(dtype == ZERO_FP32 ? 0 : range.count * dtype_size(dtype)));
-        json_object_set_new(j, "bytes", bytes);
-        if (version)
-                json_object_set(j, "version", version);
-        else
-                json_object_set_new(j, "version", json_null());
-        return j;
-}
-
-static json_t *report_group(const struct job *job, uint32_t group, json_t *const *versions)
-{
-        const struct layout_group *g = &job->layout->groups[group];
-        json_t *j = json_object(), *shards = json_array();
-
-        json_object_set_new(j, "group", text(g->name));
-        json_object_set_new(j, "index", number(group));
-        json_object_set_new(j, "elements", number(g->elements));
-        json_object_set_new(j, "dtype", text(dtype_name(g->dtype)));
-        for (uint32_t i = 0; i < job->partition->slices[group]; i++) {
-                uint32_t owner = partition_owner(job->partition, group, i);
-
-                json_array_append_new(shards,
-                                      report_shard(job, group, owner,
-                                                   versions[owner]
-                                                           ? json_array_get(versions[owner], group)
-                                                           : NULL));
-        }
-        json_object_set_new(j, "shards", shards);
-        return j;
-}
-
-json_t *report_shards(const struct job *job, json_t *const *versions)
-{
-        json_t *j = json_object(), *groups = json_array();
-
-        json_object_set_new(j, "job", text(job->name));
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                json_array_append_new(groups, report_group(job, g, versions));
-        json_object_set_new(j, "groups", groups);
         return j;
 }

@@ -19,9 +19,10 @@ json_t *report_cuda(void);
 json_t *report_jobs(const struct rpc *rpc);
 json_t *report_job(const struct job *job);
 json_t *report_config(const struct rpc *rpc);
-/* Versions of this owner's shards: [group] -> number, or null where it holds nothing. */
-json_t *report_versions(const struct job *job);
-/* Of one owner, borrowed; NULL: none. */
-json_t *report_versions_of(json_t *versions, uint32_t owner);
-/* A job's groups and shards; versions[owner] as report_versions_of() has them (may be NULL). */
-json_t *report_shards(const struct job *job, json_t *const *versions);
+/* What this node's owners hold, and where: versions are [group] -> number, or null where it is
+ * nothing. */
+json_t *report_held(const struct job *job);
+/* By one owner, borrowed; NULL: none. */
+json_t *report_held_by(json_t *held, uint32_t owner);
+/* A job's groups and shards; held[owner] as report_held_by() has it (may be NULL). */
+json_t *report_shards(const struct job *job, json_t *const *held);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/device/gpu.h"
+#include "daemon/rpc/report_json.h"
 
 /* 12040: "12.4" */
 static json_t *cuda_version(int version)
@@ -57,12 +58,12 @@ static json_t *report_gpu(uint32_t gpu, const struct gpu_use_now *now)
         json_t *j = json_object(), *memory = json_object();
 
         gpu_each(gpu, add_allocation, &a);
-        json_object_set_new(memory, "total", json_integer((json_int_t)now->total));
-        json_object_set_new(memory, "free", json_integer((json_int_t)now->free));
-        json_object_set_new(memory, "used", json_integer((json_int_t)(now->total - now->free)));
-        json_object_set_new(memory, "zerod", json_integer((json_int_t)a.bytes));
-        json_object_set_new(j, "gpu", json_integer((json_int_t)gpu));
-        json_object_set_new(j, "name", json_string(info->name));
+        json_object_set_new(memory, "total", number(now->total));
+        json_object_set_new(memory, "free", number(now->free));
+        json_object_set_new(memory, "used", number(now->total - now->free));
+        json_object_set_new(memory, "zerod", number(a.bytes));
+        json_object_set_new(j, "gpu", number(gpu));
+        json_object_set_new(j, "name", text(info->name));
         json_object_set_new(j, "uuid", uuid(info->uuid));
         json_object_set_new(j, "compute_capability",
                             json_sprintf("%d.%d", info->major, info->minor));
@@ -87,7 +88,7 @@ json_t *report_cuda(void)
         if (gpus_count() == 0)
                 return json_null();
         j = json_object();
-        json_object_set_new(j, "plugin_interface", json_integer(ZERO_CUDA_ABI_VERSION));
+        json_object_set_new(j, "plugin_interface", number(ZERO_CUDA_ABI_VERSION));
         json_object_set_new(j, "driver", cuda_version(gpu_info(0)->driver));
         json_object_set_new(j, "runtime", cuda_version(gpu_info(0)->runtime));
         return j;

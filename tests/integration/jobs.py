@@ -316,6 +316,7 @@ def json_shapes():
             has(c.checksum("job"), "job", "version", "checksum", "planes")
             groups = d.ctl("shards", "job")["jobs"][0]["groups"]
             assert len(groups) == 5 and {s["version"] for g in groups for s in g["shards"]} == {12}, groups
+            assert {s["place"] for g in groups for s in g["shards"]} == {"host"}, groups
             assert len(d.ctl("shards")["jobs"]) == 1
             options = {o["name"]: o for o in d.ctl("config")["options"]}
             assert options["node"]["value"] == d.name and ".conf" in options["node"]["source"], options["node"]

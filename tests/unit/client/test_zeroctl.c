@@ -175,12 +175,14 @@ Test(zeroctl, shards_tell_range_bytes_and_version)
                 "{\"jobs\":[{\"job\":\"gpt\",\"groups\":[{\"group\":\"h.0\",\"index\":1,"
                 "\"elements\":4096,\"dtype\":\"bf16\",\"shards\":[{\"owner\":\"a\",\"first\":0,"
                 "\"count\":2048,\"bytes\":{\"master\":8192,\"exp_avg\":8192,\"exp_avg_sq\":8192,"
-                "\"grad\":8192,\"serve\":4096},\"version\":12},{\"owner\":\"b\",\"first\":2048,"
+                "\"grad\":8192,\"serve\":4096},\"version\":12,\"place\":\"GPU "
+                "3\"},{\"owner\":\"b\",\"first\":2048,"
                 "\"count\":2048,\"bytes\":{},\"version\":null}]}]}]}"
         };
 
         cr_assert_eq(ask("shards gpt", &a), 0);
-        SHOWS("0-2048");
+        SHOWS("a      GPU 3  0-2048");
+        SHOWS("b      -  ");
         SHOWS("8.00 KiB");
         SHOWS("2048-4096");
         SHOWS("      -\n");
