@@ -181,7 +181,7 @@ Test(zeroctl, shards_tell_range_bytes_and_version)
         };
 
         cr_assert_eq(ask("shards gpt", &a), 0);
-        SHOWS("a      GPU 3  0-2048");
+        SHOWS("a      GPU 3     0-2048");
         SHOWS("b      -  ");
         SHOWS("8.00 KiB");
         SHOWS("2048-4096");
