@@ -1,6 +1,8 @@
 /* One job's ranks, windows and memory, as status tells them. */
 #include "ctl.h"
 
+#include <string.h>
+
 #include "table.h"
 #include "units.h"
 
@@ -51,10 +53,13 @@ static void show_traffic(FILE *out, const json_t *job)
 {
         const json_t *gather = json_object_get(job, "gather");
         double hits = field_number(gather, "hits"), misses = field_number(gather, "misses");
+        const char *place = field_text(gather, "place");
+        bool host = *place == '\0' || strcmp(place, "host") == 0;
 
-        fprintf(out, "  gather   window %s in %.0f slots, %s hits and %s misses",
-                unit_bytes(field_number(gather, "window_bytes")).text,
-                field_number(gather, "slots"), unit_count(hits).text, unit_count(misses).text);
+        fprintf(out, "  gather   window %s%s%s in %.0f slots, %s hits and %s misses",
+                unit_bytes(field_number(gather, "window_bytes")).text, host ? "" : " on ",
+                host ? "" : place, field_number(gather, "slots"), unit_count(hits).text,
+                unit_count(misses).text);
         if (hits + misses > 0)
                 fprintf(out, " (%.1f %%)", 100 * hits / (hits + misses));
         fprintf(out, ", %s elements received\n",

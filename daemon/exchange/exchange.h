@@ -6,8 +6,8 @@
  *   resume.c       jobs that an earlier process left      drain.c   leaving between two steps
  *   holding.c      an owner's shards on this node         shard.c   as others read them
  *   call.h         payloads asked for; messages that want an answer
+ *   rank/rank.h    ranks of this node                     disk.h    work that blocks
  *   request.h      clients' calls that wait: deadlines and names
- *   disk.h         work that blocks
  *
  * and in rooms of their own
  *
@@ -29,8 +29,10 @@
 #include <uv.h>
 
 #include "daemon/conf/conf.h"
+#include "daemon/device/gpu.h"
 #include "daemon/exchange/call.h"
 #include "daemon/exchange/moving/move.h"
+#include "daemon/exchange/rank/rank.h"
 #include "daemon/exchange/rank/seat.h"
 #include "daemon/exchange/request.h"
 #include "daemon/fabric/fabric.h"
@@ -120,6 +122,12 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
 uint64_t exchange_now(const struct exchange *x);
 const char *node_name(const struct exchange *x, uint32_t node);
 
+/* What computes on memory of which some lies on a GPU, or none. */
+static inline const struct device_ops *ops_for(const struct exchange *x, bool gpu)
+{
+        return gpu ? gpu_ops() : x->ops;
+}
+
 /* ---- jobs ---------------------------------------------------------------- */
 
 enum { WAIT_LINES = 32 };
@@ -144,7 +152,8 @@ struct job {
         char name[ZERO_NAME_MAX + 1];
         uint32_t uid, world_size, coordinator; /* coordinator: node */
         enum zero_dtype reduce_dtype;
-        enum zero_dtype grad_dtype; /* what local ranks push; set by the first of them */
+        enum zero_dtype grad_dtype;  /* what local ranks push; set by the first of them */
+        struct window_place windows; /* of the local ranks; as well */
         layout *layout;
         struct placement place;
         struct partition *partition;
@@ -269,99 +278,6 @@ void shard_ready(struct holding *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void shard_forget_node(struct job *job, uint32_t node);
 
-/* ---- local ranks ----------------------------------------------------------- */
-
-/* Memory of one session that its trainer writes; lives as long as somebody reads it. */
-struct push_window {
-        uint32_t references;
-        struct segment segment;
-        uint64_t transfer_bytes;
-        struct slots *slots; /* NULL for observers */
-};
-void push_window_unref(struct push_window *w);
-/* l NULL: a transfer area only. */
-int push_window_new(struct push_window **ret, const layout *l, uint32_t push_groups,
-                    enum zero_dtype grad_dtype, struct fault *fault);
-
-struct rank_needs {
-        uint32_t uid, pid, rank, world_size, local_world_size;
-        uint32_t hold_groups, push_groups, timeout_ms, incarnation;
-        enum zero_dtype grad_dtype, reduce_dtype;
-        bool fail_on_lost, resume;
-};
-
-/* What a session is told without having asked: it is the rank's no more. */
-struct rank_events {
-        void (*gone)(void *arg, int status, const char *text);
-        void *arg;
-};
-
-enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD };
-
-struct rank {
-        struct list link; /* exchange.joining */
-        struct exchange *x;
-        char job_name[ZERO_NAME_MAX + 1];
-        struct job *job;      /* NULL until it has joined */
-        Zero__Layout *layout; /* its own, until it has joined */
-        struct rank_needs needs;
-        struct rank_events events;
-        bool calling, left; /* a join is under way; the session has ended meanwhile */
-        bool admitted;      /* attaching has succeeded */
-        uint64_t session;   /* its number on this node */
-        uint32_t rank, pid;
-        uint32_t hold_groups, held; /* held: asked for or held */
-        enum hold *holds;           /* [group] */
-        struct push_window *window;
-        enum zero_dtype grad_dtype;
-        struct request *attaching; /* waits for the job to start */
-        struct request *closing;   /* waits in zero_norm() or zero_step() */
-        bool wants_norm;           /* closing is a norm request */
-        uint32_t pushed;           /* groups, in this attempt */
-        uint32_t last_pushed;      /* group */
-        uint64_t active_ms;        /* loop time of its last call */
-};
-
-/*
- * A rank attaches: its layout goes to the coordinator; r ends when the job has started.
- * *ret_rank is the session's handle at once; it is given back by rank_leave().
- */
-int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
-                const struct rank_needs *needs, const struct rank_events *events, struct request *r,
-                struct rank **ret_rank, struct fault *fault);
-/* The session has ended. */
-void rank_leave(struct rank *rank, bool orderly);
-int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault);
-/* The fetch has ended: the rank holds the group from here on, or does not. */
-void rank_fetched(struct rank *rank, uint32_t group, bool ok);
-void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
-int rank_release(struct rank *rank, const Zero__Release *release, struct fault *fault);
-int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
-/* params NULL: zero_norm(); else blob is kept with the step. */
-int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
-               const ProtobufCBinaryData *blob, struct request *r, struct fault *fault);
-/* What it did in the attempt before is over; its leases too, unless they ended with the step. */
-void rank_begin_attempt(struct rank *rank, bool decided);
-/* Micro-batches of a group that were accepted from the rank, whichever its session, in this
- * attempt. */
-uint32_t rank_accepted(const struct rank *rank, uint32_t group);
-/* The job's first late rank or node, as its coordinator last told. */
-int job_describe(const struct job *job, struct wait_line *ret);
-/* A node that the job needs and that is away. */
-bool job_away(const struct job *job, struct wait_line *ret);
-/* The owners do not carry zero_step() out: the calls of local ranks fail, the attempt goes on. */
-void ranks_refuse_step(struct job *job, int status, const char *text);
-/* Without a rank that was lost the attempt cannot end: ZERO_ELOSTRANK and its name, or OK. */
-int job_lost(const struct job *job, struct fault *fault);
-/* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */
-void ranks_up(struct exchange *x, uint32_t node);
-/* A rank has attached on another node: that session of it here, if it lives, is told and ends. */
-void rank_fence(struct job *job, uint32_t rank, uint64_t session);
-/* Ranks that took the place of one that had stepped already: the step is over. */
-void ranks_admit(struct job *job);
-/* What this node's ranks and owners keep others waiting for. */
-uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
-
 /* ---- gather ---------------------------------------------------------------- */
 
 struct gather_info {
@@ -370,7 +286,9 @@ struct gather_info {
 };
 int gather_new(struct job *job, struct gather **ret);
 void gather_free(struct gather *g);
-/* Makes the window at the first rank, checks it at every further one. */
+/* Makes the window at the first rank, where the job has its windows; checks it at every further
+ * one. */
+bool gather_has_window(const struct job *job);
 int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
                  struct fault *fault);
 /* A rank that was admitted has left. */
@@ -385,7 +303,12 @@ void gather_up(struct job *job);
 void gather_shard_ready(struct job *job, uint32_t group);
 /* The group's bytes were changed by a put. */
 void gather_dirty(struct job *job, uint32_t group);
-/* Whether the group is served by mapping the serve plane. */
+/*
+ * The serve plane that trainers map: only where this node holds everything, else they would map
+ * more than their windows, and only where it lies in their place; or NULL.
+ */
+const struct segment *gather_serve(const struct job *job);
+/* Whether the group is served by mapping it. */
 bool gather_mapped(const struct job *job, uint32_t group);
 void gather_info(const struct job *job, struct gather_info *ret);
 /* Ends every waiting fetch. */

@@ -132,6 +132,8 @@ void job_fail_requests(struct job *job, int status, const char *text)
 
                 if (rank && rank->closing)
                         request_end(STEAL(rank->closing), status, "%s", text);
+                if (rank)
+                        due_fail(rank, status, text);
         }
         gather_fail(job, status, text);
 }

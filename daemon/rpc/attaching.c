@@ -1,6 +1,7 @@
 /* A session attaches: as a rank, with windows and what an earlier session left; or as an observer.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
@@ -41,13 +42,25 @@ static uint32_t *reply_accepted(const struct rank *rank, Zero__AttachReply *atta
         return accepted;
 }
 
+/* Its size; it goes as a descriptor, or, where none can be passed, as a handle. */
+static uint64_t reply_pass(const struct segment *s, ProtobufCBinaryData *handle, int *fds,
+                           size_t *n)
+{
+        if (!s || !s->bytes)
+                return 0;
+        if (s->fd >= 0)
+                fds[(*n)++] = s->fd;
+        else
+                *handle = (ProtobufCBinaryData){ sizeof s->handle, (uint8_t *)s->handle };
+        return s->bytes;
+}
+
 void reply_attach(struct pending_call *call, Zero__Reply *reply)
 {
         struct session *s = call->session;
         struct rank *rank = s->rank;
         struct job *job = rank->job;
-        const struct holding *sole = holding_sole(job);
-        const struct segment *gather = gather_segment(job->gather);
+        const struct segment *gather = gather_segment(job->gather), *serve = gather_serve(job);
         Zero__AttachReply attach = ZERO__ATTACH_REPLY__INIT;
         Zero__StepReply last = ZERO__STEP_REPLY__INIT;
         uint32_t *accepted;
@@ -62,14 +75,9 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         attach.session_bytes = rank->window->segment.bytes;
         attach.transfer_bytes = rank->window->transfer_bytes;
         fds[n++] = rank->window->segment.fd;
-        if (gather) {
-                attach.gather_bytes = gather->bytes;
-                fds[n++] = gather->fd;
-        }
-        if (sole && sole->state->serve) {
-                attach.serve_bytes = sole->state->plan->serve_bytes;
-                fds[n++] = sole->state->serve_fd;
-        }
+        attach.push_bytes = reply_pass(&rank->window->gpu_slots, &attach.push_handle, fds, &n);
+        attach.gather_bytes = reply_pass(gather, &attach.gather_handle, fds, &n);
+        attach.serve_bytes = reply_pass(serve, &attach.serve_handle, fds, &n);
         reply->body_case = ZERO__REPLY__BODY_ATTACH;
         reply->attach = &attach;
         session_reply(s, reply, fds, n);
@@ -92,7 +100,7 @@ static int attach_observer(struct pending_call *call, struct fault *fault)
                                  job->uid);
         if (s->job)
                 return fault_set(fault, ZERO_EORDER, "attached already");
-        r = push_window_new(&s->window, NULL, 0, ZERO_FP32, fault);
+        r = push_window_new(&s->window, fault);
         if (r)
                 return r;
         if (layout_to_message(job->layout, &attach.layout))
@@ -126,10 +134,62 @@ static void session_fenced(void *arg, int status, const char *text)
         session_end(s);
 }
 
-int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault)
+/* Where the rank's windows are to be, and the events of that GPU that it will name. */
+static int attach_place(const Zero__Attach *m, struct rank_needs *needs, struct fault *fault)
+{
+        uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
+        char uuid[2 * ZERO_GPU_UUID + 1] = "";
+        int gpu;
+
+        if (m->gpu.len == 0 && m->n_events == 0)
+                return 0;
+        if (m->gpu.len != ZERO_GPU_UUID || m->n_events > ZERO_GPU_EVENTS)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "a GPU is named by %d bytes, with %d events at "
+                                 "most",
+                                 ZERO_GPU_UUID, ZERO_GPU_EVENTS);
+        for (size_t i = 0; i < m->n_events; i++) {
+                if (m->events[i].len != ZERO_GPU_HANDLE)
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "an event's handle has %d bytes, not %zu", ZERO_GPU_HANDLE,
+                                         m->events[i].len);
+                memcpy(handles[i], m->events[i].data, ZERO_GPU_HANDLE);
+        }
+        for (size_t i = 0; i < ZERO_GPU_UUID; i++)
+                sprintf(uuid + 2 * i, "%02x", m->gpu.data[i]);
+        gpu = gpu_find(m->gpu.data);
+        if (gpu < 0)
+                return fault_set(
+                        fault, ZERO_EGPU,
+                        "this daemon uses no GPU of UUID %s, but %u others: see the option "
+                        "device and 'zeroctl status', or attach without a device",
+                        uuid, gpus_count());
+        needs->windows = (struct window_place){ .on_gpu = true, .gpu = (uint32_t)gpu };
+        if (m->n_events == 0)
+                return 0;
+        return gpu_events_open((uint32_t)gpu, handles, (uint32_t)m->n_events, &needs->gpu_events,
+                               fault);
+}
+
+/* A session that is not attached, and may try. */
+static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct rank_needs *needs,
+                       struct fault *fault)
 {
         struct session *s = call->session;
         struct rank_events events = { session_fenced, s };
+        int r = attach_place(m, needs, fault);
+
+        if (!r)
+                r = rank_attach(s->rpc->x, s->job_name, m->layout, needs, &events, &call->request,
+                                &s->rank, fault);
+        if (r)
+                gpu_events_close(needs->gpu_events);
+        return r;
+}
+
+int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault)
+{
+        struct session *s = call->session;
         struct rank_needs needs = { .uid = s->uid,
                                     .pid = (uint32_t)s->pid,
                                     .rank = (uint32_t)s->rank_number,
@@ -155,6 +215,5 @@ int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault
                 return fault_set(fault, ZERO_EORDER, "attached already");
         if (!m->layout)
                 return fault_set(fault, ZERO_EINVAL, "a rank brings its layout");
-        return rank_attach(s->rpc->x, s->job_name, m->layout, &needs, &events, &call->request,
-                           &s->rank, fault);
+        return attach_rank(call, m, &needs, fault);
 }

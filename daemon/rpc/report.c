@@ -63,9 +63,12 @@ static json_t *report_gather(const struct job *job)
 {
         struct gather_info info;
         json_t *j = json_object();
+        char place[20];
 
         gather_info(job, &info);
+        window_place_name(&job->windows, place, sizeof place);
         json_object_set_new(j, "window_bytes", number(info.window_bytes));
+        json_object_set_new(j, "place", text(place));
         json_object_set_new(j, "slots", number(info.slots));
         json_object_set_new(j, "hits", number(info.hits));
         json_object_set_new(j, "misses", number(info.misses));
@@ -129,7 +132,9 @@ static json_t *report_sessions(const struct job *job)
                 json_object_set_new(s, "rank", number(r));
                 json_object_set_new(s, "pid", number(rank->pid));
                 json_object_set_new(s, "held", number(rank->held));
-                json_object_set_new(s, "push_window", number(rank->window->segment.bytes));
+                json_object_set_new(
+                        s, "push_window",
+                        number(rank->window->segment.bytes + rank->window->gpu_slots.bytes));
                 json_array_append_new(sessions, s);
         }
         return sessions;

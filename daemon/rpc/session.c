@@ -173,20 +173,6 @@ static int handle_access(struct pending_call *call, const Zero__Access *m, bool 
         return access_start(job, window, m, put, s->timeout_ms, &call->request, fault);
 }
 
-static int handle_step(struct pending_call *call, const Zero__Step *m, struct fault *fault)
-{
-        struct step_params params;
-        int r;
-
-        if (!m->params)
-                return fault_set(fault, ZERO_EINVAL, "a step needs its parameters");
-        r = step_params_from_message(m->params, &params, fault);
-        if (r)
-                return r;
-        return rank_close(call->session->rank, m->attempt, &params, &m->blob, &call->request,
-                          fault);
-}
-
 /* Requests of an attached rank. */
 static int handle_rank(struct pending_call *call, const Zero__Request *m, struct fault *fault)
 {
@@ -207,16 +193,13 @@ static int handle_rank(struct pending_call *call, const Zero__Request *m, struct
                 request_end(&call->request, ZERO_OK, NULL);
                 return 0;
         case ZERO__REQUEST__BODY_RELEASE:
-                r = rank_release(rank, m->release, fault);
-                if (r == 0)
-                        request_end(&call->request, ZERO_OK, NULL);
-                return r;
+                return rank_release(rank, m->release, &call->request, fault);
         case ZERO__REQUEST__BODY_PUSH:
                 return rank_push(rank, m->push, &call->request, fault);
         case ZERO__REQUEST__BODY_NORM:
-                return rank_close(rank, m->norm->attempt, NULL, NULL, &call->request, fault);
+                return rank_norm(rank, m->norm, &call->request, fault);
         case ZERO__REQUEST__BODY_STEP:
-                return handle_step(call, m->step, fault);
+                return rank_step(rank, m->step, &call->request, fault);
         default:
                 return fault_set(fault, ZERO_EPROTO, "request not understood");
         }

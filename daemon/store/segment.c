@@ -9,10 +9,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/device/gpu.h"
 #include "proto/cleanup.h"
 
 int segment_reserve(int fd, uint64_t bytes)
@@ -74,11 +76,40 @@ int segment_new(const char *name, uint64_t bytes, unsigned flags, struct segment
         return 0;
 }
 
+int segment_new_on_gpu(uint32_t gpu, const char *name, uint64_t bytes, struct segment *ret,
+                       struct fault *fault)
+{
+        struct zero_cuda_share share;
+        int r = gpu_share(gpu, bytes, name, &share, fault);
+
+        if (r)
+                return r;
+        *ret = (struct segment){ .fd = share.fd,
+                                 .data = share.memory,
+                                 .bytes = share.bytes,
+                                 .on_gpu = true,
+                                 .gpu = gpu };
+        memcpy(ret->handle, share.handle, sizeof ret->handle);
+        return 0;
+}
+
+static void free_on_gpu(const struct segment *s)
+{
+        struct zero_cuda_share share = { .memory = s->data, .bytes = s->bytes, .fd = s->fd };
+
+        memcpy(share.handle, s->handle, sizeof share.handle);
+        gpu_unshare(&share);
+}
+
 void segment_free(struct segment *s)
 {
-        if (s->fd < 0)
+        if (s->on_gpu)
+                free_on_gpu(s);
+        else if (s->fd < 0)
                 return;
-        munmap(s->data, s->bytes);
-        close(s->fd);
+        else {
+                munmap(s->data, s->bytes);
+                close(s->fd);
+        }
         *s = (struct segment){ .fd = -1 };
 }

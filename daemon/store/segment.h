@@ -1,11 +1,14 @@
 /*
  * Memory that is passed to other processes: anonymous files (memfd) of mode 0600, mapped
- * writable here, sealed against every change of size.  The descriptor is
+ * writable here, sealed against every change of size; or an allocation on a GPU.  The descriptor is
  * inherited by nobody and is passed over a socket only.
  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "proto/fault.h"
+#include "proto/zero_gpu.h"
 
 enum segment_flags {
         SEGMENT_SHARED = 0,    /* whoever gets the descriptor may write */
@@ -14,9 +17,12 @@ enum segment_flags {
 };
 
 struct segment {
-        int fd; /* -1: none */
+        int fd; /* -1: none; or it is on a GPU and is passed by its handle */
         void *data;
         uint64_t bytes;
+        bool on_gpu;  /* then data is not for the CPU: gpu_ops() alone touches it */
+        uint32_t gpu; /* with on_gpu: which */
+        uint8_t handle[ZERO_GPU_HANDLE];
 };
 
 /*
@@ -25,7 +31,10 @@ struct segment {
  */
 int segment_new(const char *name, uint64_t bytes, unsigned flags, struct segment *ret,
                 struct fault *fault);
-/* For one that segment_new() made or { .fd = -1 }; leaves the latter. */
+/* As segment_new(), on a GPU of this machine.  ZERO_ENOMEM: it has not that much memory left. */
+int segment_new_on_gpu(uint32_t gpu, const char *name, uint64_t bytes, struct segment *ret,
+                       struct fault *fault);
+/* For one that was made so or { .fd = -1 }; leaves the latter. */
 void segment_free(struct segment *s);
 /* Gives a file this size and its space at once, or -errno. */
 int segment_reserve(int fd, uint64_t bytes);

@@ -59,11 +59,9 @@ static int state_new(struct store *store, const char *file, struct state **ret)
         CLEANUP(cleanup_state_free) struct state *s = calloc(1, sizeof(*s));
         if (!s)
                 return -ENOMEM;
-        *s = (struct state){ .store = store,
-                             .fd = -1,
-                             .serve_fd = -1,
-                             .serve_segment = { .fd = -1 },
-                             .blobs = { .fd = -1 } };
+        *s = (struct state){
+                .store = store, .fd = -1, .serve_segment = { .fd = -1 }, .blobs = { .fd = -1 }
+        };
         s->file = strdup(file);
         if (!s->file)
                 return -ENOMEM;
@@ -90,7 +88,6 @@ static int make_serve(struct state *s, const struct plan *plan, struct fault *fa
         if (r)
                 return r;
         s->serve = s->serve_segment.data;
-        s->serve_fd = s->serve_segment.fd;
         return 0;
 }
 

@@ -76,7 +76,7 @@ struct state {
         struct plan *plan;                           /* owned */
         float *master, *exp_avg, *exp_avg_sq, *grad; /* in the file's mapping */
         uint8_t *serve;                              /* NULL if there is nothing to serve from */
-        int serve_fd; /* memfd, sealed against resizing and later writers; -1 */
+        struct segment serve_segment;                /* it; sealed against later writers */
         /* [tensor]: updates so far, and hyperparameter set, below ZERO_SET_MAX; what is in the
          * file: change it by state_put_*() only */
         const uint64_t *tensor_step, *tensor_set;
@@ -96,9 +96,8 @@ struct state {
         struct record_copy *copies[2];
         /* the tables in the file, each number with its check value (tables.c) */
         uint64_t *steps[2], *presents[2], *sets, *puts_words, *versions;
-        uint32_t putting;  /* puts under way */
-        uint64_t *numbers; /* tensor_step and tensor_set, to write */
-        struct segment serve_segment;
+        uint32_t putting;         /* puts under way */
+        uint64_t *numbers;        /* tensor_step and tensor_set, to write */
         struct state_blobs {      /* blobs.c */
                 int fd;           /* -1: there is no file */
                 uint32_t n_ranks; /* mapped */

@@ -55,13 +55,17 @@ bool slabless(const struct job *job, uint32_t group)
         return gather_mapped(job, group) || job->layout->groups[group].elements == 0;
 }
 
-/* Only where this node holds everything: else a trainer would map more than its windows. */
-bool gather_mapped(const struct job *job, uint32_t group)
+const struct segment *gather_serve(const struct job *job)
 {
         const struct holding *sole = holding_sole(job);
+        const struct segment *serve = sole && sole->state ? &sole->state->serve_segment : NULL;
 
-        return sole && sole->state && sole->state->serve &&
-               job->layout->groups[group].dtype != ZERO_FP32 &&
+        return serve && serve->data && window_place_has(&job->windows, serve) ? serve : NULL;
+}
+
+bool gather_mapped(const struct job *job, uint32_t group)
+{
+        return gather_serve(job) && job->layout->groups[group].dtype != ZERO_FP32 &&
                job->layout->groups[group].elements > 0;
 }
 
@@ -99,6 +103,20 @@ static int gather_make_slots(struct job *job, uint64_t groups, struct slots **re
         return slots_new(job->layout, wanted ? wanted : 1, 0, g->skip, ret);
 }
 
+static int gather_make_segment(struct job *job, uint64_t bytes, struct fault *fault)
+{
+        struct segment *s = &job->gather->segment;
+        char what[ZERO_NAME_MAX + 40];
+
+        if (bytes == 0)
+                return 0;
+        if (!job->windows.on_gpu)
+                return segment_new("zerod-gather", bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE, s,
+                                   fault);
+        snprintf(what, sizeof what, "the gather window of job %s", job->name);
+        return segment_new_on_gpu(job->windows.gpu, what, bytes, s, fault);
+}
+
 static int gather_make_window(struct job *job, uint64_t groups, struct fault *fault)
 {
         struct gather *g = job->gather;
@@ -109,13 +127,10 @@ static int gather_make_window(struct job *job, uint64_t groups, struct fault *fa
                 g->skip[i] = slabless(job, i);
         if (gather_make_slots(job, groups, &slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        if (slots->bytes) {
-                r = segment_new("zerod-gather", slots->bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE,
-                                &g->segment, fault);
-                if (r) {
-                        slots_free(slots);
-                        return r;
-                }
+        r = gather_make_segment(job, slots->bytes, fault);
+        if (r) {
+                slots_free(slots);
+                return r;
         }
         if (window_init(&g->window, job->layout->n_groups, slots)) {
                 segment_free(&g->segment);
@@ -126,12 +141,18 @@ static int gather_make_window(struct job *job, uint64_t groups, struct fault *fa
         return 0;
 }
 
-int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
-                 struct fault *fault)
+bool gather_has_window(const struct job *job)
+{
+        return job->gather->has_window;
+}
+
+/* Whether the window, made if need be, has room for one more rank's groups. */
+static int gather_check(struct job *job, uint64_t own, uint32_t local_world_size,
+                        struct fault *fault)
 {
         struct gather *g = job->gather;
         uint32_t n = job->layout->n_groups;
-        uint64_t own = gather_wanted(hold_groups, n), total = g->admitted + own;
+        uint64_t total = g->admitted + own;
         struct slots *needed = NULL;
         int r = 0;
 
@@ -154,7 +175,6 @@ int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_siz
                 slots_free(needed);
                 return ZERO_EWINDOW;
         }
-        g->admitted = total;
         return 0;
 }
 
@@ -183,6 +203,19 @@ static void gather_vacate(struct job *job)
         }
         if (g->has_window)
                 gather_drop_window(job);
+}
+
+int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
+                 struct fault *fault)
+{
+        uint64_t own = gather_wanted(hold_groups, job->layout->n_groups);
+        int r = gather_check(job, own, local_world_size, fault);
+
+        if (r == 0)
+                job->gather->admitted += own;
+        else if (job->n_attached == 0 && gather_has_window(job))
+                gather_vacate(job);
+        return r;
 }
 
 void gather_leave(struct job *job, uint32_t hold_groups)

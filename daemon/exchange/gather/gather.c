@@ -3,7 +3,8 @@
  *
  * A group that one local owner holds in a serve plane is mapped: nothing moves.  Any other is
  * gathered into a slab of the window, once a version, however many ranks ask; those who
- * ask meanwhile wait for the same gather, those who ask later hit the window.
+ * ask meanwhile wait for the same gather, those who ask later hit the window.  Into a window on a
+ * GPU all is copied, from shards here or from buffers that other nodes' bytes land in.
  *
  * Invariants: at most one gather a group is in flight; a slab being filled is pinned; a
  * request waits in exactly one entry; an entry that waits for a slab is in `starving`, in
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/exchange/reduce/buffer.h"
 #include "proto/cleanup.h"
 
 enum { SLICES_IN_FLIGHT = 8 };
@@ -30,6 +32,7 @@ struct slice {
         uint64_t version;
         void *dst;
         const void *src;
+        void *buffer; /* another node's, on its way to a GPU */
         size_t bytes;
         uint64_t elements;
 };
@@ -50,6 +53,7 @@ static void slice_end(struct slice *s, bool ok)
                 e->again = true;
         if (!job->dead)
                 gather_advance(job, s->group);
+        free(s->buffer);
         free(s);
         job_unref(job);
 }
@@ -58,15 +62,24 @@ static void slice_copy(struct offload_task *task, uint32_t worker)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
-        s->job->x->ops->copy(s->dst, s->src, s->bytes);
+        ops_for(s->job->x, s->job->gather->segment.on_gpu)->copy(s->dst, s->src, s->bytes);
 }
 
 static void slice_copied(struct offload_task *task)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
-        shard_unpin(s->holding, s->group);
+        if (s->holding)
+                shard_unpin(s->holding, s->group);
         slice_end(s, true);
+}
+
+static void slice_submit(struct slice *s, const void *src)
+{
+        s->src = src;
+        s->task.run = slice_copy;
+        s->task.done = slice_copied;
+        offload_submit(s->job->x->offload, &s->task);
 }
 
 static void slice_landed(struct ask *ask, int status)
@@ -80,7 +93,10 @@ static void slice_landed(struct ask *ask, int status)
                 e->stalled = true;
         else if (ask->status && s->version == e->version) /* else a later one is wanted by now */
                 e->refused = ask->status;
-        slice_end(s, status == 0);
+        if (status == 0 && s->buffer)
+                slice_submit(s, s->buffer);
+        else
+                slice_end(s, status == 0);
 }
 
 static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct range range)
@@ -94,8 +110,13 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
         pull.first = range.first;
         pull.count = range.count;
         s->ask.done = slice_landed;
-        return ask_send(&s->ask, s->job, s->job->place.node[owner], TRAFFIC_GATHER, &pull, s->dst,
-                        s->bytes);
+        if (s->job->gather->segment.on_gpu) {
+                s->buffer = buffer_new(s->bytes);
+                if (!s->buffer)
+                        return -ENOMEM;
+        }
+        return ask_send(&s->ask, s->job, s->job->place.node[owner], TRAFFIC_GATHER, &pull,
+                        s->buffer ? s->buffer : s->dst, s->bytes);
 }
 
 /* Starts the i-th slice; false if it cannot start now (shard not ready, node not up). */
@@ -123,17 +144,15 @@ static bool slice_start(struct job *job, uint32_t group, uint32_t i)
                              .bytes = range.count * size,
                              .elements = range.count };
         if (!h && slice_ask(s, owner, e->version, range)) {
+                free(s->buffer);
                 free(s);
                 return false;
         }
         job_ref(job);
         e->in_flight++;
         if (h) {
-                s->src = state_shard(h->state, job->layout, group);
-                s->task.run = slice_copy;
-                s->task.done = slice_copied;
                 shard_pin(h, group);
-                offload_submit(job->x->offload, &s->task);
+                slice_submit(s, state_shard(h->state, job->layout, group));
         }
         return true;
 }

@@ -17,50 +17,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* A session's transfer area: pages appear when they are touched. */
-enum { TRANSFER_BYTES = 4 << 20 };
 enum { REJOIN_MS = 24 * 3600 * 1000 };
-
-void push_window_unref(struct push_window *w)
-{
-        if (!w || --w->references)
-                return;
-        segment_free(&w->segment);
-        slots_free(w->slots);
-        free(w);
-}
-
-int push_window_new(struct push_window **ret, const layout *l, uint32_t push_groups,
-                    enum zero_dtype grad_dtype, struct fault *fault)
-{
-        struct push_window *w = calloc(1, sizeof *w);
-        bool *skip = l ? calloc(l->n_groups, sizeof *skip) : NULL;
-        int r = 0;
-
-        if (!w || (l && !skip)) {
-                free(w);
-                free(skip);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        }
-        w->references = 1;
-        w->transfer_bytes = TRANSFER_BYTES;
-        for (uint32_t g = 0; l && g < l->n_groups; g++)
-                skip[g] = !layout_group_trainable(l, g);
-        if (l && slots_new(l, push_groups < 1 ? 1 : push_groups, grad_dtype, skip, &w->slots))
-                r = fault_set(fault, ZERO_ENOMEM, "out of memory");
-        free(skip);
-        if (!r)
-                r = segment_new("zerod-session",
-                                w->transfer_bytes + (w->slots ? w->slots->bytes : 0),
-                                SEGMENT_SHARED | SEGMENT_SPARSE, &w->segment, fault);
-        if (r) {
-                slots_free(w->slots);
-                free(w);
-                return r;
-        }
-        *ret = w;
-        return 0;
-}
 
 /* ---- attaching ---------------------------------------------------------------- */
 
@@ -132,12 +89,36 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
+void window_place_name(const struct window_place *p, char *text, size_t n)
+{
+        if (p->on_gpu)
+                snprintf(text, n, "gpu %u", p->gpu);
+        else
+                snprintf(text, n, "host");
+}
+
+/* All windows of a job on a node lie in one place; the first of its ranks names it. */
+static int place_check(const struct job *job, const struct window_place *wanted,
+                       struct fault *fault)
+{
+        char here[20], there[20];
+
+        if (!gather_has_window(job) || window_place_equal(&job->windows, wanted))
+                return 0;
+        window_place_name(&job->windows, here, sizeof here);
+        window_place_name(wanted, there, sizeof there);
+        return fault_set(fault, ZERO_ECONFLICT,
+                         "the windows of a job's ranks on one node lie in one place: %s, as those "
+                         "before have it, not %s: have all of them name the same device",
+                         here, there);
+}
+
 /* The job has started with this rank in it. */
 static int rank_enter(struct rank *rank, struct fault *fault)
 {
         struct job *job = job_find(rank->x, rank->job_name);
         const struct rank_needs *needs = &rank->needs;
-        int r;
+        int status;
 
         if (!job || !job->started)
                 return fault_set(fault, ZERO_EABORTED, "the job ended while the rank attached");
@@ -147,15 +128,19 @@ static int rank_enter(struct rank *rank, struct fault *fault)
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "ranks of one node push one dtype: %s here, %s so far",
                                  dtype_name(needs->grad_dtype), dtype_name(job->grad_dtype));
+        status = place_check(job, &needs->windows, fault);
+        if (status)
+                return status;
         rank->holds = calloc(job->layout->n_groups, sizeof *rank->holds);
         if (!rank->holds)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = push_window_new(&rank->window, job->layout, needs->push_groups, needs->grad_dtype,
-                            fault);
-        if (!r)
-                r = gather_admit(job, needs->hold_groups, needs->local_world_size, fault);
-        if (r)
-                return r;
+        status = push_window_new_rank(rank, job->layout, &rank->window, fault);
+        if (status)
+                return status;
+        job->windows = needs->windows;
+        status = gather_admit(job, needs->hold_groups, needs->local_world_size, fault);
+        if (status)
+                return status;
         job->grad_dtype = needs->grad_dtype;
         job->ranks[rank->rank] = rank;
         job->seats[rank->rank].refused = false; /* it hands in anew what was not accepted */
@@ -400,6 +385,7 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message
         r->subject = rank;
         r->describe = attach_describe;
         r->forget = attach_forget;
+        list_init(&rank->due);
         list_insert(&x->joining, &rank->link);
         rank_join(rank);
         *ret_rank = rank;
@@ -412,6 +398,7 @@ void rank_leave(struct rank *rank, bool orderly)
 
         if (!rank)
                 return;
+        due_drop(rank);
         job = rank->job;
         if (!job) {
                 rank->left = true;

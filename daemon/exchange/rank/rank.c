@@ -105,10 +105,12 @@ void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version)
                 gather_prefetch(rank->job, group, group_version(rank->job, group, version));
 }
 
-int rank_release(struct rank *rank, const Zero__Release *release, struct fault *fault)
+int rank_release(struct rank *rank, const Zero__Release *release, struct request *r,
+                 struct fault *fault)
 {
         uint32_t group = release->group;
         int status = group_check(rank, group, fault);
+        bool later;
 
         if (!status)
                 status = attempt_check(rank, release->attempt, fault);
@@ -117,9 +119,17 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct fault *
         if (rank->holds[group] != HOLD_HELD)
                 return fault_set(fault, ZERO_ENOTHELD, "group '%s' is not held",
                                  rank->job->layout->groups[group].name);
+        later = due_later(rank, release->event);
+        if (later)
+                status = due_add(rank, DUE_RELEASE, &release->base, release->event, r, fault);
+        if (status)
+                return status;
         rank->holds[group] = HOLD_NONE;
         rank->held--;
+        if (later)
+                return 0;
         gather_release(rank->job, group);
+        request_end(r, ZERO_OK, NULL);
         return 0;
 }
 
@@ -130,7 +140,13 @@ int job_lost(const struct job *job, struct fault *fault)
         return fault_set(fault, ZERO_ELOSTRANK, "rank %u was lost: its session ended", job->lost);
 }
 
-int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
+void rank_push_refused(struct rank *rank, uint64_t attempt)
+{
+        if (attempt == rank->job->attempt)
+                seat_of(rank)->refused = true;
+}
+
+int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
 {
         int status = group_check(rank, push->group, fault);
 
@@ -138,8 +154,8 @@ int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, stru
                 return fault->status; /* the attempt is void */
         if (!status)
                 status = reduce_push(rank, push, r, fault);
-        if (status && push->attempt == rank->job->attempt)
-                seat_of(rank)->refused = true; /* the step must not go on without it */
+        if (status)
+                rank_push_refused(rank, push->attempt);
         if (status)
                 return status;
         rank->active_ms = exchange_now(rank->x);
@@ -147,6 +163,19 @@ int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, stru
         rank->last_pushed = push->group;
         crash_point(CRASH_PUSH_ACCEPTED);
         return 0;
+}
+
+int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
+{
+        int status = group_check(rank, push->group, fault);
+
+        if (!due_later(rank, push->event))
+                return rank_push_now(rank, push, r, fault);
+        if (!status)
+                status = due_add(rank, DUE_PUSH, &push->base, push->event, r, fault);
+        if (status)
+                rank_push_refused(rank, push->attempt);
+        return status;
 }
 
 /* ---- ending the step ---------------------------------------------------------------- */
@@ -322,8 +351,9 @@ static void close_again(const struct job *job, struct request *r)
         request_end(r, ZERO_OK, NULL);
 }
 
-int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
-               const ProtobufCBinaryData *blob, struct request *r, struct fault *fault)
+/* params NULL: zero_norm(); else blob is kept with the step. */
+static int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
+                      const ProtobufCBinaryData *blob, struct request *r, struct fault *fault)
 {
         struct seat *seat;
         int status = rank_check(rank, fault);
@@ -355,6 +385,38 @@ int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *pa
         }
         close_report(rank->job, rank);
         return 0;
+}
+
+int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault)
+{
+        return rank_close(rank, norm->attempt, NULL, NULL, r, fault);
+}
+
+int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault)
+{
+        if (due_later(rank, 0))
+                return due_add(rank, DUE_NORM, &norm->base, 0, r, fault);
+        return rank_norm_now(rank, norm, r, fault);
+}
+
+int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault)
+{
+        struct step_params params;
+        int status;
+
+        if (!step->params)
+                return fault_set(fault, ZERO_EINVAL, "a step needs its parameters");
+        status = step_params_from_message(step->params, &params, fault);
+        if (status)
+                return status;
+        return rank_close(rank, step->attempt, &params, &step->blob, r, fault);
+}
+
+int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault)
+{
+        if (due_later(rank, step->event))
+                return due_add(rank, DUE_STEP, &step->base, step->event, r, fault);
+        return rank_step_now(rank, step, r, fault);
 }
 
 /* ---- names ------------------------------------------------------------------------------ */
@@ -413,6 +475,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
                          rank->pushed, rank->pushed ? ", the last of group '" : "",
                          rank->pushed ? job->layout->groups[rank->last_pushed].name : "",
                          rank->pushed ? "'" : "");
+                *ret_waiting = due_waits(rank, line) || *ret_waiting;
                 used++;
         }
         for_holdings (job, h)

@@ -38,6 +38,16 @@ static bool source_has(const struct contribution *c, uint32_t tensor_in_group)
         return !c->present || c->present[tensor_in_group];
 }
 
+/* Any of its sources. */
+static bool parcel_on_gpu(const struct parcel *p)
+{
+        bool on_gpu = false;
+
+        for (uint32_t i = 0; i < p->n_sources; i++)
+                on_gpu = on_gpu || contribution_on_gpu(p->sources[i]);
+        return on_gpu;
+}
+
 /* Offload thread: tensor by tensor, the present contributions in rank order. */
 static void parcel_sum(struct offload_task *task, uint32_t worker)
 {
@@ -45,6 +55,7 @@ static void parcel_sum(struct offload_task *task, uint32_t worker)
         const struct job *job = p->job;
         const struct layout_group *g = &job->layout->groups[p->group];
         size_t wire = dtype_size(job->reduce_dtype);
+        const struct device_ops *ops = ops_for(job->x, parcel_on_gpu(p));
         const void **src = malloc(p->n_sources * sizeof *src);
 
         if (!src)
@@ -59,8 +70,8 @@ static void parcel_sum(struct offload_task *task, uint32_t worker)
                                 src[k++] = (const char *)p->sources[s]->data +
                                            t->offset * dtype_size(from);
                 if (k && t->elements)
-                        job->x->ops->sum(job->reduce_dtype, (char *)p->buffer + t->offset * wire,
-                                         from, src, k, t->elements);
+                        ops->sum(job->reduce_dtype, (char *)p->buffer + t->offset * wire, from, src,
+                                 k, t->elements);
         }
         free(src);
 }
@@ -108,7 +119,7 @@ void parcel_start(struct parcel *p)
                 group_offer(job, p->group);
                 return;
         }
-        if (p->n_sources == 1 && p->grad_dtype == job->reduce_dtype) {
+        if (p->n_sources == 1 && p->grad_dtype == job->reduce_dtype && !parcel_on_gpu(p)) {
                 p->data = p->sources[0]->data;
                 p->ready = true;
                 group_offer(job, p->group);

@@ -3,10 +3,10 @@
  *
  * Contributions are keyed (attempt, group, micro-batch, rank).  When every local rank of a
  * group has pushed a micro-batch, or will not, the pushed ones are summed in fp32 in rank
- * order and rounded once to the wire dtype: a parcel.  A parcel is offered to every owner of the
- * group; it lives until each has taken its range.  One contribution that has the wire dtype already
- * is its own parcel, in place: nothing is copied.  A contribution without data only says that its
- * rank has nothing; where no rank has anything the offer is empty.
+ * order and rounded once to the wire dtype: a parcel, in host memory.  A parcel is offered to every
+ * owner of the group; it lives until each has taken its range.  One contribution that has the wire
+ * dtype already and is not on a GPU is its own parcel, in place: nothing is copied.  A contribution
+ * without data only says that its rank has nothing; where no rank has anything the offer is empty.
  *
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
  * once; parcels of a group are offered in the order of micro-batches; the last is marked.
@@ -134,6 +134,11 @@ void contribution_abort(struct contribution *c, const struct job *job)
                 contribution_free(c, ZERO_EABORTED, "the attempt is over");
 }
 
+bool contribution_on_gpu(const struct contribution *c)
+{
+        return c->window && c->window->gpu_slots.on_gpu;
+}
+
 /* The session that pushed is gone, or was told of the deadline: no one to acknowledge to. */
 static void push_forget(struct request *r)
 {
@@ -247,8 +252,7 @@ static struct contribution *contribution_new(struct rank *rank, const Zero__Push
         c->window = rank->window;
         c->window->references++;
         c->slot = push->slot;
-        c->data = (const char *)rank->window->segment.data + rank->window->transfer_bytes +
-                  slots_offset(rank->window->slots, push->slot);
+        c->data = push_window_slot(c->window, push->slot);
         return c;
 }
 

@@ -72,6 +72,8 @@ bool is_local(const struct job *job, uint32_t group, uint32_t rank);
 void contribution_free(struct contribution *c, int status, const char *text);
 /* Its push is acknowledged, or refused, if it was not yet. */
 void contribution_answer(struct contribution *c, int status, const char *text);
+/* Its data is not for the CPU. */
+bool contribution_on_gpu(const struct contribution *c);
 /* Out of its rank's queue. */
 void contribution_take(struct contribution *c);
 /* It counts for nothing: its push is refused. */

@@ -4,6 +4,7 @@
 #include "cases.h"
 #include "check.h"
 #include "listening.h"
+#include "stream.h"
 
 /* The others go on with their programs meanwhile; rank 3 does its second step if that is due. */
 static void attached_again(struct session *s)
@@ -55,14 +56,26 @@ static void replay(struct training *t, uint32_t turns, const struct outcome *exp
         session_close(&s);
 }
 
-static void a_rank_that_dies_and_comes_back_changes_nothing(void)
+static void dies_and_comes_back(uint32_t gpu_nodes)
 {
         struct training t = training_default();
         struct outcome expected = training_run(&t);
 
+        t.gpu_nodes = gpu_nodes;
         t.net.delay_ms = 1;
         for (uint32_t turns = 0; turns < 150; turns += 10)
                 replay(&t, turns, &expected);
+}
+
+static void a_rank_that_dies_and_comes_back_changes_nothing(void)
+{
+        dies_and_comes_back(0);
+}
+
+static void nor_with_windows_on_a_gpu(void)
+{
+        stream_gpus_open();
+        dies_and_comes_back(3);
 }
 
 /* The first n ranks end the step alone, and hear of another one. */
@@ -140,6 +153,7 @@ static void pushes_do_not_wait_for_a_lost_rank(void)
 const struct test_case lost_cases[] = {
         { "a-rank-that-dies-and-comes-back-changes-nothing",
           a_rank_that_dies_and_comes_back_changes_nothing },
+        { "nor-with-windows-on-a-gpu", nor_with_windows_on_a_gpu },
         { "others-hear-at-their-deadline-which-rank-is-late",
           others_hear_at_their_deadline_which_rank_is_late },
         { "others-hear-at-once-which-rank-was-lost", others_hear_at_once_which_rank_was_lost },

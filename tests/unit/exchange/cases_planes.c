@@ -41,7 +41,7 @@ static void client_open(struct client *c, struct net *net, uint32_t node)
 {
         *c = (struct client){ .net = net, .node = node };
         net_wait(net, job_is_there, c, "the node to have the job");
-        CHECK(push_window_new(&c->window, NULL, 0, ZERO_FP32, NULL) == 0);
+        CHECK(push_window_new(&c->window, NULL) == 0);
 }
 
 static bool client_done(void *arg)

@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "daemon/base/log.h"
+#include "daemon/exchange/gpu/wait.h"
 #include "proto/cleanup.h"
 
 /* ---- start ---- */
@@ -66,6 +67,8 @@ static void node_start(struct net_node *node, uint32_t self)
         CHECK(x->ops, "instruction set %s", o->isa);
         CHECK(store_open(node->directory, 0, &x->store, &fault) == 0, "%s", fault.text);
         CHECK(offload_new(x->loop, o->threads ? o->threads : 2, &x->offload) == 0);
+        if (gpus_count())
+                CHECK(gpu_waits_new(x->loop, &x->gpu_waits) == 0);
         CHECK(exchange_start(x) == 0);
         CHECK(fabric_new_inproc(node->net->inproc, self, o->delay_ms, &events, &x->fabric) == 0);
         jobs_resume(x);
@@ -171,6 +174,14 @@ static void stop_exchange(struct net_node *node)
         exchange_stop(&node->x, node_closed, node);
 }
 
+static void stop_waits(struct net_node *node)
+{
+        if (node->x.gpu_waits)
+                gpu_waits_close(node->x.gpu_waits, node_closed, node);
+        else
+                node_closed(node);
+}
+
 static void stop_fabric(struct net_node *node)
 {
         fabric_close(node->x.fabric, node_closed, node);
@@ -194,6 +205,7 @@ void net_stop(struct net *net)
                               list_empty(&x->coordinators) && list_empty(&x->requests.all),
                       "node %u", i);
         }
+        stop_stage(net, stop_waits, "the watch of GPUs to end");
         stop_stage(net, stop_fabric, "the fabrics to close");
         stop_stage(net, stop_offload, "the compute threads to end");
         for (uint32_t i = 0; i < net->options.nodes; i++)

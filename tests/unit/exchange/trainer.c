@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "stream.h"
 #include "proto/cleanup.h"
 
 enum { TIMEOUT_MS = 60000 };
@@ -18,7 +19,8 @@ struct task {
         struct trainer *trainer;
         struct op op;
         uint32_t slot;
-        bool waited; /* the program goes on when it ends */
+        uint32_t event; /* that its message names */
+        bool waited;    /* the program goes on when it ends */
 };
 
 static uint64_t mix(uint64_t z)
@@ -57,6 +59,16 @@ static void task_unlink(struct task *task)
         task->trainer->n_tasks--;
 }
 
+static const void *view_of(const struct trainer *t, uint32_t group, const struct request *r)
+{
+        const struct job *job = t->rank->job;
+        const struct segment *gather = gather_segment(job->gather);
+
+        if (r->result.fetch.serve)
+                return holding_sole(job)->state->serve + r->result.fetch.offset;
+        return gather ? (const char *)gather->data + r->result.fetch.offset : NULL;
+}
+
 static void note_result(struct trainer *t, const struct task *task)
 {
         const struct request *r = &task->request;
@@ -66,6 +78,8 @@ static void note_result(struct trainer *t, const struct task *task)
                 t->finite = r->result.norm.finite;
         } else if (task->op.kind == OP_ATTACH) {
                 t->attempt = t->rank->job->attempt;
+        } else if (task->op.kind == OP_FETCH) {
+                t->views[task->op.group] = view_of(t, task->op.group, r);
         } else if (task->op.kind == OP_STEP) {
                 t->attempt = r->result.step.attempt;
                 t->version = r->result.step.version;
@@ -91,6 +105,7 @@ static void task_finish(struct request *r, int status, const char *text)
         struct trainer *t = task->trainer;
 
         task_unlink(task);
+        stream_answered(t->stream, task->event, status == 0);
         if (task->op.kind == OP_FETCH && t->rank && t->rank->job)
                 rank_fetched(t->rank, task->op.group, status == ZERO_OK);
         if (task->op.kind == OP_PUSH && task->slot != NO_SLOT)
@@ -121,7 +136,7 @@ static struct task *task_new(struct trainer *t, const struct op *op)
         t->tasks = task;
         t->n_tasks++;
         task->request.finish = task_finish;
-        task->waited = op->kind != OP_PUSH;
+        task->waited = op->kind != OP_PUSH && (op->kind != OP_RELEASE || !t->stream);
         if (task->waited)
                 t->busy = true;
         request_begin(&t->net->nodes[t->node].x.requests, &task->request, uv_now(&t->net->loop),
@@ -130,6 +145,11 @@ static struct task *task_new(struct trainer *t, const struct op *op)
 }
 
 /* ---- pushing ---- */
+
+static const struct device_ops *trainer_ops(const struct trainer *t)
+{
+        return ops_for(&t->net->nodes[t->node].x, t->needs.windows.on_gpu);
+}
 
 static bool free_slot(const struct trainer *t, uint32_t group, uint32_t *ret)
 {
@@ -143,12 +163,12 @@ static bool free_slot(const struct trainer *t, uint32_t group, uint32_t *ret)
         return false;
 }
 
-static void write_gradient(const struct trainer *t, const struct op *op, uint32_t slot)
+void trainer_write_gradient(const struct trainer *t, const struct op *op, uint32_t slot)
 {
         const struct push_window *w = t->rank->window;
         const struct layout_group *g = &t->layout->groups[op->group];
         enum zero_dtype dtype = t->needs.grad_dtype;
-        char *dst = (char *)w->segment.data + w->transfer_bytes + slots_offset(w->slots, slot);
+        char *dst = (char *)push_window_slot(w, slot);
 
         for (uint32_t i = 0; i < g->n_tensors; i++) {
                 const struct layout_tensor *tensor = &t->layout->tensors[g->first_tensor + i];
@@ -162,10 +182,31 @@ static void write_gradient(const struct trainer *t, const struct op *op, uint32_
                 if (op->poison && tensor->elements && !tensor->frozen)
                         values[tensor->elements / 2] = t->needs.rank % 2 ? NAN : INFINITY;
                 if (tensor->elements)
-                        t->net->nodes[t->node].x.ops->cast(dtype,
-                                                           dst + tensor->offset * dtype_size(dtype),
-                                                           ZERO_FP32, values, tensor->elements);
+                        trainer_ops(t)->cast(dtype, dst + tensor->offset * dtype_size(dtype),
+                                             ZERO_FP32, values, tensor->elements);
         }
+}
+
+void trainer_spoil_slot(const struct trainer *t, const struct op *op, uint32_t slot)
+{
+        const struct layout_group *g = &t->layout->groups[op->group];
+        size_t n = g->elements * dtype_size(t->needs.grad_dtype);
+        void *spoilt = malloc(n + 1);
+
+        CHECK(spoilt);
+        memset(spoilt, 0x41, n);
+        if (n)
+                trainer_ops(t)->copy((char *)push_window_slot(t->rank->window, slot), spoilt, n);
+        free(spoilt);
+}
+
+/* Into the slot, now or when its GPU comes to it; false: that cannot take more. */
+static bool fill_slot(struct trainer *t, const struct op *op, uint32_t slot, uint32_t *ret_event)
+{
+        if (t->stream)
+                return stream_write(t->stream, op, slot, ret_event);
+        trainer_write_gradient(t, op, slot);
+        return true;
 }
 
 /* False: its slot is still in use. */
@@ -180,9 +221,10 @@ static bool begin_push(struct trainer *t, const struct op *op)
 
         if (!op->empty && !free_slot(t, op->group, &slot))
                 return false;
-        if (!op->empty)
-                write_gradient(t, op, slot);
+        if (!op->empty && !fill_slot(t, op, slot, &push.event))
+                return false;
         task = task_new(t, op);
+        task->event = push.event;
         task->slot = slot;
         if (!op->empty)
                 t->slots[slot] = 1;
@@ -224,43 +266,80 @@ static void begin_attach(struct trainer *t, const struct op *op)
         int r;
 
         CHECK(layout_to_message(t->layout, &m) == 0);
+        t->needs.gpu_events = NULL;
+        stream_free(t->stream);
+        t->stream = NULL;
+        if (t->needs.windows.on_gpu)
+                t->stream = stream_new(t, &t->needs.gpu_events);
+        free(t->views);
+        t->views = calloc(t->layout->n_groups, sizeof *t->views);
+        CHECK(t->views);
         r = rank_attach(x, t->job_name, m, &t->needs, &events, &task->request, &t->rank, &fault);
         zero__layout__free_unpacked(m, NULL);
         free(t->slots);
         t->slots = calloc(t->layout->n_groups + t->needs.push_groups + 1, 1);
         CHECK(t->slots);
-        if (r)
-                request_end(&task->request, r, "%s", fault.text);
-}
-
-static void begin_waiting(struct trainer *t, const struct op *op)
-{
-        struct task *task = task_new(t, op);
-        struct fault fault = { 0 };
-        uint8_t kept[TRAINER_BLOB] = { (uint8_t)t->needs.rank, (uint8_t)t->step };
-        ProtobufCBinaryData blob = { sizeof kept, kept };
-        Zero__Fetch fetch = ZERO__FETCH__INIT;
-        int r;
-
-        fetch.group = op->group;
-        fetch.version = t->rank->job->version;
-        if (op->kind == OP_FETCH)
-                r = rank_fetch(t->rank, &fetch, &task->request, &fault);
-        else
-                r = rank_close(t->rank, t->attempt, op->kind == OP_STEP ? op->params : NULL, &blob,
-                               &task->request, &fault);
         if (!r)
                 return;
+        gpu_events_close(t->needs.gpu_events);
+        request_end(&task->request, r, "%s", fault.text);
+}
+
+static bool begin_waiting(struct trainer *t, const struct op *op)
+{
+        struct task *task;
+        struct fault fault = { 0 };
+        uint8_t kept[TRAINER_BLOB] = { (uint8_t)t->needs.rank, (uint8_t)t->step };
+        Zero__Fetch fetch = ZERO__FETCH__INIT;
+        Zero__Norm norm = ZERO__NORM__INIT;
+        Zero__Step step = ZERO__STEP__INIT;
+        struct step_params_message params;
+        int r;
+
+        if (op->kind == OP_STEP && t->stream && !stream_read_held(t->stream, &step.event))
+                return false;
+        task = task_new(t, op);
+        task->event = step.event;
+        fetch.group = op->group;
+        fetch.version = t->rank->job->version;
+        norm.attempt = step.attempt = t->attempt;
+        if (op->kind == OP_STEP)
+                step.params = step_params_to_message(op->params, &params);
+        step.blob = (ProtobufCBinaryData){ sizeof kept, kept };
+        if (op->kind == OP_FETCH)
+                r = rank_fetch(t->rank, &fetch, &task->request, &fault);
+        else if (op->kind == OP_NORM)
+                r = rank_norm(t->rank, &norm, &task->request, &fault);
+        else
+                r = rank_step(t->rank, &step, &task->request, &fault);
+        if (!r)
+                return true;
         task->op.kind = op->kind == OP_FETCH ? OP_NORM : op->kind; /* it never held the group */
         request_end(&task->request, r, "%s", fault.text);
+        return true;
+}
+
+static bool begin_release(struct trainer *t, const struct op *op)
+{
+        Zero__Release release = ZERO__RELEASE__INIT;
+        struct task *task;
+        struct fault fault = { 0 };
+        int r;
+
+        if (t->stream && op->group < t->layout->n_groups &&
+            !stream_read(t->stream, op->group, &release.event))
+                return false;
+        task = task_new(t, op);
+        task->event = release.event;
+        release.group = op->group;
+        r = rank_release(t->rank, &release, &task->request, &fault);
+        if (r)
+                request_end(&task->request, r, "%s", fault.text);
+        return true;
 }
 
 static bool op_begin(struct trainer *t, const struct op *op)
 {
-        Zero__Release release = ZERO__RELEASE__INIT;
-        struct fault fault = { 0 };
-        int r;
-
         switch (op->kind) {
         case OP_ATTACH:
                 begin_attach(t, op);
@@ -271,27 +350,26 @@ static bool op_begin(struct trainer *t, const struct op *op)
                 rank_prefetch(t->rank, op->group, t->rank->job->version);
                 return true;
         case OP_RELEASE:
-                release.group = op->group;
-                r = rank_release(t->rank, &release, &fault);
-                heard(t, op, r, fault.text, NULL);
-                return true;
+                return begin_release(t, op);
         case OP_LEAVE:
                 trainer_kill(t);
                 return true;
         default:
-                begin_waiting(t, op);
-                return true;
+                return begin_waiting(t, op);
         }
 }
 
-const void *trainer_view(const struct trainer *t, uint32_t group, const struct request *r)
+const void *trainer_view(struct trainer *t, uint32_t group)
 {
-        const struct job *job = t->rank->job;
-        const struct segment *gather = gather_segment(job->gather);
+        const struct layout_group *g = &t->layout->groups[group];
+        size_t n = g->elements * dtype_size(g->dtype);
 
-        if (r->result.fetch.serve)
-                return holding_sole(job)->state->serve + r->result.fetch.offset;
-        return gather ? (const char *)gather->data + r->result.fetch.offset : NULL;
+        if (!t->stream || n == 0)
+                return t->views[group];
+        t->seen = realloc(t->seen, n);
+        CHECK(t->seen);
+        gpu_ops()->copy(t->seen, t->views[group], n);
+        return t->seen;
 }
 
 /* ---- running ---- */
@@ -336,6 +414,8 @@ bool trainers_turn(struct trainer *ts, uint32_t n, uint64_t *seed)
                 if (!t->busy && !t->aborted && !t->waits && t->next < t->n_ops &&
                     next_random(seed) % 4)
                         begun = op_next(t) || begun;
+                if (t->stream && !t->stopped && next_random(seed) % 4 == 0)
+                        begun = stream_work(t->stream) || begun;
                 going = going || t->busy || t->aborted || t->waits || t->next < t->n_ops ||
                         t->n_tasks;
         }
@@ -368,6 +448,7 @@ void trainer_kill(struct trainer *t)
         rank = t->rank;
         t->rank = NULL;
         rank_leave(rank, false);
+        stream_forget(t->stream);
 }
 
 void trainer_free(struct trainer *t)
@@ -375,4 +456,7 @@ void trainer_free(struct trainer *t)
         trainer_kill(t);
         free(t->ops);
         free(t->slots);
+        free(t->views);
+        free(t->seen);
+        stream_free(t->stream);
 }

@@ -45,7 +45,11 @@ struct trainer {
         bool busy;          /* an operation that is waited for */
         struct task *tasks; /* requests under way */
         uint32_t n_tasks;
-        uint8_t *slots; /* [slot]: a push that has not ended is in it */
+        uint8_t *slots;        /* [slot]: a push that has not ended is in it */
+        struct stream *stream; /* of its GPU, if its windows are there (stream.h) */
+        bool stopped;          /* its GPU comes to no end */
+        const void **views;    /* [group]: as last fetched */
+        void *seen;            /* what trainer_view() has copied from a GPU */
         double norm;
         bool finite, skipped;
         uint64_t version;
@@ -69,5 +73,9 @@ bool trainers_turn(struct trainer *ts, uint32_t n, uint64_t *seed);
 /* The session ends here and now, like that of a killed process. */
 void trainer_kill(struct trainer *t);
 void trainer_free(struct trainer *t);
-/* The group's bytes as the last fetch of it gave them; valid while it is held. */
-const void *trainer_view(const struct trainer *t, uint32_t group, const struct request *r);
+/* The group's bytes as the last fetch of it gave them; valid while it is held, and until the next
+ * call. */
+const void *trainer_view(struct trainer *t, uint32_t group);
+/* What a push takes; something else. */
+void trainer_write_gradient(const struct trainer *t, const struct op *op, uint32_t slot);
+void trainer_spoil_slot(const struct trainer *t, const struct op *op, uint32_t slot);

@@ -57,7 +57,7 @@ static void session_heard(struct trainer *t, const struct op *op, int status, co
         if (op->kind != OP_FETCH)
                 return;
         version = t->rank->job->version;
-        hash = view_hash(s->layout, op->group, trainer_view(t, op->group, r));
+        hash = view_hash(s->layout, op->group, trainer_view(t, op->group));
         seen = &s->outcome.views[version][op->group];
         CHECK(*seen == 0 || *seen == hash, "rank %u sees other bytes of group %u at version %llu",
               t->needs.rank, op->group, (unsigned long long)version);
@@ -157,6 +157,7 @@ void session_run(struct session *s)
 static void trainer_describe(struct session *s, uint32_t rank)
 {
         const struct training *training = s->training;
+        bool on_gpu = training->gpu_nodes >> training->node_of_rank[rank] & 1;
         uint32_t local = 0;
 
         for (uint32_t r = 0; r < training->ranks; r++)
@@ -171,6 +172,7 @@ static void trainer_describe(struct session *s, uint32_t rank)
                                                          .hold_groups = training->hold_groups,
                                                          .push_groups = training->push_groups,
                                                          .timeout_ms = 60000,
+                                                         .windows = { .on_gpu = on_gpu },
                                                          .grad_dtype = training->grad_dtype,
                                                          .reduce_dtype = training->reduce_dtype },
                                               .job_name = "zoo",

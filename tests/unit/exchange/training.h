@@ -24,10 +24,11 @@ struct training {
         bool deep;              /* all micro-batches of a group in a row */
         bool uneven;            /* odd ranks push one micro-batch only */
         bool prefetch;
-        bool opposite; /* odd ranks fetch backwards */
-        bool crossed;  /* odd ranks push every two groups the other way round */
-        bool norm;     /* zero_norm before each step */
-        uint64_t seed; /* of the timing alone */
+        bool opposite;      /* odd ranks fetch backwards */
+        bool crossed;       /* odd ranks push every two groups the other way round */
+        bool norm;          /* zero_norm before each step */
+        uint32_t gpu_nodes; /* bits: where the ranks' windows are on a GPU */
+        uint64_t seed;      /* of the timing alone */
 };
 
 struct outcome {

@@ -1,0 +1,315 @@
+#!/usr/bin/env python3
+"""Windows on a GPU, which is a fake one: a daemon that touches its memory by the CPU dies.  Trainers get the bits
+that they get in host memory; nothing counts before the GPU work behind it is done, and work that never ends is
+named."""
+import contextlib
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, Tools, expect, finish_all, push_all, small_layout, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+
+STEPS = 12
+DEADLINE_MS = 1500 * SLOW
+NEVER = 3600000
+PLACEMENTS = {"one_rank": [0], "two_ranks": [0, 0], "two_nodes": [0, 1], "four_ranks": [0, 0, 1, 1]}
+LAYOUTS = {"fp32": small_layout(blocks=3, width=100), "bf16": small_layout("bf16", blocks=3, width=100)}
+GROUPS = len(LAYOUTS["fp32"])
+EVERYWHERE = (0, 1)
+known = {}
+
+
+@contextlib.contextmanager
+def environment(**variables):
+    """Of what is started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def plugin():
+    return os.path.join(os.path.dirname(Tools.actor), "zerod-fake-gpu.so")
+
+
+@contextlib.contextmanager
+def gpus(nodes=1, daemon=None, **options):
+    """A cluster whose nodes have fake GPUs, and actors that know of them; daemon: its environment."""
+    with environment(ZEROD_CUDA_PLUGIN=plugin()):
+        with contextlib.ExitStack() as stack:
+            with environment(**(daemon or {})):
+                c = stack.enter_context(Cluster(nodes, **{"device": "cuda", **options}))
+            yield c
+
+
+def attach(c, placement, layout, places=EVERYWHERE, **needs):
+    """All ranks, with windows on the GPU on these nodes."""
+    ranks = []
+    for rank, node in enumerate(placement):
+        place = {"device": "cuda:0"} if node in places else {}
+        ranks.append(c.rank("job", layout, placement, rank, **{"hold": 2, "push": 2, **place, **needs}))
+    for a in ranks:
+        finish_all([a]), finish_all([a]), finish_all([a])
+    return ranks
+
+
+def train(ranks, steps=STEPS, **more):
+    for a in ranks:
+        a.start("train", steps=steps, micro_batches=2, clip=0.5, sets=SETS, seed=7, **more)
+    seen = finish_all(ranks)
+    assert len({r["hash"] for r in seen}) == 1, "ranks saw different parameters"
+    return seen[0]
+
+
+def outcome(c, ranks, **more):
+    return train(ranks, **more)["hash"], c.checksum("job")["planes"]
+
+
+def in_host_memory(name, dtype, **needs):
+    key = (name, dtype, tuple(needs.items()))
+    if key not in known:
+        placement = PLACEMENTS[name]
+        with Cluster(max(placement) + 1) as c:
+            known[key] = outcome(c, attach(c, placement, LAYOUTS[dtype], (), **needs))
+    return known[key]
+
+
+def same(name, dtype, places=EVERYWHERE, daemon=None, **options):
+    needs = {"grad": dtype, "reduce": dtype}
+    expected = in_host_memory(name, dtype, **needs)
+    with gpus(max(PLACEMENTS[name]) + 1, daemon, **options) as c:
+        ranks = attach(c, PLACEMENTS[name], LAYOUTS[dtype], places, **needs)
+        for i, d in enumerate(c.daemons):
+            assert d.job("job")["gather"]["place"] == ("gpu 0" if i in places else "host"), d.job("job")["gather"]
+        got = outcome(c, ranks)
+        assert got == expected, f"{got} is not {expected}"
+
+
+def memory_of_gpu(daemon):
+    """How many pieces of its GPU's memory the daemon has."""
+    with open(f"/proc/{daemon.process.pid}/maps", encoding="utf-8") as f:
+        return sum("memfd:zerod-fake-gpu" in line for line in f)
+
+
+def waits_for_gpu(daemon, rank):
+    return any(w["what"].startswith("the work behind its") for w in daemon.job("job")["waiting"]
+               if w["for"].startswith(f"the GPU of rank {rank}"))
+
+
+# ---- bits --------------------------------------------------------------------------------------
+
+@cases_of([(p, d) for p in PLACEMENTS for d in LAYOUTS], "{0[0]}_{0[1]}")
+def same_bits(what):
+    same(*what)
+
+
+@cases_of([0, 1], "on_n{}_alone")
+def same_bits_with_a_gpu(node):
+    same("four_ranks", "bf16", (node,))
+
+
+@case
+def same_bits_where_no_descriptors_are_exported():
+    same("two_ranks", "bf16", daemon={"FAKE_GPU_HANDLES": 1})
+
+
+@case
+def same_bits_over_tcp_in_small_windows():
+    """As small as the ranks' declarations allow."""
+    same("four_ranks", "fp32", bulk="tcp", reduce_buffers=1, threads=3)
+
+
+@case
+def same_bits_when_all_is_held():
+    needs = {"hold": GROUPS, "push": GROUPS}
+    expected = in_host_memory("four_ranks", "fp32", **needs)
+    with gpus(2) as c:
+        assert outcome(c, attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"], **needs)) == expected
+
+
+@case
+def same_bits_from_a_slow_gpu():
+    """Each event is done a while after it was recorded; trainers run ahead of it."""
+    expected = in_host_memory("four_ranks", "fp32")
+    with environment(FAKE_GPU_DELAY_MS=7), gpus(2) as c:
+        assert outcome(c, attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"])) == expected
+
+
+# ---- order -------------------------------------------------------------------------------------
+
+@cases_of(["release", "push", "step"])
+def nothing_counts_before_its_event(what):
+    """The step ends no earlier than the GPU work behind what came before it."""
+    delay = 0.7
+    with gpus() as c, environment(FAKE_GPU_DELAY_MS=int(1000 * delay)):
+        a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
+        a.do("fetch", group=1)
+        begin = time.monotonic()
+        if what == "release":
+            a.do("release", group=1)
+        elif what == "push":
+            push_all(a, 1)
+        a.do("step", sets=SETS)
+        assert time.monotonic() - begin >= delay, "the step did not wait for the GPU"
+
+
+@cases_of(["release", "push", "step"])
+def work_that_does_not_end_is_named(what):
+    """To the trainer at its deadline and to others while they wait; the daemon goes on."""
+    placement = [0, 0, 1]
+    with gpus(2) as c:
+        other = attach_other(c)
+        with environment(FAKE_GPU_DELAY_MS=NEVER):
+            stuck = c.caller("job", LAYOUTS["fp32"], placement, 1, timeout_ms=DEADLINE_MS)
+        rest = [c.caller("job", LAYOUTS["fp32"], placement, rank) for rank in (0, 2)]
+        for a in (stuck, *rest):
+            finish_all([a]), finish_all([a])
+            a.start("attach", hold=2, push=2, device="cuda:0")
+        finish_all([stuck, *rest])
+        stuck.do("fetch", group=2)
+        for a in rest:
+            a.start("train", steps=1, sets=SETS, patient=True)
+        if what == "release":
+            stuck.do("release", group=2)
+        elif what == "push":
+            stuck.do("grad", group=2)
+            stuck.do("push", group=2)
+        stuck.start("step", sets=SETS)
+        until(lambda: all(waits_for_gpu(d, 1) for d in c.daemons), what="the name of the GPU")
+        group = "" if what == "step" else " of group 'block1'"
+        expect(stuck.finish(), "EDEADLINE", "the GPU of rank 1", f"the work behind its {what}{group}")
+        assert not any(a.ready() for a in rest), "the step ended without rank 1"
+        c.dismiss(stuck)
+        finish_all(other)
+        heir = c.actor(0, "heir")
+        heir.do("connect", job="job", rank=1, world=3, local=2)
+        heir.do("layout", groups=LAYOUTS["fp32"])
+        heir.do("attach", hold=2, push=2, device="cuda:0")
+        heir.start("train", steps=1, sets=SETS, patient=True)
+        finish_all([heir, *rest])
+        for a in [heir, *rest, *other]:
+            c.dismiss(a)
+        for d in c.daemons:
+            until(lambda d=d: memory_of_gpu(d) == 0, what="the end of the windows")
+
+
+def attach_other(c):
+    """A job that must not notice; it trains."""
+    ranks = c.ranks("other", small_layout(blocks=1), [0, 1], hold=1, push=1)
+    for a in ranks:
+        a.start("train", steps=30, sets=SETS)
+    return ranks
+
+
+# ---- ends --------------------------------------------------------------------------------------
+
+@case
+def trainers_that_are_killed_leave_nothing():
+    """With work of their GPUs under way; who comes after them trains as if they had never been."""
+    expected = in_host_memory("four_ranks", "fp32")
+    with gpus(2) as c:
+        before = []
+        for _ in range(3):
+            with environment(FAKE_GPU_DELAY_MS=NEVER):
+                ranks = attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"])
+            for a in ranks:
+                a.do("fetch", group=0)
+                a.do("release", group=0)
+                push_all(a, 2)
+                a.start("step", sets=SETS)
+            for a in ranks:
+                until(lambda a=a: waits_for_gpu(c[a.socket.endswith("n1.sock")], ranks.index(a)), what="the wait")
+            for a in ranks:
+                a.kill()
+                c.dismiss(a)
+            for d in c.daemons:
+                until(lambda d=d: memory_of_gpu(d) == 0, what="the memory's return")
+            before = before or [d.descriptors() for d in c.daemons]
+            for d, was in zip(c.daemons, before):
+                until(lambda d=d, was=was: d.descriptors() == was, what="the end of the descriptors")
+        assert outcome(c, attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"])) == expected
+
+
+@cases_of(["kill", "stop"])
+def a_daemon_that_comes_back(how):
+    """Its windows are new ones, of which the trainers hear by themselves."""
+    expected = in_host_memory("four_ranks", "fp32")
+    with environment(FAKE_GPU_DELAY_MS=2), gpus(2) as c:
+        ranks = attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"])
+        for a in ranks:
+            a.start("train", steps=STEPS, micro_batches=2, clip=0.5, sets=SETS, seed=7, patient=True)
+        until(lambda: c[0].job("job")["version"] >= 3, what="a few steps")
+        if how == "kill":
+            c[1].kill()
+        else:
+            c[1].process.terminate()
+            assert c[1].process.wait(60 * SLOW) == 0, c[1].log()
+        c[1].start()
+        finish_all(ranks)
+        assert c.checksum("job")["planes"] == expected[1]
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+def refused(c, status, *words, rank=0, placement=(0,), **needs):
+    a = c.caller("job", LAYOUTS["fp32"], list(placement), rank)
+    finish_all([a]), finish_all([a])
+    a.refused(status, "attach", *words, **{"hold": 2, "push": 2, "device": "cuda:0", **needs})
+    return a
+
+
+@case
+def a_gpu_that_the_daemon_does_not_use():
+    with gpus(device="host") as c:
+        refused(c, "EGPU", "uses no GPU of UUID", "zeroctl status")
+    with gpus() as c, environment(FAKE_GPUS=2):
+        refused(c, "EGPU", "uses no GPU of UUID", device="cuda:1")
+        train(attach(c, [0], LAYOUTS["fp32"]), 1)
+
+
+@case
+def ranks_of_a_node_that_name_two_places():
+    with gpus() as c:
+        first = c.rank("job", LAYOUTS["fp32"], [0, 0], 0, hold=2, push=2, device="cuda:0")
+        second = c.rank("job", LAYOUTS["fp32"], [0, 0], 1, hold=2, push=2)
+        for a in (first, second):
+            finish_all([a]), finish_all([a])
+        replies = [first.finish(), second.finish()]
+        good = [r for r in replies if r["status"] == "OK"]
+        bad = [r for r in replies if r["status"] != "OK"]
+        assert len(good) == 1, replies
+        expect(bad[0], "ECONFLICT", "lie in one place", "gpu 0", "host")
+
+
+@case
+def a_gpu_without_room():
+    with gpus(daemon={"FAKE_GPU_BYTES": 4 << 20}) as c:  # it gives pages of 2 MiB
+        first = c.rank("job", LAYOUTS["fp32"], [0, 0], 0, hold=2, push=2, device="cuda:0")
+        second = c.rank("job", LAYOUTS["fp32"], [0, 0], 1, hold=2, push=2, device="cuda:0")
+        for a in (first, second):
+            finish_all([a]), finish_all([a])
+        replies = [first.finish(), second.finish()]
+        bad, = [r for r in replies if r["status"] != "OK"]
+        expect(bad, "ENOMEM", "the push slots of rank", "of job job")
+        c.dismiss(first), c.dismiss(second)
+        train(c.ranks("other", LAYOUTS["fp32"], [0], hold=2, push=2, device="cuda:0"), 3)
+
+
+@case
+def a_window_that_is_too_small():
+    with gpus(window=200000) as c:
+        refused(c, "EWINDOW", "set window to at least", hold=GROUPS)
+        c.dismiss(c.actors[0])
+        until(lambda: memory_of_gpu(c[0]) == 0, what="the end of the windows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+/*
+ * Ranks whose windows are on a GPU, which comes to the end of its work long after the calls.
+ */
+#include <string.h>
+
+#include "cases.h"
+#include "check.h"
+#include "listening.h"
+#include "stream.h"
+
+enum { BOTH = 3 };
+
+static uint64_t bytes_left(void)
+{
+        uint64_t left, total;
+
+        CHECK(gpu_memory(0, &left, &total) == 0);
+        return left;
+}
+
+/* The same training with windows in host memory, on GPUs, and on one node's GPU alone. */
+static void same_in_every_place(struct training t, const char *what)
+{
+        static const uint32_t places[] = { BOTH, 1, 2 };
+        struct outcome host, o;
+        uint64_t before;
+
+        stream_gpus_open();
+        before = bytes_left();
+        host = training_run(&t);
+        for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+                t.gpu_nodes = places[i];
+                t.net.delay_ms = i;
+                t.seed = 10 + i;
+                o = training_run(&t);
+                outcome_same(&host, &o, what);
+                CHECK(bytes_left() == before, "%s: memory of the GPU is left over", what);
+        }
+}
+
+static void windows_on_a_gpu_give_the_same_bits(void)
+{
+        struct training t = training_default();
+
+        same_in_every_place(t, "default");
+        t.grad_dtype = t.reduce_dtype = ZERO_BF16;
+        t.masks = t.norm = true;
+        same_in_every_place(t, "bf16, masks");
+        t = training_default();
+        t.opposite = t.prefetch = t.crossed = t.uneven = true;
+        t.hold_groups = 2;
+        t.push_groups = 1;
+        t.net.reduce_buffers = 1;
+        same_in_every_place(t, "crossed orders, small windows");
+}
+
+static void all_held_on_a_gpu(void)
+{
+        struct training t = training_default();
+
+        t.hold_groups = t.push_groups = ZOO_GROUPS;
+        same_in_every_place(t, "everything held");
+        t.lacking_rank = 2;
+        t.poisoned_step = 2;
+        t.loss_scale = 16;
+        t.growth_interval = 1;
+        same_in_every_place(t, "a skipped step");
+}
+
+/* The serve plane, in host memory, is not what its ranks map. */
+static void a_single_owner_and_ranks_on_a_gpu(void)
+{
+        struct training t = training_default();
+
+        t.net.owners = 1;
+        same_in_every_place(t, "one owner");
+        t.ranks = 1;
+        t.net.nodes = 1;
+        t.grad_dtype = t.reduce_dtype = ZERO_BF16; /* its gradient is its own sum on the host */
+        same_in_every_place(t, "one rank");
+}
+
+/* ---- trouble ---- */
+
+static int one_op(struct session *s, uint32_t rank, struct op op)
+{
+        struct trainer *t = &s->trainers[rank];
+
+        ears[rank] = (struct ears){ 0 };
+        trainer_add(t, op);
+        trainers_run(t, 1, 1);
+        return ears[rank].status;
+}
+
+static struct training on_one_node(uint32_t ranks)
+{
+        struct training t = training_default();
+
+        stream_gpus_open();
+        t.net = (struct net_options){ .nodes = 1, .owners = 1 };
+        t.ranks = ranks;
+        memset(t.node_of_rank, 0, sizeof t.node_of_rank);
+        t.gpu_nodes = 1;
+        return t;
+}
+
+static void is_late(struct session *s, struct op op, const char *what)
+{
+        int status = one_op(s, 0, op);
+
+        CHECK(status == ZERO_EDEADLINE && strstr(ears[0].text, "the GPU of rank 0") &&
+                      strstr(ears[0].text, what),
+              "%s: %s", zero_status_name(status), ears[0].text);
+}
+
+/* The rank that is here again does its step, and that is the one that it would have been. */
+static void step_comes_to_the_same(struct session *s, const struct training *t)
+{
+        struct training other = *t;
+        struct outcome expected;
+
+        memset(ears, 0, sizeof ears);
+        session_program(s, 1);
+        session_run(s);
+        for (uint32_t r = 0; r < t->ranks; r++)
+                CHECK(ears[r].failures == 0, "rank %u: %s", r, ears[r].text);
+        s->outcome.sum = net_checksum(&s->net, "zoo");
+        session_close(s);
+        other.gpu_nodes = 0;
+        other.steps = 1;
+        expected = training_run(&other);
+        CHECK(memcmp(&s->outcome.sum, &expected.sum, sizeof expected.sum) == 0);
+}
+
+/* It ends at the deadline, by name; what was not counted then never is; the session lives. */
+static void work_that_does_not_end_is_named(void)
+{
+        struct training t = on_one_node(2);
+        uint64_t before = bytes_left();
+        struct trainer *first;
+        struct session s;
+
+        t.hold_groups = 2;
+        open_listening(&s, &t);
+        session_attach(&s);
+        first = &s.trainers[0];
+        first->needs.timeout_ms = 300;
+        first->stopped = true;
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_FETCH, .group = ZOO_BIG }) == 0);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_FETCH, .group = ZOO_EVEN }) == 0);
+        is_late(&s, (struct op){ .kind = OP_PUSH, .group = ZOO_TINY }, "push of group 'tiny'");
+        is_late(&s, (struct op){ .kind = OP_RELEASE, .group = ZOO_BIG }, "push of group 'tiny'");
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_RELEASE, .group = ZOO_BIG }) == ZERO_ENOTHELD);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_FETCH, .group = ZOO_FLOAT }) == 0, "%s",
+              ears[0].text);
+        is_late(&s, (struct op){ .kind = OP_NORM }, "push of group 'tiny'");
+        is_late(&s, (struct op){ .kind = OP_STEP, .params = &s.params }, "push of group 'tiny'");
+        first->stopped = false;
+        stream_finish(first->stream);
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_STEP, .params = &s.params }) == ZERO_EORDER &&
+                      strstr(ears[0].text, "attach anew"),
+              "%s", ears[0].text);
+        trainer_kill(first);
+        first->needs.timeout_ms = 60000;
+        CHECK(one_op(&s, 0, (struct op){ .kind = OP_ATTACH }) == 0, "%s", ears[0].text);
+        step_comes_to_the_same(&s, &t);
+        CHECK(bytes_left() == before);
+}
+
+/* What it has pushed has not counted, and is not looked at again. */
+static void a_successor_does_not_wait_for_work_of_the_one_before(void)
+{
+        struct training t = on_one_node(2);
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        s.trainers[0].stopped = true;
+        for (uint32_t turns = 0; turns < 3; turns++) {
+                uint64_t seed = turns;
+
+                trainer_add(&s.trainers[0], (struct op){ .kind = OP_PUSH, .group = ZOO_LAST - 1 });
+                trainer_add(&s.trainers[0], (struct op){ .kind = OP_FETCH, .group = ZOO_BIG });
+                trainer_add(&s.trainers[0], (struct op){ .kind = OP_RELEASE, .group = ZOO_BIG });
+                for (int i = 0; i < 10 || s.trainers[0].next < s.trainers[0].n_ops; i++)
+                        trainers_turn(s.trainers, 1, &seed);
+                CHECK(s.trainers[0].n_tasks == 2, "its GPU is at work");
+                trainer_kill(&s.trainers[0]);
+                forget_program(&s.trainers[0]);
+                CHECK(one_op(&s, 0, (struct op){ .kind = OP_ATTACH }) == 0, "%s", ears[0].text);
+        }
+        s.trainers[0].stopped = false;
+        step_comes_to_the_same(&s, &t);
+}
+
+static void another_place_is_refused_by_name(void)
+{
+        struct training t = on_one_node(2);
+        struct session s;
+
+        open_listening(&s, &t);
+        s.trainers[1].needs.windows.on_gpu = false;
+        for (uint32_t r = 0; r < 2; r++)
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_ATTACH });
+        session_run(&s);
+        CHECK((ears[0].status ^ ears[1].status) == ZERO_ECONFLICT);
+        CHECK(strstr(ears[ears[0].status ? 0 : 1].text, "gpu 0"), "%s", ears[1].text);
+        for (uint32_t r = 0; r < 2; r++) {
+                trainer_kill(&s.trainers[r]);
+                s.trainers[r].needs.windows.on_gpu = r == 1;
+        }
+        s.trainers[0].needs.windows.on_gpu = true;
+        memset(ears, 0, sizeof ears);
+        session_attach(&s); /* nobody is left of those before */
+        CHECK(!ears[0].failures && !ears[1].failures, "%s %s", ears[0].text, ears[1].text);
+        step_comes_to_the_same(&s, &t);
+}
+
+static void a_gpu_without_room_is_named(void)
+{
+        struct training t = on_one_node(2);
+        uint64_t before = bytes_left();
+        struct session s;
+
+        setenv("FAKE_GPU_BYTES", "2000000", 1);
+        t.hold_groups = t.push_groups = ZOO_GROUPS;
+        open_listening(&s, &t);
+        session_attach(&s);
+        for (uint32_t r = 0; r < 2; r++)
+                CHECK(ears[r].status == ZERO_ENOMEM &&
+                              (strstr(ears[r].text, "the push slots of rank") ||
+                               strstr(ears[r].text, "the gather window of job zoo")),
+                      "rank %u: %s", r, ears[r].text);
+        kill_all(&s);
+        unsetenv("FAKE_GPU_BYTES");
+        CHECK(bytes_left() == before);
+        memset(ears, 0, sizeof ears);
+        session_attach(&s);
+        step_comes_to_the_same(&s, &t);
+}
+
+/* Dropped, or stopped, while GPUs are at work, one of them for ever. */
+static void nothing_is_left_of_work_that_did_not_end(void)
+{
+        uint64_t before;
+
+        stream_gpus_open();
+        before = bytes_left();
+        for (uint32_t turns = 0; turns < 120; turns += 5) {
+                struct training t = training_default();
+                struct session s;
+
+                t.net.delay_ms = turns % 2;
+                t.gpu_nodes = BOTH;
+                open_listening(&s, &t);
+                session_attach(&s);
+                s.trainers[turns % 4].stopped = true;
+                session_program(&s, 1);
+                run_turns(&s, turns, turns);
+                if (turns % 3 == 0)
+                        net_drop(&s.net, "zoo");
+                if (turns % 3 == 0)
+                        run_turns(&s, 20, turns);
+                kill_all(&s);
+                session_close(&s);
+                CHECK(bytes_left() == before, "after %u turns", turns);
+        }
+}
+
+const struct test_case gpu_cases[] = {
+        { "work-that-does-not-end-is-named", work_that_does_not_end_is_named },
+        { "a-successor-does-not-wait-for-work-of-the-one-before",
+          a_successor_does_not_wait_for_work_of_the_one_before },
+        { "another-place-is-refused-by-name", another_place_is_refused_by_name },
+        { "a-gpu-without-room-is-named", a_gpu_without_room_is_named },
+        { "nothing-is-left-of-work-that-did-not-end", nothing_is_left_of_work_that_did_not_end },
+        { "windows-on-a-gpu-give-the-same-bits", windows_on_a_gpu_give_the_same_bits },
+        { "all-held-on-a-gpu", all_held_on_a_gpu },
+        { "a-single-owner-and-ranks-on-a-gpu", a_single_owner_and_ranks_on_a_gpu },
+        { NULL, NULL },
+};

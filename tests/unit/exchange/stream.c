@@ -1,0 +1,234 @@
+/* A trainer's GPU. */
+#include "stream.h"
+
+#include <dlfcn.h>
+#include <string.h>
+#include <time.h>
+
+#include "check.h"
+#include "proto/cleanup.h"
+#include "zoo.h"
+
+/* A view that is read at the end: its bytes are still as they were. */
+struct reading {
+        const void *view;
+        void *bytes;
+        size_t n;
+};
+
+struct work {
+        struct work *next;
+        uint32_t event;
+        uint64_t attempt;
+        bool writes;
+        struct op op;
+        uint32_t slot;
+        struct reading readings[ZOO_GROUPS];
+        uint32_t n_readings;
+};
+
+struct stream {
+        struct trainer *trainer;
+        void *events[STREAM_EVENTS];
+        bool used[STREAM_EVENTS];
+        struct work *first, **last;
+};
+
+static const struct zero_gpu_client *plugin;
+
+void stream_gpus_open(void)
+{
+        struct fault fault;
+        void *library;
+        zero_gpu_fn *table;
+
+        if (plugin)
+                return;
+        CHECK(gpus_open(FAKE_GPU, device_host(NULL), &fault) == 0, "%s", fault.text);
+        library = dlopen(FAKE_GPU, RTLD_NOW);
+        CHECK(library, "%s", dlerror());
+        table = (zero_gpu_fn *)dlsym(library, ZERO_GPU_SYMBOL);
+        CHECK(table);
+        plugin = table();
+}
+
+/* Its work ends at that time; UINT64_MAX: never. */
+static void record(const struct stream *s, uint32_t event, uint64_t until_ns)
+{
+        CHECK(plugin->event_record(s->events[event], &until_ns) == 0);
+}
+
+struct stream *stream_new(struct trainer *t, struct gpu_events **ret_events)
+{
+        struct stream *s = calloc(1, sizeof *s);
+        uint8_t handles[STREAM_EVENTS][ZERO_GPU_HANDLE];
+        struct fault fault;
+
+        CHECK(s);
+        s->trainer = t;
+        s->last = &s->first;
+        for (uint32_t i = 0; i < STREAM_EVENTS; i++)
+                CHECK(plugin->event_new((int)t->needs.windows.gpu, handles[i], &s->events[i]) == 0);
+        CHECK(gpu_events_open(t->needs.windows.gpu, handles, STREAM_EVENTS, ret_events, &fault) ==
+                      0,
+              "%s", fault.text);
+        return s;
+}
+
+static void work_pop(struct stream *s)
+{
+        struct work *w = s->first;
+
+        s->first = w->next;
+        if (!s->first)
+                s->last = &s->first;
+        for (uint32_t i = 0; i < w->n_readings; i++)
+                free(w->readings[i].bytes);
+        free(w);
+}
+
+void stream_forget(struct stream *s)
+{
+        while (s && s->first)
+                work_pop(s);
+}
+
+void stream_free(struct stream *s)
+{
+        if (!s)
+                return;
+        stream_forget(s);
+        for (uint32_t i = 0; i < STREAM_EVENTS; i++)
+                plugin->event_free(s->events[i]);
+        free(s);
+}
+
+static struct work *enqueue(struct stream *s, uint32_t *ret_event)
+{
+        uint32_t event = 0;
+        struct work *w;
+
+        while (event < STREAM_EVENTS && s->used[event])
+                event++;
+        if (event == STREAM_EVENTS)
+                return NULL;
+        w = calloc(1, sizeof *w);
+        CHECK(w);
+        s->used[event] = true;
+        w->event = event;
+        w->attempt = s->trainer->attempt;
+        record(s, event, UINT64_MAX);
+        *s->last = w;
+        s->last = &w->next;
+        *ret_event = event + 1;
+        return w;
+}
+
+static void work_add(const struct stream *s, struct work *w, uint32_t group)
+{
+        const struct layout_group *g = &s->trainer->layout->groups[group];
+        struct reading *r = &w->readings[w->n_readings];
+
+        if (!s->trainer->views[group] || g->elements == 0)
+                return;
+        r->view = s->trainer->views[group];
+        r->n = g->elements * dtype_size(g->dtype);
+        r->bytes = malloc(r->n);
+        CHECK(r->bytes);
+        gpu_ops()->copy(r->bytes, r->view, r->n);
+        w->n_readings++;
+}
+
+bool stream_read(struct stream *s, uint32_t group, uint32_t *ret_event)
+{
+        struct work *w = enqueue(s, ret_event);
+
+        if (w)
+                work_add(s, w, group);
+        return w;
+}
+
+bool stream_read_held(struct stream *s, uint32_t *ret_event)
+{
+        struct work *w = enqueue(s, ret_event);
+
+        for (uint32_t g = 0; w && g < ZOO_GROUPS; g++)
+                if (s->trainer->rank->holds[g] == HOLD_HELD)
+                        work_add(s, w, g);
+        return w;
+}
+
+bool stream_write(struct stream *s, const struct op *op, uint32_t slot, uint32_t *ret_event)
+{
+        struct work *w = enqueue(s, ret_event);
+
+        if (!w)
+                return false;
+        w->writes = true;
+        w->op = *op;
+        w->slot = slot;
+        trainer_spoil_slot(s->trainer, op, slot);
+        return true;
+}
+
+/* Work in front of that event's last place. */
+static bool is_ahead(const struct stream *s, uint32_t event)
+{
+        for (const struct work *w = s->first; w; w = w->next)
+                if (w->event == event)
+                        return true;
+        return false;
+}
+
+void stream_answered(struct stream *s, uint32_t event, bool well)
+{
+        if (!s || !event)
+                return;
+        CHECK(!well || !is_ahead(s, event - 1), "rank %u was answered before its GPU was done",
+              s->trainer->needs.rank);
+        s->used[event - 1] = false;
+}
+
+static void work_read(const struct stream *s, const struct reading *r)
+{
+        void *now = malloc(r->n);
+
+        CHECK(now);
+        gpu_ops()->copy(now, r->view, r->n);
+        CHECK(memcmp(now, r->bytes, r->n) == 0,
+              "rank %u: a view was written while its GPU was still to read it",
+              s->trainer->needs.rank);
+        free(now);
+}
+
+/* What was enqueued in an attempt that is over reads what it likes. */
+static bool work_counts(const struct stream *s, const struct work *w)
+{
+        const struct job *job = s->trainer->rank->job;
+
+        return w->attempt == s->trainer->attempt && !job->dead;
+}
+
+bool stream_work(struct stream *s)
+{
+        struct work *w = s->first;
+        uint32_t event;
+
+        if (!w)
+                return false;
+        if (w->writes)
+                trainer_write_gradient(s->trainer, &w->op, w->slot);
+        for (uint32_t i = 0; i < w->n_readings && work_counts(s, w); i++)
+                work_read(s, &w->readings[i]);
+        event = w->event;
+        work_pop(s);
+        if (!is_ahead(s, event)) /* else it was recorded anew meanwhile */
+                record(s, event, 0);
+        return true;
+}
+
+void stream_finish(struct stream *s)
+{
+        while (stream_work(s))
+                ;
+}
