@@ -60,6 +60,9 @@ int fake_copy(void *dst, const void *src, size_t n, void *stream);
 
 /* ---- what trainers ask (fake_client.c) ---- */
 
+/* What tests ask, by dlsym(): a trainer's event is done at that time (CLOCK_MONOTONIC) instead. */
+typedef void fake_event_until_fn(void *event, uint64_t done_ns);
+
 int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);
 int fake_event_done(void *event);
 void fake_event_free(void *event);
