@@ -56,38 +56,6 @@ static struct former *former_before(struct former *formers, const struct former 
         return newest;
 }
 
-/* All that is there of it stands as it was filled: no step was ever made on it. */
-static bool is_unused(const struct former *f, const struct former *whole)
-{
-        bool some = false;
-
-        for (uint32_t h = 0; h < placement_holders(&f->place); h++) {
-                const struct standing *s = f->standings[h];
-
-                some = some || s;
-                if (s && s->prepared_attempt)
-                        return false;
-                for (uint32_t w = 0; s && w < placement_holders(&whole->place); w++)
-                        if (whole->standings[w] && whole->standings[w]->version < s->version)
-                                return false;
-        }
-        return some;
-}
-
-/* A move that was broken off for another leaves states that were never whole. */
-struct former *formers_choose(struct former *formers)
-{
-        struct former *f = former_before(formers, NULL);
-
-        while (f && recover_lost(standings_of(f), &f->place) != NO_OWNER)
-                f = former_before(formers, f);
-        for (struct former *n = former_before(formers, NULL); f && n != f;
-             n = former_before(formers, n))
-                if (!is_unused(n, f))
-                        return NULL;
-        return f;
-}
-
 static struct former *former_of(struct former *formers, uint64_t epoch)
 {
         for (uint32_t i = 0; i < FORMER_MAX; i++)
@@ -169,44 +137,148 @@ void formers_free(struct former *formers)
                 former_forget(&formers[i]);
 }
 
-/* ---- Settle ----------------------------------------------------------------------------- */
+/* ---- where the job stood ------------------------------------------------------------------ */
 
-static uint64_t former_nodes(const struct former *f)
+static bool fits(const struct standing *s, const struct recovery *now)
+{
+        struct fault fault;
+        bool behind;
+
+        return s && recover_one(s, now, &behind, &fault) == 0;
+}
+
+static struct recovery newest(const struct standing *const *standings, uint32_t n)
+{
+        const struct standing *best = NULL;
+
+        for (uint32_t h = 0; h < n; h++)
+                if (standings[h] &&
+                    (!best || standings[h]->decided_attempt > best->decided_attempt))
+                        best = standings[h];
+        return (struct recovery){ .version = best->version,
+                                  .decided_attempt = best->decided_attempt,
+                                  .decision = best->decision,
+                                  .skipped = best->skipped };
+}
+
+int former_recover(const struct former *f, struct recovery *ret, uint32_t *ret_odd,
+                   struct fault *fault)
+{
+        const struct standing *left[HOLDER_MAX], *some[HOLDER_MAX];
+        uint32_t n = placement_holders(&f->place);
+
+        memcpy(left, f->standings, n * sizeof left[0]);
+        while (recover_lost(left, &f->place) == NO_OWNER) {
+                struct recovery now = newest(left, n);
+
+                for (uint32_t h = 0; h < n; h++)
+                        some[h] = fits(left[h], &now) ? left[h] : NULL;
+                if (recover_lost(some, &f->place) == NO_OWNER)
+                        return recover(some, &f->place, ret, ret_odd, fault);
+                for (uint32_t h = 0; h < n; h++)
+                        if (left[h] && left[h]->decided_attempt == now.decided_attempt)
+                                left[h] = NULL;
+        }
+        return recover(standings_of(f), &f->place, ret, ret_odd, fault);
+}
+
+bool former_gives(const struct former *f, uint32_t holder, const struct recovery *now)
+{
+        return fits(f->standings[holder], now);
+}
+
+static uint64_t giving_nodes(const struct former *f, const struct recovery *now)
 {
         uint64_t nodes = 0;
 
         for (uint32_t h = 0; h < placement_holders(&f->place); h++)
-                if (f->standings[h])
+                if (former_gives(f, h, now))
                         nodes |= 1ull << holder_node(&f->place, h);
         return nodes;
 }
 
-uint64_t former_unsettled(const struct former *f)
+uint64_t former_unsettled(const struct former *f, const struct recovery *now)
 {
-        return former_nodes(f) & ~(f->settling | f->settled);
+        return giving_nodes(f, now) & ~(f->settling | f->settled);
 }
 
-bool former_settled(const struct former *f)
+bool former_covers(const struct former *f, const struct recovery *now)
 {
-        return (former_nodes(f) & ~f->settled) == 0 &&
-               recover_lost(standings_of(f), &f->place) == NO_OWNER;
+        const struct standing *some[HOLDER_MAX];
+
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
+                some[h] = former_gives(f, h, now) ? f->standings[h] : NULL;
+        return recover_lost(some, &f->place) == NO_OWNER;
 }
 
-/* ---- the placement in force --------------------------------------------------------------- */
+bool former_settled(const struct former *f, const struct recovery *now)
+{
+        return (giving_nodes(f, now) & ~f->settled) == 0 && former_covers(f, now);
+}
+
+/* ---- which states count -----------------------------------------------------------------------
+ */
+
+/* None has come further than they were filled from: no step was ever made on them. */
+static bool is_unused(const struct standing *const *standings, const struct placement *place,
+                      const struct recovery *from)
+{
+        for (uint32_t h = 0; h < placement_holders(place); h++)
+                if (standings[h] &&
+                    (standings[h]->prepared_attempt || standings[h]->version > from->version))
+                        return false;
+        return true;
+}
+
+static bool has_some(const struct former *f)
+{
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
+                if (f->standings[h])
+                        return true;
+        return false;
+}
+
+/* A move that was broken off for another leaves states that were never whole. */
+static struct former *former_choose(struct former *formers, const struct standing *const *standings,
+                                    const struct placement *view)
+{
+        struct former *f = former_before(formers, NULL);
+        struct recovery r;
+        struct fault fault;
+        uint32_t odd;
+
+        while (f && recover_lost(standings_of(f), &f->place) != NO_OWNER)
+                f = former_before(formers, f);
+        if (!f || former_recover(f, &r, &odd, &fault)) /* it will be told why */
+                return f;
+        if (!is_unused(standings, view, &r))
+                return NULL;
+        for (struct former *n = former_before(formers, NULL); n != f; n = former_before(formers, n))
+                if (!has_some(n) || !is_unused(standings_of(n), &n->place, &r))
+                        return NULL;
+        return f;
+}
 
 enum opening_choice opening_choose(const struct standing *const *standings,
                                    const struct placement *view, struct former *formers,
                                    struct former **ret)
 {
+        bool covered = recover_lost(standings, view) == NO_OWNER;
+        struct recovery r;
+        struct fault fault;
         struct former *f;
+        uint32_t odd;
 
-        if (recover_lost(standings, view) == NO_OWNER)
+        if (covered && recover(standings, view, &r, &odd, &fault) == 0)
                 return OPENING_STANDS;
-        f = formers_choose(formers);
-        if (!f)
-                return formers[0].place.n_owners ? OPENING_WAITS : OPENING_MAKES;
-        *ret = f;
-        return OPENING_MOVES;
+        f = former_choose(formers, standings, view);
+        if (f) {
+                *ret = f;
+                return OPENING_MOVES;
+        }
+        if (covered) /* it will be told why not */
+                return OPENING_STANDS;
+        return formers[0].place.n_owners ? OPENING_WAITS : OPENING_MAKES;
 }
 
 bool holder_lacks(const struct standing *s, const struct recovery *now, bool whole)

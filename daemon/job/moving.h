@@ -67,13 +67,22 @@ int formers_hear(struct former *formers, uint32_t node, const struct state_place
                  const struct standing *standing, uint64_t puts, struct fault *fault);
 void formers_forget_node(struct former *formers, uint32_t node);
 void formers_free(struct former *formers);
-/* Of earlier placements, the newest that is whole; NULL: none is, or a newer one may be. */
-struct former *formers_choose(struct former *formers);
-
-/* Nodes that have yet to be asked to settle. */
-uint64_t former_unsettled(const struct former *f);
-/* Every node that holds any, and is there, stands where the job does; and nothing lacks. */
-bool former_settled(const struct former *f);
+/*
+ * Where the job stood in an earlier placement of which one copy of each owner's states is there;
+ * as recover().  Others may have been there when that was found out before, and some of them may
+ * know it already: a step that those had all voted for is decided, though this one has not.  Then
+ * it is outdated, and counts as gone where the others are enough.
+ */
+int former_recover(const struct former *f, struct recovery *ret, uint32_t *ret_odd,
+                   struct fault *fault);
+/* The holder has a state that stands there, or will when it has settled. */
+bool former_gives(const struct former *f, uint32_t holder, const struct recovery *now);
+/* Nodes with such states that have yet to be asked to settle. */
+uint64_t former_unsettled(const struct former *f, const struct recovery *now);
+/* One copy of each owner's is there; else another placement is to be chosen, or waited. */
+bool former_covers(const struct former *f, const struct recovery *now);
+/* All of them have settled, and former_covers(). */
+bool former_settled(const struct former *f, const struct recovery *now);
 
 enum opening_choice {
         OPENING_STANDS, /* where the states in force do */
@@ -82,7 +91,10 @@ enum opening_choice {
         OPENING_WAITS,  /* a node that holds what is missing has yet to come */
 };
 
-/* When all nodes that are to hold states have told.  *ret: OPENING_MOVES alone. */
+/*
+ * When all nodes that are to hold states have told.  *ret: OPENING_MOVES alone: the newest earlier
+ * placement that is whole, if none was worked on since.
+ */
 enum opening_choice opening_choose(const struct standing *const *standings,
                                    const struct placement *view, struct former *formers,
                                    struct former **ret);

@@ -16,7 +16,7 @@
 #include "daemon/exchange/moving/filling.h"
 #include "daemon/job/moving.h"
 
-enum { OTHERS_MS = 30000 };
+enum { OTHERS_MS = 30000, AWAY_MS = 2000 };
 enum { RETURN_MS = 5000 }; /* a client that lost its daemon tries twice a second */
 
 enum node_state { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
@@ -110,7 +110,7 @@ void coordinator_advance(struct coordinator *c);
 void open_ask(struct coordinator *c, uint32_t node);
 /* After a node has answered, or a rank that may create the job has come. */
 void open_settle(struct coordinator *c);
-/* While that waits for others. */
+/* While it is not known where the job stands. */
 void open_tick(struct coordinator *c);
 void open_forget(struct coordinator *c, uint32_t node);
 /* A holder has carried a decision out. */

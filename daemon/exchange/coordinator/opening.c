@@ -260,15 +260,21 @@ static bool holders_fit(struct coordinator *c, uint32_t node)
 }
 
 /* From the states of the placement in force, or of the one before: those of one copy at least. */
-static void open_recover(struct coordinator *c, struct standing *const *standings,
-                         const struct placement *place)
+static void open_recover(struct coordinator *c)
 {
+        const struct placement *place = c->whole ? &c->step.view : &c->former->place;
         struct recovery r;
         struct fault fault;
         uint32_t odd = 0;
+        int status;
 
         crash_point(CRASH_COORDINATOR_RECOVERING);
-        if (recover((const struct standing *const *)standings, place, &r, &odd, &fault))
+        if (c->whole)
+                status = recover((const struct standing *const *)c->standings, place, &r, &odd,
+                                 &fault);
+        else
+                status = former_recover(c->former, &r, &odd, &fault);
+        if (status)
                 open_hinder(c, fault.status, holder_node(place, odd), fault.text);
         else
                 open_adopt(c, &r);
@@ -311,35 +317,42 @@ static bool holders_known(const struct coordinator *c)
         return true;
 }
 
-/* Nodes that are linked, and have not told what they have. */
+/* Nodes that have not told what they have. */
 static uint64_t others_unknown(const struct coordinator *c)
 {
-        uint64_t linked = c->x->linked | 1ull << c->x->cluster->self, unknown = 0;
+        uint64_t unknown = 0;
 
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
-                if (linked >> n & 1 && c->nodes[n] != NODE_KNOWN)
+                if (c->nodes[n] != NODE_KNOWN)
                         unknown |= 1ull << n;
         return unknown;
 }
 
 /*
  * Nodes that hold nothing by the list in force may have what is newer than what is known so far.
- * They are waited for, but not for ever: such a node may hang.
+ * They are waited for, but not for ever: such a node may hang.  One that is not linked starts anew
+ * at this moment, or is dead.
  */
 static bool others_wait(struct coordinator *c)
 {
-        uint64_t unknown = others_unknown(c), now = exchange_now(c->x);
+        uint64_t unknown = others_unknown(c), now = exchange_now(c->x), waited = 0;
         bool first = c->others_until_ms == 0;
 
         if (first)
                 c->others_until_ms = now + OTHERS_MS;
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++) {
+                bool linked = c->x->linked >> n & 1;
+                uint64_t until = c->others_until_ms - (linked ? 0 : OTHERS_MS - AWAY_MS);
+
+                if (unknown >> n & 1 && now < until)
+                        waited |= 1ull << n;
+        }
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
-                if (unknown >> n & 1 && (first || now >= c->others_until_ms))
+                if (unknown >> n & 1 && (first || !waited))
                         log_info("job %s: node %s has not said what it has of the job: %s", c->name,
                                  node_name(c->x, n),
-                                 now < c->others_until_ms ? "it is waited for"
-                                                          : "going on without it");
-        return unknown && now < c->others_until_ms;
+                                 waited ? "it is waited for" : "going on without it");
+        return waited != 0;
 }
 
 /* All nodes of the placement in force have answered for the first time. */
@@ -348,18 +361,21 @@ static void open_choose(struct coordinator *c)
         struct former *former = NULL;
         enum opening_choice choice = opening_choose((const struct standing *const *)c->standings,
                                                     &c->step.view, c->formers, &former);
+        bool first =
+                choice == OPENING_MAKES && c->step.view.epoch == 0; /* nobody else can have it */
 
-        if (choice != OPENING_STANDS && others_wait(c))
+        if (choice != OPENING_STANDS && !first && others_wait(c))
                 return;
         c->others_until_ms = 0;
         c->former = former;
         switch (choice) {
         case OPENING_STANDS:
                 c->whole = true;
-                open_recover(c, c->standings, &c->step.view);
+                open_recover(c);
                 break;
         case OPENING_MOVES:
-                open_recover(c, c->former->standings, &c->former->place);
+                c->whole = false;
+                open_recover(c);
                 break;
         case OPENING_MAKES:
                 open_create(c);
@@ -390,7 +406,7 @@ static void open_nodes(struct coordinator *c)
 
 void open_tick(struct coordinator *c)
 {
-        if (!c->settled && !c->fault.status && c->others_until_ms)
+        if (!c->settled && !c->fault.status)
                 open_settle(c);
 }
 

@@ -48,8 +48,12 @@ int former_known(struct coordinator *c, uint32_t node, const Zero__Standing *m,
 
 void former_forget_node(struct coordinator *c, uint32_t node)
 {
+        const struct recovery now = step_stands(&c->step);
+
         formers_forget_node(c->formers, node);
         c->stale &= ~(1ull << node);
+        if (c->settled && !c->whole && !former_covers(c->former, &now))
+                c->settled = false; /* another one may be there; else the node is waited for */
 }
 
 /* ---- Settle ---------------------------------------------------------------------------------- */
@@ -60,7 +64,8 @@ static void settle_answered(void *arg, int status, const char *text, const Zero_
         struct coordinator *c = a->c;
         uint64_t node = 1ull << a->of;
 
-        if (!c->dead && a->epoch == c->former->place.epoch && c->former->settling & node) {
+        if (!c->dead && c->former && a->epoch == c->former->place.epoch &&
+            c->former->settling & node) {
                 c->former->settling &= ~node;
                 if (status == ZERO_OK)
                         c->former->settled |= node;
@@ -93,12 +98,13 @@ static void settle_ask(struct coordinator *c, uint32_t node)
 /* True: they stand where the job does. */
 static bool former_settle(struct coordinator *c)
 {
-        uint64_t nodes = former_unsettled(c->former);
+        const struct recovery now = step_stands(&c->step);
+        uint64_t nodes = former_unsettled(c->former, &now);
 
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
                 if (nodes >> n & 1)
                         settle_ask(c, n);
-        return former_settled(c->former);
+        return former_settled(c->former, &now);
 }
 
 /* ---- a node refuses its part ------------------------------------------------------------- */
@@ -173,7 +179,8 @@ static void fill_ended(void *arg, int status, const char *text, const Zero__Stan
                 log_info("job %s: the shards of owner %u are on node %s again", c->name,
                          holder_owner(&c->step.view, a->of), node_name(c->x, node));
                 open_settle(c);
-        } else if (status == ZERO_EPEER || status == ZERO_EBUSY || status == ZERO_EABORTED) {
+        } else if (status == ZERO_EPEER || status == ZERO_EBUSY || status == ZERO_EABORTED ||
+                   status == ZERO_ENOJOB) { /* a source that lost what it had, say */
                 log_warning("job %s: node %s did not get its shards: %s; trying again", c->name,
                             node_name(c->x, node), text);
         } else if (is_final(status) && !c->whole) {
@@ -219,11 +226,12 @@ static void fill_ask(struct coordinator *c, uint32_t holder, const struct placem
 /* Puts count from anew: both copies are filled with the same number. */
 static void fill_from_former(struct coordinator *c, uint32_t holder)
 {
+        const struct recovery now = step_stands(&c->step);
         const struct former *f = c->former;
-        bool readable[HOLDER_MAX];
+        bool readable[HOLDER_MAX] = { false };
 
-        for (uint32_t h = 0; h < HOLDER_MAX; h++)
-                readable[h] = f->standings[h] != NULL;
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
+                readable[h] = former_gives(f, h, &now);
         fill_ask(c, holder, &f->place, readable, f->puts, 0);
 }
 
@@ -315,14 +323,19 @@ bool placing_lacks(const struct coordinator *c, uint32_t node)
         return false;
 }
 
-static bool fill_lacking(struct coordinator *c)
+static bool some_lack(const struct coordinator *c)
 {
-        bool lacking = false;
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
+                if (placing_is_lacking(c, h))
+                        return true;
+        return false;
+}
 
+static void fill_lacking(struct coordinator *c)
+{
         for (uint32_t h = 0; h < placement_holders(&c->step.view); h++) {
                 if (!placing_is_lacking(c, h) && !(c->whole && is_outdated(c, h)))
                         continue;
-                lacking = true;
                 if (c->fills[h] || c->nodes[holder_node(&c->step.view, h)] != NODE_KNOWN)
                         continue;
                 if (c->whole)
@@ -330,7 +343,6 @@ static bool fill_lacking(struct coordinator *c)
                 else
                         fill_from_former(c, h);
         }
-        return lacking;
 }
 
 void placed_tell(struct coordinator *c, uint32_t node)
@@ -353,12 +365,14 @@ void placing_advance(struct coordinator *c)
                 go_back(c);
         } else if (c->whole) {
                 fill_lacking(c);
-        } else if (former_settle(c) && !fill_lacking(c)) {
+        } else if (!some_lack(c)) { /* also where those that they were filled from are gone */
                 c->whole = true;
                 crash_point(CRASH_MOVE_WHOLE);
                 log_info("job %s: all its shards are where owner list %llu has them", c->name,
                          (unsigned long long)c->step.view.epoch);
                 coordinator_tell(c); /* that it moves no more */
                 open_settle(c);
+        } else if (former_settle(c)) {
+                fill_lacking(c);
         }
 }
