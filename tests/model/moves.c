@@ -1,0 +1,479 @@
+/*
+ * explore-moves - everything that can happen to a job whose list of owners changes: a breadth-first
+ * search over all orders of messages, of nodes that hear of a list and start anew with it, of
+ * daemons that are killed and start again, of states that are lost, of nodes that never come back
+ * and of links that break (moves.h says what a state is and what is left out).
+ *
+ * In every state: what was committed last is whole in one placement at least, and once one was
+ * whole in that or a later one; the planes of a state are of its version, and a version was made by
+ * one attempt, wherever it is held; what is pulled for a holder is of one version and one attempt;
+ * a step is decided once, when all who hold states in force have voted; a job that goes on does so
+ * from there; what the store asserts of a record holds.  Where nothing can happen any more, and
+ * from every sixty-fourth state if no fault comes any more: all nodes go by the last list, hold
+ * what it says at the last version, and nothing of earlier ones.  (Where a node that is waited for
+ * is dead for good, a person has the next word.)
+ *
+ * explore-moves NAME... searches within the bounds of that name; without a name it lists them.
+ * The shortest way to a fault is printed, event by event.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "moves.h"
+
+enum event_kind {
+        EVENT_DELIVER,
+        EVENT_LINK,
+        EVENT_START,
+        EVENT_CHOOSE,
+        EVENT_LEARN,
+        EVENT_UPDATED,
+        EVENT_FILL,
+        EVENT_STEP,
+        EVENT_TICK,
+        /* faults */
+        EVENT_CRASH,
+        EVENT_WIPE,
+        EVENT_DIE,
+        EVENT_CUT,
+        EVENT_HASTE
+};
+
+static const char *const message_names[] = { "",         "Open",     "Opened", "Settle", "Settled",
+                                             "Fill",     "Filled",   "Placed", "Start",  "Prepare",
+                                             "Prepared", "Decision", "Done" };
+
+/* ---- what can happen ---------------------------------------------------------------------- */
+
+static void add(struct event *events, uint32_t *n, enum event_kind kind, uint32_t a, uint32_t b)
+{
+        events[(*n)++] = (struct event){ (u8)kind, (u8)a, (u8)b };
+}
+
+/* One that can go on: it does not wait for an update. */
+static bool fills_before(const struct world *w, uint32_t node, uint32_t copy)
+{
+        for (uint32_t i = 0; i < node * COPIES + copy; i++)
+                if (w->nodes[i / COPIES].fillings[i % COPIES].active)
+                        return true;
+        return false;
+}
+
+static void node_events(const struct world *w, uint32_t a, struct event *e, uint32_t *n)
+{
+        const struct node *node = &w->nodes[a];
+
+        if (!node->alive) {
+                if (!node->dead)
+                        add(e, n, EVENT_START, a, 0);
+                return;
+        }
+        for (u8 view = (u8)(node->epoch + 1); view <= w->view; view++)
+                add(e, n, EVENT_LEARN, a, view);
+        for (uint32_t i = 0; i < VIEWS * COPIES; i++)
+                if (node->states[i / COPIES][i % COPIES].running)
+                        add(e, n, EVENT_UPDATED, a, i);
+        for (uint32_t c = 0; c < COPIES; c++)
+                if (node->fillings[c].active && (!bounds.less || !fills_before(w, a, c)))
+                        add(e, n, EVENT_FILL, a, c);
+        if (coordinator_can_step(w, a))
+                add(e, n, EVENT_STEP, a, 0);
+        if (node->c.there)
+                add(e, n, EVENT_TICK, a, 0);
+}
+
+static bool chooses(const struct world *w)
+{
+        for (uint32_t a = 0; a < bounds.n_nodes; a++)
+                if (w->nodes[a].alive && w->nodes[a].epoch == w->view)
+                        return w->view + 1 < n_views;
+        return false;
+}
+
+static uint32_t ordinary(const void *world, struct event *e)
+{
+        const struct world *w = world;
+        uint32_t n = 0;
+
+        for (uint32_t a = 0; a < bounds.n_nodes; a++)
+                if (w->count[a][a]) { /* what a daemon tells itself it hears at once */
+                        add(e, &n, EVENT_DELIVER, a, a);
+                        return n;
+                }
+        for (uint32_t a = 0; a < bounds.n_nodes; a++) {
+                for (uint32_t b = 0; b < bounds.n_nodes; b++)
+                        if (w->count[a][b])
+                                add(e, &n, EVENT_DELIVER, a, b);
+                for (uint32_t b = a + 1; b < bounds.n_nodes; b++)
+                        if (w->nodes[a].alive && w->nodes[b].alive && !linked(w, a, b) &&
+                            w->nodes[a].epoch == w->nodes[b].epoch)
+                                add(e, &n, EVENT_LINK, a, b);
+                node_events(w, a, e, &n);
+        }
+        if (chooses(w))
+                add(e, &n, EVENT_CHOOSE, 0, 0);
+        return n;
+}
+
+/* What is lost has another copy. */
+static bool can_lose(const struct world *w, uint32_t node)
+{
+        struct world without = *w;
+
+        memset(without.nodes[node].states, 0, sizeof without.nodes[node].states);
+        return truth_kept(&without);
+}
+
+static void faults(const void *world, struct event *e, uint32_t *n)
+{
+        const struct world *w = world;
+
+        if (w->crashes + w->wipes + w->deaths + w->cuts + w->hastes >= bounds.faults)
+                return;
+        for (uint32_t a = 0; a < bounds.n_nodes; a++) {
+                if (!w->nodes[a].alive)
+                        continue;
+                if (w->crashes < bounds.crashes)
+                        add(e, n, EVENT_CRASH, a, 0);
+                if (w->wipes < bounds.wipes && can_lose(w, a))
+                        add(e, n, EVENT_WIPE, a, 0);
+                if (w->deaths < bounds.deaths && can_lose(w, a))
+                        add(e, n, EVENT_DIE, a, 0);
+                if (w->hastes < bounds.hastes && coordinator_waits(w, a))
+                        add(e, n, EVENT_HASTE, a, 0);
+                for (uint32_t b = a + 1; w->cuts < bounds.cuts && b < bounds.n_nodes; b++)
+                        if (linked(w, a, b))
+                                add(e, n, EVENT_CUT, a, b);
+        }
+}
+
+static void lose(struct world *w, uint32_t node, bool dead)
+{
+        daemon_crash(w, node);
+        w->nodes[node] = (struct node){ .dead = dead };
+}
+
+static void happen(void *world, struct event e)
+{
+        struct world *w = world;
+
+        switch ((enum event_kind)e.kind) {
+        case EVENT_DELIVER:
+                deliver(w, e.a, e.b);
+                break;
+        case EVENT_LINK:
+                link_make(w, e.a, e.b);
+                break;
+        case EVENT_START:
+                daemon_start(w, e.a);
+                break;
+        case EVENT_CHOOSE:
+                w->view++;
+                break;
+        case EVENT_LEARN:
+                daemon_learn(w, e.a, e.b);
+                break;
+        case EVENT_UPDATED:
+                update_finish(w, e.a, e.b / COPIES, e.b % COPIES);
+                break;
+        case EVENT_FILL:
+                filling_goes_on(w, e.a, e.b);
+                break;
+        case EVENT_STEP:
+                coordinator_step(w, e.a);
+                break;
+        case EVENT_TICK:
+                coordinator_tick(w, e.a);
+                break;
+        case EVENT_CRASH:
+                w->crashes++;
+                daemon_crash(w, e.a);
+                break;
+        case EVENT_WIPE:
+                w->wipes++;
+                lose(w, e.a, false);
+                break;
+        case EVENT_DIE:
+                w->deaths++;
+                lose(w, e.a, true);
+                break;
+        case EVENT_CUT:
+                w->cuts++;
+                link_cut(w, e.a, e.b);
+                break;
+        case EVENT_HASTE:
+                w->hastes++;
+                coordinator_hasten(w, e.a);
+                break;
+        }
+        world_check(w);
+}
+
+/* No fault comes any more: one after the other of what can happen does. */
+static void alone(const void *world)
+{
+        struct world w = *(const struct world *)world;
+        struct event e[SEARCH_EVENTS];
+
+        for (uint32_t i = 0; i < 1000; i++) {
+                struct world before = w;
+                uint32_t n = ordinary(&w, e), tries = 0;
+
+                while (tries < n && memcmp(&w, &before, sizeof w) == 0)
+                        happen(&w, e[(i + tries++) % n]);
+                if (violation[0] || memcmp(&w, &before, sizeof w) == 0)
+                        break;
+        }
+        if (!world_done(&w))
+                violate("left alone, it does not come to its end");
+}
+
+/* ---- in words -------------------------------------------------------------------------------- */
+
+static void print_event(const void *world, struct event e)
+{
+        const struct world *w = world;
+        static const char *const names[] = { "",
+                                             "",
+                                             "starts",
+                                             "",
+                                             "",
+                                             "",
+                                             "",
+                                             "begins a step",
+                                             "ticks",
+                                             "is KILLED",
+                                             "is KILLED and loses its states",
+                                             "DIES",
+                                             "",
+                                             "does NOT WAIT any longer" };
+        uint32_t at = 0;
+
+        switch ((enum event_kind)e.kind) {
+        case EVENT_DELIVER:
+                for (uint32_t i = 0; i < (uint32_t)NODES * e.a + e.b; i++)
+                        at += w->count[i / NODES][i % NODES];
+                printf("node %u gets %s of node %u (attempt %u, version %u, status %u)\n", e.b,
+                       message_names[w->messages[at].type], e.a, w->messages[at].attempt,
+                       w->messages[at].version, w->messages[at].status);
+                break;
+        case EVENT_LINK:
+        case EVENT_CUT:
+                printf("the link of nodes %u and %u %s\n", e.a, e.b,
+                       e.kind == EVENT_CUT ? "BREAKS" : "stands");
+                break;
+        case EVENT_CHOOSE:
+                printf("list %u is chosen: %s\n", w->view + 1, bounds.views[w->view + 1]);
+                break;
+        case EVENT_LEARN:
+                printf("node %u starts anew with list %u\n", e.a, e.b);
+                break;
+        case EVENT_UPDATED:
+                printf("node %u has carried the decision out (list %u, copy %u)\n", e.a,
+                       e.b / COPIES, e.b % COPIES);
+                break;
+        case EVENT_FILL:
+                printf("node %u fills copy %u further\n", e.a, e.b);
+                break;
+        default:
+                printf("node %u %s\n", e.a, names[e.kind]);
+        }
+}
+
+static void print_state(const struct state *s, uint32_t epoch, uint32_t copy)
+{
+        static const char *const phases[] = { "open", "prepared", "decided" };
+
+        if (s->attempt)
+                printf("; list %u copy %u: version %u, attempt %u %s, last %u", epoch, copy,
+                       s->version, s->attempt, phases[s->phase], s->decided);
+}
+
+static void print(const void *world)
+{
+        const struct world *w = world;
+
+        for (uint32_t n = 0; n < bounds.n_nodes; n++) {
+                const struct node *d = &w->nodes[n];
+                const struct coordinator *c = &d->c;
+
+                printf("  node %u: %s, list %u, links %x", n,
+                       d->alive  ? "alive"
+                       : d->dead ? "dead"
+                                 : "away",
+                       d->epoch, d->links);
+                for (uint32_t e = 0; e < VIEWS; e++)
+                        for (uint32_t copy = 0; copy < COPIES; copy++)
+                                print_state(&d->states[e][copy], e, copy);
+                if (c->there)
+                        printf("\n    coordinates: settled %u, whole %u, fault %u, from %d, nodes "
+                               "%u%u%u, version %u, attempt %u, last %u, phase %u, done %x, "
+                               "filling "
+                               "%x",
+                               c->settled, c->whole, c->fault, c->former - 1, c->nodes[0],
+                               c->nodes[1], c->nodes[2], c->version, c->attempt, c->decided,
+                               c->phase, c->done, c->filling);
+                printf("\n");
+        }
+        printf("  true: version %u of attempt %u\n", w->truth.version, w->truth.attempt);
+}
+
+/* ---- bounds ---------------------------------------------------------------------------------- */
+
+static const struct {
+        const char *name, *what;
+        struct bounds bounds;
+} named[] = {
+        { "add",
+          "a node is added, any two faults",
+          { .n_nodes = 2,
+            .views = { "0", "01" },
+            .steps = 2,
+            .crashes = 2,
+            .cuts = 2,
+            .faults = 2 } },
+        { "remove",
+          "a node is removed, any two faults",
+          { .n_nodes = 2,
+            .views = { "01", "1" },
+            .steps = 2,
+            .crashes = 2,
+            .cuts = 2,
+            .faults = 2 } },
+        { "replace",
+          "a node is added and the other one removed, any one fault",
+          { .n_nodes = 2,
+            .views = { "0", "01", "1" },
+            .steps = 2,
+            .crashes = 1,
+            .cuts = 1,
+            .faults = 1 } },
+        { "third",
+          "a third node is added to two, any one fault",
+          { .n_nodes = 3,
+            .views = { "01", "021" },
+            .steps = 1,
+            .crashes = 1,
+            .cuts = 1,
+            .faults = 1 } },
+        { "mirror",
+          "of two nodes that mirror each other one is removed and added again, a crash or a loss",
+          { .n_nodes = 2,
+            .mirror = true,
+            .views = { "01", "0", "01" },
+            .steps = 1,
+            .crashes = 1,
+            .wipes = 1,
+            .faults = 1,
+            .less = true } },
+        { "takeover",
+          "two nodes that mirror each other, one dies and is taken over, and a crash",
+          { .n_nodes = 2,
+            .mirror = true,
+            .views = { "01", "0" },
+            .steps = 2,
+            .crashes = 1,
+            .deaths = 1,
+            .faults = 2,
+            .less = true } },
+        { "ring",
+          "of three nodes that mirror each other one is removed, one is lost, for good or not",
+          { .n_nodes = 3,
+            .mirror = true,
+            .views = { "012", "01" },
+            .steps = 1,
+            .wipes = 1,
+            .deaths = 1,
+            .faults = 1,
+            .less = true } },
+        { "broken-off",
+          "a third node is added to two that mirror each other; one dies and is taken over",
+          { .n_nodes = 3,
+            .mirror = true,
+            .views = { "01", "021", "02" },
+            .steps = 1,
+            .deaths = 1,
+            .faults = 1,
+            .less = true } },
+        { "returns",
+          "as mirror, and then the other one is removed, a crash",
+          { .n_nodes = 2,
+            .mirror = true,
+            .views = { "01", "0", "01", "1" },
+            .steps = 1,
+            .crashes = 1,
+            .faults = 1,
+            .less = true } },
+        { "two-faults",
+          "as takeover, any two faults",
+          { .n_nodes = 2,
+            .mirror = true,
+            .views = { "01", "0" },
+            .steps = 2,
+            .crashes = 1,
+            .wipes = 1,
+            .deaths = 1,
+            .cuts = 1,
+            .faults = 2 } },
+        { "ring-faults",
+          "as ring, any one fault",
+          { .n_nodes = 3,
+            .mirror = true,
+            .views = { "012", "01" },
+            .steps = 1,
+            .crashes = 1,
+            .wipes = 1,
+            .deaths = 1,
+            .cuts = 1,
+            .faults = 1 } },
+        { "haste",
+          "as returns, but a coordinator does not wait: what was committed is LOST",
+          { .n_nodes = 2,
+            .mirror = true,
+            .views = { "01", "0", "01", "1" },
+            .steps = 1,
+            .hastes = 1,
+            .faults = 1,
+            .less = true } },
+};
+
+enum { NAMED = sizeof named / sizeof named[0] };
+
+static int usage(void)
+{
+        for (size_t i = 0; i < NAMED; i++)
+                fprintf(stderr, "%-11s %s\n", named[i].name, named[i].what);
+        return 2;
+}
+
+static int explore(const char *name)
+{
+        static const struct search s = { .size = sizeof(struct world),
+                                         .bytes = world_bytes,
+                                         .init = world_init,
+                                         .ordinary = ordinary,
+                                         .faults = faults,
+                                         .happen = happen,
+                                         .done = world_done,
+                                         .alone = alone,
+                                         .every = 64,
+                                         .print_event = print_event,
+                                         .print = print };
+
+        for (size_t i = 0; i < NAMED; i++)
+                if (strcmp(named[i].name, name) == 0) {
+                        bounds = named[i].bounds;
+                        printf("%s: %s\n", name, named[i].what);
+                        return search(&s) ? 0 : 1;
+                }
+        return usage();
+}
+
+int main(int argc, char **argv)
+{
+        int r = argc > 1 ? 0 : usage();
+
+        for (int i = 1; r == 0 && i < argc; i++)
+                r = explore(argv[i]);
+        return r;
+}

@@ -1,0 +1,193 @@
+/*
+ * moves.h - a small world of one job whose list of owners changes: what daemons hold and know, what
+ * is on its way between them, and what happened, to judge it by.
+ *
+ * The daemon's own code decides: job/moving.c what counts and what becomes of it, job/recover.c
+ * where the job stands, job/step.c steps and who is there, job/pieces.c who gives what.  Around it
+ * each function follows the one of the same name in daemon/exchange.  The register of views is
+ * another model (register.h): here views come one after the other, and a node hears of any of them
+ * at any time and starts anew with it.
+ *
+ * Left out: trainers (one rank is always there, on the coordinator's node) and their gradients,
+ * puts, refused steps, jobs that are made or dropped.
+ */
+#pragma once
+
+#include "daemon/job/moving.h"
+#include "daemon/job/step.h"
+#include "search.h"
+
+enum { NODES = 3, VIEWS = 4, COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
+enum { MESSAGES = 48, STEPS = 3 };
+
+struct bounds {
+        u8 n_nodes;
+        bool mirror;
+        const char *views[VIEWS]; /* the owners, in their order */
+        u8 coordinator;           /* owner, by number */
+        u8 steps;                 /* in all */
+        /* Of each, and in all.  A wipe is a crash after which the node holds nothing; a death one
+         * without a start; both only where another copy of all is left.  Haste: a coordinator does
+         * not wait any longer for nodes that are not dead. */
+        u8 crashes, wipes, deaths, cuts, hastes, faults;
+        /* Fewer orders: links stand at once, one holder after the other pulls all at once. */
+        bool less;
+};
+extern struct bounds bounds;
+extern struct placement views[VIEWS];
+extern u8 n_views;
+
+enum { PHASE_OPEN, PHASE_PREPARED, PHASE_DECIDED };
+
+/* One holder's shards in one placement, and its record; attempt 0: there is none. */
+struct state {
+        u8 version, attempt, phase, decided;
+        u8 planes, made; /* the version of parameters, and the attempt that made it */
+        u8 running;      /* an update; not in the record */
+};
+
+/* What a node tells of a state; attempt 0: it has none. */
+struct stand {
+        u8 version, attempt, decided, done, prepared;
+};
+
+enum message_type {
+        OPEN = 1,
+        OPENED,
+        SETTLE,
+        SETTLED,
+        FILL,
+        FILLED,
+        PLACED,
+        START,
+        PREPARE,
+        PREPARED,
+        DECISION,
+        DONE
+};
+
+struct message {
+        u8 type, status, copy, version, attempt, last, epoch, readable;
+        struct stand stands[VIEWS][COPIES];
+};
+
+/* A holder that is being filled. */
+struct filling {
+        u8 active, from, sources, pulled; /* holders of the placement `from`, a bit each */
+        u8 version, attempt, last, made;
+};
+
+enum node_open { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPENED };
+
+/* struct coordinator and struct step. */
+struct coordinator {
+        u8 there, settled, whole, fault, hasty, former; /* former: epoch + 1 */
+        u8 stale, lacks, filling, settling, settled_nodes;
+        u8 nodes[NODES];
+        struct stand stands[NODES][VIEWS][COPIES];
+        u8 phase, version, attempt, heard, decided, open, voted, done;
+};
+
+/* A daemon: the states and the epoch survive it, the rest does not. */
+struct node {
+        u8 epoch, dead;
+        struct state states[VIEWS][COPIES];
+        u8 alive, links;
+        u8 has_job, started, version, attempt, whole, settles; /* settles: a call waits */
+        u8 preparing;                                          /* copies, a bit each */
+        struct filling fillings[COPIES];
+        struct coordinator c;
+};
+
+/* What was decided: the last attempt, and what it made. */
+struct truth {
+        u8 attempt, version, made[STEPS + 1]; /* [version]: by which attempt */
+        u8 whole;                             /* the last placement that was */
+};
+
+struct world {
+        struct node nodes[NODES];
+        u8 view; /* the last one that was chosen */
+        struct truth truth;
+        u8 crashes, wipes, deaths, cuts, hastes;
+        u8 count[NODES][NODES];
+        struct message messages[MESSAGES]; /* queue by queue */
+};
+
+/* ---- moves_world.c: nodes, links and messages ---- */
+
+void world_init(void *w);
+size_t world_bytes(const void *w);
+bool linked(const struct world *w, uint32_t a, uint32_t b);
+/* False: no link. */
+bool send(struct world *w, uint32_t from, uint32_t to, struct message m);
+const struct placement *view_of(const struct world *w, uint32_t node);
+uint32_t coordinator_of(const struct world *w, uint32_t node);
+/* Which holder a copy on a node is; NO_HOLDER: none. */
+uint32_t holder_on(const struct placement *view, uint32_t node, uint32_t copy);
+/* The state of a holder. */
+struct state *state_at(struct world *w, uint32_t epoch, uint32_t holder);
+void daemon_start(struct world *w, uint32_t node);
+void daemon_crash(struct world *w, uint32_t node);
+void daemon_learn(struct world *w, uint32_t node, u8 epoch);
+void link_make(struct world *w, uint32_t a, uint32_t b);
+void link_cut(struct world *w, uint32_t a, uint32_t b);
+void deliver(struct world *w, uint32_t from, uint32_t to);
+
+/* ---- moves_node.c: job.c, resume.c, former.c, filling.c, giving.c, update.c ---- */
+
+struct stand stand_of(const struct state *s);
+void job_resume(struct world *w, uint32_t node);
+void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m);
+void update_finish(struct world *w, uint32_t node, uint32_t epoch, uint32_t copy);
+bool filling_goes_on(struct world *w, uint32_t node, uint32_t copy);
+void filling_lose(struct world *w, uint32_t node, uint32_t lost);
+
+/* ---- moves_coordinator.c: coordinator.c, opening.c ---- */
+
+void coordinator_new(struct world *w, uint32_t node);
+void coordinator_up(struct world *w, uint32_t self, uint32_t node);
+void coordinator_down(struct world *w, uint32_t self, uint32_t node);
+void coordinator_message(struct world *w, uint32_t self, uint32_t from, const struct message *m);
+/* It is not known where the job stands, as nodes have yet to tell. */
+bool coordinator_waits(const struct world *w, uint32_t self);
+void coordinator_hasten(struct world *w, uint32_t self);
+void coordinator_tick(struct world *w, uint32_t self);
+bool coordinator_can_step(const struct world *w, uint32_t self);
+void coordinator_step(struct world *w, uint32_t self);
+void open_hinder(struct coordinator *c);
+void open_settle(struct world *w, uint32_t self);
+void stand_heard(struct world *w, uint32_t self, uint32_t node, uint32_t epoch, uint32_t copy,
+                 const struct stand *stand);
+
+/* ---- moves_placing.c: placing.c ---- */
+
+bool node_lacks(const struct world *w, uint32_t self, uint32_t node);
+void placing_advance(struct world *w, uint32_t self);
+void settle_answered(struct world *w, uint32_t self, uint32_t node, u8 status);
+void fill_ended(struct world *w, uint32_t self, uint32_t node, const struct message *m);
+
+/* ---- moves_machine.c: the daemon's own structs, out of a world and back into it ---- */
+
+extern const struct step_params step_params;
+const struct votes *vote_of(uint32_t owner);
+struct step *step_load(const struct world *w, uint32_t self);
+void step_store(struct world *w, uint32_t self, const struct step *s);
+/* What is known of states in force; NULL: no state. */
+const struct standing *const *standings_load(const struct world *w, uint32_t self);
+/* What is known of earlier placements. */
+struct former *formers_load(const struct world *w, uint32_t self);
+/* The one that is moved from; NULL: nobody who is there has any of it. */
+struct former *former_load(const struct world *w, uint32_t self);
+
+/* ---- moves_judge.c ---- */
+
+void truth_decide(struct world *w, u8 attempt, u8 version);
+/* All holders of the placement that have a state have voted. */
+void truth_voted(struct world *w, uint32_t epoch, u8 attempt);
+/* The job goes on from there. */
+void truth_stands(const struct world *w, u8 attempt, u8 version);
+/* What was committed is in one placement at least, whole; since one was, in that or a later one. */
+bool truth_kept(struct world *w);
+void world_check(struct world *w);
+bool world_done(const void *w);

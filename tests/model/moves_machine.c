@@ -1,0 +1,166 @@
+/* The daemon's own structs, out of a world and back into it; see moves.h. */
+#include <string.h>
+
+#include "moves.h"
+
+const struct step_params step_params = { .n_sets = 1, .loss_scale = 1 };
+
+/* What every attempt comes to: votes are the same in all of them. */
+const struct votes *vote_of(uint32_t owner)
+{
+        static struct votes votes[2];
+
+        if (!votes[0].finite)
+                for (uint32_t i = 0; i < 2; i++) {
+                        exact_sum_init(&votes[i].norm);
+                        if (i == 0)
+                                exact_sum_add(&votes[i].norm, 1);
+                        votes[i].finite = true;
+                }
+        return &votes[owner != 0];
+}
+
+static struct decision decision_of(u8 attempt)
+{
+        return attempt ? decide(vote_of(0), &step_params, 0) : (struct decision){ .loss_scale = 0 };
+}
+
+static struct standing standing_of(const struct stand *s, uint32_t owner)
+{
+        struct standing r = { .version = s->version,
+                              .decided_attempt = s->decided,
+                              .decision = decision_of(s->decided),
+                              .done = s->done,
+                              .prepared_attempt = s->prepared,
+                              .params = step_params };
+
+        r.vote = *vote_of(owner);
+        return r;
+}
+
+struct step *step_load(const struct world *w, uint32_t self)
+{
+        static uint32_t node_of_rank[1];
+        static enum step_seat seats[1];
+        static uint64_t cut[NODES];
+        static bool ready[NODES], voted[HOLDERS], done[HOLDERS];
+        static struct votes ballots[HOLDERS];
+        static struct step step;
+        const struct coordinator *c = &w->nodes[self].c;
+
+        node_of_rank[0] = self;
+        seats[0] = SEAT_HERE;
+        memset(ready, 0, sizeof ready);
+        step = (struct step){ .world_size = 1,
+                              .n_nodes = bounds.n_nodes,
+                              .view = *view_of(w, self),
+                              .odd = NO_HOLDER,
+                              .phase = c->phase,
+                              .version = c->version,
+                              .attempt = c->attempt,
+                              .heard = c->heard,
+                              .decided_attempt = c->decided,
+                              .decision = decision_of(c->decided),
+                              .loss_scale = 1,
+                              .open = c->open,
+                              .params = step_params,
+                              .have_params = true,
+                              .node_of_rank = node_of_rank,
+                              .seats = seats,
+                              .cut = cut,
+                              .ready = ready,
+                              .voted = voted,
+                              .ballots = ballots,
+                              .done = done };
+        for (uint32_t h = 0; h < HOLDERS; h++) {
+                voted[h] = c->voted >> h & 1;
+                done[h] = c->done >> h & 1;
+                ballots[h] = *vote_of(h % step.view.n_owners);
+        }
+        return &step;
+}
+
+void step_store(struct world *w, uint32_t self, const struct step *s)
+{
+        struct coordinator *c = &w->nodes[self].c;
+
+        c->phase = (u8)s->phase;
+        c->version = (u8)s->version;
+        c->attempt = (u8)s->attempt;
+        c->heard = (u8)s->heard;
+        c->decided = (u8)s->decided_attempt;
+        c->open = (u8)s->open;
+        c->voted = c->done = 0;
+        for (uint32_t h = 0; h < HOLDERS; h++) {
+                c->voted |= (u8)(s->voted[h] << h);
+                c->done |= (u8)(s->done[h] << h);
+        }
+}
+
+/* What is known of states in force; NULL: no state. */
+const struct standing *const *standings_load(const struct world *w, uint32_t self)
+{
+        static struct standing standings[HOLDERS];
+        static const struct standing *pointers[HOLDER_MAX];
+        const struct placement *view = view_of(w, self);
+
+        for (uint32_t h = 0; h < placement_holders(view); h++) {
+                const struct stand *s =
+                        &w->nodes[self]
+                                 .c.stands[holder_node(view, h)][view->epoch][holder_copy(view, h)];
+
+                standings[h] = standing_of(s, holder_owner(view, h));
+                pointers[h] = s->attempt ? &standings[h] : NULL;
+        }
+        return pointers;
+}
+
+static void formers_hear_node(const struct coordinator *c, struct former *formers, uint32_t node,
+                              uint32_t epoch)
+{
+        const struct placement *was = &views[epoch];
+        struct fault fault;
+
+        for (uint32_t copy = 0; copy < COPIES; copy++) {
+                const struct stand *s = &c->stands[node][epoch][copy];
+                uint32_t h = holder_on(was, node, copy);
+                const struct state_place of = { epoch, was->n_owners, h % was->n_owners, copy };
+                const struct standing standing = standing_of(s, h % was->n_owners);
+
+                if (s->attempt && formers_hear(formers, node, &of, &standing, 0, &fault))
+                        violate("%s", fault.text);
+        }
+}
+
+/* What is known of earlier placements. */
+struct former *formers_load(const struct world *w, uint32_t self)
+{
+        static struct former formers[FORMER_MAX];
+        const struct coordinator *c = &w->nodes[self].c;
+
+        formers_free(formers);
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                formers[i].place.n_owners = 0;
+        for (uint32_t e = 0; e < w->nodes[self].epoch; e++)
+                for (uint32_t n = 0; n < bounds.n_nodes; n++)
+                        formers_hear_node(c, formers, n, e);
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (c->former && formers[i].place.n_owners &&
+                    formers[i].place.epoch == c->former - 1u) {
+                        formers[i].settling = c->settling;
+                        formers[i].settled = c->settled_nodes;
+                }
+        return formers;
+}
+
+/* The one that is moved from; NULL: nobody who is there has any of it. */
+struct former *former_load(const struct world *w, uint32_t self)
+{
+        struct former *formers = formers_load(w, self);
+
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (formers[i].place.n_owners &&
+                    formers[i].place.epoch == w->nodes[self].c.former - 1u)
+                        return &formers[i];
+        return NULL;
+}

@@ -1,0 +1,277 @@
+/* The search, and the states that were seen. */
+#include "search.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+char violation[400];
+
+void violate(const char *format, ...)
+{
+        va_list args;
+
+        if (violation[0])
+                return;
+        va_start(args, format);
+        vsnprintf(violation, sizeof violation, format, args);
+        va_end(args);
+}
+
+static void *room(void *p, size_t n)
+{
+        void *q = realloc(p, n);
+
+        if (!q) {
+                fprintf(stderr, "out of memory\n");
+                exit(2);
+        }
+        return q;
+}
+
+/* ---- what was seen ---- */
+
+struct seen {
+        uint32_t parent;
+        struct event event;
+};
+
+static struct seen *seen;
+static uint32_t n_seen, seen_room;
+static uint64_t *table; /* open addressing; 0: free */
+static uint64_t table_size;
+
+static uint64_t mix(uint64_t x)
+{
+        x = (x ^ x >> 31) * 0x7fb5d329728ea185;
+        x = (x ^ x >> 27) * 0x81dadef4bc2dd44d;
+        return x ^ x >> 33;
+}
+
+static uint64_t step(uint64_t h, const u8 *p)
+{
+        uint64_t x;
+
+        memcpy(&x, p, sizeof x);
+        h = (h ^ x) * 0xff51afd7ed558ccd;
+        return h ^ h >> 29;
+}
+
+/* Two chains, that the processor works on side by side. */
+static uint64_t hash(const u8 *p, size_t n)
+{
+        uint64_t a = 0x9e3779b97f4a7c15, b = 0x2545f4914f6cdd1d, x = 0;
+
+        for (; n >= 16; p += 16, n -= 16) {
+                a = step(a, p);
+                b = step(b, p + 8);
+        }
+        if (n >= 8) {
+                a = step(a, p);
+                p += 8;
+                n -= 8;
+        }
+        memcpy(&x, p, n);
+        x = mix(a ^ mix(b ^ mix(x + 1)));
+        return x ? x : 1;
+}
+
+static void table_put(uint64_t h)
+{
+        uint64_t i = h & (table_size - 1);
+
+        while (table[i])
+                i = (i + 1) & (table_size - 1);
+        table[i] = h;
+}
+
+static void table_grow(void)
+{
+        uint64_t *old = table, size = table_size;
+
+        table_size = size ? 2 * size : 1 << 16;
+        table = calloc(table_size, sizeof *table);
+        if (!table)
+                exit(2);
+        for (uint64_t i = 0; i < size; i++)
+                if (old[i])
+                        table_put(old[i]);
+        free(old);
+}
+
+/* Two states of one hash count as one: once in 10^5 runs of 10^7 states. */
+static bool seen_new(const struct search *s, const void *w, uint32_t parent, struct event event)
+{
+        uint64_t h = hash(w, s->bytes(w)), i;
+
+        if (2 * (uint64_t)n_seen >= table_size)
+                table_grow();
+        for (i = h & (table_size - 1); table[i]; i = (i + 1) & (table_size - 1))
+                if (table[i] == h)
+                        return false;
+        table[i] = h;
+        if (n_seen == seen_room) {
+                seen_room = seen_room ? 2 * seen_room : 1 << 16;
+                seen = room(seen, seen_room * sizeof *seen);
+        }
+        seen[n_seen++] = (struct seen){ parent, event };
+        return true;
+}
+
+static void seen_forget(void)
+{
+        free(seen);
+        free(table);
+        seen = NULL;
+        table = NULL;
+        n_seen = seen_room = 0;
+        table_size = 0;
+}
+
+/* ---- the way to a state ---- */
+
+/* last: what happened in it then; NULL: it is the state that is wrong. */
+static void trace(const struct search *s, uint32_t state, const struct event *last)
+{
+        struct event *way = room(NULL, (n_seen + 1) * sizeof *way);
+        uint32_t n = 0;
+        char what[sizeof violation];
+        u8 *w = room(NULL, s->size);
+
+        memcpy(what, violation, sizeof what);
+        if (last)
+                way[n++] = *last;
+        for (uint32_t i = state; i; i = seen[i].parent)
+                way[n++] = seen[i].event;
+        s->init(w);
+        while (n--) {
+                s->print_event(w, way[n]);
+                s->happen(w, way[n]);
+        }
+        s->print(w);
+        printf("VIOLATION: %s\n", what);
+        free(w);
+        free(way);
+}
+
+/* ---- the search ---- */
+
+/* Worlds that are to be gone on from, each behind its length. */
+struct frontier {
+        u8 *bytes;
+        uint32_t *ids;
+        size_t used, size;
+        uint32_t n, room;
+};
+
+static void frontier_add(struct frontier *f, const struct search *s, const void *w)
+{
+        uint16_t n = (uint16_t)s->bytes(w);
+
+        if (f->n == f->room) {
+                f->room = f->room ? 2 * f->room : 1 << 12;
+                f->ids = room(f->ids, f->room * sizeof *f->ids);
+        }
+        if (f->size < f->used + sizeof n + s->size) {
+                f->size = f->size ? f->size + f->size / 2 : 1 << 20;
+                f->bytes = room(f->bytes, f->size);
+        }
+        memcpy(f->bytes + f->used, &n, sizeof n);
+        memcpy(f->bytes + f->used + sizeof n, w, n);
+        f->used += sizeof n + n;
+        f->ids[f->n++] = n_seen - 1;
+}
+
+/* The world at *at, which goes on to the next one. */
+static void frontier_get(const struct frontier *f, const struct search *s, size_t *at, u8 *ret)
+{
+        uint16_t n;
+
+        memcpy(&n, f->bytes + *at, sizeof n);
+        memset(ret, 0, s->size);
+        memcpy(ret, f->bytes + *at + sizeof n, n);
+        *at += sizeof n + n;
+}
+
+static uint64_t n_events, n_ends;
+static u8 *after; /* the world that an event makes */
+
+/* False: wrong. */
+static bool expand_one(const struct search *s, const u8 *w, uint32_t id, struct event e,
+                       struct frontier *next, bool *ret_changed)
+{
+        memcpy(after, w, s->size);
+        s->happen(after, e);
+        n_events++;
+        if (violation[0]) {
+                trace(s, id, &e);
+                return false;
+        }
+        *ret_changed = memcmp(after, w, s->size) != 0;
+        if (*ret_changed && seen_new(s, after, id, e))
+                frontier_add(next, s, after);
+        return true;
+}
+
+static bool expand(const struct search *s, const u8 *w, uint32_t id, struct frontier *next)
+{
+        struct event events[SEARCH_EVENTS];
+        uint32_t n = s->ordinary(w, events), ordinary = n;
+        bool end = true, changed;
+
+        if (s->alone && id % s->every == 0)
+                s->alone(w);
+        s->faults(w, events, &n);
+        for (uint32_t i = 0; i < n && !violation[0]; i++) {
+                if (!expand_one(s, w, id, events[i], next, &changed))
+                        return false;
+                end = end && (i >= ordinary || !changed);
+        }
+        n_ends += end;
+        if (!violation[0] && end && !s->done(w))
+                violate("nothing can happen any more, and all is not well");
+        if (violation[0])
+                trace(s, id, NULL);
+        return !violation[0];
+}
+
+bool search(const struct search *s)
+{
+        struct frontier now = { 0 }, next = { 0 };
+        clock_t start = clock();
+        uint32_t depth = 0;
+        u8 *w = room(NULL, s->size);
+        bool ok = true;
+
+        n_events = n_ends = 0;
+        after = room(NULL, s->size);
+        s->init(w);
+        seen_new(s, w, 0, (struct event){ 0 });
+        frontier_add(&now, s, w);
+        for (; ok && now.n; depth++) {
+                struct frontier spent = now;
+                size_t at = 0;
+
+                for (uint32_t i = 0; ok && i < now.n; i++) {
+                        frontier_get(&now, s, &at, w);
+                        ok = expand(s, w, now.ids[i], &next);
+                }
+                now = next;
+                next = spent;
+                next.n = 0;
+                next.used = 0;
+        }
+        printf("%u states, %llu events, depth %u, %llu ends, %.1f s%s\n", n_seen,
+               (unsigned long long)n_events, depth, (unsigned long long)n_ends,
+               (double)(clock() - start) / CLOCKS_PER_SEC, ok ? "" : ": FAILED");
+        free(w);
+        free(after);
+        free(now.bytes);
+        free(now.ids);
+        free(next.bytes);
+        free(next.ids);
+        seen_forget();
+        return ok;
+}
