@@ -1,36 +1,26 @@
 #!/usr/bin/env python3
-"""A daemon and GPUs, by the fake plugin: what it starts with, what it refuses, what it tells, and that it
-lives on where a GPU lacks memory."""
-import contextlib
+"""A daemon and GPUs, by the fake plugin: what it starts with, what it refuses to, and what it tells."""
 import os
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import REPLY_S, SETS, Cluster, Tools, end_process, small_layout, spawn, until  # noqa: E402
+from fake_gpu import environment, plugin  # noqa: E402
 from harness import case, main  # noqa: E402
 
 NOWHERE = "/nonexistent/zerod-cuda.so"
 
 
-def plugin():
-    return os.path.join(os.path.dirname(os.path.abspath(Tools.actor)), "zerod-fake-gpu.so")
-
-
-@contextlib.contextmanager
-def environment(**variables):
-    """For the processes that are started meanwhile."""
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
-
-
 def gpu_cluster(nodes=1, fake=None, **options):
     with environment(**(fake or {})):
         return Cluster(nodes, **{"device": "cuda", "cuda_plugin": plugin(), **options})
+
+
+def gpu_rank(cluster):
+    """A rank of job j, with its windows on a GPU."""
+    with environment(ZEROD_CUDA_PLUGIN=plugin()):
+        return cluster.ranks("j", small_layout(), [0], hold=1, push=1, device="cuda:0")[0]
 
 
 def refused(words, fake=None, **options):
@@ -97,7 +87,7 @@ def host_does_not_look_for_a_gpu():
 
 @case
 def status_tells_each_gpu():
-    with gpu_cluster(fake={"FAKE_GPUS": "2", "FAKE_GPU_BYTES": str(1 << 28)}) as c:
+    with gpu_cluster(fake={"FAKE_GPUS": 2, "FAKE_GPU_BYTES": 1 << 28}) as c:
         status = c[0].status()
         assert status["cuda"] == {"plugin_interface": 2, "driver": "12.4", "runtime": "12.4"}, status["cuda"]
         assert [g["name"] for g in status["gpus"]] == ["fake GPU 0", "fake GPU 1"], status["gpus"]
@@ -135,6 +125,38 @@ def host_memory_is_computed_as_without_gpus():
                 a.good(a.finish())
             sums.append(c[0].ctl("checksum", "j")["planes"])
     assert sums[0] == sums[1], sums
+
+
+# ---- windows ----
+
+
+def in_gpu_memory(daemon):
+    gpu, = daemon.status()["gpus"]
+    return {a["what"]: a["bytes"] for a in gpu["allocations"]}
+
+
+@case
+def windows_on_a_gpu_are_told_and_given_back():
+    with gpu_cluster() as c:
+        a = gpu_rank(c)
+        lies = in_gpu_memory(c[0])
+        assert lies and all("job j" in what for what in lies), lies
+        gpu, = c[0].status()["gpus"]
+        assert gpu["memory"]["zerod"] == sum(lies.values()) > 0, gpu
+        a.do("train", steps=1, sets=SETS)
+        a.do("close")
+        c[0].ctl_run("drop", "j")
+        until(lambda: not in_gpu_memory(c[0]), what="the windows' end")
+
+
+@case
+def a_gpu_that_fails_ends_the_daemon_with_a_message():
+    with gpu_cluster(fake={"FAKE_GPU_FAULT": "1"}) as c:
+        a = gpu_rank(c)
+        a.start("fetch", group=0)
+        assert c[0].process.wait(REPLY_S) == 1
+        assert "GPU 0 (fake GPU 0)" in c[0].log() and "zerod ends" in c[0].log(), c[0].log()
+        c[0].process = None
 
 
 if __name__ == "__main__":

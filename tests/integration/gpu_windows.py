@@ -8,7 +8,8 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, Tools, expect, finish_all, push_all, small_layout, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, expect, finish_all, push_all, small_layout, until  # noqa: E402
+from fake_gpu import environment, plugin  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 STEPS = 12
@@ -19,25 +20,6 @@ LAYOUTS = {"fp32": small_layout(blocks=3, width=100), "bf16": small_layout("bf16
 GROUPS = len(LAYOUTS["fp32"])
 EVERYWHERE = (0, 1)
 known = {}
-
-
-@contextlib.contextmanager
-def environment(**variables):
-    """Of what is started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update({name: str(value) for name, value in variables.items()})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def plugin():
-    return os.path.join(os.path.dirname(Tools.actor), "zerod-fake-gpu.so")
 
 
 @contextlib.contextmanager
