@@ -8,7 +8,7 @@
  *   3  a group is also released after use, and fetched again for the backward; the one that comes
  *      next is asked for meanwhile
  * fp32 groups are computed on where they lie in shared memory, and their gradients written there.
- * For bf16 and fp16 both pass through an fp32 buffer, one a group in use.
+ * For bf16 and fp16, and with a device, both pass through an fp32 buffer, one a group in use.
  *
  * With each step a rank keeps the number of those that were decided.  That something is kept also
  * says, before the first commit, that the first values were put.
@@ -21,6 +21,7 @@
 #include <stdlib.h>
 
 #include "buffers.h"
+#include "device.h"
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
 
@@ -40,6 +41,7 @@ struct remote {
         const struct gpt_spec *spec;
         struct backend_zero_options options;
         struct zero_client *client;
+        struct device *device; /* where views and gradients are; NULL: in host memory */
         struct group *groups;
         struct buffers buffers;
 };
@@ -85,7 +87,7 @@ static uint64_t elements(const struct remote *remote, uint32_t group)
 
 static bool buffered(const struct remote *remote)
 {
-        return remote->options.dtype != ZERO_FP32;
+        return remote->options.dtype != ZERO_FP32 || remote->options.device;
 }
 
 static void widen(enum zero_dtype from, uint64_t n, const uint16_t *src, float *dst)
@@ -108,6 +110,41 @@ static void narrow(enum zero_dtype to, uint64_t n, const float *src, uint16_t *d
                         dst[i] = dtype_fp16_from_fp32(src[i]);
 }
 
+static struct zero_sync *sync_of(const struct remote *remote)
+{
+        return remote->device ? device_sync(remote->device) : NULL;
+}
+
+/* Between the group in its own dtype, in the window, and in fp32. */
+static int load(struct remote *remote, uint32_t index, const void *view, real *to)
+{
+        enum zero_dtype dtype = remote->options.dtype;
+        uint64_t n = elements(remote, index);
+        int r = 0;
+        if (remote->device) {
+                void *copy = dtype == ZERO_FP32 ? (void *)to : device_staging(remote->device);
+                r = device_copy(remote->device, copy, view, n * dtype_size(dtype),
+                                &remote->backend.fault);
+                view = copy;
+        }
+        if (!r && dtype != ZERO_FP32)
+                widen(dtype, n, view, to);
+        return r;
+}
+
+static int store(struct remote *remote, uint32_t index, const real *from, void *memory)
+{
+        enum zero_dtype dtype = remote->options.dtype;
+        uint64_t n = elements(remote, index);
+        void *narrowed = remote->device ? device_staging(remote->device) : memory;
+        if (dtype != ZERO_FP32)
+                narrow(dtype, n, from, narrowed);
+        if (!remote->device)
+                return 0;
+        return device_copy(remote->device, memory, dtype == ZERO_FP32 ? from : narrowed,
+                           n * dtype_size(dtype), &remote->backend.fault);
+}
+
 static int take_buffer(struct remote *remote, real **ret_buffer)
 {
         int r = buffers_take(&remote->buffers, ret_buffer);
@@ -125,9 +162,7 @@ static int fetch(struct remote *remote, uint32_t index)
         if (!buffered(remote))
                 return 0;
         r = take_buffer(remote, &group->params);
-        if (!r)
-                widen(remote->options.dtype, elements(remote, index), view, group->params);
-        return r;
+        return r ? r : load(remote, index, view, group->params);
 }
 
 static int fetch_all(struct remote *remote)
@@ -163,7 +198,7 @@ static int remote_release(struct seam *seam, uint32_t group)
         if (remote->options.stage < 3)
                 return 0;
         forget(remote, &remote->groups[group]);
-        return settle(remote, zero_release(remote->client, group, NULL));
+        return settle(remote, zero_release(remote->client, group, sync_of(remote)));
 }
 
 static int gradient_memory(struct remote *remote, uint32_t index, real **ret_grad)
@@ -202,13 +237,14 @@ static int hand_over(struct remote *remote, uint32_t index, bool last)
         if (buffered(remote)) {
                 void *memory;
                 int r = settle(remote, zero_grad(remote->client, index, &memory));
+                if (!r)
+                        r = store(remote, index, group->sum, memory);
                 if (r)
                         return r;
-                narrow(remote->options.dtype, elements(remote, index), group->sum, memory);
                 buffers_give(&remote->buffers, STEAL(group->sum));
         }
         group->started = false;
-        return settle(remote, zero_push(remote->client, index, NULL, last, NULL));
+        return settle(remote, zero_push(remote->client, index, NULL, last, sync_of(remote)));
 }
 
 static int remote_push(struct seam *seam, uint32_t group, bool last)
@@ -246,6 +282,7 @@ static int end_step(struct remote *remote, struct zero_step step, uint64_t decid
 {
         step.blob = &decided;
         step.blob_bytes = sizeof(decided);
+        step.sync = sync_of(remote);
         return settle(remote, zero_step(remote->client, &step, ret_result));
 }
 
@@ -276,19 +313,22 @@ static void remote_free(struct backend *backend)
         free(remote->groups);
         buffers_deinit(&remote->buffers);
         zero_close(remote->client);
+        device_free(remote->device);
         free(remote);
 }
 
 static struct zero_needs needs_of(const struct backend_zero_options *options)
 {
         bool keeps_gradients =
-                options->stage == 1 || (options->accumulate && options->dtype == ZERO_FP32);
+                options->stage == 1 ||
+                (options->accumulate && options->dtype == ZERO_FP32 && !options->device);
         return (struct zero_needs){
                 .hold_groups = options->stage == 3 ? HOLD_GROUPS : ZERO_ALL,
                 .push_groups = keeps_gradients ? ZERO_ALL : PUSH_GROUPS,
                 .grad_dtype = options->dtype,
                 .reduce_dtype = options->dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_FP32,
                 .on_lost_rank = options->on_lost_rank,
+                .device = options->device,
         };
 }
 
@@ -340,6 +380,10 @@ static int join(struct remote *remote)
                 return fault_set(&remote->backend.fault, r, "%s: %s", zero_status_name(r),
                                  zero_error(NULL));
         r = settle(remote, zero_attach(remote->client, remote->spec->layout, &needs));
+        if (!r && remote->options.device)
+                r = device_new(remote->options.device,
+                               gpt_spec_largest(remote->spec) * sizeof(float),
+                               &remote->backend.fault, &remote->device);
         return r ? r : start(remote);
 }
 

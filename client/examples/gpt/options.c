@@ -66,6 +66,8 @@ static const struct entry entries[] = {
         { "stage", COUNT, AT(stage), 1, 3, "ZeRO stage", .standard = "3" },
         { "dtype", CHOICE, AT(dtype), .doc = "of parameters and gradients", .choices = dtypes,
           .standard = "fp32" },
+        { "device", TEXT, AT(device),
+          .doc = "cuda:N: parameters and gradients lie on that GPU (default: in host memory)" },
         { "init", CHOICE, AT(init), .doc = "first values: zerod's generator, or rank 0's",
           .choices = inits, .standard = "layout" },
         { "local", FLAG, AT(local), .doc = "all in this process, without zerod" },

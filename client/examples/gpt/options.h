@@ -13,7 +13,7 @@ enum gpt_init { GPT_INIT_LAYOUT, GPT_INIT_PUT };
 enum gpt_log { GPT_LOG_TEXT, GPT_LOG_JSON };
 
 struct options {
-        const char *job, *socket, *data, *loss_file;
+        const char *job, *socket, *data, *loss_file, *device;
         uint32_t rank, world_size, local_world_size, incarnation, timeout;
         uint32_t context, layers, heads, width;
         uint32_t steps, batch, micro_batches, warmup, stage, threads;

@@ -203,6 +203,7 @@ static int connect_backend(struct trainer *t, struct fault *fault)
                                 .incarnation = o->incarnation },
                 .dtype = (enum zero_dtype)o->dtype,
                 .on_lost_rank = (enum zero_on_lost)o->on_lost_rank,
+                .device = o->device,
                 .stage = o->stage,
                 .accumulate = o->micro_batches > 1 && o->accumulate == GPT_ACCUMULATE_TRAINER,
                 .put = o->init == GPT_INIT_PUT,
