@@ -1,8 +1,10 @@
 """A GPU for zerod.torch where there is none.
 
-Everything runs as for a model on a GPU, in torch's own storages that are filled by copies from the
-daemon's window, but for the calls of CUDA: tensors are on the CPU.
+Everything runs as for a model on a GPU, but for the calls of CUDA: the daemon's windows are on the fake
+GPU, whose memory trainers can read, and tensors are on the CPU.
 """
+import os
+
 import torch
 
 from zerod.torch import place, sharded
@@ -17,12 +19,12 @@ class Stand(place.Gpu):
         super().__init__(torch.device("cpu"))
 
     def needs(self):
-        return {}
+        return {"device": "cuda:0"}
 
     def tensor_at(self, address, elements, dtype):
         return place.host_tensor_at(address, elements, dtype)
 
-    stream = None
+    stream = 0
 
     def mark(self):
         return "stream"
@@ -32,6 +34,9 @@ class Stand(place.Gpu):
         self.followed.append(tensor)
 
 
-def stand_in():
-    """From now on every model that is sharded is on the stand-in."""
+def stand_in(zerod):
+    """From now on every model that is sharded is on the stand-in, and daemons that are started have its
+    GPU; zerod: the daemon of the build tree."""
+    plugin = os.path.join(os.path.dirname(zerod), "../tests/support/zerod-fake-gpu.so")
+    os.environ["ZEROD_CUDA_PLUGIN"] = os.path.abspath(plugin)  # of daemons and trainers
     sharded.place_of = lambda device, values: Stand()
