@@ -3,9 +3,11 @@
 import array
 import ctypes
 import math
+import os
 import struct
 
 from common import SETS, Cluster, attached, raises, small_layout, together, zerod
+from cluster import Tools
 from harness import case, cases_of, main
 
 
@@ -181,6 +183,26 @@ def private_views_stay_and_may_be_written():
 
 
 @case
+def a_step_on_a_gpu():
+    """The fake one, whose memory can be read here."""
+    plugin = os.path.join(os.path.dirname(Tools.actor), "zerod-fake-gpu.so")
+    os.environ["ZEROD_CUDA_PLUGIN"] = os.path.abspath(plugin)  # of daemon and client
+    try:
+        with attached(device="cuda:0") as (cluster, client):
+            assert cluster[0].job(client.job)["gather"]["place"] == "gpu 0"
+            client.put(3, "master", 0, 4, floats(7, 8, 9, 10))
+            assert ctypes.string_at(client.fetch(1), 16) == struct.pack("4f", 7, 8, 9, 10)
+            client.release(1, stream=0)
+            write_gradient(client, 1, 0.5)
+            client.push(1, stream=0)
+            client.fetch(0)
+            assert client.step(SETS, stream=0).version == 1
+            assert read_one(client, 3, "step") == 1 and read(client, 3)[0] < 7
+    finally:
+        del os.environ["ZEROD_CUDA_PLUGIN"]
+
+
+@case
 def held_groups_are_limited():
     with attached(hold_groups=1) as (_, client):
         client.prefetch(1)
@@ -245,7 +267,7 @@ def gradients_of_two_nodes_are_averaged():
 
 @case
 def rank_that_does_not_come_is_named():
-    with Cluster(1) as cluster, zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=0.3) as client:
+    with Cluster(1) as cluster, zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=2) as client:
         with raises(zerod.Deadline, "rank 1"):
             client.attach(small_layout())
 
