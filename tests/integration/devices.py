@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Trainers on a GPU, the actor and the example: the same bits as in host memory, whatever dies.
+
+The GPU is the fake one, or a real one with ZEROD_TEST_CUDA_PLUGIN=.../zerod-cuda.so: trainers copy between it and
+host memory.  gpu_windows.py has what only the fake one can show.
+"""
+import contextlib
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+REAL = os.environ.get("ZEROD_TEST_CUDA_PLUGIN")  # harness.py removes it
+from cluster import SETS, SLOW, Cluster, Tools, finish_all, small_layout, spawn, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+
+GPU = "cuda:0"
+STEPS = 8
+TRAIN = {"steps": STEPS, "micro_batches": 2, "clip": 0.5, "sets": SETS, "seed": 3}
+LATE_MS = 3000  # by then the actor has written what it writes behind a push
+
+
+@contextlib.contextmanager
+def gpus(nodes=1, delay_ms=0):
+    """Daemons with a GPU, and trainers that find it; an event is done so long after it was recorded."""
+    plugin = REAL or os.path.join(os.path.dirname(Tools.zerod), "../tests/support/zerod-fake-gpu.so")
+    if REAL and delay_ms:
+        raise Skip("a real GPU is as fast as it is")
+    with Cluster(nodes, device="cuda", cuda_plugin=os.path.abspath(plugin)) as c:
+        os.environ.update(ZEROD_CUDA_PLUGIN=os.path.abspath(plugin), FAKE_GPU_DELAY_MS=str(delay_ms))
+        try:
+            yield c
+        finally:
+            del os.environ["ZEROD_CUDA_PLUGIN"], os.environ["FAKE_GPU_DELAY_MS"]
+
+
+def outcome(placement, dtype, train, device=None, hold=2):
+    """Checksums of the states, and the hash of everything the ranks fetched."""
+    nodes = max(placement) + 1
+    needs = {"hold": hold, "push": 2, "grad": dtype, "device": device}
+    with gpus(nodes) as c:
+        ranks = c.ranks("bits", small_layout(dtype, blocks=3, width=200), placement, **needs)
+        for a in ranks:
+            a.start("train", **TRAIN, **train)
+        seen = finish_all(ranks)
+        assert len({r["hash"] for r in seen}) == 1, "ranks saw different parameters"
+        return c.checksum("bits")["planes"], seen[0]["hash"]
+
+
+@cases_of([(2, "bf16"), (3, "fp32"), (3, "bf16")], "stage{0[0]}_{0[1]}")
+def same_bits_as_in_host_memory(what):
+    stage, dtype = what
+    hold = 2 if stage == 3 else -1
+    host = outcome([0, 0], dtype, {"stage": stage}, hold=hold)
+    assert outcome([0, 0], dtype, {"stage": stage}, GPU, hold) == host
+    assert outcome([0, 0], dtype, {"stage": stage, "sync": False}, GPU, hold) == host
+
+
+@case
+def a_gradient_is_read_when_its_event_is_done():
+    """It is written behind the push: a daemon that does not wait adds up what was there before."""
+    layout = small_layout("fp32")
+    hashes = []
+    for late in (False, True):
+        with gpus(delay_ms=LATE_MS if late else 0) as c:
+            a, = c.ranks("late", layout, [0], hold=-1, push=-1, device=GPU)
+            for _ in range(2):
+                for g in range(len(layout)):
+                    a.do("fetch", group=g)
+                    a.do("grad", group=g, seed=5)
+                    a.do("push", group=g, late=late)
+                a.do("step", sets=SETS)
+            a.do("fetch", group=0)
+            hashes.append(a.do("view", group=0)["hash"])
+    assert hashes[0] == hashes[1]
+
+
+@case
+def a_daemon_that_dies_is_found_again():
+    wanted = outcome([0, 0], "fp32", {"stage": 3})
+    with gpus() as c:
+        ranks = c.ranks("bits", small_layout("fp32", blocks=3, width=200), [0, 0], hold=2, push=2, device=GPU,
+                        timeout_ms=120000)
+        for a in ranks:
+            a.start("train", patient=True, stage=3, **TRAIN)
+        for version in (2, 4):
+            until(lambda v=version: (c[0].job("bits") or {"version": 0})["version"] >= v, what=f"version {version}")
+            c[0].restart()
+            until(c[0].peers_up, what="the daemon is back")
+        seen = finish_all(ranks)
+        assert (c.checksum("bits")["planes"], seen[0]["hash"]) == wanted
+
+
+@case
+def a_trainer_that_dies_is_followed():
+    wanted = outcome([0, 0], "fp32", {"stage": 3})
+    layout = small_layout("fp32", blocks=3, width=200)
+    needs = {"hold": 2, "push": 2, "device": GPU, "timeout_ms": 120000}
+    with gpus(delay_ms=0 if REAL else 5) as c:
+        goal = f"{c.directory}/goal"
+        with open(goal, "w", encoding="ascii") as f:
+            f.write(str(STEPS))
+        train = {**TRAIN, "stage": 3, "patient": True, "until": goal}
+        ranks = c.ranks("bits", layout, [0, 0], **needs)
+        for a in ranks:
+            a.start("train", **train)
+        until(lambda: c[0].job("bits")["version"] >= 2, what="version 2")
+        c.dismiss(ranks[1])
+        successor = c.rank("bits", layout, [0, 0], 1, incarnation=1, **needs)
+        for _ in range(3):
+            finish_all([successor])
+        successor.start("train", **train)
+        finish_all([ranks[0], successor])
+        assert c.checksum("bits")["planes"] == wanted[0]
+
+
+# ---- the example -------------------------------------------------------------------------------
+
+def losses(stage, dtype, *more):
+    """What the ranks of the example write, each of its own part of the batch."""
+    with gpus() as c:
+        with open(f"{c.directory}/text", "w", encoding="ascii") as f:
+            f.write("".join(f"{i} times {i} is {i * i}. " for i in range(1, 1000)))
+        runs = []
+        for rank in range(2):
+            log = open(f"{c.directory}/log{rank}", "wb")
+            runs.append(spawn([Tools.gpt, "--data", f"{c.directory}/text", "--loss-file", f"{c.directory}/loss{rank}",
+                               "--steps", "12", "--context", "32", "--layers", "2", "--heads", "2", "--width", "32",
+                               "--batch", "2", "--micro-batches", "2", "--eval-windows", "4", "--stage", str(stage),
+                               "--dtype", dtype, "--socket", c[0].socket, "--rank", str(rank), "--world-size", "2",
+                               *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        c.others += runs
+        for rank, process in enumerate(runs):
+            said = f"{c.directory}/log{rank}"
+            assert process.wait(100 * SLOW) == 0, open(said, encoding="utf-8").read()
+        return [open(f"{c.directory}/loss{rank}", encoding="ascii").read() for rank in range(2)]
+
+
+@cases_of([(1, "fp32", "trainer"), (2, "fp16", "owner"), (3, "fp32", "owner"), (3, "bf16", "trainer")],
+          "stage{0[0]}_{0[1]}_{0[2]}")
+def the_example_has_the_same_losses(what):
+    if Tools.gpt == "-":
+        raise Skip("the example trainer is not built")
+    stage, dtype, accumulate = what
+    there, here = (losses(stage, dtype, "--accumulate", accumulate, *more) for more in (("--device", GPU), ()))
+    assert there == here and all(text.count("\n") == 12 for text in here), (there, here)
+
+
+if __name__ == "__main__":
+    main()
