@@ -48,30 +48,53 @@ static bool parcel_on_gpu(const struct parcel *p)
         return on_gpu;
 }
 
-/* Offload thread: tensor by tensor, the present contributions in rank order. */
+/* Whether two tensors of the group come from the same sources. */
+static bool same_sources(const struct parcel *p, uint32_t a, uint32_t b)
+{
+        const struct layout_group *g = &p->job->layout->groups[p->group];
+        const struct layout_tensor *t = &p->job->layout->tensors[g->first_tensor];
+
+        if (t[a].frozen != t[b].frozen)
+                return false;
+        for (uint32_t s = 0; s < p->n_sources; s++)
+                if (source_has(p->sources[s], a) != source_has(p->sources[s], b))
+                        return false;
+        return true;
+}
+
+/* Tensors of the group from `first` to before `end`, with what lies between them. */
+static void run_sum(const struct parcel *p, uint32_t first, uint32_t end, const void **src)
+{
+        const struct job *job = p->job;
+        const struct layout_group *g = &job->layout->groups[p->group];
+        const struct layout_tensor *t = &job->layout->tensors[g->first_tensor];
+        uint64_t offset = t[first].offset, n = t[end - 1].offset + t[end - 1].elements - offset;
+        uint32_t k = 0;
+
+        for (uint32_t s = 0; s < p->n_sources; s++)
+                if (source_has(p->sources[s], first))
+                        src[k++] = (const char *)p->sources[s]->data +
+                                   offset * dtype_size(p->grad_dtype);
+        if (k && n && !t[first].frozen)
+                ops_for(job->x, parcel_on_gpu(p))
+                        ->sum(job->reduce_dtype,
+                              (char *)p->buffer + offset * dtype_size(job->reduce_dtype),
+                              p->grad_dtype, src, k, n);
+}
+
+/* Offload thread: the present contributions in rank order, in as few pieces as they allow. */
 static void parcel_sum(struct offload_task *task, uint32_t worker)
 {
         struct parcel *p = CONTAINER_OF(task, struct parcel, task);
-        const struct job *job = p->job;
-        const struct layout_group *g = &job->layout->groups[p->group];
-        size_t wire = dtype_size(job->reduce_dtype);
-        const struct device_ops *ops = ops_for(job->x, parcel_on_gpu(p));
+        uint32_t n = p->job->layout->groups[p->group].n_tensors;
         const void **src = malloc(p->n_sources * sizeof *src);
 
         if (!src)
                 abort(); /* a few bytes on a worker: nothing sensible is left to do */
-        for (uint32_t i = 0; i < g->n_tensors; i++) {
-                const struct layout_tensor *t = &job->layout->tensors[g->first_tensor + i];
-                enum zero_dtype from = p->grad_dtype;
-                uint32_t k = 0;
-
-                for (uint32_t s = 0; s < p->n_sources; s++)
-                        if (!t->frozen && source_has(p->sources[s], i))
-                                src[k++] = (const char *)p->sources[s]->data +
-                                           t->offset * dtype_size(from);
-                if (k && t->elements)
-                        ops->sum(job->reduce_dtype, (char *)p->buffer + t->offset * wire, from, src,
-                                 k, t->elements);
+        for (uint32_t first = 0, end; first < n; first = end) {
+                for (end = first + 1; end < n && same_sources(p, first, end); end++)
+                        ;
+                run_sum(p, first, end, src);
         }
         free(src);
 }
