@@ -375,6 +375,7 @@ static void coordinator_vote(struct world *w, uint32_t node, const struct messag
         if (action == STEP_NOTHING)
                 return;
         truth_decide(w, w->c.decided_attempt, w->c.version, w->c.decision);
+        truth_seats(w);
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
                 decision_send(w, n);
 }

@@ -136,6 +136,21 @@ static void check_votes(const struct world *w, u8 attempt)
                 "attempt %u is decided, an owner's vote is nowhere", attempt);
 }
 
+void truth_seats(const struct world *w)
+{
+        const struct record *r = &w->nodes[view.node[0]].holdings[0].record;
+
+        for (uint32_t b = 0; b < bounds.micro_batches; b++)
+                for (uint32_t rank = 0; rank < bounds.n_ranks; rank++) {
+                        u8 p = r->parts[b][rank] >> 4;
+
+                        REQUIRE(!r->parts[b][rank] || w->procs[p].node == w->c.node_of_rank[rank],
+                                "what process %u on node %u pushed counts, but rank %u is on node "
+                                "%u",
+                                p, w->procs[p].node, rank, w->c.node_of_rank[rank]);
+                }
+}
+
 void truth_decide(struct world *w, u8 attempt, u8 version, u8 decision)
 {
         struct truth *t = &w->truth[0];

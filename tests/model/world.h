@@ -290,6 +290,9 @@ double scale_value(u8 scale);
 u8 scale_number(double value);
 /* An attempt was decided, for the first time or again. */
 void truth_decide(struct world *w, u8 attempt, u8 version, u8 decision);
+/* What was voted for is of processes on the nodes where ranks have their places, not of fenced
+ * ones. */
+void truth_seats(const struct world *w);
 /* A process was told that its zero_step() of an attempt came to this. */
 void truth_told(struct world *w, uint32_t p, u8 attempt, u8 version, u8 decision);
 /* ... or that it is to be replayed at a version. */
