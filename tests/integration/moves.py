@@ -217,6 +217,31 @@ def taken_back_where_room_is_short():
         as_undisturbed(c, [0, 1])
 
 
+@cases_of(("fill.drafted", "fill.filled", "restore.named", "move.whole", "move.placed", "move.dropped"), "{}")
+def killed_while_it_is_taken_back(point):
+    """Whoever is killed when: the list before comes back, and the job with it."""
+    if point not in crash_points():
+        raise Skip("the daemon was built without that crash point")
+    with Cluster(3, owners=2, start=False, per_node={2: {"memory_limit": 4096}}) as c:
+        c[0].start(crash=point if point.startswith("move") else f"{point}:2")
+        c[1].start(), c[2].start()
+        c.wait_up()
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [1, 1], **NEEDS)
+        train(ranks, STEPS)
+        for a in ranks:
+            c.dismiss(a)
+        following = asks(c[1], "add-node", "n2")
+        until(lambda: not c[0].alive() or following.poll() is not None, what="the kill")
+        if not c[0].alive():
+            c[0].start()
+        said = following.communicate(timeout=REPLY_S)[1]
+        assert following.returncode == 1 and "taken back" in said, said
+        assert c[1].ctl("view")["owners"] == ["n0", "n1"]
+        lies_on(c, ["n0", "n1"])
+        as_undisturbed(c, [1, 1])
+
+
 @case
 def takeover_is_not_taken_back():
     """The list before is not there any more: it is said what is wrong, and waited for."""
