@@ -308,10 +308,13 @@ static bool is_fresh(struct coordinator *c, uint32_t holder)
 /* The mirror is made anew. */
 static bool is_outdated(struct coordinator *c, uint32_t holder)
 {
+        bool own, twin;
+
         if (!is_unlike(c, holder))
                 return false;
-        return is_fresh(c, holder) & is_fresh(c, twin_of(&c->step.view, holder)) &&
-               holder_copy(&c->step.view, holder) == 1;
+        own = is_fresh(c, holder); /* both are asked */
+        twin = is_fresh(c, twin_of(&c->step.view, holder));
+        return own && twin && holder_copy(&c->step.view, holder) == 1;
 }
 
 bool placing_lacks(const struct coordinator *c, uint32_t node)
