@@ -13,6 +13,14 @@
  * what it says at the last version, and nothing of earlier ones.  (Where a node that is waited for
  * is dead for good, a person has the next word.)
  *
+ * It finds what it should.  Each of these, done to the code, ends in a violation or an assertion:
+ * the end of a move hangs on the states that it came from; Settle voids what was decided, or
+ * carries out what is void; Placed of another list deletes; states in force count though some lack;
+ * the oldest former placement is chosen, or one that is not whole; outdated copies count, or give.
+ * It does not mind, within these bounds, that fills begin before all have settled (sources refuse
+ * until then), nor that placements which were worked on since are passed over: that takes a
+ * coordinator that does not wait (`haste`).
+ *
  * explore-moves NAME... searches within the bounds of that name; without a name it lists them.
  * The shortest way to a fault is printed, event by event.
  */
