@@ -55,6 +55,8 @@
         X(RESUME_REPLAYED, "resume.replayed") /* redo slots are copied home again */               \
         X(RESUME_OPENED, "resume.opened") /* a job's file is open, nothing is done */              \
         X(RESUME_TAKEN, "resume.taken") /* it is known, a recorded step not carried out */         \
+        X(PLANES_AWAY, "planes.away") /* a state is on its GPU, the file has its planes still */   \
+        X(PLANES_WRITTEN, "planes.written") /* they are written back, the file does not say so */  \
         X(MOVE_WHOLE, "move.whole") /* all states are moved, no node is told */                    \
         X(MOVE_PLACED, "move.placed") /* all states are moved, the old ones are still there */       \
         X(MOVE_DROPPED, "move.dropped") /* an old one is deleted */                                \

@@ -71,8 +71,10 @@ static int holding_make(struct holding *h, struct fault *fault)
 
         if (r)
                 return r;
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                state_init_group(h->state, job->layout, g, x->ops);
+        for (uint32_t g = 0; r == 0 && g < job->layout->n_groups; g++)
+                r = state_init_group(h->state, job->layout, g, x->ops);
+        if (r)
+                return fault_errno(fault, r, "first values");
         state_abort(h->state, JOB_FILLED); /* from here on it can be taken up again */
         return 0;
 }

@@ -3,21 +3,31 @@
 
 #include <string.h>
 
+uint32_t shards_place(const struct exchange *x, uint32_t owner, uint32_t copy)
+{
+        const struct placement *view = &x->view;
+
+        return x->gpus ? 1 + holder_device(view, holder_of(view, owner, copy)) % x->gpus : 0;
+}
+
 int shards_make(const struct exchange *x, const struct state_identity *id, const layout *l,
                 const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
                 struct fault *fault)
 {
         struct plan *plan = NULL;
+        struct state_identity placed = *id;
+        uint64_t bytes = partition_elements(p, owner) * 4 * sizeof(float);
+        int r;
+
+        placed.place = shards_place(x, owner, id->copy);
         /* tables grow with the elements, so the state's room is asked for before the plan is made
          */
-        int r = store_admit(x->store, partition_elements(p, owner) * 4 * sizeof(float), id->job,
-                            fault);
-
+        r = store_admit(x->store, bytes, placed.place ? bytes : 0, id->job, fault);
         if (r)
                 return r;
         if (plan_new(l, p, owner, (uint32_t)x->conf->chunk, &plan))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = make(x->store, id, l, plan, REDO_SLOTS, ret, fault);
+        r = make(x->store, &placed, l, plan, REDO_SLOTS, ret, fault);
         if (r)
                 plan_free(plan);
         return r;

@@ -10,7 +10,10 @@
 typedef int shards_maker(struct store *store, const struct state_identity *id, const layout *l,
                          struct plan *plan, uint32_t n_redo, struct state **ret,
                          struct fault *fault);
-/* An owner's shards, empty; p is over id->n_owners.  For a thread that may block. */
+/* Where this node puts states of the owner list in force (state_identity.place). */
+uint32_t shards_place(const struct exchange *x, uint32_t owner, uint32_t copy);
+/* An owner's shards of the owner list in force, empty, in their place; p is over id->n_owners.
+ * For a thread that may block. */
 int shards_make(const struct exchange *x, const struct state_identity *id, const layout *l,
                 const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
                 struct fault *fault);

@@ -127,7 +127,7 @@ static int extend(struct state *s, uint32_t n_ranks)
 static int grow(struct state *s, uint32_t n_ranks)
 {
         uint64_t more = n_ranks * sizeof(struct places) - s->blobs.bytes;
-        int r = store_take(s->store, more, "a rank's bytes", NULL);
+        int r = store_take(s->store, more, 0, "a rank's bytes", NULL);
 
         if (r)
                 return r == ZERO_EQUOTA ? -EDQUOT : -ENOSPC;
@@ -177,6 +177,8 @@ int blobs_open(struct state *s, struct fault *fault)
         if (faccessat(s->store->dir, name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
                 return 0;
         int r = file_open(s->store->dir, name, &b->fd, &b->bytes, fault);
+        if (r == 0)
+                r = file_reserve(b->fd, b->bytes, name, fault);
         if (r)
                 return r;
         uint64_t n_ranks = b->bytes / sizeof(struct places);

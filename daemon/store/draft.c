@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/store/store.h"
+#include "daemon/store/planes.h"
 #include "proto/cleanup.h"
 
 int state_vacant(const struct store *store, const struct state_identity *id, uint32_t owner,
@@ -23,8 +23,22 @@ int state_vacant(const struct store *store, const struct state_identity *id, uin
         store_file_name(id, owner, file);
         if (faccessat(store->dir, file, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
                 return 0;
+        if (store_lost(store, file))
+                return fault_set(fault, ZERO_EBUSY,
+                                 "what this node held of job %s was lost with the GPU memory of an "
+                                 "earlier process: restore a checkpoint, or delete %s/%s to give "
+                                 "the job up",
+                                 id->job, store->path, file);
         return fault_set(fault, ZERO_EBUSY, "job %s has a state in %s already: drop it first",
                          id->job, store->path);
+}
+
+bool state_was_lost(const struct store *store, const struct state_identity *id, uint32_t owner)
+{
+        char file[STORE_FILE_NAME];
+
+        store_file_name(id, owner, file);
+        return store_lost(store, file);
 }
 
 /* What stands under the name is another state's: the old one's, or one that nobody knows. */
@@ -64,22 +78,63 @@ int state_replace(struct state *draft, struct state *old, struct fault *fault)
         return 0;
 }
 
-static void discard(struct store *store, const char *name)
+static void discard(struct store *store, const char *name, bool charged)
 {
         struct stat st;
 
         if (fstatat(store->dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
             unlinkat(store->dir, name, 0) < 0)
                 return;
-        store_give(store, (uint64_t)st.st_size);
+        store_give(store, charged ? (uint64_t)st.st_size : 0);
+}
+
+static void discard_files(struct store *store, const char *file)
+{
+        char blobs[STORE_FILE_NAME];
+        bool lost = store_lost(store, file);
+
+        store_blobs_name(file, blobs);
+        planes_free(planes_take(store, file));
+        discard(store, blobs, true);
+        discard(store, file, !lost);
 }
 
 void state_discard(struct store *store, const struct state_identity *id, uint32_t owner)
 {
-        char file[STORE_FILE_NAME], blobs[STORE_FILE_NAME];
+        char file[STORE_FILE_NAME];
 
         store_file_name(id, owner, file);
-        store_blobs_name(file, blobs);
-        discard(store, blobs);
-        discard(store, file);
+        discard_files(store, file);
+}
+
+struct sweep {
+        struct store *store;
+        const char *job; /* as files of its states begin */
+        size_t n;
+        uint64_t before;
+        uint32_t swept;
+};
+
+static int sweep_file(const char *file, void *arg)
+{
+        struct sweep *s = arg;
+
+        if (strncmp(file, s->job, s->n) != 0 || store_file_epoch(file) >= s->before ||
+            !store_lost(s->store, file))
+                return 0;
+        discard_files(s->store, file);
+        s->swept++;
+        return 0;
+}
+
+uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before)
+{
+        const struct state_identity id = { .job = job };
+        char name[STORE_FILE_NAME];
+        struct sweep s = { .store = store, .job = name, .before = before };
+
+        store_file_name(&id, 0, name);
+        s.n = strlen(name) - strlen("0.state");
+        store_each(store, sweep_file, &s);
+        return s.swept;
 }

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/store/seal.h"
 #include "proto/cleanup.h"
 
 static const char magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 's', 't' };
@@ -92,7 +93,7 @@ void file_bind(struct state *state, const struct file_map *map)
 }
 
 void file_write(void *map, const struct file_map *places, const struct file_header *header,
-                const void *packed_layout)
+                const void *packed_layout, enum planes_where where)
 {
         struct file_header *h = map;
 
@@ -106,6 +107,27 @@ void file_write(void *map, const struct file_map *places, const struct file_head
         randombytes_buf(h->id, sizeof(h->id));
         file_hash(h->layout_hash, packed_layout, header->layout_bytes);
         file_hash(h->hash, h, offsetof(struct file_header, hash));
+        file_set_planes(map, where);
+}
+
+void file_set_planes(void *map, enum planes_where where)
+{
+        uint64_t *word = (void *)((uint8_t *)map + FILE_PLANES);
+
+        __atomic_store_n(word, seal(SEAL_PLANES, 0, where), __ATOMIC_SEQ_CST);
+}
+
+int file_planes(int fd, enum planes_where *ret)
+{
+        uint64_t word, where;
+
+        if (pread(fd, &word, sizeof(word), FILE_PLANES) != sizeof(word))
+                return -EIO;
+        where = seal_open(SEAL_PLANES, 0, word);
+        if (where > PLANES_AWAY)
+                return -EIO;
+        *ret = (enum planes_where)where;
+        return 0;
 }
 
 int file_damaged(struct fault *fault, const char *name, const char *why)
@@ -126,15 +148,22 @@ int file_open(int dir, const char *name, int *ret_fd, uint64_t *ret_bytes, struc
         if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) ||
             st.st_nlink != 1)
                 return file_damaged(fault, name, "others have access to it");
-        /* one with holes (a copy) gets its space now, or not at all */
-        if ((uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size) {
-                int r = segment_reserve(fd, (uint64_t)st.st_size);
-                if (r)
-                        return fault_errno(fault, r, name);
-        }
         *ret_bytes = (uint64_t)st.st_size;
         *ret_fd = STEAL_FD(fd);
         return 0;
+}
+
+int file_reserve(int fd, uint64_t bytes, const char *name, struct fault *fault)
+{
+        struct stat st;
+        int r;
+
+        if (fstat(fd, &st) < 0)
+                return fault_errno(fault, errno, name);
+        if ((uint64_t)st.st_blocks * 512 >= (uint64_t)st.st_size)
+                return 0;
+        r = segment_reserve(fd, bytes);
+        return r ? fault_errno(fault, r, name) : 0;
 }
 
 static const char *header_flaw(const struct file_header *h, uint64_t bytes)

@@ -2,6 +2,7 @@
  * A state file: its header and the place of each part.  Private to the store.
  *
  *   header            struct file_header; never changes after creation
+ *                     ... and, last in its page, a word: where the planes are
  *   layout            zero.Layout, packed; never changes
  *   record copies     two struct record_copy, the newer one that counts (record.c)
  *   tensor steps      two words [tensor], the record says which ones count
@@ -13,6 +14,8 @@
  *   master            float [plan->master_elements]
  *   exp_avg, exp_avg_sq, grad
  *                     float [plan->moment_elements] each
+ *
+ * While a state is on a GPU its planes are not here: there is a hole.
  *
  * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are the machine's own: a
  * file never leaves it.  The epoch is in the file's name alone (store.h).
@@ -30,7 +33,7 @@ enum {
         FILE_ALIGN = 4096,
         /* To be raised with any change of what this page says, of struct state_record
          * or of partition or plan. */
-        FILE_FORMAT = 4,
+        FILE_FORMAT = 5,
         /* To be raised when an update gives other bits than before.  An attempt that was
          * prepared with one arithmetic is not continued with another. */
         FILE_ARITHMETIC = 1,
@@ -38,6 +41,12 @@ enum {
         FILE_ID = 16,
         FILE_REDO_MAX = 4096,
         FILE_COPIES = 2,
+        FILE_PLANES = FILE_ALIGN - 8, /* byte offset of a word: enum planes_where */
+};
+
+enum planes_where {
+        PLANES_HERE = 0,
+        PLANES_AWAY = 1, /* in a GPU's memory, as long as the process lives that put them there */
 };
 
 struct file_header {
@@ -53,7 +62,7 @@ struct file_header {
         uint8_t hash[FILE_HASH]; /* of all before */
 };
 
-_Static_assert(sizeof(struct file_header) <= FILE_ALIGN, "the layout lies behind one page");
+_Static_assert(sizeof(struct file_header) <= FILE_PLANES, "the layout lies behind one page");
 
 /* Whether a record copy counts: a word, so that a torn copy is not taken for a damaged one. */
 enum copy_use {
@@ -92,9 +101,12 @@ size_t file_redo_stride(uint32_t chunk_elements);
 /* Points the state's arrays into its mapping. */
 void file_bind(struct state *state, const struct file_map *map);
 
-/* Writes header and layout into a mapping. */
+/* Writes header, layout and where the planes are into a mapping. */
 void file_write(void *map, const struct file_map *places, const struct file_header *header,
-                const void *packed_layout);
+                const void *packed_layout, enum planes_where where);
+void file_set_planes(void *map, enum planes_where where);
+/* -EIO: it cannot be read. */
+int file_planes(int fd, enum planes_where *ret);
 /* The header of an open file of `bytes` bytes, checked; `name` is for the fault. */
 int file_read_header(int fd, uint64_t bytes, const char *name, struct file_header *ret,
                      struct fault *fault);
@@ -102,11 +114,25 @@ void file_hash(uint8_t ret[static FILE_HASH], const void *data, size_t size);
 void file_plan_hash(const struct plan *plan, uint8_t ret[static FILE_HASH]);
 /* ZERO_EIO: the file is damaged, and what to do. */
 int file_damaged(struct fault *fault, const char *name, const char *why);
-/*
- * Opens what lies in the directory; refuses what somebody else can have made or can change.
- * Its space is reserved.
- */
+/* Opens what lies in the directory; refuses what somebody else can have made or can change. */
 int file_open(int dir, const char *name, int *ret_fd, uint64_t *ret_bytes, struct fault *fault);
+/* The first bytes of a file that may have holes (a copy) get their space now, or not at all. */
+int file_reserve(int fd, uint64_t bytes, const char *name, struct fault *fault);
+
+/* ---- state.c: what both ways to a state have in common ---- */
+
+/* Empty. */
+int state_new(struct store *store, const char *file, struct state **ret);
+/* Of a state in any stage of its making. */
+void state_free(struct state *state);
+int state_map_file(struct state *state, uint64_t bytes, struct fault *fault);
+/* The file has no planes: they are on a GPU, or lost. */
+bool state_is_away(const struct state *state);
+/* Where the planes are; zeroed. */
+int state_make_serve(struct state *state, const struct plan *plan, const char *job,
+                     struct fault *fault);
+/* Once the file is mapped. */
+int state_bind_file(struct state *state, const struct file_map *places);
 
 /* ---- record.c ---- */
 

@@ -54,7 +54,7 @@ struct redo_view redo_begin(struct state *state, uint32_t slot, uint32_t chunk)
 {
         struct redo_slot *s = slot_at(state, slot);
 
-        assert(chunk < state->plan->n_chunks && held(state, slot) == 0);
+        assert(chunk < state->plan->n_chunks && held(state, slot) == 0 && !state->planes);
         return view(state, s);
 }
 
@@ -118,7 +118,7 @@ static bool slot_is_wrong(const struct state *s, uint32_t slot, bool updating)
 
         if (chunk == 0)
                 return false;
-        return !updating || chunk > s->plan->n_chunks ||
+        return !updating || s->planes || s->lost || chunk > s->plan->n_chunks ||
                seal_open(SEAL_REDO_VERSION, slot, slot_at(s, slot)->version) !=
                        s->record->version + 1;
 }

@@ -7,6 +7,9 @@
  * the slot is freed (release).  Whatever the instruction at which the process
  * dies, the chunk is either at its old version and untouched, or restorable from
  * a valid slot, or at its new version.
+ *
+ * States on a GPU need none of it: nothing of them survives the process.  Their chunks are updated
+ * in place, and then redo_keep() says so.
  */
 #pragma once
 
@@ -23,7 +26,8 @@ struct redo_view redo_begin(struct state *state, uint32_t slot, uint32_t chunk);
  * written from values that are in the cache.
  */
 void redo_commit(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version);
-/* The same for a chunk whose values stay as they are (no tensor of it has a gradient). */
+/* The same for a chunk whose values stay as they are (no tensor of it has a gradient), or that was
+ * updated in place on a GPU. */
 void redo_keep(struct state *state, uint32_t chunk, uint64_t version);
 /* After a crash: copies valid slots home.  Returns how many there were. */
 uint32_t redo_replay(struct state *state);

@@ -24,6 +24,7 @@ enum seal_table {
         SEAL_REDO,
         SEAL_REDO_VERSION,
         SEAL_PUTS,
+        SEAL_PLANES,
 };
 
 #define SEAL_NUMBER_BITS 40

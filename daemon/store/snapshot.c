@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/device/gpu.h"
 #include "daemon/store/blobs.h"
 #include "daemon/store/snapshot_file.h"
 #include "proto/cleanup.h"
@@ -89,6 +90,8 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                    const struct device_ops *ops, uint64_t offset, uint8_t *dst, size_t n)
 {
         assert(offset <= map->bytes && n <= map->bytes - offset);
+        if (state->planes)
+                ops = gpu_ops();
         for (const struct snapshot_extent *e = extent_at(map, offset); n > 0; e++) {
                 uint64_t skip = offset - e->offset;
                 size_t part = e->bytes - skip < n ? e->bytes - skip : n;

@@ -38,7 +38,8 @@ struct snapshot_map {
 
 int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret);
 void snapshot_map_deinit(struct snapshot_map *map);
-/* dst = n bytes of the state's stream from offset on.  Any thread; blocks may be copied at once. */
+/* dst = n bytes of the state's stream from offset on, by gpu_ops() if the state is on a GPU.  Any
+ * thread; blocks may be copied at once. */
 void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                    const struct device_ops *ops, uint64_t offset, uint8_t *dst, size_t n);
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/device/gpu.h"
 #include "daemon/store/snapshot_file.h"
 #include "proto/cleanup.h"
 
@@ -28,6 +29,7 @@ struct loader {
         struct snapshot_shard *shard;
         struct plan *plan;
         struct snapshot_map map;
+        float *stage; /* on the way to a GPU; NULL: the draft is in host memory */
         struct fault *fault;
 };
 
@@ -137,6 +139,19 @@ static int take_blobs(struct loader *ld)
 
 /* ---- planes ---- */
 
+static int take_piece(struct loader *ld, uint64_t offset, uint8_t *to, uint64_t n)
+{
+        uint8_t *dst = ld->stage ? (uint8_t *)ld->stage : to;
+        int r;
+
+        if (ld->progress->cancelled)
+                return fault_set(ld->fault, ZERO_EABORTED, "the restore was broken off");
+        r = snapshot_shard_read(ld->shard, offset, dst, n, ld->fault);
+        if (r == 0 && ld->stage)
+                gpu_ops()->copy(to, dst, n);
+        return r;
+}
+
 static int take(struct loader *ld, uint64_t offset, float *to, uint64_t count)
 {
         uint8_t *dst = (uint8_t *)to;
@@ -144,11 +159,8 @@ static int take(struct loader *ld, uint64_t offset, float *to, uint64_t count)
 
         while (n > 0) {
                 uint64_t part = n < PIECE ? n : PIECE;
-                int r;
+                int r = take_piece(ld, offset, dst, part);
 
-                if (ld->progress->cancelled)
-                        return fault_set(ld->fault, ZERO_EABORTED, "the restore was broken off");
-                r = snapshot_shard_read(ld->shard, offset, dst, part, ld->fault);
                 if (r)
                         return r;
                 ld->progress->bytes += part;
@@ -269,6 +281,7 @@ int snapshot_load(int dir, const struct manifest *m, const layout *l, struct sta
 {
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         CLEANUP(cleanup_free) bool *known = calloc(l->n_tensors + 1, sizeof(*known));
+        CLEANUP(cleanup_free) float *stage = draft->planes ? malloc(PIECE) : NULL;
         struct snapshot_loaded loaded = { .n_blobs = 0 };
         struct loader ld = { .m = m,
                              .l = l,
@@ -276,8 +289,10 @@ int snapshot_load(int dir, const struct manifest *m, const layout *l, struct sta
                              .progress = progress,
                              .loaded = &loaded,
                              .known = known,
+                             .stage = stage,
                              .fault = fault };
-        int r = known ? partition_new(l, m->n_owners, &partition) : -ENOMEM;
+        int r = known && !stage == !draft->planes ? partition_new(l, m->n_owners, &partition)
+                                                  : -ENOMEM;
 
         if (r)
                 return fault_errno(fault, r, "checkpoint");

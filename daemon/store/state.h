@@ -3,6 +3,11 @@
  * in a state file that outlives the process, and the serve plane in a sealed memfd
  * that does not.
  *
+ * Or on a GPU: then the planes, serve included, are in its memory and no CPU may touch them (what
+ * reads and writes them goes through gpu_ops()); the file has all the rest, and a hole in their
+ * place.  They survive an orderly end of the process, if the file has room for them
+ * (store_save()), but no other: then the state is lost (state_lost()).
+ *
  * The file holds everything that decides what the parameters are: a process killed
  * at any instruction leaves each chunk restorable (redo.h).  The layout is stored
  * with it, so the file alone says what it holds.
@@ -17,6 +22,7 @@
 #include "daemon/store/segment.h"
 
 struct store;
+struct planes;
 struct record_copy;
 
 /*
@@ -37,6 +43,7 @@ struct state_identity {
         uint32_t reduce_dtype; /* enum zero_dtype */
         uint32_t copy;         /* 0: the owner's own, 1: its mirror */
         uint64_t epoch;        /* of the owner list that it was cut for */
+        uint32_t place;        /* of the planes: 0 host memory, else 1 + the GPU's number */
 };
 
 /* What an attempt has come to, in the record. */
@@ -74,9 +81,9 @@ struct state {
         struct store *store;
         struct state_identity id;
         struct plan *plan;                           /* owned */
-        float *master, *exp_avg, *exp_avg_sq, *grad; /* in the file's mapping */
+        float *master, *exp_avg, *exp_avg_sq, *grad; /* in the file's mapping, or on a GPU */
         uint8_t *serve;                              /* NULL if there is nothing to serve from */
-        struct segment serve_segment;                /* it; sealed against later writers */
+        struct segment serve_segment; /* it, where the planes are; sealed against later writers */
         /* [tensor]: updates so far, and hyperparameter set, below ZERO_SET_MAX; what is in the
          * file: change it by state_put_*() only */
         const uint64_t *tensor_step, *tensor_set;
@@ -89,7 +96,9 @@ struct state {
         const struct state_record *record;
         /* private from here */
         void *map;
-        size_t map_bytes;
+        size_t map_bytes, file_bytes; /* on a GPU the mapping ends where the hole begins */
+        struct planes *planes;        /* on a GPU (planes.h); NULL: in the file */
+        bool lost;
         int fd;
         uint32_t n_redo, n_tensors;
         struct redo_slot *redo;
@@ -117,13 +126,24 @@ struct state {
  */
 int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault);
 void store_close(struct store *store);
+/*
+ * Before store_close(), when all states are closed and the process will end: writes the planes of
+ * those on a GPU to their files.  saved() hears of each, fault NULL, or why it could not be: that
+ * state is lost.  Blocks as long as that takes.
+ */
+void store_save(struct store *store,
+                void (*saved)(void *arg, const char *file, uint64_t bytes,
+                              const struct fault *fault),
+                void *arg);
 uint64_t store_used(const struct store *store);
 uint64_t store_quota(const struct store *store);
 /*
- * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM.  To be asked before a plan is made,
- * whose tables grow with the elements (12 to 18 bytes each).  `what` is named in the fault.
+ * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM; `on_gpu` of them need no room in the
+ * directory.  To be asked before a plan is made, whose tables grow with the elements (12 to 18
+ * bytes each).  `what` is named in the fault.
  */
-int store_admit(const struct store *store, uint64_t bytes, const char *what, struct fault *fault);
+int store_admit(const struct store *store, uint64_t bytes, uint64_t on_gpu, const char *what,
+                struct fault *fault);
 /*
  * Calls each() for every state file there is, with the name for state_open(); stops
  * when it returns non-zero, and returns that; -errno if the directory cannot be read.
@@ -134,8 +154,8 @@ int store_each(const struct store *store, int (*each)(const char *file, void *ar
 
 /*
  * Makes the state of a new job: space is reserved at once (ZERO_ESHM, ZERO_EQUOTA
- * leave nothing behind), contents are zero.  n_redo: how many threads will update
- * at once.  Takes the plan over on success; it must be plan_new()'s for
+ * leave nothing behind), contents are zero.  Out of GPU memory: ZERO_ENOMEM.  n_redo: how many
+ * threads will update at once.  Takes the plan over on success; it must be plan_new()'s for
  * partition_new(l, id->n_owners).  ZERO_EBUSY if the job has a state here already.
  * For an offload thread: reserving takes about 0.3 s a GiB.
  */
@@ -145,6 +165,11 @@ int state_create(struct store *store, const struct state_identity *id, const lay
  * not.  Of the identity job, copy and epoch are looked at. */
 int state_vacant(const struct store *store, const struct state_identity *id, uint32_t owner,
                  struct fault *fault);
+/* What lies under the name of a state is one that was lost on a GPU. */
+bool state_was_lost(const struct store *store, const struct state_identity *id, uint32_t owner);
+/* Deletes the job's states of owner lists before that epoch, as far as they were lost on a GPU;
+ * returns how many. */
+uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before);
 /*
  * As state_create(), for a state that is to be filled before it counts: beside another one of the
  * job, perhaps.  Until state_replace() it is no state of the job: a process that dies before leaves
@@ -166,10 +191,22 @@ void state_discard(struct store *store, const struct state_identity *id, uint32_
  * record->version or, if the record says commit, at the next; presence marks of an
  * attempt that had not been prepared are clear.  The serve plane is empty until
  * state_serve_group().  The layout is the caller's; the identity is in state->id.
+ * The state is in host memory, unless this process closed it on a GPU: then it is there still.
  */
 int state_open(struct store *store, const char *file, struct state **ret, layout **ret_layout,
                struct fault *fault);
-/* Unmaps; the files stay.  NULL is allowed. */
+/*
+ * Its planes were in the GPU memory of a process that died, or had no room to write them.  Nothing
+ * but its identity, plan and record may be looked at: it can be dropped or closed.
+ */
+bool state_lost(const struct state *state);
+bool state_on_gpu(const struct state *state);
+/*
+ * A state in host memory goes to a GPU; before state_serve_group().  ZERO_ENOMEM and the like: it
+ * stays where it is.  For a thread that may block.
+ */
+int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault);
+/* Unmaps; the files stay, and planes on a GPU until the store is closed.  NULL is allowed. */
 void state_close(struct state *state);
 /* Deletes the files and closes: nothing else does. */
 void state_drop(struct state *state);
@@ -198,16 +235,21 @@ bool state_putting(const struct state *state);
 /* Of a draft: it is filled from copies whose number this is. */
 void state_set_puts(struct state *state, uint64_t puts);
 
+/* Here and in snapshot.h: ops are those of host memory; gpu_ops() are used where a state is on a
+ * GPU.
+ */
+
 /*
  * Fills a shard's master segments with their tensors' first values (init.h) and writes serve.
- * For an offload thread; groups may be filled in parallel.
+ * For an offload thread; groups may be filled in parallel.  -ENOMEM.
  */
-void state_init_group(struct state *state, const layout *l, uint32_t group,
-                      const struct device_ops *ops);
+int state_init_group(struct state *state, const layout *l, uint32_t group,
+                     const struct device_ops *ops);
 /* Writes serve from master for a shard (nothing to do for fp32 groups). */
 void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops);
-/* The shard as trainers get it: in serve, or in master for fp32 groups. */
+/* The shard as trainers get it: in serve, or in master for fp32 groups; on a GPU if the state is.
+ */
 const void *state_shard(const struct state *state, const layout *l, uint32_t group);
 
 /*

@@ -25,6 +25,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "daemon/store/planes.h"
 #include "proto/cleanup.h"
 
 static const char lock_name[] = ".lock", temporary_prefix[] = ".new-";
@@ -189,9 +190,21 @@ static int take_stock(struct store *s)
                         unlinkat(s->dir, e->d_name, 0);
                 else if ((store_is_state(e->d_name) || is_called(e->d_name, blobs_suffix)) &&
                          fstatat(s->dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
-                        s->used += (uint64_t)st.st_size;
+                        s->used += store_lost(s, e->d_name) ? 0 : (uint64_t)st.st_size;
         }
         return 0;
+}
+
+bool store_lost(const struct store *store, const char *file)
+{
+        enum planes_where where;
+
+        if (!store_is_state(file) || planes_parked(store, file))
+                return false;
+        CLEANUP(cleanup_close)
+        int fd = openat(store->dir, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        return fd >= 0 && file_planes(fd, &where) == 0 && where == PLANES_AWAY &&
+               flock(fd, LOCK_SH | LOCK_NB) == 0; /* else it is open */
 }
 
 int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault)
@@ -200,6 +213,7 @@ int store_open(const char *directory, uint64_t quota, struct store **ret, struct
         if (!s)
                 return fault_errno(fault, ENOMEM, directory);
         *s = (struct store){ .dir = -1, .lock = -1, .quota = quota };
+        list_init(&s->parked);
         s->path = strdup(directory);
         if (!s->path)
                 return fault_errno(fault, ENOMEM, directory);
@@ -220,6 +234,9 @@ void store_close(struct store *store)
 {
         if (!store)
                 return;
+        list_for_each (&store->parked, item) {
+                planes_free(CONTAINER_OF(item, struct planes, link));
+        }
         cleanup_close(&store->lock);
         cleanup_close(&store->dir);
         free(store->path);
@@ -249,9 +266,10 @@ uint64_t store_quota(const struct store *store)
         return store->quota;
 }
 
-int store_admit(const struct store *store, uint64_t bytes, const char *what, struct fault *fault)
+int store_admit(const struct store *store, uint64_t bytes, uint64_t on_gpu, const char *what,
+                struct fault *fault)
 {
-        uint64_t used = store->used;
+        uint64_t used = store->used, here = bytes - on_gpu;
         struct statvfs fs;
 
         if (store->quota && (used > store->quota || bytes > store->quota - used))
@@ -262,22 +280,23 @@ int store_admit(const struct store *store, uint64_t bytes, const char *what, str
                                  what, bytes, used, store->quota);
         if (fstatvfs(store->dir, &fs) < 0)
                 return fault_errno(fault, errno, store->path);
-        if (bytes / fs.f_frsize >= fs.f_bavail)
+        if (here / fs.f_frsize >= fs.f_bavail)
                 return fault_set(fault, ZERO_ESHM,
                                  "%s needs %" PRIu64 " bytes of state; %s has %" PRIu64
                                  " free: enlarge that tmpfs, add owners or drop a job",
-                                 what, bytes, store->path,
+                                 what, here, store->path,
                                  (uint64_t)fs.f_bavail * (uint64_t)fs.f_frsize);
         return 0;
 }
 
-int store_take(struct store *store, uint64_t bytes, const char *what, struct fault *fault)
+int store_take(struct store *store, uint64_t bytes, uint64_t on_gpu, const char *what,
+               struct fault *fault)
 {
         uint64_t used = store->used;
         int r;
 
         do
-                r = store_admit(store, bytes, what, fault);
+                r = store_admit(store, bytes, on_gpu, what, fault);
         while (r == 0 && !atomic_compare_exchange_weak(&store->used, &used, used + bytes));
         return r;
 }

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "daemon/store/state.h"
+#include "proto/list.h"
 
 enum { STORE_FILE_NAME = 160 };
 
@@ -15,10 +16,12 @@ struct store {
         int dir, lock;
         uint64_t quota;
         _Atomic uint64_t used;
+        struct list parked; /* planes of closed states on GPUs; loop thread */
 };
 
-/* Charges the quota; ZERO_EQUOTA or ZERO_ESHM. */
-int store_take(struct store *store, uint64_t bytes, const char *what, struct fault *fault);
+/* As store_admit(), and charges the quota. */
+int store_take(struct store *store, uint64_t bytes, uint64_t on_gpu, const char *what,
+               struct fault *fault);
 void store_give(struct store *store, uint64_t bytes);
 /*
  * The name of the file of an owner's copy of a job's state: safe and short whatever the job is
@@ -32,5 +35,8 @@ uint64_t store_file_epoch(const char *file);
 void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME]);
 /* What a state keeps beside its file, which may have its temporary name. */
 void store_blobs_name(const char *file, char ret[static STORE_FILE_NAME]);
+/* Whether it is the file of a state that was lost on a GPU: all but a hole, so it is not charged.
+ */
+bool store_lost(const struct store *store, const char *file);
 /* Whether a directory entry is called like a state file. */
 bool store_is_state(const char *name);

@@ -53,14 +53,15 @@ struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, ui
         return plan;
 }
 
-struct state *fixture_state(struct store *store, const char *job, const layout *l,
-                            uint32_t n_owners, uint32_t owner, uint32_t n_redo)
+static struct state *make(struct store *store, const char *job, const layout *l, uint32_t n_owners,
+                          uint32_t owner, uint32_t n_redo, uint32_t place)
 {
         struct state_identity id = { .job = job,
                                      .uid = 1234,
                                      .world_size = 6,
                                      .n_owners = n_owners,
-                                     .reduce_dtype = ZERO_BF16 };
+                                     .reduce_dtype = ZERO_BF16,
+                                     .place = place };
         struct plan *plan = fixture_plan(l, n_owners, owner, LAYOUT_ALIGN);
         struct state *state = NULL;
         struct fault fault = { 0 };
@@ -69,6 +70,18 @@ struct state *fixture_state(struct store *store, const char *job, const layout *
                 fprintf(stderr, "%s\n", fault.text);
         assert(state);
         return state;
+}
+
+struct state *fixture_state(struct store *store, const char *job, const layout *l,
+                            uint32_t n_owners, uint32_t owner, uint32_t n_redo)
+{
+        return make(store, job, l, n_owners, owner, n_redo, 0);
+}
+
+struct state *fixture_state_on_gpu(struct store *store, const char *job, const layout *l,
+                                   uint32_t n_owners, uint32_t owner, uint32_t n_redo)
+{
+        return make(store, job, l, n_owners, owner, n_redo, 1);
 }
 
 static char only_file[256];

@@ -245,7 +245,8 @@ static void add_all(void)
 
         n_regions = 0;
         add("the header", h, sizeof(*h), true);
-        add("the gap behind the header", h + 1, FILE_ALIGN - sizeof(*h), false);
+        add("the gap behind the header", h + 1, FILE_PLANES - sizeof(*h), false);
+        add("where the planes are", (const uint8_t *)h + FILE_PLANES, sizeof(uint64_t), true);
         add("the layout", (const uint8_t *)h + FILE_ALIGN, h->layout_bytes, true);
         for (uint32_t i = 0; i < 2; i++) {
                 add_copy(i);

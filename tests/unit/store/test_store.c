@@ -234,7 +234,7 @@ Test(store, more_than_the_file_system_has_is_refused_with_figures)
         struct store *store = fixture_store(directory);
         struct fault fault;
 
-        cr_assert_eq(store_admit(store, UINT64_C(1) << 60, "job j", &fault), ZERO_ESHM);
+        cr_assert_eq(store_admit(store, UINT64_C(1) << 60, 0, "job j", &fault), ZERO_ESHM);
         cr_assert(strstr(fault.text, "1152921504606846976"), "%s", fault.text);
         cr_assert(strstr(fault.text, "job j"));
         store_close(store);

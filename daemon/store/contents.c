@@ -1,0 +1,89 @@
+/*
+ * What a state's planes hold at first, and what is served.
+ *
+ * First values are computed by the CPU; for a state on a GPU in pieces, which are copied there.
+ */
+#include "daemon/store/state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "daemon/device/gpu.h"
+#include "daemon/store/file.h"
+#include "daemon/store/init.h"
+#include "proto/cleanup.h"
+
+enum { PIECE = 1 << 20 }; /* elements */
+
+/* Takes the first touch of pages, zeroing included, off the first step. */
+static void prefault(const float *plane, uint64_t first, uint64_t count)
+{
+        uintptr_t page = FILE_ALIGN - 1, start = (uintptr_t)(plane + first) & ~page;
+        uintptr_t end = ((uintptr_t)(plane + first + count) + page) & ~page;
+
+        /* a hint: kernels before 5.14 do not know it */
+        (void)madvise((void *)start, end - start, MADV_POPULATE_WRITE);
+}
+
+static int fill_gpu(float *dst, const struct layout_tensor *t, uint64_t first, uint64_t count)
+{
+        CLEANUP(cleanup_free) float *piece = malloc(PIECE * sizeof(*piece));
+
+        for (uint64_t n; piece && count > 0; first += n, dst += n, count -= n) {
+                n = count < PIECE ? count : PIECE;
+                init_fill(piece, t, first, n);
+                gpu_ops()->copy(dst, piece, n * sizeof(*piece));
+        }
+        return piece ? 0 : -ENOMEM;
+}
+
+int state_init_group(struct state *state, const layout *l, uint32_t group,
+                     const struct device_ops *ops)
+{
+        const struct plan_shard *shard = &state->plan->shards[group];
+        const struct plan_segment *segment = state->plan->segments + shard->first_segment;
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < shard->n_segments; i++, segment++) {
+                const struct layout_tensor *t = &l->tensors[segment->tensor];
+                uint64_t first = segment->in_group - t->offset;
+                float *dst = state->master + segment->master;
+
+                if (state->planes)
+                        r = fill_gpu(dst, t, first, segment->count);
+                else
+                        init_fill(dst, t, first, segment->count);
+        }
+        if (r)
+                return r;
+        if (shard->moment_count && !state->planes) {
+                prefault(state->exp_avg, shard->moment, shard->moment_count);
+                prefault(state->exp_avg_sq, shard->moment, shard->moment_count);
+                prefault(state->grad, shard->moment, shard->moment_count);
+        }
+        state_serve_group(state, l, group, ops);
+        return 0;
+}
+
+void state_serve_group(struct state *state, const layout *l, uint32_t group,
+                       const struct device_ops *ops)
+{
+        const struct plan_shard *shard = &state->plan->shards[group];
+        enum zero_dtype dtype = l->groups[group].dtype;
+
+        if (state->planes)
+                ops = gpu_ops();
+        if (dtype != ZERO_FP32 && shard->range.count)
+                ops->serve(dtype, state->serve + shard->serve, state->master + shard->master,
+                           shard->range.count);
+}
+
+const void *state_shard(const struct state *state, const layout *l, uint32_t group)
+{
+        const struct plan_shard *shard = &state->plan->shards[group];
+
+        if (l->groups[group].dtype == ZERO_FP32)
+                return state->master + shard->master;
+        return state->serve ? state->serve + shard->serve : NULL;
+}

@@ -1,0 +1,195 @@
+/*
+ * A new state.
+ *
+ * Its file has a temporary name until it is complete, so that a name store_each()
+ * gives is never that of half a file.  Its space is reserved before it is touched: neither a
+ * file nor a serve plane can end in SIGBUS because memory ran out later.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/store/planes.h"
+#include "daemon/store/redo.h"
+#include "proto/cleanup.h"
+
+DEFINE_CLEANUP(struct state *, state_free)
+
+/* A layout as it is stored. */
+struct packed {
+        uint8_t *data;
+        size_t size;
+};
+
+static void packed_deinit(struct packed *p)
+{
+        free(p->data);
+}
+
+static int pack(const layout *l, struct packed *ret)
+{
+        Zero__Layout *m;
+        int r = layout_to_message(l, &m);
+        if (r)
+                return r;
+
+        struct packed p = { .size = zero__layout__get_packed_size(m) };
+        p.data = malloc(p.size ? p.size : 1);
+        if (p.data)
+                zero__layout__pack(m, p.data);
+        zero__layout__free_unpacked(m, NULL);
+        if (!p.data)
+                return -ENOMEM;
+        *ret = p;
+        return 0;
+}
+
+/* Of its bytes those of planes on a GPU are a hole. */
+static int make_file(struct state *s, const struct file_map *places, const char *job,
+                     struct fault *fault)
+{
+        uint64_t bytes = s->planes ? places->master : places->bytes;
+        struct store *store = s->store;
+
+        s->fd = openat(store->dir, s->file, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                       0600);
+        if (s->fd < 0)
+                return errno == EEXIST ? fault_set(fault, ZERO_EBUSY,
+                                                   "the state of job %s is just being made", job)
+                                       : fault_errno(fault, errno, store->path);
+        int r = segment_reserve(s->fd, bytes);
+        if (r == 0 && ftruncate(s->fd, (off_t)places->bytes) < 0)
+                r = -errno;
+        if (r == -ENOSPC)
+                return fault_set(fault, ZERO_ESHM,
+                                 "job %s needs %" PRIu64 " bytes of state: %s is full", job, bytes,
+                                 store->path);
+        return r ? fault_errno(fault, r, store->path) : 0;
+}
+
+static int fill_file(struct state *s, const struct state_identity *id, const layout *l,
+                     struct plan *plan, const struct packed *packed, uint32_t n_redo,
+                     struct fault *fault)
+{
+        struct file_map places = file_map(plan, l->n_tensors, n_redo, packed->size);
+        struct file_header h = { .chunk_elements = plan->chunk_elements,
+                                 .n_redo = n_redo,
+                                 .n_tensors = l->n_tensors,
+                                 .uid = id->uid,
+                                 .world_size = id->world_size,
+                                 .n_owners = id->n_owners,
+                                 .owner = plan->owner,
+                                 .reduce_dtype = id->reduce_dtype,
+                                 .copy = id->copy,
+                                 .layout_bytes = packed->size };
+        int r = state_map_file(s, places.bytes, fault);
+        if (r)
+                return r;
+        if (s->planes)
+                planes_leave_hole(s, &places);
+        snprintf(h.job, sizeof(h.job), "%s", id->job);
+        file_plan_hash(plan, h.plan_hash);
+        file_write(s->map, &places, &h, packed->data, s->planes ? PLANES_AWAY : PLANES_HERE);
+        s->plan = plan;
+        r = state_bind_file(s, &places);
+        if (r)
+                return fault_errno(fault, r, s->file);
+        tables_init(s, l);
+        puts_init(s);
+        redo_init(s);
+        record_init(s);
+        return blobs_open(s, fault);
+}
+
+/* Makes and fills the file; on failure nothing is left. */
+static int build_file(struct state *s, const struct state_identity *id, const layout *l,
+                      struct plan *plan, const struct packed *packed, uint32_t n_redo,
+                      struct fault *fault)
+{
+        struct file_map places = file_map(plan, l->n_tensors, n_redo, packed->size);
+        int r = make_file(s, &places, id->job, fault);
+
+        if (r == 0)
+                r = fill_file(s, id, l, plan, packed, n_redo, fault);
+        if (r && s->fd >= 0)
+                unlinkat(s->store->dir, s->file, 0);
+        return r;
+}
+
+static int create_taken(struct store *store, const struct state_identity *id, const layout *l,
+                        struct plan *plan, const struct packed *packed, uint32_t n_redo,
+                        struct state **ret, struct fault *fault)
+{
+        CLEANUP(cleanup_state_free) struct state *s = NULL;
+        const struct file_map places = file_map(plan, l->n_tensors, n_redo, packed->size);
+        char file[STORE_FILE_NAME], temporary[STORE_FILE_NAME];
+
+        store_file_name(id, plan->owner, file);
+        store_temporary_name(file, temporary);
+        int r = state_new(store, temporary, &s);
+        if (r)
+                return fault_errno(fault, r, id->job);
+        if (id->place)
+                r = planes_new(id, &places, &s->planes, fault);
+        if (r == 0)
+                r = state_make_serve(s, plan, id->job, fault);
+        if (r)
+                return r;
+        r = build_file(s, id, l, plan, packed, n_redo, fault);
+        if (r) {
+                s->plan = NULL; /* the caller's */
+                return r;
+        }
+        *ret = STEAL(s);
+        return 0;
+}
+
+int state_draft(struct store *store, const struct state_identity *id, const layout *l,
+                struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
+{
+        assert(n_redo >= 1 && n_redo <= FILE_REDO_MAX && plan->owner < id->n_owners);
+        assert(strlen(id->job) <= ZERO_NAME_MAX && id->copy < FILE_COPIES);
+        CLEANUP(packed_deinit) struct packed packed = { 0 };
+        char what[ZERO_NAME_MAX + 8];
+
+        snprintf(what, sizeof(what), "job %s", id->job);
+        int r = pack(l, &packed);
+        if (r)
+                return fault_errno(fault, r, what);
+        const struct file_map places = file_map(plan, l->n_tensors, n_redo, packed.size);
+        uint64_t bytes = places.bytes + plan->serve_bytes;
+        r = store_take(store, bytes, id->place ? bytes - places.master : 0, what, fault);
+        if (r)
+                return r;
+        r = create_taken(store, id, l, plan, &packed, n_redo, ret, fault);
+        if (r)
+                store_give(store, bytes);
+        return r;
+}
+
+int state_create(struct store *store, const struct state_identity *id, const layout *l,
+                 struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
+{
+        struct state *s = NULL;
+        int r = state_vacant(store, id, plan->owner, fault);
+
+        if (r == 0)
+                r = state_draft(store, id, l, plan, n_redo, &s, fault);
+        if (r)
+                return r;
+        r = state_replace(s, NULL, fault);
+        if (r == 0) {
+                *ret = s;
+                return 0;
+        }
+        unlinkat(store->dir, s->file, 0);
+        store_give(store, state_bytes(s));
+        s->plan = NULL; /* the caller's still */
+        state_free(s);
+        return r;
+}

@@ -1,0 +1,168 @@
+/* Planes on a GPU, and their way from the file and back; see planes.h. */
+#include "daemon/store/planes.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/base/crash.h"
+#include "proto/cleanup.h"
+
+DEFINE_CLEANUP(struct planes *, planes_free)
+
+/* ---- lifetime ---- */
+
+void planes_free(struct planes *p)
+{
+        if (!p)
+                return;
+        list_remove(&p->link);
+        gpu_free(p->memory);
+        free(p);
+}
+
+int planes_new(const struct state_identity *id, const struct file_map *places, struct planes **ret,
+               struct fault *fault)
+{
+        CLEANUP(cleanup_planes_free) struct planes *p = calloc(1, sizeof(*p));
+        char what[ZERO_NAME_MAX + 64];
+        void *memory = NULL;
+        int r = 0;
+
+        if (!p)
+                return fault_errno(fault, ENOMEM, id->job);
+        list_init(&p->link);
+        p->gpu = id->place - 1;
+        p->at = places->master;
+        p->bytes = places->bytes - places->master;
+        snprintf(what, sizeof(what), "master, exp_avg, exp_avg_sq and grad of job %s", id->job);
+        if (p->bytes)
+                r = gpu_alloc(p->gpu, p->bytes, what, &memory, fault);
+        if (r)
+                return r;
+        p->memory = memory;
+        if (p->bytes)
+                gpu_ops()->zero(p->memory, p->bytes);
+        *ret = STEAL(p);
+        return 0;
+}
+
+void planes_bind(struct state *state, const struct file_map *places)
+{
+        struct planes *p = state->planes;
+
+        state->master = state->exp_avg = state->exp_avg_sq = state->grad = NULL;
+        if (!p) /* lost */
+                return;
+        if (p->memory) {
+                state->master = (void *)(p->memory + (places->master - p->at));
+                state->exp_avg = (void *)(p->memory + (places->exp_avg - p->at));
+                state->exp_avg_sq = (void *)(p->memory + (places->exp_avg_sq - p->at));
+                state->grad = (void *)(p->memory + (places->grad - p->at));
+        }
+        state->id.place = 1 + p->gpu;
+}
+
+/* ---- the file ---- */
+
+void planes_leave_hole(struct state *state, const struct file_map *places)
+{
+        (void)flock(state->fd, LOCK_EX | LOCK_NB); /* as long as it is open */
+        if (places->master < state->map_bytes)
+                munmap((uint8_t *)state->map + places->master, state->map_bytes - places->master);
+        state->map_bytes = places->master;
+}
+
+void planes_load(struct state *state, const struct file_map *places)
+{
+        struct planes *p = state->planes;
+
+        if (p->bytes)
+                gpu_ops()->copy(p->memory, (uint8_t *)state->map + p->at, p->bytes);
+        file_set_planes(state->map, PLANES_AWAY);
+        crash_point(CRASH_PLANES_AWAY);
+        /* a file system that cannot: the room stays taken */
+        (void)fallocate(state->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
+                        (off_t)p->bytes);
+        planes_leave_hole(state, places);
+        planes_bind(state, places);
+}
+
+static int save(const struct store *store, const struct planes *p, struct fault *fault)
+{
+        uint64_t end = p->at + p->bytes;
+        CLEANUP(cleanup_close)
+        int fd = openat(store->dir, p->file, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+        int r = fd < 0 ? -errno : segment_reserve(fd, end);
+
+        if (r == -ENOSPC)
+                return fault_set(fault, ZERO_ESHM, "%s has no room for its %llu bytes", store->path,
+                                 (unsigned long long)p->bytes);
+        if (r)
+                return fault_errno(fault, r, p->file);
+        uint8_t *map = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (map == MAP_FAILED)
+                return fault_errno(fault, errno, p->file);
+        if (p->bytes)
+                gpu_ops()->copy(map + p->at, p->memory, p->bytes);
+        crash_point(CRASH_PLANES_WRITTEN);
+        file_set_planes(map, PLANES_HERE);
+        munmap(map, end);
+        return 0;
+}
+
+void store_save(struct store *store,
+                void (*saved)(void *arg, const char *file, uint64_t bytes,
+                              const struct fault *fault),
+                void *arg)
+{
+        list_for_each (&store->parked, item) {
+                struct planes *p = CONTAINER_OF(item, struct planes, link);
+                struct fault fault = { 0 };
+                int r = save(store, p, &fault);
+
+                saved(arg, p->file, p->bytes, r ? &fault : NULL);
+                planes_free(p);
+        }
+}
+
+/* ---- parking ---- */
+
+void planes_park(struct state *state)
+{
+        struct planes *p = STEAL(state->planes);
+
+        if (!p)
+                return;
+        snprintf(p->file, sizeof(p->file), "%s", state->file);
+        list_insert(&state->store->parked, &p->link);
+}
+
+static struct planes *find(const struct store *store, const char *file)
+{
+        list_for_each ((struct list *)&store->parked, item) {
+                struct planes *p = CONTAINER_OF(item, struct planes, link);
+
+                if (strcmp(p->file, file) == 0)
+                        return p;
+        }
+        return NULL;
+}
+
+bool planes_parked(const struct store *store, const char *file)
+{
+        return find(store, file);
+}
+
+struct planes *planes_take(struct store *store, const char *file)
+{
+        struct planes *p = find(store, file);
+
+        if (p)
+                list_remove(&p->link);
+        return p;
+}

@@ -1,0 +1,457 @@
+/* States on a GPU: what lies there, what is left of it when a process ends, and how. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/device/gpu.h"
+#include "daemon/store/file.h"
+#include "daemon/store/seal.h"
+#include "daemon/store/store.h"
+#include "fixture.h"
+#include "toy.h"
+
+static char *directory;
+static struct store *store;
+static layout *l;
+
+static void open_gpus(void)
+{
+        struct fault fault = { 0 };
+
+        cr_assert_eq(gpus_open(getenv("ZEROD_CUDA_PLUGIN"), device_host("scalar"), &fault), 0, "%s",
+                     fault.text);
+}
+
+static void begin(void)
+{
+        directory = fixture_directory();
+        store = fixture_store(directory);
+        l = fixture_layout();
+        open_gpus();
+}
+
+static void end(void)
+{
+        store_close(store);
+        layout_free(l);
+        fixture_remove(directory);
+        gpus_close(); /* fails if any of their memory is left */
+}
+
+TestSuite(planes, .init = begin, .fini = end);
+
+/* ---- what tests share ---- */
+
+static struct state *make(void)
+{
+        return fixture_state_on_gpu(store, "j", l, 1, 0, 2);
+}
+
+/* A plane's values, in memory that the caller frees. */
+static void *read_plane(const void *plane, uint64_t bytes)
+{
+        void *values = malloc(bytes + 1);
+
+        gpu_ops()->copy(values, plane, bytes);
+        return values;
+}
+
+static void assert_same_plane(const char *name, const void *a, const void *b, uint64_t bytes)
+{
+        void *x = read_plane(a, bytes), *y = read_plane(b, bytes);
+
+        cr_assert(memcmp(x, y, bytes) == 0, "%s differs", name);
+        free(x);
+        free(y);
+}
+
+/* Wherever they are. */
+static void assert_same_planes(const struct state *a, const struct state *b)
+{
+        uint64_t master = plan_plane_bytes(a->plan, ZERO_PLANE_MASTER);
+        uint64_t moment = plan_plane_bytes(a->plan, ZERO_PLANE_EXP_AVG);
+
+        assert_same_plane("master", a->master, b->master, master);
+        assert_same_plane("exp_avg", a->exp_avg, b->exp_avg, moment);
+        assert_same_plane("exp_avg_sq", a->exp_avg_sq, b->exp_avg_sq, moment);
+        assert_same_plane("grad", a->grad, b->grad, moment);
+        assert_same_plane("serve", a->serve, b->serve, a->plan->serve_bytes);
+}
+
+/* One in host memory and in a directory of its own, with something in every plane. */
+static char *twin_directory;
+static struct store *twin_store;
+
+static struct state *make_twin(void)
+{
+        struct state *s;
+
+        twin_directory = fixture_directory();
+        twin_store = fixture_store(twin_directory);
+        s = fixture_state(twin_store, "j", l, 1, 0, 2);
+        toy_init(s);
+        toy_push(s, l);
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                state_serve_group(s, l, g, device_host("scalar"));
+        return s;
+}
+
+static void end_twin(struct state *twin)
+{
+        state_close(twin);
+        store_close(twin_store);
+        fixture_remove(twin_directory);
+}
+
+static void serve_all(struct state *s)
+{
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                state_serve_group(s, l, g, device_host("scalar"));
+}
+
+/* What the twin has. */
+static void fill(struct state *s, const struct state *twin)
+{
+        uint64_t moment = plan_plane_bytes(s->plan, ZERO_PLANE_EXP_AVG);
+
+        gpu_ops()->copy(s->master, twin->master, plan_plane_bytes(s->plan, ZERO_PLANE_MASTER));
+        gpu_ops()->copy(s->exp_avg, twin->exp_avg, moment);
+        gpu_ops()->copy(s->exp_avg_sq, twin->exp_avg_sq, moment);
+        gpu_ops()->copy(s->grad, twin->grad, moment);
+        serve_all(s);
+}
+
+static uint64_t file_room(void)
+{
+        struct stat st;
+
+        cr_assert_eq(fstatat(store->dir, fixture_only_file(store), &st, 0), 0);
+        return (uint64_t)st.st_blocks * 512;
+}
+
+static uint64_t plane_bytes(const struct state *s)
+{
+        return plan_plane_bytes(s->plan, ZERO_PLANE_MASTER) +
+               3 * plan_plane_bytes(s->plan, ZERO_PLANE_EXP_AVG);
+}
+
+static uint64_t gpu_used(void)
+{
+        uint64_t left = 0, total = 0;
+
+        cr_assert_eq(gpu_memory(0, &left, &total), 0);
+        return total - left;
+}
+
+static struct fault told;
+static uint32_t n_told;
+
+static void tell(void *arg, const char *file, uint64_t bytes, const struct fault *fault)
+{
+        told = fault ? *fault : (struct fault){ 0 };
+        n_told++;
+}
+
+/* The process ends, in order or not, and another one begins. */
+static void anew(bool orderly)
+{
+        if (orderly)
+                store_save(store, tell, NULL);
+        store_close(store);
+        store = fixture_store(directory);
+}
+
+/* ---- a process ---- */
+
+Test(planes, a_new_state_is_empty_and_leaves_a_hole_in_its_file)
+{
+        struct state *s = make();
+        uint64_t bytes = plan_plane_bytes(s->plan, ZERO_PLANE_EXP_AVG);
+        float *values = read_plane(s->exp_avg, bytes);
+
+        cr_assert(state_on_gpu(s) && !state_lost(s));
+        cr_assert_eq(s->id.place, 1);
+        cr_assert(gpu_of(s->master) == 0 && gpu_of(s->grad) == 0 && gpu_of(s->serve) == 0);
+        for (uint64_t i = 0; i < bytes / sizeof(float); i++)
+                cr_assert_eq(values[i], 0);
+        cr_assert_leq(file_room(), state_bytes(s) - s->plan->serve_bytes - plane_bytes(s));
+        free(values);
+        state_close(s);
+}
+
+Test(planes, first_values_are_those_of_a_state_in_host_memory)
+{
+        struct state *twin = make_twin(), *s = make();
+
+        memset(twin->exp_avg, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_EXP_AVG));
+        memset(twin->exp_avg_sq, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_EXP_AVG));
+        memset(twin->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_EXP_AVG));
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                cr_assert_eq(state_init_group(twin, l, g, device_host("scalar")), 0);
+                cr_assert_eq(state_init_group(s, l, g, device_host("scalar")), 0);
+        }
+        assert_same_planes(s, twin);
+        state_close(s);
+        end_twin(twin);
+}
+
+Test(planes, a_process_that_opens_its_own_state_again_has_it_on_the_gpu)
+{
+        struct state *twin = make_twin(), *s = make();
+        layout *stored = NULL;
+
+        fill(s, twin);
+        state_abort(s, 7);
+        state_close(s);
+        s = fixture_reopen(store, &stored);
+        cr_assert(state_on_gpu(s));
+        cr_assert_eq(s->record->attempt, 7);
+        serve_all(s);
+        assert_same_planes(s, twin);
+        state_close(s);
+        layout_free(stored);
+        end_twin(twin);
+}
+
+Test(planes, what_cannot_be_opened_stays_on_the_gpu)
+{
+        struct state *s = make(), *again = NULL;
+        layout *stored = NULL;
+        uint64_t used = gpu_used();
+        char file[STORE_FILE_NAME];
+
+        state_close(s);
+        strcpy(file, fixture_only_file(store));
+        store->quota = 1;
+        cr_assert_eq(state_open(store, file, &again, &stored, NULL), ZERO_EQUOTA);
+        store->quota = 0;
+        cr_assert_eq(state_open(store, file, &again, &stored, NULL), 0);
+        cr_assert(state_on_gpu(again));
+        cr_assert_eq(gpu_used(), used);
+        state_close(again);
+        layout_free(stored);
+}
+
+Test(planes, a_dropped_state_leaves_nothing)
+{
+        uint64_t used = gpu_used();
+
+        state_drop(make());
+        cr_assert_eq(gpu_used(), used);
+        cr_assert_eq(store_used(store), 0);
+        cr_assert_str_eq(fixture_only_file(store), "");
+}
+
+Test(planes, a_draft_takes_the_place_of_a_state)
+{
+        struct state_identity id = { .job = "j", .n_owners = 1, .place = 1 };
+        struct state *old = make(), *draft = NULL, *twin = make_twin();
+        uint64_t used = gpu_used();
+        layout *stored = NULL;
+        struct fault fault = { 0 };
+
+        cr_assert_eq(
+                state_draft(store, &id, l, fixture_plan(l, 1, 0, LAYOUT_ALIGN), 2, &draft, &fault),
+                0);
+        fill(draft, twin);
+        cr_assert_eq(state_replace(draft, old, &fault), 0);
+        state_drop(old);
+        cr_assert_eq(gpu_used(), used);
+        state_close(draft);
+        draft = fixture_reopen(store, &stored);
+        serve_all(draft);
+        assert_same_planes(draft, twin);
+        state_drop(draft);
+        layout_free(stored);
+        end_twin(twin);
+}
+
+/* ---- the end of a process ---- */
+
+Test(planes, an_orderly_end_writes_them_to_the_file)
+{
+        struct state *twin = make_twin(), *s = make();
+        layout *stored = NULL;
+        uint64_t hole = file_room();
+
+        fill(s, twin);
+        state_close(s);
+        anew(true);
+        cr_assert(n_told == 1 && told.status == 0, "%s", told.text);
+        s = fixture_reopen(store, &stored);
+        cr_assert(!state_on_gpu(s) && !state_lost(s));
+        serve_all(s);
+        assert_same_planes(s, twin);
+        cr_assert_geq(file_room(), hole + plane_bytes(s));
+
+        cr_assert_eq(state_to_gpu(s, 0, NULL), 0);
+        cr_assert(state_on_gpu(s));
+        cr_assert_eq(file_room(), hole);
+        serve_all(s);
+        assert_same_planes(s, twin);
+        state_close(s);
+        layout_free(stored);
+        end_twin(twin);
+}
+
+Test(planes, what_cannot_be_written_is_told)
+{
+        char file[STORE_FILE_NAME];
+
+        state_close(make());
+        strcpy(file, fixture_only_file(store));
+        cr_assert_eq(unlinkat(store->dir, file, 0), 0);
+        store_save(store, tell, NULL);
+        cr_assert(n_told == 1 && strstr(told.text, file), "%s", told.text);
+}
+
+static void assert_lost(void)
+{
+        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct fault fault = { 0 };
+        layout *stored = NULL;
+        struct state *s = fixture_reopen(store, &stored);
+
+        cr_assert(state_lost(s) && !state_on_gpu(s));
+        cr_assert(!s->master && !s->exp_avg && !s->exp_avg_sq && !s->grad && !s->serve);
+        cr_assert_eq(s->record->attempt, 7);
+        state_close(s);
+        layout_free(stored);
+        cr_assert(state_was_lost(store, &id, 0));
+        cr_assert_eq(state_vacant(store, &id, 0, &fault), ZERO_EBUSY);
+        cr_assert(strstr(fault.text, "restore") && strstr(fault.text, fixture_only_file(store)),
+                  "%s", fault.text);
+}
+
+Test(planes, after_any_other_end_the_state_is_lost_and_its_file_left_alone)
+{
+        struct state *s = make();
+        struct state_identity id = { .job = "j", .n_owners = 1 };
+
+        state_abort(s, 7);
+        state_close(s);
+        anew(false);
+        assert_lost();
+        anew(true); /* nothing of it is there to be written */
+        cr_assert_eq(n_told, 0);
+        assert_lost();
+        state_discard(store, &id, 0);
+        cr_assert_eq(state_vacant(store, &id, 0, NULL), 0);
+        cr_assert_eq(store_used(store), 0);
+}
+
+Test(planes, one_that_was_brought_to_the_gpu_is_lost_too)
+{
+        struct state *s = fixture_state(store, "j", l, 1, 0, 2);
+
+        state_abort(s, 7);
+        cr_assert_eq(state_to_gpu(s, 0, NULL), 0);
+        state_close(s);
+        anew(false);
+        assert_lost();
+}
+
+Test(planes, one_that_is_parked_is_not_lost)
+{
+        struct state_identity id = { .job = "j", .n_owners = 1 };
+
+        state_close(make());
+        cr_assert(!state_was_lost(store, &id, 0));
+        cr_assert_eq(state_vacant(store, &id, 0, NULL), ZERO_EBUSY);
+        state_discard(store, &id, 0);
+        cr_assert_eq(gpu_used(), 0);
+}
+
+Test(planes, one_that_is_open_is_not_lost)
+{
+        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state *made = make(), *moved = fixture_state(store, "k", l, 1, 0, 2);
+        layout *stored = NULL;
+
+        cr_assert_eq(state_to_gpu(moved, 0, NULL), 0);
+        cr_assert_eq(store_sweep_lost(store, "j", 1) + store_sweep_lost(store, "k", 1), 0);
+        state_drop(moved);
+        state_close(made);
+        made = fixture_reopen(store, &stored);
+        cr_assert(!state_was_lost(store, &id, 0));
+        state_close(made);
+        layout_free(stored);
+}
+
+Test(planes, those_of_earlier_owner_lists_are_swept_once_they_are_lost)
+{
+        struct state_identity id = { .job = "j", .n_owners = 1 };
+
+        state_close(make());
+        cr_assert_eq(store_sweep_lost(store, "j", 1), 0);
+        anew(false);
+        cr_assert_eq(store_sweep_lost(store, "j", 0), 0);
+        cr_assert_eq(store_sweep_lost(store, "jj", 1), 0);
+        cr_assert_eq(store_sweep_lost(store, "j", 1), 1);
+        cr_assert_eq(state_vacant(store, &id, 0, NULL), 0);
+        cr_assert_eq(store_used(store), 0);
+}
+
+Test(planes, where_they_are_must_be_readable)
+{
+        struct fault fault = { 0 };
+        struct state *s = make();
+        layout *stored = NULL;
+
+        *(uint64_t *)((uint8_t *)s->map + FILE_PLANES) = seal(SEAL_PLANES, 0, PLANES_AWAY + 1);
+        state_close(s);
+        cr_assert_eq(state_open(store, fixture_only_file(store), &s, &stored, &fault), ZERO_EIO);
+        cr_assert(strstr(fault.text, "planes"), "%s", fault.text);
+}
+
+Test(planes, a_redo_slot_of_a_state_on_a_gpu_is_damage)
+{
+        struct state *s = make();
+        struct fault fault = { 0 };
+        layout *stored = NULL;
+        struct state *again = NULL;
+
+        s->redo->chunk = seal(SEAL_REDO, 0, 1);
+        state_close(s);
+        cr_assert_eq(state_open(store, fixture_only_file(store), &again, &stored, &fault),
+                     ZERO_EIO);
+        cr_assert(strstr(fault.text, "redo"), "%s", fault.text);
+}
+
+/* ---- room ---- */
+
+static void begin_small(void)
+{
+        setenv("FAKE_GPU_BYTES", "8192", 1);
+        begin();
+}
+
+TestSuite(small, .init = begin_small, .fini = end);
+
+Test(small, a_state_that_the_gpu_has_no_room_for_is_refused_and_leaves_nothing)
+{
+        struct state_identity id = { .job = "j", .n_owners = 1, .place = 1 };
+        struct plan *plan = fixture_plan(l, 1, 0, LAYOUT_ALIGN);
+        struct fault fault = { 0 };
+        struct state *s = NULL;
+
+        cr_assert_eq(state_create(store, &id, l, plan, 2, &s, &fault), ZERO_ENOMEM);
+        cr_assert(strstr(fault.text, "of job j") && strstr(fault.text, "free"), "%s", fault.text);
+        cr_assert_eq(store_used(store), 0);
+        cr_assert_str_eq(fixture_only_file(store), "");
+        plan_free(plan);
+}
+
+Test(small, one_that_cannot_come_to_the_gpu_stays_where_it_is)
+{
+        struct state *twin = make_twin();
+
+        cr_assert_eq(state_to_gpu(twin, 0, NULL), ZERO_ENOMEM);
+        cr_assert(!state_on_gpu(twin));
+        toy_attempt(twin, l);
+        end_twin(twin);
+}
