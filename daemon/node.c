@@ -243,6 +243,18 @@ static int node_gpus(struct node *node, struct fault *fault)
         return 0;
 }
 
+static int node_optimizer(struct node *node, struct fault *fault)
+{
+        if (strcmp(node->conf->optimizer, "device") != 0)
+                return 0;
+        if (gpus_count() == 0)
+                return fault_set(
+                        fault, ZERO_EGPU,
+                        "optimizer = device: no GPU is in use here: see the option device");
+        node->x.gpus = gpus_count();
+        return 0;
+}
+
 static int node_offload(struct node *node, struct fault *fault)
 {
         uint32_t threads = (uint32_t)node->conf->threads;
@@ -316,6 +328,7 @@ static void node_anew(struct node *node)
                                 .ops = x->ops,
                                 .gpu_waits = x->gpu_waits,
                                 .taken_back = x->taken_back,
+                                .gpus = x->gpus,
                                 .view_chosen = x->view_chosen,
                                 .view_arg = x->view_arg };
         node->stopping = node->again = false;
@@ -339,6 +352,8 @@ static int node_start(struct node *node, struct fault *fault)
         if (!r)
                 r = node_gpus(node, fault);
         if (!r)
+                r = node_optimizer(node, fault);
+        if (!r)
                 r = store_open(conf->state_dir, conf->memory_limit, &node->x.store, fault);
         if (!r)
                 r = node_offload(node, fault);
@@ -358,6 +373,18 @@ static int node_start(struct node *node, struct fault *fault)
                  conf->socket, conf->state_dir);
         service_ready(node->service);
         return 0;
+}
+
+/* What was on a GPU. */
+static void node_saved(void *arg, const char *file, uint64_t bytes, const struct fault *fault)
+{
+        if (fault)
+                log_error("state file %s: its planes cannot be written: %s; what they held is "
+                          "lost: a mirror fills it, if there is one; else restore a checkpoint",
+                          file, fault->text);
+        else
+                log_info("state file %s: %llu bytes were written from GPU memory", file,
+                         (unsigned long long)bytes);
 }
 
 int node_run(const struct conf *conf, struct fault *fault)
@@ -382,6 +409,7 @@ int node_run(const struct conf *conf, struct fault *fault)
         r = node_start(&node, fault);
         if (!r) { /* else the process ends, and what was started with it */
                 uv_run(&node.loop, UV_RUN_DEFAULT);
+                store_save(node.x.store, node_saved, NULL);
                 store_close(node.x.store);
                 r = uv_loop_close(&node.loop);
                 assert(r == 0); /* every handle was closed */

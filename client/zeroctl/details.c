@@ -82,8 +82,11 @@ static void show_planes(FILE *out, const json_t *job)
                 total += bytes;
                 fprintf(out, " %s %s,", names[i], unit_bytes(bytes).text);
         }
-        fprintf(out, " together %s; ZeRO stage 3 by its formula (%.0f bytes a parameter): %s\n",
-                unit_bytes(total).text, field_number(formula, "bytes_per_parameter"),
+        fprintf(out, " together %s", unit_bytes(total).text);
+        if (field_number(job, "planes_on_gpu") > 0)
+                fprintf(out, " (%s on GPUs)", unit_bytes(field_number(job, "planes_on_gpu")).text);
+        fprintf(out, "; ZeRO stage 3 by its formula (%.0f bytes a parameter): %s\n",
+                field_number(formula, "bytes_per_parameter"),
                 unit_bytes(field_number(formula, "stage3_bytes")).text);
 }
 

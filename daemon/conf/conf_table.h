@@ -77,6 +77,12 @@
           "instruction set. All give the same bits.")                                              \
         S("Computing", cuda_plugin, PATH, "FILE", "", 4095,                                        \
           "The plugin by which GPUs are used, zerod-cuda.so. Empty: where it is installed.")                                                                      \
+        S("Computing", optimizer, CHOICE, "host|device", "host", 16,                               \
+          "Where master weights, moments and gradients live, and AdamW runs. host: state files in " \
+          "state_dir, which outlive a crash of the daemon. device: the memory of this node's "     \
+          "GPUs, one for each of its DEVICES (owners); an orderly stop writes the states to "      \
+          "state_dir, if that has room, and a crash loses them. Nodes need not have the same; "    \
+          "all give the same bits.")               \
         N("Computing", threads, COUNT, "threads", "0", 0, 1024,                                    \
           "Compute threads. 0: one for each CPU, at most 8.")                                      \
         N("Computing", chunk, CHUNK, "elements", "1280", 128, 65536,                               \

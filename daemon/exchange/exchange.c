@@ -3,6 +3,7 @@
 #include "daemon/exchange/moving/filling.h"
 #include "daemon/exchange/moving/former.h"
 #include "daemon/exchange/moving/view.h"
+#include "daemon/exchange/planes/staging.h"
 
 #include <sodium.h>
 #include <string.h>
@@ -115,7 +116,7 @@ int exchange_start(struct exchange *x)
         struct list *lists[] = { &x->jobs,       &x->dead_jobs, &x->coordinators, &x->calls,
                                  &x->asks,       &x->accesses,  &x->works,        &x->joining,
                                  &x->operations, &x->schedules, &x->takings,      &x->loadings,
-                                 &x->fills,      &x->fillings };
+                                 &x->fills,      &x->fillings,  &x->staged };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
@@ -180,6 +181,7 @@ void exchange_down(struct exchange *x, uint32_t node, const char *why)
         operations_down(x, node);
         fillings_down(x, node);
         coordinator_down(x, node);
+        staging_down(x, node);
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 

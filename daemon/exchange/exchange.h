@@ -70,14 +70,17 @@ struct exchange {
         struct fabric *fabric;
         struct store *store;
         struct offload *offload;
-        const struct device_ops *ops;
-        struct gpu_waits *gpu_waits; /* NULL: no GPU is used (gpus_count() is 0) */
+        const struct device_ops *ops; /* of host memory */
+        uint32_t gpus;                /* that states are put on; 0: they are in host memory */
+        struct gpu_waits *gpu_waits;  /* NULL: no GPU is used (gpus_count() is 0) */
 
         struct placement view;        /* who holds shards: the list in force */
         struct views *views;          /* how that changes (view.h); NULL: it does not */
         struct taken_back taken_back; /* outlives a start anew */
         struct list jobs, dead_jobs;  /* dead: dropped, with operations still in flight */
         struct list coordinators, calls, asks, accesses;
+        struct list staged; /* copies of planes on their way to other nodes (staging.h) */
+        uint64_t staging_bytes;
         struct list works;   /* reads and writes that wait for the end of an update */
         struct list joining; /* ranks whose job has not started for them yet */
         struct list operations, schedules, takings, loadings; /* checkpoint.h */

@@ -133,6 +133,34 @@ static int resume_add(struct job *job, struct state *state, struct holding **ret
         return r;
 }
 
+/* Nothing that could be used is left of it, but it is for somebody to say so. */
+static void resume_lost(const struct exchange *x, const struct state *state, const char *file)
+{
+        bool former = resume_use(x, state) != STATE_IN_FORCE;
+
+        log_error(
+                "job %s: what this node held of owner %u at version %llu was in GPU memory and is "
+                "lost with the process that held it (state file %s): %s",
+                state->id.job, state->plan->owner, (unsigned long long)state->record->version, file,
+                former ? "other owners are in force; delete it when the job runs without it"
+                       : "a mirror fills it, if there is one; else restore a checkpoint (zeroctl "
+                         "restore)");
+}
+
+/* What is of the placement in force goes to where this node keeps such. */
+static void resume_place(const struct exchange *x, struct state *state)
+{
+        struct fault fault;
+        uint32_t place;
+
+        if (resume_use(x, state) != STATE_IN_FORCE || state_on_gpu(state))
+                return;
+        place = shards_place(x, state->plan->owner, state->id.copy);
+        if (place && state_to_gpu(state, place - 1, &fault))
+                log_warning("job %s: its state stays in host memory: %s", state->id.job,
+                            fault.text);
+}
+
 static int resume_state(const char *file, void *arg)
 {
         struct exchange *x = arg;
@@ -152,7 +180,9 @@ static int resume_state(const char *file, void *arg)
                 state_drop(state);
                 return 0;
         }
-        if (!resume_check(x, state, file)) {
+        if (state_lost(state))
+                resume_lost(x, state, file);
+        if (state_lost(state) || !resume_check(x, state, file)) {
                 layout_free(l);
                 state_close(state);
                 return 0;
@@ -163,6 +193,7 @@ static int resume_state(const char *file, void *arg)
                 return 0;
         }
         crash_point(CRASH_RESUME_OPENED);
+        resume_place(x, state);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 state_serve_group(state, job->layout, g, x->ops);
         return 0;

@@ -4,7 +4,7 @@
  * A pull of parameters is answered when the shard is at the version asked for; while its
  * bytes are being read (pinned) the next update of the group waits.
  */
-#include "daemon/exchange/exchange.h"
+#include "daemon/exchange/planes/staging.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -59,8 +59,8 @@ static void pull_send(struct pull *p)
         size_t bytes = shard->range.count * dtype_size(job->layout->groups[p->group].dtype);
 
         shard_pin(h, p->group);
-        if (fabric_payload(job->x->fabric, p->node, p->transfer, TRAFFIC_GATHER,
-                           state_shard(h->state, job->layout, p->group), bytes, pull_sent, p) == 0)
+        if (plane_payload(h, p->node, p->transfer, TRAFFIC_GATHER,
+                          state_shard(h->state, job->layout, p->group), bytes, pull_sent, p) == 0)
                 return;
         shard_unpin(h, p->group);
         pull_free(p); /* the node is gone, and its request with it */

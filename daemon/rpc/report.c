@@ -76,21 +76,31 @@ static json_t *report_gather(const struct job *job)
         return j;
 }
 
-/* Of all that is held here, states of an earlier owner list that are not moved yet among it. */
-static uint64_t plane_bytes(const struct job *job, enum zero_plane plane)
+static uint64_t state_plane_bytes(const struct state *state, enum zero_plane plane,
+                                  uint64_t *on_gpu)
+{
+        uint64_t bytes = state ? plan_plane_bytes(state->plan, plane) : 0;
+
+        if (state && state_on_gpu(state))
+                *on_gpu += bytes;
+        return bytes;
+}
+
+/* Bytes of one plane of what is here, of earlier owner lists too; *on_gpu: more of them there. */
+static uint64_t plane_bytes(const struct job *job, enum zero_plane plane, uint64_t *on_gpu)
 {
         uint64_t bytes = 0;
 
         for_holdings (job, h)
-                bytes += h->state ? plan_plane_bytes(h->state->plan, plane) : 0;
+                bytes += state_plane_bytes(h->state, plane, on_gpu);
         list_for_each ((struct list *)&job->former, item) {
-                bytes += plan_plane_bytes(CONTAINER_OF(item, struct holding, link)->state->plan,
-                                          plane);
+                bytes += state_plane_bytes(CONTAINER_OF(item, struct holding, link)->state, plane,
+                                           on_gpu);
         }
         return bytes;
 }
 
-static json_t *report_planes(const struct job *job)
+static json_t *report_planes(const struct job *job, uint64_t *ret_on_gpu)
 {
         static const struct {
                 enum zero_plane plane;
@@ -101,9 +111,12 @@ static json_t *report_planes(const struct job *job)
                        { ZERO_PLANE_GRAD, "grad" },
                        { ZERO_PLANE_SERVE, "serve" } };
         json_t *j = json_object();
+        uint64_t on_gpu = 0;
 
         for (size_t i = 0; i < sizeof planes / sizeof planes[0]; i++)
-                json_object_set_new(j, planes[i].name, number(plane_bytes(job, planes[i].plane)));
+                json_object_set_new(j, planes[i].name,
+                                    number(plane_bytes(job, planes[i].plane, &on_gpu)));
+        *ret_on_gpu = on_gpu;
         return j;
 }
 
@@ -184,6 +197,7 @@ static json_t *report_job_move(const struct job *job)
 json_t *report_job(const struct job *job)
 {
         json_t *j = json_object(), *reduce = json_object();
+        uint64_t on_gpu = 0;
 
         json_object_set_new(j, "job", text(job->name));
         json_object_set_new(j, "uid", number(job->uid));
@@ -205,7 +219,8 @@ json_t *report_job(const struct job *job)
         json_object_set_new(j, "gather", report_gather(job));
         json_object_set_new(reduce, "elements_sent", number(reduce_elements_sent(job->reduce)));
         json_object_set_new(j, "reduce", reduce);
-        json_object_set_new(j, "planes", report_planes(job));
+        json_object_set_new(j, "planes", report_planes(job, &on_gpu));
+        json_object_set_new(j, "planes_on_gpu", number(on_gpu));
         json_object_set_new(j, "zero_formula", report_formula(job));
         json_object_set_new(j, "sessions", report_sessions(job));
         return j;

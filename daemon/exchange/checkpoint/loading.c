@@ -140,7 +140,7 @@ static void load_done(struct disk_job *job)
 
 /* ---- LOAD ---------------------------------------------------------------------------------- */
 
-/* No file of a job that could not be taken up is in the way. */
+/* No file of a job that could not be taken up is in the way, but for what was lost on a GPU. */
 static int vacant_check(const struct exchange *x, const char *name, struct fault *fault)
 {
         struct state_identity id = { .job = name, .epoch = x->view.epoch };
@@ -150,7 +150,8 @@ static int vacant_check(const struct exchange *x, const char *name, struct fault
                 if (holder_node(&x->view, i) != x->cluster->self)
                         continue;
                 id.copy = holder_copy(&x->view, i);
-                r = state_vacant(x->store, &id, holder_owner(&x->view, i), fault);
+                if (!state_was_lost(x->store, &id, holder_owner(&x->view, i)))
+                        r = state_vacant(x->store, &id, holder_owner(&x->view, i), fault);
         }
         return r;
 }
@@ -297,6 +298,10 @@ static int settle_state(struct loading *ld, struct draft *d, struct job *old, ui
         record.decided_attempt = attempt;
         record.attempt = attempt + 1;
         state_restore(d->state, &record);
+        if (!was && state_was_lost(ld->x->store, &d->state->id, d->owner)) {
+                log_warning("job %s: what was lost of owner %u is replaced", ld->job, d->owner);
+                state_discard(ld->x->store, &d->state->id, d->owner);
+        }
         return state_replace(d->state, was ? was->state : NULL, &ld->fault);
 }
 

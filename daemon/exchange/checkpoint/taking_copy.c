@@ -6,6 +6,7 @@
  * as soon as the stream up to its end is copied: the next update follows group by group.
  */
 #include "daemon/exchange/checkpoint/taking.h"
+#include "daemon/exchange/planes/staging.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -81,11 +82,17 @@ static int buffer_map(struct taking *t)
 
 static double copy_rate(const struct taking *t)
 {
+        const struct state *state = t->holding->state;
         uint64_t half = t->buffer_bytes / 2 < TRIAL_BYTES ? t->buffer_bytes / 2 : TRIAL_BYTES;
-        uint64_t begin = uv_hrtime();
+        uint64_t master = plan_plane_bytes(state->plan, ZERO_PLANE_MASTER), begin = uv_hrtime();
+        const void *from = t->buffer + half;
 
+        if (state_on_gpu(state)) { /* the way that counts */
+                half = half < master ? half : master;
+                from = state->master;
+        }
         if (half)
-                t->x->ops->copy(t->buffer, t->buffer + half, half);
+                holding_ops(t->holding)->copy(t->buffer, from, half);
         return (double)half / ((double)(uv_hrtime() - begin) / 1e9 + 1e-6);
 }
 

@@ -62,7 +62,10 @@ static void slice_copy(struct offload_task *task, uint32_t worker)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
-        ops_for(s->job->x, s->job->gather->segment.on_gpu)->copy(s->dst, s->src, s->bytes);
+        bool gpu =
+                s->job->gather->segment.on_gpu || (s->holding && state_on_gpu(s->holding->state));
+
+        ops_for(s->job->x, gpu)->copy(s->dst, s->src, s->bytes);
 }
 
 static void slice_copied(struct offload_task *task)

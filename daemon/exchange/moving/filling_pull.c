@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/device/gpu.h"
 #include "daemon/exchange/moving/filling_core.h"
 #include "daemon/exchange/moving/giving.h"
+#include "daemon/exchange/reduce/buffer.h"
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
@@ -42,6 +44,7 @@ static void transfer_end(struct filling_transfer *t, bool ok)
         struct filling *f = t->f;
 
         t->busy = false;
+        free(STEAL(t->landing));
         f->pulling--;
         if (ok) {
                 f->bytes += t->bytes;
@@ -50,6 +53,32 @@ static void transfer_end(struct filling_transfer *t, bool ok)
         if (f->phase == FILLING_PULLING)
                 filling_pull(f);
         filling_part_ended(f);
+}
+
+static void copy_run(struct offload_task *task, uint32_t worker)
+{
+        struct filling_transfer *t = CONTAINER_OF(task, struct filling_transfer, task);
+
+        bool gpu = state_on_gpu(t->f->state) || (t->source && state_on_gpu(t->source->state));
+
+        (gpu ? gpu_ops() : t->f->x->ops)->copy(t->to, t->from, t->bytes);
+}
+
+static void copy_done(struct offload_task *task)
+{
+        struct filling_transfer *t = CONTAINER_OF(task, struct filling_transfer, task);
+
+        if (t->source)
+                shard_unpin(t->source, t->group);
+        t->source = NULL;
+        transfer_end(t, true);
+}
+
+static void copy_submit(struct filling_transfer *t)
+{
+        t->task.run = copy_run;
+        t->task.done = copy_done;
+        offload_submit(t->f->x->offload, &t->task);
 }
 
 static void transfer_landed(struct ask *ask, int status)
@@ -64,23 +93,12 @@ static void transfer_landed(struct ask *ask, int status)
                                       : "the link was lost while it gave a state");
                 filling_fail(t->f, fault.status, fault.text);
         }
-        transfer_end(t, status == 0);
-}
-
-static void copy_run(struct offload_task *task, uint32_t worker)
-{
-        struct filling_transfer *t = CONTAINER_OF(task, struct filling_transfer, task);
-
-        memcpy(t->to, t->from, t->bytes);
-}
-
-static void copy_done(struct offload_task *task)
-{
-        struct filling_transfer *t = CONTAINER_OF(task, struct filling_transfer, task);
-
-        shard_unpin(t->source, t->group);
-        t->source = NULL;
-        transfer_end(t, true);
+        if (status == 0 && t->landing) {
+                t->from = t->landing;
+                copy_submit(t);
+        } else {
+                transfer_end(t, status == 0);
+        }
 }
 
 static int start_copy(struct filling_transfer *t, const struct piece *piece, enum zero_plane plane)
@@ -103,9 +121,7 @@ static int start_copy(struct filling_transfer *t, const struct piece *piece, enu
         }
         t->source = h;
         shard_pin(h, piece->group);
-        t->task.run = copy_run;
-        t->task.done = copy_done;
-        offload_submit(f->x->offload, &t->task);
+        copy_submit(t);
         return 0;
 }
 
@@ -115,6 +131,13 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         const struct giving g = source_of(f, piece->source);
         Zero__Pull pull = ZERO__PULL__INIT;
 
+        if (state_on_gpu(f->state)) {
+                t->landing = buffer_new(t->bytes);
+                if (!t->landing) {
+                        filling_fail(f, ZERO_ENOMEM, "out of memory");
+                        return ZERO_ENOMEM;
+                }
+        }
         pull.kind = ZERO__PULL__KIND__STATE;
         pull.placement = g.epoch;
         pull.owner = g.owner;
@@ -128,8 +151,9 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         pull.count = piece->count;
         t->ask.done = transfer_landed;
         if (ask_send(&t->ask, f->job, holder_node(&f->from, piece->source), TRAFFIC_STATE, &pull,
-                     t->to, t->bytes) == 0)
+                     t->landing ? t->landing : t->to, t->bytes) == 0)
                 return 0;
+        free(STEAL(t->landing));
         source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");
         return ZERO_EPEER;
 }

@@ -128,13 +128,27 @@ void former_sweep(struct job *job)
         }
 }
 
+/* What was lost of earlier placements is not among the job's. */
+static void sweep_lost(struct exchange *x, const char *job)
+{
+        uint32_t n = store_sweep_lost(x->store, job, x->view.epoch);
+
+        if (n)
+                log_info("job %s: %u of its states that were lost on a GPU are deleted: all is at "
+                         "epoch %llu now",
+                         job, n, (unsigned long long)x->view.epoch);
+}
+
 void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct job *job = job_find(x, m->job);
 
-        if (!job || node != job->coordinator || m->placed->placement != job->place.epoch)
+        if (node != coordinator_of(x, m->job) || m->placed->placement != x->view.epoch)
                 return;
         crash_point(CRASH_MOVE_PLACED);
+        sweep_lost(x, m->job);
+        if (!job)
+                return;
         job->whole = m->placed->placement;
         former_sweep(job);
 }

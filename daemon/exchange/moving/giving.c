@@ -5,6 +5,7 @@
  * same puts, and no update running.  A group is pinned while its bytes are read.
  */
 #include "daemon/exchange/moving/giving.h"
+#include "daemon/exchange/planes/staging.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,8 +85,7 @@ static int gift_send(struct holding *h, uint32_t node, uint32_t group, uint64_t 
         shard_pin(h, group);
         job_ref(h->job);
         crash_point(CRASH_FILL_GIVING);
-        if (fabric_payload(h->job->x->fabric, node, transfer, TRAFFIC_STATE, p, bytes, gift_sent,
-                           gift))
+        if (plane_payload(h, node, transfer, TRAFFIC_STATE, p, bytes, gift_sent, gift))
                 gift_sent(gift, -ENOTCONN); /* the node is gone, and its request with it */
         return 0;
 }

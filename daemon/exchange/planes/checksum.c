@@ -3,6 +3,7 @@
  * hashes of all blocks of 128 elements, each keyed with its plane, tensor and place.
  */
 #include "daemon/exchange/planes/access.h"
+#include "daemon/exchange/planes/staging.h"
 
 #include <sodium.h>
 #include <stdlib.h>
@@ -12,29 +13,42 @@
 
 /* ---- checksum ---------------------------------------------------------------------------- */
 
-enum { HASH_BLOCK = LAYOUT_ALIGN };
+enum { HASH_BLOCK = LAYOUT_ALIGN, PIECE = 8192 * HASH_BLOCK }; /* elements */
 
 /*
  * The sum, modulo 2^64 in two lanes, of the hashes of all blocks of 128 elements, each
  * keyed with plane, tensor and place: it depends on the values, not on how they are cut.
  */
-static void checksum_blocks(uint64_t sum[2], uint32_t plane, const struct plan_segment *s,
-                            const struct layout_tensor *t, const float *values)
+static void checksum_blocks(uint64_t sum[2], uint32_t plane, uint32_t tensor, uint64_t first,
+                            const float *values, uint64_t count)
 {
-        for (uint64_t i = 0; i < s->count; i += HASH_BLOCK) {
+        for (uint64_t i = 0; i < count; i += HASH_BLOCK) {
                 struct {
                         uint32_t plane, tensor;
                         uint64_t first;
                         float values[HASH_BLOCK];
-                } block = { .plane = plane, .tensor = s->tensor };
-                uint64_t n = s->count - i < HASH_BLOCK ? s->count - i : HASH_BLOCK, hash[2];
+                } block = { .plane = plane, .tensor = tensor, .first = first + i };
+                uint64_t n = count - i < HASH_BLOCK ? count - i : HASH_BLOCK, hash[2];
 
-                block.first = s->in_group + i - t->offset;
                 memcpy(block.values, values + i, n * sizeof(float));
                 crypto_generichash((uint8_t *)hash, sizeof hash, (const uint8_t *)&block,
                                    sizeof block, NULL, 0);
                 sum[0] += hash[0];
                 sum[1] += hash[1];
+        }
+}
+
+static void checksum_segment(struct work *w, enum zero_plane plane, const struct plan_segment *s,
+                             const float *values)
+{
+        uint64_t first = s->in_group - w->job->layout->tensors[s->tensor].offset;
+        uint64_t *sum = w->checksum.sum[plane - ZERO_PLANE_MASTER];
+
+        for (uint64_t i = 0, n; i < s->count; i += n) {
+                n = s->count - i < PIECE ? s->count - i : PIECE;
+                checksum_blocks(sum, plane, s->tensor, first + i,
+                                plane_read(w->holding, values + i, n * sizeof(float), w->buffer),
+                                n);
         }
 }
 
@@ -46,16 +60,12 @@ static void checksum_run(struct offload_task *task, uint32_t worker)
 
         for (uint32_t i = 0; i < plan->n_segments; i++) {
                 const struct plan_segment *s = &plan->segments[i];
-                const struct layout_tensor *t = &w->job->layout->tensors[s->tensor];
 
-                checksum_blocks(w->checksum.sum[0], ZERO_PLANE_MASTER, s, t,
-                                state->master + s->master);
-                if (t->frozen)
+                checksum_segment(w, ZERO_PLANE_MASTER, s, state->master + s->master);
+                if (w->job->layout->tensors[s->tensor].frozen)
                         continue;
-                checksum_blocks(w->checksum.sum[1], ZERO_PLANE_EXP_AVG, s, t,
-                                state->exp_avg + s->moment);
-                checksum_blocks(w->checksum.sum[2], ZERO_PLANE_EXP_AVG_SQ, s, t,
-                                state->exp_avg_sq + s->moment);
+                checksum_segment(w, ZERO_PLANE_EXP_AVG, s, state->exp_avg + s->moment);
+                checksum_segment(w, ZERO_PLANE_EXP_AVG_SQ, s, state->exp_avg_sq + s->moment);
         }
 }
 
@@ -83,8 +93,11 @@ void checksum_start(struct holding *h, uint64_t version,
 {
         struct work *w = calloc(1, sizeof *w);
 
-        if (!w)
+        if (w)
+                w->buffer = malloc(PIECE * sizeof(float));
+        if (!w || !w->buffer)
                 abort(); /* no way to keep the promise to call done() */
+        w->owns_buffer = true;
         w->job = h->job;
         w->holding = h;
         list_init(&w->link);

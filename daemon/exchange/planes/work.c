@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "daemon/exchange/checkpoint/checkpoint.h"
+#include "daemon/exchange/planes/staging.h"
 #include "proto/cleanup.h"
 
 bool plane_is_single(enum zero_plane plane)
@@ -68,16 +69,16 @@ static void work_copy(struct work *w)
         char *plane = plane_at(w->holding, w->tensor, w->plane, w->first);
         size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
         enum zero_dtype dtype = job->layout->groups[w->group].dtype;
+        const struct device_ops *ops = holding_ops(w->holding);
 
         if (!w->put) {
-                memcpy(w->buffer, plane, bytes);
+                ops->copy(w->buffer, plane, bytes);
                 return;
         }
-        memcpy(plane, w->buffer, bytes);
+        ops->copy(plane, w->buffer, bytes);
         if (w->plane == ZERO_PLANE_MASTER && dtype != ZERO_FP32)
-                job->x->ops->cast(dtype,
-                                  plane_at(w->holding, w->tensor, ZERO_PLANE_SERVE, w->first),
-                                  ZERO_FP32, plane, w->count);
+                ops->cast(dtype, plane_at(w->holding, w->tensor, ZERO_PLANE_SERVE, w->first),
+                          ZERO_FP32, plane, w->count);
 }
 
 static void work_run(struct offload_task *task, uint32_t worker)
@@ -228,11 +229,12 @@ static void plane_sent(void *arg, int status)
 
 static void plane_send(struct work *w)
 {
+        const void *p = plane_at(w->holding, w->tensor, w->plane, w->first);
+        size_t bytes = w->count * plane_size(w->job, w->tensor, w->plane);
+
         shard_pin(w->holding, w->group);
         w->pinned = true;
-        if (fabric_payload(w->job->x->fabric, w->node, w->transfer, TRAFFIC_STATE,
-                           plane_at(w->holding, w->tensor, w->plane, w->first),
-                           w->count * plane_size(w->job, w->tensor, w->plane), plane_sent, w))
+        if (plane_payload(w->holding, w->node, w->transfer, TRAFFIC_STATE, p, bytes, plane_sent, w))
                 work_free(w);
 }
 

@@ -13,6 +13,7 @@
  * Offers of the next attempt may come before this owner has heard of the decision, and while
  * the group's old gradient is still being read by the update: they wait.
  */
+#include "daemon/exchange/planes/staging.h"
 #include "daemon/exchange/reduce/landing.h"
 
 #include <assert.h>
@@ -101,6 +102,7 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
         const struct plan_shard *shard = &state->plan->shards[o->group];
         const char *src = o->parcel ? parcel_data(o->parcel, shard->range.first) : o->buffer;
         size_t size = dtype_size(landing_dtype(h));
+        const struct device_ops *ops = holding_ops(h);
 
         for (uint32_t i = 0; i < shard->n_segments; i++) {
                 const struct plan_segment *s = &state->plan->segments[shard->first_segment + i];
@@ -110,9 +112,9 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
                 if (t->frozen || !offer_has(o, s->tensor))
                         continue;
                 if (n)
-                        job->x->ops->accumulate(state->grad + s->moment, landing_dtype(h),
-                                                src + segment_place(h, shard, s) * size, n,
-                                                !h->landing->present[s->tensor]);
+                        ops->accumulate(state->grad + s->moment, landing_dtype(h),
+                                        src + segment_place(h, shard, s) * size, n,
+                                        !h->landing->present[s->tensor]);
                 h->landing->present[s->tensor] = 1;
         }
 }

@@ -9,6 +9,7 @@
  * Invariant: a sum is not overwritten while it is being sent; so whatever a mirror has taken is
  * the sum of the attempt that it was offered in.
  */
+#include "daemon/exchange/planes/staging.h"
 #include "daemon/exchange/reduce/landing.h"
 
 #include <assert.h>
@@ -110,9 +111,9 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         *s = (struct sending){ h, request->group };
         job_ref(job);
         h->landing->groups[request->group].readers++;
-        if (fabric_payload(job->x->fabric, node, request->transfer, TRAFFIC_REDUCE,
-                           h->state->grad + shard->moment, shard->moment_count * sizeof(float),
-                           sum_sent, s))
+        if (plane_payload(h, node, request->transfer, TRAFFIC_REDUCE,
+                          h->state->grad + shard->moment, shard->moment_count * sizeof(float),
+                          sum_sent, s))
                 sum_sent(s, -ECANCELED); /* the node is gone */
         else
                 crash_point(CRASH_MIRROR_SENDING);

@@ -3,11 +3,13 @@
  *
  * Groups are updated in layout order, which is the order in which the next forward pass wants
  * them; a group whose old bytes are still being read (pinned) is passed over until they are
- * not.  Each worker commits chunk by chunk through its redo slot.  A group that is through
- * is at the new version at once; the record is finished when all are.
+ * not.  Each worker commits chunk by chunk through its redo slot; on a GPU a group is
+ * updated in place (launch.h).  A group that is through is at the new version at once; the record
+ * is finished when all are.
  */
 #include "daemon/exchange/checkpoint/checkpoint.h"
 #include "daemon/exchange/moving/former.h"
+#include "daemon/exchange/reduce/launch.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -143,7 +145,12 @@ static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worke
 static void update_run(struct offload_task *task, uint32_t worker)
 {
         struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+        struct update *u = t->holding->update;
 
+        if (state_on_gpu(t->holding->state)) {
+                launch_chunks(t->holding, u->scalars, t->first, t->end, u->version);
+                return;
+        }
         for (uint32_t c = t->first; c < t->end; c++)
                 chunk_update(t->holding, c, worker);
 }
@@ -214,6 +221,8 @@ static bool group_submit(struct holding *h, uint32_t group)
         struct update_group *g = &h->update->groups[group];
         const struct plan_shard *shard = &h->state->plan->shards[group];
         uint32_t end = shard->first_chunk + shard->n_chunks;
+        /* a GPU does not take turns with gathers: the fewer launches the better */
+        uint32_t most = state_on_gpu(h->state) ? shard->n_chunks : TASK_CHUNKS;
         struct update_task *t;
 
         if (g->phase == GROUP_FINISHED || g->next_chunk == end ||
@@ -226,9 +235,7 @@ static bool group_submit(struct holding *h, uint32_t group)
                                    .holding = h,
                                    .group = group,
                                    .first = g->next_chunk,
-                                   .end = end - g->next_chunk > TASK_CHUNKS
-                                                  ? g->next_chunk + TASK_CHUNKS
-                                                  : end };
+                                   .end = end - g->next_chunk > most ? g->next_chunk + most : end };
         g->phase = GROUP_RUNNING;
         g->next_chunk = t->end;
         g->in_flight++;

@@ -2,6 +2,7 @@
  * An owner's vote: the norm of each complete group, and, once all groups are complete and the
  * coordinator has asked, everything the vote follows from is recorded, then it is sent.
  */
+#include "daemon/exchange/planes/staging.h"
 #include "daemon/exchange/reduce/landing.h"
 
 #include <errno.h>
@@ -49,8 +50,8 @@ static void measure_run(struct offload_task *task, uint32_t worker)
                 uint64_t n = segment_elements(&job->layout->tensors[s->tensor], s);
 
                 if (n && !job->layout->tensors[s->tensor].frozen && h->landing->present[s->tensor])
-                        job->x->ops->norm(h->state->grad + s->moment, n, 1 / (divisor * divisor),
-                                          &m->norm, &m->finite);
+                        holding_ops(h)->norm(h->state->grad + s->moment, n, 1 / (divisor * divisor),
+                                             &m->norm, &m->finite);
         }
 }
 

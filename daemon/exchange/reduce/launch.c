@@ -1,0 +1,89 @@
+/*
+ * AdamW on a GPU.
+ *
+ * What is contiguous, of one tensor, and still at the old version is one launch: a whole segment,
+ * but for a state that came to the GPU in the middle of an update.  Nothing survives the process,
+ * so there is no redo slot; chunks count as updated when all launches of the range are done.
+ */
+#include "daemon/exchange/reduce/launch.h"
+
+#include "daemon/base/crash.h"
+#include "daemon/device/gpu.h"
+#include "daemon/store/redo.h"
+
+/* Elements that one launch takes. */
+struct run {
+        uint32_t tensor;
+        uint64_t master, moment, count; /* count 0: none yet */
+};
+
+struct launch {
+        const struct holding *holding;
+        const struct adamw_scalars *scalars;
+        uint32_t group;
+        struct run run;
+};
+
+static void run_end(struct launch *l)
+{
+        const struct state *s = l->holding->state;
+        const struct job *job = l->holding->job;
+        const struct plan_shard *shard = &s->plan->shards[l->group];
+        enum zero_dtype dtype = job->layout->groups[l->group].dtype;
+        struct run r = l->run;
+        float *p = s->master + r.master, *m = s->exp_avg + r.moment, *v = s->exp_avg_sq + r.moment;
+
+        l->run.count = 0;
+        if (r.count == 0 || !s->present[r.tensor])
+                return;
+        gpu_ops()->adamw(&l->scalars[r.tensor], r.count, p, m, v, s->grad + r.moment, p, m, v);
+        if (shard->serve != UINT64_MAX)
+                gpu_ops()->serve(dtype,
+                                 s->serve + shard->serve +
+                                         (r.master - shard->master) * dtype_size(dtype),
+                                 p, r.count);
+}
+
+static void run_add(struct launch *l, struct run part)
+{
+        struct run *r = &l->run;
+
+        if (r->count && r->tensor == part.tensor && r->master + r->count == part.master &&
+            r->moment + r->count == part.moment) {
+                r->count += part.count;
+                return;
+        }
+        run_end(l);
+        *r = part;
+}
+
+/* Its elements, tensor by tensor. */
+static void chunk_add(struct launch *l, const struct plan_chunk *c)
+{
+        const struct plan_segment *s = &l->holding->state->plan->segments[c->first_segment];
+
+        for (uint64_t done = 0, n; done < c->n; done += n, s++) {
+                uint64_t left = s->in_group + s->count - (c->in_group + done);
+
+                n = left < c->n - done ? left : c->n - done;
+                run_add(l, (struct run){ s->tensor, c->master + done, c->moment + done, n });
+        }
+}
+
+void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars, uint32_t first,
+                   uint32_t end, uint64_t version)
+{
+        const struct plan *plan = h->state->plan;
+        struct launch l = { .holding = h, .scalars = scalars };
+
+        for (uint32_t c = first; c < end; c++) {
+                l.group = plan->chunks[c].group;
+                if (state_chunk_version(h->state, c) != version)
+                        chunk_add(&l, &plan->chunks[c]);
+        }
+        run_end(&l);
+        crash_point(CRASH_UPDATE_CHUNK);
+        for (uint32_t c = first; c < end; c++)
+                if (state_chunk_version(h->state, c) != version)
+                        redo_keep(h->state, c, version);
+}

@@ -1,0 +1,11 @@
+/* launch.h - AdamW on a GPU: large pieces, in place. */
+#pragma once
+
+#include "daemon/exchange/exchange.h"
+
+/*
+ * Brings a range of chunks of one group, of a holding on a GPU, to a version; those that are there
+ * are left as they are.  scalars: [tensor].  For an offload thread.
+ */
+void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars, uint32_t first,
+                   uint32_t end, uint64_t version);
