@@ -70,7 +70,7 @@ struct exchange {
         struct fabric *fabric;
         struct store *store;
         struct offload *offload;
-        const struct device_ops *ops; /* of host memory */
+        const struct device_ops *ops; /* of host memory; of a GPU's too, where there is one */
         uint32_t gpus;                /* that states are put on; 0: they are in host memory */
         struct gpu_waits *gpu_waits;  /* NULL: no GPU is used (gpus_count() is 0) */
 
@@ -78,11 +78,10 @@ struct exchange {
         struct views *views;          /* how that changes (view.h); NULL: it does not */
         struct taken_back taken_back; /* outlives a start anew */
         struct list jobs, dead_jobs;  /* dead: dropped, with operations still in flight */
-        struct list coordinators, calls, asks, accesses;
-        struct list staged; /* copies of planes on their way to other nodes (staging.h) */
-        uint64_t staging_bytes;
-        struct list works;   /* reads and writes that wait for the end of an update */
-        struct list joining; /* ranks whose job has not started for them yet */
+        struct list coordinators, calls, asks, accesses, staged;
+        uint64_t staging_bytes; /* of what is staged (planes/staging.h) */
+        struct list works;      /* reads and writes that wait for the end of an update */
+        struct list joining;    /* ranks whose job has not started for them yet */
         struct list operations, schedules, takings, loadings; /* checkpoint.h */
         struct list fills, fillings;                          /* filling.h */
         uint64_t last_operation, last_fill;

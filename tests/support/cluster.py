@@ -19,6 +19,8 @@ SLOW = int(os.environ.get("TESTS_SLOW", 1))  # with sanitizers: what deadlines a
 WAIT = min(SLOW, 2)  # the same for those that a case waits out
 START_S = 60 * SLOW
 REPLY_S = 120 * SLOW
+# of every daemon, where a case does not say otherwise: "NAME=VALUE ..."
+OPTIONS = dict(o.split("=", 1) for o in os.environ.get("TESTS_OPTIONS", "").split())
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -319,6 +321,7 @@ class Cluster:
                 o["key_file"] = self.key_file
             if owners:
                 o["owners"] = " ".join(names[:owners]) if isinstance(owners, int) else owners
+            o.update(OPTIONS)
             o.update(options)
             o.update(per_node.get(i, {}))
             self.daemons.append(Daemon(name, self.directory, numbers[i], o,
