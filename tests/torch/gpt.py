@@ -62,7 +62,7 @@ class GPT(nn.Module):
     def forward(self, tokens):
         """The mean loss of (batch, context + 1) tokens."""
         x, y = tokens[:, :-1], tokens[:, 1:]
-        h = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
+        h = self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             h = self.run_block(block, h)
         logits = self.head(self.ln(h))

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""PyTorch trainers on a GPU: they learn what plain PyTorch learns on the same GPU, from kernels that run long
+after the calls that launched them, and their memory stays as it is.
+
+On a real GPU with ZEROD_TEST_CUDA_PLUGIN=.../zerod-cuda.so; else on the stand-in of storages.py, which says that the
+cases are right, and nothing of CUDA.
+"""
+import os
+import sys
+
+REAL = os.environ.get("ZEROD_TEST_CUDA_PLUGIN")  # harness.py removes it
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import ranks  # noqa: E402
+from harness import Skip, case, cases_of  # noqa: E402
+
+import torch  # noqa: E402
+
+from zerod.torch import WrittenInPlace, place  # noqa: E402
+
+import storages  # noqa: E402
+from common import raises, zero  # noqa: E402
+from gpt import batch_of, make  # noqa: E402
+
+STEPS, BATCH = 20, 8
+ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+APART = 2e-3  # of losses: as far as other orders of sums lead in so many steps
+DEVICE = "cuda" if REAL else "cpu"
+if REAL:
+    os.environ["ZEROD_CUDA_PLUGIN"] = os.path.abspath(REAL)
+else:
+    storages.stand_in(sys.argv[1])
+
+
+def plain(options):
+    """Losses of plain PyTorch on the whole batch."""
+    model = make(0, **options).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+    losses = []
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(batch_of(t, BATCH).to(DEVICE))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def needs_a_gpu():
+    if not REAL:
+        raise Skip("ZEROD_TEST_CUDA_PLUGIN names no plugin: there is no GPU")
+
+
+def busy():
+    """Keeps the GPU from what comes next for about a tenth of a second."""
+    os.environ["FAKE_GPU_DELAY_MS"] = "5"  # of each event
+    if REAL:
+        torch.cuda._sleep(10**8)  # pylint: disable=protected-access
+
+
+def sharded(rank, world, stage, options, slow=False, moved=False):
+    """Losses of this rank's part of each batch."""
+    model = make(0, **options)
+    zt, model = zero(model.to(DEVICE) if moved else model, stage, device=None if moved else DEVICE)
+    optimizer = zt.AdamW(model, **ADAMW)
+    losses = []
+    for t in range(STEPS):
+        if slow:
+            busy()
+        loss = model(batch_of(t, BATCH).chunk(world)[rank].to(DEVICE))
+        if slow:
+            busy()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    assert all(loss.device.type == DEVICE for loss in losses)
+    model.sharded.client.close()
+    return [float(loss) for loss in losses]
+
+
+def mean_of(world, stage, options, **more):
+    runs = ranks.run(lambda rank: sharded(rank, world, stage, options, **more), world, ranks.shared(1))
+    return [sum(values) / world for values in zip(*runs)]
+
+
+def near(losses, wanted):
+    worst = max(abs(a - b) for a, b in zip(losses, wanted))
+    assert worst < APART and losses[-1] < losses[0] - 0.1, f"off by {worst:.1e}: {losses} is not {wanted}"
+
+
+@cases_of([(stage, world) for stage in (1, 2, 3) for world in (1, 2)], "stage{0[0]}_ranks{0[1]}")
+def learns_what_plain_pytorch_learns(what):
+    stage, world = what
+    near(mean_of(world, stage, {}, moved=world == 2), ranks.alone(plain, {}))
+
+
+@cases_of([{"recompute": "reentrant"}, {"recompute": "nonreentrant"}, {"tied": True}], "{0}")
+def learns_the_same(options):
+    near(mean_of(2, 3, options), ranks.alone(plain, options))
+
+
+def same(losses, wanted):
+    """A GPU may add up in another order each time."""
+    worst = max(abs(a - b) for a, b in zip(losses, wanted))
+    assert worst <= (1e-4 if REAL else 0), f"off by {worst:.1e}"
+
+
+@case
+def a_gpu_that_is_behind_computes_the_same():
+    """Copies and kernels that run after the calls that name their events."""
+    same(mean_of(2, 3, {}, slow=True), mean_of(2, 3, {}))
+
+
+def on_a_stream(_):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        return sharded(0, 1, 3, {}, slow=True)
+
+
+@case
+def another_stream_computes_the_same():
+    needs_a_gpu()
+    same(ranks.run(on_a_stream, 1, ranks.shared(1))[0], mean_of(1, 3, {}))
+
+
+def used_after_steps(_):
+    zt, model = zero(make(0), 3, device=DEVICE)
+    optimizer = zt.AdamW(model, **ADAMW)
+    used = []
+    for t in range(60):
+        model(batch_of(t, BATCH).to(DEVICE)).backward()
+        optimizer.step()
+        units = [g.home.flat.untyped_storage().size() for g in model.sharded.groups]
+        used.append(torch.cuda.memory_allocated() if REAL else sum(units))
+    return used
+
+
+@case
+def memory_stays_as_it_is():
+    used, = ranks.run(used_after_steps, 1, ranks.shared(1))
+    assert max(used[10:]) == min(used[10:]), used
+
+
+@case
+def writing_in_place_is_an_error():
+    def scale(module, _inputs):
+        module.weight.detach().mul_(2)
+
+    def write(_):
+        zt, model = zero(make(0), 3, device=DEVICE)
+        model.blocks[0].ln1.register_forward_pre_hook(scale)
+        raises(WrittenInPlace, "blocks.0.ln1.weight", model, batch_of(0, BATCH).to(DEVICE))
+        assert all(p.device.type == DEVICE for p in model.parameters()), "of placeholders"
+        with zt.full_params(model):
+            assert all(p.device.type == DEVICE for p in model.parameters())
+        assert all(t.device.type == "cpu" for t in model.state_dict().values())
+    ranks.run(write, 1, ranks.shared(1))
+
+
+def address(dtype):
+    """A tensor over memory that another one has."""
+    where = place.Gpu(torch.device("cuda", torch.cuda.current_device()))
+    memory = torch.arange(1000, device=DEVICE).to(dtype)
+    found = where.tensor_at(memory.data_ptr() + 16 * memory.itemsize, 100, dtype)
+    assert found.dtype is dtype and torch.equal(found, memory[16:116])
+    found.fill_(7)
+    assert memory[15:17].tolist() == [15, 7] and memory[115:117].tolist() == [7, 116]
+    assert where.tensor_at(0, 0, dtype).numel() == 0
+
+
+@cases_of([torch.float32, torch.bfloat16, torch.float16], "{}")
+def tensors_over_addresses(dtype):
+    needs_a_gpu()
+    ranks.alone(address, dtype)
+
+
+if __name__ == "__main__":
+    ranks.main()
