@@ -10,8 +10,8 @@
 #                  shows that the checks run, without a GPU
 #   --out DIR      logs, gpu.json with all figures and summary.txt come there; else a new directory
 #   --quick        small and few
-#   PART           only these of: info conformance kernels processes sanitizer daemon torch
-#                  (checks); figures adamw fetch tokens (figures)
+#   PART           only these of: info conformance kernels processes sanitizer daemon
+#                  trainers torch (checks); figures adamw fetch tokens (figures)
 #
 # Needs bash, Python 3.10 and coreutils; PyTorch for torch, adamw and tokens, compute-sanitizer for
 # sanitizer: where they are missing that part counts as skipped.  No network, no compiler, no library.
@@ -20,7 +20,7 @@ set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
-CHECKS='info conformance kernels processes sanitizer daemon torch'
+CHECKS='info conformance kernels processes sanitizer daemon trainers torch'
 FIGURES='figures adamw fetch tokens'
 NO_GPU=77
 here=$root/tests/gpu
@@ -112,6 +112,10 @@ part_sanitizer() {
 
 part_daemon() {
         with_python "$here/daemon.py" "$root" "$plugin" $quick
+}
+
+part_trainers() {
+        ZEROD_TEST_CUDA_PLUGIN=$plugin with_python "$root/tests/integration/devices.py" "$root"/bin/{zerod,zeroctl,actor,gpt}
 }
 
 part_torch() {
