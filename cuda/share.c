@@ -5,7 +5,7 @@
  * Where the driver exports POSIX descriptors, it is made by cuMemCreate().  Some do not
  * (containers, older virtual GPUs): there it is cudaMalloc()'s, with a legacy handle.  Such a
  * handle shows the whole block that the driver cut the allocation from, so the bytes are rounded
- * up to whole blocks.
+ * up to whole blocks.  Where that is refused too, no fault of the GPU is to blame: -ENOTSUP.
  */
 #include "cuda/plugin.h"
 
@@ -118,7 +118,11 @@ int cuda_share_new(uint64_t bytes, struct zero_cuda_share *ret_share)
                 r = new_by_descriptor(gpu, bytes, ret_share);
         if (r == 0 || r == -ENODEV || r == -ENOMEM)
                 return r;
-        return new_by_handle(bytes, ret_share);
+        r = new_by_handle(bytes, ret_share);
+        if (r == 0 || r == -ENOMEM)
+                return r;
+        /* a GPU that has failed says so again */
+        return cuda_errno(cudaDeviceSynchronize()) == 0 ? -ENOTSUP : r;
 }
 
 /* Which GPU the thread uses matters to the wait, and is what it was afterwards. */

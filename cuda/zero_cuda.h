@@ -7,7 +7,8 @@
  * do not leave the plugin:
  *
  *   -ENODEV   no driver, a driver older than the plugin, or no GPU
- *   -ENOTSUP  the GPU has a compute capability below 8.0
+ *   -ENOTSUP  the GPU has a compute capability below 8.0, or (share_new) its driver exports memory
+ *             to no other process
  *   -ENOMEM   out of device memory
  *   -EINVAL   an argument is out of range
  *   -EIO      anything else; after a fault on the GPU every further call says so

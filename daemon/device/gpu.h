@@ -42,7 +42,7 @@ int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total);
  */
 int gpu_alloc(uint32_t gpu, uint64_t bytes, const char *what, void **ret, struct fault *fault);
 void gpu_free(void *memory);
-/* Memory that is passed to other processes, zeroed. */
+/* Memory that is passed to other processes, zeroed.  ZERO_EGPU: the driver passes none. */
 int gpu_share(uint32_t gpu, uint64_t bytes, const char *what, struct zero_cuda_share *ret,
               struct fault *fault);
 void gpu_unshare(struct zero_cuda_share *share);

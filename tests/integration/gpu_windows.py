@@ -249,6 +249,13 @@ def refused(c, status, *words, rank=0, placement=(0,), **needs):
 
 
 @case
+def a_driver_that_shares_no_memory():
+    with gpus(daemon={"FAKE_GPU_ALONE": 1}) as c:
+        refused(c, "EGPU", "shares memory with no other process", "host memory")
+        assert c[0].alive(), "a trainer's wish ended the daemon"
+
+
+@case
 def a_gpu_that_the_daemon_does_not_use():
     with gpus(device="host") as c:
         refused(c, "EGPU", "uses no GPU of UUID", "zeroctl status")

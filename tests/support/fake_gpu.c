@@ -10,6 +10,7 @@
  *   FAKE_GPUS=N         how many there are (1); 0: as on a machine without a driver
  *   FAKE_GPU_BYTES=N    memory of each (1 GiB)
  *   FAKE_GPU_HANDLES=1  memory is exported by handle, not by descriptor
+ *   FAKE_GPU_ALONE=1    it is not exported at all
  *   FAKE_GPU_DELAY_MS=N an event is done only that long after this process has recorded it
  *   FAKE_GPU_FAULT=N    the N-th wait for a stream says that the GPU has failed, and so does
  *                             everything from there on

@@ -148,7 +148,7 @@ int fake_share_new(uint64_t bytes, struct zero_cuda_share *ret_share)
 {
         struct zero_cuda_share share = { .bytes = rounded(bytes, SHARE_UNIT), .fd = -1 };
         struct block *b;
-        int r = block_new(share.bytes, &b);
+        int r = fake_setting("FAKE_GPU_ALONE", 0) ? -ENOTSUP : block_new(share.bytes, &b);
 
         if (r < 0)
                 return r;

@@ -255,6 +255,12 @@ int gpu_share(uint32_t gpu, uint64_t bytes, const char *what, struct zero_cuda_s
                 r = gpu_plugin->share_new(bytes, &share);
         if (r == -ENOMEM)
                 return refuse(gpu, bytes, what, fault);
+        if (r == -ENOTSUP)
+                return fault_set(
+                        fault, ZERO_EGPU,
+                        "the driver of GPU %u (%s) shares memory with no other process, as "
+                        "in some containers: keep windows and states in host memory",
+                        gpu, gpu_info(gpu)->name);
         gpu_must(gpu, "memory for trainers cannot be allocated", r);
         if (range_add(gpu, share.memory, share.bytes, what)) {
                 gpu_plugin->share_free(&share);
