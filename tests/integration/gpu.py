@@ -150,6 +150,20 @@ def windows_on_a_gpu_are_told_and_given_back():
 
 
 @case
+def shards_tell_where_they_are():
+    places = {"host": "host", "device": "GPU 0"}
+    for optimizer, place in places.items():
+        with gpu_cluster(2, per_node={1: {"optimizer": optimizer}}) as c:
+            a, = c.ranks("j", small_layout(), [0], hold=1, push=1)
+            a.do("train", steps=1, sets=SETS)
+            for d in c.daemons:
+                shards = [s for g in d.ctl("shards", "j")["jobs"][0]["groups"] for s in g["shards"]]
+                assert {(s["owner"], s["place"]) for s in shards} == {("n0", "host"), ("n1", place)}, shards
+            said = c[0].ctl_run("shards", "j").stdout
+            assert place in said and "PLACE" in said, said
+
+
+@case
 def a_gpu_that_fails_ends_the_daemon_with_a_message():
     with gpu_cluster(fake={"FAKE_GPU_FAULT": "1"}) as c:
         a = gpu_rank(c)
