@@ -17,7 +17,8 @@ from harness import Skip, case, cases_of, main  # noqa: E402
 GPU = "cuda:0"
 STEPS = 8
 TRAIN = {"steps": STEPS, "micro_batches": 2, "clip": 0.5, "sets": SETS, "seed": 3}
-LATE_MS = 3000  # by then the actor has written what it writes behind a push
+LATE_MS = 100   # behind a push that a daemon would read at once
+DONE_MS = 4000  # by then it is written
 
 
 @contextlib.contextmanager
@@ -61,13 +62,13 @@ def a_gradient_is_read_when_its_event_is_done():
     """It is written behind the push: a daemon that does not wait adds up what was there before."""
     layout = small_layout("fp32")
     hashes = []
-    for late in (False, True):
-        with gpus(delay_ms=LATE_MS if late else 0) as c:
+    for late in (0, LATE_MS):
+        with gpus(delay_ms=DONE_MS if late else 0) as c:
             a, = c.ranks("late", layout, [0], hold=-1, push=-1, device=GPU)
-            for _ in range(2):
+            for step in range(2):
                 for g in range(len(layout)):
                     a.do("fetch", group=g)
-                    a.do("grad", group=g, seed=5)
+                    a.do("grad", group=g, seed=5, step=step)
                     a.do("push", group=g, late=late)
                 a.do("step", sets=SETS)
             a.do("fetch", group=0)

@@ -3,10 +3,10 @@
  * copied.
  *
  * {"do": "attach", "device": "cuda:0"}: as zero_needs.device.  From then on the actor's views and
- * gradients are copies of its own; a fetch copies a group down, a push copies it up.  Release, push
- * and step name the stream of these copies, unless they say "sync": false.  {"do": "push", "late":
- * true} writes the gradient only after the push: a daemon that does not wait for the event reads
- * rubbish.
+ * gradients are copies of its own; a fetch copies a group down, a push copies it up.  Release,
+ * push and step name the stream of these copies, unless they say "sync": false.
+ * {"do": "push", "late": MS} writes the gradient only so long after the push: a daemon that does
+ * not wait for the event has read what was there before.
  *
  * The copies go through the plugin that libzero has loaded.
  */
@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuda/zero_cuda.h"
 
@@ -166,13 +167,15 @@ static void bring_up(const struct actor *actor, uint32_t group)
 int actor_push(struct actor *actor, uint32_t group, const uint8_t *present, bool last,
                const json_t *command)
 {
-        bool late = json_is_true(json_object_get(command, "late"));
+        uint64_t late = field_count(command, "late", 0);
         bool written = actor->gpu && group < actor->gpu->n && actor->gpu->memory[group];
         int r;
 
         if (written && !late)
                 bring_up(actor, group);
         r = zero_push(actor->client, group, present, last, actor_sync(actor, command));
+        if (late)
+                usleep((useconds_t)(late * 1000));
         if (written && late)
                 bring_up(actor, group);
         if (written)
