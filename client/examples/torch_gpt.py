@@ -66,7 +66,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        x = self.token(inputs) + self.position(torch.arange(inputs.shape[1]))
+        x = self.token(inputs) + self.position(torch.arange(inputs.shape[1], device=inputs.device))
         for block in self.blocks:
             x = block(x)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
@@ -122,7 +122,7 @@ def schedule(step: int, steps: int, warmup: int) -> float:
 def validation_loss(model: nn.Module, text: Text, count: int, batch: int) -> float:
     """By one rank alone: a fetch is no collective, and the others wait in their next step."""
     model.eval()
-    parts = text.windows(count).split(batch)
+    parts = text.windows(count).to(next(model.parameters()).device).split(batch)
     total = sum(len(p) * model(p).item() for p in parts)
     model.train()
     return total / count
@@ -132,7 +132,8 @@ def train(args: argparse.Namespace) -> None:
     text = Text(args.text, args.context)
     torch.manual_seed(args.seed)
     model = GPT(args.layers, args.heads, args.width, args.context)
-    model = zerod.torch.shard(model, stage=args.stage)  # zerod: groups are the blocks, and the rest
+    # zerod: groups are the blocks, and the rest
+    model = zerod.torch.shard(model, stage=args.stage, device=args.device)
     client = model.sharded.client
     optimizer = zerod.torch.AdamW(model, param_groups(model, args.weight_decay), lr=args.lr,
                                   betas=(0.9, 0.95))  # zerod: the model comes first
@@ -157,7 +158,7 @@ def train(args: argparse.Namespace) -> None:
     # something dies ends without an exception, and comes again with the same number
     for step in zerod.torch.steps(model, until=args.steps, scheduler=scheduler, seed=args.seed):
         with step as done:
-            batch = text.batch(args.seed, done, args.batch)
+            batch = text.batch(args.seed, done, args.batch).to(args.device)
             loss = 0.0
             for part in batch.chunk(client.world_size)[client.rank].chunk(args.accumulate):
                 part_loss = model(part) / args.accumulate
@@ -191,6 +192,7 @@ def arguments() -> argparse.Namespace:
     add("--batch", type=int, default=32, help="sequences a step, of all ranks together")
     add("--accumulate", type=int, default=1, help="micro-batches a step")
     add("--stage", type=int, default=3, choices=(1, 2, 3), help="ZeRO stage")
+    add("--device", default="cpu", help="cpu, or cuda:N, which the node's zerod has too")
     add("--layers", type=int, default=4, help="blocks")
     add("--heads", type=int, default=4, help="attention heads")
     add("--width", type=int, default=128, help="of the residual stream")

@@ -194,9 +194,9 @@ class Client(Conversation):
         self._call(self._library.zero_prefetch, self._group(group))
 
     def release(self, group: int, stream: int | None = None) -> None:
-        """Ends one fetch().  stream: a cudaStream_t of attach()'s device, 0 for the default one: the
-        group counts as released when all that is on the stream now is done; None: at once.  Raises
-        NotHeld, Gpu."""
+        """Ends one fetch().  stream: a cudaStream_t of attach()'s device, 0 for the default one:
+        the group counts as released when all that is on the stream now is done; None: at once.
+        Raises NotHeld, Gpu."""
         self._call(self._library.zero_release, self._group(group), _sync(stream))
 
     def grad(self, group: int) -> int:

@@ -6,8 +6,8 @@ for them whenever its group is fetched, however often it was released.
 - :class:`Host`: libzero has a group at the same address each time, and trainers read the daemon's
   window itself (private views).  The group is held while it is fetched.
 - :class:`Gpu`: a group has one storage of torch's own, which has memory only while the group is
-  fetched.  One copy a fetch fills it from the daemon's window, which is given back behind that copy at
-  once.
+  fetched.  One copy a fetch fills it from the daemon's window, which is given back behind that
+  copy at once.
 
 Rules of :class:`Gpu`
 - Whatever is enqueued is enqueued on the current stream; the service is told to wait for it.

@@ -76,8 +76,8 @@ def check_param(p: PlannedParam) -> None:
         raise TypeError(f"parameter '{p.name}' is {p.value.dtype}; zerod holds "
                         f"{', '.join(str(d) for d in DTYPES)}")
     if p.value.device.type not in ("cpu", "cuda", "meta"):
-        raise ValueError(f"parameter '{p.name}' is on {p.value.device}; zerod serves host memory and "
-                         "CUDA devices: shard the model there or on the meta device")
+        raise ValueError(f"parameter '{p.name}' is on {p.value.device}; zerod serves host memory "
+                         "and CUDA devices: shard the model there or on the meta device")
 
 
 def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
