@@ -11,10 +11,11 @@
 #include "daemon/device/host.h"
 #include "tests/gpu/gpu.h"
 
-/* Around a quad, a block of norm(), a tile of a thread block, more than a wave of blocks. */
+/* Around a quad, a block of norm(), a tile of a thread block; more than a wave of blocks, also of
+ * the emulated GPU. */
 static const size_t sizes[] = { 1,    3,    4,    7,    127,  128,    129,    1023,
                                 1024, 1025, 2047, 2048, 2049, 100003, 6000011 };
-static const size_t quick_sizes[] = { 1, 5, 129, 2049, 20011 };
+static const size_t quick_sizes[] = { 1, 5, 129, 2049, 60011 };
 static const size_t offsets[] = { 0, 1, 4, 7 };
 static const enum zero_dtype dtypes[] = { ZERO_FP32, ZERO_BF16, ZERO_FP16 };
 
