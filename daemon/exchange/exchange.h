@@ -335,6 +335,8 @@ int reduce_resize(struct job *job, uint32_t world_size);
 uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank);
 /* Has any local rank pushed in this attempt? */
 bool reduce_any(const struct job *job);
+/* The last local rank has left: memory that was kept for its gradients goes. */
+void reduce_vacate(struct reduce *r);
 /* A new session of the rank. */
 void reduce_rejoin(struct job *job, uint32_t rank);
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
@@ -342,7 +344,9 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 struct parcel;
 void parcel_read_begin(struct parcel *p);
 void parcel_read_end(struct parcel *p, bool taken);
+/* Not for the CPU if it is on a GPU. */
 const void *parcel_data(const struct parcel *p, uint64_t first);
+bool parcel_on_gpu(const struct parcel *p);
 uint64_t reduce_elements_sent(const struct reduce *r);
 
 /* ---- landing (an owner's reduction) ------------------------------------------ */

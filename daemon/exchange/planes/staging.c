@@ -21,7 +21,7 @@ const struct device_ops *holding_ops(const struct holding *h)
 struct staged {
         struct list link; /* exchange.staged */
         struct offload_task task;
-        struct holding *holding;
+        struct job *job;
         uint32_t node;
         uint64_t transfer;
         enum traffic kind;
@@ -37,7 +37,7 @@ static void staging_advance(struct exchange *x);
 
 static void staged_end(struct staged *s, int status)
 {
-        struct exchange *x = s->holding->job->x;
+        struct exchange *x = s->job->x;
         bulk_done *done = s->done;
         void *arg = s->arg;
 
@@ -64,7 +64,7 @@ static void staged_copy(struct offload_task *task, uint32_t worker)
 static void staged_copied(struct offload_task *task)
 {
         struct staged *s = CONTAINER_OF(task, struct staged, task);
-        struct exchange *x = s->holding->job->x;
+        struct exchange *x = s->job->x;
 
         if (s->gone || fabric_payload(x->fabric, s->node, s->transfer, s->kind, s->buffer, s->n,
                                       staged_sent, s))
@@ -80,7 +80,7 @@ static bool staged_begin(struct exchange *x, struct staged *s)
         if (!s->buffer && x->staging_bytes)
                 return false;
         if (!s->buffer) {
-                ask_refuse(s->holding->job, s->node, s->transfer, ZERO_ENOMEM, "out of memory");
+                ask_refuse(s->job, s->node, s->transfer, ZERO_ENOMEM, "out of memory");
                 staged_end(s, -ENOMEM);
                 return false; /* the end has begun the next one */
         }
@@ -104,17 +104,24 @@ static void staging_advance(struct exchange *x)
 int plane_payload(struct holding *h, uint32_t node, uint64_t transfer, enum traffic kind,
                   const void *p, size_t n, bulk_done *done, void *arg)
 {
-        struct exchange *x = h->job->x;
+        return staged_payload(h->job, state_on_gpu(h->state), node, transfer, kind, p, n, done,
+                              arg);
+}
+
+int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
+                   enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg)
+{
+        struct exchange *x = job->x;
         struct staged *s;
 
-        if (!state_on_gpu(h->state))
+        if (!on_gpu)
                 return fabric_payload(x->fabric, node, transfer, kind, p, n, done, arg);
         if (!(x->up >> node & 1))
                 return -ENOTCONN;
         s = malloc(sizeof *s);
         if (!s)
                 return -ENOMEM;
-        *s = (struct staged){ .holding = h,
+        *s = (struct staged){ .job = job,
                               .node = node,
                               .transfer = transfer,
                               .kind = kind,

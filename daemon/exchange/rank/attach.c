@@ -412,6 +412,8 @@ void rank_leave(struct rank *rank, bool orderly)
         rank_release_all(rank);
         job->n_attached--;
         gather_leave(job, rank->hold_groups);
+        if (job->n_attached == 0)
+                reduce_vacate(job->reduce);
         job->ranks[rank->rank] = NULL;
         if (!job->dead)
                 rank_part(rank, orderly);

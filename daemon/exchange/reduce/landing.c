@@ -13,7 +13,6 @@
  * Offers of the next attempt may come before this owner has heard of the decision, and while
  * the group's old gradient is still being read by the update: they wait.
  */
-#include "daemon/exchange/planes/staging.h"
 #include "daemon/exchange/reduce/landing.h"
 
 #include <assert.h>
@@ -102,7 +101,8 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
         const struct plan_shard *shard = &state->plan->shards[o->group];
         const char *src = o->parcel ? parcel_data(o->parcel, shard->range.first) : o->buffer;
         size_t size = dtype_size(landing_dtype(h));
-        const struct device_ops *ops = holding_ops(h);
+        bool gpu = state_on_gpu(state) || (o->parcel && parcel_on_gpu(o->parcel));
+        const struct device_ops *ops = ops_for(job->x, gpu);
 
         for (uint32_t i = 0; i < shard->n_segments; i++) {
                 const struct plan_segment *s = &state->plan->segments[shard->first_segment + i];

@@ -8,25 +8,19 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/exchange/reduce/buffer.h"
+#include "daemon/exchange/planes/staging.h"
 #include "proto/cleanup.h"
 
 /* ---- parcels ----------------------------------------------------------------- */
 
 void parcel_free(struct parcel *p)
 {
-        struct reduce *r = p->job->reduce;
-
         for (uint32_t i = 0; i < p->n_sources; i++)
                 if (p->sources[i] && p->aborted)
                         contribution_abort(p->sources[i], p->job);
                 else if (p->sources[i])
                         contribution_free(p->sources[i], ZERO_OK, "");
-        if (p->buffer) {
-                r->buffer_bytes -= p->job->layout->groups[p->group].elements *
-                                   dtype_size(p->job->reduce_dtype);
-                free(p->buffer);
-        }
+        sum_give(p);
         list_remove(&p->link);
         free(p->present);
         job_unref(p->job);
@@ -36,16 +30,6 @@ void parcel_free(struct parcel *p)
 static bool source_has(const struct contribution *c, uint32_t tensor_in_group)
 {
         return !c->present || c->present[tensor_in_group];
-}
-
-/* Any of its sources. */
-static bool parcel_on_gpu(const struct parcel *p)
-{
-        bool on_gpu = false;
-
-        for (uint32_t i = 0; i < p->n_sources; i++)
-                on_gpu = on_gpu || contribution_on_gpu(p->sources[i]);
-        return on_gpu;
 }
 
 /* Whether two tensors of the group come from the same sources. */
@@ -76,7 +60,7 @@ static void run_sum(const struct parcel *p, uint32_t first, uint32_t end, const 
                         src[k++] = (const char *)p->sources[s]->data +
                                    offset * dtype_size(p->grad_dtype);
         if (k && n && !t[first].frozen)
-                ops_for(job->x, parcel_on_gpu(p))
+                ops_for(job->x, p->on_gpu || parcel_pushed_on_gpu(p))
                         ->sum(job->reduce_dtype,
                               (char *)p->buffer + offset * dtype_size(job->reduce_dtype),
                               p->grad_dtype, src, k, n);
@@ -117,24 +101,16 @@ static void parcel_summed(struct offload_task *task)
         group_offer(p->job, p->group);
 }
 
-/* Sums have a budget; one is always allowed, so that the oldest goes on. */
-static uint64_t sum_budget(const struct job *job)
+/* The only contribution is what owners take, where it is of use to them. */
+static bool parcel_in_place(const struct parcel *p)
 {
-        uint64_t largest = 0;
-
-        if (job->x->conf->reduce_buffers)
-                return job->x->conf->reduce_buffers;
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                if (job->layout->groups[g].elements > largest)
-                        largest = job->layout->groups[g].elements;
-        return 4 * largest * dtype_size(job->reduce_dtype);
+        return p->n_sources == 1 && p->grad_dtype == p->job->reduce_dtype &&
+               parcel_pushed_on_gpu(p) == parcel_stays_on_gpu(p);
 }
 
 void parcel_start(struct parcel *p)
 {
         struct job *job = p->job;
-        struct reduce *r = job->reduce;
-        uint64_t bytes = job->layout->groups[p->group].elements * dtype_size(job->reduce_dtype);
 
         p->starved = false;
         if (p->n_sources == 0) { /* no rank has anything */
@@ -142,23 +118,17 @@ void parcel_start(struct parcel *p)
                 group_offer(job, p->group);
                 return;
         }
-        if (p->n_sources == 1 && p->grad_dtype == job->reduce_dtype && !parcel_on_gpu(p)) {
+        if (parcel_in_place(p)) {
                 p->data = p->sources[0]->data;
+                p->on_gpu = contribution_on_gpu(p->sources[0]);
                 p->ready = true;
                 group_offer(job, p->group);
                 return;
         }
-        if (r->buffer_bytes && r->buffer_bytes + bytes > sum_budget(job)) {
+        if (!sum_take(p)) {
                 p->starved = true;
                 return;
         }
-        p->buffer = buffer_new(bytes);
-        if (!p->buffer) {
-                p->starved = true;
-                return;
-        }
-        r->buffer_bytes += bytes;
-        p->data = p->buffer;
         p->summing = true;
         p->task.run = parcel_sum;
         p->task.done = parcel_summed;
@@ -202,6 +172,11 @@ void parcel_read_end(struct parcel *p, bool taken)
                 parcel_free(p);
         else if (!p->void_ && taken)
                 parcel_taken(p);
+}
+
+bool parcel_on_gpu(const struct parcel *p)
+{
+        return p->on_gpu;
 }
 
 const void *parcel_data(const struct parcel *p, uint64_t first)
@@ -418,7 +393,7 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         *d = (struct delivery){ job, p, range.count };
         job_ref(job);
         parcel_read_begin(p);
-        if (fabric_payload(job->x->fabric, node, request->transfer, TRAFFIC_REDUCE,
+        if (staged_payload(job, p->on_gpu, node, request->transfer, TRAFFIC_REDUCE,
                            parcel_data(p, range.first), range.count * dtype_size(job->reduce_dtype),
                            delivery_sent, d) == 0) {
                 crash_point(CRASH_PUSH_SENDING);

@@ -3,9 +3,9 @@
  *
  * Contributions are keyed (attempt, group, micro-batch, rank).  When every local rank of a
  * group has pushed a micro-batch, or will not, the pushed ones are summed in fp32 in rank
- * order and rounded once to the wire dtype: a parcel, in host memory.  A parcel is offered to every
- * owner of the group; it lives until each has taken its range.  One contribution that has the wire
- * dtype already and is not on a GPU is its own parcel, in place: nothing is copied.  A contribution
+ * order and rounded once to the wire dtype: a parcel.  A parcel is offered to every owner of the
+ * group; it lives until each has taken its range.  One contribution that has the wire dtype already
+ * is its own parcel, in place, unless it lies on a GPU that no owner here is on.  A contribution
  * without data only says that its rank has nothing; where no rank has anything the offer is empty.
  *
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
@@ -70,6 +70,7 @@ void reduce_free(struct reduce *r)
         if (!r)
                 return;
         assert(list_empty(&r->parcels));
+        reduce_vacate(r);
         free(r->groups);
         free(r->contributors);
         free(r->waiting);

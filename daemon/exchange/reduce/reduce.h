@@ -36,6 +36,8 @@ struct reduce_group {
         bool ends_empty;      /* behind the last parcel comes an empty offer */
 };
 
+enum { SUMS_KEPT = 4 }; /* as many of the largest group as the budget is by default */
+
 struct reduce {
         struct job *job;
         struct reduce_group *groups;      /* [group] */
@@ -44,6 +46,8 @@ struct reduce {
         uint32_t *waiting;                /* [rank]: slots of contributions in queues */
         bool *spilled;                    /* [rank]: one of its contributions has a copy */
         uint64_t buffer_bytes;            /* of sums */
+        void *kept[SUMS_KEPT];            /* memory of a GPU for the next sums */
+        uint32_t n_kept;
         uint64_t elements_sent;
 };
 
@@ -61,7 +65,9 @@ struct parcel {
         uint32_t readers; /* payloads and copies under way */
         uint8_t *present; /* one bit a tensor */
         void *buffer;     /* the sum; NULL: in place */
+        uint64_t buffer_bytes;
         const void *data;
+        bool on_gpu; /* data is not for the CPU */
         uint32_t n_sources;
         struct contribution *sources[];
 };
@@ -84,6 +90,14 @@ void contribution_abort(struct contribution *c, const struct job *job);
 void spill_check(struct job *job);
 /* Its copy, if it has one, is of no use any more. */
 void spill_end(struct contribution *c);
+
+/* sums.c */
+bool parcel_pushed_on_gpu(const struct parcel *p);
+/* Its data is best left on the GPU. */
+bool parcel_stays_on_gpu(const struct parcel *p);
+/* Memory for the parcel's sum; false: not before another one is given back. */
+bool sum_take(struct parcel *p);
+void sum_give(struct parcel *p);
 
 /* parcel.c */
 struct parcel *parcel_new(struct job *job, uint32_t group);

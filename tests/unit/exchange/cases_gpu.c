@@ -18,10 +18,14 @@ static uint64_t bytes_left(void)
         return left;
 }
 
-/* The same training with windows in host memory, on GPUs, and on one node's GPU alone. */
+/* The same training with windows in host memory, on GPUs, and on one node's GPU alone; and with
+ * states on GPUs. */
 static void same_in_every_place(struct training t, const char *what)
 {
-        static const uint32_t places[] = { BOTH, 1, 2 };
+        static const struct {
+                uint32_t windows;
+                bool states;
+        } places[] = { { BOTH, false }, { 1, false }, { 2, true }, { BOTH, true }, { 0, true } };
         struct outcome host, o;
         uint64_t before;
 
@@ -29,8 +33,9 @@ static void same_in_every_place(struct training t, const char *what)
         before = bytes_left();
         host = training_run(&t);
         for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-                t.gpu_nodes = places[i];
-                t.net.delay_ms = i;
+                t.gpu_nodes = places[i].windows;
+                t.net.gpu_states = places[i].states;
+                t.net.delay_ms = i % 3;
                 t.seed = 10 + i;
                 o = training_run(&t);
                 outcome_same(&host, &o, what);

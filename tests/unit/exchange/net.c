@@ -69,6 +69,7 @@ static void node_start(struct net_node *node, uint32_t self)
         CHECK(offload_new(x->loop, o->threads ? o->threads : 2, &x->offload) == 0);
         if (gpus_count())
                 CHECK(gpu_waits_new(x->loop, &x->gpu_waits) == 0);
+        x->gpus = o->gpu_states ? gpus_count() : 0;
         CHECK(exchange_start(x) == 0);
         CHECK(fabric_new_inproc(node->net->inproc, self, o->delay_ms, &events, &x->fabric) == 0);
         jobs_resume(x);

@@ -18,6 +18,7 @@ struct net_options {
         uint64_t window;   /* bytes; 0: what ranks declare */
         uint64_t chunk;    /* elements; 0: the default */
         uint64_t reduce_buffers;
+        bool gpu_states; /* planes are on the GPU */
         const char *isa; /* NULL: the best */
 };
 
