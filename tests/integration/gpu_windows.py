@@ -93,6 +93,12 @@ def same_bits(what):
     same(*what)
 
 
+@cases_of([(p, w) for p in PLACEMENTS for w in ("windows", "no_windows")], "{0[0]}_and_{0[1]}")
+def same_bits_with_states_on_gpus(what):
+    name, windows = what
+    same(name, "bf16", EVERYWHERE if windows == "windows" else (), optimizer="device")
+
+
 @cases_of([0, 1], "on_n{}_alone")
 def same_bits_with_a_gpu(node):
     same("four_ranks", "bf16", (node,))
