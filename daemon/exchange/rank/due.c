@@ -50,6 +50,17 @@ bool due_later(const struct rank *rank, uint32_t event)
         return event || due_first(rank);
 }
 
+bool due_any(const struct rank *rank)
+{
+        list_for_each (&rank->due, item) {
+                const struct due *d = CONTAINER_OF(item, struct due, link);
+
+                if (!d->void_ && d->kind != DUE_RELEASE)
+                        return true;
+        }
+        return false;
+}
+
 /* ---- names ---------------------------------------------------------------- */
 
 static uint32_t due_group(const struct due *d)

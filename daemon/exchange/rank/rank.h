@@ -130,6 +130,8 @@ bool job_away(const struct job *job, struct wait_line *ret);
 void ranks_refuse_step(struct job *job, int status, const char *text);
 /* The same for all calls of a rank that wait for its GPU. */
 void due_fail(struct rank *rank, int status, const char *text);
+/* A push or the end of the step waits so. */
+bool due_any(const struct rank *rank);
 /* Without a rank that was lost the attempt cannot end: ZERO_ELOSTRANK and its name, or OK. */
 int job_lost(const struct job *job, struct fault *fault);
 /* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */

@@ -272,7 +272,38 @@ static void nothing_is_left_of_work_that_did_not_end(void)
         }
 }
 
+static void note_drained(void *arg)
+{
+        *(bool *)arg = true;
+}
+
+/* A stop waits for a step of which all that has come in still waits for a GPU. */
+static void a_step_that_a_gpu_holds_up_is_in_flight(void)
+{
+        struct training t = on_one_node(1);
+        struct exchange *x;
+        bool drained = false;
+        struct session s;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        x = &s.net.nodes[0].x;
+        s.trainers[0].stopped = true;
+        trainer_add(&s.trainers[0], (struct op){ .kind = OP_STEP, .params = &s.params });
+        run_turns(&s, 20, 1);
+        exchange_drain(x, NET_WAIT_MS, note_drained, &drained);
+        run_turns(&s, 20, 1);
+        CHECK(!drained, "the step was left behind");
+        s.trainers[0].stopped = false;
+        session_run(&s);
+        CHECK(s.trainers[0].version == 1 && ears[0].failures == 0, "%s", ears[0].text);
+        while (!drained)
+                net_turn(&s.net);
+        session_close(&s);
+}
+
 const struct test_case gpu_cases[] = {
+        { "a-step-that-a-gpu-holds-up-is-in-flight", a_step_that_a_gpu_holds_up_is_in_flight },
         { "work-that-does-not-end-is-named", work_that_does_not_end_is_named },
         { "a-successor-does-not-wait-for-work-of-the-one-before",
           a_successor_does_not_wait_for_work_of_the_one_before },
