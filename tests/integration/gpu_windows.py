@@ -4,6 +4,8 @@ that they get in host memory; nothing counts before the GPU work behind it is do
 named."""
 import contextlib
 import os
+import select
+import struct
 import sys
 import time
 
@@ -11,6 +13,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SETS, SLOW, Cluster, expect, finish_all, push_all, small_layout, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
+import wire  # noqa: E402
 
 STEPS = 12
 DEADLINE_MS = 1500 * SLOW
@@ -19,6 +22,7 @@ PLACEMENTS = {"one_rank": [0], "two_ranks": [0, 0], "two_nodes": [0, 1], "four_r
 LAYOUTS = {"fp32": small_layout(blocks=3, width=100), "bf16": small_layout("bf16", blocks=3, width=100)}
 GROUPS = len(LAYOUTS["fp32"])
 EVERYWHERE = (0, 1)
+GPU_0 = b"zerod fake GPU \0"
 known = {}
 
 
@@ -282,6 +286,68 @@ def ranks_of_a_node_that_name_two_places():
         bad = [r for r in replies if r["status"] != "OK"]
         assert len(good) == 1, replies
         expect(bad[0], "ECONFLICT", "lie in one place", "gpu 0", "host")
+
+
+class Event:
+    """One that is done when this process says so."""
+
+    def __init__(self):
+        self.fd = os.memfd_create("event")
+        self.handle = f"/proc/{os.getpid()}/fd/{self.fd}".encode().ljust(64, b"\0")
+        self.done_at(2**64 - 1)
+
+    def done_at(self, ns):
+        os.pwrite(self.fd, struct.pack("<QQ", 0x746e657645657a, ns), 0)
+
+
+def raw_attach(c, gpu=b"", events=()):
+    """What the daemon says, and the connection."""
+    raw = wire.Raw(c[0].socket, timeout=60 * SLOW)
+    raw.hello("job", 0, 1, timeout_ms=60000 * SLOW)
+    fields = {1: wire.layout_message(LAYOUTS["fp32"]), 2: 2, 3: 2, 4: 1, 5: 1, 9: gpu, 10: list(events)}
+    return raw.ask("attach", fields), raw
+
+
+@case
+def what_no_client_would_say():
+    with gpus() as c:
+        event = Event()
+        for gpu, events in ((b"abc", ()), (GPU_0, [b"short"]), (GPU_0, [bytes(64)]), (GPU_0, [event.handle] * 65),
+                            (b"", [event.handle]), (b"?" * 16, [event.handle])):
+            (status, text, _), raw = raw_attach(c, gpu, events)
+            assert status != wire.OK and text, (gpu, events)
+            raw.close()
+        (status, text, _), raw = raw_attach(c, GPU_0, [event.handle])
+        assert status == wire.OK, text
+        raw.ask("fetch", {1: 0, 2: 0})
+        for what, fields in (("push", {1: 1, 2: 1, 4: 0, 8: 2}), ("push", {1: 99, 2: 1, 8: 1}), ("release", {1: 1, 3: 1}),
+                             ("release", {1: 0, 3: 99}), ("release", {1: 2**31, 3: 1}), ("step", {1: 1, 4: 2**31})):
+            status, text, _ = raw.ask(what, fields)
+            assert status != wire.OK and text, (what, status, text)
+        for seq in range(200):  # all behind one event
+            raw.send(wire.request(1000 + seq, "push", {1: 1, 2: 1, 3: seq, 4: 0, 8: 1}))
+        until(lambda: not raw_is_silent(raw), what="a refusal: waits have a quota")
+        raw.close()
+        until(lambda: memory_of_gpu(c[0]) == 0, what="the end of the windows")
+        train(c.ranks("other", LAYOUTS["fp32"], [0], hold=2, push=2, device="cuda:0"), 2)
+
+
+def raw_is_silent(raw):
+    return not select.select([raw.socket], [], [], 0.1)[0]
+
+
+@case
+def a_release_is_answered_when_its_event_is_done():
+    with gpus() as c:
+        event = Event()
+        (status, text, _), raw = raw_attach(c, GPU_0, [event.handle])
+        assert status == wire.OK, text
+        assert raw.ask("fetch", {1: 0, 2: 0})[0] == wire.OK
+        raw.send(wire.request(1000, "release", {1: 0, 3: 1}))
+        assert raw.ask("fetch", {1: 1, 2: 0})[0] == wire.OK, "fetches do not wait for it"
+        assert raw_is_silent(raw), "the release was answered at once"
+        event.done_at(1)
+        assert raw.reply()[0] == wire.OK
 
 
 @case
