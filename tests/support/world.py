@@ -43,6 +43,9 @@ class Plan:
         if r.random() < 0.25:
             self.options["delay_ms"] = r.randint(1, 5)
         self.mirrored = seed % 2 == 1
+        devices = [r.randint(1, 3) for _ in range(self.nodes)] if seed % 3 == 0 else [1] * self.nodes
+        self.options["owners"] = " ".join(f"n{n}*{d}" for n, d in enumerate(devices))
+        self.owners = [n for n, d in enumerate(devices) for _ in range(d)]
 
     def __str__(self):
         options = ", ".join(f"{k} {v}" for k, v in self.options.items())
@@ -108,7 +111,7 @@ class World:
         self.plan, self.rng, self.job = plan, plan.rng, JOB
         self.begin, self.notes, self.armed, self.trainers = time.monotonic(), [], {}, []
         self.ranks_hit, self.nodes_hit = set(), set()
-        self.owners = list(range(plan.nodes))  # nodes, in the order of the list in force
+        self.owners = plan.owners  # nodes, in the order of the list in force
         options = {**(plan.options if disturbed else {}), "mirror": int(plan.mirrored)}
         network = Network(plan.nodes) if plan.wired and disturbed else None
         self.cluster = Cluster(plan.nodes, network=network, **options)
@@ -153,7 +156,7 @@ class World:
             self.wait_for(lambda d=d, i=i: self.view(i)["voter"] and d.peers_up(), f"the vote of {d.name}")
 
     def agreed(self, epoch):
-        """Until every node goes by the list of this epoch."""
+        """Until every node goes by the list of this epoch, and has the shards that are its own."""
         def told(i):
             view = self.view(i)
             if view["epoch"] == epoch:
@@ -161,6 +164,8 @@ class World:
             return view["epoch"] == epoch
         for i, d in enumerate(self.cluster.daemons):
             self.wait_for(lambda i=i: told(i), f"epoch {epoch} on {d.name}")
+        for d in self.cluster.daemons:
+            self.wait_for(lambda d=d: d.ctl_run("checksum", JOB).returncode == 0, f"the shards of {d.name}")
 
     # ---- watching ----------------------------------------------------------------
 
