@@ -47,8 +47,8 @@ def arguments():
 
 
 def points_of_training():
-    """No job trains during restores (spoilt.py)."""
-    return [p for p in crash_points() if not p.startswith("restore.")]
+    """No job trains during restores (spoilt.py); states are on no GPU (gpu_states.py)."""
+    return [p for p in crash_points() if not p.startswith(("restore.", "planes."))]
 
 
 class Torture:
