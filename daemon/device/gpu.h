@@ -24,8 +24,7 @@
  * memory.
  */
 int gpus_open(const char *path, const struct device_ops *host, struct fault *fault);
-/* Once every other thread that has used a GPU has ended and all memory and events are given back.
- */
+/* Once no other thread uses a GPU any more, and all memory and events are given back. */
 void gpus_close(void);
 uint32_t gpus_count(void); /* 0 before gpus_open() */
 const struct zero_cuda_info *gpu_info(uint32_t gpu);

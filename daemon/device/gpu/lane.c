@@ -1,23 +1,34 @@
 /*
  * Lanes: a thread has LANES of them for each GPU that it has used, made when it first does and
- * freed when it ends.  So a thread waits for its own work alone, and no lock is taken.
+ * freed when it ends, or with the last use of GPUs: threads of libuv's pool live as long as the
+ * process.  So a thread waits for its own work alone, and no lock is taken but for its first.
  */
 #include "daemon/device/gpu/core.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 
+#include "proto/cleanup.h"
+#include "proto/list.h"
+
 struct thread {
+        struct list link; /* threads */
         struct lane lanes[GPUS_MAX][LANES];
 };
 
 static pthread_key_t key;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct list threads = { &threads, &threads }; /* under the mutex */
 
 static void thread_free(void *arg)
 {
         struct thread *t = arg;
 
+        pthread_mutex_lock(&mutex);
+        list_remove(&t->link);
+        pthread_mutex_unlock(&mutex);
         for (uint32_t gpu = 0; gpu < GPUS_MAX; gpu++)
                 for (uint32_t i = 0; i < LANES; i++) {
                         struct lane *lane = &t->lanes[gpu][i];
@@ -38,11 +49,10 @@ int lanes_open(void)
 
 void lanes_close(void)
 {
-        struct thread *t = pthread_getspecific(key);
-
-        if (t)
-                thread_free(t);
         pthread_key_delete(key);
+        list_for_each (&threads, item) {
+                thread_free(CONTAINER_OF(item, struct thread, link));
+        }
 }
 
 static struct thread *thread_get(uint32_t gpu)
@@ -54,6 +64,9 @@ static struct thread *thread_get(uint32_t gpu)
         t = calloc(1, sizeof *t);
         if (!t || pthread_setspecific(key, t))
                 gpu_must(gpu, "out of memory of the host", -ENOMEM);
+        pthread_mutex_lock(&mutex);
+        list_insert(&threads, &t->link);
+        pthread_mutex_unlock(&mutex);
         return t;
 }
 
