@@ -28,6 +28,8 @@
 #include "proto/cleanup.h"
 
 enum { STOP_MS = 10000, THREADS_DEFAULT_MAX = 8 };
+/* Bytes a second: so slow nobody writes states from GPUs whose stop may go on. */
+enum { SAVE_RATE = 64 << 20 };
 
 struct node {
         uv_loop_t loop;
@@ -387,6 +389,18 @@ static void node_saved(void *arg, const char *file, uint64_t bytes, const struct
                          (unsigned long long)bytes);
 }
 
+/* No loop runs any more: this takes as long as it takes. */
+static void node_save(struct node *node)
+{
+        uint64_t bytes = store_parked(node->x.store);
+
+        if (bytes == 0)
+                return;
+        log_info("%llu bytes of states are written from GPU memory", (unsigned long long)bytes);
+        service_stop_takes(30 + bytes / SAVE_RATE);
+        store_save(node->x.store, node_saved, NULL);
+}
+
 int node_run(const struct conf *conf, struct fault *fault)
 {
         static struct node node; /* one a process */
@@ -409,7 +423,7 @@ int node_run(const struct conf *conf, struct fault *fault)
         r = node_start(&node, fault);
         if (!r) { /* else the process ends, and what was started with it */
                 uv_run(&node.loop, UV_RUN_DEFAULT);
-                store_save(node.x.store, node_saved, NULL);
+                node_save(&node);
                 store_close(node.x.store);
                 r = uv_loop_close(&node.loop);
                 assert(r == 0); /* every handle was closed */

@@ -75,6 +75,11 @@ void service_stopping(struct service *service)
                 sd_notify(0, "STOPPING=1");
 }
 
+void service_stop_takes(uint64_t seconds)
+{
+        sd_notifyf(0, "EXTEND_TIMEOUT_USEC=%llu", (unsigned long long)seconds * 1000000);
+}
+
 void service_status(struct service *service, const char *format, ...)
 {
         char text[256];

@@ -22,6 +22,8 @@ void service_close(struct service *service);
 void service_ready(struct service *service);
 void service_reloading(struct service *service);
 void service_stopping(struct service *service);
+/* The stop may take so much time from now on; also when the service is closed. */
+void service_stop_takes(uint64_t seconds);
 /* One line for `systemctl status`. */
 void service_status(struct service *service, const char *format, ...)
         __attribute__((format(printf, 2, 3)));

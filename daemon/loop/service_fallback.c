@@ -23,6 +23,10 @@ void service_stopping(struct service *service)
 {
 }
 
+void service_stop_takes(uint64_t seconds)
+{
+}
+
 void service_status(struct service *service, const char *format, ...)
 {
 }

@@ -142,6 +142,16 @@ void planes_park(struct state *state)
         list_insert(&state->store->parked, &p->link);
 }
 
+uint64_t store_parked(const struct store *store)
+{
+        uint64_t bytes = 0;
+
+        list_for_each ((struct list *)&store->parked, item) {
+                bytes += CONTAINER_OF(item, struct planes, link)->bytes;
+        }
+        return bytes;
+}
+
 static struct planes *find(const struct store *store, const char *file)
 {
         list_for_each ((struct list *)&store->parked, item) {

@@ -135,6 +135,8 @@ void store_save(struct store *store,
                 void (*saved)(void *arg, const char *file, uint64_t bytes,
                               const struct fault *fault),
                 void *arg);
+/* What that has to write. */
+uint64_t store_parked(const struct store *store);
 uint64_t store_used(const struct store *store);
 uint64_t store_quota(const struct store *store);
 /*

@@ -80,6 +80,8 @@ Test(service, tells_its_states)
         cr_assert_str_eq(heard(), "RELOADING=1");
         service_stopping(service);
         cr_assert_str_eq(heard(), "STOPPING=1");
+        service_stop_takes(90);
+        cr_assert_str_eq(heard(), "EXTEND_TIMEOUT_USEC=90000000");
 }
 
 Test(service, status_is_one_assignment)

@@ -279,7 +279,9 @@ Test(planes, an_orderly_end_writes_them_to_the_file)
         uint64_t hole = file_room();
 
         fill(s, twin);
+        cr_assert_eq(store_parked(store), 0);
         state_close(s);
+        cr_assert_geq(store_parked(store), plane_bytes(twin));
         anew(true);
         cr_assert(n_told == 1 && told.status == 0, "%s", told.text);
         s = fixture_reopen(store, &stored);
@@ -353,6 +355,18 @@ Test(planes, one_that_was_brought_to_the_gpu_is_lost_too)
         state_close(s);
         anew(false);
         assert_lost();
+}
+
+Test(planes, one_that_was_lost_is_dropped_whole)
+{
+        layout *stored = NULL;
+
+        state_close(make());
+        anew(false);
+        state_drop(fixture_reopen(store, &stored));
+        layout_free(stored);
+        cr_assert_eq(store_used(store), 0);
+        cr_assert_str_eq(fixture_only_file(store), "");
 }
 
 Test(planes, one_that_is_parked_is_not_lost)
