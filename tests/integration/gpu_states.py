@@ -3,14 +3,14 @@
 an orderly stop keeps them, and what a crash loses comes from a mirror or a checkpoint.
 
 The GPU is a fake one, whose memory the CPU cannot touch: a daemon that does dies."""
-import contextlib
 import os
 import signal
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import Place, end, whole  # noqa: E402
-from cluster import SETS, SLOW, Cluster, Tools, crash_points, end_process, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, crash_points, end_process, finish_all, small_layout, until  # noqa: E402
+from fake_gpu import environment, plugin  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 from moments import (LAYOUT, NEEDS, STEPS, TRAIN, all_aborted, all_step, as_undisturbed, go_to, start_step,  # noqa: E402
                      train)
@@ -20,7 +20,7 @@ HOST, DEVICE = "host", "device"
 
 def gpu(**more):
     """Options of a node with a GPU."""
-    return {"optimizer": DEVICE, "cuda_plugin": os.path.join(os.path.dirname(Tools.actor), "zerod-fake-gpu.so"), **more}
+    return {"optimizer": DEVICE, "cuda_plugin": plugin(), **more}
 
 
 def cluster(places, **options):
@@ -41,16 +41,6 @@ def lies(daemon, place):
 
 def stop(daemon):
     assert end_process(daemon.process, 15 * SLOW), daemon.log()[-2000:]
-
-
-@contextlib.contextmanager
-def gpu_of(size):
-    """Daemons that are started here find a GPU of that many bytes."""
-    os.environ["FAKE_GPU_BYTES"] = str(size)
-    try:
-        yield
-    finally:
-        del os.environ["FAKE_GPU_BYTES"]
 
 
 def needs_crash_points():
@@ -209,7 +199,7 @@ def stays_where_it_is():
         train(ranks, 2)
         stop(c[0])
         c[0].options.update(gpu())
-        with gpu_of(64 << 10):
+        with environment(FAKE_GPU_BYTES=64 << 10):
             c[0].start()
         c.wait_up()
         assert "stays in host memory" in c[0].log()
@@ -362,7 +352,7 @@ def owners_change():
 def out_of_gpu_memory():
     """The job is refused, with what it lacks; the daemon lives on and has room for a smaller one."""
     big, small = small_layout(blocks=2, width=600), small_layout(blocks=1, width=20)
-    with gpu_of(8 << 20), cluster([DEVICE]) as c:
+    with environment(FAKE_GPU_BYTES=8 << 20), cluster([DEVICE]) as c:
         a = c.rank("job", big, [0], 0, hold=-1, push=-1)
         a.finish(), a.finish()
         reply = a.finish()
