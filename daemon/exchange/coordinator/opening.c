@@ -331,9 +331,10 @@ static uint64_t others_unknown(const struct coordinator *c)
 /*
  * Nodes that hold nothing by the list in force may have what is newer than what is known so far.
  * They are waited for, but not for ever: such a node may hang.  One that is not linked starts anew
- * at this moment, or is dead.
+ * at this moment, or is dead; but where there were lists between the one that is gone by and the
+ * one in force (gap), it may be all that is left of those, and is given as long as any other.
  */
-static bool others_wait(struct coordinator *c)
+static bool others_wait(struct coordinator *c, bool gap)
 {
         uint64_t unknown = others_unknown(c), now = exchange_now(c->x), waited = 0;
         bool first = c->others_until_ms == 0;
@@ -341,8 +342,8 @@ static bool others_wait(struct coordinator *c)
         if (first)
                 c->others_until_ms = now + OTHERS_MS;
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++) {
-                bool linked = c->x->linked >> n & 1;
-                uint64_t until = c->others_until_ms - (linked ? 0 : OTHERS_MS - AWAY_MS);
+                bool patient = gap || c->x->linked >> n & 1;
+                uint64_t until = c->others_until_ms - (patient ? 0 : OTHERS_MS - AWAY_MS);
 
                 if (unknown >> n & 1 && now < until)
                         waited |= 1ull << n;
@@ -363,8 +364,9 @@ static void open_choose(struct coordinator *c)
                                                     &c->step.view, c->formers, &former);
         bool first =
                 choice == OPENING_MAKES && c->step.view.epoch == 0; /* nobody else can have it */
+        bool gap = choice == OPENING_MOVES && former->place.epoch + 1 < c->step.view.epoch;
 
-        if (choice != OPENING_STANDS && !first && others_wait(c))
+        if (choice != OPENING_STANDS && !first && others_wait(c, gap))
                 return;
         c->others_until_ms = 0;
         c->former = former;

@@ -9,6 +9,8 @@ What a training step costs with zerod, against the same trainer with the states 
   crash  one trainer, one daemon, stage 3; against a zerod that updates in place and whose state does not survive
          being killed (redo_none.c: a program of this benchmark alone)
   small  the same with 16 tokens a step, so that a step is hardly more than its update
+  mirror two trainers, two daemons, stage 3, every shard held twice; against the same without mirrors.  Besides, what
+         travels between the daemons: bytes a parameter, step and node
 
 All of a case run in turn in each round, every second round backwards, and each is compared with the first of its
 case in its round.  Ratios are of the time of a step; cpu_ratio is of the CPU time of trainers and daemons together.
@@ -104,7 +106,7 @@ def run(cluster, commands, daemons, steps):
 # ---- what is compared -----------------------------------------------------------
 
 class Alone:
-    name = "alone"
+    name, bytes = "alone", None
 
     def __init__(self, cluster, trainers):
         self.cluster, self.trainers = cluster, trainers
@@ -119,6 +121,7 @@ class Served:
     def __init__(self, cluster, trainers, stage, name=None, more=()):
         self.cluster, self.trainers, self.stage, self.version = cluster, trainers, stage, 0
         self.name, self.more = name or f"stage {stage}", more
+        self.bytes = None  # sent between the daemons a parameter, step and node, so far
 
     def command(self, rank):
         return ["--job", f"stage{self.stage}", "--socket", self.cluster[rank].socket, "--stage", str(self.stage),
@@ -128,7 +131,11 @@ class Served:
     def run(self, steps):
         self.version += steps
         commands = [self.command(rank) for rank in range(self.trainers)]
-        return run(self.cluster, commands, [d.process.pid for d in self.cluster.daemons], steps)
+        measured = run(self.cluster, commands, [d.process.pid for d in self.cluster.daemons], steps)
+        told = [d.status() for d in self.cluster.daemons]
+        sent = sum(p["sent"][kind] for s in told for p in s["peers"] if not p["self"] for kind in ("gather", "reduce"))
+        self.bytes = sent / (told[0]["jobs"][0]["parameters"] * self.version * len(told))
+        return measured
 
 
 @contextlib.contextmanager
@@ -154,11 +161,24 @@ def against_inconsistent(more=()):
         yield runs
 
 
+@contextlib.contextmanager
+def against_one_copy():
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for name, mirror in (("one copy", 0), ("mirrored", 1)):
+            cluster = stack.enter_context(Cluster(2, threads=0, mirror=mirror))
+            with open(f"{cluster.directory}/text", "wb") as text:
+                text.write(random.Random(1).randbytes(TEXT_BYTES))
+            runs.append(Served(cluster, 2, 3, name))
+        yield runs
+
+
 # What makes the runs, how many trainers they have, what a run's steps are multiplied by, and the aim.
 CASES = {"one": (lambda: against_alone(1, (1, 2, 3)), 1, 1, 1.10),
          "two": (lambda: against_alone(2, (3,)), 2, 1, 1.10),
          "crash": (against_inconsistent, 1, 1, 1.02),
-         "small": (lambda: against_inconsistent(SMALL), 1, 10, None)}
+         "small": (lambda: against_inconsistent(SMALL), 1, 10, None),
+         "mirror": (against_one_copy, 2, 1, None)}
 
 
 def rounds_of(case, repeat, steps):
@@ -166,7 +186,13 @@ def rounds_of(case, repeat, steps):
     with make() as runs:
         for i in range(repeat):
             measured = {r.name: r.run(steps * times) for r in (runs if i % 2 == 0 else reversed(runs))}
-            yield {r.name: measured[r.name] for r in runs}
+            yield {r.name: (*measured[r.name], r.bytes) for r in runs}
+
+
+def bytes_sent(rounds, name, first):
+    """Of runs over several daemons; the last round tells of all."""
+    mine, base = (rounds[-1][n][2] for n in (name, first))
+    return {"bytes": round(mine, 3), f"{first}_bytes": round(base, 3)} if mine and base else {}
 
 
 def figure(case, name, rounds):
@@ -177,7 +203,7 @@ def figure(case, name, rounds):
     what = f"{trainers} trainer{'s' * (trainers > 1)}" if first == "alone" else f"case {case}"
     return common.figure(f"step time, {name}, {what}", ratios[0], cpu_ratio=round(statistics.median(ratios[1]), 4),
                          seconds=round(seconds, 4), **{f"{first}_seconds": round(base, 4)}, trainers=trainers,
-                         nodes=trainers, **({"aim": aim} if aim else {}))
+                         nodes=trainers, **({"aim": aim} if aim else {}), **bytes_sent(rounds, name, first))
 
 
 def main():
@@ -189,7 +215,7 @@ def main():
         rounds = []
         for measured in rounds_of(case, max(2, options.repeat), max(2, options.steps)):
             rounds.append(measured)
-            print(case, *(f"{name}: {s:.3f} s, CPU {cpu:.2f} s;" for name, (s, cpu) in measured.items()), flush=True)
+            print(case, *(f"{name}: {s:.3f} s, CPU {cpu:.2f} s;" for name, (s, cpu, _) in measured.items()), flush=True)
         for name in list(rounds[0])[1:]:
             f = figure(case, name, rounds)
             output.add(f)
