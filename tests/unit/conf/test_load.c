@@ -19,6 +19,8 @@ static int load(int n, const char *const *arguments)
 
         for (int i = 0; i < n; i++)
                 argv[i + 1] = (char *)arguments[i];
+        conf_free(conf);
+        conf = NULL;
         return conf_load(n + 1, argv, &conf, &fault);
 }
 
