@@ -70,8 +70,9 @@ static void holding_events(const struct world *w, uint32_t node, struct event *e
 }
 
 /* Everything but faults. */
-uint32_t events_ordinary(const struct world *w, struct event *e)
+uint32_t events_ordinary(const void *world, struct event *e)
 {
+        const struct world *w = world;
         uint32_t n = 0;
 
         if (bounds.less & LESS_SELF && w->count[COORDINATOR][COORDINATOR]) {
@@ -133,8 +134,9 @@ static void crash_events(const struct world *w, uint32_t node, struct event *e, 
                 add(e, n, EVENT_WIPE, node, 0);
 }
 
-void events_faults(const struct world *w, struct event *e, uint32_t *n)
+void events_faults(const void *world, struct event *e, uint32_t *n)
 {
+        const struct world *w = world;
         if (w->crashes + w->wipes + w->cuts + w->kills + w->moves >= bounds.faults)
                 return;
         for (uint32_t a = 0; a < bounds.n_nodes; a++) {
@@ -157,8 +159,9 @@ void events_faults(const struct world *w, struct event *e, uint32_t *n)
         }
 }
 
-void event_happen(struct world *w, struct event e)
+void event_happen(void *world, struct event e)
 {
+        struct world *w = world;
         switch ((enum event_kind)e.kind) {
         case EVENT_DELIVER:
                 deliver(w, e.a, e.b);
@@ -222,8 +225,9 @@ void event_happen(struct world *w, struct event e)
 
 /* ---- in words ---- */
 
-void event_print(const struct world *w, struct event e)
+void event_print(const void *world, struct event e)
 {
+        const struct world *w = world;
         const struct message *m;
 
         switch ((enum event_kind)e.kind) {
@@ -291,8 +295,9 @@ void event_print(const struct world *w, struct event e)
         }
 }
 
-void world_print(const struct world *w)
+void world_print(const void *world)
 {
+        const struct world *w = world;
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 const struct node *d = &w->nodes[n];
 

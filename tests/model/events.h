@@ -1,4 +1,4 @@
-/* events.h - what can happen to a world, one event at a time, and the states that were seen. */
+/* events.h - what can happen to a world, one event at a time (search.h). */
 #pragma once
 
 #include <stddef.h>
@@ -25,28 +25,11 @@ enum event_kind {
         EVENT_MOVE
 };
 
-struct event {
-        u8 kind, a, b;
-};
-
-enum { EVENTS = 64 };
-
 /* Everything that can happen but faults; how many. */
-uint32_t events_ordinary(const struct world *w, struct event *ret);
+uint32_t events_ordinary(const void *world, struct event *ret);
 /* Appends faults to n events. */
-void events_faults(const struct world *w, struct event *ret, uint32_t *n);
-void event_happen(struct world *w, struct event e);
+void events_faults(const void *world, struct event *ret, uint32_t *n);
+void event_happen(void *world, struct event e);
 /* In words, before it happens. */
-void event_print(const struct world *w, struct event e);
-void world_print(const struct world *w);
-
-/* ---- seen.c ---- */
-
-/* False if the state was seen before; else it has the number states_seen() - 1. */
-bool seen_new(const struct world *w, uint32_t parent, struct event event);
-uint32_t states_seen(void);
-/* How a state was come to. */
-uint32_t seen_parent(uint32_t state);
-struct event seen_event(uint32_t state);
-void seen_forget(void);
-void *room(void *p, size_t n);
+void event_print(const void *world, struct event e);
+void world_print(const void *world);

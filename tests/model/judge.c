@@ -2,7 +2,6 @@
 #include "world.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +10,6 @@
 
 enum { NUMBERS = 200 };
 
-char violation[400];
 static struct votes votes[NUMBERS];
 static struct decision decisions[NUMBERS];
 static u8 n_votes = 1, n_decisions = 1; /* 0: none */
@@ -21,17 +19,6 @@ void numbers_forget(void)
 {
         n_votes = n_decisions = 1;
         memset(vote_numbers, 0, sizeof vote_numbers);
-}
-
-void violate(const char *format, ...)
-{
-        va_list args;
-
-        if (violation[0])
-                return;
-        va_start(args, format);
-        vsnprintf(violation, sizeof violation, format, args);
-        va_end(args);
 }
 
 u8 vote_of(uint32_t owner, uint32_t version, uint32_t skipped)

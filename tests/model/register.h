@@ -2,16 +2,13 @@
 #pragma once
 
 #include "daemon/job/register.h"
-
-typedef uint8_t u8;
+#include "search.h"
 
 enum {
         NODES = 4,
         EPOCHS = 3,
         MESSAGES = 112,
         ALONE_MAX = 400,
-        ALONE_EVERY = 16,
-        EVENTS = 2 * MESSAGES + 8 * NODES
 };
 
 struct bounds {
@@ -50,16 +47,11 @@ struct world {
 
 enum event_kind { DELIVER, DELIVER_TWICE, PROPOSE, RETRY, CRASH, LOSE, DIE };
 
-struct event {
-        u8 kind, a;
-};
-
-extern char violation[200]; /* "" while all is well */
-
-void world_init(struct world *w);
-/* All that can happen; room for EVENTS. */
-uint32_t events(const struct world *w, struct event *ret);
-void happen(struct world *w, struct event e);
-void print_event(const struct world *w, struct event e);
-/* Where nothing fails any more, a proposal of n comes to its end. */
-void alone(const struct world *from, uint32_t n);
+/* For search.h; a world is printed with its events. */
+size_t world_bytes(const void *world);
+void world_init(void *world);
+uint32_t events(const void *world, struct event *ret);
+void happen(void *world, struct event e);
+void print_event(const void *world, struct event e);
+/* Where nothing fails any more, a proposal of any node comes to its end. */
+void alone(const void *world);

@@ -5,14 +5,6 @@
 #include "register.h"
 
 struct bounds bounds;
-char violation[200];
-
-static void violate(const char *what)
-{
-        if (!violation[0])
-                snprintf(violation, sizeof violation, "%s", what);
-}
-
 static struct placement view_wide(u8 id, uint64_t epoch)
 {
         struct placement p = { .epoch = epoch, .copies = 1 };
@@ -285,8 +277,9 @@ static void network_clear(struct world *w)
                         take(w, i);
 }
 
-void happen(struct world *w, struct event e)
+void happen(void *world, struct event e)
 {
+        struct world *w = world;
         const struct message m = w->messages[e.a % MESSAGES];
 
         switch (e.kind) {
@@ -342,28 +335,29 @@ static bool may_retry(const struct world *w, uint32_t n)
                w->retries < bounds.retries;
 }
 
-uint32_t events(const struct world *w, struct event *ret)
+uint32_t events(const void *world, struct event *ret)
 {
+        const struct world *w = world;
         uint32_t n_events = 0;
 
         for (uint32_t i = 0; i < w->n_messages; i++) {
-                ret[n_events++] = (struct event){ DELIVER, (u8)i };
+                ret[n_events++] = (struct event){ DELIVER, (u8)i, 0 };
                 if (w->twice < bounds.twice)
-                        ret[n_events++] = (struct event){ DELIVER_TWICE, (u8)i };
+                        ret[n_events++] = (struct event){ DELIVER_TWICE, (u8)i, 0 };
         }
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 if (w->gone >> n & 1)
                         continue;
                 if (may_propose(w, n))
-                        ret[n_events++] = (struct event){ PROPOSE, (u8)n };
+                        ret[n_events++] = (struct event){ PROPOSE, (u8)n, 0 };
                 if (may_retry(w, n))
-                        ret[n_events++] = (struct event){ RETRY, (u8)n };
+                        ret[n_events++] = (struct event){ RETRY, (u8)n, 0 };
                 if (w->crashes < bounds.crashes)
-                        ret[n_events++] = (struct event){ CRASH, (u8)n };
+                        ret[n_events++] = (struct event){ CRASH, (u8)n, 0 };
                 if (w->losses < bounds.losses && all_vote(w))
-                        ret[n_events++] = (struct event){ LOSE, (u8)n };
+                        ret[n_events++] = (struct event){ LOSE, (u8)n, 0 };
                 if (w->deaths < bounds.deaths)
-                        ret[n_events++] = (struct event){ DIE, (u8)n };
+                        ret[n_events++] = (struct event){ DIE, (u8)n, 0 };
         }
         return n_events;
 }
@@ -384,7 +378,7 @@ static bool settle(struct world *w)
         return false;
 }
 
-void alone(const struct world *from, uint32_t n)
+static void alone_one(const struct world *from, uint32_t n)
 {
         struct world w = *from;
         u8 epoch;
@@ -411,10 +405,27 @@ void alone(const struct world *from, uint32_t n)
                 violate("a proposal that nothing hinders does not come to its end");
 }
 
+void alone(const void *world)
+{
+        const struct world *w = world;
+
+        for (uint32_t n = 0; n < bounds.n_nodes; n++)
+                if (!(w->gone >> n & 1))
+                        alone_one(w, n);
+}
+
 /* ---- begin and end ---- */
 
-void world_init(struct world *w)
+size_t world_bytes(const void *world)
 {
+        const struct world *w = world;
+
+        return offsetof(struct world, messages) + w->n_messages * sizeof w->messages[0];
+}
+
+void world_init(void *world)
+{
+        struct world *w = world;
         const struct placement first = view_wide(0, 0);
 
         memset(w, 0, sizeof *w);
@@ -429,8 +440,9 @@ void world_init(struct world *w)
                 meet(w, n);
 }
 
-void print_event(const struct world *w, struct event e)
+void print_event(const void *world, struct event e)
 {
+        const struct world *w = world;
         static const char *const kinds[] = { "STATE", "PREPARE", "PROMISE", "ACCEPT", "ACCEPTED" };
         static const char *const names[] = {
                 "", "", "proposes", "tries again", "is killed and starts", "loses its disk", "dies"

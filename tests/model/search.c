@@ -1,4 +1,4 @@
-/* The search, and the states that were seen. */
+/* The search, the states that were seen, and the cases of an explorer. */
 #include "search.h"
 
 #include <stdarg.h>
@@ -93,8 +93,10 @@ static void table_grow(void)
 
         table_size = size ? 2 * size : 1 << 16;
         table = calloc(table_size, sizeof *table);
-        if (!table)
+        if (!table) {
+                fprintf(stderr, "out of memory\n");
                 exit(2);
+        }
         for (uint64_t i = 0; i < size; i++)
                 if (old[i])
                         table_put(old[i]);
@@ -237,7 +239,7 @@ static bool expand(const struct search *s, const u8 *w, uint32_t id, struct fron
         return !violation[0];
 }
 
-bool search(const struct search *s)
+static bool search(const struct search *s)
 {
         struct frontier now = { 0 }, next = { 0 };
         clock_t start = clock();
@@ -274,4 +276,33 @@ bool search(const struct search *s)
         free(next.ids);
         seen_forget();
         return ok;
+}
+
+/* ---- cases ---- */
+
+static int usage(const struct search_case *cases, size_t n)
+{
+        for (size_t i = 0; i < n; i++)
+                fprintf(stderr, "%-13s %s\n", cases[i].name, cases[i].what);
+        return 2;
+}
+
+int search_main(int argc, char **argv, const struct search *s, const struct search_case *cases,
+                size_t n_cases, void (*begin)(const struct bounds *bounds))
+{
+        if (argc < 2)
+                return usage(cases, n_cases);
+        for (int i = 1; i < argc; i++) {
+                const struct search_case *c = cases;
+
+                while (c < cases + n_cases && strcmp(c->name, argv[i]) != 0)
+                        c++;
+                if (c == cases + n_cases)
+                        return usage(cases, n_cases);
+                printf("%s: %s\n", c->name, c->what);
+                begin(c->bounds);
+                if (!search(s))
+                        return 1;
+        }
+        return 0;
 }

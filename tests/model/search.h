@@ -16,7 +16,7 @@ struct event {
         u8 kind, a, b;
 };
 
-enum { SEARCH_EVENTS = 96 };
+enum { SEARCH_EVENTS = 256 };
 
 struct search {
         size_t size;                    /* of a world, at most */
@@ -37,8 +37,20 @@ struct search {
         void (*print)(const void *w);
 };
 
-/* False: something is wrong, and the shortest way to it was printed. */
-bool search(const struct search *s);
+struct bounds; /* of a world; each explorer has its own */
+
+struct search_case {
+        const char *name, *what;
+        const struct bounds *bounds;
+};
+
+/*
+ * Within the bounds of the cases that are named, one after the other; begin() sets them.  Without a
+ * name, or with an unknown one, all are listed.  The exit status: 1 if anything is wrong, and then
+ * the shortest way to it was printed.
+ */
+int search_main(int argc, char **argv, const struct search *s, const struct search_case *cases,
+                size_t n_cases, void (*begin)(const struct bounds *bounds));
 
 /* The first fault found in the step just taken; empty: none. */
 extern char violation[400];

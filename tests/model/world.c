@@ -50,8 +50,9 @@ static uint32_t queue_total(const struct world *w)
         return queue_start(w, NODES - 1, NODES - 1) + w->count[NODES - 1][NODES - 1];
 }
 
-size_t world_bytes(const struct world *w)
+size_t world_bytes(const void *world)
 {
+        const struct world *w = world;
         return offsetof(struct world, messages) + queue_total(w) * sizeof w->messages[0];
 }
 
@@ -250,8 +251,10 @@ static void view_init(void)
         placement_init(&view, 0, nodes, n, bounds.mirror);
 }
 
-void world_init(struct world *w)
+void world_init(void *world)
 {
+        struct world *w = world;
+
         memset(w, 0, sizeof *w);
         view_init();
         for (uint32_t r = 0; r < bounds.n_ranks; r++)
@@ -307,8 +310,10 @@ static bool records_done(const struct world *w)
         return true;
 }
 
-bool world_done(const struct world *w)
+bool world_done(const void *world)
 {
+        const struct world *w = world;
+
         if (queue_total(w) || !records_done(w))
                 return false;
         for (uint32_t p = 0; p < PROCS; p++) {

@@ -17,12 +17,11 @@
 #include <stdint.h>
 
 #include "daemon/job/placement.h"
+#include "search.h"
 
 enum { NODES = 3, RANKS = 3, PROCS = RANKS + 1, MICRO_BATCHES = 2 };
 enum { COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
 enum { MESSAGES = 40, EARLY = 10, COORDINATOR = 0, NOBODY = 0xff };
-
-typedef uint8_t u8;
 
 struct bounds {
         u8 n_nodes, owners, n_ranks; /* owners: a bit a node; rank r runs on node r */
@@ -175,17 +174,6 @@ struct world {
         struct message messages[MESSAGES]; /* queue by queue; last, as most are unused */
 };
 
-/* ---- what is wrong ---- */
-
-/* The first fault found in the step just taken; empty: none. */
-extern char violation[400];
-void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
-#define REQUIRE(condition, ...)               \
-        do {                                  \
-                if (!(condition))             \
-                        violate(__VA_ARGS__); \
-        } while (0)
-
 /* ---- world.c: links and messages ---- */
 
 bool is_owner(uint32_t node);
@@ -194,7 +182,7 @@ uint32_t holder_on(uint32_t node, uint32_t copy);
 struct holding *twin_of(struct world *w, uint32_t node, uint32_t copy);
 bool is_up(const struct world *w, uint32_t node, uint32_t to);
 /* Bytes up to the last message; those behind are zero. */
-size_t world_bytes(const struct world *w);
+size_t world_bytes(const void *world);
 /* As fabric_send(): false if the node knows no link. */
 bool send(struct world *w, uint32_t from, uint32_t to, struct message m);
 void send_all(struct world *w, uint32_t from, struct message m);
@@ -209,10 +197,10 @@ void daemon_wipe(struct world *w, uint32_t node);
 void daemon_start(struct world *w, uint32_t node);
 void deliver(struct world *w, uint32_t from, uint32_t to);
 /* The cluster at rest: the job exists, all links stand, no trainer has come. */
-void world_init(struct world *w);
+void world_init(void *world);
 /* What must hold in every state. */
 void world_check(const struct world *w);
-bool world_done(const struct world *w);
+bool world_done(const void *world);
 
 /* ---- node.c: job.c, update.c, resume.c ---- */
 
