@@ -40,9 +40,18 @@ static const struct standing *const *standings_of(const struct former *f)
         return (const struct standing *const *)f->standings;
 }
 
+/* A node has told of one of them, and not told since that it has none. */
+static bool is_known(const struct former *f)
+{
+        for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
+                if (holder_node(&f->place, h) < ZERO_NODE_MAX)
+                        return true;
+        return false;
+}
+
 static bool is_older(const struct former *f, const struct former *than)
 {
-        return f->place.n_owners && (!than || f->place.epoch < than->place.epoch);
+        return is_known(f) && (!than || f->place.epoch < than->place.epoch);
 }
 
 static struct former *former_before(struct former *formers, const struct former *than)
@@ -114,21 +123,40 @@ int formers_hear(struct former *formers, uint32_t node, const struct state_place
         return 0;
 }
 
-static void forget_node(struct former *f, uint32_t node)
+static void forget_standings(struct former *f, uint32_t node)
 {
         for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
                 if (holder_node(&f->place, h) == node) {
                         free(f->standings[h]);
                         f->standings[h] = NULL;
                 }
-        f->settling &= ~(1ull << node);
-        f->settled &= ~(1ull << node);
 }
 
 void formers_forget_node(struct former *formers, uint32_t node)
 {
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                forget_node(&formers[i], node);
+        for (uint32_t i = 0; i < FORMER_MAX; i++) {
+                forget_standings(&formers[i], node);
+                formers[i].settling &= ~(1ull << node);
+                formers[i].settled &= ~(1ull << node);
+        }
+}
+
+static void retell(struct former *f, uint32_t node)
+{
+        for (uint32_t o = 0; o < f->place.n_owners; o++) {
+                if (f->place.node[o] == node)
+                        f->place.node[o] = ZERO_NODE_MAX;
+                if (f->place.mirror[o] == node)
+                        f->place.mirror[o] = ZERO_NODE_MAX;
+        }
+}
+
+void formers_retell(struct former *formers, uint32_t node)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++) {
+                forget_standings(&formers[i], node);
+                retell(&formers[i], node);
+        }
 }
 
 void formers_free(struct former *formers)
@@ -278,7 +306,7 @@ enum opening_choice opening_choose(const struct standing *const *standings,
         }
         if (covered) /* it will be told why not */
                 return OPENING_STANDS;
-        return formers[0].place.n_owners ? OPENING_WAITS : OPENING_MAKES;
+        return former_before(formers, NULL) ? OPENING_WAITS : OPENING_MAKES;
 }
 
 bool holder_lacks(const struct standing *s, const struct recovery *now, bool whole)

@@ -65,7 +65,10 @@ struct former {
 /* A node has told of a state.  What makes no sense, or is too much, is refused. */
 int formers_hear(struct former *formers, uint32_t node, const struct state_place *of,
                  const struct standing *standing, uint64_t puts, struct fault *fault);
+/* The node is gone.  That it had states is not forgotten: what it had may be the newest. */
 void formers_forget_node(struct former *formers, uint32_t node);
+/* Before a node tells all that it has: what it does not tell of again it has no more. */
+void formers_retell(struct former *formers, uint32_t node);
 void formers_free(struct former *formers);
 /*
  * Where the job stood in an earlier placement of which one copy of each owner's states is there;

@@ -16,7 +16,8 @@
  * It finds what it should.  Each of these, done to the code, ends in a violation or an assertion:
  * the end of a move hangs on the states that it came from; Settle voids what was decided, or
  * carries out what is void; Placed of another list deletes; states in force count though some lack;
- * the oldest former placement is chosen, or one that is not whole; outdated copies count, or give.
+ * the oldest former placement is chosen, or one that is not whole; outdated copies count, or give;
+ * what a node told before it was killed counts though it does not tell of it again.
  * It does not mind, within these bounds, that fills begin before all have settled (sources refuse
  * until then), nor that placements which were worked on since are passed over: that takes a
  * coordinator that does not wait (`haste`).
@@ -357,6 +358,14 @@ static const struct search_case cases[] = {
                                   .crashes = 1,
                                   .cuts = 1,
                                   .faults = 1 } },
+        { "third-back", "a third node is added to two and taken away again, a crash",
+          &(const struct bounds){ .n_nodes = 3,
+                                  .views = { "01", "021", "01" },
+                                  .coordinator = 1,
+                                  .steps = 1,
+                                  .crashes = 1,
+                                  .faults = 1,
+                                  .less = true } },
         { "mirror",
           "of two nodes that mirror each other one is removed and added again, a crash or a loss",
           &(const struct bounds){ .n_nodes = 2,

@@ -85,6 +85,7 @@ struct coordinator {
         u8 stale, lacks, filling, settling, settled_nodes;
         u8 nodes[NODES];
         struct stand stands[NODES][VIEWS][COPIES];
+        u8 told[NODES]; /* what it had when it told last: a bit for each copy of each list */
         u8 phase, version, attempt, heard, decided, open, voted, done;
 };
 

@@ -193,6 +193,8 @@ void stand_heard(struct world *w, uint32_t self, uint32_t node, uint32_t epoch, 
         step_heard(s, stand->attempt);
         step_store(w, self, s);
         c->stands[node][epoch][copy] = *stand;
+        if (stand->attempt)
+                c->told[node] |= (u8)(1 << (epoch * COPIES + copy));
         if (stand->attempt && epoch < w->nodes[self].epoch)
                 c->stale |= (u8)(1 << node);
 }
@@ -207,6 +209,7 @@ static void open_answered(struct world *w, uint32_t self, uint32_t node, const s
         step_store(w, self, s);
         c->nodes[node] = NODE_KNOWN;
         c->lacks = (u8)((c->lacks & ~(1 << node)) | !m->status << node);
+        c->told[node] = 0;
         for (uint32_t e = 0; e <= w->nodes[self].epoch; e++)
                 for (uint32_t copy = 0; copy < COPIES; copy++)
                         stand_heard(w, self, node, e, copy, &m->stands[e][copy]);

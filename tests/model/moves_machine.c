@@ -115,6 +115,11 @@ const struct standing *const *standings_load(const struct world *w, uint32_t sel
         return pointers;
 }
 
+static bool is_away(const struct coordinator *c, uint32_t node)
+{
+        return c->nodes[node] < NODE_KNOWN;
+}
+
 static void formers_hear_node(const struct coordinator *c, struct former *formers, uint32_t node,
                               uint32_t epoch)
 {
@@ -127,7 +132,9 @@ static void formers_hear_node(const struct coordinator *c, struct former *former
                 const struct state_place of = { epoch, was->n_owners, h % was->n_owners, copy };
                 const struct standing standing = standing_of(s, h % was->n_owners);
 
-                if (s->attempt && formers_hear(formers, node, &of, &standing, 0, &fault))
+                if ((s->attempt ||
+                     (is_away(c, node) && c->told[node] >> (epoch * COPIES + copy) & 1)) &&
+                    formers_hear(formers, node, &of, &standing, 0, &fault))
                         violate("%s", fault.text);
         }
 }
@@ -144,6 +151,9 @@ struct former *formers_load(const struct world *w, uint32_t self)
         for (uint32_t e = 0; e < w->nodes[self].epoch; e++)
                 for (uint32_t n = 0; n < bounds.n_nodes; n++)
                         formers_hear_node(c, formers, n, e);
+        for (uint32_t n = 0; n < bounds.n_nodes; n++)
+                if (is_away(c, n))
+                        formers_forget_node(formers, n);
         for (uint32_t i = 0; i < FORMER_MAX; i++)
                 if (c->former && formers[i].place.n_owners &&
                     formers[i].place.epoch == c->former - 1u) {

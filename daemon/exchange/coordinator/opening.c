@@ -125,6 +125,7 @@ static bool node_known(struct coordinator *c, uint32_t node, const Zero__Opened 
         c->created[node] = o->created;
         c->lacks[node] = !o->known;
         step_heard(&c->step, o->attempt);
+        formers_retell(c->formers, node);
         if (!o->known)
                 return true;
         for (size_t i = 0; i < o->n_standings && !r; i++)

@@ -1,0 +1,106 @@
+/*
+ * What nodes have told of their states of earlier placements: whatever they tell, in whatever order
+ * they go and come back, what is known is what each has told last.
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "daemon/job/moving.h"
+#include "steps.h"
+
+enum { NODES = 3, LISTS = 4 };
+
+/* What a node has: a state of each list, or none of it. */
+struct told {
+        bool here, has[LISTS];
+};
+
+/* Node n is owner n of each list before the one in force. */
+static void tell(struct former *formers, uint32_t node, const struct told *t)
+{
+        const struct standing standing = { .version = 7, .done = true };
+
+        formers_retell(formers, node);
+        for (uint32_t e = 0; e < LISTS; e++) {
+                const struct state_place of = { e, NODES, node, 0 };
+                struct fault fault;
+
+                if (t->has[e])
+                        cr_assert_eq(formers_hear(formers, node, &of, &standing, 0, &fault), 0);
+        }
+}
+
+/* The newest of which all is there; none if somebody who is away may have a newer one. */
+static int expected(const struct told *told, bool *ret_some)
+{
+        int choice = -1;
+
+        *ret_some = false;
+        for (int e = LISTS - 1; e >= 0; e--) {
+                uint32_t here = 0, has = 0;
+
+                for (uint32_t n = 0; n < NODES; n++) {
+                        has += told[n].has[e];
+                        here += told[n].has[e] && told[n].here;
+                }
+                *ret_some |= has > 0;
+                if (choice < 0 && here == NODES)
+                        choice = e;
+        }
+        for (int e = choice + 1; choice >= 0 && e < LISTS; e++)
+                for (uint32_t n = 0, here = 0, has = 0; n < NODES; n++) {
+                        has += told[n].has[e];
+                        here += told[n].has[e] && told[n].here;
+                        if (n == NODES - 1 && has && !here)
+                                choice = -1;
+                }
+        return choice;
+}
+
+static void check(struct former *formers, const struct told *told)
+{
+        static const struct standing *none[HOLDER_MAX];
+        uint32_t nodes[NODES] = { 0, 1, 2 };
+        struct former *former = NULL;
+        struct placement view;
+        enum opening_choice choice;
+        bool some;
+        int epoch = expected(told, &some);
+
+        placement_init(&view, LISTS, nodes, NODES, false);
+        choice = opening_choose(none, &view, formers, &former);
+        if (epoch >= 0) {
+                cr_assert_eq(choice, OPENING_MOVES);
+                cr_assert_eq(former->place.epoch, (uint64_t)epoch);
+        } else {
+                cr_assert_eq(choice, some ? OPENING_WAITS : OPENING_MAKES);
+        }
+}
+
+Test(formers, what_a_node_told_last_is_what_is_known_of_it)
+{
+        struct rng rng = { 11 };
+
+        for (uint32_t run = 0; run < 300; run++) {
+                struct former formers[FORMER_MAX];
+                struct told told[NODES] = { 0 };
+
+                memset(formers, 0, sizeof formers);
+                for (uint32_t i = 0; i < 40; i++) {
+                        uint32_t node = rng_below(&rng, NODES);
+                        struct told *t = &told[node];
+
+                        if (t->here && rng_below(&rng, 3) == 0) {
+                                t->here = false;
+                                formers_forget_node(formers, node);
+                        } else {
+                                t->here = true;
+                                for (uint32_t e = 0; e < LISTS; e++)
+                                        t->has[e] = rng_below(&rng, 3) > 0;
+                                tell(formers, node, t);
+                        }
+                        check(formers, told);
+                }
+                formers_free(formers);
+        }
+}
