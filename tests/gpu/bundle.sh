@@ -104,7 +104,7 @@ pack_python() {
 
 pack_sources() {
         local path
-        (cd "$root" && find tests/{gpu,support,bench,integration} deploy/lib.sh client/examples -name '*.py' -o \
+        (cd "$root" && find tests/{gpu,support,bench,integration,torch} deploy/lib.sh client/examples -name '*.py' -o \
                 -name '*.sh') | while read -r path; do
                 install -D "$root/$path" "$work/bundle/$path" || return
         done

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Two PyTorch trainers on one GPU and its daemon: the same bits with states on GPU and host, a trainer
-killed in between or not, and a loss that falls as that of plain PyTorch.
+killed in between or not.  That they learn what plain PyTorch learns is for tests/torch/on_gpu.py.
 
 usage: torch_parity.py TOP PLUGIN [--quick]
 """
 import json
+import math
 import os
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def train(states, kill=False):
 def main():
     use_bundle(TOP)
     on_gpu, losses = train(GPU_STATES)
-    assert losses[-1] == losses[-1] and losses[-1] < 2 * losses[0], losses
+    assert all(map(math.isfinite, losses)), losses
     on_host, _ = train(HOST_STATES)
     assert on_gpu == on_host, f"states on the GPU {on_gpu}, on the host {on_host}"
     print("states on the GPU and on the host have the same bits", flush=True)
