@@ -327,8 +327,8 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
 
 /*
  * Asks the daemon: what is "status", "jobs", "shards", "ping", "checksum",
- * "config", "drop", or "progress" of a checkpoint or restore; argument a job name or
- * NULL.  "checkpoint" and "restore" begin one; their argument is a JSON object with "job",
+ * "config", "drop", "view" (the owners), "moves" (what they still wait for), or "progress" of a
+ * checkpoint or restore; argument a job name or NULL.  "checkpoint" and "restore" begin one; their argument is a JSON object with "job",
  * "directory" (an absolute path) and, for checkpoints, "keep" and "every". [blocks]  *ret_json
  * is a JSON text that the caller frees with free().  If the daemon is lost meanwhile it is asked
  * once more; ZERO_EABORTED then is left to the step's next call.

@@ -22,9 +22,10 @@
           "nodes. DEVICES: a node's shards are divided over so many of its devices, 1 to 8. "      \
           "zeroctl(1) changes them later.")                                                        \
         N("Cluster", mirror, COUNT, "copies", "0", 0, 1,                                           \
-          "1: every owner's shards are held a second time, by the next owner's node, so that the " \
-          "loss of a node loses nothing; the same on every node. Costs as much memory again, and " \
-          "4 bytes a parameter and step between nodes, less what fetches then find on their own.") \
+          "1: every owner's shards are held a second time, by the next node in the list of "       \
+          "owners, where these are on two nodes or more, so that the loss of a node loses "        \
+          "nothing; the same on every node. Costs as much memory again, and 4 bytes a parameter "  \
+          "and step between nodes, less what fetches then find on their own.")                     \
         S("Cluster", key_file, PATH, "FILE", "", 4095,                                             \
           "Key that the nodes of the cluster share: 32 bytes, raw or as 64 hexadecimal digits. "   \
           "Nobody but the owner of the file may have access to it (mode 0600 or 0400). Needed "    \
