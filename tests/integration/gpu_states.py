@@ -9,7 +9,8 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import Place, end, whole  # noqa: E402
-from cluster import SETS, SLOW, Cluster, crash_points, end_process, finish_all, small_layout, until  # noqa: E402
+from cluster import (SETS, SLOW, Cluster, ask_to_end, crash_points, end_process, finish_all,  # noqa: E402
+                     small_layout, until)
 from fake_gpu import environment, plugin  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 from moments import (LAYOUT, NEEDS, STEPS, TRAIN, all_aborted, all_step, as_undisturbed, go_to, start_step,  # noqa: E402
@@ -230,25 +231,28 @@ def filled_from_its_mirror(what):
         as_undisturbed(c, [0, 1])
 
 
-@cases_of(["update.chunk", "update.finish", "update.done", "record.both:9", "fill.drafted", "fill.filled", "planes.away"])
+@cases_of(["update.chunk", "update.finish", "update.done", "record.both:9", "fill.drafted", "fill.filled", "planes.away",
+           "planes.written"])
 def killed_at(point):
     """Again and again, with a mirror."""
     needs_crash_points()
     with cluster([DEVICE, DEVICE], mirror=1, start=False) as c:
-        later = point.startswith(("fill", "planes"))
+        later = point.startswith(("fill", "planes.away"))
         c[0].start(crash=None if later else point)
         c[1].start()
         c.wait_up()
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         for a in ranks:
             a.start("train", steps=STEPS, patient=True, **TRAIN)
-        if later:
+        if later or point == "planes.written":
             until(lambda: c[1].job("job")["version"] > 1, what="some steps")
-            if point == "planes.away":
-                stop(c[0])
-                c[0].start(crash=point)
-            else:
-                c[0].restart(crash=point)
+        if point == "planes.written":
+            ask_to_end(c[0].process)
+        elif point == "planes.away":
+            stop(c[0])
+            c[0].start(crash=point)
+        elif later:
+            c[0].restart(crash=point)
         until(lambda: not c[0].alive(), what=f"the kill at {point}")
         c[0].start()
         finish_all(ranks)
