@@ -217,7 +217,7 @@ struct zero_sync {
 /*
  * A read-only view of a group's parameters at the current version, in the
  * group's dtype, laid flat (zero_layout_offset()). [blocks]  Valid until
- * zero_release() or zero_step().  Fetching a held group again counts; the last release
+ * zero_release(), zero_step() or ZERO_EABORTED.  Fetching a held group again counts; the last release
  * then says what its end is ordered against.  Writing to it is a segmentation fault; on a
  * GPU it would change what others see.
  *

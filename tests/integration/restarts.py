@@ -80,6 +80,27 @@ def daemon_killed_in_update(who):
 
 
 @case
+def held_until_the_abort_is_heard():
+    """Who computes does not hear of it, and reads what it holds: another rank of the node, which has heard, gets
+    other slabs, also in the next attempt."""
+    with Cluster(2) as c:
+        busy, other = ranks = c.ranks("job", LAYOUT, [0, 0], **{**NEEDS, "hold": 1})
+        train(ranks, 2)
+        busy.do("fetch", group=0)
+        seen = busy.do("view", group=0)["hash"]
+        for _ in range(2):
+            c[1].restart()
+            all_aborted([other], 2)
+            for g in (1, 2, 3):
+                other.do("fetch", group=g)
+                assert busy.do("view", group=0)["hash"] == seen, f"group {g} is where group 0 was held"
+                other.do("release", group=g)
+        all_aborted([busy], 2)
+        train(ranks, STEPS - 2, patient=True)
+        as_undisturbed(c, [0, 0])
+
+
+@case
 def daemons_killed_under_training():
     with Cluster(3) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS)

@@ -9,15 +9,21 @@
 
 /* ---- attaching ---------------------------------------------------------------- */
 
-void rank_release_all(struct rank *rank)
+static void holds_end(struct rank *rank, enum hold kind)
 {
         for (uint32_t g = 0; g < rank->job->layout->n_groups; g++)
-                if (rank->holds[g] == HOLD_HELD) {
+                if (rank->holds[g] == kind) {
                         rank->holds[g] = HOLD_NONE;
                         rank->held--;
                         if (!rank->job->dead) /* else what it held may be gone */
                                 gather_release(rank->job, g);
                 }
+}
+
+void rank_release_all(struct rank *rank)
+{
+        holds_end(rank, HOLD_HELD);
+        holds_end(rank, HOLD_PAST);
 }
 
 static struct seat *seat_of(const struct rank *rank)
@@ -71,6 +77,9 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
                 status = attempt_check(rank, fetch->attempt, fault);
         if (status)
                 return status;
+        if (rank->unaware)
+                holds_end(rank, HOLD_PAST);
+        rank->unaware = false;
         if (version != job->version)
                 return fault_set(fault, ZERO_EABORTED, "version %llu is over, the job is at %llu",
                                  (unsigned long long)version, (unsigned long long)job->version);
@@ -191,8 +200,12 @@ void rank_begin_attempt(struct rank *rank, bool decided)
 {
         rank->wants_norm = false;
         rank->pushed = 0;
-        if (!decided)
-                rank_release_all(rank);
+        if (decided)
+                return;
+        rank->unaware = true;
+        for (uint32_t g = 0; g < rank->job->layout->n_groups; g++)
+                if (rank->holds[g] == HOLD_HELD)
+                        rank->holds[g] = HOLD_PAST;
 }
 
 static void close_forget(struct request *r)

@@ -67,7 +67,11 @@ struct rank_events {
         void *arg;
 };
 
-enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD };
+/*
+ * A group of the window.  PAST: held in an attempt that was aborted.  The rank computes with it
+ * until it hears of that: the slab is its own until it fetches, or steps, in a later attempt.
+ */
+enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
 
 struct rank {
         struct list link; /* exchange.joining */
@@ -79,9 +83,10 @@ struct rank {
         struct rank_events events;
         bool calling, left; /* a join is under way; the session has ended meanwhile */
         bool admitted;      /* attaching has succeeded */
+        bool unaware;       /* of an abort: some holds may be PAST */
         uint64_t session;   /* its number on this node */
         uint32_t rank, pid;
-        uint32_t hold_groups, held; /* held: asked for or held */
+        uint32_t hold_groups, held; /* held: asked for, held or past */
         enum hold *holds;           /* [group] */
         struct push_window *window;
         struct list due; /* messages whose GPU work is not done (due.c) */
@@ -117,7 +122,7 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
 int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
 int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);
-/* What it did in the attempt before is over; its leases too, unless they ended with the step. */
+/* What it did in the attempt before is over; what it holds, when it hears of that. */
 void rank_begin_attempt(struct rank *rank, bool decided);
 /* Micro-batches of a group that were accepted from the rank, whichever its session, in this
  * attempt. */
