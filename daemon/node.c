@@ -276,6 +276,7 @@ static int node_fabric(struct node *node, struct fault *fault)
         struct fabric_options options = { .cluster = &node->cluster,
                                           .bulk = conf->bulk,
                                           .ucx_tls = conf->ucx_tls[0] ? conf->ucx_tls : NULL,
+                                          .staged = strcmp(conf->bulk_gpu, "staged") == 0,
                                           .delay_ms = (uint32_t)conf->delay_ms };
         struct fabric_events events = { node_up, node_down, node_message, node };
 

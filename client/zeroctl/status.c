@@ -17,6 +17,7 @@ static void add_peer_state(struct table *t, const json_t *peer)
 static void add_peer_link(struct table *t, const json_t *peer)
 {
         bool self = field_true(peer, "self"), up = field_true(peer, "up");
+        const char *gpu = field_text(peer, "bulk_gpu");
 
         if (self)
                 table_add(t, PAINT_NONE, "-");
@@ -30,8 +31,8 @@ static void add_peer_link(struct table *t, const json_t *peer)
         }
         table_add(t, PAINT_NONE, "%s", unit_seconds(field_number(peer, "heard_s")).text);
         table_add(t, PAINT_NONE, "%s", unit_seconds(field_number(peer, "round_trip_s")).text);
-        table_add(t, PAINT_NONE, "%s %s", field_text(peer, "bulk"),
-                  field_text(peer, "bulk_detail"));
+        table_add(t, PAINT_NONE, "%s %s%s%s", field_text(peer, "bulk"),
+                  field_text(peer, "bulk_detail"), *gpu ? ", GPU memory " : "", gpu);
 }
 
 static void show_peers(const struct ctl *ctl, FILE *out, const json_t *peers)

@@ -38,6 +38,10 @@
         S("Cluster", ucx_tls, TEXT, "LIST", "", 255,                                               \
           "Transports that UCX may use, as in UCX_TLS. Empty: all but tcp. UCX's tcp opens ports " \
           "that do not survive hostile bytes: only for closed networks.")                          \
+        S("Cluster", bulk_gpu, CHOICE, "auto|staged", "auto", 16,                                  \
+          "How payloads from and to GPU memory travel between nodes. auto: directly where UCX "    \
+          "knows CUDA on both sides and a probe passes, else staged; staged: always by way of "    \
+          "host memory.")                                                                          \
         S("Clients", socket, PATH, "FILE", "", 107,                                                \
           "Unix socket for trainers and zeroctl. Empty: $XDG_RUNTIME_DIR/zerod.sock, or "          \
           "/run/zerod/zerod.sock for root and where that variable is not set. A socket passed by " \

@@ -33,6 +33,9 @@ int gpu_find(const uint8_t uuid[ZERO_GPU_UUID]);
 /* NULL before gpus_open(). */
 const struct device_ops *gpu_ops(void);
 
+/* Chooses the GPU for what this thread asks of it otherwise than through gpu_ops(), such as in
+ * another library that uses CUDA.  -errno. */
+int gpu_use(uint32_t gpu);
 /* Bytes of a GPU now; -errno. */
 int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total);
 /*

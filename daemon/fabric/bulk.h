@@ -7,12 +7,16 @@
  * payload nobody expects, of another length or with another token ends the
  * connection with the peer.  Only the receiver writes its own memory.
  *
+ * Payloads lie in host memory; where both sides' paths take GPU memory as well (bulk_peer.gpu),
+ * those of BULK_GPU_MIN bytes or more may lie in memory of gpu.h at either end.
+ *
  * A bulk is one path (ucx, tcp, inproc); a bulk_peer is one peer on it.  All calls and
  * callbacks are on the loop thread; no call runs a callback before it returns.
  * tests/conformance/bulk runs on every implementation.
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <uv.h>
@@ -23,6 +27,9 @@
 struct bulk;
 struct bulk_peer;
 
+/* Smaller ones cost less by way of host memory. */
+enum { BULK_GPU_MIN = 64 << 10 };
+
 /* status: 0; -ECANCELED if the peer was closed first; -EPROTO, -EIO. */
 typedef void bulk_done(void *arg, int status);
 
@@ -32,8 +39,8 @@ struct bulk_ops {
         int (*send)(struct bulk_peer *peer, uint64_t transfer, const void *p, size_t n,
                     bulk_done *done, void *arg);
         /* Expects n bytes at p; p may be written until done.  -EEXIST: number in use. */
-        int (*expect)(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n,
-                      bulk_done *done, void *arg);
+        int (*expect)(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n, bulk_done *done,
+                      void *arg);
         /* Forgets an expected transfer (the owner refused it): done gets -ECANCELED.
          * Idempotent; unknown numbers are ignored. */
         void (*forget)(struct bulk_peer *peer, uint64_t transfer);
@@ -47,6 +54,7 @@ struct bulk_peer {
         /* called once if the path breaks by itself; then the owner closes the peer */
         void (*broken)(void *arg, const char *why);
         void *broken_arg;
+        bool gpu; /* it takes GPU memory; cleared by the owner if the other side's does not */
         uint64_t sent_bytes, received_bytes;
 };
 
@@ -69,6 +77,8 @@ struct bulk_ucx;
 int bulk_ucx_new(const char *tls, struct bulk_ucx **ret, struct fault *fault);
 /* The transports it has, with commas. */
 const char *bulk_ucx_tls(const struct bulk_ucx *ucx);
+/* Whether it knows the memory of GPUs (CUDA). */
+bool bulk_ucx_knows_gpus(const struct bulk_ucx *ucx);
 /* All peers must be closed, all ports freed. */
 void bulk_ucx_free(struct bulk_ucx *ucx);
 
@@ -83,7 +93,16 @@ void bulk_ucx_port_free(struct bulk_ucx_port *port);
 int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t size, uint64_t token,
                       void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret);
 
-/* ---- inproc: two ends in one process, for tests and the thread sanitizer ---- */
+/* ---- inproc: two ends in one process, for tests and the thread sanitizer; takes GPU memory ----
+ */
 
 int bulk_inproc_pair(uv_loop_t *loop, uint64_t token, struct bulk_peer **ret_a,
                      struct bulk_peer **ret_b);
+
+/*
+ * Builds for tests (-Dcrash_points=true) with BULK_GPU=copied in the environment: puts a path
+ * before *peer that takes GPU memory, by copying.  Else, and without GPUs, *peer stays.  -ENOMEM.
+ */
+int bulk_copied(struct bulk_peer **peer);
+/* It would. */
+bool bulk_copied_wanted(void);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/device/gpu.h"
 #include "proto/cleanup.h"
 
 /* ---- queue ---- */
@@ -189,6 +190,7 @@ int bulk_base_expect(struct bulk_peer *peer, uint64_t transfer, void *p, size_t 
 
         if (r)
                 return r;
+        assert(peer->gpu || gpu_of(p) < 0);
         if (find(base, transfer))
                 return -EEXIST;
         if (l->n >= l->n_buckets && (r = landings_grow(l)))
@@ -299,6 +301,19 @@ static void ended(struct bulk_base *base, struct landing *landing, int status)
         bulk_op_end(base->queue, &landing->op, landing->forgotten ? -ECANCELED : status);
 }
 
+void bulk_base_whole(struct bulk_base *base, uint64_t transfer, const void *p, uint64_t n)
+{
+        struct landing *landing;
+
+        if (bulk_base_arrive(base, transfer, n, &landing))
+                return;
+        if (gpus_count())
+                gpu_ops()->copy(landing->p, p, n);
+        else if (n)
+                memcpy(landing->p, p, n);
+        bulk_base_landed(base, landing, 0);
+}
+
 void bulk_base_piece(struct bulk_base *base, uint64_t transfer, uint64_t n, uint64_t offset,
                      const void *p, size_t size)
 {
@@ -312,6 +327,10 @@ void bulk_base_piece(struct bulk_base *base, uint64_t transfer, uint64_t n, uint
                 return;
         if (size > n - landing->arrived) {
                 bulk_base_break(base, "it sent a piece of a payload twice");
+                return;
+        }
+        if (gpu_of(landing->p) >= 0) {
+                bulk_base_break(base, "it sent a payload for GPU memory in pieces");
                 return;
         }
         if (size)

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/device/gpu.h"
 #include "proto/cleanup.h"
 
 struct inproc_end {
@@ -45,7 +46,7 @@ static void run_send(struct bulk_event *event)
                 bulk_op_end(&from->queue, &send->op, -EIO);
                 return;
         }
-        bulk_base_piece(&from->other->base, send->transfer, send->n, 0, send->p, send->n);
+        bulk_base_whole(&from->other->base, send->transfer, send->p, send->n);
         from->base.peer.sent_bytes += send->n;
         bulk_op_end(&from->queue, &send->op, 0);
 }
@@ -124,6 +125,7 @@ static struct inproc_end *end_new(void)
         if (!end)
                 return NULL;
         bulk_base_init(&end->base, &inproc_ops, &end->queue, NULL, NULL);
+        end->base.peer.gpu = gpus_count() > 0;
         list_init(&end->sends);
         end->gone.run = run_gone;
         list_init(&end->gone.link);

@@ -7,6 +7,9 @@
  * UCX would emulate a rendezvous there, but then it neither ends what it was receiving when
  * the endpoint is closed by force, nor stops writing to it.
  *
+ * GPU memory goes by rendezvous alone, which UCX does as the transports allow: read by the network
+ * card or the other GPU, or staged by UCX.  In pieces each would be copied and waited for.
+ *
  * Every link has a worker of its own.  Shared memory and RDMA do not tell of a dead or
  * stopped peer: the owner's link does, and ends the peer here by force.  What UCX still
  * waits for then, such as room with a stopped process, would keep requests and an endless
@@ -22,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/device/gpu.h"
 #include "daemon/fabric/bulk_ucx_context.h"
 #include "daemon/fabric/bulk_ucx_port.h"
 
@@ -35,6 +39,7 @@ struct bulk_ucx {
         ucp_context_h context;
         char *tls;
         unsigned ports;
+        bool gpus; /* some are in use, and it knows their memory */
 };
 
 /* ---- the worker under the loop ---- */
@@ -229,6 +234,8 @@ int bulk_ucx_port_new(struct bulk_ucx *ucx, uv_loop_t *loop, struct bulk_ucx_por
                 return -ENOMEM;
         port->ucx = ucx;
         ucx->ports++;
+        if (ucx->gpus)
+                gpu_use(0); /* UCX opens transports for the one that is chosen */
         list_init(&port->queued);
         list_init(&port->inside);
         list_init(&port->landings);
@@ -284,6 +291,7 @@ int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t si
                 return r;
         port->token = token;
         port->can_get = bulk_ucx_can_get(port->endpoint);
+        port->base.peer.gpu = port->can_get && port->ucx->gpus;
         bulk_queue_wake(&port->queue);
         *ret = &port->base.peer;
         return 0;
@@ -292,6 +300,11 @@ int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t si
 const char *bulk_ucx_tls(const struct bulk_ucx *ucx)
 {
         return ucx->tls;
+}
+
+bool bulk_ucx_knows_gpus(const struct bulk_ucx *ucx)
+{
+        return ucx->gpus;
 }
 
 int bulk_ucx_new(const char *tls, struct bulk_ucx **ret, struct fault *fault)
@@ -307,6 +320,7 @@ int bulk_ucx_new(const char *tls, struct bulk_ucx **ret, struct fault *fault)
         r = bulk_ucx_context_new(tls, &ucx->context, &ucx->tls);
         if (r)
                 return r;
+        ucx->gpus = gpus_count() > 0 && bulk_ucx_knows_cuda(ucx->context);
         *ret = STEAL(ucx);
         return 0;
 }

@@ -146,6 +146,14 @@ int bulk_ucx_context_new(const char *tls, ucp_context_h *ret, char **ret_tls)
         return 0;
 }
 
+bool bulk_ucx_knows_cuda(ucp_context_h context)
+{
+        ucp_context_attr_t attributes = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
+
+        return ucp_context_query(context, &attributes) == UCS_OK &&
+               attributes.memory_types >> UCS_MEMORY_TYPE_CUDA & 1;
+}
+
 /* This, too, is told to people only: "lane[1]: ... rma_bw#0". */
 bool bulk_ucx_can_get(ucp_ep_h endpoint)
 {

@@ -20,5 +20,8 @@ int bulk_ucx_choose_tls(const char *tls, const char **ret, struct fault *fault);
 /* The context, and the names of the transports it has, with commas ("self,posix,cma"). */
 int bulk_ucx_context_new(const char *tls, ucp_context_h *ret, char **ret_tls);
 
+/* Whether it knows the memory of CUDA. */
+bool bulk_ucx_knows_cuda(ucp_context_h context);
+
 /* Whether the endpoint has a lane to read the other side's memory by. */
 bool bulk_ucx_can_get(ucp_ep_h endpoint);

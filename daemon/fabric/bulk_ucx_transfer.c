@@ -6,9 +6,12 @@
  */
 #include "daemon/fabric/bulk_ucx_port.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "daemon/device/gpu.h"
 
 enum {
         RENDEZVOUS = 16 << 10, /* bytes from which a payload goes by it, where possible */
@@ -35,6 +38,17 @@ struct ucx_landing {
         struct bulk_ucx_port *port;
         struct landing *landing;
 };
+
+/* Of what lies at p; its GPU is chosen for what UCX does now. */
+static ucs_memory_type_t memory_type(const void *p)
+{
+        int gpu = gpu_of(p);
+
+        if (gpu < 0)
+                return UCS_MEMORY_TYPE_HOST;
+        gpu_use((uint32_t)gpu);
+        return UCS_MEMORY_TYPE_CUDA;
+}
 
 /* ---- receiving ---- */
 
@@ -63,9 +77,10 @@ static void land_rendezvous(struct bulk_ucx_port *port, struct landing *landing,
         struct ucx_landing *in = malloc(sizeof *in);
         const ucp_request_param_t param = {
                 .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                                UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
+                                UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
                 .cb.recv_am = on_landed,
                 .user_data = in,
+                .memory_type = memory_type(landing->p),
         };
         ucs_status_ptr_t request;
 
@@ -156,10 +171,11 @@ static ucs_status_ptr_t give(struct ucx_send *send, size_t n, uint32_t flags,
 {
         const ucp_request_param_t param = {
                 .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                                UCP_OP_ATTR_FIELD_FLAGS,
+                                UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
                 .cb.send = given,
                 .user_data = send,
                 .flags = flags,
+                .memory_type = memory_type(send->p),
         };
 
         return ucp_am_send_nbx(send->port->endpoint, UCX_AM_PAYLOAD, &send->header,
@@ -213,6 +229,7 @@ int ucx_port_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size
         struct ucx_send *send;
         int r = bulk_base_usable(&port->base);
 
+        assert(peer->gpu || gpu_of(p) < 0);
         if (r)
                 return r;
         send = calloc(1, sizeof *send);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/device/gpu.h"
 #include "proto/cleanup.h"
 
 enum { FIRST_TRANSFER = 16 }; /* below are probes */
@@ -228,6 +229,14 @@ uint64_t fabric_transfer(struct fabric *fabric, uint32_t node)
         return peer_of(fabric, node)->next_transfer++;
 }
 
+bool fabric_takes_gpu(const struct fabric *fabric, uint32_t node, size_t n)
+{
+        const struct bulk_peer *bulk = fabric->peers[node].bulk;
+
+        assert(node < fabric->n_nodes);
+        return bulk && bulk->gpu && n >= BULK_GPU_MIN;
+}
+
 int fabric_expect(struct fabric *fabric, uint32_t node, uint64_t transfer, enum traffic kind,
                   void *p, size_t n, bulk_done *done, void *arg)
 {
@@ -324,7 +333,9 @@ void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info 
         const struct fabric_peer *peer = &fabric->peers[node];
 
         assert(node < fabric->n_nodes);
-        *ret = (struct fabric_info){ .up = peer->up, .bulk = peer->path };
+        *ret = (struct fabric_info){ .up = peer->up, .bulk = peer->path, .gpu = "" };
+        if (peer->bulk && gpus_count())
+                ret->gpu = peer->bulk->gpu ? "direct" : "staged";
         if (node != fabric->self && fabric->ops)
                 fabric->ops->info(fabric->carrier, node, &ret->link);
         else

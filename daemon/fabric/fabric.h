@@ -35,14 +35,16 @@ struct fabric_options {
         const struct cluster *cluster; /* must outlive the fabric */
         const char *bulk;              /* "auto", "ucx", "tcp" */
         const char *ucx_tls;           /* NULL: default */
+        bool staged;                   /* GPU memory never goes by a path itself */
         uint32_t delay_ms;             /* tests: every message waits a random time up to this */
 };
 
 struct fabric_info {
         struct member_info link;
-        bool up;             /* link and bulk */
-        const char *bulk;    /* "ucx", "tcp", "self" or "none" */
+        bool up;              /* link and bulk */
+        const char *bulk;     /* "ucx", "tcp", "self" or "none" */
         char bulk_detail[96]; /* UCX transports, for instance */
+        const char *gpu;      /* GPU memory: "direct" or "staged"; "" where no GPU is in use */
         uint64_t sent[TRAFFIC_KINDS], received[TRAFFIC_KINDS]; /* bytes */
 };
 
@@ -57,6 +59,9 @@ void fabric_close(struct fabric *fabric, void (*closed)(void *arg), void *arg);
 int fabric_send(struct fabric *fabric, uint32_t node, const Zero__LinkMessage *m);
 /* A fresh transfer number for a payload asked of `node`. */
 uint64_t fabric_transfer(struct fabric *fabric, uint32_t node);
+/* Whether payloads of n bytes from and to that node may lie in GPU memory; else those that use this
+ * stage them in host memory. */
+bool fabric_takes_gpu(const struct fabric *fabric, uint32_t node, size_t n);
 /* bulk.h's expect, send and forget, counted under a kind. */
 int fabric_expect(struct fabric *fabric, uint32_t node, uint64_t transfer, enum traffic kind,
                   void *p, size_t n, bulk_done *done, void *arg);

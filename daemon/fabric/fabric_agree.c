@@ -7,7 +7,10 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/device/gpu.h"
 #include "proto/cleanup.h"
+
+enum { GPU_TRIES = 2 };
 
 struct dial {
         struct link_peer *peer;
@@ -48,6 +51,7 @@ static void say_choice(struct link_peer *peer, const char *path, bool ok)
 
         choice.path = (char *)path;
         choice.ok = ok;
+        choice.gpu = peer->bulk && peer->bulk->gpu;
         m.body_case = ZERO__LINK_MESSAGE__BODY_BULK_CHOICE;
         m.bulk_choice = &choice;
         say(peer, &m);
@@ -74,10 +78,60 @@ void link_peer_drop_bulk(struct link_peer *peer)
         peer->bulk = NULL;
 }
 
+/* ---- GPU memory ---- */
+
+/* Its end of the path that was just made; what the higher node says counts for both. */
+static void settle_gpu(struct link_peer *peer)
+{
+        const struct links *links = peer->links;
+
+        peer->why_staged = NULL;
+        if (links->why_staged)
+                peer->why_staged = links->why_staged;
+        else if (peer->gpu_failures >= GPU_TRIES)
+                peer->why_staged = "it did not pass over UCX";
+        else if (!peer->bulk->gpu)
+                peer->why_staged = "UCX cannot read the other side's memory";
+        else if (!link_peer_is_lower(peer) && !peer->takes_gpu)
+                peer->why_staged = "the other side takes none";
+        peer->bulk->gpu = !peer->why_staged;
+}
+
+/* The lower node has heard of the other end. */
+static void settle_gpu_by_other(struct link_peer *peer)
+{
+        if (!peer->bulk->gpu || peer->takes_gpu)
+                return;
+        peer->bulk->gpu = false;
+        peer->why_staged = "the other side takes none";
+        probe_without_gpu(peer->probe);
+}
+
+/* The path has failed before it was agreed on.  Perhaps GPU memory is to blame: the link is made
+ * once more, and then without.  False: it is not. */
+static bool retry_without_gpu(struct link_peer *peer, const char *why)
+{
+        if (!peer->bulk || !peer->bulk->gpu || peer->choice.state == CHOICE_UP ||
+            peer->choice.state == CHOICE_OFF)
+                return false;
+        peer->gpu_failures++;
+        log_warning("node %s: UCX with GPU memory: %s; the link is made anew%s",
+                    peer->links->cluster->nodes[peer->node].name, why,
+                    peer->gpu_failures < GPU_TRIES ? "" : ", and GPU memory staged");
+        choice_stop(&peer->choice);
+        uv_timer_stop(&peer->deadline);
+        members_cut(peer->links->members, peer->node, "GPU memory did not pass over UCX");
+        return true;
+}
+
+/* ---- how a path is made ---- */
+
 static void on_broken(void *arg, const char *why)
 {
         struct link_peer *peer = arg;
 
+        if (retry_without_gpu(peer, why))
+                return;
         if (peer->choice.state == CHOICE_UP)
                 snprintf(peer->why_down, sizeof peer->why_down, "bulk path: %s", why);
         snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: %s", why);
@@ -88,6 +142,8 @@ static void on_probed(void *arg, bool whole)
 {
         struct link_peer *peer = arg;
 
+        if (!whole && retry_without_gpu(peer, "a probe did not pass"))
+                return;
         if (!whole)
                 snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: a probe did not pass");
         link_peer_step(peer, whole ? CHOICE_LANDED : CHOICE_FAILED);
@@ -100,6 +156,10 @@ static int make_ucx(struct link_peer *peer)
 
         if (r == 0) {
                 peer->port = NULL;
+                r = bulk_copied(&peer->bulk);
+        }
+        if (r == 0) {
+                settle_gpu(peer);
                 r = probe_new(peer->bulk, peer->token, on_probed, peer, &peer->probe);
         }
         if (r)
@@ -113,6 +173,7 @@ void link_peer_take_channel(struct link_peer *peer, struct channel *channel)
 {
         int r = bulk_tcp_peer_new(channel, peer->token, on_broken, peer, &peer->bulk);
 
+        peer->why_staged = peer->links->why_staged ? peer->links->why_staged : "not over TCP";
         if (r)
                 channel_close(channel);
         link_peer_step(peer, r ? CHOICE_FAILED : CHOICE_CHANNEL);
@@ -163,13 +224,21 @@ static void report_up(struct link_peer *peer)
 {
         struct links *links = peer->links;
         bool ucx = peer->choice.path == CHOICE_UCX;
-        const char *path = ucx ? "ucx" : "tcp";
+        const char *path = ucx ? "ucx" : "tcp", *name = links->cluster->nodes[peer->node].name;
         const char *detail = ucx ? bulk_ucx_tls(links->ucx) : peer->why_tcp;
 
         probe_free(STEAL(peer->probe));
         peer->reported = true;
-        log_info("node %s is up, payloads go by %s (%s)", links->cluster->nodes[peer->node].name,
-                 path, detail);
+        if (gpus_count() == 0)
+                log_info("node %s is up, payloads go by %s (%s)", name, path, detail);
+        else if (peer->bulk->gpu)
+                log_info("node %s is up, payloads go by %s (%s), GPU memory directly", name, path,
+                         detail);
+        else
+                log_info("node %s is up, payloads go by %s (%s), GPU memory staged in the host's: "
+                         "%s",
+                         name, path, detail, peer->why_staged);
+        peer->gpu_failures = peer->bulk->gpu ? 0 : peer->gpu_failures;
         fabric_core_up(links->fabric, peer->node, peer->bulk, path, detail);
 }
 
@@ -181,8 +250,10 @@ static void act(struct link_peer *peer, unsigned actions)
                 link_peer_drop_bulk(peer);
         if (actions & CHOICE_MAKE)
                 failed = make_ucx(peer) != 0;
-        if (!failed && actions & CHOICE_PROBE)
+        if (!failed && actions & CHOICE_PROBE) {
+                settle_gpu_by_other(peer);
                 failed = probe_send(peer->probe) != 0;
+        }
         if (!failed && actions & CHOICE_DIAL)
                 failed = dial_tcp(peer) != 0;
         if (failed) {
@@ -205,6 +276,8 @@ static void on_deadline(uv_timer_t *timer)
 {
         struct link_peer *peer = timer->data;
 
+        if (retry_without_gpu(peer, "a probe did not pass in time"))
+                return;
         snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: no probe passed within %d s",
                  FABRIC_PROBE_MS / 1000);
         link_peer_step(peer, CHOICE_LATE);

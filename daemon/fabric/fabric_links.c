@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/device/gpu.h"
+
 /* ---- what members say ---- */
 
 static void on_up(void *arg, uint32_t node)
@@ -70,6 +72,7 @@ static void hear_hello(struct link_peer *peer, const Zero__BulkHello *m)
 
 static void hear_choice(struct link_peer *peer, const Zero__BulkChoice *m)
 {
+        peer->takes_gpu = m->gpu;
         if (strcmp(m->path, "ucx") == 0)
                 link_peer_step(peer, m->ok ? CHOICE_HEARD_UCX : CHOICE_HEARD_FAILED);
         else if (strcmp(m->path, "tcp") == 0 && m->ok)
@@ -231,6 +234,17 @@ static int open_ucx(struct links *links, const struct fabric_options *options, s
         return 0;
 }
 
+static const char *why_staged(const struct links *links, const struct fabric_options *options)
+{
+        if (options->staged)
+                return "bulk_gpu = staged";
+        if (bulk_copied_wanted())
+                return NULL;
+        if (!links->ucx)
+                return "UCX is not used";
+        return bulk_ucx_knows_gpus(links->ucx) ? NULL : "UCX here does not know CUDA";
+}
+
 static void open_peers(struct links *links, uv_loop_t *loop)
 {
         for (uint32_t i = 0; i < links->n_nodes; i++) {
@@ -251,6 +265,7 @@ static int open_links(struct links *links, uv_loop_t *loop, const struct fabric_
 
         if (r)
                 return r;
+        links->why_staged = why_staged(links, options);
         links->loop = loop;
         links->cluster = options->cluster;
         links->n_nodes = options->cluster->n_nodes;

@@ -24,9 +24,11 @@ struct link_peer {
         bool reported; /* up, to the core */
         bool lost;     /* down is to be reported when its bulk path is closed */
         struct choice choice;
-        uint64_t token; /* of this link, chosen by the lower node */
-        bool heard;     /* its hello, which is kept here */
-        bool reaches;   /* UCX may reach it */
+        uint64_t token;        /* of this link, chosen by the lower node */
+        bool heard;            /* its hello, which is kept here */
+        bool reaches;          /* UCX may reach it */
+        bool takes_gpu;        /* its end takes GPU memory, it says */
+        unsigned gpu_failures; /* in a row, of GPU memory over UCX */
         uint8_t address[LINK_ADDRESS_MAX];
         size_t address_size;
         struct bulk_ucx_port *port; /* until it has become the bulk path */
@@ -34,8 +36,9 @@ struct link_peer {
         unsigned closing; /* bulk peers on their way out */
         struct probe *probe;
         uv_timer_t deadline;
-        char why_tcp[96];   /* why it is not UCX */
-        char why_down[160]; /* to be reported */
+        char why_tcp[96];       /* why it is not UCX */
+        const char *why_staged; /* why GPU memory does not go by the path itself */
+        char why_down[160];     /* to be reported */
 };
 
 struct links {
@@ -45,6 +48,7 @@ struct links {
         struct members *members;
         struct bulk_ucx *ucx; /* NULL: none here */
         bool ucx_only;
+        const char *why_staged; /* why GPU memory goes by no path of this node's; NULL: it may */
         char why_no_ucx[96];
         uint32_t n_nodes, self;
         uint8_t host[REACH_HOST];

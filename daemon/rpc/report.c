@@ -266,6 +266,7 @@ static json_t *report_peer(const struct exchange *x, uint32_t node)
         json_object_set_new(j, "why", text(info.link.why));
         json_object_set_new(j, "bulk", text(info.bulk));
         json_object_set_new(j, "bulk_detail", text(info.bulk_detail));
+        json_object_set_new(j, "bulk_gpu", text(info.gpu));
         json_object_set_new(j, "since_s", real((double)(now - info.link.since_ms) / 1000));
         json_object_set_new(j, "heard_s", real((double)(now - info.link.last_heard_ms) / 1000));
         json_object_set_new(j, "round_trip_s", real((double)info.link.round_trip_ns / 1e9));

@@ -22,8 +22,6 @@ extern const struct zero_cuda_plugin *gpu_plugin; /* NULL before gpus_open() */
 extern const struct device_ops *gpu_host;         /* what computes on host memory */
 void gpu_ops_open(const struct device_ops *host);
 
-/* Chooses the GPU for the calls of this thread that follow.  -errno. */
-int gpu_use(uint32_t gpu);
 /* Ends the process unless r is 0: the GPU cannot go on with `what`. */
 void gpu_must(uint32_t gpu, const char *what, int r);
 /* All memory was given back. */

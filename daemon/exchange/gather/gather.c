@@ -4,7 +4,8 @@
  * A group that one local owner holds in a serve plane is mapped: nothing moves.  Any other is
  * gathered into a slab of the window, once a version, however many ranks ask; those who
  * ask meanwhile wait for the same gather, those who ask later hit the window.  Into a window on a
- * GPU all is copied, from shards here or from buffers that other nodes' bytes land in.
+ * GPU all is copied, from shards here or from buffers that other nodes' bytes land in, unless their
+ * path takes GPU memory.
  *
  * Invariants: at most one gather a group is in flight; a slab being filled is pinned; a
  * request waits in exactly one entry; an entry that waits for a slab is in `starving`, in
@@ -113,7 +114,8 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
         pull.first = range.first;
         pull.count = range.count;
         s->ask.done = slice_landed;
-        if (s->job->gather->segment.on_gpu) {
+        if (s->job->gather->segment.on_gpu &&
+            !fabric_takes_gpu(s->job->x->fabric, s->job->place.node[owner], s->bytes)) {
                 s->buffer = buffer_new(s->bytes);
                 if (!s->buffer)
                         return -ENOMEM;

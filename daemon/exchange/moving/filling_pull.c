@@ -131,7 +131,9 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         const struct giving g = source_of(f, piece->source);
         Zero__Pull pull = ZERO__PULL__INIT;
 
-        if (state_on_gpu(f->state)) {
+        uint32_t node = holder_node(&f->from, piece->source);
+
+        if (state_on_gpu(f->state) && !fabric_takes_gpu(f->x->fabric, node, t->bytes)) {
                 t->landing = buffer_new(t->bytes);
                 if (!t->landing) {
                         filling_fail(f, ZERO_ENOMEM, "out of memory");
@@ -150,8 +152,8 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         pull.first = piece->first;
         pull.count = piece->count;
         t->ask.done = transfer_landed;
-        if (ask_send(&t->ask, f->job, holder_node(&f->from, piece->source), TRAFFIC_STATE, &pull,
-                     t->landing ? t->landing : t->to, t->bytes) == 0)
+        if (ask_send(&t->ask, f->job, node, TRAFFIC_STATE, &pull, t->landing ? t->landing : t->to,
+                     t->bytes) == 0)
                 return 0;
         free(STEAL(t->landing));
         source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");

@@ -114,7 +114,7 @@ int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfe
         struct exchange *x = job->x;
         struct staged *s;
 
-        if (!on_gpu)
+        if (!on_gpu || fabric_takes_gpu(x->fabric, node, n))
                 return fabric_payload(x->fabric, node, transfer, kind, p, n, done, arg);
         if (!(x->up >> node & 1))
                 return -ENOTCONN;
