@@ -101,7 +101,8 @@ int bulk_inproc_pair(uv_loop_t *loop, uint64_t token, struct bulk_peer **ret_a,
 
 /*
  * Builds for tests (-Dcrash_points=true) with BULK_GPU=copied in the environment: puts a path
- * before *peer that takes GPU memory, by copying.  Else, and without GPUs, *peer stays.  -ENOMEM.
+ * before *peer that takes GPU memory, by copying; "spoilt": and does it wrong.  Else, and without
+ * GPUs, *peer stays.  -ENOMEM.
  */
 int bulk_copied(struct bulk_peer **peer);
 /* It would. */

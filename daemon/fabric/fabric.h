@@ -35,8 +35,8 @@ struct fabric_options {
         const struct cluster *cluster; /* must outlive the fabric */
         const char *bulk;              /* "auto", "ucx", "tcp" */
         const char *ucx_tls;           /* NULL: default */
-        bool staged;                   /* GPU memory never goes by a path itself */
         uint32_t delay_ms;             /* tests: every message waits a random time up to this */
+        bool staged;                   /* GPU memory never goes by a path itself */
 };
 
 struct fabric_info {

@@ -52,7 +52,8 @@ void world_start(struct world *world, uint32_t i, char bulk, uint32_t delay_ms, 
 {
         struct world_node *node = &world->nodes[i];
         const struct fabric_events events = { on_up, on_down, on_message, node };
-        const struct fabric_options options = { &node->cluster, bulk_name(bulk), tls, delay_ms };
+        const struct fabric_options options = { &node->cluster, bulk_name(bulk), tls, delay_ms,
+                                                world->staged[i] };
         struct fault fault = { 0 };
 
         memset(node->up, 0, sizeof node->up);
@@ -164,15 +165,13 @@ static bool both_ended(void *arg)
         return payload->landed && payload->sent;
 }
 
-void world_payload(struct world *world, uint32_t from, uint32_t to, size_t n, enum traffic kind)
+void world_pass(struct world *world, uint32_t from, uint32_t to, const void *out, void *in,
+                size_t n, enum traffic kind)
 {
         struct fabric *source = world->nodes[from].fabric, *target = world->nodes[to].fabric;
         struct payload payload = { 0 };
-        uint8_t *out = malloc(n + 1), *in = calloc(1, n + 1);
         uint64_t transfer = fabric_transfer(target, from);
 
-        for (size_t i = 0; i < n; i++)
-                out[i] = (uint8_t)(i * 31 + (i >> 8));
         world->inside++;
         cr_assert_eq(fabric_expect(target, from, transfer, kind, in, n, on_ended, &payload.landed),
                      0);
@@ -180,6 +179,15 @@ void world_payload(struct world *world, uint32_t from, uint32_t to, size_t n, en
                      0);
         world->inside--;
         world_wait(world, both_ended, &payload);
+}
+
+void world_payload(struct world *world, uint32_t from, uint32_t to, size_t n, enum traffic kind)
+{
+        uint8_t *out = calloc(1, n + 1), *in = calloc(1, n + 1);
+
+        for (size_t i = 0; i < n; i++)
+                out[i] = (uint8_t)(i * 31 + (i >> 8));
+        world_pass(world, from, to, out, in, n, kind);
         cr_assert_eq(memcmp(in, out, n), 0);
         free(in);
         free(out);

@@ -27,6 +27,7 @@ struct world {
         uint32_t n;
         struct inproc_net *net; /* NULL: real nodes */
         int inside;             /* a call of the fabric is running */
+        bool staged[WORLD_MAX]; /* node by node, as fabric_options has it */
         struct world_node nodes[WORLD_MAX];
 };
 
@@ -41,6 +42,9 @@ void world_stop(struct world *world, uint32_t i);
 void world_close(struct world *world);
 
 int world_send(struct world *world, uint32_t from, uint32_t to, uint64_t call);
+/* Sends n bytes from out to in, of either memory, and waits until they have landed. */
+void world_pass(struct world *world, uint32_t from, uint32_t to, const void *out, void *in,
+                size_t n, enum traffic kind);
 /* Sends n bytes and waits until they have landed, equal. */
 void world_payload(struct world *world, uint32_t from, uint32_t to, size_t n, enum traffic kind);
 void world_wait(struct world *world, bool (*done)(void *arg), void *arg);

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Payloads between nodes that lie in GPU memory at both ends: the same bits as staged through host memory.
+
+The GPU is a fake one, whose memory the CPU cannot touch: a daemon that does dies.  In builds with crash points
+BULK_GPU=copied puts a path over UCX that takes such memory (daemon/fabric/bulk_copied.c)."""
+import contextlib
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, crash_points, finish_all, small_layout, until  # noqa: E402
+from fake_gpu import environment, plugin  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+
+STEPS = 6
+PLACEMENT = [0, 0, 1, 1]
+# slices of a group are larger than what is staged in any case
+LAYOUTS = {dtype: small_layout(dtype, blocks=2, width=400) for dtype in ("fp32", "bf16")}
+WAYS = {"direct": {"BULK_GPU": "copied"}, "staged": {"BULK_GPU": ""}}
+known = {}
+
+
+@contextlib.contextmanager
+def gpus(way, **options):
+    """Two nodes with a GPU each, and how payloads of GPU memory go between them."""
+    if way == "direct" and not crash_points():
+        raise Skip("the daemon was built without crash points")
+    with environment(ZEROD_CUDA_PLUGIN=plugin()), contextlib.ExitStack() as stack:
+        with environment(**WAYS[way]):
+            c = stack.enter_context(Cluster(2, device="cuda", **options))
+        for d in c.daemons:
+            assert {p["bulk_gpu"] for p in d.status()["peers"] if not p["self"]} == {way}, d.status()["peers"]
+        yield c
+
+
+def attach(c, dtype, **needs):
+    return c.ranks("job", LAYOUTS[dtype], PLACEMENT, hold=2, push=2, grad=dtype, reduce=dtype, **needs)
+
+
+def begin(ranks, **more):
+    for a in ranks:
+        a.start("train", steps=STEPS, micro_batches=2, clip=0.5, sets=SETS, seed=7, **more)
+
+
+def end(c, ranks):
+    seen = {r["hash"] for r in finish_all(ranks)}
+    assert len(seen) == 1, "ranks saw different parameters"
+    return seen.pop(), c.checksum("job")["planes"]
+
+
+def train(c, ranks):
+    begin(ranks)
+    return end(c, ranks)
+
+
+def in_host_memory(dtype):
+    if dtype not in known:
+        with Cluster(2) as c:
+            known[dtype] = train(c, attach(c, dtype))
+    return known[dtype]
+
+
+@cases_of([("direct", "host", "fp32"), ("direct", "device", "fp32"), ("direct", "device", "bf16"),
+           ("staged", "device", "bf16")], "{0[0]}_{0[1]}_{0[2]}")
+def same_bits(what):
+    way, states, dtype = what
+    with gpus(way, optimizer=states) as c:
+        assert train(c, attach(c, dtype, device="cuda:0")) == in_host_memory(dtype)
+
+
+@cases_of(WAYS)
+def same_bits_with_mirrors(way):
+    with gpus(way, optimizer="device", mirror=1) as c:
+        assert train(c, attach(c, "bf16", device="cuda:0")) == in_host_memory("bf16")
+
+
+@cases_of(WAYS)
+def same_bits_with_windows_on_the_host(way):
+    """One end of every payload is in host memory."""
+    with gpus(way, optimizer="device") as c:
+        assert train(c, attach(c, "fp32")) == in_host_memory("fp32")
+
+
+@cases_of(WAYS)
+def a_daemon_that_is_killed(way):
+    """With payloads on their way; what was lost with it is filled from the mirror."""
+    with gpus(way, optimizer="device", mirror=1) as c:
+        ranks = attach(c, "bf16", device="cuda:0")
+        begin(ranks, patient=True)
+        until(lambda: c[0].job("job")["version"] >= 3, what="a few steps")
+        c[1].kill()
+        with environment(**WAYS[way]):
+            c[1].start()
+        assert end(c, ranks)[1] == in_host_memory("bf16")[1]
+        assert c[0].job("job")["version"] == STEPS
+
+
+@case
+def a_path_that_spoils_gpu_memory_is_not_given_any():
+    """Probes see it; the nodes go on, staged."""
+    if not crash_points():
+        raise Skip("the daemon was built without crash points")
+    with environment(BULK_GPU="spoilt"), Cluster(2, device="cuda", cuda_plugin=plugin()) as c:
+        until(lambda: all(p["bulk_gpu"] == "staged" for d in c.daemons for p in d.status()["peers"] if not p["self"]),
+              60 * SLOW, "the end of the tries")
+        assert "it did not pass over UCX" in c[0].log(), c[0].log()[-2000:]
+        with environment(ZEROD_CUDA_PLUGIN=plugin()):
+            assert train(c, attach(c, "fp32", device="cuda:0")) == in_host_memory("fp32")
+
+
+if __name__ == "__main__":
+    main()
