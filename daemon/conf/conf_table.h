@@ -73,6 +73,9 @@
           "Most memory for the states of all jobs. 0: no limit.")                                  \
         N("State and memory", window, SIZE, "bytes", "0", 0, 1ull << 50,                           \
           "Gather window of a job on this node. 0: what its ranks declare that they hold.")        \
+        N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
+          "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
+          "ranks hold, and the gradients that they push. 0: as much as it has.")                   \
         N("State and memory", reduce_buffers, SIZE, "bytes", "0", 0, 1ull << 50,                   \
           "Buffers of a job for sums and landings of gradients. 0: as needed by the largest "      \
           "group.")                                                                                \

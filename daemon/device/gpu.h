@@ -52,6 +52,10 @@ void gpu_unshare(struct zero_cuda_share *share);
 int gpu_of(const void *memory);
 /* All memory of a GPU that this process has, in order of address; what: as allocated. */
 void gpu_each(uint32_t gpu, void (*each)(void *arg, const char *what, uint64_t bytes), void *arg);
+/* Memory of gpu_alloc() or gpu_share() counts for a user until it is given back. */
+void gpu_charge(const void *memory, uint32_t user);
+/* Bytes of a GPU that count for a user. */
+uint64_t gpu_charged(uint32_t gpu, uint32_t user);
 
 /* ---- events of trainers ---- */
 

@@ -12,12 +12,13 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, SLOW, Cluster, expect, finish_all, push_all, small_layout, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
-from harness import case, cases_of, main  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
 
 STEPS = 12
 DEADLINE_MS = 1500 * SLOW
 NEVER = 3600000
+NOBODY = 65534
 PLACEMENTS = {"one_rank": [0], "two_ranks": [0, 0], "two_nodes": [0, 1], "four_ranks": [0, 0, 1, 1]}
 LAYOUTS = {"fp32": small_layout(blocks=3, width=100), "bf16": small_layout("bf16", blocks=3, width=100)}
 GROUPS = len(LAYOUTS["fp32"])
@@ -362,6 +363,28 @@ def a_gpu_without_room():
         expect(bad, "ENOMEM", "the push slots of rank", "of job job")
         c.dismiss(first), c.dismiss(second)
         train(c.ranks("other", LAYOUTS["fp32"], [0], hold=2, push=2, device="cuda:0"), 3)
+
+
+@case
+def a_user_that_has_as_much_as_gpu_windows_allows():
+    """Gradients count, and the groups; what ends makes room; another user has as much."""
+    if os.getuid():
+        raise Skip("another user needs root")
+    layout, needs = LAYOUTS["fp32"], {"hold": 2, "push": 2, "device": "cuda:0"}
+    with gpus(gpu_windows=4 << 20) as c:  # a window takes 2 MiB
+        first = c.ranks("first", layout, [0], **needs)
+        other = c.actor()
+        other.do("user", uid=NOBODY)
+        other.do("connect", job="other", rank=0, world=1, local=1, timeout_ms=60000 * SLOW)
+        other.do("layout", groups=layout)
+        other.do("attach", **needs)
+        a = c.caller("more", layout, [0], 0)
+        finish_all([a]), finish_all([a])
+        a.refused("EQUOTA", "attach", "gpu_windows allows 4.0", "user 0", **needs)
+        c.dismiss(first[0])
+        until(lambda: memory_of_gpu(c[0]) == 2, what="the end of the first job's windows")
+        train(c.ranks("more", layout, [0], **needs), 3)
+        train([other], 3)
 
 
 @case

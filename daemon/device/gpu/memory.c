@@ -15,12 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WHAT_MAX = 120 };
+enum { WHAT_MAX = 120, NOBODY = -1 };
 
 struct range {
         _Atomic uintptr_t begin, end;
         _Atomic int gpu;
-        char *what; /* under the mutex */
+        char *what;   /* this and the next: under the mutex */
+        int64_t user; /* charged with it; or NOBODY */
 };
 
 /* Sorted by address.  One that became too small stays until gpus_close(): somebody may read it. */
@@ -97,6 +98,7 @@ static void range_move(struct range *to, struct range *from)
         atomic_store_explicit(&to->end, from->end, memory_order_release);
         atomic_store_explicit(&to->gpu, from->gpu, memory_order_release);
         to->what = from->what;
+        to->user = from->user;
 }
 
 /* Room for one more; -ENOMEM. */
@@ -122,7 +124,7 @@ static int table_grow(void)
 static int range_add(uint32_t gpu, const void *memory, uint64_t bytes, const char *what)
 {
         struct range new = { (uintptr_t)memory, (uintptr_t)memory + bytes, (int)gpu,
-                             strndup(what, WHAT_MAX) };
+                             strndup(what, WHAT_MAX), NOBODY };
         struct table *t;
         uint32_t at;
         int r = 0;
@@ -191,6 +193,31 @@ void gpu_each(uint32_t gpu, void (*each)(void *arg, const char *what, uint64_t b
                 if (t->ranges[i].gpu == (int)gpu)
                         each(arg, t->ranges[i].what, t->ranges[i].end - t->ranges[i].begin);
         pthread_mutex_unlock(&mutex);
+}
+
+void gpu_charge(const void *memory, uint32_t user)
+{
+        struct range *r;
+
+        pthread_mutex_lock(&mutex);
+        r = &table->ranges[ranges_below(table, table->n, (uintptr_t)memory) - 1];
+        assert(r->begin == (uintptr_t)memory); /* it was given out */
+        r->user = user;
+        pthread_mutex_unlock(&mutex);
+}
+
+uint64_t gpu_charged(uint32_t gpu, uint32_t user)
+{
+        uint64_t bytes = 0;
+        struct table *t;
+
+        pthread_mutex_lock(&mutex);
+        t = table;
+        for (uint32_t i = 0; t && i < t->n; i++)
+                if (t->ranges[i].gpu == (int)gpu && t->ranges[i].user == user)
+                        bytes += t->ranges[i].end - t->ranges[i].begin;
+        pthread_mutex_unlock(&mutex);
+        return bytes;
 }
 
 /* ---- memory -------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/exchange/gpu/window.h"
 #include "proto/cleanup.h"
 
 int gather_new(struct job *job, struct gather **ret)
@@ -114,7 +115,7 @@ static int gather_make_segment(struct job *job, uint64_t bytes, struct fault *fa
                 return segment_new("zerod-gather", bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE, s,
                                    fault);
         snprintf(what, sizeof what, "the gather window of job %s", job->name);
-        return segment_new_on_gpu(job->windows.gpu, what, bytes, s, fault);
+        return gpu_window_new(job, job->windows.gpu, what, bytes, s, fault);
 }
 
 static int gather_make_window(struct job *job, uint64_t groups, struct fault *fault)

@@ -134,7 +134,7 @@ static int rank_enter(struct rank *rank, struct fault *fault)
         rank->holds = calloc(job->layout->n_groups, sizeof *rank->holds);
         if (!rank->holds)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        status = push_window_new_rank(rank, job->layout, &rank->window, fault);
+        status = push_window_new_rank(rank, job, &rank->window, fault);
         if (status)
                 return status;
         job->windows = needs->windows;

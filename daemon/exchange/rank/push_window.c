@@ -5,6 +5,7 @@
  * pushed.
  */
 #include "daemon/exchange/exchange.h"
+#include "daemon/exchange/gpu/window.h"
 
 #include <stdlib.h>
 
@@ -68,7 +69,7 @@ static int window_slots(const struct rank_needs *needs, const layout *l, struct 
         return slots_new(l, needs->push_groups, needs->grad_dtype, skip, ret);
 }
 
-int push_window_new_rank(const struct rank *rank, const layout *l, struct push_window **ret,
+int push_window_new_rank(const struct rank *rank, const struct job *job, struct push_window **ret,
                          struct fault *fault)
 {
         const struct rank_needs *needs = &rank->needs;
@@ -76,14 +77,13 @@ int push_window_new_rank(const struct rank *rank, const layout *l, struct push_w
         char what[ZERO_NAME_MAX + 60];
         int r;
 
-        if (!w || window_slots(needs, l, &w->slots))
+        if (!w || window_slots(needs, job->layout, &w->slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         r = window_map(w, needs->windows.on_gpu ? 0 : w->slots->bytes, fault);
-        snprintf(what, sizeof what, "the push slots of rank %u of job %s", rank->rank,
-                 rank->job_name);
+        snprintf(what, sizeof what, "the push slots of rank %u of job %s", rank->rank, job->name);
         if (!r && needs->windows.on_gpu && w->slots->bytes)
-                r = segment_new_on_gpu(needs->windows.gpu, what, w->slots->bytes, &w->gpu_slots,
-                                       fault);
+                r = gpu_window_new(job, needs->windows.gpu, what, w->slots->bytes, &w->gpu_slots,
+                                   fault);
         if (r)
                 return r;
         *ret = STEAL(w);

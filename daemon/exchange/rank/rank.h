@@ -47,7 +47,7 @@ void push_window_unref(struct push_window *w);
 /* A transfer area only. */
 int push_window_new(struct push_window **ret, struct fault *fault);
 /* Of a rank: slots too. */
-int push_window_new_rank(const struct rank *rank, const layout *l, struct push_window **ret,
+int push_window_new_rank(const struct rank *rank, const struct job *job, struct push_window **ret,
                          struct fault *fault);
 /* Not for the CPU if the slots are on a GPU. */
 const void *push_window_slot(const struct push_window *w, uint32_t slot);

@@ -193,6 +193,29 @@ Test(gpu_memory, is_listed_by_what_it_is_for)
         cr_assert_eq(left, before);
 }
 
+/* Also when the table of what is given out moves. */
+Test(gpu_memory, counts_for_its_user)
+{
+        enum { MANY = 200 };
+        void *memory[MANY];
+
+        for (uint32_t i = 0; i < MANY; i++) {
+                cr_assert_eq(gpu_alloc(0, 256, "a window", &memory[i], &fault), 0);
+                if (i % 4)
+                        gpu_charge(memory[i], i % 4);
+        }
+        for (uint32_t user = 1; user < 4; user++)
+                cr_assert_eq(gpu_charged(0, user), MANY / 4 * 256);
+        cr_assert_eq(gpu_charged(1, 1), 0);
+        for (uint32_t i = 0; i < MANY; i += 2)
+                gpu_free(memory[i]);
+        cr_assert_eq(gpu_charged(0, 1), MANY / 4 * 256);
+        cr_assert_eq(gpu_charged(0, 2), 0);
+        for (uint32_t i = 1; i < MANY; i += 2)
+                gpu_free(memory[i]);
+        cr_assert_eq(gpu_charged(0, 1), 0);
+}
+
 static void open_small(void)
 {
         setenv("FAKE_GPU_BYTES", "8388608", 1);
