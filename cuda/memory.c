@@ -70,6 +70,14 @@ int cuda_zero(void *dst, size_t n, void *stream)
         return n ? cuda_errno(cudaMemsetAsync(dst, 0, n, stream)) : 0;
 }
 
+/* Memory that is exported can be read by its own GPU alone: only this call, which is told of both,
+ * copies between two of them then. */
+int cuda_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t n,
+                   void *stream)
+{
+        return n ? cuda_errno(cudaMemcpyPeerAsync(dst, dst_device, src, src_device, n, stream)) : 0;
+}
+
 int cuda_copy(void *dst, const void *src, size_t n, void *stream)
 {
         return n ? cuda_errno(cudaMemcpyAsync(dst, src, n, cudaMemcpyDefault, stream)) : 0;

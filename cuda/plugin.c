@@ -133,6 +133,7 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .nonfinite = cuda_nonfinite,
                 .zero = cuda_zero,
                 .copy = cuda_copy,
+                .copy_peer = cuda_copy_peer,
         };
         return &table;
 }

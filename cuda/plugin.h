@@ -20,6 +20,8 @@ int cuda_pinned_new(size_t bytes, void **ret_memory);
 void cuda_pinned_free(void *memory);
 int cuda_gpu_of(const void *memory);
 int cuda_zero(void *dst, size_t n, void *stream);
+int cuda_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t n,
+                   void *stream);
 
 /* share.c */
 int cuda_share_new(uint64_t bytes, struct zero_cuda_share *ret_share);

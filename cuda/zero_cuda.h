@@ -24,7 +24,7 @@
 #include "daemon/device/device.h"
 #include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 2
+#define ZERO_CUDA_ABI_VERSION 3
 /* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 
@@ -132,9 +132,13 @@ struct zero_cuda_plugin {
         /* *flag = 1 if any element is a NaN or an infinity; else it keeps its value. */
         int (*nonfinite)(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag,
                          void *stream);
-        /* Bytes.  copy() takes device and host memory on either side. */
+        /* Bytes.  copy() takes memory of the GPU in use and of the host on either side. */
         int (*zero)(void *dst, size_t n, void *stream);
         int (*copy)(void *dst, const void *src, size_t n, void *stream);
+        /* From one GPU's memory to another's; the stream is of either.  It goes straight from one
+         * to the other where they can reach each other, else through the host. */
+        int (*copy_peer)(void *dst, int dst_device, const void *src, int src_device, size_t n,
+                         void *stream);
 };
 
 /* The plugin's table: static, the same on every call.  Touches no GPU. */

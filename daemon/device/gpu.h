@@ -5,7 +5,8 @@
  * gpu_ops() computes on memory of either kind: what lies on a GPU is computed there, on a stream of
  * the calling thread's own, which then waits for it; if no argument lies on a GPU the host
  * does it.  Where one operand lies in host memory and another on a GPU it passes
- * through pinned buffers in chunks, copied while the chunk before is computed.
+ * through pinned buffers in chunks, copied while the chunk before is computed.  Of operands on
+ * several GPUs, all are computed on that of the first, to which the others are copied.
  *
  * A fault of the GPU itself (as opposed to a lack of its memory) ends the process with a message:
  * what is lost with it is restored as after any crash.
@@ -32,6 +33,9 @@ const struct zero_cuda_info *gpu_info(uint32_t gpu);
 int gpu_find(const uint8_t uuid[ZERO_GPU_UUID]);
 /* NULL before gpus_open(). */
 const struct device_ops *gpu_ops(void);
+/* Copies n bytes to several places, at once where these are GPUs; each, and src, in memory of
+ * either kind, and none of them overlaps another. */
+void gpu_spread(void *const *dst, uint32_t n_dst, const void *src, size_t n);
 
 /* Chooses the GPU for what this thread asks of it otherwise than through gpu_ops(), such as in
  * another library that uses CUDA.  -errno. */

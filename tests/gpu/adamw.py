@@ -16,7 +16,7 @@ import torch
 
 PLUGIN = sys.argv[1]
 QUICK = "--quick" in sys.argv
-ABI, BF16 = 2, 2
+ABI, BF16 = 3, 2
 LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.1
 # As in cuda/zero_cuda.h; what is not called here is only counted.
 TABLE = ["device_count", "device_info", "use", "alloc", "free", "memory", "share_new", "share_free",

@@ -127,6 +127,7 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .nonfinite = fake_nonfinite,
                 .zero = fake_zero,
                 .copy = fake_copy,
+                .copy_peer = fake_copy_peer,
         };
 
         table.abi_version = (uint32_t)fake_setting("FAKE_GPU_ABI", ZERO_CUDA_ABI_VERSION);

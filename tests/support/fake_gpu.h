@@ -34,7 +34,8 @@ void fake_pinned_free(void *memory);
 int fake_gpu_of(const void *memory);
 enum fake_reach {
         FAKE_KERNEL, /* memory of this GPU, and pinned memory */
-        FAKE_COPY,   /* any */
+        FAKE_COPY,   /* this GPU's, and any of the host */
+        FAKE_PEER,   /* this GPU's */
 };
 /* Where the plugin itself finds n bytes of what the daemon names by p. */
 void *fake_inside(const void *p, size_t n, int gpu, enum fake_reach reach);
@@ -57,6 +58,8 @@ int fake_norm(const float *x, size_t n, double scale, struct zero_cuda_norm *acc
 int fake_nonfinite(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream);
 int fake_zero(void *dst, size_t n, void *stream);
 int fake_copy(void *dst, const void *src, size_t n, void *stream);
+int fake_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t n,
+                   void *stream);
 
 /* ---- what trainers ask (fake_client.c) ---- */
 

@@ -225,9 +225,9 @@ void *fake_inside(const void *p, size_t n, int gpu, enum fake_reach reach)
         size_t at;
 
         if (!b) {
-                if (reach == FAKE_KERNEL)
-                        fake_die("a kernel of GPU %d reads or writes %p, which is neither its "
-                                 "memory nor pinned",
+                if (reach != FAKE_COPY)
+                        fake_die("GPU %d reads or writes %p, which is neither its memory nor "
+                                 "pinned",
                                  gpu, p);
                 return (void *)p;
         }
@@ -235,7 +235,7 @@ void *fake_inside(const void *p, size_t n, int gpu, enum fake_reach reach)
         if (n > b->bytes - at)
                 fake_die("%zu bytes at %p are more than the %zu that are left there", n, p,
                          b->bytes - at);
-        if (reach == FAKE_KERNEL && b->gpu >= 0 && b->gpu != gpu)
-                fake_die("a kernel of GPU %d was given memory of GPU %d", gpu, b->gpu);
+        if (b->gpu != gpu && (b->gpu >= 0 || reach == FAKE_PEER))
+                fake_die("GPU %d was given memory of %d", gpu, b->gpu);
         return b->inside + at;
 }

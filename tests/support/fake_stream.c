@@ -304,3 +304,19 @@ int fake_copy(void *dst, const void *src, size_t n, void *stream)
         w.src[0] = fake_inside(src, n, s->gpu, FAKE_COPY);
         return enqueue(s, &w);
 }
+
+int fake_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t n,
+                   void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_copy, .n = n };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        if (s->gpu != dst_device && s->gpu != src_device)
+                fake_die("GPU %d was to copy from %d to %d", s->gpu, src_device, dst_device);
+        w.dst = fake_inside(dst, n, dst_device, FAKE_PEER);
+        w.src[0] = fake_inside(src, n, src_device, FAKE_PEER);
+        return enqueue(s, &w);
+}

@@ -5,6 +5,7 @@
  *   memory.c   what was allocated, and where an address lies
  *   lane.c     the streams and pinned buffers of a thread
  *   ops.c      gpu_ops()                           staging.c operands that lie in different places
+ *   spread.c   the same bytes to several places
  */
 #pragma once
 
@@ -14,7 +15,7 @@ enum {
         GPUS_MAX = 64,
         GPU_NONE = -1,        /* for a GPU's number: host memory */
         LANES = 2,            /* one is copied while the other is computed */
-        LANE_BYTES = 1 << 20, /* pinned, of each lane */
+        LANE_BYTES = 1 << 20, /* pinned, of each lane, and on the GPU */
         LANE_SCRATCH = 1024,  /* bytes on the GPU */
 };
 
@@ -22,6 +23,8 @@ extern const struct zero_cuda_plugin *gpu_plugin; /* NULL before gpus_open() */
 extern const struct device_ops *gpu_host;         /* what computes on host memory */
 void gpu_ops_open(const struct device_ops *host);
 
+/* As the plugin knows it. */
+int gpu_ordinal(uint32_t gpu);
 /* Ends the process unless r is 0: the GPU cannot go on with `what`. */
 void gpu_must(uint32_t gpu, const char *what, int r);
 /* All memory was given back. */
@@ -34,6 +37,7 @@ struct lane {
         void *stream;
         uint8_t *pinned; /* NULL until it is needed */
         void *scratch;   /* on the GPU; NULL until it is needed */
+        uint8_t *peers;  /* on the GPU, for what lies on another; NULL until it is needed */
         bool busy;       /* something was enqueued and not waited for */
 };
 
@@ -43,6 +47,7 @@ void lanes_close(void);
 struct lane *lanes_of(uint32_t gpu);
 void lane_pin(uint32_t gpu, struct lane *lane);
 void lane_scratch(uint32_t gpu, struct lane *lane);
+void lane_peers(uint32_t gpu, struct lane *lane);
 void lane_wait(uint32_t gpu, struct lane *lane);
 
 /* ---- staging ---- */
@@ -55,8 +60,8 @@ struct operand {
         bool in, out;
         int gpu; /* where it lies; GPU_NONE */
         /* set by staged_run() */
-        bool staged;
-        size_t at; /* in the pinned memory of a lane */
+        enum staged_in { STAGED_NOT, STAGED_PINNED, STAGED_PEERS } staged;
+        size_t at; /* in that memory of a lane */
 };
 
 /* One operation on n elements, at[i] being where operand i is to be found. */
@@ -74,3 +79,9 @@ struct staged {
 
 void staged_add(struct staged *s, const void *memory, uint32_t width, bool in, bool out);
 void staged_run(struct staged *s);
+
+/* ---- between GPUs ---- */
+
+/* Enqueues a copy from one GPU to another on a lane of either, whose GPU is in use. */
+void peer_copy(struct lane *lane, void *dst, uint32_t dst_gpu, const void *src, uint32_t src_gpu,
+               size_t n);

@@ -37,6 +37,7 @@ static void thread_free(void *arg)
                                 gpu_plugin->stream_free(lane->stream);
                                 gpu_plugin->pinned_free(lane->pinned);
                                 gpu_plugin->free(lane->scratch);
+                                gpu_plugin->free(lane->peers);
                         }
                 }
         free(t);
@@ -97,6 +98,17 @@ void lane_scratch(uint32_t gpu, struct lane *lane)
         if (!lane->scratch)
                 gpu_must(gpu, "no memory for a norm",
                          gpu_plugin->alloc(LANE_SCRATCH, &lane->scratch));
+}
+
+void lane_peers(uint32_t gpu, struct lane *lane)
+{
+        void *peers;
+
+        if (lane->peers)
+                return;
+        gpu_must(gpu, "no memory for what lies on another GPU",
+                 gpu_plugin->alloc(LANE_BYTES, &peers));
+        lane->peers = peers;
 }
 
 void lane_wait(uint32_t gpu, struct lane *lane)

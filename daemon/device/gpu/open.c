@@ -133,10 +133,15 @@ int gpu_find(const uint8_t uuid[ZERO_GPU_UUID])
         return GPU_NONE;
 }
 
-int gpu_use(uint32_t gpu)
+int gpu_ordinal(uint32_t gpu)
 {
         assert(gpu < gpus.n);
-        return gpu_plugin->use(gpus.ordinal[gpu]);
+        return gpus.ordinal[gpu];
+}
+
+int gpu_use(uint32_t gpu)
+{
+        return gpu_plugin->use(gpu_ordinal(gpu));
 }
 
 void gpu_must(uint32_t gpu, const char *what, int r)

@@ -74,8 +74,13 @@ static void copy_host(const struct staged *s, void *const *at, size_t n)
 
 static void gpu_copy(void *dst, const void *src, size_t n)
 {
+        int to = gpu_of(dst), from = gpu_of(src);
         struct staged s;
 
+        if (to != GPU_NONE && from != GPU_NONE && to != from) {
+                gpu_spread(&dst, 1, src, n);
+                return;
+        }
         s.n_operands = 0;
         s.n = n;
         s.device = copy_device;

@@ -6,6 +6,9 @@
  * memory of a lane, which both host and GPU read and write.  While one lane's chunk is on its way
  * or computed by the GPU, the host fills or empties the other's.
  *
+ * Several GPUs: it is done on that of the first operand that lies on one.  What lies on the
+ * others passes through memory of the lane on that GPU, copied from GPU to GPU.
+ *
  * Elements are computed one by one, so that where a range is cut changes no bit.
  */
 #include "daemon/device/gpu/core.h"
@@ -22,8 +25,9 @@ struct chunk {
 struct plan {
         struct staged *s;
         uint32_t gpu;
-        bool on_gpu;  /* where it is computed */
-        size_t chunk; /* elements */
+        bool on_gpu;        /* where it is computed */
+        bool pinned, peers; /* memory of the lanes that is used */
+        size_t chunk;       /* elements */
         struct lane *lanes;
 };
 
@@ -59,34 +63,76 @@ static int some_gpu(const struct staged *s)
         return GPU_NONE;
 }
 
-/* Lays the staged operands out in a lane; their number. */
-static uint32_t lay_out(struct plan *p)
+static bool several_gpus(const struct staged *s, int gpu)
 {
-        struct staged *s = p->s;
-        uint32_t n = 0;
-        size_t width = 0, at = 0;
+        for (uint32_t i = 0; i < s->n_operands; i++)
+                if (s->operands[i].gpu != GPU_NONE && s->operands[i].gpu != gpu)
+                        return true;
+        return false;
+}
 
-        for (uint32_t i = 0; i < s->n_operands; i++) {
-                struct operand *o = &s->operands[i];
+static enum staged_in staged_in(const struct plan *p, const struct operand *o)
+{
+        if (!p->on_gpu)
+                return o->gpu == GPU_NONE ? STAGED_NOT : STAGED_PINNED;
+        if (o->gpu == GPU_NONE)
+                return STAGED_PINNED;
+        return o->gpu == (int)p->gpu ? STAGED_NOT : STAGED_PEERS;
+}
 
-                o->staged = p->on_gpu ? o->gpu != (int)p->gpu : o->gpu != GPU_NONE;
-                n += o->staged;
-                width += o->staged ? o->width : 0;
-        }
-        if (n == 0)
-                return 0;
-        p->chunk = (LANE_BYTES - (size_t)n * ALIGN) / width / CHUNK_UNIT * CHUNK_UNIT;
-        assert(p->chunk > 0);
-        for (uint32_t i = 0; i < s->n_operands; i++) {
-                struct operand *o = &s->operands[i];
+/* Lays the operands that are staged in a lane's memory of one kind out in it: their elements may
+ * take that much of the chunk. */
+static size_t chunk_for(const struct plan *p, enum staged_in in)
+{
+        size_t width = 0, n = 0;
 
-                if (!o->staged)
+        for (uint32_t i = 0; i < p->s->n_operands; i++)
+                if (p->s->operands[i].staged == in) {
+                        width += p->s->operands[i].width;
+                        n++;
+                }
+        return n ? (LANE_BYTES - n * ALIGN) / width / CHUNK_UNIT * CHUNK_UNIT : SIZE_MAX;
+}
+
+static void lay_out_in(const struct plan *p, enum staged_in in)
+{
+        size_t at = 0;
+
+        for (uint32_t i = 0; i < p->s->n_operands; i++) {
+                struct operand *o = &p->s->operands[i];
+
+                if (o->staged != in)
                         continue;
                 o->at = at;
                 at += (p->chunk * o->width + ALIGN - 1) / ALIGN * ALIGN;
         }
         assert(at <= LANE_BYTES);
-        return n;
+}
+
+/* Lays the staged operands out in a lane; false if there are none. */
+static bool lay_out(struct plan *p)
+{
+        struct staged *s = p->s;
+        size_t pinned, peers;
+
+        for (uint32_t i = 0; i < s->n_operands; i++)
+                s->operands[i].staged = staged_in(p, &s->operands[i]);
+        pinned = chunk_for(p, STAGED_PINNED);
+        peers = chunk_for(p, STAGED_PEERS);
+        if (pinned == SIZE_MAX && peers == SIZE_MAX)
+                return false;
+        p->pinned = pinned != SIZE_MAX;
+        p->peers = peers != SIZE_MAX;
+        p->chunk = pinned < peers ? pinned : peers;
+        assert(p->chunk > 0);
+        lay_out_in(p, STAGED_PINNED);
+        lay_out_in(p, STAGED_PEERS);
+        return true;
+}
+
+static uint8_t *staged_at(const struct lane *lane, const struct operand *o)
+{
+        return (o->staged == STAGED_PEERS ? lane->peers : lane->pinned) + o->at;
 }
 
 static void operands_at(const struct plan *p, const struct lane *lane, struct chunk c,
@@ -95,7 +141,7 @@ static void operands_at(const struct plan *p, const struct lane *lane, struct ch
         for (uint32_t i = 0; i < p->s->n_operands; i++) {
                 const struct operand *o = &p->s->operands[i];
 
-                at[i] = o->staged ? lane->pinned + o->at : o->memory + c.first * o->width;
+                at[i] = o->staged ? staged_at(lane, o) : o->memory + c.first * o->width;
         }
 }
 
@@ -112,13 +158,18 @@ static void carry_in(const struct plan *p, struct lane *lane, struct chunk c)
         for (uint32_t i = 0; i < p->s->n_operands; i++) {
                 const struct operand *o = &p->s->operands[i];
                 const uint8_t *from = o->memory + c.first * o->width;
+                size_t n = c.n * o->width;
+                uint8_t *to;
 
                 if (!o->staged || !o->in)
                         continue;
-                if (o->gpu == GPU_NONE)
-                        memcpy(lane->pinned + o->at, from, c.n * o->width);
+                to = staged_at(lane, o);
+                if (o->staged == STAGED_PEERS)
+                        peer_copy(lane, to, p->gpu, from, (uint32_t)o->gpu, n);
+                else if (o->gpu == GPU_NONE)
+                        memcpy(to, from, n);
                 else
-                        enqueue_copy(p, lane, lane->pinned + o->at, from, c.n * o->width);
+                        enqueue_copy(p, lane, to, from, n);
         }
 }
 
@@ -127,13 +178,18 @@ static void carry_out(const struct plan *p, struct lane *lane, struct chunk c, b
         for (uint32_t i = 0; i < p->s->n_operands; i++) {
                 const struct operand *o = &p->s->operands[i];
                 uint8_t *to = o->memory + c.first * o->width;
+                const uint8_t *from;
+                size_t n = c.n * o->width;
 
                 if (!o->staged || !o->out || (o->gpu != GPU_NONE) != of_gpus)
                         continue;
-                if (of_gpus)
-                        enqueue_copy(p, lane, to, lane->pinned + o->at, c.n * o->width);
+                from = staged_at(lane, o);
+                if (o->staged == STAGED_PEERS)
+                        peer_copy(lane, to, (uint32_t)o->gpu, from, p->gpu, n);
+                else if (of_gpus)
+                        enqueue_copy(p, lane, to, from, n);
                 else
-                        memcpy(to, lane->pinned + o->at, c.n * o->width);
+                        memcpy(to, from, n);
         }
 }
 
@@ -145,7 +201,10 @@ static void chunk_begin(const struct plan *p, struct lane *lane, struct chunk c)
 {
         void *at[OPERANDS_MAX];
 
-        lane_pin(p->gpu, lane);
+        if (p->pinned)
+                lane_pin(p->gpu, lane);
+        if (p->peers)
+                lane_peers(p->gpu, lane);
         carry_in(p, lane, c);
         if (!p->on_gpu)
                 return;
@@ -222,7 +281,7 @@ void staged_run(struct staged *s)
         if (s->n == 0)
                 return;
         p.lanes = lanes_of(p.gpu);
-        p.on_gpu = carried(s, false) <= carried(s, true);
+        p.on_gpu = several_gpus(s, gpu) || carried(s, false) <= carried(s, true);
         if (lay_out(&p))
                 run_in_chunks(&p);
         else
