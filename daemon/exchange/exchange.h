@@ -154,8 +154,7 @@ struct job {
         char name[ZERO_NAME_MAX + 1];
         uint32_t uid, world_size, coordinator; /* coordinator: node */
         enum zero_dtype reduce_dtype;
-        enum zero_dtype grad_dtype;  /* what local ranks push; set by the first of them */
-        struct window_place windows; /* of the local ranks; as well */
+        enum zero_dtype grad_dtype; /* what local ranks push; set by the first of them */
         layout *layout;
         struct placement place;
         struct partition *partition;
@@ -183,7 +182,7 @@ struct job {
         struct rank **ranks; /* [rank]: sessions on this node */
         uint32_t n_local;    /* ranks that run on this node, by the coordinator's table */
         uint32_t n_attached; /* sessions in ranks */
-        struct gather *gather;
+        struct list gathers; /* windows of local ranks, in host memory and on GPUs */
         struct reduce *reduce;
 };
 
@@ -282,23 +281,23 @@ void shard_forget_node(struct job *job, uint32_t node);
 
 /* ---- gather ---------------------------------------------------------------- */
 
+/* Of all windows of the job here. */
 struct gather_info {
         uint64_t window_bytes, hits, misses, elements_received;
+        uint64_t spread; /* groups copied from one window to another */
         uint32_t slots;
+        char places[400]; /* "gpu 0, gpu 1" */
 };
-int gather_new(struct job *job, struct gather **ret);
-void gather_free(struct gather *g);
-/* Makes the window at the first rank, where the job has its windows; checks it at every further
- * one. */
-bool gather_has_window(const struct job *job);
-int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
-                 struct fault *fault);
+void gathers_free(struct job *job);
+/* Gives a rank room in a window in that place, which is made at the first rank there. */
+int gather_admit(struct job *job, const struct window_place *place, uint32_t hold_groups,
+                 uint32_t local_world_size, struct gather **ret, struct fault *fault);
 /* A rank that was admitted has left. */
-void gather_leave(struct job *job, uint32_t hold_groups);
+void gather_leave(struct gather *g, uint32_t hold_groups);
 const struct segment *gather_segment(const struct gather *g);
-void gather_fetch(struct job *job, uint32_t group, uint64_t version, struct request *r);
-void gather_prefetch(struct job *job, uint32_t group, uint64_t version);
-void gather_release(struct job *job, uint32_t group);
+void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r);
+void gather_prefetch(struct gather *g, uint32_t group, uint64_t version);
+void gather_release(struct gather *g, uint32_t group);
 /* A node is there again, or the job starts: what waited for that goes on. */
 void gather_up(struct job *job);
 /* A shard of this node is ready at a new version. */
@@ -309,9 +308,9 @@ void gather_dirty(struct job *job, uint32_t group);
  * The serve plane that trainers map: only where this node holds everything, else they would map
  * more than their windows, and only where it lies in their place; or NULL.
  */
-const struct segment *gather_serve(const struct job *job);
+const struct segment *gather_serve(const struct gather *g);
 /* Whether the group is served by mapping it. */
-bool gather_mapped(const struct job *job, uint32_t group);
+bool gather_mapped(const struct gather *g, uint32_t group);
 void gather_info(const struct job *job, struct gather_info *ret);
 /* Ends every waiting fetch. */
 void gather_fail(struct job *job, int status, const char *text);

@@ -91,7 +91,7 @@ static void job_release_holdings(struct job *job)
 static void job_free(struct job *job)
 {
         reduce_free(job->reduce);
-        gather_free(job->gather);
+        gathers_free(job);
         job_release_holdings(job);
         partition_free(job->partition);
         layout_free(job->layout);
@@ -175,7 +175,7 @@ static bool job_alloc(struct job *job)
 {
         return ranks_alloc(job, job->world_size) &&
                partition_new(job->layout, job->place.n_owners, &job->partition) == 0 &&
-               gather_new(job, &job->gather) == 0 && reduce_new(job, &job->reduce) == 0;
+               reduce_new(job, &job->reduce) == 0;
 }
 
 struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
@@ -203,6 +203,7 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
         list_init(&job->link);
         list_init(&job->holdings);
         list_init(&job->former);
+        list_init(&job->gathers);
         if (!job_alloc(job)) {
                 job_unref(job);
                 return NULL;

@@ -63,15 +63,14 @@ static json_t *report_gather(const struct job *job)
 {
         struct gather_info info;
         json_t *j = json_object();
-        char place[20];
 
         gather_info(job, &info);
-        window_place_name(&job->windows, place, sizeof place);
         json_object_set_new(j, "window_bytes", number(info.window_bytes));
-        json_object_set_new(j, "place", text(place));
+        json_object_set_new(j, "place", text(info.places[0] ? info.places : "host"));
         json_object_set_new(j, "slots", number(info.slots));
         json_object_set_new(j, "hits", number(info.hits));
         json_object_set_new(j, "misses", number(info.misses));
+        json_object_set_new(j, "spread", number(info.spread));
         json_object_set_new(j, "elements_received", number(info.elements_received));
         return j;
 }

@@ -89,7 +89,7 @@ def host_does_not_look_for_a_gpu():
 def status_tells_each_gpu():
     with gpu_cluster(fake={"FAKE_GPUS": 2, "FAKE_GPU_BYTES": 1 << 28}) as c:
         status = c[0].status()
-        assert status["cuda"] == {"plugin_interface": 2, "driver": "12.4", "runtime": "12.4"}, status["cuda"]
+        assert status["cuda"] == {"plugin_interface": 3, "driver": "12.4", "runtime": "12.4"}, status["cuda"]
         assert [g["name"] for g in status["gpus"]] == ["fake GPU 0", "fake GPU 1"], status["gpus"]
         for n, gpu in enumerate(status["gpus"]):
             assert gpu["memory"] == {"total": 1 << 28, "free": 1 << 28, "used": 0, "zerod": 0}, gpu

@@ -1,18 +1,34 @@
 /*
- * The gather window: how large it is, and which ranks it has room for.
+ * Gather windows: where they are, how large, and which ranks they have room for.
  *
- * It is made for the first rank, from the configuration or from what the local ranks will
- * declare, and goes with the last.
+ * Each place that ranks name has one.  It is made for the first rank that names it, from the
+ * configuration or from what the local ranks will declare, and goes with the last.  How many of
+ * the local ranks share a GPU is not known where there are several: a window there is for as many
+ * as an even spread gives it, and those that find no room have another one beside it.
  */
 #include "daemon/exchange/gather/gather.h"
 
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/exchange/gpu/window.h"
 #include "proto/cleanup.h"
 
-int gather_new(struct job *job, struct gather **ret)
+static void gather_free(struct gather *g)
+{
+        if (g->has_window) {
+                window_deinit(&g->window);
+                segment_free(&g->segment);
+        }
+        free(g->entries);
+        free(g->skip);
+        free(g);
+}
+
+static int gather_new(struct job *job, const struct window_place *place)
 {
         uint32_t n = job->layout->n_groups;
         struct gather *g = calloc(1, sizeof *g);
@@ -20,6 +36,7 @@ int gather_new(struct job *job, struct gather **ret)
         if (!g)
                 return -ENOMEM;
         g->job = job;
+        g->place = *place;
         g->entries = calloc(n, sizeof *g->entries);
         g->skip = calloc(n, sizeof *g->skip);
         if (!g->entries || !g->skip) {
@@ -33,41 +50,51 @@ int gather_new(struct job *job, struct gather **ret)
                 list_init(&g->entries[i].starving);
                 g->entries[i].slab = SLAB_NONE;
         }
-        *ret = g;
+        list_insert(&job->gathers, &g->link);
         return 0;
 }
 
-void gather_free(struct gather *g)
+void gathers_free(struct job *job)
 {
-        if (!g)
-                return;
-        if (g->has_window) {
-                window_deinit(&g->window);
-                segment_free(&g->segment);
+        list_for_each (&job->gathers, item) {
+                gather_free(CONTAINER_OF(item, struct gather, link));
         }
-        free(g->entries);
-        free(g->skip);
-        free(g);
+        list_init(&job->gathers);
 }
 
-/* Groups that need no slab. */
-bool slabless(const struct job *job, uint32_t group)
+static struct gather *gather_at(const struct job *job, struct list *item)
 {
-        return gather_mapped(job, group) || job->layout->groups[group].elements == 0;
+        return item == &job->gathers ? NULL : CONTAINER_OF(item, struct gather, link);
 }
 
-const struct segment *gather_serve(const struct job *job)
+struct gather *gather_first(const struct job *job)
 {
-        const struct holding *sole = holding_sole(job);
+        return gather_at(job, job->gathers.next);
+}
+
+struct gather *gather_next(const struct job *job, const struct gather *g)
+{
+        return gather_at(job, g->link.next);
+}
+
+bool slabless(const struct gather *g, uint32_t group)
+{
+        return gather_mapped(g, group) || g->job->layout->groups[group].elements == 0;
+}
+
+const struct segment *gather_serve(const struct gather *g)
+{
+        const struct holding *sole = holding_sole(g->job);
         const struct segment *serve = sole && sole->state ? &sole->state->serve_segment : NULL;
 
-        return serve && serve->data && window_place_has(&job->windows, serve) ? serve : NULL;
+        return serve && serve->data && window_place_has(&g->place, serve) ? serve : NULL;
 }
 
-bool gather_mapped(const struct job *job, uint32_t group)
+bool gather_mapped(const struct gather *g, uint32_t group)
 {
-        return gather_serve(job) && job->layout->groups[group].dtype != ZERO_FP32 &&
-               job->layout->groups[group].elements > 0;
+        const struct layout_group *l = &g->job->layout->groups[group];
+
+        return gather_serve(g) && l->dtype != ZERO_FP32 && l->elements > 0;
 }
 
 const struct segment *gather_segment(const struct gather *g)
@@ -83,9 +110,9 @@ static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
 }
 
 /* The window by configuration: as many slabs as fit; else as many as the ranks declare. */
-static int gather_make_slots(struct job *job, uint64_t groups, struct slots **ret)
+static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **ret)
 {
-        struct gather *g = job->gather;
+        const struct job *job = g->job;
         uint32_t wanted = gather_wanted(groups, job->layout->n_groups);
         uint64_t limit = job->x->conf->window;
         struct slots *one = NULL;
@@ -104,31 +131,31 @@ static int gather_make_slots(struct job *job, uint64_t groups, struct slots **re
         return slots_new(job->layout, wanted ? wanted : 1, 0, g->skip, ret);
 }
 
-static int gather_make_segment(struct job *job, uint64_t bytes, struct fault *fault)
+static int gather_make_segment(struct gather *g, uint64_t bytes, struct fault *fault)
 {
-        struct segment *s = &job->gather->segment;
+        struct segment *s = &g->segment;
         char what[ZERO_NAME_MAX + 40];
 
         if (bytes == 0)
                 return 0;
-        if (!job->windows.on_gpu)
+        if (!g->place.on_gpu)
                 return segment_new("zerod-gather", bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE, s,
                                    fault);
-        snprintf(what, sizeof what, "the gather window of job %s", job->name);
-        return gpu_window_new(job, job->windows.gpu, what, bytes, s, fault);
+        snprintf(what, sizeof what, "the gather window of job %s", g->job->name);
+        return gpu_window_new(g->job, g->place.gpu, what, bytes, s, fault);
 }
 
-static int gather_make_window(struct job *job, uint64_t groups, struct fault *fault)
+static int gather_make_window(struct gather *g, uint64_t groups, struct fault *fault)
 {
-        struct gather *g = job->gather;
+        const struct job *job = g->job;
         struct slots *slots = NULL;
         int r;
 
         for (uint32_t i = 0; i < job->layout->n_groups; i++)
-                g->skip[i] = slabless(job, i);
-        if (gather_make_slots(job, groups, &slots))
+                g->skip[i] = slabless(g, i);
+        if (gather_make_slots(g, groups, &slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = gather_make_segment(job, slots->bytes, fault);
+        r = gather_make_segment(g, slots->bytes, fault);
         if (r) {
                 slots_free(slots);
                 return r;
@@ -142,23 +169,26 @@ static int gather_make_window(struct job *job, uint64_t groups, struct fault *fa
         return 0;
 }
 
-bool gather_has_window(const struct job *job)
+/* Local ranks that a window in that place is likely to serve. */
+static uint32_t sharers(const struct window_place *place, uint32_t local_world_size)
 {
-        return job->gather->has_window;
+        uint32_t n = place->on_gpu ? gpus_count() : 1;
+
+        return (local_world_size + n - 1) / n;
 }
 
 /* Whether the window, made if need be, has room for one more rank's groups. */
-static int gather_check(struct job *job, uint64_t own, uint32_t local_world_size,
+static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_size,
                         struct fault *fault)
 {
-        struct gather *g = job->gather;
+        const struct job *job = g->job;
         uint32_t n = job->layout->n_groups;
         uint64_t total = g->admitted + own;
         struct slots *needed = NULL;
         int r = 0;
 
         if (!g->has_window)
-                r = gather_make_window(job, own * local_world_size, fault);
+                r = gather_make_window(g, own * sharers(&g->place, local_world_size), fault);
         if (r)
                 return r;
         if (g->window.slots->bytes && !g->window.slots->whole &&
@@ -179,49 +209,118 @@ static int gather_check(struct job *job, uint64_t own, uint32_t local_world_size
         return 0;
 }
 
-static void gather_drop_window(struct job *job)
+static void gather_drop_window(struct gather *g)
 {
-        struct gather *g = job->gather;
-
         window_deinit(&g->window);
         segment_free(&g->segment);
         g->segment = (struct segment){ .fd = -1 };
         g->has_window = false;
 }
 
-/* The last local rank has left. */
-static void gather_vacate(struct job *job)
+/* Its last rank has left, and perhaps nothing uses it any more. */
+static void gather_vacate(struct gather *g)
 {
-        struct gather *g = job->gather;
+        uint32_t n = g->job->layout->n_groups;
 
-        for (uint32_t i = 0; i < job->layout->n_groups; i++)
-                if (g->entries[i].in_flight || !list_empty(&g->entries[i].waiting))
+        if (g->admitted || g->busy || !g->has_window)
+                return;
+        for (uint32_t i = 0; i < n; i++)
+                if (!list_empty(&g->entries[i].waiting))
                         return; /* the window stays for the next ranks */
-        for (uint32_t i = 0; i < job->layout->n_groups; i++) {
+        for (uint32_t i = 0; i < n; i++) {
                 list_remove(&g->entries[i].starving);
                 g->entries[i].phase = ENTRY_EMPTY;
                 g->entries[i].slab = SLAB_NONE;
         }
-        if (g->has_window)
-                gather_drop_window(job);
+        gather_drop_window(g);
+        for (uint32_t i = 0; i < n; i++)
+                gather_advance_others(g, i); /* who waited for what it was to bring */
 }
 
-int gather_admit(struct job *job, uint32_t hold_groups, uint32_t local_world_size,
-                 struct fault *fault)
+void gather_use(struct gather *g)
+{
+        g->busy++;
+}
+
+void gather_unuse(struct gather *g)
+{
+        assert(g->busy > 0);
+        if (--g->busy == 0)
+                gather_vacate(g);
+}
+
+/* Ranks in that place may have windows beside each other. */
+static bool windows_beside(const struct job *job, const struct window_place *place)
+{
+        return place->on_gpu && gpus_count() > 1 && !job->x->conf->window;
+}
+
+/* A window there that has room; one without is made if need be. */
+static int gather_find(struct job *job, const struct window_place *place, uint64_t own,
+                       uint32_t local_world_size, struct gather **ret, struct fault *fault)
+{
+        for_gathers (job, g) {
+                int r;
+
+                if (!window_place_equal(&g->place, place))
+                        continue;
+                r = gather_check(g, own, local_world_size, fault);
+                if (r == 0)
+                        *ret = g;
+                else
+                        gather_vacate(g);
+                if (r != ZERO_EWINDOW || !windows_beside(job, place))
+                        return r;
+        }
+        if (gather_new(job, place))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        return gather_find(job, place, own, local_world_size, ret, fault);
+}
+
+int gather_admit(struct job *job, const struct window_place *place, uint32_t hold_groups,
+                 uint32_t local_world_size, struct gather **ret, struct fault *fault)
 {
         uint64_t own = gather_wanted(hold_groups, job->layout->n_groups);
-        int r = gather_check(job, own, local_world_size, fault);
+        struct gather *g = NULL;
+        int r = gather_find(job, place, own, local_world_size, &g, fault);
 
-        if (r == 0)
-                job->gather->admitted += own;
-        else if (job->n_attached == 0 && gather_has_window(job))
-                gather_vacate(job);
-        return r;
+        if (r)
+                return r;
+        g->admitted += own;
+        *ret = g;
+        return 0;
 }
 
-void gather_leave(struct job *job, uint32_t hold_groups)
+void gather_leave(struct gather *g, uint32_t hold_groups)
 {
-        job->gather->admitted -= gather_wanted(hold_groups, job->layout->n_groups);
-        if (job->n_attached == 0)
-                gather_vacate(job);
+        g->admitted -= gather_wanted(hold_groups, g->job->layout->n_groups);
+        gather_vacate(g);
+}
+
+/* ---- told ------------------------------------------------------------------ */
+
+static void info_add(const struct gather *g, struct gather_info *info)
+{
+        char name[PLACE_NAME_MAX];
+        size_t used = strlen(info->places);
+
+        info->hits += g->hits;
+        info->misses += g->misses;
+        info->spread += g->spread;
+        info->elements_received += g->elements_received;
+        if (!g->has_window)
+                return;
+        info->window_bytes += g->window.slots->bytes;
+        info->slots += g->window.slots->n;
+        window_place_name(&g->place, name, sizeof name);
+        snprintf(info->places + used, sizeof info->places - used, "%s%s", used ? ", " : "", name);
+}
+
+void gather_info(const struct job *job, struct gather_info *ret)
+{
+        struct gather_info info = { .window_bytes = 0 };
+
+        for_gathers (job, g)
+                info_add(g, &info);
+        *ret = info;
 }

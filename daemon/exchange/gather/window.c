@@ -32,7 +32,7 @@ void window_deinit(struct window *w)
 
 static bool slab_available(const struct slab *s)
 {
-        return s->leases == 0 && !s->pinned;
+        return s->leases == 0 && !s->pinned && s->readers == 0;
 }
 
 /* The least recently used available slab; a free one was never used or given back at clock 0. */
@@ -84,7 +84,7 @@ void window_free_slab(struct window *w, uint32_t slab)
 {
         struct slab *s = &w->slabs[slab];
 
-        assert(s->leases == 0);
+        assert(s->leases == 0 && s->readers == 0);
         if (s->group != SLAB_NONE)
                 w->slab_of[s->group] = SLAB_NONE;
         *s = (struct slab){ .group = SLAB_NONE };

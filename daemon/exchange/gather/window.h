@@ -2,9 +2,9 @@
  * The slabs of a gather window: which group is in which, who holds it, which may be
  * used next.  Pure; bytes and waiting are gather.c's.
  *
- * A slab is free, or belongs to one group.  One with leases or with a gather in flight
- * (pinned) is never taken; of the others the least recently used goes first, and one that
- * holds nothing before any other.
+ * A slab is free, or belongs to one group.  One with leases, with a gather in flight (pinned) or
+ * that is copied from is never taken; of the others the least recently used goes first, and one
+ * that holds nothing before any other.
  */
 #pragma once
 
@@ -15,8 +15,9 @@ enum { SLAB_NONE = UINT32_MAX };
 struct slab {
         uint32_t group; /* SLAB_NONE: free */
         uint32_t leases;
-        bool pinned;   /* being filled */
-        uint64_t used; /* clock of the last use */
+        bool pinned;      /* being filled */
+        uint32_t readers; /* copies to other windows */
+        uint64_t used;    /* clock of the last use */
 };
 
 struct window {
@@ -40,5 +41,5 @@ void window_lease(struct window *w, uint32_t slab);
 bool window_release(struct window *w, uint32_t slab);
 void window_free_slab(struct window *w, uint32_t slab);
 uint64_t window_offset(const struct window *w, uint32_t slab);
-/* Slabs without lease and not pinned. */
+/* Slabs that may be taken. */
 uint32_t window_available(const struct window *w);

@@ -97,22 +97,6 @@ void window_place_name(const struct window_place *p, char *text, size_t n)
                 snprintf(text, n, "host");
 }
 
-/* All windows of a job on a node lie in one place; the first of its ranks names it. */
-static int place_check(const struct job *job, const struct window_place *wanted,
-                       struct fault *fault)
-{
-        char here[20], there[20];
-
-        if (!gather_has_window(job) || window_place_equal(&job->windows, wanted))
-                return 0;
-        window_place_name(&job->windows, here, sizeof here);
-        window_place_name(wanted, there, sizeof there);
-        return fault_set(fault, ZERO_ECONFLICT,
-                         "the windows of a job's ranks on one node lie in one place: %s, as those "
-                         "before have it, not %s: have all of them name the same device",
-                         here, there);
-}
-
 /* The job has started with this rank in it. */
 static int rank_enter(struct rank *rank, struct fault *fault)
 {
@@ -128,17 +112,14 @@ static int rank_enter(struct rank *rank, struct fault *fault)
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "ranks of one node push one dtype: %s here, %s so far",
                                  dtype_name(needs->grad_dtype), dtype_name(job->grad_dtype));
-        status = place_check(job, &needs->windows, fault);
-        if (status)
-                return status;
         rank->holds = calloc(job->layout->n_groups, sizeof *rank->holds);
         if (!rank->holds)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         status = push_window_new_rank(rank, job, &rank->window, fault);
         if (status)
                 return status;
-        job->windows = needs->windows;
-        status = gather_admit(job, needs->hold_groups, needs->local_world_size, fault);
+        status = gather_admit(job, &needs->windows, needs->hold_groups, needs->local_world_size,
+                              &rank->gather, fault);
         if (status)
                 return status;
         job->grad_dtype = needs->grad_dtype;
@@ -411,7 +392,7 @@ void rank_leave(struct rank *rank, bool orderly)
         }
         rank_release_all(rank);
         job->n_attached--;
-        gather_leave(job, rank->hold_groups);
+        gather_leave(rank->gather, rank->hold_groups);
         if (job->n_attached == 0)
                 reduce_vacate(job->reduce);
         job->ranks[rank->rank] = NULL;

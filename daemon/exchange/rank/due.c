@@ -173,7 +173,7 @@ void due_fail(struct rank *rank, int status, const char *text)
 static void lease_end(const struct due *d)
 {
         if (!d->rank->job->dead) /* else what it held may be gone */
-                gather_release(d->rank->job, due_group(d));
+                gather_release(d->rank->gather, due_group(d));
 }
 
 void due_drop(struct rank *rank)

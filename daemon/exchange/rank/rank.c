@@ -16,7 +16,7 @@ static void holds_end(struct rank *rank, enum hold kind)
                         rank->holds[g] = HOLD_NONE;
                         rank->held--;
                         if (!rank->job->dead) /* else what it held may be gone */
-                                gather_release(rank->job, g);
+                                gather_release(rank->gather, g);
                 }
 }
 
@@ -96,7 +96,7 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
         rank->active_ms = exchange_now(job->x);
         rank->holds[group] = HOLD_ASKED;
         rank->held++;
-        gather_fetch(job, group, group_version(job, group, version), r);
+        gather_fetch(rank->gather, group, group_version(job, group, version), r);
         return 0;
 }
 
@@ -111,7 +111,7 @@ void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version)
         struct fault fault;
 
         if (group_check(rank, group, &fault) == 0 && version == rank->job->version)
-                gather_prefetch(rank->job, group, group_version(rank->job, group, version));
+                gather_prefetch(rank->gather, group, group_version(rank->job, group, version));
 }
 
 int rank_release(struct rank *rank, const Zero__Release *release, struct request *r,
@@ -137,7 +137,7 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
         rank->held--;
         if (later)
                 return 0;
-        gather_release(rank->job, group);
+        gather_release(rank->gather, group);
         request_end(r, ZERO_OK, NULL);
         return 0;
 }

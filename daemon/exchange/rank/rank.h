@@ -12,6 +12,7 @@
 #include "proto/zero.pb-c.h"
 
 struct exchange;
+struct gather;
 struct gpu_events;
 struct job;
 struct rank;
@@ -32,6 +33,7 @@ static inline bool window_place_has(const struct window_place *p, const struct s
         return p->on_gpu == s->on_gpu && (!p->on_gpu || p->gpu == s->gpu);
 }
 
+enum { PLACE_NAME_MAX = 20 };
 /* "host" or "gpu N". */
 void window_place_name(const struct window_place *p, char *text, size_t n);
 
@@ -89,7 +91,8 @@ struct rank {
         uint32_t hold_groups, held; /* held: asked for, held or past */
         enum hold *holds;           /* [group] */
         struct push_window *window;
-        struct list due; /* messages whose GPU work is not done (due.c) */
+        struct gather *gather; /* the window that it maps; set with job */
+        struct list due;       /* messages whose GPU work is not done (due.c) */
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits for the job to start */
         struct request *closing;   /* waits in zero_norm() or zero_step() */

@@ -23,6 +23,7 @@ void parcel_free(struct parcel *p)
         sum_give(p);
         list_remove(&p->link);
         free(p->present);
+        free(p->sums);
         job_unref(p->job);
         free(p);
 }
@@ -46,48 +47,80 @@ static bool same_sources(const struct parcel *p, uint32_t a, uint32_t b)
         return true;
 }
 
-/* Tensors of the group from `first` to before `end`, with what lies between them. */
-static void run_sum(const struct parcel *p, uint32_t first, uint32_t end, const void **src)
+/* Sources that have a tensor; their number. */
+static uint32_t sources_of(const struct parcel *p, uint32_t tensor, uint64_t element,
+                           const void **src)
 {
-        const struct job *job = p->job;
-        const struct layout_group *g = &job->layout->groups[p->group];
-        const struct layout_tensor *t = &job->layout->tensors[g->first_tensor];
-        uint64_t offset = t[first].offset, n = t[end - 1].offset + t[end - 1].elements - offset;
         uint32_t k = 0;
 
         for (uint32_t s = 0; s < p->n_sources; s++)
-                if (source_has(p->sources[s], first))
+                if (source_has(p->sources[s], tensor))
                         src[k++] = (const char *)p->sources[s]->data +
-                                   offset * dtype_size(p->grad_dtype);
-        if (k && n && !t[first].frozen)
+                                   element * dtype_size(p->grad_dtype);
+        return k;
+}
+
+/* A range of which all elements come from the sources that have that tensor. */
+static void range_sum(const struct parcel *p, uint32_t tensor, struct range range, void *dst,
+                      const void **src)
+{
+        const struct job *job = p->job;
+        uint32_t k = sources_of(p, tensor, range.first, src);
+
+        if (k && range.count)
                 ops_for(job->x, p->on_gpu || parcel_pushed_on_gpu(p))
-                        ->sum(job->reduce_dtype,
-                              (char *)p->buffer + offset * dtype_size(job->reduce_dtype),
-                              p->grad_dtype, src, k, n);
+                        ->sum(job->reduce_dtype, dst, p->grad_dtype, src, k, range.count);
+}
+
+/* What of a run of tensors belongs into a piece, or all of it into the buffer. */
+static void run_sum(const struct parcel *p, const struct piece *piece, uint32_t tensor,
+                    struct range run, const void **src)
+{
+        uint32_t n = p->job->partition->slices[p->group];
+
+        if (!piece)
+                range_sum(p, tensor, run,
+                          (char *)p->buffer + run.first * dtype_size(p->job->reduce_dtype), src);
+        for (uint32_t i = 0; piece && i < n; i++) {
+                const struct part *part = &p->parts[i];
+                struct range range = range_common(part->range, run);
+
+                if (part->gpu == piece->gpu && range.count)
+                        range_sum(p, tensor, range, sum_at(p, part, range.first), src);
+        }
 }
 
 /* Offload thread: the present contributions in rank order, in as few pieces as they allow. */
 static void parcel_sum(struct offload_task *task, uint32_t worker)
 {
-        struct parcel *p = CONTAINER_OF(task, struct parcel, task);
-        uint32_t n = p->job->layout->groups[p->group].n_tensors;
+        const struct parcel_sum *sum = CONTAINER_OF(task, struct parcel_sum, task);
+        const struct parcel *p = sum->parcel;
+        const struct layout_group *g = &p->job->layout->groups[p->group];
+        const struct layout_tensor *t = &p->job->layout->tensors[g->first_tensor];
         const void **src = malloc(p->n_sources * sizeof *src);
 
         if (!src)
                 abort(); /* a few bytes on a worker: nothing sensible is left to do */
-        for (uint32_t first = 0, end; first < n; first = end) {
-                for (end = first + 1; end < n && same_sources(p, first, end); end++)
+        for (uint32_t first = 0, end; first < g->n_tensors; first = end) {
+                uint64_t offset = t[first].offset;
+
+                for (end = first + 1; end < g->n_tensors && same_sources(p, first, end); end++)
                         ;
-                run_sum(p, first, end, src);
+                if (!t[first].frozen)
+                        run_sum(p, sum->piece, first,
+                                (struct range){ offset,
+                                                t[end - 1].offset + t[end - 1].elements - offset },
+                                src);
         }
         free(src);
 }
 
 static void parcel_summed(struct offload_task *task)
 {
-        struct parcel *p = CONTAINER_OF(task, struct parcel, task);
+        struct parcel *p = CONTAINER_OF(task, struct parcel_sum, task)->parcel;
 
-        p->summing = false;
+        if (--p->summing)
+                return;
         if (p->void_) {
                 parcel_free(p);
                 return;
@@ -99,6 +132,31 @@ static void parcel_summed(struct offload_task *task)
         p->ready = true;
         crash_point(CRASH_PUSH_SUMMED);
         group_offer(p->job, p->group);
+}
+
+/* In each place where a part is to be, side by side. */
+static bool parcel_submit(struct parcel *p)
+{
+        uint32_t n = 0;
+
+        list_for_each (&p->pieces, item) {
+                n++;
+        }
+        p->sums = calloc(n ? n : 1, sizeof *p->sums);
+        if (!p->sums)
+                return false;
+        n = 0;
+        list_for_each (&p->pieces, item) {
+                p->sums[n++].piece = CONTAINER_OF(item, struct piece, link);
+        }
+        p->summing = n ? n : 1;
+        for (uint32_t i = 0; i < p->summing; i++) {
+                p->sums[i].parcel = p;
+                p->sums[i].task.run = parcel_sum;
+                p->sums[i].task.done = parcel_summed;
+                offload_submit(p->job->x->offload, &p->sums[i].task);
+        }
+        return true;
 }
 
 /* The only contribution is what owners take, where it is of use to them. */
@@ -129,10 +187,10 @@ void parcel_start(struct parcel *p)
                 p->starved = true;
                 return;
         }
-        p->summing = true;
-        p->task.run = parcel_sum;
-        p->task.done = parcel_summed;
-        offload_submit(job->x->offload, &p->task);
+        if (!parcel_submit(p)) {
+                sum_give(p);
+                p->starved = true;
+        }
 }
 
 /* A buffer has become free: the oldest parcels without one go on. */
@@ -181,6 +239,10 @@ bool parcel_on_gpu(const struct parcel *p)
 
 const void *parcel_data(const struct parcel *p, uint64_t first)
 {
+        uint32_t n = p->job->partition->slices[p->group];
+
+        if (p->parts)
+                return sum_at(p, parts_find(p->parts, n, first), first);
         return (const char *)p->data + first * dtype_size(p->job->reduce_dtype);
 }
 
@@ -318,6 +380,7 @@ struct parcel *parcel_new(struct job *job, uint32_t group)
         p->micro_batch = r->groups[group].micro_batch;
         p->attempt = job->attempt;
         p->grad_dtype = job->grad_dtype;
+        list_init(&p->pieces);
         p->last = true;
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 struct contributor *c = contributor_of(r, group, rank);

@@ -54,6 +54,7 @@ int reduce_new(struct job *job, struct reduce **ret)
                 return -ENOMEM;
         r->job = job;
         list_init(&r->parcels);
+        list_init(&r->kept);
         job->reduce = r;
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
         if (!r->groups || reduce_resize(job, job->world_size)) {

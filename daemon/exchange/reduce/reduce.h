@@ -2,6 +2,7 @@
 #pragma once
 
 #include "daemon/exchange/exchange.h"
+#include "daemon/exchange/reduce/parts.h"
 
 /* What a rank pushed for one micro-batch. */
 struct contribution {
@@ -46,28 +47,45 @@ struct reduce {
         uint32_t *waiting;                /* [rank]: slots of contributions in queues */
         bool *spilled;                    /* [rank]: one of its contributions has a copy */
         uint64_t buffer_bytes;            /* of sums */
-        void *kept[SUMS_KEPT];            /* memory of a GPU for the next sums */
-        uint32_t n_kept;
+        struct list kept;                 /* pieces for the next sums */
         uint64_t elements_sent;
+};
+
+/* Memory of a GPU for parts of a sum. */
+struct piece {
+        struct list link; /* parcel.pieces, or reduce.kept */
+        uint32_t gpu;
+        uint64_t bytes;
+        void *memory;
+};
+
+/* Sums what is to be in one place. */
+struct parcel_sum {
+        struct offload_task task;
+        struct parcel *parcel;
+        const struct piece *piece; /* NULL: all, in host memory */
 };
 
 struct parcel {
         struct list link; /* reduce.parcels */
-        struct offload_task task;
         struct job *job;
         uint32_t group, micro_batch;
         uint64_t attempt;
         enum zero_dtype grad_dtype; /* of the sources; the job's may be another one soon */
-        bool last, summing, ready, offered, starved;
-        bool void_;       /* its attempt is over: freed when nothing reads it */
-        bool aborted;     /* ... without a decision */
-        uint32_t untaken; /* owners that have not taken their range yet */
-        uint32_t readers; /* payloads and copies under way */
-        uint8_t *present; /* one bit a tensor */
-        void *buffer;     /* the sum; NULL: in place */
-        uint64_t buffer_bytes;
-        const void *data;
-        bool on_gpu; /* data is not for the CPU */
+        bool last, ready, offered, starved;
+        uint32_t summing; /* of sums */
+        struct parcel_sum *sums;
+        bool void_;         /* its attempt is over: freed when nothing reads it */
+        bool aborted;       /* ... without a decision */
+        uint32_t untaken;   /* owners that have not taken their range yet */
+        uint32_t readers;   /* payloads and copies under way */
+        uint8_t *present;   /* one bit a tensor */
+        void *buffer;       /* the sum, in host memory */
+        struct part *parts; /* of the sum on GPUs; NULL: it is not there */
+        struct list pieces; /* that these lie in */
+        uint64_t sum_bytes;
+        const void *data; /* of a contribution in place, or the buffer; NULL with parts */
+        bool on_gpu;      /* none of it is for the CPU */
         uint32_t n_sources;
         struct contribution *sources[];
 };
@@ -97,6 +115,8 @@ bool parcel_pushed_on_gpu(const struct parcel *p);
 bool parcel_stays_on_gpu(const struct parcel *p);
 /* Memory for the parcel's sum; false: not before another one is given back. */
 bool sum_take(struct parcel *p);
+/* Where an element of a part of the sum lies. */
+void *sum_at(const struct parcel *p, const struct part *part, uint64_t element);
 void sum_give(struct parcel *p);
 
 /* parcel.c */

@@ -1,9 +1,10 @@
 /*
  * Memory for the sums of parcels, within a budget.
  *
- * It is host memory; but where the gradients lie on a GPU, and so do those of an owner of this
- * node, it is that GPU's, so that they do not go through the host's.  Pieces on a GPU have the size
- * of the largest group, so that any will do, and are kept until the last local rank has left.
+ * It is host memory; but where gradients lie on GPUs, and so do those of an owner of this node, it
+ * is these GPUs', so that they do not go through the host's: each owner's part is on its own
+ * (parts.h).  Pieces on a GPU have room for those of any group, so that any will do, and are kept
+ * until the last local rank has left.
  */
 #include "daemon/exchange/reduce/reduce.h"
 
@@ -54,34 +55,175 @@ static bool budget_has(const struct job *job, uint64_t bytes)
         return !used || used + bytes <= (budget ? budget : SUMS_KEPT * largest_bytes(job));
 }
 
-/* NULL: the GPU has no room. */
-static void *gpu_take(struct job *job, uint64_t bytes)
-{
-        struct reduce *r = job->reduce;
-        char what[ZERO_NAME_MAX + 40];
-        struct fault fault;
-        void *memory;
+/* ---- on GPUs ---------------------------------------------------------------- */
 
-        while (r->n_kept) {
-                memory = r->kept[--r->n_kept];
-                if (gpu_of(memory) == (int)job->windows.gpu)
-                        return memory;
-                gpu_free(memory); /* ranks of another place have left it */
+/* [owner]; NULL: out of memory. */
+static int *gpus_of_owners(const struct job *job)
+{
+        int *gpus = calloc(job->place.n_owners, sizeof *gpus);
+
+        for (uint32_t o = 0; gpus && o < job->place.n_owners; o++) {
+                const struct holding *h = holding_of_copy(job, o, 0);
+                bool here = h && h->state && state_on_gpu(h->state);
+
+                gpus[o] = here ? (int)h->state->id.place - 1 : PART_NO_GPU;
         }
-        snprintf(what, sizeof what, "sums of gradients of job %s", job->name);
-        if (gpu_alloc(job->windows.gpu, bytes, what, &memory, &fault) == 0)
-                return memory;
-        log_debug("job %s: summed in host memory: %s", job->name, fault.text);
+        return gpus;
+}
+
+static uint64_t gpus_of_sources(const struct parcel *p)
+{
+        uint64_t set = 0;
+
+        for (uint32_t i = 0; i < p->n_sources; i++)
+                if (contribution_on_gpu(p->sources[i]))
+                        set |= UINT64_C(1) << p->sources[i]->window->gpu_slots.gpu;
+        return set;
+}
+
+/* Bytes that any group's piece on that GPU fits into; 0: out of memory. */
+static uint64_t piece_room(const struct job *job, const struct parts_rule *rule, uint32_t gpu)
+{
+        uint64_t room = 0;
+
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                uint32_t n = job->partition->slices[g];
+                CLEANUP(cleanup_free) struct part *parts = calloc(n + 1, sizeof *parts);
+                uint64_t bytes;
+
+                if (!parts)
+                        return 0;
+                parts_plan(rule, g, parts);
+                bytes = parts_bytes(parts, n, gpu, rule->size);
+                room = bytes > room ? bytes : room;
+        }
+        return room;
+}
+
+static void piece_free(struct piece *piece)
+{
+        list_remove(&piece->link);
+        gpu_free(piece->memory);
+        free(piece);
+}
+
+/* One that was kept; what is too small goes. */
+static struct piece *piece_kept(struct reduce *r, uint32_t gpu, uint64_t bytes)
+{
+        list_for_each (&r->kept, item) {
+                struct piece *piece = CONTAINER_OF(item, struct piece, link);
+
+                if (piece->gpu != gpu)
+                        continue;
+                if (piece->bytes >= bytes)
+                        return piece;
+                piece_free(piece);
+        }
         return NULL;
 }
 
-static bool sum_set(struct parcel *p, void *buffer, uint64_t bytes, bool on_gpu)
+/* NULL: the GPU has no room. */
+static struct piece *piece_new(struct job *job, uint32_t gpu, uint64_t bytes)
 {
-        p->data = p->buffer = buffer;
-        p->buffer_bytes = buffer ? bytes : 0;
-        p->on_gpu = buffer && on_gpu;
-        p->job->reduce->buffer_bytes += p->buffer_bytes;
-        return buffer;
+        struct piece *piece = calloc(1, sizeof *piece);
+        char what[ZERO_NAME_MAX + 40];
+        struct fault fault = { 0 };
+
+        snprintf(what, sizeof what, "sums of gradients of job %s", job->name);
+        if (!piece || !bytes || gpu_alloc(gpu, bytes, what, &piece->memory, &fault)) {
+                log_debug("job %s: summed in host memory: %s", job->name, fault.text);
+                free(piece);
+                return NULL;
+        }
+        list_init(&piece->link);
+        piece->gpu = gpu;
+        piece->bytes = bytes;
+        return piece;
+}
+
+static bool piece_take(struct parcel *p, const struct parts_rule *rule, uint32_t gpu)
+{
+        uint32_t n = p->job->partition->slices[p->group];
+        struct piece *piece =
+                piece_kept(p->job->reduce, gpu, parts_bytes(p->parts, n, gpu, rule->size));
+
+        if (!piece)
+                piece = piece_new(p->job, gpu, piece_room(p->job, rule, gpu));
+        if (!piece)
+                return false;
+        list_remove(&piece->link);
+        list_insert(&p->pieces, &piece->link);
+        return true;
+}
+
+static void pieces_give(struct parcel *p)
+{
+        struct reduce *r = p->job->reduce;
+
+        while (!list_empty(&p->pieces)) {
+                struct piece *piece = CONTAINER_OF(p->pieces.next, struct piece, link);
+                uint32_t n = 0;
+
+                list_for_each (&r->kept, item) {
+                        n += CONTAINER_OF(item, struct piece, link)->gpu == piece->gpu;
+                }
+                if (p->job->n_attached && n < SUMS_KEPT) {
+                        list_remove(&piece->link);
+                        list_insert(&r->kept, &piece->link);
+                } else {
+                        piece_free(piece);
+                }
+        }
+        free(STEAL(p->parts));
+}
+
+/* All pieces, or none. */
+static bool pieces_take(struct parcel *p)
+{
+        const struct job *job = p->job;
+        uint32_t n = job->partition->slices[p->group];
+        CLEANUP(cleanup_free) int *owners = gpus_of_owners(job);
+        struct parts_rule rule = { .partition = job->partition,
+                                   .gpu_of_owner = owners,
+                                   .sources = gpus_of_sources(p),
+                                   .size = dtype_size(job->reduce_dtype) };
+        bool ok = owners;
+
+        p->parts = calloc(n + 1, sizeof *p->parts);
+        if (!ok || !p->parts) {
+                pieces_give(p);
+                return false;
+        }
+        parts_plan(&rule, p->group, p->parts);
+        for (uint64_t left = parts_gpus(p->parts, n); ok && left; left &= left - 1)
+                ok = piece_take(p, &rule, (uint32_t)__builtin_ctzll(left));
+        if (!ok)
+                pieces_give(p);
+        return ok;
+}
+
+void *sum_at(const struct parcel *p, const struct part *part, uint64_t element)
+{
+        size_t size = dtype_size(p->job->reduce_dtype);
+
+        list_for_each ((struct list *)&p->pieces, item) {
+                struct piece *piece = CONTAINER_OF(item, struct piece, link);
+
+                if (piece->gpu == part->gpu)
+                        return (char *)piece->memory + part->at +
+                               (element - part->range.first) * size;
+        }
+        assert(!"a part has its piece");
+        return NULL;
+}
+
+/* ---- of a parcel --------------------------------------------------------------- */
+
+static bool sum_charge(struct parcel *p, uint64_t bytes)
+{
+        p->sum_bytes = bytes;
+        p->job->reduce->buffer_bytes += bytes;
+        return true;
 }
 
 bool sum_take(struct parcel *p)
@@ -92,33 +234,30 @@ bool sum_take(struct parcel *p)
         if (parcel_stays_on_gpu(p)) {
                 if (!budget_has(job, bytes))
                         return false;
-                if (sum_set(p, gpu_take(job, bytes), bytes, true))
-                        return true;
+                p->on_gpu = pieces_take(p);
+                if (p->on_gpu)
+                        return sum_charge(p, bytes);
                 if (job->reduce->buffer_bytes) /* there will be room */
                         return false;
         }
         bytes = group_bytes(job, p->group);
-        return budget_has(job, bytes) && sum_set(p, buffer_new(bytes), bytes, false);
+        if (!budget_has(job, bytes))
+                return false;
+        p->data = p->buffer = buffer_new(bytes);
+        return p->buffer && sum_charge(p, bytes);
 }
 
 void sum_give(struct parcel *p)
 {
-        struct reduce *r = p->job->reduce;
-        void *buffer = STEAL(p->buffer);
-
-        if (!buffer)
-                return;
-        r->buffer_bytes -= p->buffer_bytes;
-        if (!p->on_gpu)
-                free(buffer);
-        else if (p->job->n_attached && r->n_kept < SUMS_KEPT)
-                r->kept[r->n_kept++] = buffer;
-        else
-                gpu_free(buffer);
+        p->job->reduce->buffer_bytes -= p->sum_bytes;
+        p->sum_bytes = 0;
+        free(STEAL(p->buffer));
+        pieces_give(p);
 }
 
 void reduce_vacate(struct reduce *r)
 {
-        while (r->n_kept)
-                gpu_free(r->kept[--r->n_kept]);
+        list_for_each (&r->kept, item) {
+                piece_free(CONTAINER_OF(item, struct piece, link));
+        }
 }

@@ -10,14 +10,6 @@
 
 enum { BOTH = 3 };
 
-static uint64_t bytes_left(void)
-{
-        uint64_t left, total;
-
-        CHECK(gpu_memory(0, &left, &total) == 0);
-        return left;
-}
-
 /* The same training with windows in host memory, on GPUs, and on one node's GPU alone; and with
  * states on GPUs. */
 static void same_in_every_place(struct training t, const char *what)
@@ -29,8 +21,8 @@ static void same_in_every_place(struct training t, const char *what)
         struct outcome host, o;
         uint64_t before;
 
-        stream_gpus_open();
-        before = bytes_left();
+        stream_gpus_open(1);
+        before = stream_gpus_left();
         host = training_run(&t);
         for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
                 t.gpu_nodes = places[i].windows;
@@ -39,7 +31,7 @@ static void same_in_every_place(struct training t, const char *what)
                 t.seed = 10 + i;
                 o = training_run(&t);
                 outcome_same(&host, &o, what);
-                CHECK(bytes_left() == before, "%s: memory of the GPU is left over", what);
+                CHECK(stream_gpus_left() == before, "%s: memory of the GPU is left over", what);
         }
 }
 
@@ -101,7 +93,7 @@ static struct training on_one_node(uint32_t ranks)
 {
         struct training t = training_default();
 
-        stream_gpus_open();
+        stream_gpus_open(1);
         t.net = (struct net_options){ .nodes = 1, .owners = 1 };
         t.ranks = ranks;
         memset(t.node_of_rank, 0, sizeof t.node_of_rank);
@@ -141,7 +133,7 @@ static void step_comes_to_the_same(struct session *s, const struct training *t)
 static void work_that_does_not_end_is_named(void)
 {
         struct training t = on_one_node(2);
-        uint64_t before = bytes_left();
+        uint64_t before = stream_gpus_left();
         struct trainer *first;
         struct session s;
 
@@ -169,7 +161,7 @@ static void work_that_does_not_end_is_named(void)
         first->needs.timeout_ms = 60000;
         CHECK(one_op(&s, 0, (struct op){ .kind = OP_ATTACH }) == 0, "%s", ears[0].text);
         step_comes_to_the_same(&s, &t);
-        CHECK(bytes_left() == before);
+        CHECK(stream_gpus_left() == before);
 }
 
 /* What it has pushed has not counted, and is not looked at again. */
@@ -198,33 +190,10 @@ static void a_successor_does_not_wait_for_work_of_the_one_before(void)
         step_comes_to_the_same(&s, &t);
 }
 
-static void another_place_is_refused_by_name(void)
-{
-        struct training t = on_one_node(2);
-        struct session s;
-
-        open_listening(&s, &t);
-        s.trainers[1].needs.windows.on_gpu = false;
-        for (uint32_t r = 0; r < 2; r++)
-                trainer_add(&s.trainers[r], (struct op){ .kind = OP_ATTACH });
-        session_run(&s);
-        CHECK((ears[0].status ^ ears[1].status) == ZERO_ECONFLICT);
-        CHECK(strstr(ears[ears[0].status ? 0 : 1].text, "gpu 0"), "%s", ears[1].text);
-        for (uint32_t r = 0; r < 2; r++) {
-                trainer_kill(&s.trainers[r]);
-                s.trainers[r].needs.windows.on_gpu = r == 1;
-        }
-        s.trainers[0].needs.windows.on_gpu = true;
-        memset(ears, 0, sizeof ears);
-        session_attach(&s); /* nobody is left of those before */
-        CHECK(!ears[0].failures && !ears[1].failures, "%s %s", ears[0].text, ears[1].text);
-        step_comes_to_the_same(&s, &t);
-}
-
 static void a_gpu_without_room_is_named(void)
 {
         struct training t = on_one_node(2);
-        uint64_t before = bytes_left();
+        uint64_t before = stream_gpus_left();
         struct session s;
 
         setenv("FAKE_GPU_BYTES", "2000000", 1);
@@ -238,7 +207,7 @@ static void a_gpu_without_room_is_named(void)
                       "rank %u: %s", r, ears[r].text);
         kill_all(&s);
         unsetenv("FAKE_GPU_BYTES");
-        CHECK(bytes_left() == before);
+        CHECK(stream_gpus_left() == before);
         memset(ears, 0, sizeof ears);
         session_attach(&s);
         step_comes_to_the_same(&s, &t);
@@ -249,8 +218,8 @@ static void nothing_is_left_of_work_that_did_not_end(void)
 {
         uint64_t before;
 
-        stream_gpus_open();
-        before = bytes_left();
+        stream_gpus_open(1);
+        before = stream_gpus_left();
         for (uint32_t turns = 0; turns < 120; turns += 5) {
                 struct training t = training_default();
                 struct session s;
@@ -268,7 +237,7 @@ static void nothing_is_left_of_work_that_did_not_end(void)
                         run_turns(&s, 20, turns);
                 kill_all(&s);
                 session_close(&s);
-                CHECK(bytes_left() == before, "after %u turns", turns);
+                CHECK(stream_gpus_left() == before, "after %u turns", turns);
         }
 }
 
@@ -307,7 +276,6 @@ const struct test_case gpu_cases[] = {
         { "work-that-does-not-end-is-named", work_that_does_not_end_is_named },
         { "a-successor-does-not-wait-for-work-of-the-one-before",
           a_successor_does_not_wait_for_work_of_the_one_before },
-        { "another-place-is-refused-by-name", another_place_is_refused_by_name },
         { "a-gpu-without-room-is-named", a_gpu_without_room_is_named },
         { "nothing-is-left-of-work-that-did-not-end", nothing_is_left_of_work_that_did_not_end },
         { "windows-on-a-gpu-give-the-same-bits", windows_on_a_gpu_give_the_same_bits },

@@ -56,26 +56,41 @@ static void replay(struct training *t, uint32_t turns, const struct outcome *exp
         session_close(&s);
 }
 
-static void dies_and_comes_back(uint32_t gpu_nodes)
+static void dies_and_comes_back(struct training t, uint32_t apart)
 {
-        struct training t = training_default();
-        struct outcome expected = training_run(&t);
+        struct training host = training_default();
+        struct outcome expected = training_run(&host);
 
-        t.gpu_nodes = gpu_nodes;
         t.net.delay_ms = 1;
-        for (uint32_t turns = 0; turns < 150; turns += 10)
+        for (uint32_t turns = 0; turns < 150; turns += apart)
                 replay(&t, turns, &expected);
 }
 
 static void a_rank_that_dies_and_comes_back_changes_nothing(void)
 {
-        dies_and_comes_back(0);
+        dies_and_comes_back(training_default(), 10);
 }
 
 static void nor_with_windows_on_a_gpu(void)
 {
-        stream_gpus_open();
-        dies_and_comes_back(3);
+        struct training t = training_default();
+
+        stream_gpus_open(1);
+        t.gpu_nodes = 3;
+        dies_and_comes_back(t, 10);
+}
+
+/* The rank that dies is alone on its GPU: its window ends, from which the other's may be filled. */
+static void nor_on_one_of_two_gpus(void)
+{
+        struct training t = training_default();
+
+        stream_gpus_open(2);
+        t.gpu_nodes = 3;
+        t.gpu_of_rank[1] = t.gpu_of_rank[3] = 1;
+        t.net.owners_a_node = 2;
+        t.net.gpu_states = true;
+        dies_and_comes_back(t, 25);
 }
 
 /* The first n ranks end the step alone, and hear of another one. */
@@ -154,6 +169,7 @@ const struct test_case lost_cases[] = {
         { "a-rank-that-dies-and-comes-back-changes-nothing",
           a_rank_that_dies_and_comes_back_changes_nothing },
         { "nor-with-windows-on-a-gpu", nor_with_windows_on_a_gpu },
+        { "nor-on-one-of-two-gpus", nor_on_one_of_two_gpus },
         { "others-hear-at-their-deadline-which-rank-is-late",
           others_hear_at_their_deadline_which_rank_is_late },
         { "others-hear-at-once-which-rank-was-lost", others_hear_at_once_which_rank_was_lost },

@@ -46,7 +46,8 @@ static void node_describe(struct net_node *node, uint32_t self)
         node->cluster = (struct cluster){ .n_nodes = o->nodes, .self = self, .mirror = o->mirror };
         for (uint32_t i = 0; i < o->nodes; i++) {
                 snprintf(node->cluster.nodes[i].name, sizeof node->cluster.nodes[i].name, "n%u", i);
-                node->cluster.nodes[i].owners = i < o->owners;
+                node->cluster.nodes[i].owners =
+                        i < o->owners ? (o->owners_a_node ? o->owners_a_node : 1) : 0;
         }
 }
 
@@ -317,8 +318,11 @@ struct checksum net_checksum(struct net *net, const char *name)
                 struct job *job = net_job(net, i, name);
 
                 CHECK(job && net_own(job));
-                s.pending++;
-                checksum_start(net_own(job), 0, sum_done, &s);
+                for_holdings (job, h)
+                        if (h->copy == 0) {
+                                s.pending++;
+                                checksum_start(h, 0, sum_done, &s);
+                        }
         }
         net_wait(net, sum_ready, &s, "the checksum");
         return s.total;

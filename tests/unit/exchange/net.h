@@ -11,7 +11,8 @@ enum { NET_NODES_MAX = 6, NET_WAIT_MS = 20000 };
 
 struct net_options {
         uint32_t nodes;
-        uint32_t owners; /* the first so many nodes hold shards */
+        uint32_t owners;        /* the first so many nodes hold shards */
+        uint32_t owners_a_node; /* 0: 1 */
         bool mirror;
         uint32_t delay_ms; /* messages wait a random time up to this */
         uint32_t threads;  /* of each node; 0: 2 */

@@ -38,14 +38,18 @@ struct stream {
 static const struct zero_gpu_client *plugin;
 static fake_event_until_fn *set_until;
 
-void stream_gpus_open(void)
+void stream_gpus_open(uint32_t n)
 {
         struct fault fault;
         void *library;
         zero_gpu_fn *table;
+        char text[12];
 
-        if (plugin)
+        if (gpus_count() == n)
                 return;
+        gpus_close();
+        snprintf(text, sizeof text, "%u", n);
+        setenv("FAKE_GPUS", text, 1);
         CHECK(gpus_open(FAKE_GPU, device_host(NULL), &fault) == 0, "%s", fault.text);
         library = dlopen(FAKE_GPU, RTLD_NOW);
         CHECK(library, "%s", dlerror());
@@ -53,6 +57,19 @@ void stream_gpus_open(void)
         set_until = (fake_event_until_fn *)dlsym(library, "fake_event_until");
         CHECK(table && set_until);
         plugin = table();
+}
+
+uint64_t stream_gpus_left(void)
+{
+        uint64_t sum = 0;
+
+        for (uint32_t i = 0; i < gpus_count(); i++) {
+                uint64_t left, total;
+
+                CHECK(gpu_memory(i, &left, &total) == 0);
+                sum += left;
+        }
+        return sum;
 }
 
 /* Its work ends at that time; UINT64_MAX: never. */

@@ -13,8 +13,10 @@ enum { STREAM_EVENTS = 12 };
 
 struct stream;
 
-/* Loads the plugin, once a process, and opens the GPUs that the environment tells of. */
-void stream_gpus_open(void);
+/* Opens so many GPUs, where there were not as many; nothing is on them then. */
+void stream_gpus_open(uint32_t n);
+/* Bytes that are free on all of them. */
+uint64_t stream_gpus_left(void);
 /* A trainer's, with its events opened anew in *ret_events. */
 struct stream *stream_new(struct trainer *t, struct gpu_events **ret_events);
 void stream_free(struct stream *s);

@@ -62,7 +62,7 @@ static void task_unlink(struct task *task)
 static const void *view_of(const struct trainer *t, uint32_t group, const struct request *r)
 {
         const struct job *job = t->rank->job;
-        const struct segment *gather = gather_segment(job->gather);
+        const struct segment *gather = gather_segment(t->rank->gather);
 
         if (r->result.fetch.serve)
                 return holding_sole(job)->state->serve + r->result.fetch.offset;

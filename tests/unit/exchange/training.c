@@ -157,28 +157,30 @@ void session_run(struct session *s)
 static void trainer_describe(struct session *s, uint32_t rank)
 {
         const struct training *training = s->training;
-        bool on_gpu = training->gpu_nodes >> training->node_of_rank[rank] & 1;
+        bool on_gpu = training->gpu_nodes >> training->node_of_rank[rank] & 1 &&
+                      !(training->host_ranks >> rank & 1);
         uint32_t local = 0;
 
         for (uint32_t r = 0; r < training->ranks; r++)
                 local += training->node_of_rank[r] == training->node_of_rank[rank];
-        s->trainers[rank] = (struct trainer){ .net = &s->net,
-                                              .node = training->node_of_rank[rank],
-                                              .needs = { .uid = 1000,
-                                                         .pid = 100 + rank,
-                                                         .rank = rank,
-                                                         .world_size = training->ranks,
-                                                         .local_world_size = local,
-                                                         .hold_groups = training->hold_groups,
-                                                         .push_groups = training->push_groups,
-                                                         .timeout_ms = 60000,
-                                                         .windows = { .on_gpu = on_gpu },
-                                                         .grad_dtype = training->grad_dtype,
-                                                         .reduce_dtype = training->reduce_dtype },
-                                              .job_name = "zoo",
-                                              .layout = s->layout,
-                                              .heard = session_heard,
-                                              .arg = s };
+        s->trainers[rank] =
+                (struct trainer){ .net = &s->net,
+                                  .node = training->node_of_rank[rank],
+                                  .needs = { .uid = 1000,
+                                             .pid = 100 + rank,
+                                             .rank = rank,
+                                             .world_size = training->ranks,
+                                             .local_world_size = local,
+                                             .hold_groups = training->hold_groups,
+                                             .push_groups = training->push_groups,
+                                             .timeout_ms = 60000,
+                                             .windows = { on_gpu, training->gpu_of_rank[rank] },
+                                             .grad_dtype = training->grad_dtype,
+                                             .reduce_dtype = training->reduce_dtype },
+                                  .job_name = "zoo",
+                                  .layout = s->layout,
+                                  .heard = session_heard,
+                                  .arg = s };
 }
 
 void session_open(struct session *s, const struct training *training)
@@ -241,6 +243,19 @@ static void session_restart(struct session *s)
         session_attach(s);
 }
 
+static void session_count(struct session *s)
+{
+        for (uint32_t n = 0; n < s->net.options.nodes; n++) {
+                const struct job *job = net_job(&s->net, n, "zoo");
+                struct gather_info info;
+
+                if (!job)
+                        continue;
+                gather_info(job, &info);
+                s->outcome.received += info.elements_received;
+        }
+}
+
 struct outcome training_run(const struct training *training)
 {
         struct session s;
@@ -260,6 +275,7 @@ struct outcome training_run(const struct training *training)
                 session_fetches(&s, r);
         session_run(&s);
         s.outcome.sum = net_checksum(&s.net, "zoo");
+        session_count(&s);
         session_close(&s);
         return s.outcome;
 }

@@ -24,11 +24,13 @@ struct training {
         bool deep;              /* all micro-batches of a group in a row */
         bool uneven;            /* odd ranks push one micro-batch only */
         bool prefetch;
-        bool opposite;      /* odd ranks fetch backwards */
-        bool crossed;       /* odd ranks push every two groups the other way round */
-        bool norm;          /* zero_norm before each step */
-        uint32_t gpu_nodes; /* bits: where the ranks' windows are on a GPU */
-        uint64_t seed;      /* of the timing alone */
+        bool opposite;       /* odd ranks fetch backwards */
+        bool crossed;        /* odd ranks push every two groups the other way round */
+        bool norm;           /* zero_norm before each step */
+        uint32_t gpu_nodes;  /* bits: where the ranks' windows are on a GPU */
+        uint32_t host_ranks; /* bits: that have them in host memory even there */
+        uint32_t gpu_of_rank[RANKS_MAX];
+        uint64_t seed; /* of the timing alone */
 };
 
 struct outcome {
@@ -37,6 +39,7 @@ struct outcome {
         double grad_norm[STEPS_MAX], loss_scale[STEPS_MAX];
         bool skipped[STEPS_MAX];
         uint64_t version;
+        uint64_t received; /* elements that all nodes got from others for their ranks */
 };
 
 /* Two nodes, two ranks on each, three steps of two micro-batches, clipped. */
