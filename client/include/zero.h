@@ -174,8 +174,8 @@ struct zero_needs {
  * new. [blocks] until all ranks are there.  All ranks must bring the same
  * layout: ZERO_ELAYOUT names the first difference.  The layout is copied.
  * ZERO_EWINDOW says how large the window would have to be, ZERO_ERANK who has
- * the rank, ZERO_EGPU why the device cannot be used, ZERO_ECONFLICT where the job's other ranks
- * on this node have theirs.  While a job runs, ranks of another world size wait for those of the old one
+ * the rank, ZERO_EGPU why the device cannot be used, ZERO_ECONFLICT what the job's other ranks
+ * on this node push.  Ranks of one node may have different devices.  While a job runs, ranks of another world size wait for those of the old one
  * to leave.  A rank connects again if the daemon is lost meanwhile.
  * An observer passes NULL for both and is given the job's layout.
  */

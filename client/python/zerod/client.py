@@ -154,7 +154,7 @@ class Client(Conversation):
 
         Raises LayoutMismatch with the first difference, Rank, Window with the size needed, Quota,
         Deadline with the ranks that are missing, Gpu if the device cannot be used, Conflict if
-        other ranks of the job on this node have theirs elsewhere.
+        other ranks of the job on this node have another grad_dtype.
         """
         self._may_have_job = True
         if layout is None:
