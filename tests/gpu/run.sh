@@ -11,16 +11,16 @@
 #   --out DIR      logs, gpu.json with all figures and summary.txt come there; else a new directory
 #   --quick        small and few
 #   PART           only these of: info conformance kernels processes sanitizer daemon
-#                  trainers torch (checks); figures adamw fetch tokens (figures)
+#                  trainers gpus torch (checks); figures adamw fetch tokens (figures)
 #
 # Needs bash, Python 3.10 and coreutils; PyTorch for torch, adamw and tokens, compute-sanitizer for
-# sanitizer: where they are missing that part counts as skipped.  No network, no compiler, no library.
+# sanitizer, two GPUs for gpus: where they are missing that part counts as skipped.  No network, no compiler, no library.
 # Exit status: 0 if nothing failed, 1 if anything did, 2 for a wrong command line, 77 if there is no GPU.
 set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
-CHECKS='info conformance kernels processes sanitizer daemon trainers torch'
+CHECKS='info conformance kernels processes sanitizer daemon trainers gpus torch'
 FIGURES='figures adamw fetch tokens'
 NO_GPU=77
 here=$root/tests/gpu
@@ -117,6 +117,18 @@ part_daemon() {
 
 part_trainers() {
         ZEROD_TEST_CUDA_PLUGIN=$plugin with_python "$root/tests/integration/devices.py" "$root"/bin/{zerod,zeroctl,actor,gpt}
+}
+
+# Ranks and owners on two GPUs.
+part_gpus() {
+        local count
+        count=$("$root/bin/info" "$plugin" | sed -n 's/.*"gpus": \([0-9]*\).*/\1/p')
+        ((${count:-0} > 1)) || {
+                echo 'one GPU here: nothing goes from one to another'
+                return "$NO_GPU"
+        }
+        ZEROD_TEST_CUDA_PLUGIN=$plugin with_python "$root/tests/integration/devices.py" \
+                "$root"/bin/{zerod,zeroctl,actor,gpt} two_gpus
 }
 
 part_torch() {

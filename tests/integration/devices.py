@@ -22,17 +22,25 @@ DONE_MS = 4000  # by then it is written
 
 
 @contextlib.contextmanager
-def gpus(nodes=1, delay_ms=0):
-    """Daemons with a GPU, and trainers that find it; an event is done so long after it was recorded."""
+def gpus(nodes=1, delay_ms=0, count=1, **options):
+    """Daemons with GPUs, and trainers that find them; an event is done so long after it was recorded."""
     plugin = REAL or os.path.join(os.path.dirname(Tools.zerod), "../tests/support/zerod-fake-gpu.so")
     if REAL and delay_ms:
         raise Skip("a real GPU is as fast as it is")
-    with Cluster(nodes, device="cuda", cuda_plugin=os.path.abspath(plugin)) as c:
-        os.environ.update(ZEROD_CUDA_PLUGIN=os.path.abspath(plugin), FAKE_GPU_DELAY_MS=str(delay_ms))
-        try:
+    before = os.environ.get("FAKE_GPUS")
+    if not REAL:
+        os.environ["FAKE_GPUS"] = str(count)
+    try:
+        with Cluster(nodes, device="cuda", cuda_plugin=os.path.abspath(plugin), **options) as c:
+            os.environ.update(ZEROD_CUDA_PLUGIN=os.path.abspath(plugin), FAKE_GPU_DELAY_MS=str(delay_ms))
+            if len(c[0].status()["gpus"]) < count:
+                raise Skip(f"there are not {count} GPUs here")
             yield c
-        finally:
-            del os.environ["ZEROD_CUDA_PLUGIN"], os.environ["FAKE_GPU_DELAY_MS"]
+    finally:
+        for name in ("ZEROD_CUDA_PLUGIN", "FAKE_GPU_DELAY_MS", "FAKE_GPUS"):
+            os.environ.pop(name, None)
+        if before is not None:
+            os.environ["FAKE_GPUS"] = before
 
 
 def outcome(placement, dtype, train, device=None, hold=2):
@@ -55,6 +63,28 @@ def same_bits_as_in_host_memory(what):
     host = outcome([0, 0], dtype, {"stage": stage}, hold=hold)
     assert outcome([0, 0], dtype, {"stage": stage}, GPU, hold) == host
     assert outcome([0, 0], dtype, {"stage": stage, "sync": False}, GPU, hold) == host
+
+
+@cases_of([("fp32", "host"), ("bf16", "host"), ("fp32", "device"), ("bf16", "device")], "{0[0]}_states_{0[1]}")
+def two_gpus_give_the_same_bits(what):
+    """Three ranks on both, two owners: what one window has goes to the other, gradients are summed from both."""
+    dtype, optimizer = what
+    placement, layout = [0, 0, 0], small_layout(dtype, blocks=3, width=200)
+    host = outcome(placement, dtype, {"stage": 3})
+    with gpus(count=2, owners="n0*2", optimizer=optimizer) as c:
+        ranks = []
+        for rank, device in enumerate(["cuda:1", "cuda:0", "cuda:1"]):
+            a = c.caller("bits", layout, placement, rank)
+            finish_all([a]), finish_all([a])
+            a.start("attach", hold=2, push=2, grad=dtype, device=device)
+            ranks.append(a)
+        finish_all(ranks)
+        assert set(c[0].job("bits")["gather"]["place"].split(", ")) == {"gpu 0", "gpu 1"}
+        for a in ranks:
+            a.start("train", **TRAIN, stage=3)
+        seen = finish_all(ranks)
+        assert (c.checksum("bits")["planes"], seen[0]["hash"]) == host
+        assert c[0].job("bits")["gather"]["spread"] > 0, "no window was filled from another"
 
 
 @case

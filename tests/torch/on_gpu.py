@@ -58,8 +58,10 @@ def busy():
         torch.cuda._sleep(10**8)  # pylint: disable=protected-access
 
 
-def sharded(rank, world, stage, options, slow=False, moved=False):
-    """Losses of this rank's part of each batch."""
+def sharded(rank, world, stage, options, slow=False, moved=False, apart=False):
+    """Losses of this rank's part of each batch; apart: on a GPU of its own."""
+    if apart:
+        torch.cuda.set_device(rank)  # as LOCAL_RANK tells trainers
     model = make(0, **options)
     zt, model = zero(model.to(DEVICE) if moved else model, stage, device=None if moved else DEVICE)
     optimizer = zt.AdamW(model, **ADAMW)
@@ -103,6 +105,14 @@ def same(losses, wanted):
     """A GPU may add up in another order each time."""
     worst = max(abs(a - b) for a, b in zip(losses, wanted))
     assert worst <= (1e-4 if REAL else 0), f"off by {worst:.1e}"
+
+
+@case
+def ranks_on_a_gpu_each_learn_the_same():
+    needs_a_gpu()
+    if ranks.alone(torch.cuda.device_count) < 2:
+        raise Skip("there is one GPU")
+    near(mean_of(2, 3, {}, apart=True), ranks.alone(plain, {}))
 
 
 @case
