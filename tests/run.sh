@@ -16,11 +16,12 @@ set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
 
-daemons=(integration python torch) # the suites that start them
-at_once=2 # tests; those that start daemons have sockets, ports and directories of their own, and wait half of their time
+# tests: those that start daemons have sockets, ports and directories of their own, and wait half of their time
+at_once=$((jobs < 4 ? 2 * jobs : 8))
+build_nice=10 # of what is built beside tests
 linger_ms=5000 # until a process that outlives its test counts as left behind
 passed=0 failed=0 skipped=0
-work= python_told=
+work= builder=
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
@@ -28,12 +29,12 @@ usage() {
 
 # ---- what tests leave behind --------------------------------------------------
 
-# Every process started below carries $TESTS_RUN in its environment, whoever its parent is now.
-# To be called in a process of its own, as in <(left_processes).
+# left_processes MARK...: every test carries $TESTS_RUN in its environment, and so does what it starts, whoever its
+# parent is now; builds carry another mark.  To be called in a process of its own, as in <(left_processes).
 left_processes() {
-        local mark=TESTS_RUN=$TESTS_RUN file
+        local marks=("${@/#/-eTESTS_RUN=}") file
         unset TESTS_RUN # for the search itself is not meant
-        for file in $(grep -lzxF "$mark" /proc/[0-9]*/environ 2>/dev/null); do
+        for file in $(grep -lzxF "${marks[@]}" /proc/[0-9]*/environ 2>/dev/null); do
                 file=${file#/proc/}
                 echo "${file%/environ}"
         done
@@ -57,7 +58,8 @@ finish() {
         local status=$? pids
         trap '' INT TERM HUP
         if [[ -n $work ]]; then
-                mapfile -t pids < <(left_processes)
+                [[ -z $builder ]] || kill "$builder" 2>/dev/null
+                mapfile -t pids < <(left_processes "$TESTS_RUN" "$(build_mark)")
                 stop_all 2000 "${pids[@]}"
                 rm -rf -- "$work"
         fi
@@ -70,13 +72,13 @@ one_failed() {
         printf '%-8s FAILED %s\n' "$1" "$2"
 }
 
-# Whatever a suite left is named, counted and ended.
+# Whatever tests left is named, counted and ended.
 check_left() {
         local end=$(($(now_ms) + linger_ms)) pids pid files file
-        mapfile -t pids < <(left_processes)
+        mapfile -t pids < <(left_processes "$TESTS_RUN")
         while ((${#pids[@]})) && (($(now_ms) < end)); do
                 sleep 0.1
-                mapfile -t pids < <(left_processes)
+                mapfile -t pids < <(left_processes "$TESTS_RUN")
         done
         for pid in "${pids[@]}"; do
                 one_failed "$1" "left running: $pid $(process_name "$pid")"
@@ -91,19 +93,24 @@ check_left() {
 
 # ---- one build tree -----------------------------------------------------------
 
-# run_suites TREE DIR LOGBASE MESON-OPTION...
-run_suites() {
-        local name=$1 tree=$2 base=$3
-        shift 3
-        rm -f "$tree/meson-logs/$base.json"
-        meson test -C "$tree" --no-rebuild --logbase "$base" --num-processes "$at_once" --timeout-multiplier 3 "$@" \
-                </dev/null >"$work/$base.out" 2>&1
-        check_left "$name"
-        # without a log either no test matches, or meson itself failed
-        [[ -f $tree/meson-logs/$base.json ]] || grep -q '^No .*tests' "$work/$base.out" || {
-                cat "$work/$base.out"
-                one_failed "$name" "meson test $*"
-        }
+build_mark() {
+        echo "$TESTS_RUN-build"
+}
+
+# build_tree NAME DIR NAME=VALUE...: what is said goes into a file, and another one tells that it was built.
+build_tree() {
+        local name=$1 tree=$2
+        local -x TESTS_RUN
+        TESTS_RUN=$(build_mark)
+        shift 2
+        [[ -z ${CI:-} ]] || set -- "$@" werror=true
+        { tree_setup "$tree" tests=enabled examples=enabled "$@" && tree_build "$tree"; } >"$work/$name.build" 2>&1 &&
+                : >"$work/$name.built"
+}
+
+build_tree_beside() {
+        renice -n "$build_nice" -p "$BASHPID" >/dev/null
+        build_tree "$@"
 }
 
 sanitizer_options() {
@@ -113,42 +120,40 @@ sanitizer_options() {
         export UBSAN_OPTIONS="$common:print_stacktrace=1:log_path=$work/reports/undefined"
 }
 
-# test_tree NAME DIR NAME=VALUE...
+# test_tree NAME DIR
 test_tree() {
-        local name=$1 tree=$2 counts
-        shift 2
-        [[ -z ${CI:-} ]] || set -- "$@" werror=true
-        rm -rf "$work/reports" "$work/counts"
-        mkdir "$work/reports"
-        tree_setup "$tree" tests=enabled examples=enabled "$@" || {
-                one_failed "$name" 'meson setup'
-                return
-        }
-        tree_build "$tree" >"$work/build.out" 2>&1 || {
-                sed -n '/^FAILED/,$p' "$work/build.out"
+        local name=$1 tree=$2 counts log=$2/meson-logs/suites.json
+        [[ -f $work/$name.built ]] || {
+                sed -n '/^FAILED/,$p' "$work/$name.build" | grep . || cat "$work/$name.build"
                 one_failed "$name" 'the build'
                 return
         }
+        rm -rf "$work/reports" "$work/counts" "$log"
+        mkdir "$work/reports"
         sanitizer_options
-        run_suites "$name" "$tree" suites "${daemons[@]/#/--no-suite=}"
-        local -x "$python_told"
-        run_suites "$name" "$tree" daemons "${daemons[@]/#/--suite=}"
-        python3 "$root/tests/summary.py" "$name" "$work/reports" "$work/counts" \
-                "$tree"/meson-logs/{suites,daemons}.json || one_failed "$name" 'no summary'
+        meson test -C "$tree" --no-rebuild --logbase suites --num-processes "$at_once" --timeout-multiplier 3 \
+                </dev/null >"$work/$name.out" 2>&1
+        check_left "$name"
+        if [[ ! -f $log ]]; then
+                cat "$work/$name.out"
+                one_failed "$name" 'meson test'
+                return
+        fi
+        python3 "$root/tests/summary.py" "$name" "$work/reports" "$work/counts" "$log" ||
+                one_failed "$name" 'no summary'
         [[ -f $work/counts ]] && read -r -a counts <"$work/counts" && passed=$((passed + counts[0])) \
                 failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
 }
 
-# What the suite in PyTorch is told: the python to run by, or why there is none.  Not exported to
-# other tests, for daemons take ZEROD_* for their options.
+# What the suites in PyTorch are told: the python to run by, or why there is none.
 find_python() {
         local python
         if ! $torch; then
-                python_told='ZEROD_PYTHON_MISSING=--no-torch was given'
+                export TESTS_PYTHON_MISSING='--no-torch was given'
         elif python=$(python_environment); then
-                python_told=ZEROD_PYTHON=$python
+                export TESTS_PYTHON=$python
         else
-                python_told='ZEROD_PYTHON_MISSING=there is no PyTorch here, as said above'
+                export TESTS_PYTHON_MISSING='there is no PyTorch here, as said above'
         fi
 }
 
@@ -176,7 +181,7 @@ main() {
                 # shellcheck disable=SC2064 # the name of now
                 trap "exit $((128 + $(kill -l "$name")))" "$name"
         done
-        for name in $(compgen -e ZEROD_); do
+        for name in $(compgen -e ZEROD_) $(compgen -e TESTS_PYTHON); do
                 unset "$name"
         done
         packages_install build test || exit 1
@@ -186,9 +191,16 @@ main() {
         # with it Criterion names what it skips
         export CRITERION_VERBOSITY_LEVEL=1
         export TESTS_RUN=$$-$RANDOM TMPDIR=$work/tmp XDG_RUNTIME_DIR=$work/run
-        test_tree release "$root/build" buildtype=release
-        $quick || test_tree san "$root/build-san" buildtype=debugoptimized \
-                b_sanitize=address,undefined b_lundef=false crash_points=true
+        build_tree release "$root/build" buildtype=release
+        $quick || build_tree_beside san "$root/build-san" buildtype=debugoptimized \
+                b_sanitize=address,undefined b_lundef=false crash_points=true &
+        builder=$!
+        test_tree release "$root/build"
+        $quick || {
+                wait "$builder"
+                builder=
+                test_tree san "$root/build-san"
+        }
         ((skipped == 0)) || echo "$skipped skipped, named above"
         echo "$passed passed, $failed failed"
         ((failed == 0 && passed > 0))

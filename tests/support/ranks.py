@@ -1,6 +1,6 @@
 """Ranks of a training job in PyTorch: processes forked from one that has imported torch.
 
-A suite imports this file first.  It goes on under $ZEROD_PYTHON, a Python that has PyTorch, with
+A suite imports this file first.  It goes on under $TESTS_PYTHON, a Python that has PyTorch, with
 the zerod package of this checkout and the libzero of the build tree under test; without that
 variable the whole file is left out, and says why.
 
@@ -24,7 +24,7 @@ import traceback
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 CLIENT = os.path.join(ROOT, "client/python")
 LEFT_OUT = 77  # what meson takes for "skipped"
-WHY = "no Python with PyTorch: set ZEROD_PYTHON to one that has what deploy/python-requirements " \
+WHY = "no Python with PyTorch: set TESTS_PYTHON to one that has what deploy/python-requirements " \
       "names; tests/run.sh makes one"
 
 
@@ -34,13 +34,13 @@ def leave_out(why):
 
 
 def enter():
-    """Goes on under $ZEROD_PYTHON, where a suite has not yet been started by it."""
-    python = os.environ.get("ZEROD_PYTHON")
+    """Goes on under $TESTS_PYTHON, where a suite has not yet been started by it."""
+    python = os.environ.get("TESTS_PYTHON")
     if not python:
-        leave_out(os.environ.get("ZEROD_PYTHON_MISSING") or WHY)
-    if os.environ.get("ZEROD_PYTHON_ENTERED") != python:
+        leave_out(os.environ.get("TESTS_PYTHON_MISSING") or WHY)
+    if os.environ.get("TESTS_PYTHON_ENTERED") != python:
         paths = [CLIENT, *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ.update(ZEROD_PYTHON_ENTERED=python, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
+        os.environ.update(TESTS_PYTHON_ENTERED=python, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
                           PYTHONPATH=os.pathsep.join(paths), TOKENIZERS_PARALLELISM="false",
                           HF_HUB_OFFLINE="1", TORCHINDUCTOR_CACHE_DIR=tempfile.mkdtemp())
         if len(sys.argv) > 1:  # .../daemon/zerod of the build tree
