@@ -152,6 +152,18 @@ void gradient_fill(const struct actor *actor, const struct noise *noise, uint32_
         }
 }
 
+/* By words, for all that a rank fetches goes through it. */
+static uint64_t bytes_hash(uint64_t hash, const uint8_t *p, uint64_t bytes)
+{
+        for (uint64_t i = 0; i < bytes; i += sizeof hash) {
+                uint64_t word = 0;
+
+                memcpy(&word, p + i, bytes - i < sizeof word ? bytes - i : sizeof word);
+                hash = mix(hash ^ word);
+        }
+        return hash;
+}
+
 uint64_t view_hash(const struct actor *actor, uint32_t group, const void *view)
 {
         const struct zero_layout *l = actor_known_layout(actor);
@@ -159,11 +171,8 @@ uint64_t view_hash(const struct actor *actor, uint32_t group, const void *view)
         uint32_t first, n = zero_layout_group_tensors(l, group, &first);
         uint64_t hash = 0xcbf29ce484222325;
 
-        for (uint32_t t = first; t < first + n; t++) {
-                const uint8_t *p = (const uint8_t *)view + zero_layout_offset(l, t) * size;
-
-                for (uint64_t i = 0; i < zero_layout_tensor_elements(l, t) * size; i++)
-                        hash = (hash ^ p[i]) * 0x100000001b3;
-        }
+        for (uint32_t t = first; t < first + n; t++)
+                hash = bytes_hash(hash, (const uint8_t *)view + zero_layout_offset(l, t) * size,
+                                  zero_layout_tensor_elements(l, t) * size);
         return hash;
 }

@@ -47,15 +47,17 @@ def spawn(arguments, **options):
 
 
 def until(condition, seconds=START_S, what="the condition"):
-    """Waits for a condition that no event tells of; its value once it is true."""
-    end = time.monotonic() + seconds
+    """Waits for a condition that no event tells of; its value once it is true.  The longer it took, the
+    less often is it asked for: often it is a process that answers."""
+    begin = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() > end:
+        waited = time.monotonic() - begin
+        if waited > seconds:
             raise AssertionError(f"{what} did not come within {seconds} s")
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, waited / 8), 0.2))
 
 
 def crash_points():
