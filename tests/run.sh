@@ -99,9 +99,9 @@ build_mark() {
 
 # build_tree NAME DIR NAME=VALUE...: what is said goes into a file, and another one tells that it was built.
 build_tree() {
-        local name=$1 tree=$2
-        local -x TESTS_RUN
-        TESTS_RUN=$(build_mark)
+        local name=$1 tree=$2 mark
+        mark=$(build_mark)
+        local -x TESTS_RUN=$mark
         shift 2
         [[ -z ${CI:-} ]] || set -- "$@" werror=true
         { tree_setup "$tree" tests=enabled examples=enabled "$@" && tree_build "$tree"; } >"$work/$name.build" 2>&1 &&
