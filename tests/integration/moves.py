@@ -252,7 +252,7 @@ def killed_while_it_is_taken_back(point):
 @case
 def takeover_is_not_taken_back():
     """The list before is not there any more: it is said what is wrong, and waited for."""
-    with Cluster(2, mirror=1, start=False, memory_limit=9 << 20) as c:
+    with Cluster(2, mirror=1, start=False, memory_limit=7 << 20) as c:
         c.start()
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)

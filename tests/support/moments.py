@@ -1,7 +1,7 @@
 """Steps gone through by hand, and what a job comes to that nothing happened to."""
 from cluster import SETS, Cluster, expect, finish_all, small_layout
 
-LAYOUT = small_layout(blocks=2, width=256)
+LAYOUT = small_layout(blocks=2, width=192)
 GROUPS = len(LAYOUT)
 NEEDS = {"hold": 2, "push": -1}
 SEED, MICRO_BATCHES, STEPS = 3, 2, 6
