@@ -193,7 +193,7 @@ main() {
         export TESTS_RUN=$$-$RANDOM TMPDIR=$work/tmp XDG_RUNTIME_DIR=$work/run
         build_tree release "$root/build" buildtype=release
         $quick || build_tree_beside san "$root/build-san" buildtype=debugoptimized \
-                b_sanitize=address,undefined b_lundef=false crash_points=true &
+                b_sanitize=address,undefined b_lundef=false crash_points=true c_args=-g1 & # lines, for stacks
         builder=$!
         test_tree release "$root/build"
         $quick || {
