@@ -427,8 +427,18 @@ class Cluster:
         return actors
 
     def checksum(self, job):
-        """The same whichever node is asked."""
-        sums = {json.dumps(d.ctl("checksum", job), sort_keys=True) for d in self.daemons}
+        """The same whichever node is asked; one that was started again may not be up yet."""
+        said = {}
+
+        def answer(daemon):
+            said[daemon] = r = daemon.ctl_run("--json", "checksum", job)
+            return r.returncode == 0
+        for d in self.daemons:
+            try:
+                until(lambda d=d: answer(d))
+            except AssertionError:
+                raise AssertionError(f"checksum of {job} on {d.name}: {said[d].stderr}") from None
+        sums = {json.dumps(json.loads(r.stdout), sort_keys=True) for r in said.values()}
         assert len(sums) == 1, f"nodes tell different checksums: {sums}"
         return json.loads(sums.pop())
 
