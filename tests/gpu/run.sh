@@ -133,7 +133,7 @@ part_gpus() {
 
 part_torch() {
         need_torch && with_python "$here/torch_parity.py" "$root" "$plugin" $quick &&
-                ZEROD_TEST_CUDA_PLUGIN=$plugin ZEROD_PYTHON=$(command -v python3) \
+                ZEROD_TEST_CUDA_PLUGIN=$plugin TESTS_PYTHON=$(command -v python3) \
                         ZEROD_LIBRARY=$root/lib/client/libzero.so.0 \
                         with_python "$root/tests/torch/on_gpu.py" "$root"/bin/{zerod,zeroctl,actor,gpt}
 }
