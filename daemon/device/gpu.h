@@ -33,9 +33,9 @@ const struct zero_cuda_info *gpu_info(uint32_t gpu);
 int gpu_find(const uint8_t uuid[ZERO_GPU_UUID]);
 /* NULL before gpus_open(). */
 const struct device_ops *gpu_ops(void);
-/* Copies n bytes to several places, at once where these are GPUs; each, and src, in memory of
- * either kind, and none of them overlaps another. */
-void gpu_spread(void *const *dst, uint32_t n_dst, const void *src, size_t n);
+/* Copies n bytes to several places, from GPU to GPU where these are several; each, and src, in
+ * memory of either kind, and none of them overlaps another.  The order of dst is changed. */
+void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
 
 /* Chooses the GPU for what this thread asks of it otherwise than through gpu_ops(), such as in
  * another library that uses CUDA.  -errno. */
