@@ -105,6 +105,33 @@ def source_killed_while_it_gives():
         as_undisturbed(c, [0, 1])
 
 
+@cases_of((None, "decision.heard", "update.begin"), "{}")
+def put_while_a_mirror_is_away(point):
+    """The client is told that it failed; the one that has missed it, and perhaps the step before too, is made anew
+    before the next one."""
+    if point:
+        needs_crash_points()
+    with Cluster(2, start=False, mirror=1) as c:
+        here = c.coordinator("job")
+        placement = [c.daemons.index(here)]
+        away = c[1 - placement[0]]
+        here.start()
+        away.start(crash=point)
+        c.wait_up()
+        ranks = c.ranks("job", LAYOUT, placement, **NEEDS)
+        train(ranks, 1)
+        if point:
+            until(lambda: not away.alive(), what=f"the kill at {point}")
+        else:
+            away.kill()
+        until(lambda: not any(p["up"] for p in here.status()["peers"] if not p["self"]), what="the end of the link")
+        ranks[0].refused("EPEER", "put", tensor=0, plane="master", first=0, values=[1, 2, 3, 4])
+        away.start()
+        train(ranks, 1, patient=True)
+        told = c.checksum("job")
+        assert told["mirrors"] == told["planes"], told
+
+
 @case
 def nodes_lost_under_training():
     """One after the other, each when the one before has got back what it had."""

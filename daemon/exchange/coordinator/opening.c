@@ -207,6 +207,8 @@ void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
         if (s && c->settled && attempt == c->step.decided_attempt) { /* it was behind, perhaps */
                 s->version = c->step.version;
                 s->decided_attempt = attempt;
+                s->decision = c->step.decision;
+                s->skipped = c->step.skipped;
                 s->prepared_attempt = 0;
         }
         if (s && s->decided_attempt == attempt)
