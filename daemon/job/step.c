@@ -209,6 +209,11 @@ void step_node_open(struct step *s, uint32_t node)
         s->open |= 1ull << node;
 }
 
+void step_node_shut(struct step *s, uint32_t node)
+{
+        s->open &= ~(1ull << node);
+}
+
 void step_node_lost(struct step *s, uint32_t node)
 {
         s->open &= ~(1ull << node);

@@ -91,6 +91,8 @@ void step_part(struct step *s, uint32_t rank, bool orderly);
 /* A node knows the job and has heard all decisions, or is about to; or it is lost. */
 void step_node_open(struct step *s, uint32_t node);
 void step_node_lost(struct step *s, uint32_t node);
+/* It is there, but is to be opened anew: no attempt begins before. */
+void step_node_shut(struct step *s, uint32_t node);
 /* Which nodes a node cannot reach. */
 void step_links(struct step *s, uint32_t node, uint64_t cut);
 /* Everything that the job needs is there, and the last decision is carried out everywhere. */

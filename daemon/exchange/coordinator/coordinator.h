@@ -49,9 +49,9 @@ struct coordinator {
         bool fresh[ZERO_NODE_MAX];   /* no rank has worked on what it has */
         struct standing **standings; /* [holder]; NULL: not known */
         uint64_t puts[HOLDER_MAX];   /* [holder]: which puts of clients its state has, ... */
-        uint64_t
-                rounds[ZERO_NODE_MAX]; /* [node]: ... as it told when so many nodes had been lost */
-        uint64_t round;
+        uint64_t rounds[ZERO_NODE_MAX]; /* [node]: ... as it told, asked in that round */
+        uint64_t round; /* counts what may have kept a put from one of two copies: nodes that were
+                           lost, and fills */
         struct fill *fills[HOLDER_MAX]; /* [holder]: under way */
         uint64_t *shares;               /* [owner]: bytes of its shards; NULL: not counted yet */
         struct former formers[FORMER_MAX];

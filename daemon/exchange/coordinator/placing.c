@@ -170,6 +170,7 @@ static void fill_ended(void *arg, int status, const char *text, const Zero__Stan
         struct fault fault;
 
         c->fills[a->of] = NULL;
+        c->round++; /* puts may have missed what lacked its state, or have changed what gave it */
         if (c->dead || c->nodes[node] != NODE_KNOWN) {
                 ; /* asked again when it has come anew */
         } else if (status == ZERO_OK && standing_known(c, node, standing, &fault)) {
@@ -286,42 +287,64 @@ bool placing_is_lacking(const struct coordinator *c, uint32_t holder)
         return holder_lacks(c->standings[holder], &now, c->whole);
 }
 
-/* Of two copies, one has missed a client's put, or so it seems from what the nodes have told. */
-static bool is_unlike(const struct coordinator *c, uint32_t holder)
+/* NO_HOLDER: there is no other copy that is known, or the holder's own is not. */
+static uint32_t known_twin(const struct coordinator *c, uint32_t holder)
 {
         uint32_t twin = c->step.view.copies < 2 ? NO_HOLDER : twin_of(&c->step.view, holder);
 
-        return twin != NO_HOLDER && c->standings[holder] && c->standings[twin] &&
-               c->puts[holder] != c->puts[twin];
+        return twin != NO_HOLDER && c->standings[holder] && c->standings[twin]
+                       ? twin
+                       : (uint32_t)NO_HOLDER;
 }
 
-/* What a node told before another was lost may be long past: puts may have come since. */
-static bool is_fresh(struct coordinator *c, uint32_t holder)
+/* It has answered in this round: what was told before may be long past, as puts may have come. */
+static bool is_fresh(const struct coordinator *c, uint32_t holder)
 {
         uint32_t node = holder_node(&c->step.view, holder);
 
-        if (c->rounds[node] != c->round && c->nodes[node] == NODE_OPEN)
-                open_ask(c, node);
-        return c->rounds[node] == c->round && c->nodes[node] == NODE_KNOWN;
+        return c->nodes[node] >= NODE_KNOWN && c->rounds[node] == c->round;
 }
 
-/* The mirror is made anew. */
+static void ask_anew(struct coordinator *c, uint32_t holder)
+{
+        uint32_t node = holder_node(&c->step.view, holder);
+
+        if (c->nodes[node] < NODE_KNOWN || is_fresh(c, holder))
+                return;
+        step_node_shut(&c->step, node);
+        open_ask(c, node);
+}
+
+/* The other copy, where there is one, is known to have the same puts of clients. */
+static bool is_like_twin(const struct coordinator *c, uint32_t holder)
+{
+        uint32_t twin = known_twin(c, holder);
+
+        return twin == NO_HOLDER ||
+               (is_fresh(c, holder) && is_fresh(c, twin) && c->puts[holder] == c->puts[twin]);
+}
+
+/*
+ * Of two copies, one has missed a put: the mirror is made anew.  They are compared when one of
+ * their nodes is to be opened.
+ */
 static bool is_outdated(struct coordinator *c, uint32_t holder)
 {
-        bool own, twin;
+        uint32_t twin = known_twin(c, holder);
 
-        if (!is_unlike(c, holder))
+        if (is_like_twin(c, holder) || (c->nodes[holder_node(&c->step.view, holder)] == NODE_OPEN &&
+                                        c->nodes[holder_node(&c->step.view, twin)] == NODE_OPEN))
                 return false;
-        own = is_fresh(c, holder); /* both are asked */
-        twin = is_fresh(c, twin_of(&c->step.view, holder));
-        return own && twin && holder_copy(&c->step.view, holder) == 1;
+        ask_anew(c, holder);
+        ask_anew(c, twin);
+        return is_fresh(c, holder) && is_fresh(c, twin) && holder_copy(&c->step.view, holder) == 1;
 }
 
 bool placing_lacks(const struct coordinator *c, uint32_t node)
 {
         for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
                 if (holder_node(&c->step.view, h) == node &&
-                    (placing_is_lacking(c, h) || (c->whole && is_unlike(c, h))))
+                    (placing_is_lacking(c, h) || (c->whole && !is_like_twin(c, h))))
                         return true;
         return false;
 }
@@ -337,9 +360,11 @@ static bool some_lack(const struct coordinator *c)
 static void fill_lacking(struct coordinator *c)
 {
         for (uint32_t h = 0; h < placement_holders(&c->step.view); h++) {
+                if (c->fills[h])
+                        continue;
                 if (!placing_is_lacking(c, h) && !(c->whole && is_outdated(c, h)))
                         continue;
-                if (c->fills[h] || c->nodes[holder_node(&c->step.view, h)] != NODE_KNOWN)
+                if (c->nodes[holder_node(&c->step.view, h)] != NODE_KNOWN)
                         continue;
                 if (c->whole)
                         fill_from_twin(c, h);

@@ -165,11 +165,81 @@ static void a_copy_that_votes_otherwise_is_found_and_both_nodes_are_named(void)
         copies_that_vote_otherwise(1);
 }
 
+/* ---- a mirror that missed a put ------------------------------------------------------ */
+
+static bool is_whole(void *arg)
+{
+        struct session *s = arg;
+        struct exchange *x = &s->net.nodes[0].x;
+        const struct step *step =
+                coordinator_step(&s->net.nodes[coordinator_of(x, "zoo")].x, "zoo");
+
+        for (uint32_t h = 0; h < 3; h++)
+                if (held(s, h)->state->puts != held(s, h + 3)->state->puts)
+                        return false;
+        return step && step->open == 7;
+}
+
+/* All of a put that there is to compare. */
+static void put(struct session *s, uint32_t holder, uint64_t number)
+{
+        struct state *state = held(s, holder)->state;
+
+        state_put_begin(state);
+        state_put_end(state, number);
+}
+
+enum { PUT_MISSED, PUT_MISSED_AND_LOST, PUT_MISSED_AND_PUT, PUT_MISSED_KINDS };
+
+/* So many turns after a node is back that has missed one: a third is lost, or there is another. */
+static void put_missed(struct session *s, uint32_t turns, int kind)
+{
+        uint32_t coordinator = coordinator_of(&s->net.nodes[0].x, "zoo");
+        uint32_t twin = (coordinator + 1) % 3, third = (coordinator + 2) % 3;
+        struct exchange *x = &s->net.nodes[coordinator].x;
+
+        put(s, coordinator, 3 * turns + 1);
+        fabric_cut(x->fabric, twin, "a test");
+        while (x->up >> twin & 1)
+                net_turn(&s->net);
+        while (!(x->up >> twin & 1))
+                net_turn(&s->net);
+        for (uint32_t i = 0; i < turns; i++)
+                net_turn(&s->net);
+        if (kind == PUT_MISSED_AND_LOST)
+                fabric_cut(x->fabric, third, "a test");
+        for (uint32_t copy = 0; kind == PUT_MISSED_AND_PUT && copy < 2; copy++)
+                put(s, coordinator + 3 * copy, 3 * turns + 2);
+        net_wait(&s->net, is_whole, s, "the mirror to be made anew");
+}
+
+static void a_mirror_that_missed_a_put_is_made_anew_whatever_comes_between(void)
+{
+        struct training t = training_of(3);
+        struct session s;
+
+        t.net.mirror = true;
+        t.net.delay_ms = 0;
+        session_open(&s, &t);
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        kill_all(&s);
+        while (!all_at(&s, 1))
+                net_turn(&s.net);
+        for (uint32_t turns = 0; turns < 30; turns++)
+                for (int kind = 0; kind < PUT_MISSED_KINDS; kind++)
+                        put_missed(&s, turns, kind);
+        session_close(&s);
+}
+
 const struct test_case mirror_cases[] = {
         { "mirrors-change-nothing", mirrors_change_nothing },
         { "both-copies-are-the-same-bytes-after-each-step",
           both_copies_are_the_same_bytes_after_each_step },
         { "a-copy-that-votes-otherwise-is-found-and-both-nodes-are-named",
           a_copy_that_votes_otherwise_is_found_and_both_nodes_are_named },
+        { "a-mirror-that-missed-a-put-is-made-anew-whatever-comes-between",
+          a_mirror_that_missed_a_put_is_made_anew_whatever_comes_between },
         { 0 },
 };
