@@ -1,5 +1,7 @@
 /* The listening unix socket. */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -10,19 +12,59 @@
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
+enum { WARN_PAUSE_MS = 1000 };
+
+/* At most once in WARN_PAUSE_MS: a client may come again and again. */
+static void server_warn(struct rpc *rpc, const char *why)
+{
+        uint64_t now = uv_now(rpc->x->loop);
+
+        if (rpc->warned_ms && now - rpc->warned_ms < WARN_PAUSE_MS) {
+                rpc->not_warned++;
+                return;
+        }
+        if (rpc->not_warned)
+                log_warning("%u more clients were turned away", rpc->not_warned);
+        log_warning("a client was turned away: %s", why);
+        rpc->warned_ms = now;
+        rpc->not_warned = 0;
+}
+
+static int spare_open(void)
+{
+        return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/* A client that is not accepted stays in the queue, and the socket ready: one descriptor is kept to
+ * take it with, and to close it. */
+static void server_turn_away(struct rpc *rpc)
+{
+        int fd;
+
+        cleanup_close(&rpc->spare);
+        fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        cleanup_close(&fd);
+        rpc->spare = spare_open();
+}
+
 static void server_accept(struct rpc *rpc)
 {
         int fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        char why[120];
 
         if (fd < 0) {
-                if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-                        log_warning("cannot accept a client: %s", strerror(errno));
+                if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
+                        return;
+                snprintf(why, sizeof why, "%s%s", strerror(errno),
+                         errno == EMFILE ? ": raise the limit of open files" : "");
+                server_turn_away(rpc);
+                server_warn(rpc, why);
                 return;
         }
         if (rpc->n_sessions >= rpc->x->conf->session_limit) {
-                log_warning(
-                        "a client was turned away: %u sessions, as many as session_limit allows",
-                        rpc->n_sessions);
+                snprintf(why, sizeof why, "%u sessions, as many as session_limit allows",
+                         rpc->n_sessions);
+                server_warn(rpc, why);
                 close(fd);
                 return;
         }
@@ -122,6 +164,7 @@ int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault)
                 free(rpc);
                 return fault_set(fault, ZERO_EIO, "cannot poll the socket");
         }
+        rpc->spare = spare_open();
         uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
         rpc->listening = true;
         x->query = query_message;
@@ -146,6 +189,7 @@ static void listener_closed(uv_handle_t *handle)
         struct rpc *rpc = CONTAINER_OF((uv_poll_t *)handle, struct rpc, listener);
 
         close(rpc->fd);
+        cleanup_close(&rpc->spare);
         rpc->listening = false;
         rpc_gone(rpc);
 }

@@ -12,7 +12,10 @@ struct rpc {
         struct exchange *x;
         uv_poll_t listener;
         int fd;
-        bool listening; /* until the listener is closed */
+        int spare;           /* closed to take a client with where no descriptor is left */
+        bool listening;      /* until the listener is closed */
+        uint64_t warned_ms;  /* of clients that were turned away; loop time */
+        uint32_t not_warned; /* of so many since */
         uint32_t n_sessions;
         struct list sessions;
         uint64_t started_ms;

@@ -255,6 +255,26 @@ def nodes_link_while_the_door_is_crowded():
 # ---- the unix socket -------------------------------------------------------------------
 
 @case
+def descriptors_run_out():
+    """Clients for which no descriptor is left are closed, and the log tells of it now and then."""
+    with Cluster(1, start=False) as c:
+        c[0].start(wrapper=["prlimit", "--nofile=64:64"])
+        c.wait_up()
+        held = [wire.Raw(c[0].socket) for _ in range(80)]
+        assert held[-1].closed(), "no descriptor was left for it"
+        before = len(c[0].log().splitlines())
+        for _ in range(1000):
+            turned = wire.Raw(c[0].socket)
+            assert turned.closed()
+            turned.close()
+        assert len(c[0].log().splitlines()) - before < 500, c[0].log()[-300:]
+        assert "limit of open files" in c[0].log()
+        for raw in held:
+            raw.close()
+        until(lambda: c[0].ctl_run("status").returncode == 0, what="room for a session")
+
+
+@case
 def first_word_is_hello():
     with Cluster(1) as c:
         raw = wire.Raw(c[0].socket)
