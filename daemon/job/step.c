@@ -75,6 +75,14 @@ int step_resize(struct step *s, uint32_t world_size)
         return 0;
 }
 
+bool step_seated(const struct step *s)
+{
+        for (uint32_t r = 0; r < s->world_size; r++)
+                if (s->seats[r] == SEAT_HERE)
+                        return true;
+        return false;
+}
+
 bool step_occupied(const struct step *s)
 {
         for (uint32_t r = 0; r < s->world_size; r++)

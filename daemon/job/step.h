@@ -71,7 +71,9 @@ int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struc
 void step_deinit(struct step *s);
 /* Another number of ranks, while none has a session: all seats are empty then.  -ENOMEM. */
 int step_resize(struct step *s, uint32_t world_size);
-/* Does any rank have a session, or may it have one on a node that is away? */
+/* Does any rank have a session? */
+bool step_seated(const struct step *s);
+/* ... or may it have one on a node that is away? */
 bool step_occupied(const struct step *s);
 
 /* A node knows of an attempt: the next one to be started is beyond it. */

@@ -105,9 +105,11 @@ static void join_admit(struct coordinator *c, struct join *j)
 {
         enum step_action action;
         struct fault fault;
+        bool others;
         int r;
 
         fence_elsewhere(c, j);
+        others = step_seated(&c->step); /* else who wanted it has gone */
         r = step_join(&c->step, j->rank, j->node, &action, &fault);
         if (r) {
                 join_end(c, j, r, fault.text);
@@ -116,7 +118,7 @@ static void join_admit(struct coordinator *c, struct join *j)
         c->incarnations[j->rank] = j->incarnation;
         c->sessions[j->rank] = j->session;
         j->admitted = true;
-        c->step.fail_on_lost = c->step.fail_on_lost || j->fail_on_lost;
+        c->step.fail_on_lost = (others && c->step.fail_on_lost) || j->fail_on_lost;
         if (action != STEP_REJOIN)
                 return;
         tell_back(c, j->rank);

@@ -165,6 +165,39 @@ static void pushes_do_not_wait_for_a_lost_rank(void)
         session_close(&s);
 }
 
+/* One that is to be waited for no more was so for ranks that are not there any more. */
+static void what_a_lost_rank_means_is_for_those_who_are_there(void)
+{
+        struct training t = training_default();
+        struct exchange *x;
+        struct session s;
+
+        open_listening(&s, &t);
+        s.trainers[2].needs.fail_on_lost = true;
+        session_attach(&s);
+        kill_all(&s);
+        x = &s.net.nodes[coordinator_of(&s.net.nodes[0].x, "zoo")].x;
+        while (step_seated(coordinator_step(x, "zoo")))
+                net_turn(&s.net);
+        s.trainers[2].needs.fail_on_lost = false;
+        session_attach(&s);
+        memset(ears, 0, sizeof ears);
+        for (uint32_t r = 0; r < 3; r++)
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });
+        run_turns(&s, 20, 1);
+        trainer_kill(&s.trainers[3]);
+        while (coordinator_step(x, "zoo")->seats[3] == SEAT_HERE)
+                net_turn(&s.net);
+        CHECK(coordinator_step(x, "zoo")->phase != STEP_FORMING, "it is not waited for");
+        trainer_add(&s.trainers[3], (struct op){ .kind = OP_ATTACH });
+        trainer_add(&s.trainers[3], (struct op){ .kind = OP_STEP, .params = &s.params });
+        session_run(&s);
+        for (uint32_t r = 0; r < 4; r++)
+                CHECK(ears[r].failures == 0 && s.trainers[r].version == 1, "rank %u: %s", r,
+                      ears[r].text);
+        session_close(&s);
+}
+
 const struct test_case lost_cases[] = {
         { "a-rank-that-dies-and-comes-back-changes-nothing",
           a_rank_that_dies_and_comes_back_changes_nothing },
@@ -174,5 +207,7 @@ const struct test_case lost_cases[] = {
           others_hear_at_their_deadline_which_rank_is_late },
         { "others-hear-at-once-which-rank-was-lost", others_hear_at_once_which_rank_was_lost },
         { "pushes-do-not-wait-for-a-lost-rank", pushes_do_not_wait_for_a_lost_rank },
+        { "what-a-lost-rank-means-is-for-those-who-are-there",
+          what_a_lost_rank_means_is_for_those_who_are_there },
         { 0 },
 };
