@@ -269,6 +269,26 @@ def sizes(c, actors):
     return [(len(os.listdir(f"/proc/{p}/fd")), mappings(p), resident(p)) for p in pids]
 
 
+@case
+def attach_given_up():
+    """Whose deadline has passed while the coordinator was away does not join when it is back: no job is made."""
+    with Cluster(2) as c:
+        away = c.coordinator("job")
+        here = 1 - c.daemons.index(away)
+        away.kill()
+        until(lambda: not any(p["up"] for p in c[here].status()["peers"] if not p["self"]), what="the end of the link")
+        a = c.actor(here)
+        a.do("connect", job="job", rank=0, world=1, timeout_ms=500)
+        a.do("layout", groups=LAYOUT)
+        a.refused("EDEADLINE", "attach", away.name, **NEEDS)
+        away.start()
+        c.wait_up()
+        for _ in range(50):  # long enough for a job to be made
+            c[here].ctl("ping")
+        assert not any(d.status()["jobs"] for d in c.daemons), "it was made for nobody"
+        c.ranks("job", LAYOUT, [here], **NEEDS)
+
+
 def come_and_go(c, actors, count):
     """As ranks, as observers, and without a word at the end."""
     each = count // 4

@@ -58,11 +58,14 @@ static void attach_end(struct rank *rank, int status, const char *text)
                 request_end(r, status, "%s", text);
 }
 
+/* Nobody waits for its place any more: it does not join when the coordinator is up. */
 static void attach_forget(struct request *r)
 {
         struct rank *rank = r->subject;
 
         rank->attaching = NULL;
+        if (!rank->calling)
+                list_remove(&rank->link);
 }
 
 static int attach_describe(const struct request *r, struct wait_line *ret)
@@ -166,13 +169,13 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
                 rank_rejoined(rank, status, text);
                 return;
         }
-        if (status == ZERO_EPEER)
-                return; /* again when the coordinator is up, until the deadline */
         if (!rank->attaching && (status == ZERO_OK || !m)) { /* the client has given up */
                 list_remove(&rank->link);
                 rank_part(rank, true);
                 return;
         }
+        if (status == ZERO_EPEER)
+                return; /* again when the coordinator is up, until the deadline */
         if (status != ZERO_OK) {
                 attach_refused(rank, status, text);
                 return;
