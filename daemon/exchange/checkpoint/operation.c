@@ -116,8 +116,9 @@ uint64_t operation_done_bytes(const struct operation *op)
 
 /* ---- begin and end ---------------------------------------------------------------- */
 
-/* The oldest that is over goes, so that names of jobs that are gone do not pile up. */
-static void make_room(struct exchange *x)
+/* The oldest that is over goes, so that names of jobs that are gone do not pile up.  False: none is
+ * over. */
+static bool make_room(struct exchange *x)
 {
         uint32_t n = 0;
 
@@ -130,12 +131,13 @@ static void make_room(struct exchange *x)
 
                 before = item->prev;
                 if (n < OPERATIONS_MAX)
-                        return;
+                        return true;
                 if (is_over(op) && op->pending == 0) {
                         operation_free(op);
                         n--;
                 }
         }
+        return n < OPERATIONS_MAX;
 }
 
 int operation_new(struct exchange *x, const struct order *order, bool restore,
@@ -151,7 +153,10 @@ int operation_new(struct exchange *x, const struct order *order, bool restore,
                 op->superseded = true; /* a node still owes an answer */
         else if (op)
                 operation_free(op);
-        make_room(x);
+        if (!make_room(x))
+                return fault_set(fault, ZERO_EBUSY,
+                                 "%d checkpoints and restores are under way: try again",
+                                 OPERATIONS_MAX);
         op = calloc(1, sizeof *op);
         if (!op)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");

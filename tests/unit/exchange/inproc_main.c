@@ -21,7 +21,7 @@ int main(int argc, char **argv)
 {
         const struct test_case *const lists[] = { bitwise_cases, plane_cases, lost_cases,
                                                   trouble_cases, fill_cases,  mirror_cases,
-                                                  gpu_cases,     gpus_cases };
+                                                  restore_cases, gpu_cases,   gpus_cases };
         int ran = 0;
 
         CHECK(sodium_init() >= 0);

@@ -1,0 +1,59 @@
+/* Restores, as many as clients ask for. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "cases.h"
+#include "check.h"
+#include "daemon/exchange/checkpoint/checkpoint.h"
+#include "net.h"
+#include "proto/cleanup.h"
+
+static bool all_over(void *arg)
+{
+        const struct exchange *x = arg;
+
+        list_for_each ((struct list *)&x->operations, item) {
+                if (CONTAINER_OF(item, struct operation, link)->phase != OPERATION_FAILED)
+                        return false;
+        }
+        return true;
+}
+
+/* Until one is refused; what it is refused with. */
+static int restore_many(struct exchange *x, uint32_t *ret_begun)
+{
+        struct order order = { .directory = "/nowhere/at/all", .uid = geteuid() };
+        struct fault fault;
+        char name[16];
+        uint64_t id;
+        int r;
+
+        for (*ret_begun = 0; *ret_begun < 1000; ++*ret_begun) {
+                snprintf(name, sizeof name, "job%u", *ret_begun);
+                order.job = name;
+                r = restore_order(x, &order, &id, &fault);
+                if (r)
+                        return r;
+        }
+        return 0;
+}
+
+static void so_many_restores_are_under_way_at_once(void)
+{
+        struct net_options options = { .nodes = 1, .owners = 1 };
+        uint32_t begun, again;
+        struct net net;
+
+        net_open(&net, &options);
+        net.nodes[0].conf.checkpoint_dir = "";
+        CHECK(restore_many(&net.nodes[0].x, &begun) == ZERO_EBUSY && begun >= 100);
+        net_wait(&net, all_over, &net.nodes[0].x, "the restores to fail");
+        CHECK(restore_many(&net.nodes[0].x, &again) == ZERO_EBUSY && again == begun);
+        net_wait(&net, all_over, &net.nodes[0].x, "the restores to fail");
+        net_close(&net);
+}
+
+const struct test_case restore_cases[] = {
+        { "so-many-restores-are-under-way-at-once", so_many_restores_are_under_way_at_once },
+        { 0 },
+};
