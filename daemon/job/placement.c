@@ -24,6 +24,15 @@ void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners,
                 p->mirror[o] = next_node(p, o);
 }
 
+void placement_follow(struct placement *p, const struct placement *last, uint64_t dead)
+{
+        p->epoch = last->epoch + 1;
+        p->older = last->older | last->before[PLACEMENT_BEFORE - 1];
+        p->before[0] = placement_nodes(last);
+        memcpy(p->before + 1, last->before, sizeof p->before - sizeof p->before[0]);
+        p->dead = (last->dead | dead) & ~placement_nodes(p);
+}
+
 bool placement_sane(const struct placement *p, uint32_t n_nodes)
 {
         uint64_t seen = 0;
@@ -52,6 +61,10 @@ void placement_to_message(const struct placement *p, Zero__Placement *ret)
         ret->mirror = p->copies == PLACEMENT_COPIES;
         ret->n_mirrors = ret->mirror ? p->n_owners : 0;
         ret->mirrors = (uint32_t *)p->mirror;
+        ret->n_before = p->epoch < PLACEMENT_BEFORE ? (size_t)p->epoch : PLACEMENT_BEFORE;
+        ret->before = (uint64_t *)p->before;
+        ret->older = p->older;
+        ret->dead = p->dead;
 }
 
 static bool partly_sane(const struct placement *p, uint32_t n_nodes)
@@ -68,9 +81,13 @@ bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool par
 {
         struct placement p;
 
-        if (!m || m->n_owners < 1 || m->n_owners > ZERO_NODE_MAX)
+        if (!m || m->n_owners < 1 || m->n_owners > ZERO_NODE_MAX || m->n_before > PLACEMENT_BEFORE)
                 return false;
         placement_init(&p, m->epoch, m->owners, (uint32_t)m->n_owners, m->mirror);
+        if (m->n_before)
+                memcpy(p.before, m->before, m->n_before * sizeof *m->before);
+        p.older = m->older;
+        p.dead = m->dead;
         if (partly && m->n_mirrors) {
                 if (m->n_mirrors != m->n_owners)
                         return false;

@@ -5,6 +5,9 @@
  * order of the list; those of one node stand together.  With two copies each owner's shards are
  * held a second time, by the next node in the list; who holds one copy of one owner is a
  * holder, numbered copy * n_owners + owner.  Copy 0 is the owner's own, copy 1 its mirror.
+ *
+ * A list carries which nodes held anything by those before it, and which were declared dead: it is
+ * chosen with them, so whoever knows the list in force knows who may have what of a job.
  */
 #pragma once
 
@@ -17,17 +20,24 @@ enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * ZERO_NODE_MAX };
 enum { NO_OWNER = -1, NO_HOLDER = HOLDER_MAX };
 /* Devices of one node. */
 enum { NODE_OWNERS_MAX = 8 };
+/* So many lists before the one in force are known one by one. */
+enum { PLACEMENT_BEFORE = 32 };
 
 struct placement {
         uint64_t epoch;
         uint32_t n_owners, copies;
-        uint32_t node[ZERO_NODE_MAX];   /* [owner] */
-        uint32_t mirror[ZERO_NODE_MAX]; /* [owner]: its node, with two copies */
+        uint32_t node[ZERO_NODE_MAX];      /* [owner] */
+        uint32_t mirror[ZERO_NODE_MAX];    /* [owner]: its node, with two copies */
+        uint64_t before[PLACEMENT_BEFORE]; /* [i]: nodes of list epoch - 1 - i, a bit each */
+        uint64_t older;                    /* ... of any list before those */
+        uint64_t dead; /* nodes that a person has declared dead since they were last owners */
 };
 
 /* owners: the node of each.  mirror: two copies, where there are two nodes. */
 void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners, uint32_t n,
                     bool mirror);
+/* It comes after `last`, as nodes are declared dead. */
+void placement_follow(struct placement *p, const struct placement *last, uint64_t dead);
 /* The message points into the placement. */
 void placement_to_message(const struct placement *p, Zero__Placement *ret);
 /* Owners are nodes of the cluster, those of one node stand together and are not too many. */

@@ -161,7 +161,8 @@ static uint32_t accept_collect(struct view_register *r)
         if (r->record.promised > r->ballot)
                 return REGISTER_BEATEN;
         r->value = r->best ? r->best_view : r->wanted;
-        r->value.epoch = r->record.chosen.epoch + 1;
+        if (!r->best)
+                placement_follow(&r->value, &r->record.chosen, r->dead);
         r->record.accepted = r->ballot;
         r->record.view = r->value;
         r->phase = REGISTER_ACCEPTING;

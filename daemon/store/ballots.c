@@ -13,7 +13,7 @@
 #include "proto/cleanup.h"
 
 /* To be raised with any change of struct ballots_file. */
-enum { BALLOTS_FORMAT = 1, BALLOTS_HASH = 32, NAME_SIZE = 128, PATH_SIZE = 4096 };
+enum { BALLOTS_FORMAT = 2, BALLOTS_HASH = 32, NAME_SIZE = 128, PATH_SIZE = 4096 };
 
 static const char magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 'v', 'w' };
 
@@ -22,6 +22,7 @@ struct file_view {
         uint64_t epoch;
         uint32_t n_owners, unused;
         uint32_t node[ZERO_NODE_MAX];
+        uint64_t before[BALLOTS_BEFORE], older, dead;
 };
 
 struct ballots_file {
@@ -63,14 +64,20 @@ static void view_to_file(const struct ballots_view *v, struct file_view *ret)
         ret->epoch = v->epoch;
         ret->n_owners = v->n_owners;
         memcpy(ret->node, v->node, v->n_owners * sizeof *v->node);
+        memcpy(ret->before, v->before, sizeof v->before);
+        ret->older = v->older;
+        ret->dead = v->dead;
 }
 
 static bool view_from_file(const struct file_view *v, struct ballots_view *ret)
 {
         if (v->n_owners > ZERO_NODE_MAX)
                 return false;
-        *ret = (struct ballots_view){ .epoch = v->epoch, .n_owners = v->n_owners };
+        *ret = (struct ballots_view){
+                .epoch = v->epoch, .n_owners = v->n_owners, .older = v->older, .dead = v->dead
+        };
         memcpy(ret->node, v->node, v->n_owners * sizeof *v->node);
+        memcpy(ret->before, v->before, sizeof v->before);
         return true;
 }
 

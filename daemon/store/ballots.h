@@ -10,15 +10,16 @@
 
 #include "proto/fault.h"
 
-enum { BALLOTS_CLUSTER = 32 };
+enum { BALLOTS_CLUSTER = 32, BALLOTS_BEFORE = 32 };
 
 struct ballots;
 
-/* As job/register.h has it. */
+/* As job/register.h and job/placement.h have it. */
 struct ballots_view {
         uint64_t epoch;
         uint32_t n_owners;
         uint32_t node[ZERO_NODE_MAX];
+        uint64_t before[BALLOTS_BEFORE], older, dead;
 };
 struct ballots_record {
         bool voter;

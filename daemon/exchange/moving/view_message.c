@@ -59,17 +59,25 @@ int view_receive(const struct exchange *x, uint32_t node, const Zero__Register *
 
 /* ---- the disk ---- */
 
+_Static_assert((int)PLACEMENT_BEFORE == (int)BALLOTS_BEFORE, "as the file has it");
+
 static void view_to_ballots(const struct placement *p, struct ballots_view *ret)
 {
         ret->epoch = p->epoch;
         ret->n_owners = p->n_owners;
         memcpy(ret->node, p->node, p->n_owners * sizeof *p->node);
+        memcpy(ret->before, p->before, sizeof p->before);
+        ret->older = p->older;
+        ret->dead = p->dead;
 }
 
 static void view_from_ballots(const struct exchange *x, const struct ballots_view *v,
                               struct placement *ret)
 {
         placement_init(ret, v->epoch, v->node, v->n_owners, x->cluster->mirror);
+        memcpy(ret->before, v->before, sizeof v->before);
+        ret->older = v->older;
+        ret->dead = v->dead;
 }
 
 void record_to_ballots(const struct register_record *r, struct ballots_record *ret)

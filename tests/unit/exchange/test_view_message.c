@@ -15,6 +15,7 @@ struct vote {
         Zero__Register m;
         Zero__Placement chosen, view;
         uint32_t owners[8], viewed[8];
+        uint64_t before[PLACEMENT_BEFORE + 1];
 };
 
 static void vote_init(struct vote *v, enum register_kind kind)
@@ -55,6 +56,27 @@ Test(view_message, is_read_as_it_was_sent)
         cr_assert_eq(m.record.chosen.node[0], 2);
         cr_assert_eq(m.record.view.n_owners, 1);
         cr_assert_eq(m.record.accepted, m.ballot);
+}
+
+Test(view_message, tells_of_earlier_lists)
+{
+        struct register_message m;
+        struct vote v;
+
+        vote_init(&v, REGISTER_ACCEPT);
+        v.view.before = v.before;
+        v.view.n_before = PLACEMENT_BEFORE;
+        v.view.older = 4;
+        v.view.dead = 2;
+        v.before[0] = 5;
+        v.before[PLACEMENT_BEFORE - 1] = 3;
+        cr_assert_eq(receive(&v, &m), 0);
+        cr_assert_eq(m.record.view.before[0], 5);
+        cr_assert_eq(m.record.view.before[PLACEMENT_BEFORE - 1], 3);
+        cr_assert_eq(m.record.view.older, 4);
+        cr_assert_eq(m.record.view.dead, 2);
+        v.view.n_before++;
+        cr_assert_eq(receive(&v, &m), -EPROTO);
 }
 
 Test(view_message, under_the_ballot_of_another_node_is_refused)

@@ -104,6 +104,32 @@ Test(register, a_majority_chooses)
                 cr_assert_eq(owners_at(n), 3);
 }
 
+/* The last list and the dead go with a view: also with one that another node completes. */
+Test(register, a_view_knows_those_before_it)
+{
+        form(3);
+        propose(0, 3, 0);
+        for (int i = 0; i < 3; i++)
+                round_trip(0, 6);
+        propose(1, 2, 1);
+        round_trip(1, 4);
+        round_trip(1, 0);
+        hear(2, 1, &nodes[1].ask); /* accepted, and not known to be chosen */
+        register_give_up(&nodes[1]);
+        propose(2, 4, 0);
+        for (int i = 0; i < 3; i++)
+                round_trip(2, 3);
+        for (uint32_t n = 0; n < 3; n++) {
+                const struct placement *p = &nodes[n].record.chosen;
+
+                cr_assert_eq(p->epoch, 2);
+                cr_assert_eq(owners_at(n), 2);
+                cr_assert_eq(p->before[0], 3);
+                cr_assert_eq(p->before[1], 7);
+                cr_assert_eq(p->dead, 1);
+        }
+}
+
 Test(register, less_than_a_majority_chooses_nothing)
 {
         form(4);

@@ -30,8 +30,13 @@ static struct ballots_record sample(void)
                 .voter = true,
                 .promised = 77 << 6 | 2,
                 .accepted = 76 << 6 | 1,
-                .chosen = { .epoch = 4, .n_owners = 3, .node = { 2, 0, 1 } },
-                .view = { .epoch = 5, .n_owners = 2, .node = { 0, 2 } },
+                .chosen = { .epoch = 4, .n_owners = 3, .node = { 2, 0, 1 }, .before = { 5, 7 } },
+                .view = { .epoch = 5,
+                          .n_owners = 2,
+                          .node = { 0, 2 },
+                          .before = { 7, 5, [BALLOTS_BEFORE - 1] = 2 },
+                          .older = 6,
+                          .dead = 2 },
         };
 }
 
