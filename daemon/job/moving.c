@@ -309,6 +309,16 @@ enum opening_choice opening_choose(const struct standing *const *standings,
         return former_before(formers, NULL) ? OPENING_WAITS : OPENING_MAKES;
 }
 
+uint64_t lists_untold(const struct placement *view, uint64_t since, uint64_t told)
+{
+        uint64_t n = view->epoch - since, untold = n > PLACEMENT_BEFORE ? view->older & ~told : 0;
+
+        for (uint64_t i = 0; i < n && i < PLACEMENT_BEFORE; i++)
+                if (!(view->before[i] & told))
+                        untold |= view->before[i];
+        return untold;
+}
+
 bool holder_lacks(const struct standing *s, const struct recovery *now, bool whole)
 {
         struct fault fault;

@@ -11,6 +11,11 @@
  *
  * So a placement that has never been whole never had a step of its own: what is left of one, since
  * its move was broken off by another change, stands as it was filled, and does not count.
+ *
+ * Whether one was whole is known of any node that held part of it and tells what it has: a step
+ * needs all of them, so this one has what came of it, or has deleted that for the sake of a later
+ * one.  Of a list all of whose nodes are silent nothing is known: what was committed last may be
+ * there and nowhere else.  So the job neither goes back past such a list nor is made anew after it.
  */
 #pragma once
 
@@ -101,6 +106,12 @@ enum opening_choice {
 enum opening_choice opening_choose(const struct standing *const *standings,
                                    const struct placement *view, struct former *formers,
                                    struct former **ret);
+
+/*
+ * Nodes of the lists from epoch `since` to the one before the view's, of each of which no node has
+ * told what it has: one of each is to be waited for.  since: at most its epoch; told: a bit each.
+ */
+uint64_t lists_untold(const struct placement *view, uint64_t since, uint64_t told);
 
 /*
  * A holder in force is to be filled; s: NULL: it has no state.  whole: as the opening found, or

@@ -17,10 +17,9 @@
  * the end of a move hangs on the states that it came from; Settle voids what was decided, or
  * carries out what is void; Placed of another list deletes; states in force count though some lack;
  * the oldest former placement is chosen, or one that is not whole; outdated copies count, or give;
- * what a node told before it was killed counts though it does not tell of it again.
- * It does not mind, within these bounds, that fills begin before all have settled (sources refuse
- * until then), nor that placements which were worked on since are passed over: that takes a
- * coordinator that does not wait (`haste`).
+ * what a node told before it was killed counts though it does not tell of it again; a placement
+ * that was worked on since is passed over, or a list of which nobody has told, or one of a few that
+ * have. It does not mind that fills begin before all have settled: sources refuse until then.
  *
  * explore-moves NAME... searches within the bounds of that name; without a name it lists them.
  * The shortest way to a fault is printed, event by event.
@@ -417,7 +416,6 @@ static const struct search_case cases[] = {
                                   .mirror = true,
                                   .views = { "01", "0", "01" },
                                   .steps = 1,
-
                                   .hastes = 1,
                                   .faults = 1,
                                   .less = true } },
@@ -441,10 +439,34 @@ static const struct search_case cases[] = {
                                   .deaths = 1,
                                   .cuts = 1,
                                   .faults = 1 } },
-        { "haste", "as returns, but a coordinator does not wait: what was committed is LOST",
+        { "haste", "as returns, and a coordinator does not wait for what others have",
           &(const struct bounds){ .n_nodes = 2,
                                   .mirror = true,
                                   .views = { "01", "0", "01", "1" },
+                                  .steps = 1,
+                                  .hastes = 1,
+                                  .faults = 1,
+                                  .less = true } },
+        { "haste-back",
+          "a node is taken out and comes back, a coordinator does not wait, and a fault",
+          &(const struct bounds){ .n_nodes = 2,
+                                  .views = { "0", "1", "0" },
+                                  .steps = 2,
+                                  .crashes = 1,
+                                  .cuts = 1,
+                                  .hastes = 1,
+                                  .faults = 2 } },
+        { "haste-on", "one node after the other, a coordinator does not wait, and a crash",
+          &(const struct bounds){ .n_nodes = 3,
+                                  .views = { "0", "1", "2" },
+                                  .steps = 1,
+                                  .crashes = 1,
+                                  .hastes = 1,
+                                  .faults = 2,
+                                  .less = true } },
+        { "haste-half", "one node, two others, and one of each, a coordinator does not wait",
+          &(const struct bounds){ .n_nodes = 3,
+                                  .views = { "2", "01", "12" },
                                   .steps = 1,
                                   .hastes = 1,
                                   .faults = 1,

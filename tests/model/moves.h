@@ -28,7 +28,7 @@ struct bounds {
         u8 steps;                 /* in all */
         /* Of each, and in all.  A wipe is a crash after which the node holds nothing; a death one
          * without a start; both only where another copy of all is left.  Haste: a coordinator does
-         * not wait any longer for nodes that are not dead. */
+         * not wait any longer for nodes that it need not hear. */
         u8 crashes, wipes, deaths, cuts, hastes, faults;
         /* Fewer orders: links stand at once, one holder after the other pulls all at once. */
         bool less;

@@ -124,12 +124,22 @@ static void open_recover(struct world *w, uint32_t self, const struct former *fo
         w->nodes[self].c.settled = 1;
 }
 
-/* Nodes that may have what is newer than what is known. */
-static bool others_unknown(const struct world *w, uint32_t self)
+/* Nodes that have told what they have. */
+static u8 told(const struct world *w, uint32_t self)
+{
+        u8 nodes = 0;
+
+        for (uint32_t n = 0; n < bounds.n_nodes; n++)
+                nodes |= (u8)((w->nodes[self].c.nodes[n] == NODE_KNOWN) << n);
+        return nodes;
+}
+
+/* Some that have not, and may come: they are waited for, though not for ever. */
+static bool others_wait(const struct world *w, uint32_t self)
 {
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                if (!w->nodes[n].dead && w->nodes[self].c.nodes[n] != NODE_KNOWN)
-                        return true;
+                if (!w->nodes[n].dead && !(told(w, self) >> n & 1))
+                        return !w->nodes[self].c.hasty;
         return false;
 }
 
@@ -140,7 +150,10 @@ static void open_choose(struct world *w, uint32_t self)
         enum opening_choice choice = opening_choose(standings_load(w, self), view_of(w, self),
                                                     formers_load(w, self), &former);
 
-        if (choice != OPENING_STANDS && !c->hasty && others_unknown(w, self))
+        if (choice != OPENING_STANDS && others_wait(w, self))
+                return;
+        if (choice == OPENING_MOVES &&
+            lists_untold(view_of(w, self), former->place.epoch + 1, told(w, self)))
                 return;
         switch (choice) {
         case OPENING_STANDS:

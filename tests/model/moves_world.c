@@ -189,6 +189,8 @@ static void views_init(void)
                 for (const char *p = bounds.views[e]; *p; p++)
                         owners[n++] = (uint32_t)(*p - '0');
                 placement_init(&views[e], e, owners, n, bounds.mirror);
+                if (e)
+                        placement_follow(&views[e], &views[e - 1], 0);
                 n_views++;
         }
 }

@@ -66,6 +66,10 @@ struct coordinator {
         struct kept *handed;    /* [rank]: with the step that is being collected */
         struct list joins;
         struct report reports[ZERO_NODE_MAX];
+        uint64_t untold;   /* nodes that may have what is newest of it, and nobody else has: it is
+                              not known where it stands before they tell; a bit each */
+        bool may_be_there; /* ... for none of it is known anywhere else */
+        uint64_t missed;   /* nodes of which it was said that they did not tell */
         uint64_t others_until_ms; /* loop time: so long nodes that are linked may tell what they
                                      have; 0: that is not waited for */
         uint64_t return_until_ms; /* loop time: so long ranks of a node that was away may return */
@@ -155,3 +159,5 @@ bool coordinator_moves(struct coordinator *c, struct move *ret);
 /* lateness.c */
 void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progress *p);
 void coordinator_tell(struct coordinator *c);
+/* For what those that are untold are waited. */
+const char *coordinator_untold(const struct coordinator *c);

@@ -28,6 +28,15 @@ static void summary_add(struct wait_line *lines, uint32_t *n, const struct wait_
                 lines[(*n)++] = *line;
 }
 
+const char *coordinator_untold(const struct coordinator *c)
+{
+        return c->may_be_there
+                       ? "to come up: the job may be there; else take another name, or see "
+                         "takeover in zeroctl(1)"
+                       : "to come up: it may have steps that no other node has; else drop the job "
+                         "and restore it from a checkpoint";
+}
+
 /* Nodes that are away, and what else hinders the job. */
 static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lines)
 {
@@ -53,6 +62,15 @@ static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lin
                          c->step.open >> i & 1         ? "to reach all nodes"
                          : c->nodes[i] != NODE_UNASKED ? "to get its shards"
                                                        : "to come up");
+                summary_add(lines, &n, &line);
+        }
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
+                struct wait_line line = { .since_ms = now };
+
+                if (!(c->untold >> i & 1))
+                        continue;
+                snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
+                snprintf(line.what, sizeof line.what, "%s", coordinator_untold(c));
                 summary_add(lines, &n, &line);
         }
         return n;

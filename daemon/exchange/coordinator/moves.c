@@ -102,11 +102,13 @@ static void rest_waits(const struct coordinator *c, struct wait_line *ret)
         size_t at = 0;
 
         for (uint32_t n = 0; n < n_nodes && at < sizeof ret->who; n++)
-                if (c->nodes[n] == NODE_UNASKED)
+                if (c->untold ? c->untold >> n & 1 : c->nodes[n] == NODE_UNASKED)
                         at += (size_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
                                                at ? ", " : "node ", node_name(c->x, n));
         if (at) {
-                snprintf(ret->what, sizeof ret->what, "to come up: the rest of the job is there");
+                snprintf(ret->what, sizeof ret->what, "%s",
+                         c->untold ? coordinator_untold(c)
+                                   : "to come up: the rest of the job is there");
                 return;
         }
         snprintf(ret->who, sizeof ret->who, "a person");

@@ -332,10 +332,45 @@ static uint64_t others_unknown(const struct coordinator *c)
 }
 
 /*
+ * Whoever was declared dead is not waited for by a job that would be made; one that would go back
+ * stays as it is, for of that it is known that something is lost.
+ */
+static uint64_t find_untold(const struct coordinator *c, enum opening_choice choice,
+                            const struct former *former)
+{
+        uint64_t unknown = others_unknown(c), dead = c->step.view.dead;
+
+        if (choice == OPENING_MOVES)
+                return unknown & lists_untold(&c->step.view, former->place.epoch + 1, ~unknown);
+        if (choice == OPENING_MAKES)
+                return unknown & ~dead & lists_untold(&c->step.view, 0, ~unknown | dead);
+        return 0;
+}
+
+static void log_unknown(struct coordinator *c, uint32_t node, bool waited)
+{
+        const char *name = node_name(c->x, node);
+
+        if (waited || !(c->untold >> node & 1))
+                log_info("job %s: node %s has not said what it has of the job: %s", c->name, name,
+                         waited ? "it is waited for" : "going on without it");
+        else if (c->may_be_there)
+                log_warning("job %s: it may be on node %s: start its daemon, or give the job "
+                            "another name, or, if the node is dead, see takeover in zeroctl(1)",
+                            c->name, name);
+        else
+                log_warning("job %s: node %s may have steps of it that no other node has: start "
+                            "its daemon, or drop the job and restore it from a checkpoint",
+                            c->name, name);
+}
+
+/*
  * Nodes that hold nothing by the list in force may have what is newer than what is known so far.
  * They are waited for, but not for ever: such a node may hang.  One that is not linked starts anew
  * at this moment, or is dead; but where there were lists between the one that is gone by and the
- * one in force (gap), it may be all that is left of those, and is given as long as any other.
+ * one in force (gap), it is given as long as any other, in case that one has lost its memory that
+ * tells of such a list.  Without end those are waited for that may have what nobody else has
+ * (untold).
  */
 static bool others_wait(struct coordinator *c, bool gap)
 {
@@ -351,12 +386,13 @@ static bool others_wait(struct coordinator *c, bool gap)
                 if (unknown >> n & 1 && now < until)
                         waited |= 1ull << n;
         }
-        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
-                if (unknown >> n & 1 && (first || !waited))
-                        log_info("job %s: node %s has not said what it has of the job: %s", c->name,
-                                 node_name(c->x, n),
-                                 waited ? "it is waited for" : "going on without it");
-        return waited != 0;
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++) {
+                if (!(unknown >> n & 1) || (waited ? !first : c->missed >> n & 1))
+                        continue;
+                log_unknown(c, n, waited != 0);
+                c->missed |= waited ? 0 : 1ull << n;
+        }
+        return waited || c->untold;
 }
 
 /* All nodes of the placement in force have answered for the first time. */
@@ -369,9 +405,11 @@ static void open_choose(struct coordinator *c)
                 choice == OPENING_MAKES && c->step.view.epoch == 0; /* nobody else can have it */
         bool gap = choice == OPENING_MOVES && former->place.epoch + 1 < c->step.view.epoch;
 
+        c->untold = find_untold(c, choice, former);
+        c->may_be_there = choice == OPENING_MAKES;
         if (choice != OPENING_STANDS && !first && others_wait(c, gap))
                 return;
-        c->others_until_ms = 0;
+        c->others_until_ms = c->missed = 0;
         c->former = former;
         switch (choice) {
         case OPENING_STANDS:

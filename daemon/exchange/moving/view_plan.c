@@ -90,6 +90,15 @@ static int plan_dead(const struct exchange *x, uint32_t node, struct view_change
         return is_owner(&c->wanted, node) ? plan_remove(x, node, &c->wanted, fault) : 0;
 }
 
+/* It may have what is newest of a job: lists of which it was go back as far as is known. */
+static bool was_owner(const struct placement *p, uint64_t nodes)
+{
+        for (uint32_t i = 0; i < PLACEMENT_BEFORE; i++)
+                if (p->before[i] & nodes & ~p->dead)
+                        return true;
+        return p->older & nodes & ~p->dead;
+}
+
 int view_plan(const struct exchange *x, enum view_kind kind, const char *names,
               struct view_change *ret, struct fault *fault)
 {
@@ -114,7 +123,8 @@ int view_plan(const struct exchange *x, enum view_kind kind, const char *names,
                         r = plan_dead(x, node, &c, fault);
                 names += n;
         } while (!r && *names++);
-        if (!r && c.wanted.n_owners == now->n_owners && kind == VIEW_TAKEOVER)
+        if (!r && c.wanted.n_owners == now->n_owners && kind == VIEW_TAKEOVER &&
+            !was_owner(now, c.dead))
                 r = fault_set(fault, ZERO_EINVAL,
                               "there is nothing to take over: no owner is "
                               "among these nodes");

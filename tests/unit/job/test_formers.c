@@ -1,6 +1,6 @@
 /*
  * What nodes have told of their states of earlier placements: whatever they tell, in whatever order
- * they go and come back, what is known is what each has told last.
+ * they go and come back, what is known is what each has told last; and for whom that is not enough.
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -103,4 +103,57 @@ Test(formers, what_a_node_told_last_is_what_is_known_of_it)
                 }
                 formers_free(formers);
         }
+}
+
+/* Lists of one to three nodes, one after the other, as they are chosen. */
+static struct placement lists(uint64_t n, uint64_t dead)
+{
+        static const uint32_t owners[][2] = { { 0, 1 }, { 2, 0 }, { 1, 0 }, { 3, 4 } };
+        struct placement p, last;
+
+        placement_init(&p, 0, owners[0], 2, false);
+        for (uint64_t e = 1; e < n; e++) {
+                last = p;
+                placement_init(&p, 0, owners[e % 4], e % 4 == 1 || e % 4 == 2 ? 1 : 2, false);
+                placement_follow(&p, &last, e + 1 == n ? dead : 0);
+                cr_assert_eq(p.epoch, e);
+        }
+        return p;
+}
+
+Test(formers, of_each_list_between_one_node_has_to_tell)
+{
+        const struct placement view = lists(4, 0); /* 01, 2, 1, and in force 34 */
+
+        cr_assert_eq(lists_untold(&view, 3, 030), 0, "there is no list between");
+        cr_assert_eq(lists_untold(&view, 2, 030), 1 << 1);
+        cr_assert_eq(lists_untold(&view, 1, 030), 1 << 1 | 1 << 2);
+        cr_assert_eq(lists_untold(&view, 1, 030 | 1 << 2), 1 << 1);
+        cr_assert_eq(lists_untold(&view, 0, 030 | 1 << 1), 1 << 2, "of two nodes one is enough");
+        cr_assert_eq(lists_untold(&view, 0, 030 | 1 << 2), 1 << 0 | 1 << 1);
+        cr_assert_eq(lists_untold(&view, 0, 030 | 1 << 1 | 1 << 2), 0);
+}
+
+Test(formers, of_lists_long_past_each_node_has_to_tell)
+{
+        const struct placement some = lists(PLACEMENT_BEFORE + 1, 0);
+        const struct placement many = lists(PLACEMENT_BEFORE + 4, 0);
+
+        cr_assert_eq(lists_untold(&some, 0, 026), 0, "all of them are known");
+        cr_assert_eq(some.older, 0);
+        cr_assert_eq(many.older, 1 << 0 | 1 << 1 | 1 << 2);
+        cr_assert_eq(lists_untold(&many, 0, 026), 1 << 0);
+        cr_assert_eq(lists_untold(&many, 3, 026), 0);
+        cr_assert_eq(lists_untold(&many, 2, 026), 1 << 0);
+}
+
+Test(formers, who_is_dead_is_not_when_it_is_an_owner_again)
+{
+        struct placement last = lists(4, 1 << 1 | 1 << 2), view;
+        const uint32_t owner = 2;
+
+        cr_assert_eq(last.dead, 1 << 1 | 1 << 2);
+        placement_init(&view, 0, &owner, 1, false);
+        placement_follow(&view, &last, 0);
+        cr_assert_eq(view.dead, 1 << 1);
 }
