@@ -161,6 +161,84 @@ def by_majority_without_one():
         lies_on(c, ["n0", "n2"], [c[0], c[2]])
 
 
+@case
+def what_one_node_went_on_with_is_waited_for():
+    """Those left have the job as it was before; it has gone on with a node that is away, by a list between."""
+    with Cluster(3, owners=2, mirror=1) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [2, 2], **NEEDS)
+        train(ranks, 2)
+        c[1].kill()
+        c[2].ctl("remove-node", "n1")
+        train(ranks, 2, patient=True)
+        c[0].kill()
+        c[1].start()
+        comes(c, 1)
+        c[1].change_owners("add-node", "n1")
+        comes(c, 2)
+        c[1].change_owners("remove-node", "n0")
+        until(lambda: "node n0 may have steps of it that no other node has" in c[1].log(), what="the wait for n0")
+        c[0].start()
+        train(ranks, STEPS - 4, patient=True)
+        lies_on(c, ["n1"])
+        as_undisturbed(c, [2, 2])
+
+
+def comes(c, number):
+    """On all nodes that are there, and these can choose the next one."""
+    for d in c.daemons:
+        if d.alive():
+            until(lambda d=d: epoch(d) == number and d.ctl("view")["majority"], what=f"epoch {number} on {d.name}")
+
+
+def asked_for_elsewhere(c):
+    """n0 was the only owner when it was lost, and is none any more; the job is asked for by others."""
+    c[0].kill()
+    c[1].change_owners("add-node", "n1")
+    comes(c, 1)
+    c[1].change_owners("remove-node", "n0")
+    comes(c, 2)
+    heirs = [c.caller("job", LAYOUT, [1, 2], r, incarnation=1) for r in range(2)]
+    for a in heirs:
+        finish_all([a]), finish_all([a])
+    for a in heirs:
+        a.start("attach", **NEEDS)
+    until(lambda: "it may be on node n0" in c[1].log(), what="the wait for n0")
+    return heirs
+
+
+@case
+def job_of_a_node_that_is_away_is_not_made_anew():
+    """Of those left none has any of it, as of a job that there has never been."""
+    with Cluster(3, owners=1) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [1, 2], **NEEDS)
+        train(ranks, 2)
+        for a in ranks:
+            c.dismiss(a)
+        heirs = asked_for_elsewhere(c)
+        c[0].start()
+        finish_all(heirs)
+        train(heirs, STEPS - 2, patient=True)
+        lies_on(c, ["n1"])
+        as_undisturbed(c, [1, 2])
+
+
+@case
+def job_is_made_without_those_that_are_declared_dead():
+    with Cluster(3, owners=1) as c:
+        can_vote(c)
+        heirs = asked_for_elsewhere(c)
+        c[1].ctl("takeover", "--node-is-dead", "n0")
+        finish_all(heirs)
+        train(heirs, STEPS, patient=True)
+        assert "nothing to take over" in c[1].ctl_run("takeover", "--node-is-dead", "n0").stderr
+        c[0].start()
+        c.wait_up()
+        lies_on(c, ["n1"])
+        as_undisturbed(c, [1, 2])
+
+
 def fails(c, daemon, *words):
     """A change that is taken back; zeroctl comes back when that is done."""
     r = daemon.ctl_run(*words)
