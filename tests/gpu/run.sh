@@ -11,16 +11,17 @@
 #   --out DIR      logs, gpu.json with all figures and summary.txt come there; else a new directory
 #   --quick        small and few
 #   PART           only these of: info conformance kernels processes sanitizer daemon
-#                  trainers gpus torch (checks); figures adamw fetch tokens (figures)
+#                  trainers gpus torch transformers (checks); figures adamw fetch tokens (figures)
 #
-# Needs bash, Python 3.10 and coreutils; PyTorch for torch, adamw and tokens, compute-sanitizer for
-# sanitizer, two GPUs for gpus: where they are missing that part counts as skipped.  No network, no compiler, no library.
+# Needs bash, Python 3.10 and coreutils; PyTorch for torch, adamw and tokens, transformers for the part
+# of that name, compute-sanitizer for sanitizer, two GPUs for gpus: where they are missing that part
+# counts as skipped.  No network, no compiler, no library.
 # Exit status: 0 if nothing failed, 1 if anything did, 2 for a wrong command line, 77 if there is no GPU.
 set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
-CHECKS='info conformance kernels processes sanitizer daemon trainers gpus torch'
+CHECKS='info conformance kernels processes sanitizer daemon trainers gpus torch transformers'
 FIGURES='figures adamw fetch tokens'
 NO_GPU=77
 here=$root/tests/gpu
@@ -82,6 +83,12 @@ need_torch() {
         }
 }
 
+# torch_test NAME: one of tests/torch, on this GPU.
+torch_test() {
+        ZEROD_TEST_CUDA_PLUGIN=$plugin TESTS_PYTHON=$(command -v python3) ZEROD_LIBRARY=$root/lib/client/libzero.so.0 \
+                with_python "$root/tests/torch/$1.py" "$root"/bin/{zerod,zeroctl,actor,gpt}
+}
+
 part_info() {
         "$root/bin/info" "$plugin"
 }
@@ -132,10 +139,12 @@ part_gpus() {
 }
 
 part_torch() {
-        need_torch && with_python "$here/torch_parity.py" "$root" "$plugin" $quick &&
-                ZEROD_TEST_CUDA_PLUGIN=$plugin TESTS_PYTHON=$(command -v python3) \
-                        ZEROD_LIBRARY=$root/lib/client/libzero.so.0 \
-                        with_python "$root/tests/torch/on_gpu.py" "$root"/bin/{zerod,zeroctl,actor,gpt}
+        need_torch && with_python "$here/torch_parity.py" "$root" "$plugin" $quick && torch_test on_gpu
+}
+
+# Leaves itself out where there are no transformers.
+part_transformers() {
+        need_torch && torch_test trainer_gpu
 }
 
 # keep NAME COMMAND...: what the command writes goes to the log, its lines of JSON also to the figures.

@@ -11,9 +11,10 @@ from zerod.torch import place, sharded
 
 
 class Stand(place.Gpu):
-    """One stream, which does at once what is enqueued."""
+    """One stream, which does at once what is enqueued.  drawn: the state of its generator, which counts."""
 
     followed = []
+    drawn = torch.zeros(16, dtype=torch.uint8)
 
     def __init__(self):
         super().__init__(torch.device("cpu"))
@@ -32,6 +33,18 @@ class Stand(place.Gpu):
     def follow(self, mark, tensor):
         assert mark == "stream", f"the tensor has no mark: {mark}"
         self.followed.append(tensor)
+
+    def random_state(self):
+        return Stand.drawn.clone()
+
+    def restore_random_state(self, state):
+        Stand.drawn = state.clone()
+
+    @staticmethod
+    def draw():
+        """The generator's next number, below 1."""
+        Stand.drawn[0] += 1
+        return int(Stand.drawn[0]) * 37 % 64 / 64
 
 
 def stand_in(zerod):

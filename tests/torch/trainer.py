@@ -25,6 +25,10 @@ VOCABULARY, LENGTH = 61, 16
 STEPS, SAVE_AT = 16, 8
 TOLERANCE = 1e-3
 TOGETHER = [0, 1]  # two ranks, the node of each
+COMMON = {"use_cpu": True, "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2,
+          "weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_steps": 2, "lr_scheduler_type": "cosine",
+          "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
+          "ddp_find_unused_parameters": False}
 
 
 class Rows(torch.utils.data.Dataset):
@@ -60,10 +64,7 @@ def llama(dtype=torch.float32):
 def trainer_of(kind, directory, model, arguments, **options):
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    arguments = {"use_cpu": True, "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2,
-                 "weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_steps": 2, "lr_scheduler_type": "cosine",
-                 "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
-                 "ddp_find_unused_parameters": False, **arguments}
+    arguments = {**COMMON, **arguments}
     if arguments["save_strategy"] != "no":
         arguments["save_steps"] = SAVE_AT
     trainer = kind(model, transformers.TrainingArguments(directory, log_level="error", **arguments),

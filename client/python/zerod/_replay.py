@@ -1,7 +1,8 @@
 """What zerod.transformers needs to do a step again, and to go on in another process.
 
-Rule: random states are those of torch's CPU generator, Python's random and NumPy's global one; they
-are packed without loss, for a rank keeps at most 8 kB with a step.
+Rule: random states are those of torch's CPU generator, Python's random and NumPy's global one, and
+of the generator of the GPU that the model is on; they are packed without loss, for a rank keeps at
+most 8 kB with a step.
 """
 from __future__ import annotations
 
@@ -18,29 +19,37 @@ import torch
 import zerod
 
 from .torch.attempt import KEPT_MAX
+from .torch.place import Gpu, Host
 from .torch.sharded import Sharded
 
 WORDS = 624  # of a Mersenne twister
 PYTHON = struct.Struct(f"<{WORDS + 1}I")
-LENGTHS = struct.Struct("<4I")  # of the parts of what is kept
+LENGTHS = struct.Struct("<5I")  # of the parts of what is kept
 
 
 class RandomStates(NamedTuple):
-    """The states of all generators of this process."""
+    """The states of all generators of this process.
+
+    device: of the GPU's; None where the model is in host memory.
+    """
     torch: torch.Tensor
     python: tuple
     numpy: tuple
+    device: torch.Tensor | None
 
     @classmethod
-    def now(cls) -> "RandomStates":
+    def now(cls, place: Host | Gpu) -> "RandomStates":
         """As they are."""
-        return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state())
+        return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state(),
+                   place.random_state())
 
-    def restore(self) -> None:
-        """Makes them so again."""
+    def restore(self, place: Host | Gpu) -> None:
+        """Makes them so again; the device's only if there was one."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         numpy.random.set_state(self.numpy)
+        if self.device is not None:
+            place.restore_random_state(self.device)
 
 
 class Steps:
@@ -60,10 +69,10 @@ class Steps:
         all.  ends: the call ends the step."""
         if not self._done:
             self.version = self.sharded.version
-        states, keep = RandomStates.now(), self.sharded.gradients.keep
+        states, keep = RandomStates.now(self.sharded.place), self.sharded.gradients.keep
 
         def again() -> Any:
-            states.restore()
+            states.restore(self.sharded.place)
             before, self.sharded.gradients.keep = self.sharded.gradients.keep, keep
             try:
                 return call()
@@ -100,7 +109,8 @@ def pack(position: dict[str, Any], states: RandomStates) -> bytes:
     about = {**position, "python": [states.python[0], states.python[2]], "numpy": [name, *rest]}
     parts = [json.dumps(about).encode(), PYTHON.pack(*states.python[1]),
              keys.astype("<u4").tobytes() + words[:, 0].tobytes(),
-             zlib.compress(words[:, 1].tobytes())]  # mostly zeros
+             zlib.compress(words[:, 1].tobytes()),  # mostly zeros
+             b"" if states.device is None else states.device.numpy().tobytes()]
     return LENGTHS.pack(*map(len, parts)) + b"".join(parts)
 
 
@@ -121,10 +131,12 @@ def unpack(blob: bytes) -> tuple[dict[str, Any], RandomStates] | None:
         low = numpy.frombuffer(parts[2], "<u4")[WORDS:]
         high = numpy.frombuffer(zlib.decompress(parts[3]), "<u4")
         state = numpy.stack([low, high], axis=1).reshape(-1).view(numpy.uint8)
+        device = numpy.frombuffer(parts[4], numpy.uint8)
         version, gauss = about.pop("python")
         name, *rest = about.pop("numpy")
         keys = numpy.frombuffer(parts[2], "<u4")[:WORDS].astype(numpy.uint32)
         return about, RandomStates(torch.from_numpy(state.copy()),
-                                   (version, PYTHON.unpack(parts[1]), gauss), (name, keys, *rest))
+                                   (version, PYTHON.unpack(parts[1]), gauss), (name, keys, *rest),
+                                   torch.from_numpy(device.copy()) if len(device) else None)
     except (struct.error, zlib.error, ValueError, KeyError, TypeError):
         return None

@@ -7,10 +7,12 @@
     trainer.train(resume_from_checkpoint=None)
 
 Run it as any Trainer script: alone, or as several ranks under torchrun.  Every rank works on its
-own part of each batch; samplers and metrics use torch.distributed (gloo), as Trainer sets it up,
-and parameters and gradients go by zerod alone: there is no DistributedDataParallel.
+own part of each batch; samplers and metrics use torch.distributed, as Trainer sets it up, and
+parameters and gradients go by zerod alone: there is no DistributedDataParallel.  Without
+``use_cpu=True`` a rank trains on its GPU, as any Trainer does.
 
-Run with transformers 5.23.0 and accelerate 1.15.0; no other version is claimed.
+Run with transformers 5.23.0 and accelerate 1.15.0; no other version is claimed.  All but the calls
+of CUDA is tested on the CPU; it has not been run on a GPU yet.
 """
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ import zerod
 from . import _replay
 from . import torch as zt
 from .torch.checkpoint import OPTIMIZER_FILE
+from .torch.place import place_of
 from .torch.plan import Groups
 from .torch.steps import follow
 
@@ -104,9 +107,9 @@ class Accelerator(accelerate.Accelerator):
 class Trainer(transformers.Trainer):
     """``transformers.Trainer`` on a model sharded by :func:`zerod.torch.shard`.
 
-    model: on the CPU or the meta device, or sharded already; with ``from_pretrained`` every rank
-    may load it, rank 0's values are taken.  ``model_init`` does not exist here, nor does what needs
-    it.
+    model: on the CPU, a GPU or the meta device, or sharded already, where the arguments have their
+    device; with ``from_pretrained`` every rank may load it, rank 0's values are taken.
+    ``model_init`` does not exist here, nor does what needs it.
 
     When a daemon or a node is lost, the step is done again from its first micro-batch, with the
     same random numbers.  A job whose processes are started again, by ``torchrun --max-restarts`` or by
@@ -117,7 +120,11 @@ class Trainer(transformers.Trainer):
     begins them anew in any case.  One rank alone cannot be started again: torch.distributed does
     not let it in.
 
-    args: with ``use_cpu=True``.  Optimizer: :class:`zerod.torch.AdamW` with learning_rate, betas,
+    args: their device is where the model is used: the CPU with ``use_cpu=True``, else the one GPU
+    that the process sees, or under torchrun that of its LOCAL_RANK.  Ranks that share a GPU need
+    ``ddp_backend="gloo"``.
+
+    Optimizer: :class:`zerod.torch.AdamW` with learning_rate, betas,
     epsilon and weight_decay (not of biases and norms) of the arguments.  Clipping happens in the
     service, and grad_norm is logged.  With bf16=True forward passes run under autocast; a model of
     dtype bfloat16 has fp32 master weights in the service.  Refused is what copies, casts or wraps a
@@ -150,10 +157,13 @@ class Trainer(transformers.Trainer):
         if "_zerod_sharded" not in model.__dict__:
             client = client or zerod.connect(job)
             self._check_ranks(client)
-            with torch.random.fork_rng(devices=[]):  # what follows is as random as without zerod
+            device = self.args.device
+            # what follows is as random as without zerod
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 zt.shard(model, stage, groups, client=client, reduce_dtype=reduce_dtype,
-                         accumulate=accumulate, init_fn=init_fn, prefetch=prefetch)
+                         accumulate=accumulate, init_fn=init_fn, prefetch=prefetch, device=device)
         self._check_ranks(model.sharded.client)
+        self._check_place()
         self._check_optimizer()
         self._steps = _replay.Steps(model.sharded)
         self._goes_on = model.sharded.goes_on  # until train() is called first
@@ -169,10 +179,12 @@ class Trainer(transformers.Trainer):
         if self.optimizer_cls_and_kwargs is not None or self.args.optim not in ADAMW:
             raise ValueError(f"optim '{self.args.optim}': the service computes AdamW, "
                              "optim='adamw_torch'")
-        if self.args.device.type != "cpu":
-            raise ValueError(f"the device is {self.args.device} and this Trainer is for host memory: "
-                             "pass TrainingArguments(use_cpu=True), or train on a GPU in a loop of "
-                             "your own, zerod.torch.shard(model, device=...)")
+        if self.args.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"the device is {self.args.device}, and zerod serves host memory and "
+                             "CUDA: pass TrainingArguments(use_cpu=True)")
+        if self.args.n_gpu > 1:
+            raise ValueError(f"this process sees {self.args.n_gpu} GPUs and a rank has one: run by "
+                             "torchrun, or set CUDA_VISIBLE_DEVICES to one of them")
 
     def _check_ranks(self, client: zerod.Client) -> None:
         mine = self.args.process_index, self.args.world_size
@@ -181,6 +193,12 @@ class Trainer(transformers.Trainer):
                 f"Trainer is rank {mine[0]} of {mine[1]}, zerod rank {client.rank} of "
                 f"{client.world_size}: pass TrainingArguments(use_cpu=True), and run by torchrun "
                 "or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as torchrun does")
+
+    def _check_place(self) -> None:
+        there = self.model.sharded.place.device
+        if there != place_of(self.args.device, ()).device:
+            raise ValueError(f"the model was sharded for {there}, and the arguments' device is "
+                             f"{self.args.device} (host memory with use_cpu=True)")
 
     def _check_optimizer(self) -> None:
         mine = getattr(self.optimizer, "sharded", None)
@@ -276,10 +294,10 @@ class Trainer(transformers.Trainer):
         position |= {"global_step": made, "world_size": self.model.sharded.world_size,
                      "scheduled": self._scheduler().last_epoch,
                      "version": self.model.sharded.version}
-        blob = _replay.pack(position, _replay.RandomStates.now())
+        states = _replay.RandomStates.now(self.model.sharded.place)
+        blob = _replay.pack(position, states)
         if not _replay.fits(blob):
-            blob = _replay.pack({**position, "best_model_checkpoint": None},
-                                _replay.RandomStates.now())
+            blob = _replay.pack({**position, "best_model_checkpoint": None}, states)
         return blob
 
     def _scheduler(self) -> Any:
@@ -290,7 +308,7 @@ class Trainer(transformers.Trainer):
         if self._kept is None:
             super()._load_rng_state(checkpoint)
         else:
-            self._kept[1].restore()
+            self._kept[1].restore(self.model.sharded.place)
 
     # ---- saving -----------------------------------------------------------------------
 

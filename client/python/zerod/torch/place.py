@@ -16,8 +16,8 @@ Rules of :class:`Gpu`
 - A copy that is under way when the attempt is aborted may read what the window has next: where
   anything was copied, an abort is always told (:meth:`Attempt.copied`).
 
-All that touches CUDA is in :meth:`Gpu.tensor_at`, :meth:`Gpu.mark`, :meth:`Gpu.follow` and
-:meth:`Gpu.stream`.
+All that touches CUDA is in :meth:`Gpu.tensor_at`, :meth:`Gpu.mark`, :meth:`Gpu.follow`,
+:meth:`Gpu.stream`, :meth:`Gpu.random_state` and :meth:`Gpu.restore_random_state`.
 """
 from __future__ import annotations
 
@@ -70,6 +70,13 @@ class Host:
 
     def follow(self, mark: Any, tensor: torch.Tensor) -> None:
         """What is enqueued from now on uses the tensor, and comes behind the marked work."""
+
+    def random_state(self) -> torch.Tensor | None:
+        """Bytes that the device's own generator goes on from; None: it has none."""
+        return None
+
+    def restore_random_state(self, state: torch.Tensor) -> None:
+        """Nothing: what a rank on a GPU has kept is of no use here."""
 
 
 class View:
@@ -143,6 +150,14 @@ class Gpu:
         if mark != current:
             current.wait_stream(mark)
             tensor.record_stream(current)
+
+    def random_state(self) -> torch.Tensor | None:
+        """Bytes that the device's own generator goes on from."""
+        return torch.cuda.get_rng_state(self.device)
+
+    def restore_random_state(self, state: torch.Tensor) -> None:
+        """The device's own generator goes on from there."""
+        torch.cuda.set_rng_state(state, self.device)
 
 
 class _DeviceMemory:
