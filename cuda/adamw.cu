@@ -5,10 +5,10 @@
  */
 #include "cuda/kernel.cuh"
 
-static __device__ inline void update_element(const struct adamw_scalars &s, float scale, float grad,
-                                             float &p, float &m, float &v)
+static __device__ inline void update_element(const struct adamw_scalars &s, float grad, float &p,
+                                             float &m, float &v)
 {
-        float g = grad * scale;
+        float g = grad * s.grad_scale;
 
         p = p * s.decay;
         m = m + (g - m) * s.one_minus_beta1;
@@ -18,10 +18,6 @@ static __device__ inline void update_element(const struct adamw_scalars &s, floa
 
 static __global__ void adamw_kernel(zero_cuda_adamw a, bool aligned)
 {
-        float scale = a.grad_scale ? *a.grad_scale : a.scalars.grad_scale;
-
-        if (a.skip && *a.skip)
-                return;
         sweep(a.n, aligned, [&](auto span, size_t i) {
                 float p[VEC], m[VEC], v[VEC], grad[VEC];
 
@@ -31,7 +27,7 @@ static __global__ void adamw_kernel(zero_cuda_adamw a, bool aligned)
                 load(grad, a.grad + i, span);
 #pragma unroll
                 for (unsigned k = 0; k < VEC; k++)
-                        update_element(a.scalars, scale, grad[k], p[k], m[k], v[k]);
+                        update_element(a.scalars, grad[k], p[k], m[k], v[k]);
                 store(a.out_p + i, p, span);
                 store(a.out_m + i, m, span);
                 store(a.out_v + i, v, span);

@@ -38,6 +38,12 @@ struct part {
         size_t left;
 };
 
+/* Passed with a launch: no array on the GPU has to be kept until it ran. */
+struct sources {
+        const void *address[ZERO_CUDA_SUM_MAX];
+        unsigned count;
+};
+
 /* The distance of element k from the thread's first. */
 static __device__ inline unsigned place(unsigned k)
 {
@@ -101,10 +107,11 @@ static __device__ inline void load(float (&x)[N], const T *from, part span)
                 x[i] = place(i) < span.left ? widen(from[place(i)]) : 0.0f;
 }
 
-template <typename T> static __device__ inline void store(T *to, const float (&x)[VEC], whole)
+template <unsigned N, typename T>
+static __device__ inline void store(T *to, const float (&x)[N], whole)
 {
 #pragma unroll
-        for (unsigned i = 0; i < VEC; i += QUAD) {
+        for (unsigned i = 0; i < N; i += QUAD) {
                 quad<T> q;
 
 #pragma unroll
@@ -114,10 +121,11 @@ template <typename T> static __device__ inline void store(T *to, const float (&x
         }
 }
 
-template <typename T> static __device__ inline void store(T *to, const float (&x)[VEC], part span)
+template <unsigned N, typename T>
+static __device__ inline void store(T *to, const float (&x)[N], part span)
 {
 #pragma unroll
-        for (unsigned i = 0; i < VEC; i++)
+        for (unsigned i = 0; i < N; i++)
                 if (place(i) < span.left)
                         narrow(&to[place(i)], x[i]);
 }
@@ -158,6 +166,25 @@ template <typename F> static __device__ inline void sweep(size_t n, bool aligned
 template <typename... T> static bool all_aligned(const T *...address)
 {
         return ((reinterpret_cast<uintptr_t>(address) % 16 == 0) && ...);
+}
+
+/* k <= ZERO_CUDA_SUM_MAX */
+static inline sources sources_of(const void *const *src, size_t k)
+{
+        sources list = {};
+
+        for (size_t i = 0; i < k; i++)
+                list.address[i] = src[i];
+        list.count = static_cast<unsigned>(k);
+        return list;
+}
+
+static inline bool all_aligned(const sources &src)
+{
+        for (unsigned i = 0; i < src.count; i++)
+                if (!all_aligned(static_cast<const char *>(src.address[i])))
+                        return false;
+        return true;
 }
 
 static inline bool is_dtype(zero_dtype dtype)

@@ -10,12 +10,9 @@ extern "C" {
 int cuda_adamw(const struct zero_cuda_adamw *update, void *stream);
 int cuda_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
               void *stream);
-int cuda_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first,
-                    void *stream);
 int cuda_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,
              size_t n, void *stream);
-int cuda_norm(const float *x, size_t n, double scale, struct zero_cuda_norm *acc, void *stream);
-int cuda_nonfinite(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream);
+int cuda_reduce(const struct zero_cuda_reduce *reduce, void *stream);
 /* Not a kernel, but a cast to the same dtype is one. */
 int cuda_copy(void *dst, const void *src, size_t n, void *stream);
 

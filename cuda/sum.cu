@@ -1,12 +1,6 @@
 /* The sum of k contributions, in order, in fp32, rounded once. */
 #include "cuda/kernel.cuh"
 
-/* Passed with the launch: no array on the GPU has to be kept until it ran. */
-struct sources {
-        const void *address[ZERO_CUDA_SUM_MAX];
-        unsigned count;
-};
-
 template <typename T>
 static __global__ void sum_kernel(zero_dtype to, void *dst, sources src, size_t n, bool aligned)
 {
@@ -30,18 +24,12 @@ static __global__ void sum_kernel(zero_dtype to, void *dst, sources src, size_t 
 int cuda_sum(zero_dtype to, void *dst, zero_dtype from, const void *const *src, size_t k, size_t n,
              void *stream)
 {
-        bool aligned = all_aligned(static_cast<char *>(dst));
-        sources list = {};
-
         if ((to != ZERO_FP32 && to != ZERO_BF16) || k < 1 || k > ZERO_CUDA_SUM_MAX)
                 return -EINVAL;
-        for (size_t i = 0; i < k; i++) {
-                list.address[i] = src[i];
-                aligned = aligned && all_aligned(static_cast<const char *>(src[i]));
-        }
-        list.count = static_cast<unsigned>(k);
         return with_type(from, src[0], [&](auto *x) {
+                sources list = sources_of(src, k);
+
                 return launch(sum_kernel<element_of<decltype(x)>>, tiles(n), stream, to, dst, list,
-                              n, aligned);
+                              n, all_aligned(static_cast<char *>(dst)) && all_aligned(list));
         });
 }

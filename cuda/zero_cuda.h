@@ -30,8 +30,8 @@
 
 enum {
         ZERO_CUDA_NAME_SIZE = 256,         /* bytes of a GPU's name, the ending 0 included */
-        ZERO_CUDA_NORM_BLOCK = 128,        /* elements of one block of norm() */
-        ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of one sum() */
+        ZERO_CUDA_NORM_BLOCK = 128,        /* elements of one block of a norm */
+        ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of one sum() or reduce() */
 };
 
 struct zero_cuda_info {
@@ -53,14 +53,21 @@ struct zero_cuda_share {
         uint8_t handle[ZERO_GPU_HANDLE];
 };
 
-/* What norm() adds to, on the GPU: the caller zeroes it first, and adds it to an exact_sum of its
- * own by exact_sum_merge(), pending 0. */
+/* What a norm is added to, on the GPU: the caller zeroes it first, and adds it to an exact_sum of
+ * its own by exact_sum_merge(), pending 0. */
 struct zero_cuda_norm {
         int64_t bin[EXACT_SUM_BINS];
         uint64_t nonfinite; /* not 0: a block was left out */
 };
 
-/* One AdamW update of n elements; see struct adamw_scalars. */
+/*
+ * One AdamW update of n elements; see struct adamw_scalars.
+ *
+ * Whether a step is carried out, and by what its gradients are scaled, follows from the votes of
+ * all owners, and is recorded on the host before any of its updates is launched: a step that is
+ * skipped has no launch.  So neither is read from the GPU.  The gradient is the accumulator, which
+ * is fp32 whatever trainers push: reduce() has widened it.
+ */
 struct zero_cuda_adamw {
         struct adamw_scalars scalars;
         size_t n;
@@ -70,11 +77,22 @@ struct zero_cuda_adamw {
         /* NULL, or out_p rounded to serve_dtype, written in the same pass. */
         void *serve;
         enum zero_dtype serve_dtype;
-        /* NULL, or one float on the GPU that takes the place of scalars.grad_scale. */
-        const float *grad_scale;
-        /* NULL, or one word on the GPU: unless it is 0 when the update runs, nothing is
-         * written.  See nonfinite(). */
-        const uint32_t *skip;
+};
+
+/* One reduction of n elements: device_ops.reduce of one piece. */
+struct zero_cuda_reduce {
+        float *acc;
+        size_t n, k;
+        /* k <= ZERO_CUDA_SUM_MAX addresses on the GPU.  The list itself lies in host memory and is
+         * not needed after the call. */
+        const void *const *src;
+        enum zero_dtype wire, from;
+        bool first;
+        double scale;
+        /* NULL, or the norm of acc is added to it in the same pass: the same bins after
+         * exact_sum_normalize() for any order of calls.  Between two times that it is zeroed, at
+         * most ZERO_CUDA_NORM_MAX elements. */
+        struct zero_cuda_norm *norm;
 };
 
 struct zero_cuda_plugin {
@@ -116,22 +134,11 @@ struct zero_cuda_plugin {
         /* As device_ops.cast; the same dtype twice keeps every bit. */
         int (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
                     void *stream);
-        /* As device_ops.accumulate. */
-        int (*accumulate)(float *acc, enum zero_dtype from, const void *src, size_t n, bool first,
-                          void *stream);
         /* As device_ops.sum.  src itself, k device addresses, lies in host memory and is
          * not needed after the call.  1 <= k <= ZERO_CUDA_SUM_MAX. */
         int (*sum)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
                    size_t k, size_t n, void *stream);
-        /*
-         * As device_ops.norm.  The same bins after exact_sum_normalize() for any order of calls.
-         * Between two times that *acc is zeroed, at most ZERO_CUDA_NORM_MAX elements.
-         */
-        int (*norm)(const float *x, size_t n, double scale, struct zero_cuda_norm *acc,
-                    void *stream);
-        /* *flag = 1 if any element is a NaN or an infinity; else it keeps its value. */
-        int (*nonfinite)(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag,
-                         void *stream);
+        int (*reduce)(const struct zero_cuda_reduce *reduce, void *stream);
         /* Bytes.  copy() takes memory of the GPU in use and of the host on either side. */
         int (*zero)(void *dst, size_t n, void *stream);
         int (*copy)(void *dst, const void *src, size_t n, void *stream);

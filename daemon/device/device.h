@@ -29,18 +29,27 @@
  * (torch.optim.AdamW's order of operations.)
  */
 struct adamw_scalars {
-        float grad_scale;      /* clip factor / (divisor * loss scale) */
-        float decay;           /* 1 - lr * weight_decay */
+        float grad_scale; /* clip factor / (divisor * loss scale) */
+        float decay;      /* 1 - lr * weight_decay */
         float one_minus_beta1;
         float beta2, one_minus_beta2;
-        float step_size;       /* lr / (1 - beta1^t) */
-        float sqrt_bias2;      /* sqrt(1 - beta2^t) */
+        float step_size;  /* lr / (1 - beta1^t) */
+        float sqrt_bias2; /* sqrt(1 - beta2^t) */
         float eps;
 };
 
 /* t counts from 1; lr, betas, eps, weight_decay as in zero.h. */
 struct adamw_scalars adamw_scalars(double lr, double beta1, double beta2, double eps,
                                    double weight_decay, uint64_t t, double grad_scale);
+
+/* A piece of an fp32 accumulator, and what is added to it. */
+struct reduce_piece {
+        float *acc;
+        size_t n;               /* elements, of acc and of each source */
+        size_t k;               /* sources; 0: acc stays as it is */
+        const void *const *src; /* [k] */
+        bool first;             /* their sum takes the place of what acc holds; k > 0 */
+};
 
 struct device_ops {
         const char *name;
@@ -55,7 +64,8 @@ struct device_ops {
          * dst = src in another dtype, rounded to nearest even.  Any pair with fp32 on one
          * side, or the same dtype twice (a copy).  Large copies bypass the cache.
          */
-        void (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n);
+        void (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src,
+                     size_t n);
         /* As cast from fp32, by stores that bypass the cache: for the serve plane, which
          * this core will not read again soon.  Other threads see them in order after a
          * mutex or a system call of this thread, not after a mere release store. */
@@ -76,6 +86,14 @@ struct device_ops {
          * a range is cut at block boundaries, or on the order of calls.
          */
         void (*norm)(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite);
+        /*
+         * A gradient's reduction, in one pass over memory: acc of each piece = the sum of its
+         * sources (first) or acc + that (else).  Sources of dtype `from` are added in order in
+         * fp32, and their sum is rounded once to dtype `wire` (fp32 or bf16).  Then, unless norm
+         * is NULL, as norm() of every piece's acc.
+         */
+        void (*reduce)(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
+                       enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
         /* Zeroes / copies n bytes; for large n past the cache. */
         void (*zero)(void *dst, size_t n);
         void (*copy)(void *dst, const void *src, size_t n);

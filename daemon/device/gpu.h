@@ -40,6 +40,13 @@ void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
 /* Chooses the GPU for what this thread asks of it otherwise than through gpu_ops(), such as in
  * another library that uses CUDA.  -errno. */
 int gpu_use(uint32_t gpu);
+
+/* Enqueues an update of which all lies on one GPU: the new states, and in the same launch what is
+ * served. */
+void gpu_update(const struct zero_cuda_adamw *update);
+/* Waits for all of them that this thread has enqueued on the GPU. */
+void gpu_updated(uint32_t gpu);
+
 /* Bytes of a GPU now; -errno. */
 int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total);
 /*

@@ -35,6 +35,10 @@ extern const struct device_ops host_scalar_ops;
 extern const struct device_ops host_avx2_ops;
 extern const struct device_ops host_avx512_ops;
 
+/* reduce() of one piece by the other operations of an instruction set, in parts that stay in L1. */
+void host_reduce(const struct device_ops *ops, const struct reduce_piece *p, enum zero_dtype wire,
+                 enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
+
 /* Adds a block's sum of squares; a sum that is not finite clears *finite instead.
  * (A square of a float is exact in double and 128 of them cannot overflow it, so only
  * a NaN or an infinity in the block, or a scale out of range, does that.) */

@@ -302,6 +302,13 @@ static void vector_norm(const float *x, size_t n, double scale, struct exact_sum
         host_scalar_ops.norm(x + i, n - i, scale, acc, finite);
 }
 
+static void vector_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
+                          enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
+{
+        for (size_t i = 0; i < n_pieces; i++)
+                host_reduce(&KERNELS_OPS, &pieces[i], wire, from, scale, norm, finite);
+}
+
 const struct device_ops KERNELS_OPS = {
         .name = KERNELS_NAME,
         .adamw = vector_adamw,
@@ -310,6 +317,7 @@ const struct device_ops KERNELS_OPS = {
         .accumulate = vector_accumulate,
         .sum = vector_sum,
         .norm = vector_norm,
+        .reduce = vector_reduce,
         .zero = vector_zero,
         .copy = vector_copy,
 };

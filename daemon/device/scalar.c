@@ -126,6 +126,36 @@ static void scalar_norm(const float *x, size_t n, double scale, struct exact_sum
         }
 }
 
+/* Once to what crosses the wire: fp32 or bf16. */
+static float rounded(enum zero_dtype wire, float x)
+{
+        return wire == ZERO_FP32 ? x : dtype_fp32_from_bf16(dtype_bf16_from_fp32(x));
+}
+
+static float sum_of(const struct reduce_piece *p, enum zero_dtype from, size_t i)
+{
+        float x = load(from, p->src[0], i);
+
+        for (size_t j = 1; j < p->k; j++)
+                x += load(from, p->src[j], i);
+        return x;
+}
+
+static void scalar_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
+                          enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
+{
+        assert(wire == ZERO_FP32 || wire == ZERO_BF16);
+        for (const struct reduce_piece *p = pieces; p < pieces + n_pieces; p++) {
+                for (size_t i = 0; p->k && i < p->n; i++) {
+                        float x = rounded(wire, sum_of(p, from, i));
+
+                        p->acc[i] = p->first ? x : p->acc[i] + x;
+                }
+                if (norm)
+                        scalar_norm(p->acc, p->n, scale, norm, finite);
+        }
+}
+
 const struct device_ops host_scalar_ops = {
         .name = "scalar",
         .adamw = scalar_adamw,
@@ -134,6 +164,7 @@ const struct device_ops host_scalar_ops = {
         .accumulate = scalar_accumulate,
         .sum = scalar_sum,
         .norm = scalar_norm,
+        .reduce = scalar_reduce,
         .zero = scalar_zero,
         .copy = scalar_copy,
 };

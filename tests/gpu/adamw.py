@@ -30,7 +30,7 @@ class Update(ctypes.Structure):
         "grad_scale", "decay", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size", "sqrt_bias2", "eps")),
         ("n", ctypes.c_size_t), *((name, ctypes.c_void_p) for name in (
             "p", "m", "v", "grad", "out_p", "out_m", "out_v", "serve")),
-        ("serve_dtype", ctypes.c_int), ("grad_scale_at", ctypes.c_void_p), ("skip", ctypes.c_void_p)]
+        ("serve_dtype", ctypes.c_int)]
 
 
 class Table(ctypes.Structure):

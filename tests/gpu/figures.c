@@ -23,7 +23,6 @@ struct bench {
         float *zeroes;           /* four arrays */
         void *half[MAX_SOURCES]; /* bf16 */
         struct zero_cuda_norm *norm;
-        uint32_t *flag;
 };
 
 struct subject {
@@ -78,16 +77,6 @@ static int adamw_zeroes(const struct bench *b)
         return update(&other, NULL);
 }
 
-static int norm(const struct bench *b)
-{
-        return b->gpu.ops->norm(b->grad, b->n, 1.0, b->norm, b->gpu.stream);
-}
-
-static int nonfinite(const struct bench *b)
-{
-        return b->gpu.ops->nonfinite(ZERO_BF16, b->half[0], b->n, b->flag, b->gpu.stream);
-}
-
 static int cast_down(const struct bench *b)
 {
         return b->gpu.ops->cast(ZERO_BF16, b->half[0], ZERO_FP32, b->p, b->n, b->gpu.stream);
@@ -96,11 +85,6 @@ static int cast_down(const struct bench *b)
 static int cast_up(const struct bench *b)
 {
         return b->gpu.ops->cast(ZERO_FP32, b->p, ZERO_BF16, b->half[0], b->n, b->gpu.stream);
-}
-
-static int accumulate(const struct bench *b)
-{
-        return b->gpu.ops->accumulate(b->grad, ZERO_BF16, b->half[0], b->n, false, b->gpu.stream);
 }
 
 static int sum_of(const struct bench *b, size_t k)
@@ -122,6 +106,57 @@ static int sum_8(const struct bench *b)
         return sum_of(b, 8);
 }
 
+/* k sources in bf16; with k == 0 the norm of what is there. */
+static int reduce_of(const struct bench *b, size_t k, bool first, bool norm)
+{
+        const void *sources[MAX_SOURCES];
+        const struct zero_cuda_reduce r = {
+                .acc = b->grad,
+                .n = b->n,
+                .k = k,
+                .src = sources,
+                .wire = ZERO_BF16,
+                .from = ZERO_BF16,
+                .first = first,
+                .scale = 1,
+                .norm = norm ? b->norm : NULL,
+        };
+
+        for (size_t i = 0; i < k; i++)
+                sources[i] = b->half[i];
+        return b->gpu.ops->reduce(&r, b->gpu.stream);
+}
+
+static int norm(const struct bench *b)
+{
+        return reduce_of(b, 0, false, true);
+}
+
+static int accumulate(const struct bench *b)
+{
+        return reduce_of(b, 1, false, false);
+}
+
+static int accumulate_norm(const struct bench *b)
+{
+        return reduce_of(b, 1, false, true);
+}
+
+static int reduce_1(const struct bench *b)
+{
+        return reduce_of(b, 1, true, true);
+}
+
+static int reduce_2(const struct bench *b)
+{
+        return reduce_of(b, 2, true, true);
+}
+
+static int reduce_8(const struct bench *b)
+{
+        return reduce_of(b, 8, true, true);
+}
+
 static int zero(const struct bench *b)
 {
         return b->gpu.ops->zero(b->grad, b->n * sizeof(float), b->gpu.stream);
@@ -134,11 +169,14 @@ static const struct subject subjects[] = {
         { "adamw where all is 0", adamw_zeroes, 28 },
         { "sum of 2 in bf16 to fp32", sum_2, 8 },
         { "sum of 8 in bf16 to fp32", sum_8, 20 },
+        { "reduce 1 in bf16, and norm", reduce_1, 6 },
+        { "reduce 2 in bf16, and norm", reduce_2, 8 },
+        { "reduce 8 in bf16, and norm", reduce_8, 20 },
         { "accumulate bf16 in fp32", accumulate, 10 },
+        { "accumulate bf16 in fp32, and norm", accumulate_norm, 10 },
         { "cast fp32 to bf16", cast_down, 6 },
         { "cast bf16 to fp32", cast_up, 6 },
         { "norm of fp32", norm, 4 },
-        { "not finite, of bf16", nonfinite, 2 },
         { "zero", zero, 4 },
 };
 
@@ -244,7 +282,6 @@ int main(int argc, char *argv[])
                 b.half[i] = numbers(&b, b.n * sizeof(uint16_t));
         b.zeroes = zeroed(&b, 4 * b.n * sizeof(float));
         b.norm = zeroed(&b, sizeof *b.norm);
-        b.flag = zeroed(&b, sizeof *b.flag);
         for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
                 measure(&b, &subjects[i]);
         return 0;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/device/host.h"
+#include "proto/dtype.h"
 #include "tests/gpu/gpu.h"
 
 /* Around a quad, a block of norm(), a tile of a thread block; more than a wave of blocks, also of
@@ -65,20 +66,6 @@ static void check_cast(struct run *r)
                 }
 }
 
-static void check_accumulate(struct run *r)
-{
-        for (int from = 0; from < DTYPES; from++)
-                for (int first = 0; first < 2; first++) {
-                        struct twin t[] = { array(r, dtypes[from]), aligned_array(r, ZERO_FP32) };
-
-                        host_scalar_ops.accumulate(t[1].host, dtypes[from], t[0].host, r->n, first);
-                        must(r->gpu->ops->accumulate(t[1].gpu, dtypes[from], t[0].gpu, r->n, first,
-                                                     r->gpu->stream),
-                             "accumulate");
-                        finish(r, t, 2, "accumulate");
-                }
-}
-
 static void check_sum_of(struct run *r, enum zero_dtype to, enum zero_dtype from, size_t k)
 {
         const void *on_host[SOURCES], *on_gpu[SOURCES];
@@ -104,39 +91,24 @@ static void check_sum(struct run *r)
                 }
 }
 
-enum { P, M, V, GRAD, SERVE, SCALE, SKIP, PLANES };
+enum { P, M, V, GRAD, SERVE, PLANES };
 
-/* The update of one set of planes on both sides; skip: it must change nothing. */
-static void check_update(struct run *r, enum zero_dtype serve, bool scale_on_gpu, bool skip)
+/* The update of one set of planes on both sides, and what is served. */
+static void check_update(struct run *r, enum zero_dtype serve)
 {
         struct adamw_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
-        struct run one = { .gpu = r->gpu, .n = 1, .state = r->state };
         struct twin t[PLANES] = { array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
                                   array(r, ZERO_FP32), aligned_array(r, serve) };
         struct zero_cuda_adamw update = { .scalars = s, .n = r->n, .serve_dtype = serve };
-        const uint32_t word = skip;
 
-        t[SCALE] = array(&one, ZERO_FP32);
-        t[SKIP] = array(&one, ZERO_FP32);
-        memcpy(t[SCALE].host, &s.grad_scale, sizeof s.grad_scale);
-        memcpy(t[SKIP].host, &word, sizeof word);
-        gpu_move(r->gpu, t[SCALE].gpu, t[SCALE].host, sizeof(float));
-        gpu_move(r->gpu, t[SKIP].gpu, t[SKIP].host, sizeof word);
-        if (!skip) {
-                host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host,
-                                      t[P].host, t[M].host, t[V].host);
-                host_scalar_ops.serve(serve, t[SERVE].host, t[P].host, r->n);
-        }
+        host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, t[P].host,
+                              t[M].host, t[V].host);
+        host_scalar_ops.serve(serve, t[SERVE].host, t[P].host, r->n);
         update.p = update.out_p = t[P].gpu;
         update.m = update.out_m = t[M].gpu;
         update.v = update.out_v = t[V].gpu;
         update.grad = t[GRAD].gpu;
         update.serve = t[SERVE].gpu;
-        update.skip = t[SKIP].gpu;
-        if (scale_on_gpu) {
-                update.grad_scale = t[SCALE].gpu;
-                update.scalars.grad_scale = 1e9f; /* not this one */
-        }
         must(r->gpu->ops->adamw(&update, r->gpu->stream), "adamw");
         finish(r, t, PLANES, "adamw");
 }
@@ -144,68 +116,130 @@ static void check_update(struct run *r, enum zero_dtype serve, bool scale_on_gpu
 static void check_adamw(struct run *r)
 {
         for (int serve = 0; serve < DTYPES; serve++)
-                check_update(r, dtypes[serve], serve == 1, false);
-        check_update(r, ZERO_BF16, false, true);
+                check_update(r, dtypes[serve]);
 }
 
-static void check_norm_of(struct run *r, bool finite_values)
+/* Ordinary numbers of many sizes, of which there is a norm. */
+static void make_finite(struct run *r, struct twin *t)
 {
-        struct twin t = array(r, ZERO_FP32);
-        struct zero_cuda_norm *acc = gpu_new(r->gpu, sizeof *acc), came;
-        struct exact_sum host, gpu = { .pending = 0 };
-        bool finite = true;
+        int spread = t->dtype == ZERO_FP16 ? 5 : 100;
 
-        if (finite_values) {
-                for (size_t i = 0; i < r->n; i++)
-                        ((float *)t.host)[i] = ldexpf((float)(dice(&r->state) % 1000),
-                                                      (int)(dice(&r->state) % 200) - 100);
-                gpu_move(r->gpu, t.gpu, t.host, r->n * sizeof(float));
+        for (size_t i = 0; i < r->n; i++) {
+                float x = ldexpf((float)(dice(&r->state) % 1000),
+                                 (int)(dice(&r->state) % (2 * (unsigned)spread)) - spread);
+
+                host_scalar_ops.cast(t->dtype, (char *)t->host + i * dtype_size(t->dtype),
+                                     ZERO_FP32, &x, 1);
         }
-        exact_sum_init(&host);
-        host_scalar_ops.norm(t.host, r->n, 0.3, &host, &finite);
-        exact_sum_normalize(&host);
-        must(r->gpu->ops->zero(acc, sizeof *acc, r->gpu->stream), "zero");
-        must(r->gpu->ops->norm(t.gpu, r->n, 0.3, acc, r->gpu->stream), "norm");
+        gpu_move(r->gpu, t->gpu, t->host, r->n * dtype_size(t->dtype));
+}
+
+struct reduction {
+        enum zero_dtype wire, from;
+        size_t k;
+        bool first, norm, finite; /* finite: the values; else any bits */
+};
+
+static void check_norms(struct run *r, const struct exact_sum *host, bool finite,
+                        const struct zero_cuda_norm *acc)
+{
+        struct exact_sum gpu = { .pending = 0 }, expected = *host;
+        struct zero_cuda_norm came;
+
         gpu_move(r->gpu, &came, acc, sizeof came);
         memcpy(gpu.bin, came.bin, sizeof gpu.bin);
         exact_sum_normalize(&gpu);
-        if (memcmp(gpu.bin, host.bin, sizeof gpu.bin) || finite != (came.nonfinite == 0))
+        exact_sum_normalize(&expected);
+        if (memcmp(gpu.bin, expected.bin, sizeof gpu.bin) || finite != (came.nonfinite == 0))
                 die("norm differs, %zu elements, offset %zu", r->n, r->offset);
-        finish(r, &t, 1, "norm");
+}
+
+static void check_reduction(struct run *r, struct reduction c)
+{
+        const void *on_host[SOURCES], *on_gpu[SOURCES];
+        struct zero_cuda_norm *acc = gpu_new(r->gpu, sizeof *acc);
+        struct exact_sum norm;
+        struct twin t[SOURCES + 1];
+        bool finite = true;
+
+        for (size_t i = 0; i <= c.k; i++) {
+                enum zero_dtype dtype = i < c.k ? c.from : ZERO_FP32;
+
+                t[i] = i % 2 ? aligned_array(r, dtype) : array(r, dtype);
+                if (c.finite)
+                        make_finite(r, &t[i]);
+                if (i == c.k)
+                        break;
+                on_host[i] = t[i].host;
+                on_gpu[i] = t[i].gpu;
+        }
+        exact_sum_init(&norm);
+        host_scalar_ops.reduce(&(struct reduce_piece){ t[c.k].host, r->n, c.k, on_host, c.first },
+                               1, c.wire, c.from, 0.3, c.norm ? &norm : NULL, &finite);
+        must(r->gpu->ops->zero(acc, sizeof *acc, r->gpu->stream), "zero");
+        must(r->gpu->ops->reduce(&(struct zero_cuda_reduce){ .acc = t[c.k].gpu,
+                                                             .n = r->n,
+                                                             .k = c.k,
+                                                             .src = on_gpu,
+                                                             .wire = c.wire,
+                                                             .from = c.from,
+                                                             .first = c.first,
+                                                             .scale = 0.3,
+                                                             .norm = c.norm ? acc : NULL },
+                                 r->gpu->stream),
+             "reduce");
+        check_norms(r, &norm, finite, acc);
+        finish(r, t, c.k + 1, "reduce");
         r->gpu->ops->free(acc);
 }
 
-static void check_norm(struct run *r)
+static void check_reduce(struct run *r)
 {
-        check_norm_of(r, false);
-        check_norm_of(r, true);
+        for (int from = 0; from < DTYPES; from++)
+                for (size_t k = 0; k <= SOURCES; k += k == 1 ? 1 : k + 1)
+                        for (int i = 0; i < 8; i++)
+                                check_reduction(r, (struct reduction){ dtypes[i % 2], dtypes[from],
+                                                                       k, i & 2, (i + k) % 4 != 3,
+                                                                       i & 4 });
 }
 
-/* Zeroes with one NaN or infinity, at an end or within, or with none. */
+/* Zeroes with one NaN or infinity, at an end or within: the norm says so. */
 static void check_nonfinite(struct run *r)
 {
         static const uint32_t bad[DTYPES] = { 0x7fc00000, 0xff80, 0x7c00 };
-        static const size_t bytes[DTYPES] = { 4, 2, 2 };
-        uint32_t *flag = gpu_new(r->gpu, sizeof *flag), came;
+        struct zero_cuda_norm *acc = gpu_new(r->gpu, sizeof *acc), came;
+        float *sum = gpu_new(r->gpu, r->n * sizeof *sum);
 
         for (int d = 0; d < DTYPES; d++)
                 for (int where = -1; where < 3; where++) {
                         struct twin t = array(r, dtypes[d]);
                         size_t at = where < 2 ? (size_t)(where > 0) * (r->n - 1) : r->n / 2;
+                        size_t bytes = dtype_size(dtypes[d]);
+                        const void *src = t.gpu;
 
-                        memset(t.host, 0, r->n * bytes[d]);
+                        memset(t.host, 0, r->n * bytes);
                         if (where >= 0)
-                                memcpy((char *)t.host + at * bytes[d], &bad[d], bytes[d]);
-                        gpu_move(r->gpu, t.gpu, t.host, r->n * bytes[d]);
-                        must(r->gpu->ops->zero(flag, sizeof *flag, r->gpu->stream), "zero");
-                        must(r->gpu->ops->nonfinite(dtypes[d], t.gpu, r->n, flag, r->gpu->stream),
-                             "nonfinite");
-                        gpu_move(r->gpu, &came, flag, sizeof came);
-                        if (came != (where >= 0))
-                                die("nonfinite: %u, %zu elements, element %zu", came, r->n, at);
-                        finish(r, &t, 1, "nonfinite");
+                                memcpy((char *)t.host + at * bytes, &bad[d], bytes);
+                        gpu_move(r->gpu, t.gpu, t.host, r->n * bytes);
+                        must(r->gpu->ops->zero(acc, sizeof *acc, r->gpu->stream), "zero");
+                        must(r->gpu->ops->reduce(&(struct zero_cuda_reduce){ .acc = sum,
+                                                                             .n = r->n,
+                                                                             .k = 1,
+                                                                             .src = &src,
+                                                                             .wire = ZERO_FP32,
+                                                                             .from = dtypes[d],
+                                                                             .first = true,
+                                                                             .scale = 1,
+                                                                             .norm = acc },
+                                                 r->gpu->stream),
+                             "reduce");
+                        gpu_move(r->gpu, &came, acc, sizeof came);
+                        if ((came.nonfinite != 0) != (where >= 0))
+                                die("finiteness: %zu elements, element %zu", r->n, at);
+                        finish(r, &t, 1, "finiteness");
                 }
-        r->gpu->ops->free(flag);
+        r->gpu->ops->free(acc);
+        r->gpu->ops->free(sum);
 }
 
 static void check_bytes(struct run *r)
@@ -222,9 +256,8 @@ static void check_bytes(struct run *r)
 
 int main(int argc, char *argv[])
 {
-        void (*const checks[])(struct run *) = { check_cast,  check_accumulate, check_sum,
-                                                 check_adamw, check_norm,       check_nonfinite,
-                                                 check_bytes };
+        void (*const checks[])(struct run *) = { check_cast,   check_sum,       check_adamw,
+                                                 check_reduce, check_nonfinite, check_bytes };
         struct gpu gpu;
         size_t done = 0;
 

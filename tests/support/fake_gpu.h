@@ -50,12 +50,9 @@ void fake_finish_all(void);
 int fake_adamw(const struct zero_cuda_adamw *update, void *stream);
 int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
               void *stream);
-int fake_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first,
-                    void *stream);
 int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,
              size_t n, void *stream);
-int fake_norm(const float *x, size_t n, double scale, struct zero_cuda_norm *acc, void *stream);
-int fake_nonfinite(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream);
+int fake_reduce(const struct zero_cuda_reduce *reduce, void *stream);
 int fake_zero(void *dst, size_t n, void *stream);
 int fake_copy(void *dst, const void *src, size_t n, void *stream);
 int fake_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t n,

@@ -17,11 +17,10 @@ struct work {
         struct work *next;
         void (*run)(const struct work *w);
         struct zero_cuda_adamw adamw;
+        struct zero_cuda_reduce reduce;
         enum zero_dtype to, from;
         void *dst;
         size_t n, k;
-        double scale;
-        bool first;
         const void *src[ZERO_CUDA_SUM_MAX];
 };
 
@@ -171,8 +170,6 @@ int fake_adamw(const struct zero_cuda_adamw *update, void *stream)
         if (update->serve)
                 w.adamw.serve =
                         inside(s, update->serve, update->n * dtype_size(update->serve_dtype));
-        w.adamw.grad_scale = inside(s, update->grad_scale, sizeof(float));
-        w.adamw.skip = inside(s, update->skip, sizeof(uint32_t));
         return enqueue(s, &w);
 }
 
@@ -191,25 +188,6 @@ int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *s
         if (r)
                 return r < 0 ? r : 0;
         w.dst = inside(s, dst, n * dtype_size(to));
-        w.src[0] = inside(s, src, n * dtype_size(from));
-        return enqueue(s, &w);
-}
-
-static void run_accumulate(const struct work *w)
-{
-        cuda_accumulate(w->dst, w->from, w->src[0], w->n, w->first, NULL);
-}
-
-int fake_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first,
-                    void *stream)
-{
-        struct stream *s = stream;
-        struct work w = { .run = run_accumulate, .from = from, .n = n, .first = first };
-        int r = check(s, n);
-
-        if (r)
-                return r < 0 ? r : 0;
-        w.dst = inside(s, acc, n * sizeof(float));
         w.src[0] = inside(s, src, n * dtype_size(from));
         return enqueue(s, &w);
 }
@@ -234,39 +212,28 @@ int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *co
         return enqueue(s, &w);
 }
 
-static void run_norm(const struct work *w)
+static void run_reduce(const struct work *w)
 {
-        cuda_norm(w->src[0], w->n, w->scale, w->dst, NULL);
+        struct zero_cuda_reduce reduce = w->reduce;
+
+        reduce.src = w->src;
+        cuda_reduce(&reduce, NULL);
 }
 
-int fake_norm(const float *x, size_t n, double scale, struct zero_cuda_norm *acc, void *stream)
+int fake_reduce(const struct zero_cuda_reduce *reduce, void *stream)
 {
         struct stream *s = stream;
-        struct work w = { .run = run_norm, .n = n, .scale = scale };
-        int r = n > ZERO_CUDA_NORM_MAX ? -EINVAL : check(s, n);
+        struct work w = { .run = run_reduce, .reduce = *reduce };
+        int r = reduce->k > ZERO_CUDA_SUM_MAX || (reduce->norm && reduce->n > ZERO_CUDA_NORM_MAX)
+                        ? -EINVAL
+                        : check(s, reduce->n);
 
         if (r)
                 return r < 0 ? r : 0;
-        w.dst = inside(s, acc, sizeof *acc);
-        w.src[0] = inside(s, x, n * sizeof(float));
-        return enqueue(s, &w);
-}
-
-static void run_nonfinite(const struct work *w)
-{
-        cuda_nonfinite(w->from, w->src[0], w->n, w->dst, NULL);
-}
-
-int fake_nonfinite(enum zero_dtype dtype, const void *x, size_t n, uint32_t *flag, void *stream)
-{
-        struct stream *s = stream;
-        struct work w = { .run = run_nonfinite, .from = dtype, .n = n };
-        int r = check(s, n);
-
-        if (r)
-                return r < 0 ? r : 0;
-        w.dst = inside(s, flag, sizeof *flag);
-        w.src[0] = inside(s, x, n * dtype_size(dtype));
+        w.reduce.acc = inside(s, reduce->acc, reduce->n * sizeof(float));
+        w.reduce.norm = inside(s, reduce->norm, sizeof *reduce->norm);
+        for (size_t i = 0; i < reduce->k; i++)
+                w.src[i] = inside(s, reduce->src[i], reduce->n * dtype_size(reduce->from));
         return enqueue(s, &w);
 }
 

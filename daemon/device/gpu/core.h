@@ -4,7 +4,8 @@
  *   open.c     the plugin and the GPUs it finds    events.c  those of trainers
  *   memory.c   what was allocated, and where an address lies
  *   lane.c     the streams and pinned buffers of a thread
- *   ops.c      gpu_ops()                           staging.c operands that lie in different places
+ *   ops.c      gpu_ops()                           reduce.c  those that reduce
+ *   staging.c  operands that lie in different places
  *   spread.c   the same bytes to several places
  */
 #pragma once
@@ -85,3 +86,12 @@ void staged_run(struct staged *s);
 /* Enqueues a copy from one GPU to another on a lane of either, whose GPU is in use. */
 void peer_copy(struct lane *lane, void *dst, uint32_t dst_gpu, const void *src, uint32_t src_gpu,
                size_t n);
+
+/* ---- reduce.c ---- */
+
+enum { SUM_PART = 8192 }; /* elements */
+
+void gpu_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first);
+void gpu_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite);
+void gpu_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
+                enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);

@@ -9,12 +9,7 @@
 
 #include "daemon/device/host.h"
 
-enum { SUM_PART = 8192 }; /* elements */
-
 const struct device_ops *gpu_host;
-
-_Static_assert((int)ZERO_CUDA_NORM_BLOCK == (int)NORM_BLOCK, "GPU and host add up the same blocks");
-_Static_assert(sizeof(struct zero_cuda_norm) <= LANE_SCRATCH, "a lane has room for a norm");
 
 /* ---- AdamW ----------------------------------------------------------------- */
 
@@ -58,6 +53,20 @@ static void gpu_adamw(const struct adamw_scalars *scalars, size_t n, const float
         for (size_t i = 0; i < sizeof out / sizeof out[0]; i++)
                 staged_add(&s, out[i], sizeof(float), false, true);
         staged_run(&s);
+}
+
+void gpu_update(const struct zero_cuda_adamw *update)
+{
+        uint32_t gpu = (uint32_t)gpu_of(update->p);
+        struct lane *lane = lanes_of(gpu);
+
+        lane->busy = true;
+        gpu_must(gpu, "an update was refused", gpu_plugin->adamw(update, lane->stream));
+}
+
+void gpu_updated(uint32_t gpu)
+{
+        lane_wait(gpu, lanes_of(gpu));
 }
 
 /* ---- copies and casts -------------------------------------------------------- */
@@ -151,31 +160,6 @@ static void gpu_zero(void *dst, size_t n)
 
 /* ---- sums ---------------------------------------------------------------------- */
 
-static int accumulate_device(const struct staged *s, void *const *at, size_t n, void *stream)
-{
-        return gpu_plugin->accumulate(at[0], s->from, at[1], n, s->first, stream);
-}
-
-static void accumulate_host(const struct staged *s, void *const *at, size_t n)
-{
-        gpu_host->accumulate(at[0], s->from, at[1], n, s->first);
-}
-
-static void gpu_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n, bool first)
-{
-        struct staged s;
-
-        s.n_operands = 0;
-        s.n = n;
-        s.device = accumulate_device;
-        s.host = accumulate_host;
-        s.from = from;
-        s.first = first;
-        staged_add(&s, acc, sizeof(float), !first, true);
-        staged_add(&s, src, (uint32_t)dtype_size(from), true, false);
-        staged_run(&s);
-}
-
 static int sum_device(const struct staged *s, void *const *at, size_t n, void *stream)
 {
         return gpu_plugin->sum(s->to, at[0], s->from, (const void *const *)at + 1,
@@ -238,46 +222,6 @@ static void gpu_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const v
         staged_run(&s);
 }
 
-/* ---- norm ------------------------------------------------------------------------ */
-
-/* As many as the bins of the GPU take. */
-static void norm_part(uint32_t gpu, const float *x, size_t n, double scale, struct exact_sum *acc,
-                      bool *finite)
-{
-        struct lane *lane = lanes_of(gpu);
-        const char *refused = "an operation was refused";
-        struct exact_sum sum = { .pending = 0 };
-        struct zero_cuda_norm part;
-
-        lane_pin(gpu, lane);
-        lane_scratch(gpu, lane);
-        lane->busy = true;
-        gpu_must(gpu, refused, gpu_plugin->zero(lane->scratch, sizeof part, lane->stream));
-        gpu_must(gpu, refused, gpu_plugin->norm(x, n, scale, lane->scratch, lane->stream));
-        gpu_must(gpu, refused,
-                 gpu_plugin->copy(lane->pinned, lane->scratch, sizeof part, lane->stream));
-        lane_wait(gpu, lane);
-        memcpy(&part, lane->pinned, sizeof part);
-        memcpy(sum.bin, part.bin, sizeof sum.bin);
-        exact_sum_merge(acc, &sum);
-        if (part.nonfinite)
-                *finite = false;
-}
-
-static void gpu_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite)
-{
-        int gpu = gpu_of(x);
-
-        if (gpu == GPU_NONE) {
-                gpu_host->norm(x, n, scale, acc, finite);
-                return;
-        }
-        for (size_t first = 0; first < n; first += ZERO_CUDA_NORM_MAX)
-                norm_part((uint32_t)gpu, x + first,
-                          n - first < ZERO_CUDA_NORM_MAX ? n - first : ZERO_CUDA_NORM_MAX, scale,
-                          acc, finite);
-}
-
 /* ---- the table --------------------------------------------------------------------- */
 
 static char name[64]; /* set by gpu_ops_open() */
@@ -289,6 +233,7 @@ static const struct device_ops ops = {
         .accumulate = gpu_accumulate,
         .sum = gpu_sum,
         .norm = gpu_norm,
+        .reduce = gpu_reduce,
         .zero = gpu_zero,
         .copy = gpu_copy,
 };

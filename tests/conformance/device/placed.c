@@ -201,6 +201,25 @@ static void placed_norm(const float *x, size_t n, double scale, struct exact_sum
         end();
 }
 
+static void placed_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
+                          enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
+{
+        const void *src[OPERANDS];
+        struct reduce_piece placed[OPERANDS];
+        size_t n = 0;
+
+        begin();
+        for (size_t i = 0; i < n_pieces; i++) {
+                placed[i] = pieces[i];
+                placed[i].acc = place(pieces[i].acc, pieces[i].n * sizeof(float));
+                placed[i].src = src + n;
+                for (size_t j = 0; j < pieces[i].k; j++)
+                        src[n++] = place(pieces[i].src[j], pieces[i].n * dtype_size(from));
+        }
+        gpu_ops()->reduce(placed, n_pieces, wire, from, scale, norm, finite);
+        end();
+}
+
 static void placed_zero(void *dst, size_t n)
 {
         begin();
@@ -226,6 +245,7 @@ const struct device_ops *placed_ops(void)
                                                .accumulate = placed_accumulate,
                                                .sum = placed_sum,
                                                .norm = placed_norm,
+                                               .reduce = placed_reduce,
                                                .zero = placed_zero,
                                                .copy = placed_copy };
 

@@ -189,6 +189,46 @@ Test(places, norm, .init = new, .fini = done)
         everywhere(1, run_norm);
 }
 
+/* Two pieces of three sources each, the second added to; then the norm of a third alone. */
+static void run_reduce(const struct device_ops *ops, const struct plate *p)
+{
+        const void *sources[SOURCES] = { p[1].data, p[2].data, p[3].data };
+        const struct reduce_piece pieces[] = {
+                { .acc = p[0].data, .n = N, .k = SOURCES, .src = sources, .first = true },
+                { .acc = p[4].data, .n = N - 1000, .k = 1, .src = sources + 1 },
+                { .acc = p[5].data, .n = N },
+        };
+        struct exact_sum sum;
+        bool finite = true;
+
+        exact_sum_init(&sum);
+        ops->reduce(pieces, 3, ZERO_BF16, ZERO_FP32, 0.3, &sum, &finite);
+        exact_sum_normalize(&sum);
+        memcpy(p[6].data, sum.bin, sizeof sum.bin);
+        memcpy((char *)p[6].data + sizeof sum.bin, &finite, sizeof finite);
+}
+
+Test(places, reduce, .init = new, .fini = done)
+{
+        everywhere(SOURCES + 3, run_reduce);
+}
+
+/* Shifted, so that none is another's: sources of pieces may overlap, but not a piece's acc. */
+static void run_reduce_of_many(const struct device_ops *ops, const struct plate *p)
+{
+        const void *sources[MANY];
+        struct reduce_piece piece = { p[0].data, N - MANY * 16, MANY, sources, false };
+
+        for (size_t i = 0; i < MANY; i++)
+                sources[i] = (const float *)p[1].data + i * 16;
+        ops->reduce(&piece, 1, ZERO_BF16, ZERO_FP32, 0, NULL, NULL);
+}
+
+Test(places, reduce_of_many, .init = new, .fini = done)
+{
+        everywhere(2, run_reduce_of_many);
+}
+
 static void run_copy(const struct device_ops *ops, const struct plate *p)
 {
         ops->copy(p[0].data, p[1].data, N * sizeof(float));

@@ -75,9 +75,17 @@ Test(plugin, says_what_gpu_there_is_or_that_there_is_none, .init = load)
 
 Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
 {
-        uint32_t flag = 0;
         struct zero_cuda_norm sum = { .bin = { 0 } };
         struct zero_cuda_adamw update = { .n = 1, .p = word };
+        struct zero_cuda_reduce norm = {
+                .wire = ZERO_FP32, .from = ZERO_FP32, .acc = word, .n = 1, .scale = 1, .norm = &sum
+        };
+        struct zero_cuda_reduce add = { .wire = ZERO_FP32,
+                                        .from = ZERO_BF16,
+                                        .acc = word + 1,
+                                        .n = 1,
+                                        .k = 1,
+                                        .src = sources };
 
         if (have_gpu() == 0)
                 cr_skip_test("there is a GPU");
@@ -85,10 +93,9 @@ Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
         cr_assert_eq(gpu->stream_wait(NULL), -ENODEV);
         cr_assert_eq(gpu->adamw(&update, NULL), -ENODEV);
         cr_assert_eq(gpu->cast(ZERO_BF16, word + 1, ZERO_FP32, word, 1, NULL), -ENODEV);
-        cr_assert_eq(gpu->accumulate(word + 1, ZERO_BF16, word, 1, true, NULL), -ENODEV);
+        cr_assert_eq(gpu->reduce(&add, NULL), -ENODEV);
         cr_assert_eq(gpu->sum(ZERO_FP32, word + 1, ZERO_FP16, sources, 1, 1, NULL), -ENODEV);
-        cr_assert_eq(gpu->norm(word, 1, 1.0, &sum, NULL), -ENODEV);
-        cr_assert_eq(gpu->nonfinite(ZERO_FP32, word, 1, &flag, NULL), -ENODEV);
+        cr_assert_eq(gpu->reduce(&norm, NULL), -ENODEV);
         cr_assert_eq(gpu->zero(word, sizeof(word[0]), NULL), -ENODEV);
         cr_assert_eq(gpu->copy(word + 1, word, sizeof(word[0]), NULL), -ENODEV);
 }
@@ -138,7 +145,21 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         enum zero_dtype unknown = (enum zero_dtype)9;
         struct zero_cuda_share share;
         struct zero_cuda_adamw update = { .n = 1, .serve = word, .serve_dtype = unknown };
-        uint32_t flag = 0;
+        struct zero_cuda_reduce to_fp16 = {
+                .wire = ZERO_FP16, .from = ZERO_FP32, .n = 1, .k = 1, .src = sources
+        };
+        struct zero_cuda_reduce of_unknown = {
+                .wire = ZERO_FP32, .from = unknown, .n = 1, .k = 1, .src = sources
+        };
+        struct zero_cuda_reduce of_many = { .wire = ZERO_FP32,
+                                            .from = ZERO_FP32,
+                                            .n = 1,
+                                            .k = ZERO_CUDA_SUM_MAX + 1,
+                                            .src = sources };
+        struct zero_cuda_norm sum;
+        struct zero_cuda_reduce large = {
+                .wire = ZERO_FP32, .from = ZERO_FP32, .n = ZERO_CUDA_NORM_MAX + 1, .norm = &sum
+        };
         void *memory = NULL;
 
         cr_assert_eq(gpu->alloc(0, &memory), -EINVAL);
@@ -150,27 +171,33 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         cr_assert_eq(gpu->cast(ZERO_BF16, word, ZERO_FP16, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(unknown, word, ZERO_FP32, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_FP32, word, unknown, word, 1, NULL), -EINVAL);
-        cr_assert_eq(gpu->accumulate(word, unknown, word, 1, true, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP16, word, ZERO_FP32, sources, 1, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP32, word, unknown, sources, 1, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, 0, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, ZERO_CUDA_SUM_MAX + 1, 1, NULL),
                      -EINVAL);
-        cr_assert_eq(gpu->norm(word, ZERO_CUDA_NORM_MAX + 1, 1.0, NULL, NULL), -EINVAL);
-        cr_assert_eq(gpu->nonfinite(unknown, word, 1, &flag, NULL), -EINVAL);
+        cr_assert_eq(gpu->reduce(&to_fp16, NULL), -EINVAL);
+        cr_assert_eq(gpu->reduce(&of_unknown, NULL), -EINVAL);
+        cr_assert_eq(gpu->reduce(&of_many, NULL), -EINVAL);
+        cr_assert_eq(gpu->reduce(&large, NULL), -EINVAL);
 }
 
 Test(plugin, does_nothing_for_an_empty_range, .init = load)
 {
         struct zero_cuda_adamw update = { .n = 0 };
+        struct zero_cuda_reduce add = {
+                .wire = ZERO_FP32, .from = ZERO_BF16, .n = 0, .k = 1, .src = sources
+        };
+        struct zero_cuda_reduce nothing = {
+                .wire = ZERO_FP32, .from = ZERO_FP32, .n = 1, .acc = word
+        };
 
         cr_assert_eq(gpu->adamw(&update, NULL), 0);
         cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_FP32, NULL, 0, NULL), 0);
         cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_BF16, NULL, 0, NULL), 0);
-        cr_assert_eq(gpu->accumulate(NULL, ZERO_FP16, NULL, 0, false, NULL), 0);
+        cr_assert_eq(gpu->reduce(&add, NULL), 0);
+        cr_assert_eq(gpu->reduce(&nothing, NULL), 0);
         cr_assert_eq(gpu->sum(ZERO_BF16, NULL, ZERO_FP32, sources, 1, 0, NULL), 0);
-        cr_assert_eq(gpu->norm(NULL, 0, 1.0, NULL, NULL), 0);
-        cr_assert_eq(gpu->nonfinite(ZERO_BF16, NULL, 0, NULL, NULL), 0);
         cr_assert_eq(gpu->zero(NULL, 0, NULL), 0);
         cr_assert_eq(gpu->copy(NULL, NULL, 0, NULL), 0);
 }

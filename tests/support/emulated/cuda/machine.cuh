@@ -20,6 +20,7 @@ uint16_t dtype_fp16_from_fp32(float x);
 #define __device__
 #define __global__
 #define __shared__ static
+#define __launch_bounds__(threads, resident)
 
 constexpr unsigned THREADS = LANES_BLOCK;
 constexpr unsigned WARP = LANES_WARP;
