@@ -343,8 +343,14 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 struct parcel;
 void parcel_read_begin(struct parcel *p);
 void parcel_read_end(struct parcel *p, bool taken);
-/* Not for the CPU if it is on a GPU. */
-const void *parcel_data(const struct parcel *p, uint64_t first);
+/*
+ * What is added of a tensor, from an element of the group on: their number, at most
+ * parcel_sources_max(), their dtype.  Not for the CPU if it is on a GPU.
+ */
+size_t parcel_sources(const struct parcel *p, uint32_t tensor, uint64_t first,
+                      const void **ret_src);
+size_t parcel_sources_max(const struct parcel *p);
+enum zero_dtype parcel_dtype(const struct parcel *p);
 bool parcel_on_gpu(const struct parcel *p);
 uint64_t reduce_elements_sent(const struct reduce *r);
 

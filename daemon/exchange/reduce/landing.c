@@ -7,8 +7,9 @@
  * ahead while the budget lasts; the one whose turn it is may always be pulled, so a
  * full budget cannot stop the order.
  *
- * When all nodes of a group have sent their last, the group's norm is taken; when all
- * groups are complete and the coordinator has asked, the owner votes.
+ * When all nodes of a group have sent their last, the group's norm is taken, in the pass that adds
+ * the last one where it is known to be that; when all groups are complete and the
+ * coordinator has asked, the owner votes.
  *
  * Offers of the next attempt may come before this owner has heard of the decision, and while
  * the group's old gradient is still being read by the update: they wait.
@@ -77,46 +78,12 @@ void landing_forget_kept(struct landing *l)
 
 /* ---- accumulation -------------------------------------------------------------- */
 
-static bool offer_has(const struct offer *o, uint32_t tensor)
-{
-        uint32_t i = tensor - o->holding->job->layout->groups[o->group].first_tensor;
-
-        return o->present[i / 8] >> (i % 8) & 1;
-}
-
-/* Where a segment lies in what was pulled: as in the group, or, for a mirror, as in the plane. */
-static uint64_t segment_place(const struct holding *h, const struct plan_shard *shard,
-                              const struct plan_segment *s)
-{
-        return h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
-}
-
 /* Offload thread. landing.present is only touched by the one task of a group's tensors. */
 static void offer_accumulate(struct offload_task *task, uint32_t worker)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
-        struct holding *h = o->holding;
-        const struct job *job = h->job;
-        const struct state *state = h->state;
-        const struct plan_shard *shard = &state->plan->shards[o->group];
-        const char *src = o->parcel ? parcel_data(o->parcel, shard->range.first) : o->buffer;
-        size_t size = dtype_size(landing_dtype(h));
-        bool gpu = state_on_gpu(state) || (o->parcel && parcel_on_gpu(o->parcel));
-        const struct device_ops *ops = ops_for(job->x, gpu);
 
-        for (uint32_t i = 0; i < shard->n_segments; i++) {
-                const struct plan_segment *s = &state->plan->segments[shard->first_segment + i];
-                const struct layout_tensor *t = &job->layout->tensors[s->tensor];
-                uint64_t n = segment_elements(t, s);
-
-                if (t->frozen || !offer_has(o, s->tensor))
-                        continue;
-                if (n)
-                        ops->accumulate(state->grad + s->moment, landing_dtype(h),
-                                        src + segment_place(h, shard, s) * size, n,
-                                        !h->landing->present[s->tensor]);
-                h->landing->present[s->tensor] = 1;
-        }
+        landing_add(o->holding, o->group, o, o->final ? &o->norm : NULL);
 }
 
 /* No tensor of the group has a gradient any more. */
@@ -142,6 +109,8 @@ static void offer_accumulated(struct offload_task *task)
         if (o->generation == h->landing->generation) {
                 lg->finished[o->node] = o->last;
                 lg->cursor++;
+                lg->normed = o->final;
+                lg->norm = o->norm;
         } else {
                 landing_forget_present(h, group);
         }
@@ -151,11 +120,25 @@ static void offer_accumulated(struct offload_task *task)
         job_unref(job);
 }
 
+/* Whether nothing is added to the group after it, as far as it is known. */
+static bool offer_is_final(const struct offer *o)
+{
+        const struct holding *h = o->holding;
+        const struct landing_group *lg = &h->landing->groups[o->group];
+
+        for (uint32_t node = 0; node < h->job->x->cluster->n_nodes; node++)
+                if (node != o->node && !lg->finished[node] && landing_expects(h, o->group, node))
+                        return false;
+        return o->last;
+}
+
 static void offer_submit(struct offer *o)
 {
         struct holding *h = o->holding;
 
         h->landing->groups[o->group].busy = true;
+        o->final = offer_is_final(o);
+        group_norm_init(&o->norm, h->job, o->group);
         o->generation = h->landing->generation;
         list_remove(&o->link);
         if (o->parcel)
@@ -212,7 +195,10 @@ void landing_advance(struct holding *h, uint32_t group)
                         offer_pull(o, true);
                 return;
         }
-        landing_measure(h, group);
+        if (lg->normed)
+                landing_measured(h, group);
+        else
+                landing_measure(h, group);
 }
 
 /* ---- attempts ---------------------------------------------------------------------- */
@@ -226,7 +212,7 @@ static void landing_reset_group(struct landing_group *lg, uint32_t nodes)
         memset(lg->offered, 0, nodes * sizeof *lg->offered);
         memset(lg->finished, 0, nodes * sizeof *lg->finished);
         lg->micro_batch = lg->cursor = 0;
-        lg->complete = lg->measured = false;
+        lg->complete = lg->normed = lg->measured = false;
 }
 
 void landing_reset(struct holding *h)

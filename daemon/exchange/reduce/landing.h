@@ -1,10 +1,17 @@
 /*
- * landing.h - shared by an owner's reduction (landing.c), the offers it takes (offer.c) and
- * its vote (vote.c).
+ * landing.h - shared by an owner's reduction (landing.c), what it computes (adding.c), the offers
+ * it takes (offer.c) and its vote (vote.c).
  */
 #pragma once
 
 #include "daemon/exchange/exchange.h"
+
+/* The squares of a group's sum, each times scale. */
+struct group_norm {
+        double scale;
+        struct exact_sum sum;
+        bool finite;
+};
 
 enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
 
@@ -23,6 +30,8 @@ struct offer {
         uint8_t *present;      /* one bit a tensor */
         size_t present_bytes;
         void *buffer; /* landing buffer */
+        bool final;   /* the group's norm is taken with it */
+        struct group_norm norm;
 };
 
 struct landing_group {
@@ -32,9 +41,9 @@ struct landing_group {
         uint32_t micro_batch, cursor; /* whose turn it is */
         bool busy;                    /* an accumulation or the norm is running */
         uint32_t readers;             /* payloads of the sum, to the mirror */
+        bool normed;                  /* what was added last was the last: the norm is there */
         bool complete, measured;
-        struct exact_sum norm;
-        bool finite;
+        struct group_norm norm;
 };
 
 struct landing {
@@ -69,12 +78,18 @@ void landing_take_early(struct holding *h);
 /* mirror.c: the group's sum is there. */
 void mirror_offer(struct holding *h, uint32_t group);
 
-/* vote.c: the norm of a complete group, and the vote once all have theirs. */
-void landing_measure(struct holding *h, uint32_t group);
-void landing_vote(struct holding *h);
+/* adding.c */
+/* Of nothing yet. */
+void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
+/* Adds an offer to the group's sum; NULL: nothing.  Then, unless norm is NULL, takes the norm of
+ * the sum.  For an offload thread. */
+void landing_add(const struct holding *h, uint32_t group, const struct offer *o,
+                 struct group_norm *norm);
 
-/* Elements of a segment that belong to its tensor: the gap behind it has no gradient. */
-uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segment *s);
+/* vote.c: the norm of a complete group, if it has none yet, and the vote once all have theirs. */
+void landing_measure(struct holding *h, uint32_t group);
+void landing_measured(struct holding *h, uint32_t group);
+void landing_vote(struct holding *h);
 
 /* landing.c */
 void landing_advance(struct holding *h, uint32_t group);

@@ -1,9 +1,10 @@
 /*
  * AdamW on a GPU.
  *
- * What is contiguous, of one tensor, and still at the old version is one launch: a whole segment,
- * but for a state that came to the GPU in the middle of an update.  Nothing survives the process,
- * so there is no redo slot; chunks count as updated when all launches of the range are done.
+ * What is contiguous, of one tensor, and still at the old version is one launch, which writes what
+ * is served too: a whole segment, but for a state that came to the GPU in the middle of an
+ * update.  Launches are waited for together.  Nothing survives the process, so there is no redo
+ * slot; chunks count as updated when all launches of the range are done.
  */
 #include "daemon/exchange/reduce/launch.h"
 
@@ -32,16 +33,24 @@ static void run_end(struct launch *l)
         enum zero_dtype dtype = job->layout->groups[l->group].dtype;
         struct run r = l->run;
         float *p = s->master + r.master, *m = s->exp_avg + r.moment, *v = s->exp_avg_sq + r.moment;
+        struct zero_cuda_adamw update = { .scalars = l->scalars[r.tensor],
+                                          .n = r.count,
+                                          .p = p,
+                                          .m = m,
+                                          .v = v,
+                                          .grad = s->grad + r.moment,
+                                          .out_p = p,
+                                          .out_m = m,
+                                          .out_v = v,
+                                          .serve_dtype = dtype };
 
         l->run.count = 0;
         if (r.count == 0 || !s->present[r.tensor])
                 return;
-        gpu_ops()->adamw(&l->scalars[r.tensor], r.count, p, m, v, s->grad + r.moment, p, m, v);
         if (shard->serve != UINT64_MAX)
-                gpu_ops()->serve(dtype,
-                                 s->serve + shard->serve +
-                                         (r.master - shard->master) * dtype_size(dtype),
-                                 p, r.count);
+                update.serve =
+                        s->serve + shard->serve + (r.master - shard->master) * dtype_size(dtype);
+        gpu_update(&update);
 }
 
 static void run_add(struct launch *l, struct run part)
@@ -82,6 +91,7 @@ void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars,
                         chunk_add(&l, &plan->chunks[c]);
         }
         run_end(&l);
+        gpu_updated((uint32_t)gpu_of(h->state->master));
         crash_point(CRASH_UPDATE_CHUNK);
         for (uint32_t c = first; c < end; c++)
                 if (state_chunk_version(h->state, c) != version)

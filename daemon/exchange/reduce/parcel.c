@@ -166,6 +166,35 @@ static bool parcel_in_place(const struct parcel *p)
                parcel_pushed_on_gpu(p) == parcel_stays_on_gpu(p);
 }
 
+/* Nobody else has to do with the job: all of its ranks and of the group's owners are here. */
+static bool job_is_alone(const struct job *job, uint32_t group)
+{
+        uint32_t self = job->x->cluster->self;
+
+        for (uint32_t i = 0; i < job->partition->slices[group]; i++)
+                if (job->place.node[partition_owner(job->partition, group, i)] != self)
+                        return false;
+        for (uint32_t rank = 0; rank < job->world_size; rank++)
+                if (job->node_of_rank[rank] != self)
+                        return false;
+        return true;
+}
+
+/*
+ * Its owners add the contributions up themselves, in the pass that accumulates: they lie where the
+ * states do, and wait for no other node there.
+ */
+static bool parcel_for_owners(const struct parcel *p)
+{
+        if (!job_is_alone(p->job, p->group))
+                return false;
+        for_holdings (p->job, h)
+                for (uint32_t i = 0; i < p->n_sources; i++)
+                        if (!h->state || gpu_of(h->state->grad) != gpu_of(p->sources[i]->data))
+                                return false;
+        return true;
+}
+
 void parcel_start(struct parcel *p)
 {
         struct job *job = p->job;
@@ -179,6 +208,12 @@ void parcel_start(struct parcel *p)
         if (parcel_in_place(p)) {
                 p->data = p->sources[0]->data;
                 p->on_gpu = contribution_on_gpu(p->sources[0]);
+                p->ready = true;
+                group_offer(job, p->group);
+                return;
+        }
+        if (parcel_for_owners(p)) {
+                p->on_gpu = parcel_pushed_on_gpu(p);
                 p->ready = true;
                 group_offer(job, p->group);
                 return;
@@ -237,13 +272,38 @@ bool parcel_on_gpu(const struct parcel *p)
         return p->on_gpu;
 }
 
-const void *parcel_data(const struct parcel *p, uint64_t first)
+static const void *parcel_data(const struct parcel *p, uint64_t first)
 {
         uint32_t n = p->job->partition->slices[p->group];
 
         if (p->parts)
                 return sum_at(p, parts_find(p->parts, n, first), first);
         return (const char *)p->data + first * dtype_size(p->job->reduce_dtype);
+}
+
+/* Else owners take the contributions themselves. */
+static bool parcel_is_sum(const struct parcel *p)
+{
+        return p->data || p->parts;
+}
+
+size_t parcel_sources(const struct parcel *p, uint32_t tensor, uint64_t first, const void **ret_src)
+{
+        if (!parcel_is_sum(p))
+                return sources_of(p, tensor - p->job->layout->groups[p->group].first_tensor, first,
+                                  ret_src);
+        ret_src[0] = parcel_data(p, first);
+        return 1;
+}
+
+size_t parcel_sources_max(const struct parcel *p)
+{
+        return parcel_is_sum(p) ? 1 : p->n_sources;
+}
+
+enum zero_dtype parcel_dtype(const struct parcel *p)
+{
+        return parcel_is_sum(p) ? p->job->reduce_dtype : p->grad_dtype;
 }
 
 /* Tells one owner. An empty offer has no parcel: there is nothing to take. */

@@ -5,7 +5,9 @@
  * group has pushed a micro-batch, or will not, the pushed ones are summed in fp32 in rank
  * order and rounded once to the wire dtype: a parcel.  A parcel is offered to every owner of the
  * group; it lives until each has taken its range.  One contribution that has the wire dtype already
- * is its own parcel, in place, unless it lies on a GPU that no owner here is on.  A contribution
+ * is its own parcel, in place, unless it lies on a GPU that no owner here is on.  Where all ranks
+ * and owners are on this node, and states and contributions in one place, the owners add the
+ * contributions up themselves (adding.c), with the same rounding.  A contribution
  * without data only says that its rank has nothing; where no rank has anything the offer is empty.
  *
  * Invariants: a contribution is acknowledged when its memory is free again, exactly

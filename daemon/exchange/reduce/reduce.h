@@ -84,8 +84,10 @@ struct parcel {
         struct part *parts; /* of the sum on GPUs; NULL: it is not there */
         struct list pieces; /* that these lie in */
         uint64_t sum_bytes;
-        const void *data; /* of a contribution in place, or the buffer; NULL with parts */
-        bool on_gpu;      /* none of it is for the CPU */
+        /* Of a contribution in place, or the buffer.  NULL with parts; else owners take the
+         * sources. */
+        const void *data;
+        bool on_gpu; /* none of it is for the CPU */
         uint32_t n_sources;
         struct contribution *sources[];
 };

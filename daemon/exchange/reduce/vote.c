@@ -2,7 +2,6 @@
  * An owner's vote: the norm of each complete group, and, once all groups are complete and the
  * coordinator has asked, everything the vote follows from is recorded, then it is sent.
  */
-#include "daemon/exchange/planes/staging.h"
 #include "daemon/exchange/reduce/landing.h"
 
 #include <errno.h>
@@ -19,40 +18,16 @@ struct measure {
         struct holding *holding;
         uint32_t group;
         uint64_t generation;
-        struct exact_sum norm;
-        bool finite;
+        struct group_norm norm;
 };
-
-/* ---- accumulation -------------------------------------------------------------- */
-
-/* Real elements of a segment: the gap behind the tensor has no gradient. */
-uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segment *s)
-{
-        uint64_t first = s->in_group - t->offset;
-
-        if (first >= t->elements)
-                return 0;
-        return s->count < t->elements - first ? s->count : t->elements - first;
-}
 
 /* ---- completion and vote ---------------------------------------------------------- */
 
 static void measure_run(struct offload_task *task, uint32_t worker)
 {
         struct measure *m = CONTAINER_OF(task, struct measure, task);
-        const struct holding *h = m->holding;
-        const struct job *job = h->job;
-        const struct plan_shard *shard = &h->state->plan->shards[m->group];
-        double divisor = layout_group_divisor(&job->layout->groups[m->group], job->world_size);
 
-        for (uint32_t i = 0; i < shard->n_segments; i++) {
-                const struct plan_segment *s = &h->state->plan->segments[shard->first_segment + i];
-                uint64_t n = segment_elements(&job->layout->tensors[s->tensor], s);
-
-                if (n && !job->layout->tensors[s->tensor].frozen && h->landing->present[s->tensor])
-                        holding_ops(h)->norm(h->state->grad + s->moment, n, 1 / (divisor * divisor),
-                                             &m->norm, &m->finite);
-        }
+        landing_add(m->holding, m->group, NULL, &m->norm);
 }
 
 /* What the ranks keep with the step, into memory that outlives the process. */
@@ -140,8 +115,8 @@ void landing_vote(struct holding *h)
                         continue;
                 if (!l->groups[g].measured)
                         return;
-                exact_sum_merge(&sum, &l->groups[g].norm);
-                finite = finite && l->groups[g].finite;
+                exact_sum_merge(&sum, &l->groups[g].norm.sum);
+                finite = finite && l->groups[g].norm.finite;
         }
         exact_sum_normalize(&sum);
         l->preparing = false;
@@ -163,6 +138,17 @@ void landing_vote(struct holding *h)
         crash_point(CRASH_VOTE_SENT);
 }
 
+void landing_measured(struct holding *h, uint32_t group)
+{
+        struct landing_group *lg = &h->landing->groups[group];
+
+        lg->complete = lg->measured = true;
+        if (h->job->dead)
+                return;
+        mirror_offer(h, group);
+        landing_vote(h);
+}
+
 static void measure_done(struct offload_task *task)
 {
         struct measure *m = CONTAINER_OF(task, struct measure, task);
@@ -173,12 +159,7 @@ static void measure_done(struct offload_task *task)
         lg->busy = false;
         if (m->generation == h->landing->generation) {
                 lg->norm = m->norm;
-                lg->finite = m->finite;
-                lg->measured = true;
-                if (!job->dead) {
-                        mirror_offer(h, m->group);
-                        landing_vote(h);
-                }
+                landing_measured(h, m->group);
         } else {
                 landing_forget_present(h, m->group);
                 landing_advance(h, m->group);
@@ -197,8 +178,7 @@ void landing_measure(struct holding *h, uint32_t group)
         job_ref(h->job);
         m->group = group;
         m->generation = h->landing->generation;
-        m->finite = true;
-        exact_sum_init(&m->norm);
+        group_norm_init(&m->norm, h->job, group);
         m->task.run = measure_run;
         m->task.done = measure_done;
         h->landing->groups[group].complete = true;
