@@ -390,6 +390,10 @@ Test(gpu_memory, an_operation_is_done_when_it_returns)
         holds(&a, 4, "accumulate from the host");
         ops->sum(ZERO_FP32, y, ZERO_FP32, sources, 2, N);
         holds(&b, 6, "sum");
+        ops->reduce(&(struct reduce_piece){ x, N, 1, (const void *[]){ y }, false }, 1, ZERO_FP32,
+                    ZERO_FP32, 0, NULL, NULL);
+        holds(&a, 10, "reduce");
+        ops->copy(x, y, N * sizeof *x);
         ops->cast(ZERO_BF16, x, ZERO_FP32, y, N);
         ops->cast(ZERO_FP32, y, ZERO_BF16, x, N);
         holds(&b, 6, "cast");
@@ -425,6 +429,64 @@ Test(gpu_memory, an_update_is_done_when_it_returns)
         free(moments);
         window_free(&p);
         window_free(&g);
+}
+
+Test(gpu_memory, enqueued_updates_are_done_when_they_were_waited_for)
+{
+        struct window p = window_new(), g = window_new(), served = window_new();
+        float *x = p.share.memory, *zeroes = g.share.memory;
+        struct zero_cuda_adamw half = { .scalars = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 },
+                                        .n = N,
+                                        .p = x,
+                                        .m = zeroes,
+                                        .v = zeroes,
+                                        .grad = zeroes,
+                                        .out_p = x,
+                                        .out_m = zeroes,
+                                        .out_v = zeroes,
+                                        .serve = served.share.memory,
+                                        .serve_dtype = ZERO_FP32 };
+        float *host = malloc(N * sizeof *host);
+
+        for (size_t i = 0; i < N; i++)
+                host[i] = 4;
+        gpu_ops()->copy(x, host, N * sizeof *x);
+        gpu_update(&half);
+        gpu_update(&half);
+        gpu_updated(0);
+        holds(&p, 1, "two updates");
+        holds(&served, 1, "what is served");
+        free(host);
+        window_free(&p);
+        window_free(&g);
+        window_free(&served);
+}
+
+/* A part that has to wait in between does not keep the rest of the norm from being waited for. */
+Test(gpu_memory, a_norm_of_pieces_in_all_places_is_whole_when_it_returns)
+{
+        struct window w = window_new(), v = window_new();
+        float *host = malloc(N * sizeof *host), *other = malloc(N * sizeof *other);
+        const void *sources[] = { host };
+        const struct reduce_piece pieces[] = {
+                { .acc = w.share.memory, .n = N, .k = 1, .src = sources, .first = true },
+                { .acc = v.share.memory, .n = N },
+                { .acc = other, .n = N, .k = 1, .src = (const void *[]){ v.share.memory } },
+        };
+        struct exact_sum norm;
+        bool finite = true;
+
+        for (size_t i = 0; i < N; i++)
+                host[i] = other[i] = 2;
+        gpu_ops()->copy(v.share.memory, host, N * sizeof *host);
+        exact_sum_init(&norm);
+        gpu_ops()->reduce(pieces, 3, ZERO_FP32, ZERO_FP32, 1, &norm, &finite);
+        cr_assert_eq(exact_sum_value(&norm), (4.0 + 4 + 16) * N);
+        cr_assert(finite);
+        free(host);
+        free(other);
+        window_free(&w);
+        window_free(&v);
 }
 
 /* ---- a GPU that fails -------------------------------------------------------------- */
