@@ -64,6 +64,24 @@ static void low_precision(void)
         same_for_owners(t, "fp16 gradients, fp32 between nodes");
 }
 
+/* An owner that is alone with all ranks adds their contributions up itself; others take a sum. */
+static void ranks_of_one_node(void)
+{
+        static const enum zero_dtype dtypes[][2] = { { ZERO_FP32, ZERO_BF16 },
+                                                     { ZERO_BF16, ZERO_BF16 },
+                                                     { ZERO_FP16, ZERO_FP32 } };
+        struct training t = training_default();
+
+        memset(t.node_of_rank, 0, sizeof t.node_of_rank);
+        t.uneven = true;
+        for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+                t.grad_dtype = dtypes[i][0];
+                t.reduce_dtype = dtypes[i][1];
+                t.masks = i % 2;
+                same_for_owners(t, "all on one node");
+        }
+}
+
 static void many_micro_batches(void)
 {
         struct training t = training_default();
@@ -221,6 +239,7 @@ const struct test_case bitwise_cases[] = {
         { "one-node-one-rank", one_node_one_rank },
         { "accumulation-and-clipping", accumulation_and_clipping },
         { "low-precision", low_precision },
+        { "ranks-of-one-node", ranks_of_one_node },
         { "many-micro-batches", many_micro_batches },
         { "masks-and-norms", masks_and_norms },
         { "windows-and-orders", windows_and_orders },
