@@ -126,3 +126,5 @@ struct parcel *parcel_new(struct job *job, uint32_t group);
 void parcel_start(struct parcel *p);
 void parcel_free(struct parcel *p);
 void group_offer(struct job *job, uint32_t group);
+/* From an element of the group on; of one that is a sum, or in place. */
+const void *parcel_data(const struct parcel *p, uint64_t first);
