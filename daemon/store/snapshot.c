@@ -29,24 +29,44 @@ void snapshot_map_deinit(struct snapshot_map *map)
         *map = (struct snapshot_map){ .n = 0 };
 }
 
-static void map_add(struct snapshot_map *map, enum zero_plane plane, uint64_t element,
-                    uint64_t count)
+static void map_add(struct snapshot_map *map, struct snapshot_extent e, uint64_t count)
 {
-        uint64_t bytes = count * sizeof(float);
-
-        if (bytes == 0)
+        if (count == 0)
                 return;
-        map->extents[map->n++] = (struct snapshot_extent){
-                .offset = map->bytes, .bytes = bytes, .element = element, .plane = plane
-        };
-        map->bytes += bytes;
+        e.offset = map->bytes;
+        e.bytes = count * sizeof(float);
+        map->extents[map->n++] = e;
+        map->bytes += e.bytes;
+}
+
+/* Segments one behind the other, as long as they are frozen or are not. */
+static void map_add_master(struct snapshot_map *map, const struct plan *plan, uint32_t group)
+{
+        const struct plan_shard *shard = &plan->shards[group];
+        const struct plan_segment *s = &plan->segments[shard->first_segment];
+        struct snapshot_extent run = { .plane = ZERO_PLANE_MASTER, .group = group };
+        uint64_t count = 0;
+
+        for (uint32_t i = 0; i < shard->n_segments; i++) {
+                bool frozen = s[i].moment == UINT64_MAX;
+
+                if (count == 0 || frozen != run.frozen) {
+                        map_add(map, run, count);
+                        run.element = s[i].master;
+                        run.frozen = frozen;
+                        count = 0;
+                }
+                count += s[i].count;
+        }
+        map_add(map, run, count);
 }
 
 int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
 {
         struct snapshot_map map = { .n_groups = plan->n_groups };
 
-        map.extents = calloc(3 * (size_t)plan->n_groups + 1, sizeof(*map.extents));
+        map.extents =
+                calloc(plan->n_segments + 2 * (size_t)plan->n_groups + 1, sizeof(*map.extents));
         map.group_end = calloc(plan->n_groups + 1, sizeof(*map.group_end));
         if (!map.extents || !map.group_end) {
                 snapshot_map_deinit(&map);
@@ -54,10 +74,13 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
         }
         for (uint32_t g = 0; g < plan->n_groups; g++) {
                 const struct plan_shard *shard = &plan->shards[g];
+                struct snapshot_extent moment = { .element = shard->moment, .group = g };
 
-                map_add(&map, ZERO_PLANE_MASTER, shard->master, shard->range.count);
-                map_add(&map, ZERO_PLANE_EXP_AVG, shard->moment, shard->moment_count);
-                map_add(&map, ZERO_PLANE_EXP_AVG_SQ, shard->moment, shard->moment_count);
+                map_add_master(&map, plan, g);
+                moment.plane = ZERO_PLANE_EXP_AVG;
+                map_add(&map, moment, shard->moment_count);
+                moment.plane = ZERO_PLANE_EXP_AVG_SQ;
+                map_add(&map, moment, shard->moment_count);
                 map.group_end[g] = map.bytes;
         }
         *ret = map;
@@ -102,6 +125,32 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                 offset += part;
                 n -= part;
         }
+}
+
+static void save_values(const struct device_ops *ops, const float *values, uint32_t n, uint64_t at,
+                        uint64_t from, uint8_t *stream)
+{
+        if (at + n * sizeof(float) > from)
+                ops->serve(ZERO_FP32, stream + at, values, n);
+}
+
+void snapshot_save_chunk(const struct snapshot_map *map, const struct state *state,
+                         const struct device_ops *ops, uint32_t chunk, uint64_t from,
+                         uint8_t *stream)
+{
+        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_shard *shard = &state->plan->shards[c->group];
+        uint64_t moment_bytes = shard->moment_count * sizeof(float);
+        uint64_t end = map->group_end[c->group],
+                 moment = (c->moment - shard->moment) * sizeof(float);
+        uint64_t master = end - 2 * moment_bytes - shard->range.count * sizeof(float);
+
+        save_values(ops, state->master + c->master, c->n,
+                    master + (c->master - shard->master) * sizeof(float), from, stream);
+        save_values(ops, state->exp_avg + c->moment, c->n, end - 2 * moment_bytes + moment, from,
+                    stream);
+        save_values(ops, state->exp_avg_sq + c->moment, c->n, end - moment_bytes + moment, from,
+                    stream);
 }
 
 /* ---- meta ---- */

@@ -23,14 +23,17 @@ enum { SNAPSHOT_BLOCK = 4 << 20 };
 
 /* ---- where the stream's bytes are ---- */
 
+/* Of one group, and all of it frozen, or nothing. */
 struct snapshot_extent {
         uint64_t offset, bytes; /* in the stream */
         uint64_t element;       /* the first, in its plane */
         enum zero_plane plane;
+        uint32_t group;
+        bool frozen; /* no update changes it */
 };
 
 struct snapshot_map {
-        struct snapshot_extent *extents; /* none is empty */
+        struct snapshot_extent *extents; /* none is empty; in the stream's order */
         uint64_t *group_end;             /* [group]: the stream's bytes up to its end */
         uint32_t n, n_groups;
         uint64_t bytes;
@@ -42,6 +45,15 @@ void snapshot_map_deinit(struct snapshot_map *map);
  * thread; blocks may be copied at once. */
 void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                    const struct device_ops *ops, uint64_t offset, uint8_t *dst, size_t n);
+
+/*
+ * What an update is about to change of a chunk goes to its places in `stream`, which has room for
+ * all of it; values below `from` there need not.  Past the cache, as device_ops.serve.  For a
+ * state in host memory; any thread.
+ */
+void snapshot_save_chunk(const struct snapshot_map *map, const struct state *state,
+                         const struct device_ops *ops, uint32_t chunk, uint64_t from,
+                         uint8_t *stream);
 
 /* ---- what does not lie in planes ---- */
 

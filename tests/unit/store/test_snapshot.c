@@ -49,6 +49,83 @@ Test(snapshot, a_group_s_end_is_where_the_next_begins)
         layout_free(l);
 }
 
+/* Each element of the stream is what it was before, or what the state has. */
+static void check_saved(const struct snapshot_map *map, const uint8_t *saved, const uint8_t *old,
+                        const uint8_t *now, uint64_t from)
+{
+        for (uint32_t i = 0; i < map->n; i++) {
+                const struct snapshot_extent *e = &map->extents[i];
+
+                for (uint64_t at = e->offset; at < e->offset + e->bytes; at += sizeof(float)) {
+                        bool is_now = memcmp(saved + at, now + at, sizeof(float)) == 0;
+                        bool is_old = memcmp(saved + at, old + at, sizeof(float)) == 0;
+
+                        if (e->frozen ? !is_old : at >= from ? !is_now : !is_now && !is_old)
+                                cr_assert_fail("byte %lu, saved from %lu", (unsigned long)at,
+                                               (unsigned long)from);
+                }
+        }
+}
+
+static void save_from(struct state *state, uint64_t from, bool all)
+{
+        struct snapshot_map map;
+
+        cr_assert_eq(snapshot_map_new(state->plan, &map), 0);
+        from = all ? 0 : from % (map.bytes + 1);
+        uint8_t *now = malloc(map.bytes + 1), *old = malloc(map.bytes + 1);
+        uint8_t *saved = malloc(map.bytes + 1);
+        snapshot_copy(&map, state, device_host(NULL), 0, now, map.bytes);
+        memset(old, 0xee, map.bytes);
+        memset(saved, 0xee, map.bytes);
+        for (uint32_t c = 0; c < state->plan->n_chunks; c++)
+                snapshot_save_chunk(&map, state, device_host(NULL), c, from, saved);
+        check_saved(&map, saved, old, now, from);
+        free(now);
+        free(old);
+        free(saved);
+        snapshot_map_deinit(&map);
+}
+
+Test(snapshot, chunks_are_saved_in_their_places)
+{
+        struct scene s = { .l = fixture_layout() };
+
+        open_states(&s, 2);
+        for (uint32_t o = 0; o < 2; o++) {
+                fill(s.states[o]);
+                save_from(s.states[o], 0, true);
+                for (int i = 0; i < 200; i++)
+                        save_from(s.states[o], random_below(1 << 20), false);
+        }
+        close_states(&s);
+        layout_free(s.l);
+}
+
+Test(snapshot, what_is_frozen_is_what_has_no_moments)
+{
+        layout *l = large_layout();
+        struct plan *plan = fixture_plan(l, 2, 0, LAYOUT_ALIGN);
+        uint64_t frozen = 0, at = 0;
+        struct snapshot_map map;
+
+        cr_assert_eq(snapshot_map_new(plan, &map), 0);
+        for (uint32_t i = 0; i < map.n; i++) {
+                const struct snapshot_extent *e = &map.extents[i];
+
+                cr_assert(e->offset == at && e->bytes > 0);
+                cr_assert_leq(e->offset + e->bytes, map.group_end[e->group]);
+                cr_assert(!e->group || e->offset >= map.group_end[e->group - 1]);
+                frozen += e->frozen ? e->bytes / sizeof(float) : 0;
+                at += e->bytes;
+        }
+        cr_assert_eq(frozen, plan->master_elements - plan->moment_elements);
+        cr_assert_gt(frozen, 0);
+        snapshot_map_deinit(&map);
+        plan_free(plan);
+        layout_free(l);
+}
+
 /* Flips a bit of a file, or puts it back. */
 static void flip(int dir, const char *name, uint64_t bit)
 {
