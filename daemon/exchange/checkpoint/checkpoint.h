@@ -3,12 +3,13 @@
  *
  *   operation.c   one checkpoint or restore as the job's coordinator runs it: phases, progress
  *   checkpoint.c  the phases of a checkpoint, and periodic ones
- *   taking.c      an owner's part of it       taking_copy.c  its copy of the planes
+ *   taking.c      an owner's part of it       taking_copy.c, taking_save.c  its copy of the planes
  *   restore.c     the phases of a restore     loading.c      a node's part of it
  *
  * A checkpoint is of one step: COPY goes to all owners at one place in the coordinator's stream of
  * messages, between two decisions, and each owner copies what it has when the update before
- * is through.  Until a group is copied its next update waits, as it does for any reader
+ * is through.  An update that comes to a group before it is copied saves the old values first;
+ * where memory or the planes' place does not allow that, it waits, as it does for any reader
  * (shard_pin()).  All owners must tell the same step, or nothing is made of it.
  * All on the loop thread, but for what is handed to threads.
  */
@@ -152,5 +153,14 @@ void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
 void taking_updated(struct holding *h);
 /* The planes are being copied: clients' puts wait. */
 bool taking_copies(const struct holding *h);
+/*
+ * An update begins to change a group, which is not pinned: from where on in the stream it has to
+ * save what it changes.  UINT64_MAX: nothing; else taking_save() comes before each chunk's change,
+ * on an offload thread (at best when they are in the cache), and taking_save_end() when the group
+ * is through.
+ */
+uint64_t taking_save_begin(struct holding *h, uint32_t group);
+void taking_save(const struct holding *h, uint32_t chunk, uint64_t from);
+void taking_save_end(struct holding *h);
 /* The job is dropped. */
 void taking_forget(struct holding *h);

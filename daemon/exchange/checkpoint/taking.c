@@ -108,19 +108,15 @@ static void prepare_done(struct disk_job *job)
 {
         struct taking *t = CONTAINER_OF(job, struct taking, disk);
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
-        double stall;
 
         if (!disk_ended(t))
                 return;
         if (t->probed_rate > 0)
                 t->x->disk_rate = t->probed_rate;
-        stall = t->rate > 0 ? (double)t->map.bytes / t->rate : 0;
-        if (t->n_slots < t->n_blocks)
-                stall += (double)(t->map.bytes - t->buffer_bytes) / t->x->disk_rate;
         t->phase = TAKING_PREPARED;
         s.bytes = t->map.bytes;
         s.buffer = t->buffer_bytes;
-        s.stall_us = (uint64_t)(stall * 1e6) + 1;
+        s.stall_us = taking_stall_us(t);
         taking_answer(t, &s);
 }
 
@@ -247,7 +243,7 @@ static void remove_done(struct disk_job *job)
 /* Nothing of it is in flight any more: planes are let go, files deleted, and then it goes. */
 static void taking_wind_up(struct taking *t)
 {
-        if (t->copying || t->disk_busy)
+        if (t->copying || t->disk_busy || taking_saves_now(t))
                 return;
         if (t->pinned && !t->removed) {
                 taking_unpin(t, UINT64_MAX);
@@ -265,7 +261,10 @@ void taking_advance(struct taking *t)
         if (t->phase == TAKING_ENDED) {
                 taking_wind_up(t);
         } else if (t->phase == TAKING_WRITING) {
-                taking_copy_advance(t);
+                if (t->saves)
+                        taking_save_advance(t);
+                else
+                        taking_copy_advance(t);
                 if (!t->disk_busy && (t->copied > t->written || t->n_blocks == 0))
                         write_begin(t);
         }
@@ -459,15 +458,23 @@ void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *w
 
 void taking_updated(struct holding *h)
 {
-        if (h->taking && h->taking->phase == TAKING_DUE)
-                taking_copy(h->taking);
+        struct taking *t = h->taking;
+
+        if (!t)
+                return;
+        if (t->phase == TAKING_DUE && h->state->id.epoch == h->job->place.epoch)
+                taking_copy(t);
+        else if (t->phase == TAKING_DUE)
+                taking_fail(t, ZERO_EABORTED, "the job was moved meanwhile: try again");
+        else
+                taking_advance(t);
 }
 
 bool taking_copies(const struct holding *h)
 {
         const struct taking *t = h->taking;
 
-        return t && t->pinned && t->next_group < t->map.n_groups;
+        return t && t->pinned && !t->whole;
 }
 
 void taking_forget(struct holding *h)

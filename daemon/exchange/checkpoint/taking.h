@@ -1,7 +1,9 @@
-/* taking.h - shared by an owner's part of a checkpoint (taking.c) and its copy (taking_copy.c). */
+/* taking.h - shared by an owner's part of a checkpoint (taking.c) and its copy (taking_copy.c,
+ * taking_save.c). */
 #pragma once
 
 #include "daemon/exchange/checkpoint/checkpoint.h"
+#include "daemon/exchange/checkpoint/save_order.h"
 
 enum { SLOTS_PROBED = 2 };
 
@@ -40,7 +42,8 @@ struct taking {
         uint64_t write_ns;  /* in writing */
         double rate;        /* of copying; bytes a second */
         double probed_rate; /* of the disk */
-        /* the copy: a ring of blocks */
+        /* the copy: a ring of blocks; or room for all of them, and updates save */
+        bool saves;
         struct snapshot_map map;
         struct snapshot_header header;
         uint8_t *meta, *buffer;
@@ -51,19 +54,33 @@ struct taking {
         uint32_t copying;                    /* tasks in flight */
         bool pinned;                         /* groups are, ... */
         uint32_t next_group;                 /* ... from here on */
+        struct piece *pieces;                /* saves: taking_save.c */
+        struct save_order order;
         uint64_t copy_begun_ns, copy_us;
+        bool whole; /* all of it is copied */
         struct snapshot_progress progress;
         uint64_t told; /* bytes */
 };
 
 /* taking_copy.c */
 int taking_copy_prepare(struct taking *t, struct fault *fault); /* on the disk's thread */
+/* How much longer the next update takes at most, about; not 0. */
+uint64_t taking_stall_us(const struct taking *t);
 void taking_copy_begin(struct taking *t);
 void taking_copy_advance(struct taking *t);
 void taking_unpin(struct taking *t, uint64_t stream_bytes);
 uint64_t taking_block_bytes(const struct taking *t, uint64_t block);
 uint8_t *taking_block(const struct taking *t, uint64_t block);
+/* All of it is. */
+void taking_copy_over(struct taking *t);
 void taking_copy_deinit(struct taking *t);
+
+/* taking_save.c */
+int taking_save_prepare(struct taking *t); /* -ENOMEM */
+void taking_save_advance(struct taking *t);
+/* Pieces or updates are at it. */
+bool taking_saves_now(const struct taking *t);
+void taking_save_deinit(struct taking *t);
 
 /* taking.c */
 void taking_advance(struct taking *t);

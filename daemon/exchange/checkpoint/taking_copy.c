@@ -1,9 +1,10 @@
 /*
- * An owner's copy of its planes, into a ring of blocks.
+ * The memory for an owner's copy of its planes, and the copy where updates have to wait for it:
+ * with less memory than the planes have, or from a GPU.
  *
- * With room for all of them the copy waits for nothing; with less, a block is copied when the one
- * that had its place is on the disk.  All groups are pinned at the beginning, and each is let go
- * as soon as the stream up to its end is copied: the next update follows group by group.
+ * It goes through a ring of blocks: a block is copied when the one that had its place is on the
+ * disk.  All groups are pinned at the beginning, and each is let go as soon as the stream up to its
+ * end is copied: the next update follows group by group.
  */
 #include "daemon/exchange/checkpoint/taking.h"
 #include "daemon/exchange/planes/staging.h"
@@ -108,8 +109,22 @@ int taking_copy_prepare(struct taking *t, struct fault *fault)
                 return fault_set(fault, ZERO_ENOMEM,
                                  "no memory for the copy of %llu bytes: lower checkpoint_memory",
                                  (unsigned long long)t->map.bytes);
+        t->saves = t->n_slots == t->n_blocks && !state_on_gpu(t->holding->state);
+        if (t->saves && taking_save_prepare(t))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
         t->rate = copy_rate(t);
         return 0;
+}
+
+uint64_t taking_stall_us(const struct taking *t)
+{
+        double stall = t->rate > 0 ? (double)t->map.bytes / t->rate : 0;
+
+        if (t->saves) /* what is saved is in the cache: half of the bytes move */
+                stall /= 2;
+        if (t->n_slots < t->n_blocks)
+                stall += (double)(t->map.bytes - t->buffer_bytes) / t->x->disk_rate;
+        return (uint64_t)(stall * 1e6) + 1;
 }
 
 void taking_copy_deinit(struct taking *t)
@@ -117,6 +132,7 @@ void taking_copy_deinit(struct taking *t)
         if (t->buffer)
                 munmap(STEAL(t->buffer), t->buffer_bytes);
         free(STEAL(t->slots));
+        taking_save_deinit(t);
         snapshot_map_deinit(&t->map);
         free(STEAL(t->meta));
 }
@@ -166,8 +182,9 @@ static void copy_note(struct taking *t)
                              t->copied == t->n_blocks ? t->map.bytes : t->copied * SNAPSHOT_BLOCK);
 }
 
-static void copy_over(struct taking *t)
+void taking_copy_over(struct taking *t)
 {
+        t->whole = true;
         t->copy_us = (uv_hrtime() - t->copy_begun_ns) / 1000;
         access_updated(t->holding->job);
 }
@@ -181,7 +198,7 @@ static void copy_done(struct offload_task *task)
         t->copying--;
         copy_note(t);
         if (t->phase != TAKING_ENDED && t->copied == t->n_blocks)
-                copy_over(t);
+                taking_copy_over(t);
         taking_advance(t);
 }
 
@@ -208,10 +225,12 @@ void taking_copy_advance(struct taking *t)
 void taking_copy_begin(struct taking *t)
 {
         t->copy_begun_ns = uv_hrtime();
-        for (uint32_t g = 0; g < t->holding->job->layout->n_groups; g++)
+        if (t->saves)
+                t->next_group = t->map.n_groups;
+        for (uint32_t g = t->next_group; g < t->map.n_groups; g++)
                 shard_pin(t->holding, g);
         if (t->n_blocks == 0) {
                 taking_unpin(t, 0);
-                copy_over(t);
+                taking_copy_over(t);
         }
 }

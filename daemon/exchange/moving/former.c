@@ -24,7 +24,7 @@ static bool is_read(const struct holding *h)
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
                         return true;
-        return update_running(h->update);
+        return update_running(h->update) || h->taking;
 }
 
 /* ---- Settle ---------------------------------------------------------------------------- */

@@ -25,6 +25,7 @@ enum group_phase { GROUP_PENDING, GROUP_RUNNING, GROUP_FINISHED };
 struct update_group {
         enum group_phase phase;
         uint32_t next_chunk, in_flight; /* tasks */
+        uint64_t save_from;             /* taking_save_begin() */
 };
 
 struct update {
@@ -39,6 +40,7 @@ struct update_task {
         struct offload_task task;
         struct holding *holding;
         uint32_t group, first, end; /* chunks */
+        uint64_t save_from;
 };
 
 int update_new(struct holding *h)
@@ -116,7 +118,15 @@ static void chunk_compute(const struct holding *h, const struct plan_chunk *c, s
         }
 }
 
-static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worker)
+/* The old values, for a checkpoint that has not copied them. */
+static void chunk_save(const struct holding *h, uint32_t chunk, uint64_t from)
+{
+        if (from != UINT64_MAX)
+                taking_save(h, chunk, from);
+}
+
+static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worker,
+                         uint64_t save_from)
 {
         struct state *state = h->state;
         const struct plan_chunk *c = &state->plan->chunks[chunk];
@@ -127,11 +137,13 @@ static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worke
         if (state_chunk_version(state, chunk) == h->update->version)
                 return; /* it was committed before a crash; serve was made from it since */
         if (!chunk_present(h, c)) {
+                chunk_save(h, chunk, save_from);
                 redo_keep(state, chunk, h->update->version);
                 return;
         }
         view = redo_begin(state, worker, chunk);
         chunk_compute(h, c, view);
+        chunk_save(h, chunk, save_from); /* not before: now they are in the cache */
         redo_commit(state, worker, chunk, h->update->version);
         crash_point(CRASH_UPDATE_CHUNK);
         if (shard->serve != UINT64_MAX)
@@ -152,7 +164,7 @@ static void update_run(struct offload_task *task, uint32_t worker)
                 return;
         }
         for (uint32_t c = t->first; c < t->end; c++)
-                chunk_update(t->holding, c, worker);
+                chunk_update(t->holding, c, worker, t->save_from);
 }
 
 /* ---- the order of groups ---------------------------------------------------------- */
@@ -168,6 +180,7 @@ static void update_finish(struct holding *h)
         state_finish(h->state);
         crash_point(CRASH_UPDATE_DONE);
         if (h->state->id.epoch != h->job->place.epoch) {
+                taking_updated(h);
                 former_updated(h);
                 return;
         }
@@ -186,7 +199,7 @@ static void update_finish(struct holding *h)
 static void group_finish(struct holding *h, uint32_t group)
 {
         struct update *u = h->update;
-        bool last = --u->unfinished == 0;
+        bool last = --u->unfinished == 0, saved = u->groups[group].save_from != UINT64_MAX;
 
         u->groups[group].phase = GROUP_FINISHED;
         shard_ready(h, group, u->version);
@@ -194,6 +207,8 @@ static void group_finish(struct holding *h, uint32_t group)
                 update_finish(h);
         else
                 landing_group_free(h, group);
+        if (saved)
+                taking_save_end(h);
 }
 
 static void update_advance(struct holding *h);
@@ -231,11 +246,14 @@ static bool group_submit(struct holding *h, uint32_t group)
         t = calloc(1, sizeof *t);
         if (!t)
                 return false;
+        if (g->phase == GROUP_PENDING)
+                g->save_from = taking_save_begin(h, group);
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
                                    .holding = h,
                                    .group = group,
                                    .first = g->next_chunk,
-                                   .end = end - g->next_chunk > most ? g->next_chunk + most : end };
+                                   .end = end - g->next_chunk > most ? g->next_chunk + most : end,
+                                   .save_from = g->save_from };
         g->phase = GROUP_RUNNING;
         g->next_chunk = t->end;
         g->in_flight++;
