@@ -19,9 +19,10 @@ static bool wanted(const char *name, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-        const struct test_case *const lists[] = { bitwise_cases, plane_cases, lost_cases,
-                                                  trouble_cases, fill_cases,  mirror_cases,
-                                                  restore_cases, gpu_cases,   gpus_cases };
+        const struct test_case *const lists[] = { bitwise_cases,    plane_cases,   lost_cases,
+                                                  trouble_cases,    fill_cases,    mirror_cases,
+                                                  checkpoint_cases, restore_cases, gpu_cases,
+                                                  gpus_cases };
         int ran = 0;
 
         CHECK(sodium_init() >= 0);

@@ -42,7 +42,8 @@ static void node_describe(struct net_node *node, uint32_t self)
         node->conf = (struct conf){ .window = o->window,
                                     .chunk = o->chunk ? o->chunk : PLAN_CHUNK_ELEMENTS,
                                     .reduce_buffers = o->reduce_buffers,
-                                    .job_limit = 8 };
+                                    .job_limit = 8,
+                                    .checkpoint_dir = node->net->root };
         node->cluster = (struct cluster){ .n_nodes = o->nodes, .self = self, .mirror = o->mirror };
         for (uint32_t i = 0; i < o->nodes; i++) {
                 snprintf(node->cluster.nodes[i].name, sizeof node->cluster.nodes[i].name, "n%u", i);
@@ -229,8 +230,8 @@ static void directory_delete(const char *path)
                 char name[512];
 
                 snprintf(name, sizeof name, "%s/%s", path, e->d_name);
-                if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
-                        CHECK(unlink(name) == 0, "%s", name);
+                if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && unlink(name))
+                        directory_delete(name);
         }
         closedir(dir);
         CHECK(rmdir(path) == 0, "%s", path);
@@ -239,9 +240,7 @@ static void directory_delete(const char *path)
 void net_close(struct net *net)
 {
         net_stop(net);
-        for (uint32_t i = 0; i < net->options.nodes; i++)
-                directory_delete(net->nodes[i].directory);
-        CHECK(rmdir(net->root) == 0);
+        directory_delete(net->root);
 }
 
 /* ---- jobs ---- */

@@ -1,0 +1,198 @@
+/* A checkpoint of a step, though updates come before the copy. */
+#include <limits.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "cases.h"
+#include "check.h"
+#include "daemon/exchange/checkpoint/taking.h"
+#include "training.h"
+
+/* ---- copies that are held -------------------------------------------------------------- */
+
+/* Of each node the first of exp_avg: nobody else copies that. */
+static struct {
+        struct device_ops ops;
+        const struct device_ops *host;
+        const struct state *states[NET_NODES_MAX];
+        uint32_t n;
+        atomic_bool on;
+        uv_sem_t go;
+} held;
+
+static bool is_held(const char *from)
+{
+        for (uint32_t i = 0; i < held.n; i++) {
+                const struct state *s = held.states[i];
+                const char *plane = (const char *)s->exp_avg;
+
+                if (from >= plane && from < plane + s->plan->moment_elements * sizeof(float))
+                        return atomic_load(&held.on);
+        }
+        return false;
+}
+
+static void copy_held(void *dst, const void *src, size_t n)
+{
+        if (is_held(src))
+                uv_sem_wait(&held.go);
+        held.host->copy(dst, src, n);
+}
+
+static void hold(struct session *s)
+{
+        held.host = device_host(NULL);
+        held.ops = *held.host;
+        held.ops.copy = copy_held;
+        held.n = s->net.options.owners;
+        for (uint32_t i = 0; i < held.n; i++) {
+                held.states[i] = net_own(net_job(&s->net, i, "zoo"))->state;
+                s->net.nodes[i].x.ops = &held.ops;
+        }
+        CHECK(uv_sem_init(&held.go, 0) == 0);
+        atomic_store(&held.on, true);
+}
+
+static void let_go(void)
+{
+        atomic_store(&held.on, false);
+        for (uint32_t i = 0; i < held.n; i++)
+                uv_sem_post(&held.go);
+}
+
+/* ---- orders ------------------------------------------------------------------------------ */
+
+struct ordered {
+        struct net *net;
+        struct exchange *x;
+        const char *job;
+};
+
+static bool over(void *arg)
+{
+        const struct ordered *o = arg;
+        const struct operation *op = operation_find(o->x, o->job);
+
+        CHECK(op->phase != OPERATION_FAILED, "%s", op->fault.text);
+        return op->phase == OPERATION_DONE;
+}
+
+static struct ordered give(struct net *net, const char *job, const char *directory,
+                           int (*order)(struct exchange *, const struct order *, uint64_t *,
+                                        struct fault *))
+{
+        struct exchange *x = &net->nodes[coordinator_of(&net->nodes[0].x, job)].x;
+        struct order what = { .job = job, .directory = directory };
+        struct fault fault = { 0 };
+        uint64_t id;
+
+        CHECK(order(x, &what, &id, &fault) == 0, "%s", fault.text);
+        return (struct ordered){ net, x, job };
+}
+
+static const struct taking *taking_of(struct net *net, uint32_t node)
+{
+        return net_own(net_job(net, node, "zoo"))->taking;
+}
+
+/* Every node has begun to copy, and waits. */
+static bool all_copy(void *arg)
+{
+        struct net *net = arg;
+
+        for (uint32_t i = 0; i < net->options.owners; i++) {
+                const struct taking *t = taking_of(net, i);
+
+                if (!t || t->phase != TAKING_WRITING || !t->order.copying)
+                        return false;
+        }
+        return true;
+}
+
+/* ---- the cases --------------------------------------------------------------------------- */
+
+static bool all_update(struct net *net)
+{
+        for (uint32_t i = 0; i < net->options.owners; i++)
+                if (!update_running(net_own(net_job(net, i, "zoo"))->update))
+                        return false;
+        return true;
+}
+
+static uint32_t groups_begun(const struct taking *t)
+{
+        uint32_t n = 0;
+
+        for (uint32_t g = 0; g < t->map.n_groups; g++)
+                n += t->order.begun[g];
+        return n;
+}
+
+/* A step while copies are held: it saves what is not copied. */
+static void step_first(struct session *s)
+{
+        uint64_t seed = 1, begun = uv_hrtime();
+
+        session_program(s, 2);
+        while (!all_update(&s->net)) {
+                trainers_turn(s->trainers, s->training->ranks, &seed);
+                CHECK(uv_hrtime() - begun < 60000000000u, "no update begins");
+        }
+        for (uint32_t i = 0; i < held.n; i++)
+                CHECK(groups_begun(taking_of(&s->net, i)) > 1, "node %u saves nothing", i);
+        let_go();
+        session_run(s);
+}
+
+static void check_restored(struct net *net, const char *directory, struct checksum expected)
+{
+        struct ordered other = give(net, "other", directory, restore_order);
+        struct checksum sum;
+
+        net_wait(net, over, &other, "the restore");
+        sum = net_checksum(net, "other");
+        CHECK(memcmp(&sum, &expected, sizeof sum) == 0, "it is of another step");
+}
+
+static void update_before_the_copy(bool masks)
+{
+        struct training t = training_default();
+        char directory[PATH_MAX];
+        struct checksum before;
+        struct ordered taken;
+        struct session s;
+
+        t.masks = masks;
+        session_open(&s, &t);
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        before = net_checksum(&s.net, "zoo");
+        hold(&s);
+        snprintf(directory, sizeof directory, "%s/checkpoints", s.net.root);
+        taken = give(&s.net, "zoo", directory, checkpoint_order);
+        net_wait(&s.net, all_copy, &s.net, "copies");
+        step_first(&s);
+        net_wait(&s.net, over, &taken, "the checkpoint");
+        snprintf(directory, sizeof directory, "%s/checkpoints/zoo-1", s.net.root);
+        check_restored(&s.net, directory, before);
+        session_close(&s);
+        uv_sem_destroy(&held.go);
+}
+
+static void an_update_that_comes_before_the_copy_saves(void)
+{
+        update_before_the_copy(false);
+}
+
+static void also_what_has_no_gradient(void)
+{
+        update_before_the_copy(true);
+}
+
+const struct test_case checkpoint_cases[] = {
+        { "an-update-that-comes-before-the-copy-saves",
+          an_update_that_comes_before_the_copy_saves },
+        { "also-what-has-no-gradient", also_what_has_no_gradient },
+        { 0 },
+};
