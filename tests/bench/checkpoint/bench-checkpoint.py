@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """bench-checkpoint [--repeat N] [--json FILE] [--parameters N] [--threads N]
 
-For how long a checkpoint with a full budget keeps an update waiting, against one copy of the same bytes of
-memory, on as many threads, past the cache.
+What training loses to a checkpoint with a full budget, against one copy of the same bytes of memory, on as many
+threads, past the cache, its pages in place.
 
-  idle      how long the copy takes when nothing else runs: what an update waits at most
-  training  what a run of steps takes longer with the copy in it, writing to memory (tmpfs) and hashing included;
-            in the time of one copy
+  stall     what the update after the version that is kept takes longer than others, from zero_step() to its end: it
+            waits, or saves what is not copied yet
+  training  what all steps take longer until the checkpoint is there, gradients and pushes too: preparing, hashing and
+            writing (to tmpfs) included
+  mapped    the copy from pages of a state file, for comparison
 
-One daemon; states of 12 bytes a parameter.  Copy and limit take turns.  Median and quartiles over rounds.
+One daemon; states of 12 bytes a parameter.  Steps with a checkpoint are compared with those before and behind it, and
+take turns with copies.  Median and quartiles over rounds.  bench-update tells what an update takes longer that saves
+everything.
 """
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -26,7 +31,7 @@ from cluster import SETS, Cluster, Tools, group, spawn, tensor  # noqa: E402
 BUILD = "@BUILD@"
 STATE_BYTES = 12
 GROUPS = 16
-STEPS = 6
+STEPS = 4
 AIM = 1.0
 
 
@@ -42,8 +47,8 @@ def arguments():
 class Limit:
     """One copy of the same bytes, when asked."""
 
-    def __init__(self, nbytes, threads):
-        self.process = spawn([f"{BUILD}/tests/bench/checkpoint/copy-limit", str(nbytes), str(threads)],
+    def __init__(self, kind, nbytes, threads):
+        self.process = spawn([f"{BUILD}/tests/bench/checkpoint/copy-limit", kind, str(nbytes), str(threads)],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.seconds()  # the first one warms up
 
@@ -58,46 +63,63 @@ class Limit:
         self.process.stdout.close()
 
 
-def push_all(rank):
-    """Every group has a gradient: the update touches all of the state."""
+def step(rank):
+    """Every group has a gradient: the update touches all of the state.  The version, and seconds of update and step."""
+    begin = time.monotonic()
     for g in range(GROUPS):
         rank.do("grad", group=g)
         rank.do("push", group=g)
-
-
-def steps_with_gradients(rank):
-    """Seconds in zero_step() and until the update is through; making gradients is left out."""
-    seconds = 0
-    for _ in range(STEPS):
-        push_all(rank)
-        begin = time.monotonic()
-        rank.do("step", sets=SETS[:1])
-        rank.do("get", tensor=0, plane="exp_avg", count=1)  # waits for the end of the update
-        seconds += time.monotonic() - begin
-    return seconds
+    pushed = time.monotonic()
+    version = rank.do("step", sets=SETS[:1])["version"]
+    rank.do("get", tensor=0, plane="exp_avg", count=1)  # waits for the end of the update
+    end = time.monotonic()
+    return version, end - pushed, end - begin
 
 
 class Checkpoint:
     """zeroctl, while something else goes on."""
 
     def __init__(self, daemon, directory):
-        self.process = spawn([Tools.zeroctl, "--socket", daemon.socket, "checkpoint", "job", directory, "--keep", "1"],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = spawn([Tools.zeroctl, "--json", "--socket", daemon.socket, "checkpoint", "job", directory,
+                              "--keep", "1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def running(self):
+        return self.process.poll() is None
 
     def end(self):
-        if self.process.wait(300):
+        out, _ = self.process.communicate(timeout=300)
+        if self.process.returncode:
             raise RuntimeError("the checkpoint failed")
+        return json.loads(out)
 
 
-def rounds_of(cluster, rank, directory, limit, repeat):
+def steps_with_checkpoint(rank, asked):
+    """step() by the version it begins at, from when a checkpoint is asked for until it is there."""
+    seconds = {}
+    while asked.running() or len(seconds) < STEPS:
+        version, *took = step(rank)
+        seconds[version - 1] = took
+    return seconds
+
+
+def differences(rank, daemon, directory):
+    """Stall and training of one checkpoint, and what zeroctl says of it."""
+    plain = [step(rank)[1:] for _ in range(STEPS)]
+    asked = Checkpoint(daemon, directory)
+    seconds = steps_with_checkpoint(rank, asked)
+    answer = asked.end()
+    plain += [step(rank)[1:] for _ in range(STEPS)]
+    update, whole = (statistics.median(times) for times in zip(*plain))
+    return {"update": update, "stall": seconds[answer["version"]][0] - update,
+            "training": sum(took for _, took in seconds.values()) - whole * len(seconds),
+            "predicted": answer["predicted_stall_s"]}
+
+
+def rounds_of(cluster, rank, directory, limits, repeat):
     daemon = cluster[0]
     for i in range(repeat + 1):
-        measured = {"limit": limit.seconds()}
-        measured["idle"] = daemon.ctl("checkpoint", "job", directory, "--keep", "1")["copy_s"]
-        plain = steps_with_gradients(rank)
-        asked = Checkpoint(daemon, directory)
-        measured["training"] = steps_with_gradients(rank) - plain
-        asked.end()
+        measured = {name: limit.seconds() for name, limit in limits.items()}
+        measured.update(differences(rank, daemon, directory))
         if i > 0:  # the first round warms up
             yield measured
 
@@ -117,18 +139,20 @@ def main():
     output = common.Output(options.json)
     layout = [group(f"g{i}", tensor(f"t{i}", options.parameters // GROUPS)) for i in range(GROUPS)]
     directory = tempfile.mkdtemp(prefix="zerod-bench-", dir="/dev/shm")
-    limit = Limit(options.parameters * STATE_BYTES, options.threads)
+    limits = {name: Limit(kind, options.parameters * STATE_BYTES, options.threads)
+              for name, kind in (("limit", "memory"), ("mapped", "file"))}
     try:
         with Cluster(1, threads=options.threads) as cluster:
             rank, = cluster.ranks("job", layout, [0], hold=1, push=-1, timeout_ms=300000)
             rounds = []
-            for measured in rounds_of(cluster, rank, directory, limit, max(2, options.repeat)):
+            for measured in rounds_of(cluster, rank, directory, limits, max(2, options.repeat)):
                 rounds.append(measured)
                 print(*(f"{name}: {seconds * 1e3:.1f} ms;" for name, seconds in measured.items()), flush=True)
     finally:
-        limit.end()
+        for limit in limits.values():
+            limit.end()
         shutil.rmtree(directory, ignore_errors=True)
-    for name, more in (("idle", {"aim": AIM}), ("training", {})):
+    for name, more in (("stall", {"aim": AIM}), ("training", {}), ("mapped", {})):
         f = figure(name, rounds, options, **more)
         output.add(f)
         print(f"{f['name']}: ratio {f['median_ratio']:.3f}, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}", flush=True)

@@ -1,9 +1,11 @@
 /*
- * copy-limit BYTES THREADS: for each line on standard input, copies so many bytes of memory that is
- * in place already, past the cache, and prints the seconds.
+ * copy-limit memory|file BYTES THREADS: for each line on standard input, copies so many bytes of
+ * memory that is in place already, past the cache, and prints the seconds.  file: from pages as
+ * those of a state file; memory: as large as the system gives them, which the copy always has.
  */
 #include <err.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,13 +40,15 @@ static void *copy(void *argument)
         return NULL;
 }
 
-static char *memory(size_t bytes, int fill)
+static char *memory(bool file, size_t bytes, int fill)
 {
-        char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_ANONYMOUS | (file ? MAP_SHARED : MAP_PRIVATE), -1, 0);
 
         if (p == MAP_FAILED)
                 err(1, "%zu bytes", bytes);
-        (void)madvise(p, bytes, MADV_HUGEPAGE); /* a hint */
+        if (!file)
+                (void)madvise(p, bytes, MADV_HUGEPAGE); /* a hint */
         return memset(p, fill, bytes);
 }
 
@@ -62,15 +66,16 @@ static double copy_all(struct share *shares, size_t n)
 
 int main(int argc, char **argv)
 {
-        size_t bytes = argc == 3 ? strtoull(argv[1], NULL, 10) : 0;
-        size_t n = argc == 3 ? strtoull(argv[2], NULL, 10) : 0;
+        size_t bytes = argc == 4 ? strtoull(argv[2], NULL, 10) : 0;
+        size_t n = argc == 4 ? strtoull(argv[3], NULL, 10) : 0;
+        bool file = argc == 4 && strcmp(argv[1], "file") == 0;
         struct share shares[THREADS_MAX];
         char *from, *to, line[8];
 
-        if (bytes == 0 || n == 0 || n > THREADS_MAX)
-                errx(2, "usage: copy-limit BYTES THREADS");
-        from = memory(bytes, 1);
-        to = memory(bytes, 2);
+        if (bytes == 0 || n == 0 || n > THREADS_MAX || (!file && strcmp(argv[1], "memory") != 0))
+                errx(2, "usage: copy-limit memory|file BYTES THREADS");
+        from = memory(file, bytes, 1);
+        to = memory(false, bytes, 2);
         for (size_t i = 0; i < n; i++)
                 shares[i] = (struct share){ .ops = device_host(NULL),
                                             .to = to + bytes / n * i,
