@@ -68,6 +68,15 @@ void gpu_charge(const void *memory, uint32_t user);
 /* Bytes of a GPU that count for a user. */
 uint64_t gpu_charged(uint32_t gpu, uint32_t user);
 
+/*
+ * Host memory for bytes on their way between a GPU and another node: pinned, so that GPUs copy from
+ * and to it in one go, unless it is larger than GPU_BUFFER or GPU_BUFFERS of them are in use: then
+ * it is like any other.  Contents are undefined.  NULL: out of memory.
+ */
+enum { GPU_BUFFER = 8 << 20, GPU_BUFFERS = 32 };
+void *gpu_buffer_new(size_t bytes);
+void gpu_buffer_free(void *buffer);
+
 /* ---- events of trainers ---- */
 
 /*

@@ -4,6 +4,7 @@
  *   open.c     the plugin and the GPUs it finds    events.c  those of trainers
  *   memory.c   what was allocated, and where an address lies
  *   lane.c     the streams and pinned buffers of a thread
+ *   pinned.c   buffers for what goes to other nodes
  *   ops.c      gpu_ops()                           reduce.c  those that reduce
  *   staging.c  operands that lie in different places
  *   spread.c   the same bytes to several places
@@ -32,6 +33,10 @@ void gpu_must(uint32_t gpu, const char *what, int r);
 bool gpu_memory_empty(void);
 void gpu_memory_reset(void);
 
+/* Whether it lies in a buffer that is pinned. */
+bool gpu_is_pinned(const void *memory);
+void gpu_buffers_close(void);
+
 /* ---- lanes ---- */
 
 struct lane {
@@ -59,7 +64,8 @@ struct operand {
         uint8_t *memory; /* of inputs too: those are never written */
         uint32_t width;  /* bytes of an element */
         bool in, out;
-        int gpu; /* where it lies; GPU_NONE */
+        int gpu;     /* where it lies; GPU_NONE */
+        bool pinned; /* host memory that GPUs read and write */
         /* set by staged_run() */
         enum staged_in { STAGED_NOT, STAGED_PINNED, STAGED_PEERS } staged;
         size_t at; /* in that memory of a lane */

@@ -109,6 +109,7 @@ void gpus_close(void)
                 return;
         assert(gpu_memory_empty());
         lanes_close();
+        gpu_buffers_close();
         gpu_memory_reset();
         gpus.n = 0;
         gpu_plugin = NULL;

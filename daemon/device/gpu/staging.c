@@ -1,10 +1,10 @@
 /*
  * Operations whose operands lie in different places.
  *
- * All on one GPU: one launch.  Else the operation is done where less has to be carried between
- * host and GPU, in chunks: operands that lie elsewhere ("staged") pass through the pinned
- * memory of a lane, which both host and GPU read and write.  While one lane's chunk is on its way
- * or computed by the GPU, the host fills or empties the other's.
+ * All on one GPU, or in pinned memory: one launch.  Else the operation is done where less has to be
+ * carried between host and GPU, in chunks: operands that lie elsewhere ("staged") pass through the
+ * pinned memory of a lane, which both host and GPU read and write.  While one lane's chunk is on
+ * its way or computed by the GPU, the host fills or empties the other's.
  *
  * Several GPUs: it is done on that of the first operand that lies on one.  What lies on the
  * others passes through memory of the lane on that GPU, copied from GPU to GPU.
@@ -38,7 +38,8 @@ void staged_add(struct staged *s, const void *memory, uint32_t width, bool in, b
                                                          .width = width,
                                                          .in = in,
                                                          .out = out,
-                                                         .gpu = gpu_of(memory) };
+                                                         .gpu = gpu_of(memory),
+                                                         .pinned = gpu_is_pinned(memory) };
 }
 
 /* Bytes an element that cross between host and GPU if the operands on that side are staged. */
@@ -49,7 +50,7 @@ static uint32_t carried(const struct staged *s, bool of_gpus)
         for (uint32_t i = 0; i < s->n_operands; i++) {
                 const struct operand *o = &s->operands[i];
 
-                if ((o->gpu != GPU_NONE) == of_gpus)
+                if ((o->gpu != GPU_NONE) == of_gpus && !o->pinned)
                         bytes += o->width * (uint32_t)(o->in + o->out);
         }
         return bytes;
@@ -76,7 +77,7 @@ static enum staged_in staged_in(const struct plan *p, const struct operand *o)
         if (!p->on_gpu)
                 return o->gpu == GPU_NONE ? STAGED_NOT : STAGED_PINNED;
         if (o->gpu == GPU_NONE)
-                return STAGED_PINNED;
+                return o->pinned ? STAGED_NOT : STAGED_PINNED;
         return o->gpu == (int)p->gpu ? STAGED_NOT : STAGED_PEERS;
 }
 

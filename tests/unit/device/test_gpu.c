@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/device/gpu/core.h"
 #include "gpu_fixture.h"
 
 static struct fault fault;
@@ -334,6 +335,46 @@ Test(gpu_memory, events_of_no_handle_are_refused)
         trainer->event_free(event);
 }
 
+/* ---- buffers ------------------------------------------------------------------- */
+
+/* More than are pinned, at once and again: each has its own bytes, on the GPU and back. */
+Test(gpu_memory, buffers_hold_what_goes_to_and_from_a_gpu)
+{
+        enum { BUFFERS = GPU_BUFFERS + 3, BYTES = 10000 };
+        uint8_t *buffers[BUFFERS], bytes[BYTES];
+        void *memory;
+
+        cr_assert_eq(gpu_alloc(0, (uint64_t)BUFFERS * BYTES, "copies", &memory, &fault), 0);
+        for (int round = 0; round < 2; round++) {
+                for (int i = 0; i < BUFFERS; i++) {
+                        buffers[i] = gpu_buffer_new(BYTES);
+                        cr_assert_not_null(buffers[i]);
+                        cr_assert_eq(gpu_is_pinned(buffers[i] + GPU_BUFFER - 1), i < GPU_BUFFERS);
+                        memset(buffers[i], i + round, BYTES);
+                        gpu_ops()->copy((uint8_t *)memory + i * BYTES, buffers[i], BYTES);
+                        memset(buffers[i], 0xff, BYTES);
+                }
+                for (int i = 0; i < BUFFERS; i++) {
+                        gpu_ops()->copy(buffers[i], (uint8_t *)memory + i * BYTES, BYTES);
+                        memset(bytes, i + round, BYTES);
+                        cr_assert_eq(memcmp(buffers[i], bytes, BYTES), 0, "buffer %d", i);
+                }
+                for (int i = 0; i < BUFFERS; i++)
+                        gpu_buffer_free(buffers[i]);
+        }
+        gpu_free(memory);
+}
+
+Test(gpu_memory, a_large_buffer_is_like_any_memory)
+{
+        uint8_t *buffer = gpu_buffer_new(GPU_BUFFER + 1);
+
+        cr_assert_not_null(buffer);
+        cr_assert_not(gpu_is_pinned(buffer));
+        buffer[GPU_BUFFER] = 1;
+        gpu_buffer_free(buffer);
+        gpu_buffer_free(NULL);
+}
 /* ---- a GPU that fails -------------------------------------------------------------- */
 
 static void open_failing(void)

@@ -1,0 +1,104 @@
+/*
+ * Buffers of the host for bytes on their way from and to GPUs.
+ *
+ * Pinning takes long, so what was pinned is kept for the next buffer, until gpus_close(). gpu_ops()
+ * asks of every operand in host memory whether it is pinned, from any thread, and takes no lock: a
+ * place of the table is written once.
+ */
+#include "daemon/device/gpu/core.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(uint8_t *) places[GPU_BUFFERS]; /* pinned; the first n */
+static uint32_t n;                             /* under the mutex, and so is what follows */
+static bool used[GPU_BUFFERS];
+static bool refused; /* the driver pins no more */
+
+/* The place of a buffer; GPU_BUFFERS: it is none of them. */
+static uint32_t place_of(const void *memory)
+{
+        uint32_t i = 0;
+
+        for (; i < GPU_BUFFERS; i++) {
+                const uint8_t *p = atomic_load_explicit(&places[i], memory_order_acquire);
+
+                if (!p)
+                        return GPU_BUFFERS;
+                if ((const uint8_t *)memory >= p && (const uint8_t *)memory < p + GPU_BUFFER)
+                        return i;
+        }
+        return i;
+}
+
+bool gpu_is_pinned(const void *memory)
+{
+        return place_of(memory) < GPU_BUFFERS;
+}
+
+/* With the mutex. */
+static bool pin_one(void)
+{
+        void *memory;
+
+        if (n == GPU_BUFFERS || refused || gpu_use(0))
+                return false;
+        refused = gpu_plugin->pinned_new(GPU_BUFFER, &memory) != 0;
+        if (refused)
+                return false;
+        atomic_store_explicit(&places[n++], memory, memory_order_release);
+        return true;
+}
+
+/* With the mutex.  NULL: there is none. */
+static void *take(void)
+{
+        uint32_t i = 0;
+
+        while (i < n && used[i])
+                i++;
+        if (i == n && !pin_one())
+                return NULL;
+        used[i] = true;
+        return places[i];
+}
+
+void *gpu_buffer_new(size_t bytes)
+{
+        void *memory = NULL;
+
+        if (gpu_plugin && bytes <= GPU_BUFFER) {
+                pthread_mutex_lock(&mutex);
+                memory = take();
+                pthread_mutex_unlock(&mutex);
+        }
+        return memory ? memory : malloc(bytes ? bytes : 1);
+}
+
+void gpu_buffer_free(void *buffer)
+{
+        uint32_t i = buffer ? place_of(buffer) : GPU_BUFFERS;
+
+        if (i == GPU_BUFFERS) {
+                free(buffer);
+                return;
+        }
+        pthread_mutex_lock(&mutex);
+        assert(used[i]);
+        used[i] = false;
+        pthread_mutex_unlock(&mutex);
+}
+
+void gpu_buffers_close(void)
+{
+        for (uint32_t i = 0; i < n; i++) {
+                assert(!used[i]);
+                gpu_plugin->pinned_free(places[i]);
+                atomic_store(&places[i], NULL);
+        }
+        n = 0;
+        refused = false;
+}
