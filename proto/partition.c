@@ -77,6 +77,22 @@ int partition_new(const layout *l, uint32_t n_owners, struct partition **ret)
         return 0;
 }
 
+bool range_within(struct range inner, struct range outer)
+{
+        return inner.count > 0 && inner.first >= outer.first &&
+               inner.first - outer.first <= outer.count &&
+               inner.count <= outer.count - (inner.first - outer.first);
+}
+
+struct range range_part(struct range whole, uint32_t part, uint32_t parts)
+{
+        uint64_t units = whole.count / LAYOUT_ALIGN;
+        uint64_t first = units * part / parts * LAYOUT_ALIGN;
+        uint64_t end = part + 1 < parts ? units * (part + 1) / parts * LAYOUT_ALIGN : whole.count;
+
+        return (struct range){ whole.first + first, end - first };
+}
+
 struct range partition_range(const struct partition *p, uint32_t group, uint32_t owner)
 {
         assert(group < p->n_groups && owner < p->n_owners);

@@ -9,6 +9,8 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "proto/layout.h"
 
 enum { PARTITION_SLICE_MIN = 65536 };
@@ -27,6 +29,10 @@ struct partition {
 int partition_new(const layout *l, uint32_t n_owners, struct partition **ret);
 void partition_free(struct partition *p);
 struct range partition_range(const struct partition *p, uint32_t group, uint32_t owner);
+/* Whether inner has elements, and all of them are outer's; whatever its numbers. */
+bool range_within(struct range inner, struct range outer);
+/* One of so many parts of about the same size, cut at multiples of LAYOUT_ALIGN elements. */
+struct range range_part(struct range whole, uint32_t part, uint32_t parts);
 /* The owner of the i-th slice in address order, i < slices[group]. */
 uint32_t partition_owner(const struct partition *p, uint32_t group, uint32_t i);
 /* The one owner of the whole group, or -1 if there are several (or none). */

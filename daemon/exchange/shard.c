@@ -17,6 +17,7 @@ struct pull {
         struct holding *holding;
         uint32_t node, group;
         uint64_t version, transfer;
+        struct range range; /* a part of the shard */
 };
 
 void shard_pin(struct holding *h, uint32_t group)
@@ -56,11 +57,13 @@ static void pull_send(struct pull *p)
         struct holding *h = p->holding;
         const struct job *job = h->job;
         const struct plan_shard *shard = &h->state->plan->shards[p->group];
-        size_t bytes = shard->range.count * dtype_size(job->layout->groups[p->group].dtype);
+        size_t size = dtype_size(job->layout->groups[p->group].dtype);
+        const char *data = state_shard(h->state, job->layout, p->group);
 
         shard_pin(h, p->group);
         if (plane_payload(h, p->node, p->transfer, TRAFFIC_GATHER,
-                          state_shard(h->state, job->layout, p->group), bytes, pull_sent, p) == 0)
+                          data + (p->range.first - shard->range.first) * size,
+                          p->range.count * size, pull_sent, p) == 0)
                 return;
         shard_unpin(h, p->group);
         pull_free(p); /* the node is gone, and its request with it */
@@ -69,7 +72,7 @@ static void pull_send(struct pull *p)
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
         struct holding *h = holding_find(job, request->owner);
-        const struct plan_shard *shard;
+        struct range range = { request->first, request->count };
         struct pull *p;
 
         if (!h || request->group >= job->layout->n_groups) {
@@ -77,8 +80,7 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                            "no such shard");
                 return;
         }
-        shard = &h->state->plan->shards[request->group];
-        if (request->first != shard->range.first || request->count != shard->range.count) {
+        if (!range_within(range, h->state->plan->shards[request->group].range)) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
                 return;
         }
@@ -91,7 +93,8 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                             .node = node,
                             .group = request->group,
                             .version = request->version,
-                            .transfer = request->transfer };
+                            .transfer = request->transfer,
+                            .range = range };
         list_init(&p->link);
         job_ref(job);
         if (h->shard_version[p->group] == p->version)

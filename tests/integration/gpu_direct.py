@@ -17,6 +17,8 @@ PLACEMENT = [0, 0, 1, 1]
 # slices of a group are larger than what is staged in any case
 LAYOUTS = {dtype: small_layout(dtype, blocks=2, width=400) for dtype in ("fp32", "bf16")}
 WAYS = {"direct": {"BULK_GPU": "copied"}, "staged": {"BULK_GPU": ""}}
+# slices of its block travel in several parts
+LARGE = small_layout("fp32", blocks=1, width=1500)
 known = {}
 
 
@@ -66,6 +68,25 @@ def same_bits(what):
     way, states, dtype = what
     with gpus(way, optimizer=states) as c:
         assert train(c, attach(c, dtype, device="cuda:0")) == in_host_memory(dtype)
+
+
+def in_parts(c, **needs):
+    ranks = c.ranks("job", LARGE, [0, 1], hold=1, push=1, **needs)
+    for a in ranks:
+        a.start("train", steps=2, clip=0.5, sets=SETS, seed=7)
+    return end(c, ranks)
+
+
+@cases_of(WAYS)
+def same_bits_in_parts(way):
+    """Cut otherwise where one node has all of it."""
+    if "parts" not in known:
+        with Cluster(2, owners="n0") as c:
+            known["parts"] = in_parts(c)
+    with Cluster(2) as c:
+        assert in_parts(c) == known["parts"]
+    with gpus(way, optimizer="device", mirror=1) as c:
+        assert in_parts(c, device="cuda:0") == known["parts"]
 
 
 @cases_of(WAYS)

@@ -21,7 +21,7 @@
 
 #include "proto/cleanup.h"
 
-enum { SLICES_IN_FLIGHT = 8 };
+enum { PARTS_IN_FLIGHT = 8 };
 
 /* ---- entries ------------------------------------------------------------------ */
 
@@ -73,7 +73,7 @@ static bool entry_overtaken(const struct gather *g, uint32_t group)
         const struct job *job = g->job;
         const struct entry *e = &g->entries[group];
 
-        if (e->next_slice == job->partition->slices[group])
+        if (e->next_part == gather_parts(job, group))
                 return false;
         for_holdings (job, h)
                 if (h->state->plan->shards[group].range.count > 0 &&
@@ -110,7 +110,7 @@ static void entry_begin(struct gather *g, uint32_t group)
         struct entry *e = &g->entries[group];
 
         e->phase = ENTRY_FILLING;
-        e->next_slice = e->landed = 0;
+        e->next_part = e->landed = 0;
         e->begun = e->again = false;
         e->refused = 0;
         g->window.slabs[e->slab].pinned = true;
@@ -132,17 +132,17 @@ static void entry_ready(struct gather *g, uint32_t group)
 static void entry_fill(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
-        uint32_t slices = g->job->partition->slices[group];
+        uint32_t parts = gather_parts(g->job, group);
 
         if (e->again || e->refused || g->window.slabs[e->slab].readers)
                 return;
         if (!e->begun && spread_to(g, group))
                 return;
         e->begun = true;
-        while (e->next_slice < slices && e->in_flight < SLICES_IN_FLIGHT &&
-               slice_start(g, group, slice_order(g->job, group, e->next_slice)))
-                e->next_slice++;
-        if (e->landed == slices)
+        while (e->next_part < parts && e->in_flight < PARTS_IN_FLIGHT &&
+               gather_part(g, group, e->next_part))
+                e->next_part++;
+        if (e->landed == parts)
                 entry_ready(g, group);
 }
 

@@ -19,7 +19,7 @@ struct entry {
         bool stalled; /* an owner has lost its shard: until a node is up, or the job starts */
         int refused;  /* an owner refused a slice: the gather fails */
         uint32_t slab;
-        uint32_t next_slice, landed, in_flight; /* of the partition's slices */
+        uint32_t next_part, landed, in_flight; /* of the partition's slices, part by part */
 };
 
 /* A window, and what is in it or on its way there. */
@@ -60,10 +60,10 @@ static inline void *gather_slab(const struct gather *g, uint32_t group)
 }
 
 /* slices.c */
-/* Starts the i-th slice; false if it cannot start now (shard not ready, node not up). */
-bool slice_start(struct gather *g, uint32_t group, uint32_t i);
-/* The slice to take as the k-th. */
-uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k);
+/* In how many parts a group is brought, of all its slices; it has elements. */
+uint32_t gather_parts(const struct job *job, uint32_t group);
+/* Starts the k-th; false if it cannot start now (shard not ready, node not up). */
+bool gather_part(struct gather *g, uint32_t group, uint32_t k);
 
 /* spread.c */
 /* Whether another window has the group, or will: the entry gets it from there, and waits. */

@@ -2,14 +2,16 @@
  * A group's slices on their way into a slab: from other nodes, or copied from this node's shards.
  * Into a window on a GPU all is copied, from shards here or from buffers that other nodes' bytes
  * land in, unless their path takes GPU memory.
+ *
+ * They are brought in parts of at most GPU_BUFFER bytes: while one is sent, the next is copied from
+ * a GPU, and the one before to another.
  */
 #include <stdlib.h>
 
 #include "daemon/exchange/gather/gather.h"
-#include "daemon/exchange/reduce/buffer.h"
 #include "proto/cleanup.h"
 
-/* One slice on its way: from another node, or copied from this one's shard. */
+/* A part of a slice on its way: from another node, or copied from this one's shard. */
 struct slice {
         struct offload_task task;
         struct ask ask;
@@ -38,7 +40,7 @@ static void slice_end(struct slice *s, bool ok)
         if (!job->dead)
                 gather_advance(g, s->group);
         gather_unuse(g);
-        free(s->buffer);
+        gpu_buffer_free(s->buffer);
         free(s);
         job_unref(job);
 }
@@ -100,7 +102,7 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
         s->ask.done = slice_landed;
         if (s->gather->segment.on_gpu &&
             !fabric_takes_gpu(job->x->fabric, job->place.node[owner], s->bytes)) {
-                s->buffer = buffer_new(s->bytes);
+                s->buffer = gpu_buffer_new(s->bytes);
                 if (!s->buffer)
                         return -ENOMEM;
         }
@@ -108,12 +110,45 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
                         s->buffer ? s->buffer : s->dst, s->bytes);
 }
 
-bool slice_start(struct gather *g, uint32_t group, uint32_t i)
+/* Into how many each slice of the group is cut. */
+static uint32_t slice_parts(const struct job *job, uint32_t group)
+{
+        const struct layout_group *g = &job->layout->groups[group];
+        uint64_t slices = job->partition->slices[group], units = g->elements / LAYOUT_ALIGN;
+        uint64_t largest = (units + slices - 1) / slices * LAYOUT_ALIGN * dtype_size(g->dtype);
+
+        return (uint32_t)((largest + GPU_BUFFER - 1) / GPU_BUFFER);
+}
+
+uint32_t gather_parts(const struct job *job, uint32_t group)
+{
+        return job->partition->slices[group] * slice_parts(job, group);
+}
+
+/*
+ * Every node begins behind its own slice, so that no owner is asked by all at once, and the own
+ * one, a copy, comes last.
+ */
+static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
+{
+        uint32_t n = job->partition->slices[group], own = job->x->cluster->self % n;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (job->place.node[partition_owner(job->partition, group, i)] ==
+                    job->x->cluster->self)
+                        own = i;
+        return (own + 1 + k) % n;
+}
+
+bool gather_part(struct gather *g, uint32_t group, uint32_t k)
 {
         struct job *job = g->job;
         struct entry *e = &g->entries[group];
-        uint32_t owner = partition_owner(job->partition, group, i);
-        struct range range = partition_range(job->partition, group, owner);
+        uint32_t slices = job->partition->slices[group];
+        uint32_t owner =
+                partition_owner(job->partition, group, slice_order(job, group, k % slices));
+        struct range slice = partition_range(job->partition, group, owner);
+        struct range range = range_part(slice, k / slices, slice_parts(job, group));
         size_t size = dtype_size(job->layout->groups[group].dtype);
         struct holding *h = holding_find(job, owner);
         struct slice *s;
@@ -131,7 +166,7 @@ bool slice_start(struct gather *g, uint32_t group, uint32_t i)
                              .bytes = range.count * size,
                              .elements = range.count };
         if (!h && slice_ask(s, owner, e->version, range)) {
-                free(s->buffer);
+                gpu_buffer_free(s->buffer);
                 free(s);
                 return false;
         }
@@ -140,22 +175,8 @@ bool slice_start(struct gather *g, uint32_t group, uint32_t i)
         e->in_flight++;
         if (h) {
                 shard_pin(h, group);
-                slice_submit(s, state_shard(h->state, job->layout, group));
+                slice_submit(s, (const char *)state_shard(h->state, job->layout, group) +
+                                        (range.first - slice.first) * size);
         }
         return true;
-}
-
-/*
- * Every node begins behind its own slice, so that no owner is asked by all at once, and the own
- * one, a copy, comes last.
- */
-uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
-{
-        uint32_t n = job->partition->slices[group], own = job->x->cluster->self % n;
-
-        for (uint32_t i = 0; i < n; i++)
-                if (job->place.node[partition_owner(job->partition, group, i)] ==
-                    job->x->cluster->self)
-                        own = i;
-        return (own + 1 + k) % n;
 }

@@ -74,7 +74,7 @@ static void spread_landed(struct gather *g, uint32_t group)
         struct entry *e = &g->entries[group];
 
         e->in_flight--;
-        e->landed = g->job->partition->slices[group];
+        e->landed = gather_parts(g->job, group);
         g->spread++;
         if (!g->job->dead)
                 gather_advance(g, group);
@@ -105,7 +105,7 @@ static void spread_add(struct spread *s, struct gather *g)
 
         e->begun = true;
         e->in_flight++;
-        e->next_slice = g->job->partition->slices[s->group]; /* nothing else is to come */
+        e->next_part = gather_parts(g->job, s->group); /* nothing else is to come */
         gather_use(g);
         s->to[s->n] = g;
         s->dst[s->n++] = gather_slab(g, s->group);

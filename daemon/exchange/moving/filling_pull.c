@@ -8,7 +8,6 @@
 #include "daemon/device/gpu.h"
 #include "daemon/exchange/moving/filling_core.h"
 #include "daemon/exchange/moving/giving.h"
-#include "daemon/exchange/reduce/buffer.h"
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
@@ -44,7 +43,7 @@ static void transfer_end(struct filling_transfer *t, bool ok)
         struct filling *f = t->f;
 
         t->busy = false;
-        free(STEAL(t->landing));
+        gpu_buffer_free(STEAL(t->landing));
         f->pulling--;
         if (ok) {
                 f->bytes += t->bytes;
@@ -134,7 +133,7 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         uint32_t node = holder_node(&f->from, piece->source);
 
         if (state_on_gpu(f->state) && !fabric_takes_gpu(f->x->fabric, node, t->bytes)) {
-                t->landing = buffer_new(t->bytes);
+                t->landing = gpu_buffer_new(t->bytes);
                 if (!t->landing) {
                         filling_fail(f, ZERO_ENOMEM, "out of memory");
                         return ZERO_ENOMEM;
@@ -155,7 +154,7 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         if (ask_send(&t->ask, f->job, node, TRAFFIC_STATE, &pull, t->landing ? t->landing : t->to,
                      t->bytes) == 0)
                 return 0;
-        free(STEAL(t->landing));
+        gpu_buffer_free(STEAL(t->landing));
         source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");
         return ZERO_EPEER;
 }

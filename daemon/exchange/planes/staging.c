@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #include "daemon/device/gpu.h"
-#include "daemon/exchange/reduce/buffer.h"
 #include "proto/cleanup.h"
 
 const struct device_ops *holding_ops(const struct holding *h)
@@ -43,7 +42,7 @@ static void staged_end(struct staged *s, int status)
 
         list_remove(&s->link);
         x->staging_bytes -= s->buffer ? s->n : 0;
-        free(s->buffer);
+        gpu_buffer_free(s->buffer);
         free(s);
         done(arg, status);
         staging_advance(x);
@@ -76,7 +75,7 @@ static bool staged_begin(struct exchange *x, struct staged *s)
 {
         if (x->staging_bytes && x->staging_bytes + s->n > STAGING_BYTES)
                 return false;
-        s->buffer = buffer_new(s->n);
+        s->buffer = gpu_buffer_new(s->n);
         if (!s->buffer && x->staging_bytes)
                 return false;
         if (!s->buffer) {

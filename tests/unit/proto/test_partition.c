@@ -242,3 +242,47 @@ Test(partition, free_takes_null)
 {
         partition_free(NULL);
 }
+
+/* ---- ranges ---- */
+
+static void parts_cover(struct range whole, uint32_t parts)
+{
+        uint64_t at = whole.first, most = (whole.count / LAYOUT_ALIGN + parts - 1) / parts + 1;
+
+        for (uint32_t i = 0; i < parts; i++) {
+                struct range part = range_part(whole, i, parts);
+
+                cr_assert_eq(part.first, at);
+                cr_assert_leq(part.count, most * LAYOUT_ALIGN);
+                cr_assert(i == 0 || (part.first - whole.first) % LAYOUT_ALIGN == 0);
+                at += part.count;
+        }
+        cr_assert_eq(at, whole.first + whole.count);
+}
+
+Test(partition, parts_lie_one_behind_the_other_and_cover_a_range)
+{
+        static const uint64_t counts[] = { 0, 1, 127, 128, 129, 1280, 49999, 1 << 30 };
+
+        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+                for (uint32_t parts = 1; parts < 20; parts++)
+                        parts_cover((struct range){ 12800 * i, counts[i] }, parts);
+        for (uint32_t i = 0; i < 4; i++) /* parts that are equally large are no larger than that */
+                cr_assert_eq(range_part((struct range){ 0, 4 << 20 }, i, 4).count, 1 << 20);
+}
+
+Test(partition, a_range_within_another)
+{
+        struct range outer = { 1000, 500 };
+
+        cr_assert(range_within(outer, outer));
+        cr_assert(range_within((struct range){ 1000, 1 }, outer));
+        cr_assert(range_within((struct range){ 1499, 1 }, outer));
+        cr_assert_not(range_within((struct range){ 1200, 0 }, outer));
+        cr_assert_not(range_within((struct range){ 999, 2 }, outer));
+        cr_assert_not(range_within((struct range){ 1499, 2 }, outer));
+        cr_assert_not(range_within((struct range){ 1500, 1 }, outer));
+        cr_assert_not(range_within((struct range){ 1001, UINT64_MAX }, outer));
+        cr_assert_not(range_within((struct range){ UINT64_MAX, 2 }, outer));
+        cr_assert_not(range_within((struct range){ 0, 1 }, (struct range){ 0, 0 }));
+}
