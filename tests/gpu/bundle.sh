@@ -90,6 +90,10 @@ pack_ucx() {
         for name in uct_cma ucm_cuda uct_cuda; do
                 [[ ! -e $from/ucx/lib$name.so.0 ]] || install -m 0644 "$from/ucx/lib$name.so.0" "$lib/ucx/" || return
         done
+        # without its own CUDA runtime ucm_cuda is not loaded, and UCX does not see GPU memory being freed
+        for name in "$work"/ucx/libucx_cu*.libs/libcudart*; do
+                [[ ! -e $name ]] || install -m 0644 "$name" "$lib/" || return
+        done
 }
 
 # libzero by itself, for python, which is the machine's own and shall not see our other libraries.

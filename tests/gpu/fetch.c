@@ -1,10 +1,10 @@
 /*
- * gpu-fetch PLUGIN SOCKET JOB DEVICE|- mapped|gathered MIB...
+ * gpu-fetch PLUGIN SOCKET JOB DEVICE|- HOW MIB...
  *
  * How long a fetch takes: one rank, a group of each size.  In turn with each fetch of a new version
  * it times what a fetch cannot be faster than: for a mapped group a round trip over a unix socket,
  * for a gathered one also a copy within the GPU.  DEVICE as in struct zero_needs; "-": host memory,
- * and copies there.  Mapped is what has one owner, on this node.
+ * and copies there.  HOW: "mapped", which is what has one owner, on this node, or how it is gathered.
  *
  * A line of JSON a figure.  The ratio is the limit's time over the fetch's: 1 is as fast as can be.
  */
@@ -173,7 +173,7 @@ int main(int argc, char *argv[])
         size_t most = 0;
 
         if (groups < 1)
-                die("usage: gpu-fetch PLUGIN SOCKET JOB DEVICE|- mapped|gathered MIB...");
+                die("usage: gpu-fetch PLUGIN SOCKET JOB DEVICE|- HOW MIB...");
         for (int i = FIRST_SIZE; i < argc; i++)
                 most = strtoull(argv[i], NULL, 10) * MIB > most ? strtoull(argv[i], NULL, 10) * MIB
                                                                 : most;

@@ -11,7 +11,7 @@
 #   --out DIR      logs, gpu.json with all figures and summary.txt come there; else a new directory
 #   --quick        small and few
 #   PART           only these of: info conformance kernels processes sanitizer daemon
-#                  trainers gpus torch transformers (checks); figures adamw fetch tokens (figures)
+#                  paths trainers gpus torch transformers (checks); figures adamw fetch tokens (figures)
 #
 # Needs bash, Python 3.10 and coreutils; PyTorch for torch, adamw and tokens, transformers for the part
 # of that name, compute-sanitizer for sanitizer, two GPUs for gpus: where they are missing that part
@@ -21,7 +21,7 @@ set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
-CHECKS='info conformance kernels processes sanitizer daemon trainers gpus torch transformers'
+CHECKS='info conformance kernels processes sanitizer daemon paths trainers gpus torch transformers'
 FIGURES='figures adamw fetch tokens'
 NO_GPU=77
 here=$root/tests/gpu
@@ -120,6 +120,10 @@ part_sanitizer() {
 
 part_daemon() {
         with_python "$here/daemon.py" "$root" "$plugin" $quick
+}
+
+part_paths() {
+        with_python "$here/paths.py" "$root" "$plugin" $quick
 }
 
 part_trainers() {
