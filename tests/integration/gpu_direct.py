@@ -18,7 +18,7 @@ PLACEMENT = [0, 0, 1, 1]
 LAYOUTS = {dtype: small_layout(dtype, blocks=2, width=400) for dtype in ("fp32", "bf16")}
 WAYS = {"direct": {"BULK_GPU": "copied"}, "staged": {"BULK_GPU": ""}}
 # slices of its block travel in several parts
-LARGE = small_layout("fp32", blocks=1, width=1500)
+LARGE = small_layout("fp32", blocks=1, width=1200)
 known = {}
 
 
