@@ -57,7 +57,7 @@ def until(condition, seconds=START_S, what="the condition"):
         waited = time.monotonic() - begin
         if waited > seconds:
             raise AssertionError(f"{what} did not come within {seconds} s")
-        time.sleep(min(max(0.02, waited / 8), 0.2))
+        time.sleep(min(max(0.02, waited / 8), 0.1))
 
 
 def crash_points():
