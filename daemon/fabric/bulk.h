@@ -1,9 +1,9 @@
 /*
  * bulk.h - how payloads travel between two nodes.
  *
- * Every payload is asked for by its receiver, who has made room first: bulk_expect()
+ * Every payload is asked for by its receiver, who has made room first: ops->expect()
  * names a transfer and where it lands, then the request goes over the link, then the
- * owner of the bytes calls bulk_send() with the same transfer number.  A
+ * owner of the bytes calls ops->send() with the same transfer number.  A
  * payload nobody expects, of another length or with another token ends the
  * connection with the peer.  Only the receiver writes its own memory.
  *

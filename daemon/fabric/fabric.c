@@ -231,9 +231,10 @@ uint64_t fabric_transfer(struct fabric *fabric, uint32_t node)
 
 bool fabric_takes_gpu(const struct fabric *fabric, uint32_t node, size_t n)
 {
-        const struct bulk_peer *bulk = fabric->peers[node].bulk;
+        const struct bulk_peer *bulk;
 
         assert(node < fabric->n_nodes);
+        bulk = fabric->peers[node].bulk;
         return bulk && bulk->gpu && n >= BULK_GPU_MIN;
 }
 

@@ -15,17 +15,17 @@ take turns with copies.  Median and quartiles over rounds.  bench-update tells w
 everything.
 """
 import argparse
+import contextlib
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, "@SOURCE@/tests/bench")
 import common  # noqa: E402  (its place is known only now)
+from checkpointing import Place  # noqa: E402
 from cluster import SETS, Cluster, Tools, group, spawn, tensor  # noqa: E402
 
 BUILD = "@BUILD@"
@@ -50,14 +50,16 @@ class Limit:
     def __init__(self, kind, nbytes, threads):
         self.process = spawn([f"{BUILD}/tests/bench/checkpoint/copy-limit", kind, str(nbytes), str(threads)],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.seconds()  # the first one warms up
+
+    def __enter__(self):
+        return self
 
     def seconds(self):
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline())
 
-    def end(self):
+    def __exit__(self, *_):
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
@@ -138,20 +140,15 @@ def main():
     Tools.actor = f"{BUILD}/tests/support/actor"
     output = common.Output(options.json)
     layout = [group(f"g{i}", tensor(f"t{i}", options.parameters // GROUPS)) for i in range(GROUPS)]
-    directory = tempfile.mkdtemp(prefix="zerod-bench-", dir="/dev/shm")
-    limits = {name: Limit(kind, options.parameters * STATE_BYTES, options.threads)
-              for name, kind in (("limit", "memory"), ("mapped", "file"))}
-    try:
-        with Cluster(1, threads=options.threads) as cluster:
-            rank, = cluster.ranks("job", layout, [0], hold=1, push=-1, timeout_ms=300000)
-            rounds = []
-            for measured in rounds_of(cluster, rank, directory, limits, max(2, options.repeat)):
-                rounds.append(measured)
-                print(*(f"{name}: {seconds * 1e3:.1f} ms;" for name, seconds in measured.items()), flush=True)
-    finally:
-        for limit in limits.values():
-            limit.end()
-        shutil.rmtree(directory, ignore_errors=True)
+    rounds = []
+    with Place() as directory, contextlib.ExitStack() as stack:
+        limits = {name: stack.enter_context(Limit(kind, options.parameters * STATE_BYTES, options.threads))
+                  for name, kind in (("limit", "memory"), ("mapped", "file"))}
+        cluster = stack.enter_context(Cluster(1, threads=options.threads))
+        rank, = cluster.ranks("job", layout, [0], hold=1, push=-1, timeout_ms=300000)
+        for measured in rounds_of(cluster, rank, directory, limits, max(2, options.repeat)):
+            rounds.append(measured)
+            print(*(f"{name}: {seconds * 1e3:.1f} ms;" for name, seconds in measured.items()), flush=True)
     for name, more in (("stall", {"aim": AIM}), ("training", {}), ("mapped", {})):
         f = figure(name, rounds, options, **more)
         output.add(f)
