@@ -47,11 +47,14 @@ void gpu_update(const struct zero_cuda_adamw *update);
 /* Waits for all of them that this thread has enqueued on the GPU. */
 void gpu_updated(uint32_t gpu);
 
-/* Bytes of a GPU now; -errno. */
+/* Bytes of a GPU now, once what was given back is freed; -errno. */
 int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total);
 /*
  * Memory of this process alone, aligned to 256 bytes.  ZERO_ENOMEM names what it was for, and so
  * does `zeroctl status`: "exp_avg of job x", "the push slots of rank 3 of job x".
+ *
+ * Giving it back takes no time, and may be done on the loop thread: the driver, which waits for
+ * the GPU's work then, is called by another, and who allocates meanwhile waits for that if need be.
  */
 int gpu_alloc(uint32_t gpu, uint64_t bytes, const char *what, void **ret, struct fault *fault);
 void gpu_free(void *memory);
@@ -70,8 +73,8 @@ uint64_t gpu_charged(uint32_t gpu, uint32_t user);
 
 /*
  * Host memory for bytes on their way between a GPU and another node: pinned, so that GPUs copy from
- * and to it in one go, unless it is larger than GPU_BUFFER or GPU_BUFFERS of them are in use: then
- * it is like any other.  Contents are undefined.  NULL: out of memory.
+ * and to it in one go, unless it is larger than GPU_BUFFER, or none is pinned yet, or GPU_BUFFERS
+ * of them are in use: then it is like any other.  Contents are undefined.  NULL: out of memory.
  */
 enum { GPU_BUFFER = 8 << 20, GPU_BUFFERS = 32 };
 void *gpu_buffer_new(size_t bytes);

@@ -3,6 +3,7 @@
  *
  *   open.c     the plugin and the GPUs it finds    events.c  those of trainers
  *   memory.c   what was allocated, and where an address lies
+ *   chores.c   what takes its time and nobody waits for
  *   lane.c     the streams and pinned buffers of a thread
  *   pinned.c   buffers for what goes to other nodes
  *   ops.c      gpu_ops()                           reduce.c  those that reduce
@@ -32,6 +33,21 @@ void gpu_must(uint32_t gpu, const char *what, int r);
 /* All memory was given back. */
 bool gpu_memory_empty(void);
 void gpu_memory_reset(void);
+
+/* ---- chores ---- */
+
+/* Run once, on the thread of chores; its memory is then the caller's again. */
+struct gpu_chore {
+        struct gpu_chore *next; /* private */
+        void (*run)(struct gpu_chore *chore);
+};
+
+int gpu_chores_open(void); /* -errno */
+/* Ends when all is done. */
+void gpu_chores_close(void);
+void gpu_chore(struct gpu_chore *chore);
+/* Until all that was asked for is done; not for the loop thread. */
+void gpu_chores_wait(void);
 
 /* Whether it lies in a buffer that is pinned. */
 bool gpu_is_pinned(const void *memory);

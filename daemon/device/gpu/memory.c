@@ -1,6 +1,9 @@
 /*
  * GPU memory of this process: given out, named, and found again by address.
  *
+ * What is given back is forgotten at once, and freed as a chore, for the driver waits for the GPU
+ * then.  It counts as free: an allocation that finds no room waits for it.
+ *
  * gpu_of() is asked for every operand of every operation, by all compute threads: it takes no lock.
  * The table of ranges is read as it is; `changes` is odd while one is made, and what was read
  * counts only if it was the same even number before and after.
@@ -15,13 +18,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/cleanup.h"
+
 enum { WHAT_MAX = 120, NOBODY = -1 };
+
+struct given {
+        struct gpu_chore chore; /* that frees it */
+        bool shared;
+        uint32_t gpu;
+        struct zero_cuda_share share; /* memory alone, unless shared */
+        char what[WHAT_MAX + 1];
+};
 
 struct range {
         _Atomic uintptr_t begin, end;
         _Atomic int gpu;
-        char *what;   /* this and the next: under the mutex */
-        int64_t user; /* charged with it; or NOBODY */
+        struct given *given; /* this and the next: under the mutex */
+        int64_t user;        /* charged with it; or NOBODY */
 };
 
 /* Sorted by address.  One that became too small stays until gpus_close(): somebody may read it. */
@@ -97,7 +110,7 @@ static void range_move(struct range *to, struct range *from)
         atomic_store_explicit(&to->begin, from->begin, memory_order_release);
         atomic_store_explicit(&to->end, from->end, memory_order_release);
         atomic_store_explicit(&to->gpu, from->gpu, memory_order_release);
-        to->what = from->what;
+        to->given = from->given;
         to->user = from->user;
 }
 
@@ -121,19 +134,17 @@ static int table_grow(void)
         return 0;
 }
 
-static int range_add(uint32_t gpu, const void *memory, uint64_t bytes, const char *what)
+static int range_add(struct given *given)
 {
-        struct range new = { (uintptr_t)memory, (uintptr_t)memory + bytes, (int)gpu,
-                             strndup(what, WHAT_MAX), NOBODY };
+        uintptr_t begin = (uintptr_t)given->share.memory;
+        struct range new = { begin, begin + given->share.bytes, (int)given->gpu, given, NOBODY };
         struct table *t;
         uint32_t at;
-        int r = 0;
+        int r;
 
         pthread_mutex_lock(&mutex);
-        if (!new.what || table_grow()) {
-                free(new.what);
-                r = -ENOMEM;
-        } else {
+        r = table_grow();
+        if (r == 0) {
                 t = table;
                 at = ranges_below(t, t->n, new.begin);
                 change_begin();
@@ -147,26 +158,24 @@ static int range_add(uint32_t gpu, const void *memory, uint64_t bytes, const cha
         return r;
 }
 
-/* Its GPU. */
-static uint32_t range_remove(const void *memory)
+static struct given *range_remove(const void *memory)
 {
+        struct given *given;
         struct table *t;
         uint32_t at;
-        int gpu;
 
         pthread_mutex_lock(&mutex);
         t = table;
         at = t ? ranges_below(t, t->n, (uintptr_t)memory) : 0;
         assert(at > 0 && t->ranges[at - 1].begin == (uintptr_t)memory); /* it was given out */
-        gpu = t->ranges[at - 1].gpu;
-        free(t->ranges[at - 1].what);
+        given = t->ranges[at - 1].given;
         change_begin();
         for (uint32_t i = at; i < t->n; i++)
                 range_move(&t->ranges[i - 1], &t->ranges[i]);
         atomic_store_explicit(&t->n, t->n - 1, memory_order_release);
         change_end();
         pthread_mutex_unlock(&mutex);
-        return (uint32_t)gpu;
+        return given;
 }
 
 bool gpu_memory_empty(void)
@@ -191,7 +200,7 @@ void gpu_each(uint32_t gpu, void (*each)(void *arg, const char *what, uint64_t b
         t = table;
         for (uint32_t i = 0; t && i < t->n; i++)
                 if (t->ranges[i].gpu == (int)gpu)
-                        each(arg, t->ranges[i].what, t->ranges[i].end - t->ranges[i].begin);
+                        each(arg, t->ranges[i].given->what, t->ranges[i].end - t->ranges[i].begin);
         pthread_mutex_unlock(&mutex);
 }
 
@@ -226,85 +235,122 @@ int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total)
 {
         int r = gpu_use(gpu);
 
+        gpu_chores_wait();
         return r ? r : gpu_plugin->memory(ret_free, ret_total);
 }
 
-static int refuse(uint32_t gpu, uint64_t bytes, const char *what, struct fault *fault)
+static int refuse(const struct given *g, struct fault *fault)
 {
         uint64_t left = 0, total = 0;
 
-        gpu_memory(gpu, &left, &total);
+        gpu_memory(g->gpu, &left, &total);
         return fault_set(fault, ZERO_ENOMEM,
                          "GPU %u (%s) has not the memory for %.200s: %.1f MiB are needed, %.1f of "
                          "its %.1f MiB are free",
-                         gpu, gpu_info(gpu)->name, what, (double)bytes / 0x1p20,
+                         g->gpu, gpu_info(g->gpu)->name, g->what, (double)g->share.bytes / 0x1p20,
                          (double)left / 0x1p20, (double)total / 0x1p20);
 }
 
-int gpu_alloc(uint32_t gpu, uint64_t bytes, const char *what, void **ret, struct fault *fault)
+static int driver_gives(struct given *g)
 {
-        void *memory;
-        int r = gpu_use(gpu);
+        uint64_t bytes = g->share.bytes;
+        int r = gpu_use(g->gpu);
+
+        if (r)
+                return r;
+        return g->shared ? gpu_plugin->share_new(bytes, &g->share)
+                         : gpu_plugin->alloc(bytes, &g->share.memory);
+}
+
+static void given_free(struct given *g)
+{
+        gpu_must(g->gpu, "memory cannot be freed", gpu_use(g->gpu));
+        if (g->shared)
+                gpu_plugin->share_free(&g->share);
+        else
+                gpu_plugin->free(g->share.memory);
+        free(g);
+}
+
+static void run_free(struct gpu_chore *chore)
+{
+        given_free(CONTAINER_OF(chore, struct given, chore));
+}
+
+static struct given *given_alloc(uint32_t gpu, uint64_t bytes, const char *what, bool shared)
+{
+        struct given *g = calloc(1, sizeof *g);
 
         assert(bytes > 0);
-        if (r == 0)
-                r = gpu_plugin->alloc(bytes, &memory);
-        if (r == -ENOMEM)
-                return refuse(gpu, bytes, what, fault);
-        gpu_must(gpu, "memory cannot be allocated", r);
-        if (range_add(gpu, memory, bytes, what)) {
-                gpu_plugin->free(memory);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        if (!g)
+                return NULL;
+        g->chore.run = run_free;
+        g->gpu = gpu;
+        g->shared = shared;
+        g->share.bytes = bytes;
+        g->share.fd = -1;
+        snprintf(g->what, sizeof g->what, "%s", what);
+        return g;
+}
+
+/* Of both kinds. */
+static int given_new(uint32_t gpu, uint64_t bytes, const char *what, bool shared,
+                     const struct given **ret, struct fault *fault)
+{
+        CLEANUP(cleanup_free) struct given *g = given_alloc(gpu, bytes, what, shared);
+        int r = g ? driver_gives(g) : 0;
+
+        if (r == -ENOMEM) { /* what was given back will be there */
+                gpu_chores_wait();
+                r = driver_gives(g);
         }
-        *ret = memory;
-        return 0;
-}
-
-void gpu_free(void *memory)
-{
-        uint32_t gpu;
-
-        if (!memory)
-                return;
-        gpu = range_remove(memory);
-        gpu_must(gpu, "memory cannot be freed", gpu_use(gpu));
-        gpu_plugin->free(memory);
-}
-
-int gpu_share(uint32_t gpu, uint64_t bytes, const char *what, struct zero_cuda_share *ret,
-              struct fault *fault)
-{
-        struct zero_cuda_share share = { .fd = -1 };
-        int r = gpu_use(gpu);
-
-        assert(bytes > 0);
-        if (r == 0)
-                r = gpu_plugin->share_new(bytes, &share);
         if (r == -ENOMEM)
-                return refuse(gpu, bytes, what, fault);
+                return refuse(g, fault);
         if (r == -ENOTSUP)
                 return fault_set(
                         fault, ZERO_EGPU,
                         "the driver of GPU %u (%s) shares memory with no other process, as "
                         "in some containers: keep windows and states in host memory",
                         gpu, gpu_info(gpu)->name);
-        gpu_must(gpu, "memory for trainers cannot be allocated", r);
-        if (range_add(gpu, share.memory, share.bytes, what)) {
-                gpu_plugin->share_free(&share);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        gpu_must(gpu, "memory cannot be allocated", r);
+        if (g && range_add(g) == 0) {
+                *ret = STEAL(g);
+                return 0;
         }
-        *ret = share;
-        return 0;
+        if (g)
+                given_free(STEAL(g));
+        return fault_set(fault, ZERO_ENOMEM, "out of memory");
+}
+
+int gpu_alloc(uint32_t gpu, uint64_t bytes, const char *what, void **ret, struct fault *fault)
+{
+        const struct given *g;
+        int r = given_new(gpu, bytes, what, false, &g, fault);
+
+        if (r == 0)
+                *ret = g->share.memory;
+        return r;
+}
+
+int gpu_share(uint32_t gpu, uint64_t bytes, const char *what, struct zero_cuda_share *ret,
+              struct fault *fault)
+{
+        const struct given *g;
+        int r = given_new(gpu, bytes, what, true, &g, fault);
+
+        if (r == 0)
+                *ret = g->share;
+        return r;
+}
+
+void gpu_free(void *memory)
+{
+        if (memory)
+                gpu_chore(&range_remove(memory)->chore);
 }
 
 void gpu_unshare(struct zero_cuda_share *share)
 {
-        uint32_t gpu;
-
-        if (!share->memory)
-                return;
-        gpu = range_remove(share->memory);
-        gpu_must(gpu, "memory of trainers cannot be freed", gpu_use(gpu));
-        gpu_plugin->share_free(share);
+        gpu_free(share->memory);
         *share = (struct zero_cuda_share){ .fd = -1 };
 }

@@ -94,6 +94,10 @@ int gpus_open(const char *path, const struct device_ops *host, struct fault *fau
                 r = find_gpus(plugin, fault);
         if (r == 0 && lanes_open())
                 r = fault_set(fault, ZERO_ENOMEM, "out of memory");
+        if (r == 0 && gpu_chores_open()) {
+                lanes_close();
+                r = fault_set(fault, ZERO_ENOMEM, "no thread more can be started");
+        }
         if (r) {
                 gpus.n = 0;
                 return r;
@@ -108,6 +112,7 @@ void gpus_close(void)
         if (!gpu_plugin)
                 return;
         assert(gpu_memory_empty());
+        gpu_chores_close();
         lanes_close();
         gpu_buffers_close();
         gpu_memory_reset();

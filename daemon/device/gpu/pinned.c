@@ -1,9 +1,12 @@
 /*
  * Buffers of the host for bytes on their way from and to GPUs.
  *
- * Pinning takes long, so what was pinned is kept for the next buffer, until gpus_close(). gpu_ops()
- * asks of every operand in host memory whether it is pinned, from any thread, and takes no lock: a
- * place of the table is written once.
+ * Pinning takes long.  So it is done ahead of need, as a chore, whenever no pinned buffer is left;
+ * until there is one, others are like any memory.  What was pinned is kept for the next buffer,
+ * until gpus_close().
+ *
+ * gpu_ops() asks of every operand in host memory whether it is pinned, from any thread, and takes
+ * no lock: a place of the table is written once.
  */
 #include "daemon/device/gpu/core.h"
 
@@ -14,8 +17,9 @@
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(uint8_t *) places[GPU_BUFFERS]; /* pinned; the first n */
-static uint32_t n;                             /* under the mutex, and so is what follows */
+static uint32_t n, n_used;                     /* under the mutex, and so is what follows */
 static bool used[GPU_BUFFERS];
+static bool pinning; /* the chore was asked for */
 static bool refused; /* the driver pins no more */
 
 /* The place of a buffer; GPU_BUFFERS: it is none of them. */
@@ -39,31 +43,40 @@ bool gpu_is_pinned(const void *memory)
         return place_of(memory) < GPU_BUFFERS;
 }
 
-/* With the mutex. */
-static bool pin_one(void)
+static void pin(struct gpu_chore *chore)
 {
-        void *memory;
+        void *memory = NULL;
+        bool ok = gpu_use(0) == 0 && gpu_plugin->pinned_new(GPU_BUFFER, &memory) == 0;
 
-        if (n == GPU_BUFFERS || refused || gpu_use(0))
-                return false;
-        refused = gpu_plugin->pinned_new(GPU_BUFFER, &memory) != 0;
-        if (refused)
-                return false;
-        atomic_store_explicit(&places[n++], memory, memory_order_release);
-        return true;
+        pthread_mutex_lock(&mutex);
+        if (ok)
+                atomic_store_explicit(&places[n++], memory, memory_order_release);
+        refused = !ok;
+        pinning = false;
+        pthread_mutex_unlock(&mutex);
+}
+
+static struct gpu_chore chore = { .run = pin };
+
+/* With the mutex: the next buffer is to find one. */
+static void pin_ahead(void)
+{
+        if (n_used < n || n == GPU_BUFFERS || pinning || refused)
+                return;
+        pinning = true;
+        gpu_chore(&chore);
 }
 
 /* With the mutex.  NULL: there is none. */
 static void *take(void)
 {
-        uint32_t i = 0;
-
-        while (i < n && used[i])
-                i++;
-        if (i == n && !pin_one())
-                return NULL;
-        used[i] = true;
-        return places[i];
+        for (uint32_t i = 0; i < n; i++)
+                if (!used[i]) {
+                        used[i] = true;
+                        n_used++;
+                        return places[i];
+                }
+        return NULL;
 }
 
 void *gpu_buffer_new(size_t bytes)
@@ -73,6 +86,7 @@ void *gpu_buffer_new(size_t bytes)
         if (gpu_plugin && bytes <= GPU_BUFFER) {
                 pthread_mutex_lock(&mutex);
                 memory = take();
+                pin_ahead();
                 pthread_mutex_unlock(&mutex);
         }
         return memory ? memory : malloc(bytes ? bytes : 1);
@@ -89,6 +103,7 @@ void gpu_buffer_free(void *buffer)
         pthread_mutex_lock(&mutex);
         assert(used[i]);
         used[i] = false;
+        n_used--;
         pthread_mutex_unlock(&mutex);
 }
 

@@ -242,6 +242,23 @@ Test(gpu_lack, of_memory_is_refused_and_told, .init = open_small, .fini = gpus_c
         gpu_free(more);
 }
 
+/* Whoever asks next need not know that it is freed by another thread. */
+Test(gpu_lack, what_was_given_back_is_free, .init = open_small, .fini = gpus_close)
+{
+        uint64_t left, total;
+        void *memory;
+
+        for (int i = 0; i < 500; i++) {
+                cr_assert_eq(gpu_alloc(0, 8 << 20, "master", &memory, &fault), 0, "%s", fault.text);
+                gpu_free(memory);
+                cr_assert_eq(gpu_of(memory), -1);
+                if (i % 2 == 0)
+                        continue;
+                cr_assert_eq(gpu_memory(0, &left, &total), 0);
+                cr_assert_eq(left, total);
+        }
+}
+
 Test(gpu_memory, nothing_can_be_given_back)
 {
         struct zero_cuda_share none = { .memory = NULL };
@@ -337,6 +354,20 @@ Test(gpu_memory, events_of_no_handle_are_refused)
 
 /* ---- buffers ------------------------------------------------------------------- */
 
+/* Pins as many as there may be: one is asked for whenever none is left. */
+static void pin_all(void)
+{
+        void *buffers[GPU_BUFFERS + 1];
+
+        for (int i = 0; i <= GPU_BUFFERS; i++) {
+                buffers[i] = gpu_buffer_new(1);
+                cr_assert_eq(gpu_is_pinned(buffers[i]), i > 0, "nobody waits for the first");
+                gpu_chores_wait();
+        }
+        for (int i = 0; i <= GPU_BUFFERS; i++)
+                gpu_buffer_free(buffers[i]);
+}
+
 /* More than are pinned, at once and again: each has its own bytes, on the GPU and back. */
 Test(gpu_memory, buffers_hold_what_goes_to_and_from_a_gpu)
 {
@@ -344,6 +375,7 @@ Test(gpu_memory, buffers_hold_what_goes_to_and_from_a_gpu)
         uint8_t *buffers[BUFFERS], bytes[BYTES];
         void *memory;
 
+        pin_all();
         cr_assert_eq(gpu_alloc(0, (uint64_t)BUFFERS * BYTES, "copies", &memory, &fault), 0);
         for (int round = 0; round < 2; round++) {
                 for (int i = 0; i < BUFFERS; i++) {
