@@ -16,9 +16,21 @@ static __device__ inline void update_element(const struct adamw_scalars &s, floa
         p -= s.step_size * (m / (sqrtf(v) / s.sqrt_bias2 + s.eps));
 }
 
-static __global__ void adamw_kernel(zero_cuda_adamw a, bool aligned)
+struct adamw_piece {
+        zero_cuda_adamw a;
+        bool aligned; /* all of its addresses */
+};
+
+struct adamw_table {
+        deal tiles;
+        adamw_piece piece[ZERO_CUDA_PIECES];
+};
+
+static __device__ inline void update_tile(const adamw_piece &piece, size_t tile)
 {
-        sweep(a.n, aligned, [&](auto span, size_t i) {
+        const zero_cuda_adamw &a = piece.a;
+
+        with_tile(tile, a.n, piece.aligned, [&](auto span, size_t i) {
                 float p[VEC], m[VEC], v[VEC], grad[VEC];
 
                 load(p, a.p + i, span);
@@ -36,14 +48,35 @@ static __global__ void adamw_kernel(zero_cuda_adamw a, bool aligned)
         });
 }
 
-int cuda_adamw(const zero_cuda_adamw *update, void *stream)
+static __global__ void adamw_kernel(const __grid_constant__ adamw_table t)
 {
-        const zero_cuda_adamw &a = *update;
+        each_tile(t.tiles, blockIdx.x, gridDim.x,
+                  [&](unsigned piece, size_t tile) { update_tile(t.piece[piece], tile); });
+}
 
-        if (a.serve && !is_dtype(a.serve_dtype))
-                return -EINVAL;
+static void table_add(adamw_table &t, const zero_cuda_adamw &a)
+{
+        if (a.n == 0)
+                return;
         /* NULL counts as aligned */
-        return launch(adamw_kernel, tiles(a.n), stream, a,
-                      all_aligned(a.p, a.m, a.v, a.grad, a.out_p, a.out_m, a.out_v,
-                                  static_cast<const char *>(a.serve)));
+        t.piece[t.tiles.pieces] = { a, all_aligned(a.p, a.m, a.v, a.grad, a.out_p, a.out_m, a.out_v,
+                                                   static_cast<const char *>(a.serve)) };
+        deal_add(t.tiles, tiles(a.n));
+}
+
+int cuda_adamw(const zero_cuda_adamw *pieces, size_t n, void *stream)
+{
+        adamw_table t;
+        int r = 0;
+
+        for (size_t i = 0; i < n; i++)
+                if (pieces[i].serve && !is_dtype(pieces[i].serve_dtype))
+                        return -EINVAL;
+        for (size_t i = 0; i < n && r == 0;) {
+                t.tiles.pieces = 0;
+                while (i < n && t.tiles.pieces < ZERO_CUDA_PIECES)
+                        table_add(t, pieces[i++]);
+                r = launch(adamw_kernel, deal_tiles(t.tiles), stream, t);
+        }
+        return r;
 }

@@ -7,6 +7,9 @@
  * are aligned and the elements are all there (a `whole` span), a quad is one access, of 16 bytes
  * in fp32, and all loads are in flight together; else (a `part`) it goes element by element.
  * The values are the same.
+ *
+ * A launch may be of many pieces, in a table that is passed with it: their tiles are dealt over the
+ * grid as if they were those of one range.
  */
 #pragma once
 
@@ -147,17 +150,62 @@ static __device__ inline void store_as(zero_dtype dtype, void *to, size_t i, con
         }
 }
 
-/* Calls f(span, index of the thread's first element) over all of n elements, by the whole grid. */
+/* Calls f(span, index of the thread's first element) for one tile of n elements. */
+template <typename F>
+static __device__ inline void with_tile(size_t tile, size_t n, bool aligned, F f)
+{
+        size_t start = tile * TILE, own = threadIdx.x * QUAD;
+
+        if (aligned && n - start >= TILE)
+                f(whole{}, start + own);
+        else if (n - start > own)
+                f(part{ n - start - own }, start + own);
+}
+
+/* The same for all of them, by the whole grid. */
 template <typename F> static __device__ inline void sweep(size_t n, bool aligned, F f)
 {
-        size_t tile = static_cast<size_t>(blockIdx.x) * TILE;
-        size_t own = threadIdx.x * QUAD;
+        for (size_t tile = blockIdx.x; tile * TILE < n; tile += gridDim.x)
+                with_tile(tile, n, aligned, f);
+}
 
-        for (; tile < n; tile += static_cast<size_t>(gridDim.x) * TILE) {
-                if (aligned && n - tile >= TILE)
-                        f(whole{}, tile + own);
-                else if (n - tile > own)
-                        f(part{ n - tile - own }, tile + own);
+/* Whose tiles are dealt: a tile is of one piece, in their order. */
+struct deal {
+        size_t end[ZERO_CUDA_PIECES]; /* the tiles up to and with this piece's */
+        unsigned pieces;
+};
+
+static __host__ __device__ inline size_t deal_tiles(const deal &d)
+{
+        return d.pieces ? d.end[d.pieces - 1] : 0;
+}
+
+static __device__ inline unsigned deal_piece(const deal &d, size_t tile)
+{
+        unsigned low = 0, high = d.pieces - 1;
+
+        while (low < high) {
+                unsigned middle = (low + high) / 2;
+
+                if (d.end[middle] <= tile)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+/* Calls f(piece, tile of that piece) for every stride-th tile from `first` on. */
+template <typename F>
+static __device__ inline void each_tile(const deal &d, size_t first, size_t stride, F f)
+{
+        size_t tiles = deal_tiles(d);
+        unsigned piece = 0;
+
+        for (size_t tile = first; tile < tiles; tile += stride) {
+                if (tile >= d.end[piece])
+                        piece = deal_piece(d, tile);
+                f(piece, tile - (piece ? d.end[piece - 1] : 0));
         }
 }
 
@@ -210,8 +258,16 @@ template <typename F> static int with_type(zero_dtype dtype, const void *src, F 
         return -EINVAL;
 }
 
-/* The blocks of a sweep over n elements. */
-static inline size_t tiles(size_t n)
+/* How many of `each` elements n take; of a sweep, so many blocks. */
+static inline size_t tiles(size_t n, size_t each = TILE)
 {
-        return n / TILE + (n % TILE != 0);
+        return n / each + (n % each != 0);
+}
+
+/* There is room for it. */
+static inline void deal_add(deal &d, size_t its_tiles)
+{
+        size_t before = deal_tiles(d);
+
+        d.end[d.pieces++] = before + its_tiles;
 }

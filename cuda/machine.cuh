@@ -38,7 +38,7 @@ static __device__ inline uint16_t fp16_of_fp32(float x)
 
 /* Launches the kernel with that many blocks, or as many as the GPU runs at once. */
 template <typename... P, typename... A>
-static int launch(void (*kernel)(P...), size_t blocks, void *stream, A... arguments)
+static int launch(void (*kernel)(P...), size_t blocks, void *stream, const A &...arguments)
 {
         int device = 0, multiprocessors = 0, resident = 0, r;
         size_t most;

@@ -116,39 +116,92 @@ static __device__ inline bool add_block(double sum, double scale, struct exact_t
         return true;
 }
 
-/* Calls values(y, place) for what the threads of the grid have of each block, and adds up the
- * squares of the y that it gives, unless norm is NULL. */
-template <typename F>
-static __device__ inline void each_block(size_t n, double scale, zero_cuda_norm *norm, bool aligned,
-                                         F values)
+/* ---- the pieces of a launch ------------------------------------------------------- */
+
+constexpr unsigned PER_WARP = WARP / TEAM * ZERO_CUDA_NORM_BLOCK; /* elements of a tile: a warp's */
+constexpr unsigned WARPS = THREADS / WARP;
+constexpr unsigned SOURCES = 512; /* of all pieces of a launch */
+
+static_assert(SOURCES >= ZERO_CUDA_SUM_MAX, "room for any piece");
+
+struct piece {
+        float *acc;
+        size_t n;
+        unsigned source, k; /* the first of its k sources */
+        bool first, aligned;
+};
+
+struct reduce_table {
+        deal tiles;
+        piece pieces[ZERO_CUDA_PIECES];
+        const void *sources[SOURCES];
+        unsigned n_sources;
+};
+
+/* What a thread has of a tile. */
+static __device__ inline place_in_block place_in(const piece &p, size_t tile)
+{
+        size_t start = tile * PER_WARP + threadIdx.x % WARP / TEAM * ZERO_CUDA_NORM_BLOCK +
+                       threadIdx.x % TEAM * OWN;
+        size_t rest = start < p.n ? p.n - start : 0;
+        unsigned left = rest < ZERO_CUDA_NORM_BLOCK ? static_cast<unsigned>(rest) :
+                                                      +ZERO_CUDA_NORM_BLOCK;
+
+        return { start, left, p.aligned && left >= LANES * (ROUNDS - 1) + OWN };
+}
+
+/* The new values of the accumulator, which are stored, or without sources the old ones. */
+template <typename T>
+static __device__ inline void reduce_piece_at(const piece &p, const void *const *src, bool round,
+                                              const place_in_block &at, float (&y)[ROUNDS][OWN])
+{
+        if (p.k == 0) {
+                load_rounds(y, p.acc, at, 0);
+                return;
+        }
+        load_rounds(y, static_cast<const T *>(src[0]), at, 0);
+#pragma unroll 1
+        for (unsigned j = 1; j < p.k; j++)
+                add_rounds(y, static_cast<const T *>(src[j]), at);
+        if (round)
+#pragma unroll
+                for (unsigned r = 0; r < ROUNDS; r++)
+#pragma unroll
+                        for (unsigned l = 0; l < OWN; l++)
+                                y[r][l] = widen(bf16{ bf16_of_fp32(y[r][l]) });
+        if (!p.first)
+                add_rounds(y, p.acc, at);
+        each_round<ROUNDS>(at, 0, [&](unsigned r, auto span, size_t i) {
+                store(p.acc + i, y[r], span);
+        });
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS, RESIDENT)
+        reduce_kernel(const __grid_constant__ reduce_table t, bool round, double scale,
+                      zero_cuda_norm *norm)
 {
         __shared__ atomic_bin bins[EXACT_SUM_BINS];
-        size_t blocks = (n + ZERO_CUDA_NORM_BLOCK - 1) / ZERO_CUDA_NORM_BLOCK;
-        size_t stride = static_cast<size_t>(gridDim.x) * (THREADS / TEAM);
-        size_t team = (static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x) / TEAM;
-        unsigned in_warp = threadIdx.x % WARP / TEAM, own = threadIdx.x % TEAM * OWN;
+        size_t warp = static_cast<size_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
         struct exact_terms run = {};
 
         if (threadIdx.x < EXACT_SUM_BINS)
                 bins[threadIdx.x] = 0;
         __syncthreads();
         /* the threads of a warp go round together: the shuffles need them all */
-        for (size_t first = team - in_warp; first < blocks; first += stride) {
-                size_t block = first + in_warp, start = block * ZERO_CUDA_NORM_BLOCK + own;
-                size_t rest = start < n ? n - start : 0;
-                unsigned left = rest < ZERO_CUDA_NORM_BLOCK ? static_cast<unsigned>(rest) :
-                                                              +ZERO_CUDA_NORM_BLOCK;
+        each_tile(t.tiles, warp, static_cast<size_t>(gridDim.x) * WARPS, [&](unsigned i, size_t tile) {
+                const piece &p = t.pieces[i];
+                place_in_block at = place_in(p, tile);
                 float y[ROUNDS][OWN];
                 double sum;
 
-                values(y, place_in_block{ start, left,
-                                          aligned && left >= LANES * (ROUNDS - 1) + OWN });
+                reduce_piece_at<T>(p, t.sources + p.source, round, at, y);
                 if (!norm)
-                        continue;
+                        return;
                 sum = block_squares(y);
-                if (own == 0 && block < blocks && !add_block(sum, scale, run, bins))
+                if (threadIdx.x % TEAM == 0 && at.left && !add_block(sum, scale, run, bins))
                         norm->nonfinite = 1;
-        }
+        });
         pass_on(bins, run);
         __syncthreads();
         if (threadIdx.x < EXACT_SUM_BINS && bins[threadIdx.x])
@@ -156,58 +209,56 @@ static __device__ inline void each_block(size_t n, double scale, zero_cuda_norm 
                           bins[threadIdx.x]);
 }
 
-static __global__ void norm_kernel(const float *acc, size_t n, double scale, zero_cuda_norm *norm,
-                                   bool aligned)
+/* ---- on the host ------------------------------------------------------------------- */
+
+static bool has_room(const reduce_table &t, const struct reduce_piece &p)
 {
-        each_block(n, scale, norm, aligned, [&](auto &y, const place_in_block &at) {
-                load_rounds(y, acc, at, 0);
-        });
+        return t.tiles.pieces < ZERO_CUDA_PIECES && t.n_sources + p.k <= SOURCES;
 }
 
-template <typename T>
-static __global__ void __launch_bounds__(THREADS, RESIDENT)
-        reduce_kernel(float *acc, sources src, size_t n, bool round, bool first,
-                                     double scale, zero_cuda_norm *norm, bool aligned)
+static void table_add(reduce_table &t, const struct reduce_piece &p, bool normed)
 {
-        each_block(n, scale, norm, aligned, [&](auto &y, const place_in_block &at) {
-                load_rounds(y, static_cast<const T *>(src.address[0]), at, 0);
-#pragma unroll 1
-                for (unsigned j = 1; j < src.count; j++)
-                        add_rounds(y, static_cast<const T *>(src.address[j]), at);
-                if (round)
-#pragma unroll
-                        for (unsigned r = 0; r < ROUNDS; r++)
-#pragma unroll
-                                for (unsigned l = 0; l < OWN; l++)
-                                        y[r][l] = widen(bf16{ bf16_of_fp32(y[r][l]) });
-                if (!first)
-                        add_rounds(y, acc, at);
-                each_round<ROUNDS>(at, 0, [&](unsigned r, auto span, size_t i) {
-                        store(acc + i, y[r], span);
-                });
-        });
+        bool aligned = all_aligned(p.acc);
+
+        if (p.n == 0 || (p.k == 0 && !normed))
+                return;
+        for (size_t j = 0; j < p.k; j++) {
+                aligned = aligned && all_aligned(static_cast<const char *>(p.src[j]));
+                t.sources[t.n_sources + j] = p.src[j];
+        }
+        t.pieces[t.tiles.pieces] = { p.acc,   p.n,    t.n_sources, static_cast<unsigned>(p.k),
+                                     p.first, aligned };
+        deal_add(t.tiles, tiles(p.n, PER_WARP));
+        t.n_sources += static_cast<unsigned>(p.k);
+}
+
+static bool is_valid(const zero_cuda_reduce &a)
+{
+        for (size_t i = 0; i < a.n_pieces; i++)
+                if (a.pieces[i].k > ZERO_CUDA_SUM_MAX ||
+                    (a.norm && a.pieces[i].n > ZERO_CUDA_NORM_MAX))
+                        return false;
+        return (a.wire == ZERO_FP32 || a.wire == ZERO_BF16) && is_dtype(a.from);
 }
 
 int cuda_reduce(const zero_cuda_reduce *reduce, void *stream)
 {
-        constexpr size_t each = ZERO_CUDA_NORM_BLOCK * (THREADS / TEAM); /* of a thread block */
         const zero_cuda_reduce &a = *reduce;
-        size_t blocks = a.n / each + (a.n % each != 0);
-        sources list;
-        bool aligned;
+        reduce_table t;
+        int r = 0;
 
         static_assert(EXACT_SUM_BINS <= THREADS, "a thread for each bin");
-        if ((a.wire != ZERO_FP32 && a.wire != ZERO_BF16) || !is_dtype(a.from) ||
-            a.k > ZERO_CUDA_SUM_MAX || (a.norm && a.n > ZERO_CUDA_NORM_MAX))
+        if (!is_valid(a))
                 return -EINVAL;
-        list = sources_of(a.src, a.k);
-        aligned = all_aligned(a.acc) && all_aligned(list);
-        if (a.k == 0)
-                return a.norm ? launch(norm_kernel, blocks, stream, static_cast<const float *>(a.acc),
-                                       a.n, a.scale, a.norm, aligned) :
-                                0;
-        return with_type(a.from, a.src[0], [&](auto *x) {
-                return launch(reduce_kernel<element_of<decltype(x)>>, blocks, stream, a.acc, list,
-                              a.n, a.wire == ZERO_BF16, a.first, a.scale, a.norm, aligned);
-        });
+        for (size_t i = 0; i < a.n_pieces && r == 0;) {
+                t.tiles.pieces = t.n_sources = 0;
+                while (i < a.n_pieces && has_room(t, a.pieces[i]))
+                        table_add(t, a.pieces[i++], a.norm);
+                r = with_type(a.from, nullptr, [&](auto *x) {
+                        return launch(reduce_kernel<element_of<decltype(x)>>,
+                                      tiles(deal_tiles(t.tiles), WARPS), stream, t,
+                                      a.wire == ZERO_BF16, a.scale, a.norm);
+                });
+        }
+        return r;
 }

@@ -24,14 +24,15 @@
 #include "daemon/device/device.h"
 #include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 3
+#define ZERO_CUDA_ABI_VERSION 4
 /* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 
 enum {
         ZERO_CUDA_NAME_SIZE = 256,         /* bytes of a GPU's name, the ending 0 included */
         ZERO_CUDA_NORM_BLOCK = 128,        /* elements of one block of a norm */
-        ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of one sum() or reduce() */
+        ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of a sum() or of a piece of a reduce() */
+        ZERO_CUDA_PIECES = 64, /* that adamw() and reduce() take in one launch; more are several */
 };
 
 struct zero_cuda_info {
@@ -61,7 +62,7 @@ struct zero_cuda_norm {
 };
 
 /*
- * One AdamW update of n elements; see struct adamw_scalars.
+ * A piece of an AdamW update, of n elements; see struct adamw_scalars.
  *
  * Whether a step is carried out, and by what its gradients are scaled, follows from the votes of
  * all owners, and is recorded on the host before any of its updates is launched: a step that is
@@ -79,17 +80,15 @@ struct zero_cuda_adamw {
         enum zero_dtype serve_dtype;
 };
 
-/* One reduction of n elements: device_ops.reduce of one piece. */
+/* device_ops.reduce. */
 struct zero_cuda_reduce {
-        float *acc;
-        size_t n, k;
-        /* k <= ZERO_CUDA_SUM_MAX addresses on the GPU.  The list itself lies in host memory and is
-         * not needed after the call. */
-        const void *const *src;
+        /* k <= ZERO_CUDA_SUM_MAX.  Pieces, and their lists of addresses on the GPU, lie in host
+         * memory and are not needed after the call. */
+        const struct reduce_piece *pieces;
+        size_t n_pieces;
         enum zero_dtype wire, from;
-        bool first;
         double scale;
-        /* NULL, or the norm of acc is added to it in the same pass: the same bins after
+        /* NULL, or the norm of each acc is added to it in the same pass: the same bins after
          * exact_sum_normalize() for any order of calls.  Between two times that it is zeroed, at
          * most ZERO_CUDA_NORM_MAX elements. */
         struct zero_cuda_norm *norm;
@@ -130,7 +129,8 @@ struct zero_cuda_plugin {
         int (*stream_wait)(void *stream);
         void (*stream_free)(void *stream);
 
-        int (*adamw)(const struct zero_cuda_adamw *update, void *stream);
+        /* n pieces, whose list is not needed after the call. */
+        int (*adamw)(const struct zero_cuda_adamw *pieces, size_t n, void *stream);
         /* As device_ops.cast; the same dtype twice keeps every bit. */
         int (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
                     void *stream);

@@ -41,9 +41,9 @@ void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
  * another library that uses CUDA.  -errno. */
 int gpu_use(uint32_t gpu);
 
-/* Enqueues an update of which all lies on one GPU: the new states, and in the same launch what is
- * served. */
-void gpu_update(const struct zero_cuda_adamw *update);
+/* Enqueues an update of n pieces, all of them on one GPU: the new states, and in the same pass what
+ * is served. */
+void gpu_update(const struct zero_cuda_adamw *pieces, size_t n);
 /* Waits for all of them that this thread has enqueued on the GPU. */
 void gpu_updated(uint32_t gpu);
 

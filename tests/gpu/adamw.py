@@ -16,7 +16,7 @@ import torch
 
 PLUGIN = sys.argv[1]
 QUICK = "--quick" in sys.argv
-ABI, BF16 = 3, 2
+ABI, BF16 = 4, 2
 LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.1
 # As in cuda/zero_cuda.h; what is not called here is only counted.
 TABLE = ["device_count", "device_info", "use", "alloc", "free", "memory", "share_new", "share_free",
@@ -42,19 +42,21 @@ def plugin_adamw():
     library.zero_cuda_plugin.restype = ctypes.POINTER(Table)
     table = library.zero_cuda_plugin().contents
     assert table.abi_version == ABI, f"the plugin has version {table.abi_version}, this script knows {ABI}"
-    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Update), ctypes.c_void_p)(table.adamw)
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Update), ctypes.c_size_t, ctypes.c_void_p)(table.adamw)
 
 
 class Ours:
     def __init__(self, tensors, gradients, serve):
-        self.call, self.step_number, self.updates, self.keep = plugin_adamw(), 0, [], []
+        self.call, self.step_number, self.keep = plugin_adamw(), 0, []
+        updates = []
         for p, g in zip(tensors, gradients):
             m, v = torch.zeros_like(p), torch.zeros_like(p)
             s = torch.empty_like(p, dtype=torch.bfloat16) if serve else None
             self.keep.append((p, g, m, v, s))
             addresses = [t.data_ptr() for t in (p, m, v, g, p, m, v)]
-            self.updates.append(Update(n=p.numel(), serve_dtype=BF16, serve=s.data_ptr() if serve else None, **dict(
+            updates.append(Update(n=p.numel(), serve_dtype=BF16, serve=s.data_ptr() if serve else None, **dict(
                 zip(("p", "m", "v", "grad", "out_p", "out_m", "out_v"), addresses))))
+        self.updates = (Update * len(updates))(*updates)
 
     def step(self):
         self.step_number += 1
@@ -63,8 +65,8 @@ class Ours:
             u.grad_scale, u.decay, u.eps = 1, 1 - LR * DECAY, EPS
             u.one_minus_beta1, u.beta2, u.one_minus_beta2 = 1 - BETA1, BETA2, 1 - BETA2
             u.step_size, u.sqrt_bias2 = LR / (1 - BETA1 ** t), (1 - BETA2 ** t) ** 0.5
-            status = self.call(ctypes.byref(u), stream)
-            assert status == 0, status
+        status = self.call(self.updates, len(self.updates), stream)
+        assert status == 0, status
 
 
 def random_tensors(shapes, seed):
@@ -125,7 +127,7 @@ def main():
     compare(block)
     measure("adamw of one tensor", one, False)
     measure("adamw of one tensor, and serve in bf16", one, True)
-    measure("adamw of many tensors, a launch each", many, False)
+    measure("adamw of many tensors, in one call", many, False)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ static int update(const struct bench *b, void *serve)
                 .serve_dtype = ZERO_BF16,
         };
 
-        return b->gpu.ops->adamw(&u, b->gpu.stream);
+        return b->gpu.ops->adamw(&u, 1, b->gpu.stream);
 }
 
 static int adamw(const struct bench *b)
@@ -110,14 +110,14 @@ static int sum_8(const struct bench *b)
 static int reduce_of(const struct bench *b, size_t k, bool first, bool norm)
 {
         const void *sources[MAX_SOURCES];
+        const struct reduce_piece piece = {
+                .acc = b->grad, .n = b->n, .k = k, .src = sources, .first = first
+        };
         const struct zero_cuda_reduce r = {
-                .acc = b->grad,
-                .n = b->n,
-                .k = k,
-                .src = sources,
+                .pieces = &piece,
+                .n_pieces = 1,
                 .wire = ZERO_BF16,
                 .from = ZERO_BF16,
-                .first = first,
                 .scale = 1,
                 .norm = norm ? b->norm : NULL,
         };

@@ -109,7 +109,7 @@ static void check_update(struct run *r, enum zero_dtype serve)
         update.v = update.out_v = t[V].gpu;
         update.grad = t[GRAD].gpu;
         update.serve = t[SERVE].gpu;
-        must(r->gpu->ops->adamw(&update, r->gpu->stream), "adamw");
+        must(r->gpu->ops->adamw(&update, 1, r->gpu->stream), "adamw");
         finish(r, t, PLANES, "adamw");
 }
 
@@ -132,6 +132,20 @@ static void make_finite(struct run *r, struct twin *t)
                                      ZERO_FP32, &x, 1);
         }
         gpu_move(r->gpu, t->gpu, t->host, r->n * dtype_size(t->dtype));
+}
+
+/* With a scale of 0.3, as the truth is asked for; norm: zeroed before, or NULL. */
+static void reduce(struct run *r, const struct reduce_piece *pieces, size_t n, enum zero_dtype wire,
+                   enum zero_dtype from, struct zero_cuda_norm *norm)
+{
+        const struct zero_cuda_reduce reduce = { .pieces = pieces,
+                                                 .n_pieces = n,
+                                                 .wire = wire,
+                                                 .from = from,
+                                                 .scale = 0.3,
+                                                 .norm = norm };
+
+        must(r->gpu->ops->reduce(&reduce, r->gpu->stream), "reduce");
 }
 
 struct reduction {
@@ -177,17 +191,8 @@ static void check_reduction(struct run *r, struct reduction c)
         host_scalar_ops.reduce(&(struct reduce_piece){ t[c.k].host, r->n, c.k, on_host, c.first },
                                1, c.wire, c.from, 0.3, c.norm ? &norm : NULL, &finite);
         must(r->gpu->ops->zero(acc, sizeof *acc, r->gpu->stream), "zero");
-        must(r->gpu->ops->reduce(&(struct zero_cuda_reduce){ .acc = t[c.k].gpu,
-                                                             .n = r->n,
-                                                             .k = c.k,
-                                                             .src = on_gpu,
-                                                             .wire = c.wire,
-                                                             .from = c.from,
-                                                             .first = c.first,
-                                                             .scale = 0.3,
-                                                             .norm = c.norm ? acc : NULL },
-                                 r->gpu->stream),
-             "reduce");
+        reduce(r, &(struct reduce_piece){ t[c.k].gpu, r->n, c.k, on_gpu, c.first }, 1, c.wire,
+               c.from, c.norm ? acc : NULL);
         check_norms(r, &norm, finite, acc);
         finish(r, t, c.k + 1, "reduce");
         r->gpu->ops->free(acc);
@@ -228,17 +233,8 @@ static void check_nonfinite(struct run *r)
                                 memcpy((char *)t.host + at * bytes, &bad[d], bytes);
                         gpu_move(r->gpu, t.gpu, t.host, r->n * bytes);
                         must(r->gpu->ops->zero(acc, sizeof *acc, r->gpu->stream), "zero");
-                        must(r->gpu->ops->reduce(&(struct zero_cuda_reduce){ .acc = sum,
-                                                                             .n = r->n,
-                                                                             .k = 1,
-                                                                             .src = &src,
-                                                                             .wire = ZERO_FP32,
-                                                                             .from = dtypes[d],
-                                                                             .first = true,
-                                                                             .scale = 1,
-                                                                             .norm = acc },
-                                                 r->gpu->stream),
-                             "reduce");
+                        reduce(r, &(struct reduce_piece){ sum, r->n, 1, &src, true }, 1, ZERO_FP32,
+                               dtypes[d], acc);
                         gpu_move(r->gpu, &came, acc, sizeof came);
                         if ((came.nonfinite != 0) != (where >= 0))
                                 die("finiteness: %zu elements, element %zu", r->n, at);
@@ -260,10 +256,94 @@ static void check_bytes(struct run *r)
         finish(r, t, 3, "copy and zero");
 }
 
+/* ---- many pieces in one call ------------------------------------------------------ */
+
+/* More than one launch takes, of some elements, none, or many. */
+enum { MANY = ZERO_CUDA_PIECES + 9 };
+
+static size_t piece_elements(struct run *r)
+{
+        return dice(&r->state) % 8 == 0 ? 0 : 1 + dice(&r->state) % r->n;
+}
+
+static void check_many_updates(struct run *r)
+{
+        struct zero_cuda_adamw updates[MANY];
+        struct twin t[MANY][PLANES];
+        size_t n = r->n;
+
+        for (int i = 0; i < MANY; i++) {
+                struct adamw_scalars s = adamw_scalars(1e-3 * (i + 1), 0.9, 0.999, 1e-8, 0.1, 3, 1);
+                enum zero_dtype serve = dtypes[i % DTYPES];
+                struct twin *x = t[i];
+
+                r->n = piece_elements(r);
+                for (int a = 0; a < PLANES; a++)
+                        x[a] = (i % 4 ? array : aligned_array)(r, a == SERVE ? serve : ZERO_FP32);
+                host_scalar_ops.adamw(&s, r->n, x[P].host, x[M].host, x[V].host, x[GRAD].host,
+                                      x[P].host, x[M].host, x[V].host);
+                host_scalar_ops.serve(serve, x[SERVE].host, x[P].host, r->n);
+                updates[i] = (struct zero_cuda_adamw){ s,        r->n,         x[P].gpu, x[M].gpu,
+                                                       x[V].gpu, x[GRAD].gpu,  x[P].gpu, x[M].gpu,
+                                                       x[V].gpu, x[SERVE].gpu, serve };
+                r->n = n;
+        }
+        must(r->gpu->ops->adamw(updates, MANY, r->gpu->stream), "adamw");
+        for (int i = 0; i < MANY; i++)
+                finish(r, t[i], PLANES, "adamw of many pieces");
+}
+
+/* Every other piece has sources, one less than the one before, and the last ones as many as there
+ * may be: they make the lists of a launch full before its pieces. */
+static void check_many_sums(struct run *r)
+{
+        struct zero_cuda_norm *acc = gpu_new(r->gpu, sizeof *acc);
+        const void *on_host[ZERO_CUDA_SUM_MAX], *on_gpu[ZERO_CUDA_SUM_MAX];
+        enum zero_dtype from = dtypes[r->state % DTYPES];
+        struct reduce_piece pieces[MANY], truth[MANY];
+        struct twin t[MANY + 1];
+        struct exact_sum norm;
+        bool finite = true;
+
+        exact_sum_init(&norm);
+        t[MANY] = array(r, from);
+        make_finite(r, &t[MANY]);
+        for (size_t i = 0; i < ZERO_CUDA_SUM_MAX; i++) {
+                on_host[i] = t[MANY].host;
+                on_gpu[i] = t[MANY].gpu;
+        }
+        for (size_t i = 0; i < MANY; i++) {
+                size_t n = r->n, k = i % 2 ? 0 : i < MANY / 2 ? i % 5 : ZERO_CUDA_SUM_MAX;
+
+                r->n = piece_elements(r);
+                t[i] = (i % 4 ? array : aligned_array)(r, ZERO_FP32);
+                make_finite(r, &t[i]);
+                truth[i] = (struct reduce_piece){ t[i].host, r->n, k, on_host, k && i % 3 };
+                pieces[i] = (struct reduce_piece){ t[i].gpu, r->n, k, on_gpu, k && i % 3 };
+                r->n = n;
+        }
+        host_scalar_ops.reduce(truth, MANY, ZERO_BF16, from, 0.3, &norm, &finite);
+        must(r->gpu->ops->zero(acc, sizeof *acc, r->gpu->stream), "zero");
+        reduce(r, pieces, MANY, ZERO_BF16, from, acc);
+        check_norms(r, &norm, finite, acc);
+        finish(r, t, MANY + 1, "reduce of many pieces");
+        r->gpu->ops->free(acc);
+}
+
+static void check_many(struct run *r)
+{
+        static const size_t enough = 20011; /* elements: what is larger shows nothing more */
+
+        r->n = r->n < enough ? r->n : enough;
+        check_many_updates(r);
+        check_many_sums(r);
+}
+
 int main(int argc, char *argv[])
 {
         void (*const checks[])(struct run *) = { check_cast,   check_sum,       check_adamw,
-                                                 check_reduce, check_nonfinite, check_bytes };
+                                                 check_reduce, check_nonfinite, check_bytes,
+                                                 check_many };
         struct gpu gpu;
         size_t done = 0;
 

@@ -335,7 +335,7 @@ static void check_update(struct gpu *gpu)
         u.m = u.out_m = t[1].gpu;
         u.v = u.out_v = t[2].gpu;
         u.grad = t[3].gpu;
-        must(gpu->ops->adamw(&u, gpu->stream), "adamw");
+        must(gpu->ops->adamw(&u, 1, gpu->stream), "adamw");
         for (int i = 0; i < 4; i++) {
                 if (!twin_same(gpu, &t[i]))
                         die("an update differs");

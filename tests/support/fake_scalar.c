@@ -2,14 +2,14 @@
 #include "cuda/kernels.h"
 #include "daemon/device/host.h"
 
-int cuda_adamw(const struct zero_cuda_adamw *update, void *stream)
+int cuda_adamw(const struct zero_cuda_adamw *pieces, size_t n, void *stream)
 {
-        const struct zero_cuda_adamw *u = update;
-
-        host_scalar_ops.adamw(&u->scalars, u->n, u->p, u->m, u->v, u->grad, u->out_p, u->out_m,
-                              u->out_v);
-        if (u->serve)
-                host_scalar_ops.serve(u->serve_dtype, u->serve, u->out_p, u->n);
+        for (const struct zero_cuda_adamw *u = pieces; u < pieces + n; u++) {
+                host_scalar_ops.adamw(&u->scalars, u->n, u->p, u->m, u->v, u->grad, u->out_p,
+                                      u->out_m, u->out_v);
+                if (u->serve)
+                        host_scalar_ops.serve(u->serve_dtype, u->serve, u->out_p, u->n);
+        }
         return 0;
 }
 
@@ -29,14 +29,12 @@ int cuda_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *co
 
 int cuda_reduce(const struct zero_cuda_reduce *reduce, void *stream)
 {
-        const struct reduce_piece p = { reduce->acc, reduce->n, reduce->k, reduce->src,
-                                        reduce->first };
         struct exact_sum sum;
         bool finite = true;
 
         exact_sum_init(&sum);
-        host_scalar_ops.reduce(&p, 1, reduce->wire, reduce->from, reduce->scale,
-                               reduce->norm ? &sum : NULL, &finite);
+        host_scalar_ops.reduce(reduce->pieces, reduce->n_pieces, reduce->wire, reduce->from,
+                               reduce->scale, reduce->norm ? &sum : NULL, &finite);
         for (int i = 0; reduce->norm && i < EXACT_SUM_BINS; i++)
                 reduce->norm->bin[i] += sum.bin[i];
         if (!finite)

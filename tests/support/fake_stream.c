@@ -16,8 +16,9 @@
 struct work {
         struct work *next;
         void (*run)(const struct work *w);
-        struct zero_cuda_adamw adamw;
+        struct zero_cuda_adamw *updates; /* [n] */
         struct zero_cuda_reduce reduce;
+        void *lists; /* that these lie in */
         enum zero_dtype to, from;
         void *dst;
         size_t n, k;
@@ -47,6 +48,7 @@ static void finish(struct stream *s)
         for (struct work *w = s->work, *next; w; w = next) {
                 next = w->next;
                 w->run(w);
+                free(w->lists);
                 free(w);
         }
         s->work = NULL;
@@ -118,8 +120,10 @@ static int enqueue(struct stream *s, const struct work *w)
 {
         struct work *copy = malloc(sizeof *copy);
 
-        if (!copy)
+        if (!copy) {
+                free(w->lists);
                 return -ENOMEM;
+        }
         *copy = *w;
         copy->next = NULL;
         pthread_mutex_lock(&s->mutex);
@@ -148,28 +152,40 @@ static void *inside(const struct stream *s, const void *p, size_t bytes)
 
 static void run_adamw(const struct work *w)
 {
-        cuda_adamw(&w->adamw, NULL);
+        cuda_adamw(w->updates, w->n, NULL);
 }
 
-int fake_adamw(const struct zero_cuda_adamw *update, void *stream)
+static void update_inside(const struct stream *s, struct zero_cuda_adamw *u)
+{
+        size_t bytes = u->n * sizeof(float);
+
+        if (u->n == 0)
+                return;
+        u->p = inside(s, u->p, bytes);
+        u->m = inside(s, u->m, bytes);
+        u->v = inside(s, u->v, bytes);
+        u->grad = inside(s, u->grad, bytes);
+        u->out_p = inside(s, u->out_p, bytes);
+        u->out_m = inside(s, u->out_m, bytes);
+        u->out_v = inside(s, u->out_v, bytes);
+        if (u->serve)
+                u->serve = inside(s, u->serve, u->n * dtype_size(u->serve_dtype));
+}
+
+int fake_adamw(const struct zero_cuda_adamw *pieces, size_t n, void *stream)
 {
         struct stream *s = stream;
-        size_t bytes = update->n * sizeof(float);
-        struct work w = { .run = run_adamw, .adamw = *update };
-        int r = check(s, update->n);
+        struct work w = { .run = run_adamw, .n = n };
+        int r = check(s, n);
 
         if (r)
                 return r < 0 ? r : 0;
-        w.adamw.p = inside(s, update->p, bytes);
-        w.adamw.m = inside(s, update->m, bytes);
-        w.adamw.v = inside(s, update->v, bytes);
-        w.adamw.grad = inside(s, update->grad, bytes);
-        w.adamw.out_p = inside(s, update->out_p, bytes);
-        w.adamw.out_m = inside(s, update->out_m, bytes);
-        w.adamw.out_v = inside(s, update->out_v, bytes);
-        if (update->serve)
-                w.adamw.serve =
-                        inside(s, update->serve, update->n * dtype_size(update->serve_dtype));
+        w.lists = w.updates = malloc(n * sizeof *pieces);
+        if (!w.updates)
+                return -ENOMEM;
+        memcpy(w.updates, pieces, n * sizeof *pieces);
+        for (size_t i = 0; i < n; i++)
+                update_inside(s, &w.updates[i]);
         return enqueue(s, &w);
 }
 
@@ -214,26 +230,56 @@ int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *co
 
 static void run_reduce(const struct work *w)
 {
-        struct zero_cuda_reduce reduce = w->reduce;
+        cuda_reduce(&w->reduce, NULL);
+}
 
-        reduce.src = w->src;
-        cuda_reduce(&reduce, NULL);
+static bool reduce_is_valid(const struct zero_cuda_reduce *r)
+{
+        for (size_t i = 0; i < r->n_pieces; i++)
+                if (r->pieces[i].k > ZERO_CUDA_SUM_MAX ||
+                    (r->norm && r->pieces[i].n > ZERO_CUDA_NORM_MAX))
+                        return false;
+        return true;
+}
+
+/* Copies of the pieces and, behind them, of their sources. */
+static struct reduce_piece *pieces_inside(const struct stream *s, const struct zero_cuda_reduce *r)
+{
+        struct reduce_piece *pieces;
+        const void **src;
+        size_t n_sources = 0;
+
+        for (size_t i = 0; i < r->n_pieces; i++)
+                n_sources += r->pieces[i].k;
+        pieces = malloc(r->n_pieces * sizeof *pieces + n_sources * sizeof *src);
+        if (!pieces)
+                return NULL;
+        memcpy(pieces, r->pieces, r->n_pieces * sizeof *pieces);
+        src = (const void **)(pieces + r->n_pieces);
+        for (struct reduce_piece *p = pieces; p < pieces + r->n_pieces; p++) {
+                if (p->n)
+                        p->acc = inside(s, p->acc, p->n * sizeof(float));
+                for (size_t i = 0; p->n && i < p->k; i++)
+                        src[i] = inside(s, p->src[i], p->n * dtype_size(r->from));
+                p->src = src;
+                src += p->k;
+        }
+        return pieces;
 }
 
 int fake_reduce(const struct zero_cuda_reduce *reduce, void *stream)
 {
         struct stream *s = stream;
         struct work w = { .run = run_reduce, .reduce = *reduce };
-        int r = reduce->k > ZERO_CUDA_SUM_MAX || (reduce->norm && reduce->n > ZERO_CUDA_NORM_MAX)
-                        ? -EINVAL
-                        : check(s, reduce->n);
+        int r = reduce_is_valid(reduce) ? check(s, reduce->n_pieces) : -EINVAL;
 
         if (r)
                 return r < 0 ? r : 0;
-        w.reduce.acc = inside(s, reduce->acc, reduce->n * sizeof(float));
         w.reduce.norm = inside(s, reduce->norm, sizeof *reduce->norm);
-        for (size_t i = 0; i < reduce->k; i++)
-                w.src[i] = inside(s, reduce->src[i], reduce->n * dtype_size(reduce->from));
+        w.lists = pieces_inside(s, reduce);
+        if (!w.lists)
+                return -ENOMEM;
+        w.reduce.pieces = w.lists;
         return enqueue(s, &w);
 }
 

@@ -27,7 +27,7 @@ static int adamw_device(const struct staged *s, void *const *at, size_t n, void 
                                           .out_m = at[OUT_M],
                                           .out_v = at[OUT_V] };
 
-        return gpu_plugin->adamw(&update, stream);
+        return gpu_plugin->adamw(&update, 1, stream);
 }
 
 static void adamw_host(const struct staged *s, void *const *at, size_t n)
@@ -55,13 +55,17 @@ static void gpu_adamw(const struct adamw_scalars *scalars, size_t n, const float
         staged_run(&s);
 }
 
-void gpu_update(const struct zero_cuda_adamw *update)
+void gpu_update(const struct zero_cuda_adamw *pieces, size_t n)
 {
-        uint32_t gpu = (uint32_t)gpu_of(update->p);
-        struct lane *lane = lanes_of(gpu);
+        uint32_t gpu;
+        struct lane *lane;
 
+        if (n == 0)
+                return;
+        gpu = (uint32_t)gpu_of(pieces[0].p);
+        lane = lanes_of(gpu);
         lane->busy = true;
-        gpu_must(gpu, "an update was refused", gpu_plugin->adamw(update, lane->stream));
+        gpu_must(gpu, "an update was refused", gpu_plugin->adamw(pieces, n, lane->stream));
 }
 
 void gpu_updated(uint32_t gpu)

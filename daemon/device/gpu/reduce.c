@@ -1,8 +1,8 @@
 /*
  * Gradients: added up, and in the same pass over memory their norm is taken.
  *
- * What of a reduction lies on one GPU is enqueued piece after piece, and waited for once.  A piece
- * whose operands lie in different places is added element by element first (staging.c); its norm
+ * What of a reduction lies on one GPU is enqueued together, and waited for once.  A piece whose
+ * operands lie in different places is added element by element first (staging.c); its norm
  * follows where its accumulator lies.
  */
 #include "daemon/device/gpu/core.h"
@@ -18,16 +18,32 @@ _Static_assert(sizeof(struct zero_cuda_norm) <= LANE_SCRATCH, "a lane has room f
 
 static const char refused[] = "a reduction was refused";
 
-/* What all pieces have in common, and the GPU on which some are enqueued. */
+/* What all pieces have in common, and the GPU on which some are enqueued, or are to be. */
 struct reduction {
         enum zero_dtype wire, from;
         double scale;
         struct exact_sum *norm; /* NULL: it is not taken */
         bool *finite;
         int gpu; /* GPU_NONE: nothing is enqueued */
+        struct reduce_piece pieces[ZERO_CUDA_PIECES];
+        size_t n_pieces; /* not enqueued yet */
 };
 
 /* ---- on one GPU ------------------------------------------------------------------- */
+
+static void enqueue(struct reduction *r, struct lane *lane)
+{
+        const struct zero_cuda_reduce reduce = { .pieces = r->pieces,
+                                                 .n_pieces = r->n_pieces,
+                                                 .wire = r->wire,
+                                                 .from = r->from,
+                                                 .scale = r->scale,
+                                                 .norm = r->norm ? lane->scratch : NULL };
+
+        r->n_pieces = 0;
+        lane->busy = true; /* a staged piece may have waited in between */
+        gpu_must((uint32_t)r->gpu, refused, gpu_plugin->reduce(&reduce, lane->stream));
+}
 
 /* Waits for what is enqueued, and adds its norm to that of the others. */
 static void reduction_end(struct reduction *r)
@@ -39,9 +55,9 @@ static void reduction_end(struct reduction *r)
 
         if (r->gpu == GPU_NONE)
                 return;
-        r->gpu = GPU_NONE;
         lane = lanes_of(gpu);
-        lane->busy = true; /* a staged piece may have waited in between */
+        enqueue(r, lane);
+        r->gpu = GPU_NONE;
         if (r->norm) {
                 lane_pin(gpu, lane);
                 gpu_must(gpu, refused,
@@ -57,53 +73,41 @@ static void reduction_end(struct reduction *r)
                 *r->finite = false;
 }
 
-static struct lane *reduction_begin(struct reduction *r, int gpu)
+static void reduction_begin(struct reduction *r, int gpu)
 {
         struct lane *lane;
 
-        if (r->gpu != gpu)
-                reduction_end(r);
-        lane = lanes_of((uint32_t)gpu);
-        lane->busy = true;
-        if (r->norm && r->gpu != gpu) {
-                lane_scratch((uint32_t)gpu, lane);
-                gpu_must((uint32_t)gpu, refused,
-                         gpu_plugin->zero(lane->scratch, sizeof(struct zero_cuda_norm),
-                                          lane->stream));
-        }
+        reduction_end(r);
         r->gpu = gpu;
-        return lane;
+        if (!r->norm)
+                return;
+        lane = lanes_of((uint32_t)gpu);
+        lane_scratch((uint32_t)gpu, lane);
+        lane->busy = true;
+        gpu_must((uint32_t)gpu, refused,
+                 gpu_plugin->zero(lane->scratch, sizeof(struct zero_cuda_norm), lane->stream));
 }
 
-static void enqueue(struct reduction *r, int gpu, const struct reduce_piece *p)
+static void reduction_add(struct reduction *r, int gpu, const struct reduce_piece *p)
 {
-        struct lane *lane = reduction_begin(r, gpu);
-        const struct zero_cuda_reduce reduce = { .acc = p->acc,
-                                                 .n = p->n,
-                                                 .k = p->k,
-                                                 .src = p->src,
-                                                 .wire = r->wire,
-                                                 .from = r->from,
-                                                 .first = p->first,
-                                                 .scale = r->scale,
-                                                 .norm = r->norm ? lane->scratch : NULL };
-
         /* what one GPU holds is less: half a terabyte */
         assert(p->n <= ZERO_CUDA_NORM_MAX);
-        gpu_must((uint32_t)gpu, refused, gpu_plugin->reduce(&reduce, lane->stream));
+        if (r->gpu != gpu)
+                reduction_begin(r, gpu);
+        if (r->n_pieces == ZERO_CUDA_PIECES)
+                enqueue(r, lanes_of((uint32_t)gpu));
+        r->pieces[r->n_pieces++] = *p;
 }
 
 /* ---- operands in different places ---------------------------------------------- */
 
 static int add_device(const struct staged *s, void *const *at, size_t n, void *stream)
 {
-        const struct zero_cuda_reduce reduce = { .acc = at[0],
-                                                 .n = n,
-                                                 .k = s->n_operands - 1,
-                                                 .src = (const void *const *)at + 1,
-                                                 .wire = s->to,
-                                                 .from = s->from,
-                                                 .first = s->first };
+        const struct reduce_piece p = { at[0], n, s->n_operands - 1, (const void *const *)at + 1,
+                                        s->first };
+        const struct zero_cuda_reduce reduce = {
+                .pieces = &p, .n_pieces = 1, .wire = s->to, .from = s->from
+        };
 
         return gpu_plugin->reduce(&reduce, stream);
 }
@@ -183,13 +187,13 @@ static void reduce_one(struct reduction *r, struct reduce_piece p)
         if (gpu == GPU_NONE)
                 gpu_host->reduce(&p, 1, r->wire, r->from, r->scale, r->norm, r->finite);
         else
-                enqueue(r, gpu, &p);
+                reduction_add(r, gpu, &p);
 }
 
 void gpu_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
                 enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
 {
-        struct reduction r = { wire, from, scale, norm, finite, GPU_NONE };
+        struct reduction r = { wire, from, scale, norm, finite, GPU_NONE, .n_pieces = 0 };
 
         for (size_t i = 0; i < n_pieces; i++)
                 reduce_one(&r, pieces[i]);

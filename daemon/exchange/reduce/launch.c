@@ -1,10 +1,10 @@
 /*
  * AdamW on a GPU.
  *
- * What is contiguous, of one tensor, and still at the old version is one launch, which writes what
- * is served too: a whole segment, but for a state that came to the GPU in the middle of an
- * update.  Launches are waited for together.  Nothing survives the process, so there is no redo
- * slot; chunks count as updated when all launches of the range are done.
+ * What is contiguous, of one tensor, and still at the old version is one piece, of which is written
+ * too what is served: a whole segment, but for a state that came to the GPU in the middle of an
+ * update.  Pieces are launched together, and waited for together.  Nothing survives the process, so
+ * there is no redo slot; chunks count as updated when all of the range is done.
  */
 #include "daemon/exchange/reduce/launch.h"
 
@@ -12,7 +12,7 @@
 #include "daemon/device/gpu.h"
 #include "daemon/store/redo.h"
 
-/* Elements that one launch takes. */
+/* Elements that are one piece. */
 struct run {
         uint32_t tensor;
         uint64_t master, moment, count; /* count 0: none yet */
@@ -23,7 +23,15 @@ struct launch {
         const struct adamw_scalars *scalars;
         uint32_t group;
         struct run run;
+        struct zero_cuda_adamw pieces[ZERO_CUDA_PIECES];
+        uint32_t n_pieces;
 };
+
+static void pieces_end(struct launch *l)
+{
+        gpu_update(l->pieces, l->n_pieces);
+        l->n_pieces = 0;
+}
 
 static void run_end(struct launch *l)
 {
@@ -50,7 +58,9 @@ static void run_end(struct launch *l)
         if (shard->serve != UINT64_MAX)
                 update.serve =
                         s->serve + shard->serve + (r.master - shard->master) * dtype_size(dtype);
-        gpu_update(&update);
+        if (l->n_pieces == ZERO_CUDA_PIECES)
+                pieces_end(l);
+        l->pieces[l->n_pieces++] = update;
 }
 
 static void run_add(struct launch *l, struct run part)
@@ -83,7 +93,7 @@ void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars,
                    uint32_t end, uint64_t version)
 {
         const struct plan *plan = h->state->plan;
-        struct launch l = { .holding = h, .scalars = scalars };
+        struct launch l = { .holding = h, .scalars = scalars, .n_pieces = 0 };
 
         for (uint32_t c = first; c < end; c++) {
                 l.group = plan->chunks[c].group;
@@ -91,6 +101,7 @@ void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars,
                         chunk_add(&l, &plan->chunks[c]);
         }
         run_end(&l);
+        pieces_end(&l);
         gpu_updated((uint32_t)gpu_of(h->state->master));
         crash_point(CRASH_UPDATE_CHUNK);
         for (uint32_t c = first; c < end; c++)

@@ -38,7 +38,7 @@ static void check(enum zero_dtype serve, bool served, size_t n, size_t offset, s
         update.v = update.out_v = at[V];
         update.grad = at[GRAD];
         update.serve = served ? at[SERVE] : NULL;
-        gpu_update(&update);
+        gpu_update(&update, 1);
         truth_ops()->adamw(&update.scalars, n, truth[P].data, truth[M].data, truth[V].data,
                            truth[GRAD].data, truth[P].data, truth[M].data, truth[V].data);
         if (served)

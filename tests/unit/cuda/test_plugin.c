@@ -77,21 +77,23 @@ Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
 {
         struct zero_cuda_norm sum = { .bin = { 0 } };
         struct zero_cuda_adamw update = { .n = 1, .p = word };
-        struct zero_cuda_reduce norm = {
-                .wire = ZERO_FP32, .from = ZERO_FP32, .acc = word, .n = 1, .scale = 1, .norm = &sum
+        struct reduce_piece one = { .acc = word, .n = 1 },
+                            other = { .acc = word + 1, .n = 1, .k = 1, .src = sources };
+        struct zero_cuda_reduce norm = { .pieces = &one,
+                                         .n_pieces = 1,
+                                         .wire = ZERO_FP32,
+                                         .from = ZERO_FP32,
+                                         .scale = 1,
+                                         .norm = &sum };
+        struct zero_cuda_reduce add = {
+                .pieces = &other, .n_pieces = 1, .wire = ZERO_FP32, .from = ZERO_BF16
         };
-        struct zero_cuda_reduce add = { .wire = ZERO_FP32,
-                                        .from = ZERO_BF16,
-                                        .acc = word + 1,
-                                        .n = 1,
-                                        .k = 1,
-                                        .src = sources };
 
         if (have_gpu() == 0)
                 cr_skip_test("there is a GPU");
         cr_assert_eq(gpu->use(0), -ENODEV);
         cr_assert_eq(gpu->stream_wait(NULL), -ENODEV);
-        cr_assert_eq(gpu->adamw(&update, NULL), -ENODEV);
+        cr_assert_eq(gpu->adamw(&update, 1, NULL), -ENODEV);
         cr_assert_eq(gpu->cast(ZERO_BF16, word + 1, ZERO_FP32, word, 1, NULL), -ENODEV);
         cr_assert_eq(gpu->reduce(&add, NULL), -ENODEV);
         cr_assert_eq(gpu->sum(ZERO_FP32, word + 1, ZERO_FP16, sources, 1, 1, NULL), -ENODEV);
@@ -145,21 +147,26 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         enum zero_dtype unknown = (enum zero_dtype)9;
         struct zero_cuda_share share;
         struct zero_cuda_adamw update = { .n = 1, .serve = word, .serve_dtype = unknown };
+        struct reduce_piece one = { .n = 1, .k = 1, .src = sources };
+        struct reduce_piece with_many[] = {
+                one, { .n = 1, .k = ZERO_CUDA_SUM_MAX + 1, .src = sources }
+        };
+        struct reduce_piece with_large[] = { one, { .n = ZERO_CUDA_NORM_MAX + 1 } };
+        struct zero_cuda_norm sum;
         struct zero_cuda_reduce to_fp16 = {
-                .wire = ZERO_FP16, .from = ZERO_FP32, .n = 1, .k = 1, .src = sources
+                .pieces = &one, .n_pieces = 1, .wire = ZERO_FP16, .from = ZERO_FP32
         };
         struct zero_cuda_reduce of_unknown = {
-                .wire = ZERO_FP32, .from = unknown, .n = 1, .k = 1, .src = sources
+                .pieces = &one, .n_pieces = 1, .wire = ZERO_FP32, .from = unknown
         };
-        struct zero_cuda_reduce of_many = { .wire = ZERO_FP32,
-                                            .from = ZERO_FP32,
-                                            .n = 1,
-                                            .k = ZERO_CUDA_SUM_MAX + 1,
-                                            .src = sources };
-        struct zero_cuda_norm sum;
-        struct zero_cuda_reduce large = {
-                .wire = ZERO_FP32, .from = ZERO_FP32, .n = ZERO_CUDA_NORM_MAX + 1, .norm = &sum
+        struct zero_cuda_reduce of_many = {
+                .pieces = with_many, .n_pieces = 2, .wire = ZERO_FP32, .from = ZERO_FP32
         };
+        struct zero_cuda_reduce large = { .pieces = with_large,
+                                          .n_pieces = 2,
+                                          .wire = ZERO_FP32,
+                                          .from = ZERO_FP32,
+                                          .norm = &sum };
         void *memory = NULL;
 
         cr_assert_eq(gpu->alloc(0, &memory), -EINVAL);
@@ -167,7 +174,7 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         cr_assert_eq(gpu->share_new(0, &share), -EINVAL);
         cr_assert_eq(trainer->map(0, -1, no_handle, 0, &memory), -EINVAL);
         cr_assert_null(memory);
-        cr_assert_eq(gpu->adamw(&update, NULL), -EINVAL);
+        cr_assert_eq(gpu->adamw(&update, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_BF16, word, ZERO_FP16, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(unknown, word, ZERO_FP32, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_FP32, word, unknown, word, 1, NULL), -EINVAL);
@@ -185,14 +192,16 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
 Test(plugin, does_nothing_for_an_empty_range, .init = load)
 {
         struct zero_cuda_adamw update = { .n = 0 };
+        struct reduce_piece none = { .n = 0, .k = 1, .src = sources },
+                            alone = { .acc = word, .n = 1 };
         struct zero_cuda_reduce add = {
-                .wire = ZERO_FP32, .from = ZERO_BF16, .n = 0, .k = 1, .src = sources
+                .pieces = &none, .n_pieces = 1, .wire = ZERO_FP32, .from = ZERO_BF16
         };
         struct zero_cuda_reduce nothing = {
-                .wire = ZERO_FP32, .from = ZERO_FP32, .n = 1, .acc = word
+                .pieces = &alone, .n_pieces = 1, .wire = ZERO_FP32, .from = ZERO_FP32
         };
 
-        cr_assert_eq(gpu->adamw(&update, NULL), 0);
+        cr_assert_eq(gpu->adamw(&update, 1, NULL), 0);
         cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_FP32, NULL, 0, NULL), 0);
         cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_BF16, NULL, 0, NULL), 0);
         cr_assert_eq(gpu->reduce(&add, NULL), 0);

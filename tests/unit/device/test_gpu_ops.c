@@ -123,8 +123,8 @@ Test(gpu_memory, enqueued_updates_are_done_when_they_were_waited_for)
         for (size_t i = 0; i < N; i++)
                 host[i] = 4;
         gpu_ops()->copy(x, host, N * sizeof *x);
-        gpu_update(&half);
-        gpu_update(&half);
+        gpu_update(&half, 1);
+        gpu_update(&half, 1);
         gpu_updated(0);
         holds(&p, 1, "two updates");
         holds(&served, 1, "what is served");

@@ -20,6 +20,7 @@ uint16_t dtype_fp16_from_fp32(float x);
 #define __device__
 #define __global__
 #define __shared__ static
+#define __grid_constant__
 #define __launch_bounds__(threads, resident)
 
 constexpr unsigned THREADS = LANES_BLOCK;
@@ -84,9 +85,9 @@ template <typename T, typename U> static inline void atomicExch(T *to, U x)
 }
 
 template <typename... P, typename... A>
-static int launch(void (*kernel)(P...), size_t blocks, void *, A... arguments)
+static int launch(void (*kernel)(P...), size_t blocks, void *, const A &...arguments)
 {
-        auto thread = [=]() { kernel(arguments...); };
+        auto thread = [&]() { kernel(arguments...); };
 
         lanes_run(
                 static_cast<unsigned>(blocks < GRID ? blocks : GRID),
