@@ -1,6 +1,9 @@
 /*
  * Events that another process may look at.  They keep no times, as CUDA asks of such ones.  A
  * trainer makes and records them, the daemon opens and asks.
+ *
+ * Whatever is done with one is done with its own GPU in use: a thread that has used none yet would
+ * be given the first, and memory of it.
  */
 #include "cuda/plugin.h"
 
@@ -12,7 +15,7 @@ _Static_assert(sizeof(cudaIpcEventHandle_t) == ZERO_GPU_HANDLE, "a handle of an 
 
 struct event {
         cudaEvent_t event;
-        int gpu; /* a trainer's: as it counts them */
+        int gpu; /* as this process counts them */
 };
 
 static int make(struct event *e, uint8_t ret_handle[ZERO_GPU_HANDLE])
@@ -72,7 +75,9 @@ int cuda_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event)
         if (!e)
                 return -ENOMEM;
         memcpy(&ipc, handle, sizeof(ipc));
-        r = cuda_errno(cudaIpcOpenEventHandle(&e->event, ipc));
+        r = cuda_errno(cudaGetDevice(&e->gpu));
+        if (r == 0)
+                r = cuda_errno(cudaIpcOpenEventHandle(&e->event, ipc));
         if (r < 0) {
                 free(e);
                 return r;
@@ -83,22 +88,31 @@ int cuda_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event)
 
 int cuda_event_done(void *event)
 {
-        cudaError_t error = cudaEventQuery(((struct event *)event)->event);
+        struct event *e = event;
+        struct cuda_saved saved;
+        cudaError_t error;
+        int r = cuda_enter(e->gpu, &saved);
 
-        if (error == cudaErrorNotReady) {
+        if (r < 0)
+                return r;
+        error = cudaEventQuery(e->event);
+        r = error == cudaErrorNotReady ? 0 : cuda_errno(error);
+        if (error == cudaErrorNotReady)
                 (void)cudaGetLastError();
-                return 0;
-        }
-        return error == cudaSuccess ? 1 : cuda_errno(error);
+        cuda_restore(&saved);
+        return error == cudaSuccess ? 1 : r;
 }
 
 void cuda_event_free(void *event)
 {
         struct event *e = event;
+        struct cuda_saved saved;
 
         if (!e)
                 return;
-        if (e->event)
+        if (e->event && cuda_enter(e->gpu, &saved) == 0) {
                 (void)cuda_errno(cudaEventDestroy(e->event));
+                cuda_restore(&saved);
+        }
         free(e);
 }

@@ -28,6 +28,8 @@ int cuda_errno(cudaError_t error)
         case cudaErrorInvalidValue:
         case cudaErrorInvalidDevice:
                 return -EINVAL;
+        case cudaErrorDevicesUnavailable: /* its compute mode lets one process use it */
+                return -EBUSY;
         default:
                 return -EIO;
         }
@@ -68,10 +70,24 @@ static int cuda_device_info(int device, struct zero_cuda_info *ret_info)
         return 0;
 }
 
+/* Once a GPU: each time it would go to the driver with what is known already. */
+static int begin(int device)
+{
+        static _Atomic uint64_t begun; /* a bit for each of the first 64 */
+        uint64_t bit = (uint64_t)(device >= 0 && device < 64) << (device & 63);
+        int r = 0;
+
+        if (!(begun & bit))
+                r = cuda_errno(cudaInitDevice(device, cudaDeviceScheduleBlockingSync,
+                                              cudaInitDeviceFlagsAreValid));
+        if (r == 0)
+                begun |= bit;
+        return r;
+}
+
 int cuda_use(int device)
 {
-        int r = cuda_errno(cudaInitDevice(device, cudaDeviceScheduleBlockingSync,
-                                          cudaInitDeviceFlagsAreValid));
+        int r = begin(device);
 
         return r == 0 ? cuda_errno(cudaSetDevice(device)) : r;
 }

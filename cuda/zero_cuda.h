@@ -11,6 +11,7 @@
  *             to no other process
  *   -ENOMEM   out of device memory
  *   -EINVAL   an argument is out of range
+ *   -EBUSY    the GPU's compute mode lets one process use it, and another does
  *   -EIO      anything else; after a fault on the GPU every further call says so
  *
  * Operations only enqueue on a stream, in order; a fault on the GPU is told by a later call.

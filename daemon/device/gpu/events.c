@@ -14,9 +14,32 @@ static int refuse(uint32_t index, int r, struct fault *fault)
         if (r == -ENOMEM)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory for events");
         return fault_set(fault, ZERO_EINVAL,
-                         "handle %u of the rank's events is not that of an event which other "
-                         "processes may look at (cudaEventInterprocess)",
+                         "handle %u of the rank's events cannot be opened: it is not that of an "
+                         "event for other processes (cudaEventInterprocess), or the trainer has "
+                         "another /dev/shm than the daemon, as in containers with IPC namespaces "
+                         "of their own: give them one",
                          index);
+}
+
+/* A trainer that fills its GPU, or has it to itself, is no fault of the GPU. */
+static int use(uint32_t gpu, struct fault *fault)
+{
+        int r = gpu_use(gpu);
+
+        if (r == -ENOMEM)
+                return fault_set(
+                        fault, ZERO_ENOMEM,
+                        "GPU %u (%s) has no memory left for the daemon to use it: leave it "
+                        "some hundred MiB",
+                        gpu, gpu_info(gpu)->name);
+        if (r == -EBUSY)
+                return fault_set(fault, ZERO_EGPU,
+                                 "GPU %u (%s) lets one process use it at a time: set its compute "
+                                 "mode to the default (nvidia-smi -c 0), so that trainers and "
+                                 "daemon share it",
+                                 gpu, gpu_info(gpu)->name);
+        gpu_must(gpu, "it cannot be used", r);
+        return 0;
 }
 
 int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
@@ -31,8 +54,11 @@ int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uin
         e = calloc(1, sizeof *e + n * sizeof e->event[0]);
         if (!e)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = gpu_use(gpu);
-        gpu_must(gpu, "it cannot be used", r);
+        r = use(gpu, fault);
+        if (r) {
+                gpu_events_close(e);
+                return r;
+        }
         while (e->n < n && (r = gpu_plugin->event_open(handles[e->n], &e->event[e->n])) == 0)
                 e->n++;
         if (r) {
