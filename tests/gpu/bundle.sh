@@ -55,7 +55,8 @@ libraries() {
         ldd "$1" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | grep -Ev "$LEFT_OUT"
 }
 
-# A program runs through a script of its name, so that no other process sees its libraries.
+# A program runs through a script of its name, so that no other process sees its libraries.  Where the
+# machine says by LD_LIBRARY_PATH what its driver is, that stays.
 pack_program() {
         local name=$1 file=$tree/$2 library path
         [[ -x $file ]] || fail "$file is not built; does this machine have what deploy/packages names, and nvcc?"
@@ -63,7 +64,7 @@ pack_program() {
         cat >"$work/bundle/bin/$name" <<-'END'
         #!/bin/sh
         top=$(dirname "$(readlink -f "$0")")/..
-        LD_LIBRARY_PATH=$top/lib exec "$top/libexec/${0##*/}" "$@"
+        LD_LIBRARY_PATH=$top/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec "$top/libexec/${0##*/}" "$@"
 END
         sed -i 's/^ *//' "$work/bundle/bin/$name" && chmod 0755 "$work/bundle/bin/$name" || return
         while read -r library path; do

@@ -4,6 +4,7 @@ can, and staged.
 
 usage: fetch.py TOP PLUGIN [--quick]; lines of JSON, see fetch.c
 """
+import os
 import subprocess
 import sys
 
@@ -24,7 +25,7 @@ def main():
                     continue
                 how += f" ({way})"
             subprocess.run([f"{TOP}/bin/fetch", PLUGIN, c[0].socket, "fetch", "cuda:0", how, *SIZES],
-                           env={"ZEROD_CUDA_PLUGIN": PLUGIN, "PATH": "/usr/bin:/bin"}, timeout=500, check=True)
+                           env={**os.environ, "ZEROD_CUDA_PLUGIN": PLUGIN}, timeout=500, check=True)
 
 
 if __name__ == "__main__":

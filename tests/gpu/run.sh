@@ -1,22 +1,26 @@
 #!/bin/bash
 # Checks zerod on this machine's GPU, and measures it.
 #
-#   tests/gpu/run.sh [--bundle FILE | --build DIR] [--plugin FILE] [--out DIR] [--quick] [PART...]
+#   tests/gpu/run.sh [--bundle FILE | --build DIR] [--plugin FILE] [--out DIR] [--quick] [--time S] [PART...]
 #
 #   --bundle FILE  what bundle.sh has made, elsewhere perhaps; else it is made here, or, where it
 #                  cannot be built, taken from zerod-gpu-bundle.tar.xz beside the sources
 #   --build DIR    it is made of this build tree
 #   --plugin FILE  another plugin than the bundle's, such as tests/support/zerod-fake-gpu.so of a build:
 #                  shows that the checks run, without a GPU
-#   --out DIR      logs, gpu.json with all figures and summary.txt come there; else a new directory
+#   --out DIR      summary.txt, log.txt (of all parts) and gpu.json (all figures) come there, each as soon as
+#                  it is known; else a new directory
 #   --quick        small and few
-#   PART           only these of: info conformance kernels processes sanitizer daemon
+#   --time S       in so many seconds: parts for which nothing is left are named at the end
+#   PART           only these, in this order, of: info conformance kernels processes sanitizer daemon
 #                  paths trainers gpus torch transformers (checks); figures adamw fetch tokens (figures)
 #
 # Needs bash, Python 3.10 and coreutils; PyTorch for torch, adamw and tokens, transformers for the part
 # of that name, compute-sanitizer for sanitizer, two GPUs for gpus: where they are missing that part
-# counts as skipped.  No network, no compiler, no library.
-# Exit status: 0 if nothing failed, 1 if anything did, 2 for a wrong command line, 77 if there is no GPU.
+# counts as skipped.  No network, no compiler, no library.  A part that takes too long is ended and has failed; the
+# others go on.  What CUDA says of an error is in the log.
+# Exit status: 0 if nothing failed, 1 if anything did or was left out for lack of time, 2 for a wrong command
+# line, 77 if there is no GPU.
 set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
@@ -24,9 +28,13 @@ set -uo pipefail
 CHECKS='info conformance kernels processes sanitizer daemon paths trainers gpus torch transformers'
 FIGURES='figures adamw fetch tokens'
 NO_GPU=77
+# Seconds that a part may take.
+declare -A limits=([conformance]=180 [kernels]=180 [processes]=180 [sanitizer]=300 [daemon]=400 [paths]=300
+        [trainers]=300 [gpus]=300 [torch]=400 [transformers]=300 [figures]=180 [adamw]=180 [fetch]=300 [tokens]=900)
+SHORTEST=20 # seconds: with less left no part is begun
 here=$root/tests/gpu
-work='' out='' plugin='' bundle='' build='' quick=''
-passed=0 failed=0 skipped=0
+work='' out='' plugin='' bundle='' build='' quick='' time='' running=''
+passed=0 failed=0 skipped=0 left_out=''
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
@@ -34,6 +42,10 @@ usage() {
 
 finish() {
         [[ -z $work ]] || rm -rf -- "$work"
+}
+
+end_running() {
+        [[ -z $running ]] || kill -KILL -- "-$running" 2>/dev/null
 }
 
 fail() {
@@ -77,7 +89,7 @@ with_python() {
 }
 
 need_torch() {
-        python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || {
+        python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
                 echo 'no PyTorch here that sees a GPU'
                 return "$NO_GPU"
         }
@@ -89,8 +101,26 @@ torch_test() {
                 with_python "$root/tests/torch/$1.py" "$root"/bin/{zerod,zeroctl,actor,gpt}
 }
 
+# What else there is to know of a machine that is seen once.
 part_info() {
-        "$root/bin/info" "$plugin"
+        "$root/bin/info" "$plugin" || return
+        nvidia-smi -q 2>&1 | grep -E 'Driver Version|CUDA Version|Product Name|Compute Mode|MIG Mode|Persistence|FB Memory|Total ' |
+                head -n 20
+        uname -a
+        getconf GNU_LIBC_VERSION
+        df -h /dev/shm /tmp
+        grep -E 'MemTotal|MemAvailable' /proc/meminfo
+        echo "$(nproc) processors; LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}"
+        python3 -c 'import sys; print("python", sys.version); import numpy, torch; print("numpy", numpy.__version__, "torch", torch.__version__, torch.version.cuda, "NCCL", torch.cuda.nccl.version())' 2>&1
+        return 0
+}
+
+# Why there may be none.
+no_gpu() {
+        ls -l /dev/nvidia* 2>&1
+        nvidia-smi 2>&1 | head -n 20
+        ldconfig -p 2>/dev/null | grep libcuda
+        echo "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}"
 }
 
 # There is a GPU: checks that leave themselves out, as after a crash while it is opened, have failed.
@@ -107,15 +137,17 @@ part_processes() {
 }
 
 part_sanitizer() {
-        local tool sanitizer
-        sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) || {
+        local tool sanitizer status=0
+        sanitizer=$(PATH=$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer command -v compute-sanitizer) || {
                 echo 'no compute-sanitizer here'
                 return "$NO_GPU"
         }
         for tool in memcheck racecheck initcheck synccheck; do
-                LD_LIBRARY_PATH=$root/lib "$sanitizer" --tool "$tool" --error-exitcode 1 "$root/libexec/kernels" "$plugin" --quick ||
-                        return 1
+                echo "--- $tool"
+                # kernels needs no library of ours
+                "$sanitizer" --tool "$tool" --error-exitcode 1 "$root/libexec/kernels" "$plugin" --quick || status=1
         done
+        return "$status"
 }
 
 part_daemon() {
@@ -155,10 +187,8 @@ part_transformers() {
 keep() {
         local name=$1
         shift
-        "$@" | tee "$work/lines"
-        local status=${PIPESTATUS[0]}
-        ! grep '^{' "$work/lines" >"$work/figures.$name" || mv "$work/figures.$name" "$figures/$name"
-        return "$status"
+        "$@" | tee "$work/lines/$name"
+        return "${PIPESTATUS[0]}"
 }
 
 part_figures() {
@@ -177,12 +207,50 @@ part_tokens() {
         need_torch && keep 4-tokens with_python "$here/tokens.py" "$root" "$plugin" $quick
 }
 
-# run_part NAME: its log is NAME.log; the end of it is shown if it fails.
+# run_for SECONDS COMMAND...: its status, or 124; then it has been ended, and what it started.
+run_for() {
+        local seconds=$1 status
+        shift
+        set -m # a process group of its own
+        "$@" </dev/null &
+        running=$!
+        set +m
+        if timeout --foreground "$seconds" tail -s 0.2 --pid="$running" -f /dev/null; then
+                wait "$running"
+                status=$?
+        else
+                kill -TERM -- "-$running"
+                timeout --foreground 10 tail -s 0.2 --pid="$running" -f /dev/null
+                status=124
+        fi
+        kill -KILL -- "-$running" 2>/dev/null
+        running=
+        return "$status"
+}
+
+# Seconds that are left of all.
+seconds_left() {
+        echo $((end == 0 ? 1000000 : (end - $(now_ms)) / 1000))
+}
+
+# run_part NAME: its log is added to log.txt; the end of it is shown if it fails.
 run_part() {
-        local name=$1 status begin word
+        local name=$1 log=$work/log status begin word left limit
+        left=$(seconds_left)
+        if ((left < SHORTEST)); then
+                left_out+=" $name"
+                return
+        fi
+        limit=${limits[$name]:-60}
+        ((limit < left)) || limit=$left
         begin=$(now_ms)
-        "part_$name" </dev/null >"$out/$name.log" 2>&1
+        run_for "$limit" "part_$name" >"$log" 2>&1
         status=$?
+        ((status != 124)) || echo "ended: it took more than $limit s" >>"$log"
+        {
+                echo "=== $name: status $status"
+                cat "$log"
+        } >>"$out/log.txt"
         case $status in
         0)
                 passed=$((passed + 1))
@@ -197,30 +265,41 @@ run_part() {
                 word='FAILED'
                 ;;
         esac
-        printf '%-12s %-8s %5d s  %s\n' "$name" "$word" $((($(now_ms) - begin) / 1000)) "$(tail -n 1 "$out/$name.log")"
-        ((status == 0 || status == NO_GPU)) || sed 's/^/    /' "$out/$name.log" | tail -n 30
+        printf '%-12s %-8s %5d s  %s\n' "$name" "$word" $((($(now_ms) - begin) / 1000)) "$(tail -n 1 "$log")"
+        ((status == 0 || status == NO_GPU)) || sed 's/^/    /' "$log" | tail -n 30
+        merge_figures
+}
+
+# All figures so far, whatever becomes of the part that made them and of those that follow.
+merge_figures() {
+        local file
+        for file in "$work"/lines/*; do
+                ! grep '^{.*}$' "$file" >"$work/found" 2>/dev/null || cp "$work/found" "$work/figures/${file##*/}"
+        done
+        compgen -G "$work/figures/*" >/dev/null || return
+        python3 -B "$root/tests/bench/merge.py" "$out/gpu.json" "$work"/figures/* >"$work/table" || failed=$((failed + 1))
 }
 
 run_parts() {
         local name
-        figures=$work/figures
-        mkdir -p "$out" "$figures" || fail "cannot make $out"
+        trap end_running EXIT # this is a process of its own
+        trap 'exit 130' INT TERM HUP
+        mkdir -p "$work/figures" "$work/lines"
         [[ -n $plugin ]] || plugin=$root/lib/zerod/zerod-cuda.so
+        export CUDA_LOG_FILE=${CUDA_LOG_FILE:-stderr} # the driver's own words
         sed 's/^/    /' "$root/bundle.info"
-        "$root/bin/info" "$plugin"
-        case $? in
-        0) ;;
-        "$NO_GPU") exit "$NO_GPU" ;;
-        *) fail 'the GPU cannot be used, as said above' ;;
-        esac
+        "$root/bin/info" "$plugin" 2>&1
+        if (($? == NO_GPU)); then
+                no_gpu
+                exit "$NO_GPU"
+        fi
         for name; do
                 run_part "$name"
         done
-        if compgen -G "$figures/*" >/dev/null; then
-                python3 -B "$root/tests/bench/merge.py" "$out/gpu.json" "$figures"/* || failed=$((failed + 1))
-        fi
-        echo "$passed passed, $failed failed, $skipped skipped; logs in $out"
-        ((failed == 0))
+        [[ ! -f $work/table ]] || cat "$work/table"
+        [[ -z $left_out ]] || echo "no time was left for:$left_out"
+        echo "$passed passed, $failed failed, $skipped skipped; all that was said is in $out/log.txt"
+        ((failed == 0)) && [[ -z $left_out ]]
 }
 
 # ---- in order ----------------------------------------------------------------------
@@ -232,6 +311,11 @@ main() {
                 --bundle | --build | --plugin | --out)
                         (($# > 1)) || { usage >&2 && exit 2; }
                         printf -v "${1#--}" %s "$(realpath -m -- "$2")"
+                        shift
+                        ;;
+                --time)
+                        [[ ${2:-} =~ ^[1-9][0-9]{0,5}$ ]] || { usage >&2 && exit 2; }
+                        time=$2
                         shift
                         ;;
                 --quick) quick=--quick ;;
@@ -249,6 +333,7 @@ main() {
                 esac
                 shift
         done
+        end=$((${time:+$(now_ms) + time * 1000} + 0))
         trap finish EXIT
         trap 'exit 130' INT TERM HUP
         # shellcheck disable=SC2086 # two lists of words
@@ -263,10 +348,9 @@ main() {
                 exit
         fi
         [[ -n $out ]] || out=$(mktemp -d -t zerod-gpu.XXXXXX)
-        run_parts "${parts[@]}" | tee "$work/summary.txt"
-        status=${PIPESTATUS[0]}
-        cp "$work/summary.txt" "$out/"
-        exit "$status"
+        mkdir -p "$out" || fail "cannot make $out"
+        run_parts "${parts[@]}" | tee -a "$out/summary.txt"
+        exit "${PIPESTATUS[0]}"
 }
 
 main "$@"
