@@ -21,6 +21,8 @@ enum {
         ORDINARY, /* reads, writes, says when that is done, ends */
         KILLED,   /* goes on working until it is killed */
         ILLEGAL,  /* reads where no memory is */
+        OTHER,    /* another user's; else ordinary */
+        NOBODY = 65534,
         BYTES = 8 << 20,
         BUSY = 200,              /* copies ahead of what the event stands for */
         SLACK = 16 << 20,        /* of the driver's own */
@@ -142,6 +144,8 @@ _Noreturn static void trainer(struct gpu gpu, int socket, int kind)
         char go;
         int fd;
 
+        if (kind == OTHER && (setgid(NOBODY) || setuid(NOBODY)))
+                die("cannot become another user");
         gpu_start(&gpu);
         if (kind == ILLEGAL) {
                 read_nowhere(&gpu);
@@ -197,7 +201,8 @@ static int end(struct child *c)
 
         if (waitpid(c->pid, &status, 0) != c->pid)
                 die("no status of the trainer");
-        close(c->socket);
+        if (c->socket >= 0)
+                close(c->socket);
         return status;
 }
 
@@ -267,7 +272,7 @@ static int look(const struct gpu *gpu, void *event)
         return pending;
 }
 
-/* From the first word to the recorded event. */
+/* From the first word to the recorded event; NULL: it cannot be opened. */
 static void *offer_window(const struct gpu *gpu, struct child *c, const struct zero_cuda_share *s)
 {
         struct offer offer = { .bytes = s->bytes, .by_handle = s->fd < 0 };
@@ -280,7 +285,8 @@ static void *offer_window(const struct gpu *gpu, struct child *c, const struct z
         hear(c->socket, &hello, sizeof hello);
         if (memcmp(hello.uuid, info.uuid, sizeof info.uuid))
                 die("the two processes know the GPU by two UUIDs");
-        must(gpu->ops->event_open(hello.event, &event), "open an event");
+        if (gpu->ops->event_open(hello.event, &event) < 0)
+                event = NULL;
         memcpy(offer.handle, s->handle, sizeof offer.handle);
         say(c->socket, &offer, sizeof offer, s->fd);
         hear(c->socket, &recorded, 1);
@@ -291,8 +297,11 @@ static void check_sharing(struct gpu *gpu, struct child *c)
 {
         struct zero_cuda_share share = window_of_ones(gpu);
         void *event = offer_window(gpu, c, &share);
-        int pending = look(gpu, event);
+        int pending;
 
+        if (!event)
+                die("the trainer's event cannot be opened");
+        pending = look(gpu, event);
         all_bytes(gpu, share.memory, BYTES, 2);
         say(c->socket, "", 1, -1);
         if (end(c) != 0)
@@ -304,11 +313,49 @@ static void check_sharing(struct gpu *gpu, struct child *c)
         gpu->ops->share_free(&share);
 }
 
+_Noreturn static void serve_other_user(struct gpu gpu)
+{
+        struct child c = start(&gpu, OTHER);
+        struct zero_cuda_share share;
+        void *event;
+
+        gpu_start(&gpu);
+        share = window_of_ones(&gpu);
+        event = offer_window(&gpu, &c, &share);
+        if (event)
+                look(&gpu, event);
+        say(c.socket, "", 1, -1);
+        if (end(&c) != 0)
+                die("the trainer of another user failed");
+        printf("a trainer of another user sees the window; its events %s\n",
+               event ? "can be opened" : "CANNOT BE OPENED");
+        exit(EXIT_SUCCESS);
+}
+
+/*
+ * What a daemon shares with a trainer of another user is for the driver to say: a window goes by
+ * its descriptor, an event perhaps by a file of its user's.  Told, and not required.
+ */
+static void check_other_user(const struct gpu *gpu)
+{
+        struct child daemon = { .socket = -1 };
+
+        if (geteuid() != 0)
+                return;
+        daemon.pid = fork();
+        if (daemon.pid == 0)
+                serve_other_user(*gpu);
+        if (daemon.pid < 0 || end(&daemon) != 0)
+                fputs("A TRAINER OF ANOTHER USER CANNOT BE SERVED, as said above\n", stderr);
+}
+
 static void check_killed(struct gpu *gpu, struct child *c)
 {
         struct zero_cuda_share share = window_of_ones(gpu);
         void *event = offer_window(gpu, c, &share);
 
+        if (!event)
+                die("the trainer's event cannot be opened");
         look(gpu, event);
         kill(c->pid, SIGKILL);
         end(c);
@@ -402,6 +449,7 @@ int main(int argc, char *argv[])
         uint64_t before;
 
         gpu_load(argc, argv, &gpu);
+        check_other_user(&gpu);
         ordinary = start(&gpu, ORDINARY);
         illegal = start(&gpu, ILLEGAL);
         for (int i = 0; i < DEATHS; i++)

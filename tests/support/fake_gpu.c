@@ -14,6 +14,7 @@
  *   FAKE_GPU_DELAY_MS=N an event is done only that long after this process has recorded it
  *   FAKE_GPU_FAULT=N    the N-th wait for a stream says that the GPU has failed, and so does
  *                             everything from there on
+ *   FAKE_GPU_USE=N      using a GPU fails with errno N
  *   FAKE_GPU_ABI=N, FAKE_GPU_CLIENT_ABI=N  versions that the tables tell
  *   FAKE_GPU_MAJOR=N    compute capability N.0 (9)
  */
@@ -94,7 +95,7 @@ static int fake_use(int device)
         if (device < 0 || device >= (int)fake_gpus())
                 return -EINVAL;
         fake_gpu_in_use = device;
-        return fake_state();
+        return fake_state() < 0 ? fake_state() : -(int)fake_setting("FAKE_GPU_USE", 0);
 }
 
 __attribute__((visibility("default"))) zero_cuda_plugin_fn zero_cuda_plugin;

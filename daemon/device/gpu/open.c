@@ -74,7 +74,9 @@ static int find_gpus(const struct zero_cuda_plugin *plugin, struct fault *fault)
                 gpus.info[gpus.n++] = info;
         }
         if (r < 0)
-                return fault_set(fault, ZERO_EGPU, "the GPUs cannot be looked at: %s",
+                return fault_set(fault, ZERO_EGPU,
+                                 "the GPUs cannot be looked at: %s (with CUDA_LOG_FILE=stderr in "
+                                 "the environment the driver says more)",
                                  strerror(-r));
         if (gpus.n == 0)
                 return fault_set(fault, ZERO_EGPU,

@@ -352,6 +352,27 @@ Test(gpu_memory, events_of_no_handle_are_refused)
         trainer->event_free(event);
 }
 
+static void cannot_be_used(int error, int status, const char *words)
+{
+        const uint8_t(*none)[ZERO_GPU_HANDLE] = NULL;
+        struct gpu_events *e = NULL;
+        char number[12];
+
+        snprintf(number, sizeof number, "%d", error);
+        setenv("FAKE_GPU_USE", number, 1);
+        cr_assert_eq(gpu_events_open(0, none, 0, &e, &fault), status);
+        cr_assert_not_null(strstr(fault.text, words), "%s", fault.text);
+        cr_assert_null(e);
+        unsetenv("FAKE_GPU_USE");
+}
+
+/* The daemon goes on: other jobs may be on other GPUs, or in host memory. */
+Test(gpu_memory, a_gpu_that_its_trainer_leaves_no_part_of_is_refused)
+{
+        cannot_be_used(ENOMEM, ZERO_ENOMEM, "no memory left for the daemon");
+        cannot_be_used(EBUSY, ZERO_EGPU, "compute mode");
+}
+
 /* ---- buffers ------------------------------------------------------------------- */
 
 /* Pins as many as there may be: one is asked for whenever none is left. */
