@@ -132,6 +132,11 @@ cudaError_t cudaGetLastError(void)
         return cudaSuccess;
 }
 
+const char *cudaGetErrorString(cudaError_t error)
+{
+        return error == cudaSuccess ? "no error" : "an error";
+}
+
 cudaError_t cudaDeviceSynchronize(void)
 {
         cudaError_t r = fake_next();
@@ -279,6 +284,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
         enqueued[stream ? stream->gpu : fake_in_use()] = false;
         return r ? r : (cudaError_t)fake.sticky;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+        cudaError_t r = fake_next();
+
+        return r ? r : fake_is_enqueued(stream->gpu) ? cudaErrorNotReady : (cudaError_t)fake.sticky;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
