@@ -61,7 +61,7 @@ static int block_new(size_t bytes, struct block **ret)
         b->bytes = bytes;
         b->gpu = fake_gpu_in_use;
         pthread_mutex_lock(&mutex);
-        r = bytes > total_bytes() - used[b->gpu] ? -ENOMEM : map_block(b);
+        r = used[b->gpu] + bytes > total_bytes() ? -ENOMEM : map_block(b);
         if (r == 0) {
                 used[b->gpu] += bytes;
                 b->next = blocks;
