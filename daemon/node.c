@@ -305,6 +305,7 @@ static int node_socket(struct node *node, struct fault *fault)
 
 static int node_exchange(struct node *node, struct fault *fault)
 {
+        node->x.part_bytes = GPU_BUFFER;
         if (exchange_start(&node->x))
                 return fault_set(fault, ZERO_EIO, "cannot start the event loop");
         return views_start(&node->x, fault);

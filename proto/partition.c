@@ -84,6 +84,12 @@ bool range_within(struct range inner, struct range outer)
                inner.count <= outer.count - (inner.first - outer.first);
 }
 
+uint32_t range_parts(uint64_t count, uint64_t most)
+{
+        assert(most >= LAYOUT_ALIGN);
+        return count ? (uint32_t)((count - 1) / most + 1) : 1;
+}
+
 struct range range_part(struct range whole, uint32_t part, uint32_t parts)
 {
         uint64_t units = whole.count / LAYOUT_ALIGN;

@@ -31,6 +31,11 @@ void partition_free(struct partition *p);
 struct range partition_range(const struct partition *p, uint32_t group, uint32_t owner);
 /* Whether inner has elements, and all of them are outer's; whatever its numbers. */
 bool range_within(struct range inner, struct range outer);
+/*
+ * Into how many parts a number of elements is cut, so that none has more than so many: both
+ * multiples of LAYOUT_ALIGN.  At least one.
+ */
+uint32_t range_parts(uint64_t count, uint64_t most);
 /* One of so many parts of about the same size, cut at multiples of LAYOUT_ALIGN elements. */
 struct range range_part(struct range whole, uint32_t part, uint32_t parts);
 /* The owner of the i-th slice in address order, i < slices[group]. */

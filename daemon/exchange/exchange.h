@@ -73,6 +73,7 @@ struct exchange {
         const struct device_ops *ops; /* of host memory; of a GPU's too, where there is one */
         uint32_t gpus;                /* that states are put on; 0: they are in host memory */
         struct gpu_waits *gpu_waits;  /* NULL: no GPU is used (gpus_count() is 0) */
+        uint32_t part_bytes; /* payloads travel in parts of so many at most; up to GPU_BUFFER */
 
         struct placement view;        /* who holds shards: the list in force */
         struct views *views;          /* how that changes (view.h); NULL: it does not */
@@ -108,7 +109,7 @@ struct exchange {
         void *closed_arg;
 };
 
-/* Starts the tick.  All but exchange->{loop..gpu_waits} is set here. */
+/* Starts the tick.  All but exchange->{loop..part_bytes} is set here. */
 int exchange_start(struct exchange *x);
 /* Ends all requests and jobs (state files stay); closed() comes when nothing is in flight. */
 void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg);
@@ -339,10 +340,11 @@ void reduce_vacate(struct reduce *r);
 /* A new session of the rank. */
 void reduce_rejoin(struct job *job, uint32_t rank);
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
-/* This node's owner reads its range of an offered parcel; taken: it needs it no more. */
+/* An owner reads of its range of an offered parcel; of what was taken so many elements are not
+ * read again. */
 struct parcel;
 void parcel_read_begin(struct parcel *p);
-void parcel_read_end(struct parcel *p, bool taken);
+void parcel_read_end(struct parcel *p, uint32_t owner, uint64_t taken);
 /*
  * What is added of a tensor, from an element of the group on: their number, at most
  * parcel_sources_max(), their dtype.  Not for the CPU if it is on a GPU.
@@ -358,6 +360,8 @@ uint64_t reduce_elements_sent(const struct reduce *r);
 
 int landing_new(struct holding *h);
 void landing_free(struct landing *l);
+/* The last local rank has left: memory that was kept for gradients goes. */
+void landing_vacate(struct landing *l);
 /* A mirror takes its owner's sum. */
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* An offer of a node; parcel is NULL for other nodes'. */

@@ -44,6 +44,13 @@ def train(c, dtype, device):
     return (seen.pop(), c.checksum("paths")["planes"]), 1000 * taken / STEPS
 
 
+def lands_on_gpu(c):
+    """Gradients do, where the states are."""
+    for d in c.daemons:
+        names = {a["what"] for g in d.status()["gpus"] for a in g["allocations"]}
+        assert "landing of job paths" in names, f"gradients land in host memory: {names}"
+
+
 def main():
     use_bundle(TOP)
     direct = True
@@ -58,6 +65,8 @@ def main():
                     direct = direct and (way != "direct" or taken == "direct")
                     got, ms = train(c, dtype, "cuda:0")
                     assert got == expected, f"{dtype}, {way}, {states}: {got} is not {expected}"
+                    if states is GPU_STATES:
+                        lands_on_gpu(c)
                     print(f"{dtype}, states on the {states['optimizer']}, {way}: {ms:.0f} ms a step; {why}", flush=True)
     if not direct:
         print("the bits are the same, but GPU memory was always staged: see above why")

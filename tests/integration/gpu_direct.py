@@ -23,13 +23,16 @@ known = {}
 
 
 @contextlib.contextmanager
-def gpus(way, **options):
-    """Two nodes with a GPU each, and how payloads of GPU memory go between them."""
-    if way == "direct" and not crash_points():
+def gpus(way, crash=None, **options):
+    """Two nodes with a GPU each, and how payloads of GPU memory go between them; where the second is killed."""
+    if (way == "direct" or crash) and not crash_points():
         raise Skip("the daemon was built without crash points")
     with environment(ZEROD_CUDA_PLUGIN=plugin()), contextlib.ExitStack() as stack:
+        c = stack.enter_context(Cluster(2, start=False, device="cuda", **options))
         with environment(**WAYS[way]):
-            c = stack.enter_context(Cluster(2, device="cuda", **options))
+            c[0].start()
+            c[1].start(crash=crash)
+            c.wait_up()
         for d in c.daemons:
             assert {p["bulk_gpu"] for p in d.status()["peers"] if not p["self"]} == {way}, d.status()["peers"]
         yield c
@@ -70,23 +73,53 @@ def same_bits(what):
         assert train(c, attach(c, dtype, device="cuda:0")) == in_host_memory(dtype)
 
 
-def in_parts(c, **needs):
+def begin_in_parts(c, **needs):
     ranks = c.ranks("job", LARGE, [0, 1], hold=1, push=1, **needs)
     for a in ranks:
-        a.start("train", steps=2, clip=0.5, sets=SETS, seed=7)
-    return end(c, ranks)
+        a.start("train", steps=2, clip=0.5, sets=SETS, seed=7, patient=True)
+    return ranks
+
+
+def in_parts(c, **needs):
+    return end(c, begin_in_parts(c, **needs))
+
+
+def in_one_place():
+    if "parts" not in known:
+        with Cluster(2, owners="n0") as c:
+            known["parts"] = in_parts(c)
+    return known["parts"]
 
 
 @cases_of(WAYS)
 def same_bits_in_parts(way):
     """Cut otherwise where one node has all of it."""
-    if "parts" not in known:
-        with Cluster(2, owners="n0") as c:
-            known["parts"] = in_parts(c)
     with Cluster(2) as c:
-        assert in_parts(c) == known["parts"]
+        assert in_parts(c) == in_one_place()
     with gpus(way, optimizer="device", mirror=1) as c:
-        assert in_parts(c, device="cuda:0") == known["parts"]
+        assert in_parts(c, device="cuda:0") == in_one_place()
+        for d in c.daemons:
+            gpu, = d.status()["gpus"]
+            assert "landing of job job" in {a["what"] for a in gpu["allocations"]}, gpu
+
+
+@case
+def same_bits_in_parts_over_tcp():
+    with gpus("staged", optimizer="device", bulk="tcp") as c:
+        assert in_parts(c, device="cuda:0") == in_one_place()
+
+
+@cases_of([("direct", "push.sending:2"), ("direct", "landing.part:3"), ("staged", "push.sending:3"),
+           ("staged", "landing.part:2"), ("staged", "mirror.sending:2")], "{0[0]}_{0[1]}")
+def killed_between_parts(what):
+    """Of a gradient, or of a sum on its way to the mirror."""
+    way, point = what
+    with gpus(way, crash=point, optimizer="device", mirror=1) as c:
+        ranks = begin_in_parts(c, device="cuda:0")
+        until(lambda: not c[1].alive(), what=f"the kill at {point}")
+        with environment(**WAYS[way]):
+            c[1].start()
+        assert end(c, ranks)[1] == in_one_place()[1]
 
 
 @cases_of(WAYS)

@@ -3,8 +3,8 @@
  * Into a window on a GPU all is copied, from shards here or from buffers that other nodes' bytes
  * land in, unless their path takes GPU memory.
  *
- * They are brought in parts of at most GPU_BUFFER bytes: while one is sent, the next is copied from
- * a GPU, and the one before to another.
+ * They are brought in parts of at most exchange.part_bytes: while one is sent, the next is copied
+ * from a GPU, and the one before to another.
  */
 #include <stdlib.h>
 
@@ -115,9 +115,9 @@ static uint32_t slice_parts(const struct job *job, uint32_t group)
 {
         const struct layout_group *g = &job->layout->groups[group];
         uint64_t slices = job->partition->slices[group], units = g->elements / LAYOUT_ALIGN;
-        uint64_t largest = (units + slices - 1) / slices * LAYOUT_ALIGN * dtype_size(g->dtype);
+        uint64_t largest = (units + slices - 1) / slices * LAYOUT_ALIGN;
 
-        return (uint32_t)((largest + GPU_BUFFER - 1) / GPU_BUFFER);
+        return range_parts(largest, job->x->part_bytes / dtype_size(g->dtype));
 }
 
 uint32_t gather_parts(const struct job *job, uint32_t group)

@@ -396,8 +396,11 @@ void rank_leave(struct rank *rank, bool orderly)
         rank_release_all(rank);
         job->n_attached--;
         gather_leave(rank->gather, rank->hold_groups);
-        if (job->n_attached == 0)
+        if (job->n_attached == 0) {
                 reduce_vacate(job->reduce);
+                for_holdings (job, h)
+                        landing_vacate(h->landing);
+        }
         job->ranks[rank->rank] = NULL;
         if (!job->dead)
                 rank_part(rank, orderly);

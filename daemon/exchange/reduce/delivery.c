@@ -1,6 +1,6 @@
 /*
- * Owners on other nodes take their ranges of parcels.  What is asked for has to be on offer, and to
- * be the owner's own.
+ * Owners on other nodes take their ranges of parcels, part by part.  What is asked for has to be on
+ * offer, and to be the owner's own.
  */
 #include "daemon/exchange/planes/staging.h"
 #include "daemon/exchange/reduce/reduce.h"
@@ -10,10 +10,11 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-/* One range of a parcel on its way to its owner. */
+/* A part of a parcel on its way to its owner. */
 struct delivery {
         struct job *job;
         struct parcel *parcel;
+        uint32_t owner;
         uint64_t elements;
 };
 
@@ -25,8 +26,8 @@ static void delivery_sent(void *arg, int status)
 
         if (status == 0)
                 job->reduce->elements_sent += d->elements;
+        parcel_read_end(p, d->owner, status == 0 ? d->elements : 0);
         free(d);
-        parcel_read_end(p, status == 0);
         job_unref(job);
 }
 
@@ -45,8 +46,8 @@ static struct parcel *parcel_find(struct job *job, const Zero__Pull *request)
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
         struct parcel *p = parcel_find(job, request);
+        struct range range = { request->first, request->count };
         struct delivery *d;
-        struct range range;
 
         if (!p || request->owner >= job->place.n_owners ||
             job->place.node[request->owner] != node) {
@@ -54,8 +55,7 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                            "no such gradient is offered");
                 return;
         }
-        range = partition_range(job->partition, request->group, request->owner);
-        if (request->first != range.first || request->count != range.count) {
+        if (!range_within(range, partition_range(job->partition, request->group, request->owner))) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
                 return;
         }
@@ -64,7 +64,7 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        *d = (struct delivery){ job, p, range.count };
+        *d = (struct delivery){ job, p, request->owner, range.count };
         job_ref(job);
         parcel_read_begin(p);
         if (staged_payload(job, p->on_gpu, node, request->transfer, TRAFFIC_REDUCE,
@@ -73,7 +73,7 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 crash_point(CRASH_PUSH_SENDING);
                 return;
         }
-        parcel_read_end(p, false);
+        parcel_read_end(p, request->owner, 0);
         free(d);
         job_unref(job);
 }

@@ -64,6 +64,7 @@ void landing_free(struct landing *l)
         free(l->groups);
         free(l->present);
         landing_forget_kept(l);
+        landing_vacate(l);
         free(l);
 }
 
@@ -105,7 +106,7 @@ static void offer_accumulated(struct offload_task *task)
         crash_point(CRASH_LANDING_ADDED);
         lg->busy = false;
         if (o->parcel)
-                parcel_read_end(o->parcel, true);
+                parcel_read_end(o->parcel, h->owner, h->state->plan->shards[group].range.count);
         if (o->generation == h->landing->generation) {
                 lg->finished[o->node] = o->last;
                 lg->cursor++;

@@ -1,6 +1,6 @@
 /*
  * landing.h - shared by an owner's reduction (landing.c), what it computes (adding.c), the offers
- * it takes (offer.c) and its vote (vote.c).
+ * it takes (offer.c, pulling.c, room.c) and its vote (vote.c).
  */
 #pragma once
 
@@ -15,22 +15,34 @@ struct group_norm {
 
 enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
 
+/* Memory for what is pulled of an offer. */
+struct room {
+        void *memory; /* NULL: none */
+        uint64_t bytes;
+        int gpu; /* ROOM_ON_HOST, or where it lies */
+};
+
+enum { ROOM_ON_HOST = -1, ROOMS_KEPT = 4 };
+
 struct offer {
         struct list link; /* landing_group.queues[node], or landing.early */
-        struct ask ask;
         struct offload_task task;
         struct holding *holding;
         enum offer_phase phase;
         uint32_t node, group, micro_batch;
         uint64_t attempt;
         bool last, empty;
-        bool void_;            /* its attempt is over: freed when its payload has ended */
+        bool void_;            /* its attempt is over: freed when its parts have ended */
         uint64_t generation;   /* of the landing, when its accumulation began */
         struct parcel *parcel; /* of this node's own ranks */
         uint8_t *present;      /* one bit a tensor */
         size_t present_bytes;
-        void *buffer; /* landing buffer */
-        bool final;   /* the group's norm is taken with it */
+        struct room room; /* where its parts land */
+        struct offer_part *parts;
+        uint32_t n_parts, next_part, in_flight, landed; /* parts; next: to be asked for */
+        bool failed; /* one did; no more are asked for before the others have ended */
+        bool cut;    /* the link ended meanwhile */
+        bool final;  /* the group's norm is taken with it */
         struct group_norm norm;
 };
 
@@ -52,7 +64,9 @@ struct landing {
         uint8_t *present;             /* [tensor]: has a gradient in this attempt */
         struct list early;            /* offers of attempts that this node has not heard of yet */
         uint32_t n_early;
-        uint64_t buffer_bytes;
+        uint64_t room_bytes;                /* that offers have */
+        struct room kept_rooms[ROOMS_KEPT]; /* on GPUs, for the next offers */
+        uint32_t n_kept_rooms;
         bool preparing;   /* the coordinator wants this owner's vote */
         bool have_params; /* ... to end the step, not for the norm only */
         bool voted;       /* ... and has it; there is no decision yet */
@@ -69,11 +83,24 @@ enum zero_dtype landing_dtype(const struct holding *h);
 bool landing_has(const struct holding *h, uint32_t group);
 bool landing_expects(const struct holding *h, uint32_t group, uint32_t node);
 
+/* Elements that are pulled of an offer, and the first: of the group, or of the mirrored sum. */
+struct range landing_range(const struct holding *h, uint32_t group);
+
 /* offer.c */
 void offer_free(struct offer *o);
-void offer_pull(struct offer *o, bool its_turn);
-void offer_void(struct offer *o);
 void landing_take_early(struct holding *h);
+
+/* pulling.c */
+/* Begins to pull it, if it has anything to pull and is not being pulled; its_turn: beyond the
+ * budget if need be. */
+void offer_pull(struct offer *o, bool its_turn);
+/* Frees it, or lets it go when its parts have ended. */
+void offer_void(struct offer *o);
+
+/* room.c */
+/* False: not now. */
+bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret);
+void room_give(struct holding *h, struct room *room);
 
 /* mirror.c: the group's sum is there. */
 void mirror_offer(struct holding *h, uint32_t group);

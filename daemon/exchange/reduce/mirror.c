@@ -2,8 +2,8 @@
  * The chain to a mirror.
  *
  * Nodes offer their gradients to an owner alone.  When it has a group's sum it offers that to
- * its mirror, which pulls it (fp32, as the owner's own plane has it), takes the norm itself,
- * votes and runs the same update: four bytes a parameter and step instead of the twelve of
+ * its mirror, which pulls it in parts (fp32, as the owner's own plane has it), takes the norm
+ * itself, votes and runs the same update: four bytes a parameter and step instead of the twelve of
  * the states, and the mirror's vote must be the owner's.
  *
  * Invariant: a sum is not overwritten while it is being sent; so whatever a mirror has taken is
@@ -18,7 +18,7 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-/* A group's sum on its way. */
+/* A part of a group's sum on its way. */
 struct sending {
         struct holding *holding;
         uint32_t group;
@@ -95,6 +95,7 @@ static bool pull_fits(const struct job *job, const struct holding *h, uint32_t n
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
         struct holding *h = holding_of_copy(job, request->owner, 0);
+        struct range range = { request->first, request->count };
         const struct plan_shard *shard;
         struct sending *s;
 
@@ -103,16 +104,20 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 return;
         }
         shard = &h->state->plan->shards[request->group];
-        s = request->count == shard->moment_count ? malloc(sizeof *s) : NULL;
-        if (!s) {
+        if (!range_within(range, (struct range){ 0, shard->moment_count })) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
+                return;
+        }
+        s = malloc(sizeof *s);
+        if (!s) {
+                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
                 return;
         }
         *s = (struct sending){ h, request->group };
         job_ref(job);
         h->landing->groups[request->group].readers++;
         if (plane_payload(h, node, request->transfer, TRAFFIC_REDUCE,
-                          h->state->grad + shard->moment, shard->moment_count * sizeof(float),
+                          h->state->grad + shard->moment + range.first, range.count * sizeof(float),
                           sum_sent, s))
                 sum_sent(s, -ECANCELED); /* the node is gone */
         else

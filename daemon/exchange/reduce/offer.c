@@ -1,16 +1,13 @@
 /*
- * Offers of nodes: checked, queued, and pulled into landing buffers within a budget.
- *
- * The offer whose turn it is may always be pulled; those of an attempt this node has not heard
- * of yet wait until it has.
+ * Offers of nodes: checked and queued.  Those of an attempt this node has not heard of yet wait
+ * until it has.
  */
 #include "daemon/exchange/reduce/landing.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/crash.h"
-#include "daemon/exchange/reduce/buffer.h"
 #include "proto/cleanup.h"
 
 /* Whether this owner reduces the group at all. */
@@ -38,95 +35,24 @@ enum zero_dtype landing_dtype(const struct holding *h)
         return h->copy ? ZERO_FP32 : h->job->reduce_dtype;
 }
 
-static uint64_t landing_bytes(const struct holding *h, uint32_t group)
+struct range landing_range(const struct holding *h, uint32_t group)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
 
-        return (h->copy ? shard->moment_count : shard->range.count) * dtype_size(landing_dtype(h));
-}
-
-/* Room for four of the largest ranges from every node, if not configured. */
-static uint64_t landing_budget(const struct holding *h)
-{
-        const struct job *job = h->job;
-        uint64_t largest = 0;
-
-        if (job->x->conf->reduce_buffers)
-                return job->x->conf->reduce_buffers;
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                if (landing_bytes(h, g) > largest)
-                        largest = landing_bytes(h, g);
-        return 4 * largest * job->x->cluster->n_nodes;
+        return h->copy ? (struct range){ 0, shard->moment_count } : shard->range;
 }
 
 /* ---- offers ------------------------------------------------------------------ */
 
-static void offer_drop_buffer(struct offer *o)
-{
-        if (!o->buffer)
-                return;
-        o->holding->landing->buffer_bytes -= landing_bytes(o->holding, o->group);
-        free(STEAL(o->buffer));
-}
-
 void offer_free(struct offer *o)
 {
-        offer_drop_buffer(o);
+        assert(o->in_flight == 0);
+        room_give(o->holding, &o->room);
         list_remove(&o->link);
+        free(o->parts);
         free(o->present);
         job_unref(o->holding->job);
         free(o);
-}
-
-static void offer_landed(struct ask *ask, int status)
-{
-        struct offer *o = CONTAINER_OF(ask, struct offer, ask);
-
-        if (o->void_) {
-                offer_free(o);
-                return;
-        }
-        if (status) { /* the link ended, or the node's attempt is over: the job says which */
-                offer_drop_buffer(o);
-                o->phase = OFFER_WAITING;
-                return;
-        }
-        o->phase = OFFER_LANDED;
-        crash_point(CRASH_LANDING_LANDED);
-        landing_advance(o->holding, o->group);
-}
-
-/* its_turn: beyond the budget if need be. */
-void offer_pull(struct offer *o, bool its_turn)
-{
-        struct holding *h = o->holding;
-        struct job *job = h->job;
-        struct landing *l = h->landing;
-        const struct plan_shard *shard = &h->state->plan->shards[o->group];
-        uint64_t bytes = landing_bytes(h, o->group);
-        Zero__Pull pull = ZERO__PULL__INIT;
-
-        if (o->phase != OFFER_WAITING || o->empty || o->parcel)
-                return;
-        if (!its_turn && l->buffer_bytes + bytes > landing_budget(h))
-                return;
-        o->buffer = buffer_new(bytes);
-        if (!o->buffer)
-                return;
-        l->buffer_bytes += bytes;
-        pull.kind = h->copy ? ZERO__PULL__KIND__SUM : ZERO__PULL__KIND__GRAD;
-        pull.group = o->group;
-        pull.owner = h->owner;
-        pull.attempt = o->attempt;
-        pull.micro_batch = o->micro_batch;
-        pull.first = shard->range.first;
-        pull.count = h->copy ? shard->moment_count : shard->range.count;
-        o->ask.done = offer_landed;
-        if (ask_send(&o->ask, job, o->node, TRAFFIC_REDUCE, &pull, o->buffer, bytes)) {
-                offer_drop_buffer(o);
-                return;
-        }
-        o->phase = OFFER_PULLING;
 }
 
 /* Whether the rules allow the offer, now that its attempt is the current one. */
@@ -136,7 +62,8 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
 
         return landing_has(h, o->group) &&
                (o->empty ||
-                present_bytes == (h->job->layout->groups[o->group].n_tensors + 7) / 8) &&
+                (present_bytes == (h->job->layout->groups[o->group].n_tensors + 7) / 8 &&
+                 landing_range(h, o->group).count)) &&
                o->micro_batch >= h->landing->groups[o->group].offered[o->node] &&
                o->micro_batch < MICRO_BATCHES_MAX;
 }
@@ -245,17 +172,6 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct p
 }
 
 /* ---- attempts ---------------------------------------------------------------------- */
-
-void offer_void(struct offer *o)
-{
-        if (o->phase == OFFER_PULLING) {
-                o->void_ = true;
-                list_remove(&o->link);
-                fabric_forget(o->holding->job->x->fabric, o->ask.node, o->ask.transfer);
-        } else {
-                offer_free(o);
-        }
-}
 
 /* Offers whose attempt has begun now; those of attempts that never will are dropped. */
 void landing_take_early(struct holding *h)

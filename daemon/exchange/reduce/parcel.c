@@ -22,6 +22,7 @@ void parcel_free(struct parcel *p)
         sum_give(p);
         list_remove(&p->link);
         free(p->present);
+        free(p->untaken);
         free(p->sums);
         job_unref(p->job);
         free(p);
@@ -238,12 +239,22 @@ static void reduce_feed(struct reduce *r)
         }
 }
 
-static void parcel_taken(struct parcel *p)
+/* More of an owner's range; who asks twice for something takes nothing from others. */
+static void parcel_taken(struct parcel *p, uint32_t owner, uint64_t elements)
+{
+        uint64_t *left = &p->untaken[owner];
+
+        if (elements && *left && elements >= *left)
+                p->takers--;
+        *left -= elements < *left ? elements : *left;
+}
+
+/* Ends with the last that is read of it. */
+static void parcel_check(struct parcel *p)
 {
         struct job *job = p->job;
 
-        assert(p->untaken > 0);
-        if (--p->untaken)
+        if (p->takers || p->readers)
                 return;
         job_ref(job);
         parcel_free(p);
@@ -256,14 +267,16 @@ void parcel_read_begin(struct parcel *p)
         p->readers++;
 }
 
-void parcel_read_end(struct parcel *p, bool taken)
+void parcel_read_end(struct parcel *p, uint32_t owner, uint64_t taken)
 {
         assert(p->readers > 0);
         p->readers--;
-        if (p->void_ && p->readers == 0)
+        if (p->void_ && p->readers == 0) {
                 parcel_free(p);
-        else if (!p->void_ && taken)
-                parcel_taken(p);
+        } else if (!p->void_) {
+                parcel_taken(p, owner, taken);
+                parcel_check(p);
+        }
 }
 
 bool parcel_on_gpu(const struct parcel *p)
@@ -353,10 +366,11 @@ static void parcel_offer(struct parcel *p)
                 parcel_free(p);
                 return;
         }
-        p->untaken = p->job->partition->slices[p->group];
-        if (p->untaken == 0) { /* a group of empty tensors */
-                p->untaken = 1;
-                parcel_taken(p);
+        p->takers = p->job->partition->slices[p->group];
+        for (uint32_t o = 0; o < p->job->partition->n_owners; o++)
+                p->untaken[o] = partition_range(p->job->partition, p->group, o).count;
+        if (p->takers == 0) { /* a group of empty tensors */
+                parcel_check(p);
                 return;
         }
         offer_all(p->job, p->group, p->micro_batch, p->last, p);
@@ -430,7 +444,10 @@ struct parcel *parcel_new(struct job *job, uint32_t group)
         if (!p)
                 return NULL;
         p->present = calloc(1, (g->n_tensors + 7) / 8 + 1);
-        if (!p->present) {
+        p->untaken = calloc(job->partition->n_owners, sizeof *p->untaken);
+        if (!p->present || !p->untaken) {
+                free(p->present);
+                free(p->untaken);
                 free(p);
                 return NULL;
         }

@@ -77,7 +77,8 @@ struct parcel {
         struct parcel_sum *sums;
         bool void_;         /* its attempt is over: freed when nothing reads it */
         bool aborted;       /* ... without a decision */
-        uint32_t untaken;   /* owners that have not taken their range yet */
+        uint64_t *untaken;  /* [owner]: elements of its range that it has not taken yet */
+        uint32_t takers;    /* owners that have not taken all of theirs */
         uint32_t readers;   /* payloads and copies under way */
         uint8_t *present;   /* one bit a tensor */
         void *buffer;       /* the sum, in host memory */

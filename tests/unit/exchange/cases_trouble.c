@@ -289,34 +289,6 @@ static void ranks_that_disagree_hear_on_what_and_may_agree(void)
 
 /* ---- links end ---- */
 
-static void cut_behind(struct training *t, uint32_t turns, const struct outcome *expected)
-{
-        struct session s;
-
-        open_listening(&s, t);
-        session_attach(&s);
-        session_program(&s, 1);
-        session_run(&s);
-        session_program(&s, 2);
-        run_turns(&s, turns, turns);
-        fabric_cut(s.net.nodes[0].x.fabric, 1, "for a test");
-        run_turns(&s, 20, turns);
-        kill_all(&s);
-        net_up(&s.net);
-        memset(ears, 0, sizeof ears);
-        session_attach(&s);
-        for (uint64_t v = s.trainers[0].rank->job->version; v < 3; v++) {
-                session_program(&s, (uint32_t)v + 1);
-                session_run(&s);
-        }
-        for (uint32_t r = 0; r < t->ranks; r++)
-                CHECK(ears[r].failures == 0, "after %u turns, rank %u: %s", turns, r, ears[r].text);
-        s.outcome.sum = net_checksum(&s.net, "zoo");
-        CHECK(memcmp(&s.outcome.sum, &expected->sum, sizeof expected->sum) == 0, "after %u turns",
-              turns);
-        session_close(&s);
-}
-
 /* Turns until node `a` sees node `b`, or does not. */
 static void until_linked(struct session *s, uint32_t a, uint32_t b, bool linked)
 {

@@ -19,3 +19,6 @@ void run_turns(struct session *s, uint32_t turns, uint64_t seed);
 void forget_program(struct trainer *t);
 /* All sessions end. */
 void kill_all(struct session *s);
+/* A step, then so many turns of the next one, then the link between two nodes is lost: training
+ * goes on to what is expected of three steps. */
+void cut_behind(const struct training *t, uint32_t turns, const struct outcome *expected);

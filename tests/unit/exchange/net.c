@@ -65,7 +65,8 @@ static void node_start(struct net_node *node, uint32_t self)
         *x = (struct exchange){ .loop = &node->net->loop,
                                 .conf = &node->conf,
                                 .cluster = &node->cluster,
-                                .ops = device_host(o->isa) };
+                                .ops = device_host(o->isa),
+                                .part_bytes = o->part_bytes ? o->part_bytes : GPU_BUFFER };
         CHECK(x->ops, "instruction set %s", o->isa);
         CHECK(store_open(node->directory, 0, &x->store, &fault) == 0, "%s", fault.text);
         CHECK(offload_new(x->loop, o->threads ? o->threads : 2, &x->offload) == 0);

@@ -19,8 +19,9 @@ struct net_options {
         uint64_t window;   /* bytes; 0: what ranks declare */
         uint64_t chunk;    /* elements; 0: the default */
         uint64_t reduce_buffers;
-        bool gpu_states; /* planes are on the GPU */
-        const char *isa; /* NULL: the best */
+        uint32_t part_bytes; /* 0: the default */
+        bool gpu_states;     /* planes are on the GPU */
+        const char *isa;     /* NULL: the best */
 };
 
 struct net_node {

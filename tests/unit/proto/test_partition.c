@@ -271,6 +271,25 @@ Test(partition, parts_lie_one_behind_the_other_and_cover_a_range)
                 cr_assert_eq(range_part((struct range){ 0, 4 << 20 }, i, 4).count, 1 << 20);
 }
 
+Test(partition, as_many_parts_as_must_be)
+{
+        static const uint64_t units[] = { 1, 2, 3, 7, 8, 9, 63, 64, 65, 1000, 1 << 20 };
+
+        cr_assert_eq(range_parts(0, LAYOUT_ALIGN), 1);
+        for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
+                for (uint64_t most = 1; most < 70; most++) {
+                        struct range whole = { 0, units[i] * LAYOUT_ALIGN };
+                        uint32_t n = range_parts(whole.count, most * LAYOUT_ALIGN);
+
+                        cr_assert_eq(n, (units[i] + most - 1) / most);
+                        for (uint32_t k = 0; k < n; k++) {
+                                uint64_t count = range_part(whole, k, n).count;
+
+                                cr_assert(count > 0 && count <= most * LAYOUT_ALIGN);
+                        }
+                }
+}
+
 Test(partition, a_range_within_another)
 {
         struct range outer = { 1000, 500 };

@@ -1,0 +1,131 @@
+/*
+ * Memory that offers land in, within a budget.
+ *
+ * It is where the owner's sum is, if that is on a GPU with room for it: then what has landed is
+ * added without a way through host memory.  Rooms on a GPU are large enough for any offer of the
+ * holding, so that any will do, and are kept until the last local rank has left.
+ *
+ * The offer whose turn it is has room beyond the budget if need be: in host memory, unless it is
+ * the only one.
+ */
+#include "daemon/exchange/reduce/landing.h"
+
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/exchange/reduce/buffer.h"
+
+static uint64_t offer_bytes(const struct holding *h, uint32_t group)
+{
+        return landing_range(h, group).count * dtype_size(landing_dtype(h));
+}
+
+static uint64_t largest_bytes(const struct holding *h)
+{
+        uint64_t largest = 0;
+
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                if (offer_bytes(h, g) > largest)
+                        largest = offer_bytes(h, g);
+        return largest;
+}
+
+/* Room for four of the largest offers from every node, if not configured. */
+static bool budget_has(const struct holding *h, uint64_t largest, uint64_t bytes)
+{
+        const struct exchange *x = h->job->x;
+        uint64_t budget = x->conf->reduce_buffers;
+
+        if (!budget)
+                budget = 4 * largest * x->cluster->n_nodes;
+        return h->landing->room_bytes + bytes <= budget;
+}
+
+/* ---- on a GPU --------------------------------------------------------------------- */
+
+/* One that was kept; what does not do goes. */
+static bool kept_take(struct landing *l, uint32_t gpu, uint64_t bytes, struct room *ret)
+{
+        while (l->n_kept_rooms) {
+                struct room room = l->kept_rooms[--l->n_kept_rooms];
+
+                if (room.gpu == (int)gpu && room.bytes >= bytes) {
+                        *ret = room;
+                        return true;
+                }
+                gpu_free(room.memory);
+        }
+        return false;
+}
+
+static bool gpu_take(struct holding *h, uint64_t bytes, struct room *ret)
+{
+        int gpu = gpu_of(h->state->grad);
+        char what[ZERO_NAME_MAX + 40];
+        struct fault fault = { 0 };
+        void *memory;
+
+        if (gpu < 0)
+                return false;
+        if (kept_take(h->landing, (uint32_t)gpu, bytes, ret))
+                return true;
+        snprintf(what, sizeof what, "landing of job %s", h->job->name);
+        if (gpu_alloc((uint32_t)gpu, bytes, what, &memory, &fault)) {
+                log_debug("job %s: gradients land in host memory: %s", h->job->name, fault.text);
+                return false;
+        }
+        *ret = (struct room){ memory, bytes, gpu };
+        return true;
+}
+
+void landing_vacate(struct landing *l)
+{
+        while (l->n_kept_rooms)
+                gpu_free(l->kept_rooms[--l->n_kept_rooms].memory);
+}
+
+/* ---- of an offer ------------------------------------------------------------------- */
+
+static bool host_take(uint64_t bytes, struct room *ret)
+{
+        void *memory = buffer_new(bytes);
+
+        if (memory)
+                *ret = (struct room){ memory, bytes, ROOM_ON_HOST };
+        return memory;
+}
+
+bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret)
+{
+        struct landing *l = h->landing;
+        uint64_t bytes = offer_bytes(h, group), largest = largest_bytes(h);
+        bool only = its_turn && l->room_bytes == 0, ok = false;
+        struct room room;
+
+        if (state_on_gpu(h->state) && (only || budget_has(h, largest, largest)))
+                ok = gpu_take(h, largest, &room);
+        if (!ok && (its_turn || budget_has(h, largest, bytes)))
+                ok = host_take(bytes, &room);
+        if (!ok)
+                return false;
+        l->room_bytes += room.bytes;
+        *ret = room;
+        return true;
+}
+
+void room_give(struct holding *h, struct room *room)
+{
+        struct landing *l = h->landing;
+        struct room old = *room;
+
+        if (!old.memory)
+                return;
+        *room = (struct room){ 0 };
+        l->room_bytes -= old.bytes;
+        if (old.gpu == ROOM_ON_HOST)
+                free(old.memory);
+        else if (h->job->n_attached && l->n_kept_rooms < ROOMS_KEPT)
+                l->kept_rooms[l->n_kept_rooms++] = old;
+        else
+                gpu_free(old.memory);
+}
