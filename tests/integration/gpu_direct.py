@@ -109,8 +109,8 @@ def same_bits_in_parts_over_tcp():
         assert in_parts(c, device="cuda:0") == in_one_place()
 
 
-@cases_of([("direct", "push.sending:2"), ("direct", "landing.part:3"), ("staged", "push.sending:3"),
-           ("staged", "landing.part:2"), ("staged", "mirror.sending:2")], "{0[0]}_{0[1]}")
+@cases_of([("direct", "landing.part:3"), ("staged", "landing.part:2"), ("staged", "push.sending:3"),
+           ("staged", "mirror.sending:2")], "{0[0]}_{0[1]}")
 def killed_between_parts(what):
     """Of a gradient, or of a sum on its way to the mirror."""
     way, point = what

@@ -133,7 +133,7 @@ static void nothing_is_left_of_parts_in_flight(void)
 
         stream_gpus_open(1);
         before = stream_gpus_left();
-        for (uint32_t turns = 10; turns < 150; turns += 7) {
+        for (uint32_t turns = 10; turns < 150; turns += 13) {
                 struct training t = in_flight(turns);
                 struct session s;
 
@@ -158,7 +158,7 @@ static void a_link_that_ends_between_parts_loses_nothing(void)
 
         stream_gpus_open(1);
         expected = training_run(&t);
-        for (uint32_t turns = 10; turns < 150; turns += 13) {
+        for (uint32_t turns = 10; turns < 150; turns += 27) {
                 t = in_flight(turns);
                 t.gpu_nodes = 0;
                 cut_behind(&t, turns, &expected);
