@@ -148,6 +148,14 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .zero = cuda_zero,
                 .copy = cuda_copy,
                 .copy_peer = cuda_copy_peer,
+                .nccl_open = cuda_nccl_open,
+                .nccl_error = cuda_nccl_error,
+                .comm_new = cuda_comm_new,
+                .comm_free = cuda_comm_free,
+                .comm_abort = cuda_comm_abort,
+                .broadcast = cuda_broadcast,
+                .exchange = cuda_exchange,
+                .comm_done = cuda_comm_done,
         };
         return &table;
 }

@@ -34,6 +34,18 @@ int cuda_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);
 int cuda_event_done(void *event);
 void cuda_event_free(void *event);
 
+/* collective.c */
+int cuda_nccl_open(int *ret_version);
+const char *cuda_nccl_error(void);
+int cuda_comm_new(const int *devices, uint32_t n, void **ret_comm);
+void cuda_comm_free(void *comm);
+void cuda_comm_abort(void *comm);
+int cuda_broadcast(void *comm, uint32_t root, const void *src, void *const *dst, size_t n,
+                   void *const *streams);
+int cuda_exchange(void *comm, const struct zero_cuda_move *moves, uint32_t n_moves,
+                  void *const *streams);
+int cuda_comm_done(void *comm, void *const *streams);
+
 /* client.c */
 int cuda_uuid(int ordinal, uint8_t ret_uuid[ZERO_GPU_UUID]);
 int cuda_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes,

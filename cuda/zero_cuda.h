@@ -25,7 +25,7 @@
 #include "daemon/device/device.h"
 #include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 4
+#define ZERO_CUDA_ABI_VERSION 5
 /* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 
@@ -95,6 +95,15 @@ struct zero_cuda_reduce {
         struct zero_cuda_norm *norm;
 };
 
+/* Bytes that go from one member of a communicator to another: a member's number is its place in the
+ * list of GPUs that the communicator was made of. */
+struct zero_cuda_move {
+        void *dst;
+        const void *src;
+        size_t n;
+        uint32_t to, from; /* not the same */
+};
+
 struct zero_cuda_plugin {
         uint32_t abi_version; /* ZERO_CUDA_ABI_VERSION; first in every version */
 
@@ -147,6 +156,34 @@ struct zero_cuda_plugin {
          * to the other where they can reach each other, else through the host. */
         int (*copy_peer)(void *dst, int dst_device, const void *src, int src_device, size_t n,
                          void *stream);
+
+        /*
+         * Looks for NCCL, libnccl.so.2, and sets variables of its own in the environment
+         * (collective.c): not while other threads read that.  -ENOENT: it is not there; -ENOTSUP:
+         * it is too old.  *ret_version: 10000 * major + 100 * minor + patch.
+         */
+        int (*nccl_open)(int *ret_version);
+        /* Why the last of these functions failed that did so in this thread. */
+        const char *(*nccl_error)(void);
+        /*
+         * A communicator among GPUs of this process, each of them once; n may be 1.  After
+         * nccl_open().  One call at a time for each; which GPU the thread uses does not matter, and
+         * stays.  After a failure there is only comm_abort().
+         */
+        int (*comm_new)(const int *devices, uint32_t n, void **ret_comm);
+        /* Nothing is under way. */
+        void (*comm_free)(void *comm);
+        /* Ends what is under way, which may have written any part of what it was to write. */
+        void (*comm_abort)(void *comm);
+        /* These two enqueue; streams: one of each member's GPU.  From member root, src, to all
+         * members, dst[]; dst[root] may be src. */
+        int (*broadcast)(void *comm, uint32_t root, const void *src, void *const *dst, size_t n,
+                         void *const *streams);
+        /* All at once: no move writes what another reads or writes.  Each n > 0. */
+        int (*exchange)(void *comm, const struct zero_cuda_move *moves, uint32_t n_moves,
+                        void *const *streams);
+        /* 1: all of it is done, 0: not yet, or -errno; does not wait. */
+        int (*comm_done)(void *comm, void *const *streams);
 };
 
 /* The plugin's table: static, the same on every call.  Touches no GPU. */
