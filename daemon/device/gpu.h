@@ -34,8 +34,30 @@ int gpu_find(const uint8_t uuid[ZERO_GPU_UUID]);
 /* NULL before gpus_open(). */
 const struct device_ops *gpu_ops(void);
 /* Copies n bytes to several places, from GPU to GPU where these are several; each, and src, in
- * memory of either kind, and none of them overlaps another.  The order of dst is changed. */
+ * memory of either kind, and none of them overlaps another.  dst is spoilt. */
 void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
+
+/*
+ * How bytes go between GPUs: by NCCL, or copied one by one, to the same bytes.  What NCCL carries
+ * has as long; then, or if it fails, it is given up until gpus_close().
+ */
+enum gpu_collectives_by {
+        GPU_BY_COPIES, /* as it is without gpu_collectives_open() */
+        GPU_BY_AUTO,   /* by NCCL where it can be loaded and more than one GPU sends or receives */
+        GPU_BY_NCCL,   /* whatever goes between GPUs; ZERO_EGPU if there can be no communicator */
+};
+enum { GPU_COLLECTIVE_MS = 60000 };
+/* After gpus_open(), before other threads are there: NCCL takes settings from the environment,
+ * where some are put.  Nothing to do where there is one GPU. */
+int gpu_collectives_open(enum gpu_collectives_by by, uint32_t deadline_ms, struct fault *fault);
+
+struct gpu_collectives {
+        bool nccl;
+        int version;    /* 22809: 2.28.9; 0: it is not loaded */
+        uint64_t moves; /* that NCCL has carried; a broadcast is one */
+        char why[384];  /* not by NCCL: ""  if that was not to be */
+};
+void gpu_collectives(struct gpu_collectives *ret);
 
 /* Chooses the GPU for what this thread asks of it otherwise than through gpu_ops(), such as in
  * another library that uses CUDA.  -errno. */

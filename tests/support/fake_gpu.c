@@ -5,6 +5,7 @@
  *   fake_memory.c  "GPU memory": a daemon that touches it by the CPU dies of SIGSEGV
  *   fake_stream.c  work is done when it is waited for and not before, so that a missing wait shows
  *   fake_client.c  what trainers map, and their events
+ *   fake_collective.c  NCCL
  *
  * The environment:
  *   FAKE_GPUS=N         how many there are (1); 0: as on a machine without a driver
@@ -15,6 +16,11 @@
  *   FAKE_GPU_FAULT=N    the N-th wait for a stream says that the GPU has failed, and so does
  *                             everything from there on
  *   FAKE_GPU_USE=N      using a GPU fails with errno N
+ *   FAKE_GPU_NCCL_NONE=1     there is no NCCL
+ *   FAKE_GPU_NCCL_REFUSED=1  there is, but no communicator can be made
+ *   FAKE_GPU_NCCL_FAILS=N    the N-th of its calls that move bytes, and each after it, is refused
+ *   FAKE_GPU_NCCL_BREAKS=N   ... fails after it has written something else
+ *   FAKE_GPU_NCCL_HANGS=N    ... is never done
  *   FAKE_GPU_ABI=N, FAKE_GPU_CLIENT_ABI=N  versions that the tables tell
  *   FAKE_GPU_MAJOR=N    compute capability N.0 (9)
  */
@@ -127,6 +133,14 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .zero = fake_zero,
                 .copy = fake_copy,
                 .copy_peer = fake_copy_peer,
+                .nccl_open = fake_nccl_open,
+                .nccl_error = fake_nccl_error,
+                .comm_new = fake_comm_new,
+                .comm_free = fake_comm_free,
+                .comm_abort = fake_comm_abort,
+                .broadcast = fake_broadcast,
+                .exchange = fake_exchange,
+                .comm_done = fake_comm_done,
         };
 
         table.abi_version = (uint32_t)fake_setting("FAKE_GPU_ABI", ZERO_CUDA_ABI_VERSION);

@@ -47,6 +47,7 @@ int fake_stream_wait(void *stream);
 void fake_stream_free(void *stream);
 /* Everything on all streams, of any thread. */
 void fake_finish_all(void);
+int fake_stream_gpu(const void *stream);
 int fake_adamw(const struct zero_cuda_adamw *pieces, size_t n, void *stream);
 int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
               void *stream);
@@ -57,6 +58,19 @@ int fake_zero(void *dst, size_t n, void *stream);
 int fake_copy(void *dst, const void *src, size_t n, void *stream);
 int fake_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t n,
                    void *stream);
+
+/* ---- NCCL (fake_collective.c) ---- */
+
+int fake_nccl_open(int *ret_version);
+const char *fake_nccl_error(void);
+int fake_comm_new(const int *devices, uint32_t n, void **ret_comm);
+void fake_comm_free(void *comm);
+void fake_comm_abort(void *comm);
+int fake_broadcast(void *comm, uint32_t root, const void *src, void *const *dst, size_t n,
+                   void *const *streams);
+int fake_exchange(void *comm, const struct zero_cuda_move *moves, uint32_t n_moves,
+                  void *const *streams);
+int fake_comm_done(void *comm, void *const *streams);
 
 /* ---- what trainers ask (fake_client.c) ---- */
 

@@ -114,6 +114,11 @@ void fake_stream_free(void *stream)
         free(s);
 }
 
+int fake_stream_gpu(const void *stream)
+{
+        return ((const struct stream *)stream)->gpu;
+}
+
 /* ---- enqueued ---------------------------------------------------------------- */
 
 static int enqueue(struct stream *s, const struct work *w)

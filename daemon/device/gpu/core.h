@@ -9,16 +9,20 @@
  *   ops.c      gpu_ops()                           reduce.c  those that reduce
  *   staging.c  operands that lie in different places
  *   spread.c   the same bytes to several places
+ *   moves.h    which bytes go from which GPU to which
+ *   collective.c  how: by NCCL, or copied one by one
  */
 #pragma once
 
 #include "daemon/device/gpu.h"
+#include "daemon/device/gpu/moves.h"
 
 enum {
         GPUS_MAX = 64,
         GPU_NONE = -1,        /* for a GPU's number: host memory */
         LANES = 2,            /* one is copied while the other is computed */
-        LANE_BYTES = 1 << 20, /* pinned, of each lane, and on the GPU */
+        LANE_BYTES = 1 << 20, /* pinned, of each lane */
+        LANE_PEERS = 4 << 20, /* of each lane, on the GPU: a round among GPUs takes its time */
         LANE_SCRATCH = 1024,  /* bytes on the GPU */
 };
 
@@ -76,17 +80,6 @@ void lane_wait(uint32_t gpu, struct lane *lane);
 
 enum { OPERANDS_MAX = 1 + ZERO_CUDA_SUM_MAX };
 
-struct operand {
-        uint8_t *memory; /* of inputs too: those are never written */
-        uint32_t width;  /* bytes of an element */
-        bool in, out;
-        int gpu;     /* where it lies; GPU_NONE */
-        bool pinned; /* host memory that GPUs read and write */
-        /* set by staged_run() */
-        enum staged_in { STAGED_NOT, STAGED_PINNED, STAGED_PEERS } staged;
-        size_t at; /* in that memory of a lane */
-};
-
 /* One operation on n elements, at[i] being where operand i is to be found. */
 struct staged {
         struct operand operands[OPERANDS_MAX];
@@ -105,9 +98,17 @@ void staged_run(struct staged *s);
 
 /* ---- between GPUs ---- */
 
-/* Enqueues a copy from one GPU to another on a lane of either, whose GPU is in use. */
-void peer_copy(struct lane *lane, void *dst, uint32_t dst_gpu, const void *src, uint32_t src_gpu,
-               size_t n);
+/* Enqueues a copy on a lane of either GPU, which is the one in use. */
+void peer_copy(struct lane *lane, const struct move *m);
+/*
+ * By NCCL, and waited for; another GPU may be in use afterwards.  Moves of several threads go
+ * together.  No move writes what another reads or writes.  false: nothing of it counts, and it is
+ * to be copied.
+ */
+bool collective_exchange(const struct move *moves, uint32_t n_moves);
+/* From the first place to all others. */
+bool collective_broadcast(const struct place *places, uint32_t n_places, size_t n);
+void collective_close(void);
 
 /* ---- reduce.c ---- */
 

@@ -107,7 +107,7 @@ void lane_peers(uint32_t gpu, struct lane *lane)
         if (lane->peers)
                 return;
         gpu_must(gpu, "no memory for what lies on another GPU",
-                 gpu_plugin->alloc(LANE_BYTES, &peers));
+                 gpu_plugin->alloc(LANE_PEERS, &peers));
         lane->peers = peers;
 }
 

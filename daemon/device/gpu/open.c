@@ -115,6 +115,7 @@ void gpus_close(void)
                 return;
         assert(gpu_memory_empty());
         gpu_chores_close();
+        collective_close();
         lanes_close();
         gpu_buffers_close();
         gpu_memory_reset();

@@ -1,89 +1,84 @@
 /*
- * The same bytes to several places, in rounds: whoever has them passes them on to one that has not,
- * so that each round doubles those that do, and no GPU sends to two at once.  Between two GPUs that
- * is a copy by their copy engines, which needs no turn of either beside trainers' kernels, as a
- * collective that runs as kernels on all GPUs at the same time would.
+ * The same bytes to several places: by a broadcast of NCCL, where there is one and it is worth it
+ * (collective.c), else in rounds (moves.h).  Between two GPUs a copy is done by their copy engines,
+ * which needs no turn of either beside trainers' kernels, as NCCL's kernels do, which run on all
+ * GPUs at the same time.
  *
- * From host memory the bytes go to one GPU, and on from there; to host memory one by one.
+ * From host memory the bytes go to one GPU, and on from there; to host memory, and to a second
+ * place on one GPU, one by one.
  */
 #include "daemon/device/gpu/core.h"
 
-void peer_copy(struct lane *lane, void *dst, uint32_t dst_gpu, const void *src, uint32_t src_gpu,
-               size_t n)
+void peer_copy(struct lane *lane, const struct move *m)
 {
         lane->busy = true;
-        gpu_must(dst_gpu, "a copy from another GPU was refused",
-                 gpu_plugin->copy_peer(dst, gpu_ordinal(dst_gpu), src, gpu_ordinal(src_gpu), n,
-                                       lane->stream));
+        gpu_must(m->to, "a copy from another GPU was refused",
+                 gpu_plugin->copy_peer(m->dst, gpu_ordinal(m->to), m->src, gpu_ordinal(m->from),
+                                       m->n, lane->stream));
 }
 
-/* Enqueued on the GPU that receives. */
-static void copy_begin(void *dst, const void *src, size_t n)
+/* Each is enqueued on the GPU that receives, which is another for each. */
+static void copy_all(const struct move *moves, uint32_t n)
 {
-        uint32_t to = (uint32_t)gpu_of(dst), from = (uint32_t)gpu_of(src);
-        struct lane *lane = &lanes_of(to)[0];
+        for (uint32_t i = 0; i < n; i++)
+                peer_copy(&lanes_of(moves[i].to)[0], &moves[i]);
+        for (uint32_t i = 0; i < n; i++)
+                lane_wait(moves[i].to, &lanes_of(moves[i].to)[0]);
+}
 
-        if (to != from) {
-                peer_copy(lane, dst, to, src, from, n);
+/* From the first place to the others. */
+static void spread_on_gpus(const struct place *places, uint32_t n_places, size_t n)
+{
+        struct move moves[GPUS_MAX];
+        uint32_t have = 1, n_moves;
+
+        if (n == 0 || collective_broadcast(places, n_places, n))
                 return;
+        for (; have < n_places; have += n_moves) {
+                n_moves = moves_spread(places, n_places, have, n, moves);
+                if (!collective_exchange(moves, n_moves))
+                        copy_all(moves, n_moves);
         }
-        lane->busy = true;
-        gpu_must(to, "a copy was refused", gpu_plugin->copy(dst, src, n, lane->stream));
 }
 
-static void copy_wait(const void *dst)
+static bool has_place(const struct place *places, uint32_t n, int gpu)
 {
-        uint32_t gpu = (uint32_t)gpu_of(dst);
-
-        lane_wait(gpu, &lanes_of(gpu)[0]);
+        for (uint32_t i = 0; i < n; i++)
+                if ((int)places[i].gpu == gpu)
+                        return true;
+        return false;
 }
 
-/* One round: src and the first `have` of dst pass on to those behind; how many have it then. */
-static uint32_t spread_round(void *const *dst, uint32_t have, uint32_t n_dst, const void *src,
-                             size_t n)
+/* The first of dst on each GPU that has none yet come to the places, the others to the front of
+ * dst; returns how many these are. */
+static uint32_t take_places(struct place *places, uint32_t *n_places, void **dst, uint32_t n_dst)
 {
-        uint32_t senders = have + 1, end = have;
+        uint32_t others = 0;
 
-        for (uint32_t i = 0; i < senders && end < n_dst; i++)
-                copy_begin(dst[end++], i ? dst[i - 1] : src, n);
-        for (uint32_t i = have; i < end; i++)
-                copy_wait(dst[i]);
-        return end;
-}
+        for (uint32_t i = 0; i < n_dst; i++) {
+                int gpu = gpu_of(dst[i]);
 
-static void spread_on_gpus(void *const *dst, uint32_t n_dst, const void *src, size_t n)
-{
-        uint32_t have = 0;
-
-        if (n_dst && gpu_of(src) == GPU_NONE) {
-                gpu_ops()->copy(dst[0], src, n);
-                src = *dst++;
-                n_dst--;
+                if (gpu == GPU_NONE || has_place(places, *n_places, gpu))
+                        dst[others++] = dst[i];
+                else
+                        places[(*n_places)++] = (struct place){ dst[i], (uint32_t)gpu };
         }
-        while (have < n_dst)
-                have = spread_round(dst, have, n_dst, src, n);
-}
-
-/* Those on GPUs come first; their number. */
-static uint32_t gpus_first(void **dst, uint32_t n_dst)
-{
-        uint32_t n = 0;
-
-        for (uint32_t i = 0; i < n_dst; i++)
-                if (gpu_of(dst[i]) != GPU_NONE) {
-                        void *other = dst[n];
-
-                        dst[n++] = dst[i];
-                        dst[i] = other;
-                }
-        return n;
+        return others;
 }
 
 void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n)
 {
-        uint32_t n_gpus = gpus_first(dst, n_dst);
+        struct place places[GPUS_MAX];
+        uint32_t n_places = 0, others;
+        int from = gpu_of(src);
 
-        spread_on_gpus(dst, n_gpus, src, n);
-        for (uint32_t i = n_gpus; i < n_dst; i++)
+        if (from != GPU_NONE)
+                places[n_places++] = (struct place){ (void *)src, (uint32_t)from };
+        others = take_places(places, &n_places, dst, n_dst);
+        if (from == GPU_NONE && n_places > 0)
+                gpu_ops()->copy(places[0].memory, src, n);
+        if (n_places > 1)
+                spread_on_gpus(places, n_places, n);
+        for (uint32_t i = 0; i < others; i++)
                 gpu_ops()->copy(dst[i], src, n);
 }

@@ -7,7 +7,8 @@
  * its way or computed by the GPU, the host fills or empties the other's.
  *
  * Several GPUs: it is done on that of the first operand that lies on one.  What lies on the
- * others passes through memory of the lane on that GPU, copied from GPU to GPU.
+ * others passes through memory of the lane on that GPU, into which a chunk of all of them comes at
+ * once, from GPU to GPU.
  *
  * Elements are computed one by one, so that where a range is cut changes no bit.
  */
@@ -15,8 +16,6 @@
 
 #include <assert.h>
 #include <string.h>
-
-enum { ALIGN = 64, CHUNK_UNIT = 128 }; /* bytes; elements */
 
 struct chunk {
         size_t first, n;
@@ -81,53 +80,25 @@ static enum staged_in staged_in(const struct plan *p, const struct operand *o)
         return o->gpu == (int)p->gpu ? STAGED_NOT : STAGED_PEERS;
 }
 
-/* Lays the operands that are staged in a lane's memory of one kind out in it: their elements may
- * take that much of the chunk. */
-static size_t chunk_for(const struct plan *p, enum staged_in in)
-{
-        size_t width = 0, n = 0;
-
-        for (uint32_t i = 0; i < p->s->n_operands; i++)
-                if (p->s->operands[i].staged == in) {
-                        width += p->s->operands[i].width;
-                        n++;
-                }
-        return n ? (LANE_BYTES - n * ALIGN) / width / CHUNK_UNIT * CHUNK_UNIT : SIZE_MAX;
-}
-
-static void lay_out_in(const struct plan *p, enum staged_in in)
-{
-        size_t at = 0;
-
-        for (uint32_t i = 0; i < p->s->n_operands; i++) {
-                struct operand *o = &p->s->operands[i];
-
-                if (o->staged != in)
-                        continue;
-                o->at = at;
-                at += (p->chunk * o->width + ALIGN - 1) / ALIGN * ALIGN;
-        }
-        assert(at <= LANE_BYTES);
-}
-
 /* Lays the staged operands out in a lane; false if there are none. */
 static bool lay_out(struct plan *p)
 {
         struct staged *s = p->s;
+        uint32_t n = s->n_operands;
         size_t pinned, peers;
 
         for (uint32_t i = 0; i < s->n_operands; i++)
                 s->operands[i].staged = staged_in(p, &s->operands[i]);
-        pinned = chunk_for(p, STAGED_PINNED);
-        peers = chunk_for(p, STAGED_PEERS);
+        pinned = operands_fit(s->operands, n, STAGED_PINNED, LANE_BYTES);
+        peers = operands_fit(s->operands, n, STAGED_PEERS, LANE_PEERS);
         if (pinned == SIZE_MAX && peers == SIZE_MAX)
                 return false;
         p->pinned = pinned != SIZE_MAX;
         p->peers = peers != SIZE_MAX;
         p->chunk = pinned < peers ? pinned : peers;
         assert(p->chunk > 0);
-        lay_out_in(p, STAGED_PINNED);
-        lay_out_in(p, STAGED_PEERS);
+        operands_lay_out(s->operands, n, STAGED_PINNED, p->chunk);
+        operands_lay_out(s->operands, n, STAGED_PEERS, p->chunk);
         return true;
 }
 
@@ -153,21 +124,34 @@ static void enqueue_copy(const struct plan *p, struct lane *lane, void *dst, con
         gpu_must(p->gpu, "a copy was refused", gpu_plugin->copy(dst, src, n, lane->stream));
 }
 
+/* The chunk before in this lane has been waited for: nothing uses that memory. */
+static void carry_in_peers(const struct plan *p, struct lane *lane, struct chunk c)
+{
+        struct move moves[OPERANDS_MAX];
+        uint32_t n = operands_moves(p->s->operands, p->s->n_operands, lane->peers, p->gpu, c.first,
+                                    c.n, moves);
+        bool done = collective_exchange(moves, n);
+
+        gpu_must(p->gpu, "it cannot be used", gpu_use(p->gpu));
+        for (uint32_t i = 0; !done && i < n; i++)
+                peer_copy(lane, &moves[i]);
+}
+
 /* Between memory and lane: what lies on a GPU by its stream, what lies on the host at once. */
 static void carry_in(const struct plan *p, struct lane *lane, struct chunk c)
 {
+        if (p->peers)
+                carry_in_peers(p, lane, c);
         for (uint32_t i = 0; i < p->s->n_operands; i++) {
                 const struct operand *o = &p->s->operands[i];
                 const uint8_t *from = o->memory + c.first * o->width;
                 size_t n = c.n * o->width;
                 uint8_t *to;
 
-                if (!o->staged || !o->in)
+                if (o->staged != STAGED_PINNED || !o->in)
                         continue;
                 to = staged_at(lane, o);
-                if (o->staged == STAGED_PEERS)
-                        peer_copy(lane, to, p->gpu, from, (uint32_t)o->gpu, n);
-                else if (o->gpu == GPU_NONE)
+                if (o->gpu == GPU_NONE)
                         memcpy(to, from, n);
                 else
                         enqueue_copy(p, lane, to, from, n);
@@ -186,7 +170,7 @@ static void carry_out(const struct plan *p, struct lane *lane, struct chunk c, b
                         continue;
                 from = staged_at(lane, o);
                 if (o->staged == STAGED_PEERS)
-                        peer_copy(lane, to, (uint32_t)o->gpu, from, p->gpu, n);
+                        peer_copy(lane, &(struct move){ to, from, n, (uint32_t)o->gpu, p->gpu });
                 else if (of_gpus)
                         enqueue_copy(p, lane, to, from, n);
                 else
