@@ -215,11 +215,25 @@ static int node_device(struct node *node, struct fault *fault)
         return fault_set(fault, ZERO_EINVAL, "device = %s: this CPU cannot run it", device);
 }
 
+static int node_collectives(const struct conf *conf, struct fault *fault)
+{
+        enum gpu_collectives_by by = GPU_BY_AUTO;
+
+        if (strcmp(conf->gpu_collectives, "nccl") == 0)
+                by = GPU_BY_NCCL;
+        else if (strcmp(conf->gpu_collectives, "copies") == 0)
+                by = GPU_BY_COPIES;
+        return gpu_collectives_open(by, GPU_COLLECTIVE_MS, fault);
+}
+
 /* From here on x->ops works on memory of either kind. */
 static int node_use_gpus(struct node *node, struct fault *fault)
 {
-        int r = gpu_waits_new(&node->loop, &node->x.gpu_waits);
+        int r = node_collectives(node->conf, fault);
 
+        if (r)
+                return r;
+        r = gpu_waits_new(&node->loop, &node->x.gpu_waits);
         if (r < 0)
                 return fault_errno(fault, -r, "the thread that watches GPUs");
         node->x.ops = gpu_ops();

@@ -1,6 +1,8 @@
 /* The GPUs of a node: whose they are in part, and for what. */
 #include "ctl.h"
 
+#include <string.h>
+
 #include "table.h"
 #include "units.h"
 
@@ -33,6 +35,19 @@ static void show_gpu(const struct ctl *ctl, FILE *out, const json_t *gpu)
         show_allocations(ctl, out, json_object_get(gpu, "allocations"));
 }
 
+static void show_between(FILE *out, const json_t *between)
+{
+        const char *why = field_text(between, "why");
+
+        if (!json_is_object(between))
+                return;
+        if (strcmp(field_text(between, "by"), "nccl") == 0)
+                fprintf(out, "Between GPUs: NCCL %s\n", field_text(between, "nccl"));
+        else
+                fprintf(out, "Between GPUs: copies%s%s%s\n", *why ? " (" : "", why,
+                        *why ? ")" : "");
+}
+
 void show_gpus(const struct ctl *ctl, FILE *out, const json_t *status)
 {
         const json_t *cuda = json_object_get(status, "cuda");
@@ -43,5 +58,6 @@ void show_gpus(const struct ctl *ctl, FILE *out, const json_t *status)
                 fprintf(out, "CUDA: driver %s, runtime %s, plugin interface %.0f\n",
                         field_text(cuda, "driver"), field_text(cuda, "runtime"),
                         field_number(cuda, "plugin_interface"));
+        show_between(out, json_object_get(cuda, "between_gpus"));
         json_array_foreach(json_object_get(status, "gpus"), i, gpu) show_gpu(ctl, out, gpu);
 }

@@ -24,6 +24,7 @@ struct conf {
         char *checkpoint_dir;       /* "": only for the user zerod runs as, and root */
         char *device;               /* auto, host, host:scalar, host:avx2, host:avx512, cuda */
         char *cuda_plugin;          /* "": where it is installed */
+        char *gpu_collectives;      /* auto, nccl, copies */
         char *optimizer;            /* host, device */
         char *bulk;                 /* auto, ucx, tcp */
         char *ucx_tls;              /* "" */

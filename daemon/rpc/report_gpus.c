@@ -81,6 +81,22 @@ json_t *report_gpus(const struct gpu_use_now *now)
         return gpus;
 }
 
+static json_t *report_collectives(void)
+{
+        struct gpu_collectives now;
+        json_t *j = json_object();
+
+        gpu_collectives(&now);
+        json_object_set_new(j, "by", text(now.nccl ? "nccl" : "copies"));
+        json_object_set_new(j, "nccl",
+                            now.version ? json_sprintf("%d.%d.%d", now.version / 10000,
+                                                       now.version % 10000 / 100, now.version % 100)
+                                        : json_null());
+        json_object_set_new(j, "moves_by_nccl", number(now.moves));
+        json_object_set_new(j, "why", now.why[0] ? text(now.why) : json_null());
+        return j;
+}
+
 json_t *report_cuda(void)
 {
         json_t *j;
@@ -91,5 +107,7 @@ json_t *report_cuda(void)
         json_object_set_new(j, "plugin_interface", number(ZERO_CUDA_ABI_VERSION));
         json_object_set_new(j, "driver", cuda_version(gpu_info(0)->driver));
         json_object_set_new(j, "runtime", cuda_version(gpu_info(0)->runtime));
+        json_object_set_new(j, "between_gpus",
+                            gpus_count() > 1 ? report_collectives() : json_null());
         return j;
 }

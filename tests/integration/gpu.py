@@ -57,6 +57,21 @@ def cuda_with_a_gpu_that_is_too_old_does_not_start():
 
 
 @case
+def nccl_where_there_can_be_none_does_not_start():
+    several = {"FAKE_GPUS": "2"}
+    refused(["gpu_collectives = nccl", "libnccl.so.2", "install NCCL"], {**several, "FAKE_GPU_NCCL_NONE": "1"},
+            cuda_plugin=plugin(), gpu_collectives="nccl")
+    refused(["gpu_collectives = nccl", "no communicator for these"], {**several, "FAKE_GPU_NCCL_REFUSED": "1"},
+            cuda_plugin=plugin(), gpu_collectives="nccl")
+
+
+@case
+def nccl_is_not_needed_where_there_is_one_gpu():
+    with gpu_cluster(fake={"FAKE_GPU_NCCL_NONE": "1"}, gpu_collectives="nccl") as c:
+        assert c[0].status()["cuda"]["between_gpus"] is None, c[0].status()["cuda"]
+
+
+@case
 def auto_goes_on_without_a_gpu_and_says_why():
     for fake, path, why in (({}, NOWHERE, NOWHERE), ({"FAKE_GPUS": "0"}, plugin(), "there is no GPU")):
         with gpu_cluster(fake=fake, device="auto", cuda_plugin=path) as c:
@@ -89,7 +104,8 @@ def host_does_not_look_for_a_gpu():
 def status_tells_each_gpu():
     with gpu_cluster(fake={"FAKE_GPUS": 2, "FAKE_GPU_BYTES": 1 << 28}) as c:
         status = c[0].status()
-        assert status["cuda"] == {"plugin_interface": 3, "driver": "12.4", "runtime": "12.4"}, status["cuda"]
+        assert status["cuda"] == {"plugin_interface": 4, "driver": "12.4", "runtime": "12.4", "between_gpus": {
+            "by": "nccl", "nccl": "2.28.9", "moves_by_nccl": 0, "why": None}}, status["cuda"]
         assert [g["name"] for g in status["gpus"]] == ["fake GPU 0", "fake GPU 1"], status["gpus"]
         for n, gpu in enumerate(status["gpus"]):
             assert gpu["memory"] == {"total": 1 << 28, "free": 1 << 28, "used": 0, "zerod": 0}, gpu

@@ -177,6 +177,29 @@ def same_bits_from_two_gpus(what):
                 until(lambda d=d: not any(g["allocations"] for g in d.status()["gpus"]), what="the end of the windows")
 
 
+# option, what the fake NCCL does, how it ends, and what is told then
+BETWEEN = {"nccl": ("nccl", {}, "nccl", ""), "copies": ("copies", {}, "copies", ""),
+           "no_nccl": ("auto", {"FAKE_GPU_NCCL_NONE": 1}, "copies", "libnccl.so.2"),
+           "a_call_is_refused": ("nccl", {"FAKE_GPU_NCCL_FAILS": 9}, "copies", "the call is refused"),
+           "a_member_breaks": ("nccl", {"FAKE_GPU_NCCL_BREAKS": 9}, "copies", "a member is gone")}
+
+
+@cases_of([(b, o) for b in BETWEEN for o in ("host", "device")], "{0[0]}_states_{0[1]}")
+def same_bits_between_gpus(what):
+    """By NCCL and by copies, and when NCCL fails in the midst of training."""
+    between, optimizer = what
+    option, fake, end, why = BETWEEN[between]
+    expected = in_host_memory("four_ranks", "bf16", grad="bf16", reduce="bf16")
+    with two_gpus(daemon=fake, gpu_collectives=option, owners="n0*2 n1*2", optimizer=optimizer) as c:
+        ranks = attach_spread(c, SPREAD["a_gpu_each"], "bf16")
+        assert outcome(c, ranks) == expected
+        for d in c.daemons:
+            told = d.status()["cuda"]["between_gpus"]
+            assert told["by"] == end and why in (told["why"] or ""), told
+            assert (told["moves_by_nccl"] > 0) == (option == "nccl"), told
+            assert ("Between GPUs: NCCL 2.28.9" if end == "nccl" else "Between GPUs: copies") in d.ctl_run("status").stdout
+
+
 @case
 def a_rank_on_one_of_two_gpus_is_killed():
     """Its heir is on the other GPU; the step comes to what it would have been."""

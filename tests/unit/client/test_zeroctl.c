@@ -119,10 +119,13 @@ Test(zeroctl, status_tells_what_gpus_are_used_for)
 {
         const struct answer a = { "status", NULL,
                                   "{\"node\":\"a\",\"cuda\":{\"plugin_interface\":2,\"driver\":"
-                                  "\"12.4\",\"runtime\":\"12.2\"},\"gpus\":[" GPU "]}" };
+                                  "\"12.4\",\"runtime\":\"12.2\",\"between_gpus\":{\"by\":"
+                                  "\"copies\",\"nccl\":\"2.28.9\",\"why\":\"a member is gone\"}},"
+                                  "\"gpus\":[" GPU "]}" };
 
         cr_assert_eq(ask("status", &a), 0, "%s", output);
         SHOWS("CUDA: driver 12.4, runtime 12.2, plugin interface 2\n");
+        SHOWS("Between GPUs: copies (a member is gone)\n");
         SHOWS("GPU 0: NVIDIA H100, GPU-01020304-0506-0708-090a-0b0c0d0e0f10, 6.00 GiB of 8.00 GiB "
               "used, 1.00 GiB by zerod, 2.00 GiB free\n");
         SHOWS("the gather window of job gpt  64.0 MiB");
