@@ -47,7 +47,7 @@ enum gpu_collectives_by {
         GPU_BY_NCCL,   /* whatever goes between GPUs; ZERO_EGPU if there can be no communicator */
 };
 enum { GPU_COLLECTIVE_MS = 60000 };
-/* After gpus_open(), before other threads are there: NCCL takes settings from the environment,
+/* After gpus_open(), while no other thread is busy: NCCL takes settings from the environment,
  * where some are put.  Nothing to do where there is one GPU. */
 int gpu_collectives_open(enum gpu_collectives_by by, uint32_t deadline_ms, struct fault *fault);
 
