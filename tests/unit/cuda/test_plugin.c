@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/zero_cuda.h"
 #include "daemon/device/host.h"
@@ -209,4 +210,25 @@ Test(plugin, does_nothing_for_an_empty_range, .init = load)
         cr_assert_eq(gpu->sum(ZERO_BF16, NULL, ZERO_FP32, sources, 1, 0, NULL), 0);
         cr_assert_eq(gpu->zero(NULL, 0, NULL), 0);
         cr_assert_eq(gpu->copy(NULL, NULL, 0, NULL), 0);
+}
+
+/* The real library where there is one; without a GPU it has to fail and no worse. */
+Test(plugin, nccl_has_one_member_or_says_why_not, .init = load)
+{
+        int version = 0, r = gpu->nccl_open(&version);
+        void *comm = NULL;
+
+        if (r == -ENOENT) {
+                cr_assert(strstr(gpu->nccl_error(), "libnccl.so.2"), "%s", gpu->nccl_error());
+                cr_skip("there is no NCCL");
+        }
+        cr_assert_eq(r, 0, "%s", gpu->nccl_error());
+        cr_assert_geq(version, 20000);
+        r = gpu->comm_new((int[]){ 0 }, 1, &comm);
+        if (r == 0) {
+                gpu->comm_free(comm);
+                return;
+        }
+        cr_assert(r < 0 && !comm && gpu->nccl_error()[0]);
+        cr_assert_neq(have_gpu(), 0, "%s", gpu->nccl_error());
 }
