@@ -8,8 +8,8 @@
 #   --no-ucx     with the UCX that this machine has, not with the one of PyPI that knows CUDA
 #   FILE         zerod-gpu-bundle.tar.xz in the current directory
 #
-# What is not in it: glibc, which has to be at least as new as the one here, Python with PyTorch, and
-# the GPU's driver.  Exit status: 0, or 1 with the reason.
+# What is not in it: glibc, which has to be at least as new as the one here, Python with PyTorch, NCCL,
+# which comes with that and is large, and the GPU's driver.  Exit status: 0, or 1 with the reason.
 set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
@@ -45,6 +45,7 @@ programs() {
         info tests/gpu/gpu-info
         kernels tests/gpu/gpu-kernels
         processes tests/gpu/gpu-processes
+        between tests/gpu/gpu-between
         figures tests/gpu/gpu-figures
         fetch tests/gpu/gpu-fetch
 END

@@ -16,9 +16,9 @@
 #                  paths trainers gpus torch transformers (checks); figures adamw fetch tokens (figures)
 #
 # Needs bash, Python 3.10 and coreutils; PyTorch for torch, adamw and tokens, transformers for the part
-# of that name, compute-sanitizer for sanitizer, two GPUs for gpus: where they are missing that part
-# counts as skipped.  No network, no compiler, no library.  A part that takes too long is ended and has failed; the
-# others go on.  What CUDA says of an error is in the log.
+# of that name, compute-sanitizer for sanitizer, NCCL, PyTorch's perhaps, or two GPUs for gpus: where
+# they are missing that part counts as skipped.  No network, no compiler, no library.  A part that takes
+# too long is ended and has failed; the others go on.  What CUDA says of an error is in the log.
 # Exit status: 0 if nothing failed, 1 if anything did or was left out for lack of time, 2 for a wrong command
 # line, 77 if there is no GPU.
 set -uo pipefail
@@ -162,16 +162,26 @@ part_trainers() {
         ZEROD_TEST_CUDA_PLUGIN=$plugin with_python "$root/tests/integration/devices.py" "$root"/bin/{zerod,zeroctl,actor,gpt}
 }
 
-# Ranks and owners on two GPUs.
+# Where PyTorch has its NCCL; nothing where it has none, or the system's is to be taken.
+nccl_of_torch() {
+        python3 -c 'import importlib.util, os
+print(os.path.join(importlib.util.find_spec("nvidia.nccl").submodule_search_locations[0], "lib"))' 2>/dev/null
+}
+
+# NCCL among all GPUs, or by itself on one; ranks and owners on two, by both ways.
 part_gpus() {
-        local count
+        local count status way
+        keep 5-between "$root/bin/between" "$plugin" $quick
+        status=$?
+        ((status == 0 || status == NO_GPU)) || return "$status"
         count=$("$root/bin/info" "$plugin" | sed -n 's/.*"gpus": \([0-9]*\).*/\1/p')
-        ((${count:-0} > 1)) || {
-                echo 'one GPU here: nothing goes from one to another'
-                return "$NO_GPU"
-        }
-        ZEROD_TEST_CUDA_PLUGIN=$plugin with_python "$root/tests/integration/devices.py" \
-                "$root"/bin/{zerod,zeroctl,actor,gpt} two_gpus
+        ((${count:-0} > 1)) || return "$status"
+        for way in nccl copies; do
+                [[ $way == copies || $status == 0 ]] || continue
+                echo "between GPUs: $way"
+                ZEROD_GPU_COLLECTIVES=$way ZEROD_TEST_CUDA_PLUGIN=$plugin with_python \
+                        "$root/tests/integration/devices.py" "$root"/bin/{zerod,zeroctl,actor,gpt} two_gpus || return 1
+        done
 }
 
 part_torch() {
@@ -281,12 +291,14 @@ merge_figures() {
 }
 
 run_parts() {
-        local name
+        local name nccl
         trap end_running EXIT # this is a process of its own
         trap 'exit 130' INT TERM HUP
         mkdir -p "$work/figures" "$work/lines"
         [[ -n $plugin ]] || plugin=$root/lib/zerod/zerod-cuda.so
         export CUDA_LOG_FILE=${CUDA_LOG_FILE:-stderr} # the driver's own words
+        nccl=$(nccl_of_torch)
+        [[ -z $nccl ]] || export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl
         sed 's/^/    /' "$root/bundle.info"
         "$root/bin/info" "$plugin" 2>&1
         if (($? == NO_GPU)); then
