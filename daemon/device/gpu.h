@@ -38,8 +38,8 @@ const struct device_ops *gpu_ops(void);
 void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
 
 /*
- * How bytes go between GPUs: by NCCL, or copied one by one, to the same bytes.  What NCCL carries
- * has as long; then, or if it fails, it is given up until gpus_close().
+ * How bytes go between GPUs: by NCCL, or copied one by one, to the same bytes.  NCCL is given up
+ * until gpus_close() if it fails.
  */
 enum gpu_collectives_by {
         GPU_BY_COPIES, /* as it is without gpu_collectives_open() */
@@ -47,15 +47,16 @@ enum gpu_collectives_by {
         GPU_BY_NCCL,   /* whatever goes between GPUs; ZERO_EGPU if there can be no communicator */
 };
 enum { GPU_COLLECTIVE_MS = 60000 };
-/* After gpus_open(), while no other thread is busy: NCCL takes settings from the environment,
- * where some are put.  Nothing to do where there is one GPU. */
+/* After gpus_open(), while no other thread is busy: NCCL takes settings from the environment, where
+ * some are put.  What is not done after deadline_ms counts as failed.  Nothing to do where there is
+ * one GPU. */
 int gpu_collectives_open(enum gpu_collectives_by by, uint32_t deadline_ms, struct fault *fault);
 
 struct gpu_collectives {
         bool nccl;
         int version;    /* 22809: 2.28.9; 0: it is not loaded */
         uint64_t moves; /* that NCCL has carried; a broadcast is one */
-        char why[384];  /* not by NCCL: ""  if that was not to be */
+        char why[384];  /* not by NCCL; "": as was chosen, or by it */
 };
 void gpu_collectives(struct gpu_collectives *ret);
 
