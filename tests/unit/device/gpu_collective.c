@@ -10,7 +10,7 @@
 #include "gpu_fixture.h"
 
 /* N: more than comes in one round. */
-enum { GPUS = 4, RANKS = 9, N = 1000003, DEADLINE_MS = 60000, HANGS_MS = 50 };
+enum { GPUS = 4, RANKS = 9, N = 3000017, DEADLINE_MS = 60000, HANGS_MS = 50 };
 
 static const struct way {
         const char *name, *variable, *value; /* of the fake plugin */
