@@ -296,7 +296,10 @@ def on_meta(build):
 @case
 def first_values_depend_on_the_seed_alone():
     def run(rank, stage, groups, seed, path=None):
+        def seed_gpus(_seed):
+            raise AssertionError("the generators of GPUs are the caller's")
         torch.manual_seed(seed)
+        torch.cuda.manual_seed_all = seed_gpus  # in this process, which a rank is
         model = on_meta(lambda: nn.Sequential(*(nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9)) for _ in range(3))))
         _, model = zero(model, stage, groups=groups)
         state, drawn = model.state_dict(), torch.rand(3)

@@ -106,7 +106,7 @@ def _scratch(tensor: torch.Tensor) -> torch.Tensor:
     """A real tensor: marked if this one is on meta, else a copy."""
     if not _unreal(tensor):
         return tensor.detach().clone()
-    return torch.full(tensor.shape, _mark_value(tensor.dtype), dtype=tensor.dtype)
+    return torch.full(tensor.shape, _mark_value(tensor.dtype), dtype=tensor.dtype, device="cpu")
 
 
 def _marked(tensor: torch.Tensor) -> bool:
@@ -148,10 +148,14 @@ def _blank(module: nn.Module, params: Iterable[str], buffers: Iterable[str]) -> 
 
 @contextlib.contextmanager
 def _seeded(seed: int, what: str) -> Iterator[None]:
-    """Random numbers of their own for each module; the caller's go on as if nothing had been."""
+    """Random numbers of their own for each module; the caller's go on as if nothing had been.
+
+    Scratch is in host memory: torch.manual_seed() would also seed the generators of all GPUs, and all
+    ranks alike from then on.
+    """
     digest = hashlib.sha256(f"{seed} {what}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest[:7], "little"))
+        torch.default_generator.manual_seed(int.from_bytes(digest[:7], "little"))
         yield
 
 
