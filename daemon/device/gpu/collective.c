@@ -343,7 +343,8 @@ int gpu_collectives_open(enum gpu_collectives_by by, uint32_t deadline, struct f
         }
         if (always && (r = make_now(fault)))
                 return r;
-        told.nccl = usable = true;
+        told.nccl = true;
+        usable = true;
         return 0;
 }
 
