@@ -229,7 +229,7 @@ run_for() {
                 wait "$running"
                 status=$?
         else
-                kill -TERM -- "-$running"
+                kill -INT -- "-$running" # Python cleans up
                 timeout --foreground 10 tail -s 0.2 --pid="$running" -f /dev/null
                 status=124
         fi
