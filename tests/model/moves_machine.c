@@ -1,4 +1,10 @@
-/* The daemon's own structs, out of a world and back into it; see moves.h. */
+/*
+ * The daemon's own structs, out of a world and back into it; see moves.h.
+ *
+ * Rule: parameters, by far the largest part of them, are the same throughout.  They are written
+ * once; that alone is most of what the explorer would spend its time with.
+ */
+#include <stddef.h>
 #include <string.h>
 
 #include "moves.h"
@@ -22,20 +28,36 @@ const struct votes *vote_of(uint32_t owner)
 
 static struct decision decision_of(u8 attempt)
 {
-        return attempt ? decide(vote_of(0), &step_params, 0) : (struct decision){ .loss_scale = 0 };
+        static const struct decision none = { .loss_scale = 0 };
+        static struct decision made;
+
+        if (!made.loss_scale)
+                made = decide(vote_of(0), &step_params, 0);
+        return attempt ? made : none;
 }
 
-static struct standing standing_of(const struct stand *s, uint32_t owner)
+/* ret: zero, or what this has made before. */
+static void standing_fill(struct standing *ret, const struct stand *s, uint32_t owner)
 {
-        struct standing r = { .version = s->version,
-                              .decided_attempt = s->decided,
-                              .decision = decision_of(s->decided),
-                              .done = s->done,
-                              .prepared_attempt = s->prepared,
-                              .params = step_params };
+        ret->version = s->version;
+        ret->decided_attempt = s->decided;
+        ret->decision = decision_of(s->decided);
+        ret->done = s->done;
+        ret->prepared_attempt = s->prepared;
+        ret->vote = *vote_of(owner);
+        if (!ret->params.n_sets)
+                ret->params = step_params;
+}
 
-        r.vote = *vote_of(owner);
-        return r;
+/* All but the parameters becomes zero. */
+static void step_clear(struct step *s)
+{
+        const size_t behind = offsetof(struct step, params) + sizeof s->params;
+
+        memset(s, 0, offsetof(struct step, params));
+        memset((char *)s + behind, 0, sizeof *s - behind);
+        if (!s->params.n_sets)
+                s->params = step_params;
 }
 
 struct step *step_load(const struct world *w, uint32_t self)
@@ -51,27 +73,27 @@ struct step *step_load(const struct world *w, uint32_t self)
         node_of_rank[0] = self;
         seats[0] = SEAT_HERE;
         memset(ready, 0, sizeof ready);
-        step = (struct step){ .world_size = 1,
-                              .n_nodes = bounds.n_nodes,
-                              .view = *view_of(w, self),
-                              .odd = NO_HOLDER,
-                              .phase = c->phase,
-                              .version = c->version,
-                              .attempt = c->attempt,
-                              .heard = c->heard,
-                              .decided_attempt = c->decided,
-                              .decision = decision_of(c->decided),
-                              .loss_scale = 1,
-                              .open = c->open,
-                              .params = step_params,
-                              .have_params = true,
-                              .node_of_rank = node_of_rank,
-                              .seats = seats,
-                              .cut = cut,
-                              .ready = ready,
-                              .voted = voted,
-                              .ballots = ballots,
-                              .done = done };
+        step_clear(&step);
+        step.world_size = 1;
+        step.n_nodes = bounds.n_nodes;
+        step.view = *view_of(w, self);
+        step.odd = NO_HOLDER;
+        step.phase = c->phase;
+        step.version = c->version;
+        step.attempt = c->attempt;
+        step.heard = c->heard;
+        step.decided_attempt = c->decided;
+        step.decision = decision_of(c->decided);
+        step.loss_scale = 1;
+        step.open = c->open;
+        step.have_params = true;
+        step.node_of_rank = node_of_rank;
+        step.seats = seats;
+        step.cut = cut;
+        step.ready = ready;
+        step.voted = voted;
+        step.ballots = ballots;
+        step.done = done;
         for (uint32_t h = 0; h < HOLDERS; h++) {
                 voted[h] = c->voted >> h & 1;
                 done[h] = c->done >> h & 1;
@@ -109,8 +131,9 @@ const struct standing *const *standings_load(const struct world *w, uint32_t sel
                         &w->nodes[self]
                                  .c.stands[holder_node(view, h)][view->epoch][holder_copy(view, h)];
 
-                standings[h] = standing_of(s, holder_owner(view, h));
                 pointers[h] = s->attempt ? &standings[h] : NULL;
+                if (s->attempt)
+                        standing_fill(&standings[h], s, holder_owner(view, h));
         }
         return pointers;
 }
@@ -123,6 +146,7 @@ static bool is_away(const struct coordinator *c, uint32_t node)
 static void formers_hear_node(const struct coordinator *c, struct former *formers, uint32_t node,
                               uint32_t epoch)
 {
+        static struct standing standing;
         const struct placement *was = &views[epoch];
         struct fault fault;
 
@@ -130,11 +154,12 @@ static void formers_hear_node(const struct coordinator *c, struct former *former
                 const struct stand *s = &c->stands[node][epoch][copy];
                 uint32_t h = holder_on(was, node, copy);
                 const struct state_place of = { epoch, was->n_owners, h % was->n_owners, copy };
-                const struct standing standing = standing_of(s, h % was->n_owners);
 
-                if ((s->attempt ||
-                     (is_away(c, node) && c->told[node] >> (epoch * COPIES + copy) & 1)) &&
-                    formers_hear(formers, node, &of, &standing, 0, &fault))
+                if (!s->attempt &&
+                    !(is_away(c, node) && c->told[node] >> (epoch * COPIES + copy) & 1))
+                        continue;
+                standing_fill(&standing, s, h % was->n_owners);
+                if (formers_hear(formers, node, &of, &standing, 0, &fault))
                         violate("%s", fault.text);
         }
 }

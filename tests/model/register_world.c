@@ -5,17 +5,22 @@
 #include "register.h"
 
 struct bounds bounds;
+
+/* Of ret only what is written here is ever other than zero; so large structs are not cleared. */
+static void view_fill(struct placement *ret, u8 id, uint64_t epoch)
+{
+        ret->epoch = epoch;
+        ret->copies = 1;
+        ret->n_owners = id ? 1 : bounds.n_nodes;
+        for (uint32_t i = 0; i < NODES; i++)
+                ret->node[i] = id ? i ? 0 : id - 1u : i < bounds.n_nodes ? i : 0;
+}
+
 static struct placement view_wide(u8 id, uint64_t epoch)
 {
-        struct placement p = { .epoch = epoch, .copies = 1 };
+        struct placement p = { 0 };
 
-        if (id)
-                p.node[p.n_owners++] = id - 1u;
-        else
-                while (p.n_owners < bounds.n_nodes) {
-                        p.node[p.n_owners] = p.n_owners;
-                        p.n_owners++;
-                }
+        view_fill(&p, id, epoch);
         return p;
 }
 
@@ -34,16 +39,16 @@ static u8 ballot_small(uint64_t b)
         return (u8)((b >> REGISTER_NODE_BITS) << 2 | (b & 3));
 }
 
-static struct register_record record_wide(const struct record *s)
+static void record_fill(struct register_record *ret, const struct record *s)
 {
-        struct register_record r = { .voter = s->voter,
-                                     .chosen = view_wide(s->chosen, s->epoch),
-                                     .promised = ballot_wide(s->promised),
-                                     .accepted = ballot_wide(s->accepted) };
-
+        ret->voter = s->voter;
+        view_fill(&ret->chosen, s->chosen, s->epoch);
+        ret->promised = ballot_wide(s->promised);
+        ret->accepted = ballot_wide(s->accepted);
         if (s->accepted)
-                r.view = view_wide(s->view, s->epoch + 1u);
-        return r;
+                view_fill(&ret->view, s->view, s->epoch + 1u);
+        else
+                ret->view = (struct placement){ 0 };
 }
 
 static struct record record_small(const struct register_record *r)
@@ -61,20 +66,21 @@ static struct record record_small(const struct register_record *r)
 static struct view_register *load(const struct world *w, uint32_t n)
 {
         static struct view_register r;
+        static struct register_record record;
         const struct node *s = &w->nodes[n];
-        const struct register_record record = record_wide(&s->record);
 
+        record_fill(&record, &s->record);
         register_init(&r, bounds.n_nodes, n, NULL, &record);
         r.heard = s->heard;
         r.top = ballot_wide(s->top);
         r.phase = s->phase;
-        r.wanted = view_wide(s->wanted, 0);
-        r.value = view_wide(s->value, s->record.epoch + 1u);
+        view_fill(&r.wanted, s->wanted, 0);
+        view_fill(&r.value, s->value, s->record.epoch + 1u);
         r.dead = s->dead;
         r.ballot = ballot_wide(s->ballot);
         r.votes = s->votes;
         r.best = ballot_wide(s->best);
-        r.best_view = view_wide(s->best_view, s->record.epoch + 1u);
+        view_fill(&r.best_view, s->best_view, s->record.epoch + 1u);
         return &r;
 }
 
@@ -199,12 +205,13 @@ static void meet(struct world *w, uint32_t n)
 
 static void deliver(struct world *w, const struct message *s)
 {
+        static struct register_message m;
         struct view_register *r = load(w, s->to);
-        const struct register_message m = { .kind = s->kind,
-                                            .ballot = ballot_wide(s->ballot),
-                                            .dead = s->dead,
-                                            .record = record_wide(&s->record) };
 
+        m.kind = s->kind;
+        m.ballot = ballot_wide(s->ballot);
+        m.dead = s->dead;
+        record_fill(&m.record, &s->record);
         carry_out(w, s->to, s->from, r, register_hear(r, s->from, &m));
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 char violation[400];
@@ -37,6 +38,8 @@ struct seen {
         uint32_t parent;
         struct event event;
 };
+
+enum { HUGE_PAGE = 2 << 20 };
 
 static struct seen *seen;
 static uint32_t n_seen, seen_room;
@@ -87,16 +90,25 @@ static void table_put(uint64_t h)
         table[i] = h;
 }
 
+/* It is read at random: in large pages, where there are any, that costs half. */
+static void *table_new(size_t n)
+{
+        void *p = aligned_alloc(HUGE_PAGE, n);
+
+        if (!p) {
+                fprintf(stderr, "out of memory\n");
+                exit(2);
+        }
+        madvise(p, n, MADV_HUGEPAGE);
+        return memset(p, 0, n);
+}
+
 static void table_grow(void)
 {
         uint64_t *old = table, size = table_size;
 
-        table_size = size ? 2 * size : 1 << 16;
-        table = calloc(table_size, sizeof *table);
-        if (!table) {
-                fprintf(stderr, "out of memory\n");
-                exit(2);
-        }
+        table_size = size ? 2 * size : 1 << 18;
+        table = table_new(table_size * sizeof *table);
         for (uint64_t i = 0; i < size; i++)
                 if (old[i])
                         table_put(old[i]);
@@ -104,12 +116,10 @@ static void table_grow(void)
 }
 
 /* Two states of one hash count as one: once in 10^5 runs of 10^7 states. */
-static bool seen_new(const struct search *s, const void *w, uint32_t parent, struct event event)
+static bool seen_new(uint64_t h, uint32_t parent, struct event event)
 {
-        uint64_t h = hash(w, s->bytes(w)), i;
+        uint64_t i;
 
-        if (2 * (uint64_t)n_seen >= table_size)
-                table_grow();
         for (i = h & (table_size - 1); table[i]; i = (i + 1) & (table_size - 1))
                 if (table[i] == h)
                         return false;
@@ -119,6 +129,8 @@ static bool seen_new(const struct search *s, const void *w, uint32_t parent, str
                 seen = room(seen, seen_room * sizeof *seen);
         }
         seen[n_seen++] = (struct seen){ parent, event };
+        if (2 * (uint64_t)n_seen >= table_size)
+                table_grow();
         return true;
 }
 
@@ -168,10 +180,8 @@ struct frontier {
         uint32_t n, room;
 };
 
-static void frontier_add(struct frontier *f, const struct search *s, const void *w)
+static void frontier_add(struct frontier *f, const struct search *s, const void *w, uint16_t n)
 {
-        uint16_t n = (uint16_t)s->bytes(w);
-
         if (f->n == f->room) {
                 f->room = f->room ? 2 * f->room : 1 << 12;
                 f->ids = room(f->ids, f->room * sizeof *f->ids);
@@ -186,40 +196,86 @@ static void frontier_add(struct frontier *f, const struct search *s, const void 
         f->ids[f->n++] = n_seen - 1;
 }
 
+/* A world with the size of what is in use of it; what is behind is zero. */
+struct place {
+        u8 *world;
+        uint16_t used;
+};
+
+static void place_copy(struct place *p, const u8 *world, uint16_t n)
+{
+        memcpy(p->world, world, n);
+        if (p->used > n)
+                memset(p->world + n, 0, (size_t)p->used - n);
+        p->used = n;
+}
+
+static struct place place_new(const struct search *s)
+{
+        return (struct place){ memset(room(NULL, s->size), 0, s->size), 0 };
+}
+
 /* The world at *at, which goes on to the next one. */
-static void frontier_get(const struct frontier *f, const struct search *s, size_t *at, u8 *ret)
+static void frontier_get(const struct frontier *f, size_t *at, struct place *ret)
 {
         uint16_t n;
 
         memcpy(&n, f->bytes + *at, sizeof n);
-        memset(ret, 0, s->size);
-        memcpy(ret, f->bytes + *at + sizeof n, n);
+        place_copy(ret, f->bytes + *at + sizeof n, n);
         *at += sizeof n + n;
 }
 
 static uint64_t n_events, n_ends;
-static u8 *after; /* the world that an event makes */
+
+/*
+ * The world that an event made.  Whether it is a new one is found out while the next event happens,
+ * for the memory that tells takes longer to come than most events to happen.
+ */
+static struct made {
+        struct place place;
+        uint64_t hash;
+        uint32_t parent;
+        struct event event;
+        bool waits;
+} made[2];
+
+static void made_settle(const struct search *s, struct made *m, struct frontier *next)
+{
+        if (m->waits && seen_new(m->hash, m->parent, m->event))
+                frontier_add(next, s, m->place.world, m->place.used);
+        m->waits = false;
+}
 
 /* False: wrong. */
-static bool expand_one(const struct search *s, const u8 *w, uint32_t id, struct event e,
+static bool expand_one(const struct search *s, const struct place *w, uint32_t id, struct event e,
                        struct frontier *next, bool *ret_changed)
 {
-        memcpy(after, w, s->size);
-        s->happen(after, e);
-        n_events++;
+        struct made *m = &made[n_events & 1], *before = &made[++n_events & 1];
+
+        place_copy(&m->place, w->world, w->used);
+        s->happen(m->place.world, e);
+        m->place.used = (uint16_t)s->bytes(m->place.world);
         if (violation[0]) {
                 trace(s, id, &e);
                 return false;
         }
-        *ret_changed = memcmp(after, w, s->size) != 0;
-        if (*ret_changed && seen_new(s, after, id, e))
-                frontier_add(next, s, after);
+        *ret_changed = m->place.used != w->used || memcmp(m->place.world, w->world, w->used) != 0;
+        if (*ret_changed) {
+                m->hash = hash(m->place.world, m->place.used);
+                __builtin_prefetch(&table[m->hash & (table_size - 1)]);
+                m->parent = id;
+                m->event = e;
+                m->waits = true;
+        }
+        made_settle(s, before, next);
         return true;
 }
 
-static bool expand(const struct search *s, const u8 *w, uint32_t id, struct frontier *next)
+static bool expand(const struct search *s, const struct place *place, uint32_t id,
+                   struct frontier *next)
 {
         struct event events[SEARCH_EVENTS];
+        const u8 *w = place->world;
         uint32_t n = s->ordinary(w, events), ordinary = n;
         bool end = true, changed;
 
@@ -227,7 +283,7 @@ static bool expand(const struct search *s, const u8 *w, uint32_t id, struct fron
                 s->alone(w);
         s->faults(w, events, &n);
         for (uint32_t i = 0; i < n && !violation[0]; i++) {
-                if (!expand_one(s, w, id, events[i], next, &changed))
+                if (!expand_one(s, place, id, events[i], next, &changed))
                         return false;
                 end = end && (i >= ordinary || !changed);
         }
@@ -239,27 +295,48 @@ static bool expand(const struct search *s, const u8 *w, uint32_t id, struct fron
         return !violation[0];
 }
 
+/* All worlds of one depth; false: one is wrong. */
+static bool expand_all(const struct search *s, const struct frontier *now, struct place *place,
+                       struct frontier *next)
+{
+        size_t at = 0;
+
+        for (uint32_t i = 0; i < now->n; i++) {
+                frontier_get(now, &at, place);
+                if (!expand(s, place, now->ids[i], next))
+                        return false;
+        }
+        made_settle(s, &made[0], next);
+        made_settle(s, &made[1], next);
+        return true;
+}
+
+static void search_begin(const struct search *s, struct place *place, struct frontier *now)
+{
+        n_events = n_ends = 0;
+        made[0] = (struct made){ .place = place_new(s) };
+        made[1] = (struct made){ .place = place_new(s) };
+        *place = place_new(s);
+        s->init(place->world);
+        place->used = (uint16_t)s->bytes(place->world);
+        table_grow();
+        seen_new(hash(place->world, place->used), 0, (struct event){ 0 });
+        frontier_add(now, s, place->world, place->used);
+}
+
 static bool search(const struct search *s)
 {
         struct frontier now = { 0 }, next = { 0 };
+        struct place place;
         clock_t start = clock();
         uint32_t depth = 0;
-        u8 *w = room(NULL, s->size);
         bool ok = true;
 
-        n_events = n_ends = 0;
-        after = room(NULL, s->size);
-        s->init(w);
-        seen_new(s, w, 0, (struct event){ 0 });
-        frontier_add(&now, s, w);
+        search_begin(s, &place, &now);
         for (; ok && now.n; depth++) {
                 struct frontier spent = now;
-                size_t at = 0;
 
-                for (uint32_t i = 0; ok && i < now.n; i++) {
-                        frontier_get(&now, s, &at, w);
-                        ok = expand(s, w, now.ids[i], &next);
-                }
+                ok = expand_all(s, &now, &place, &next);
                 now = next;
                 next = spent;
                 next.n = 0;
@@ -268,8 +345,9 @@ static bool search(const struct search *s)
         printf("%u states, %llu events, depth %u, %llu ends, %.1f s%s\n", n_seen,
                (unsigned long long)n_events, depth, (unsigned long long)n_ends,
                (double)(clock() - start) / CLOCKS_PER_SEC, ok ? "" : ": FAILED");
-        free(w);
-        free(after);
+        free(place.world);
+        free(made[0].place.world);
+        free(made[1].place.world);
         free(now.bytes);
         free(now.ids);
         free(next.bytes);
