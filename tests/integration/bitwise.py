@@ -8,7 +8,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SETS, Cluster, finish_all, small_layout  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
-STEPS = 30
+STEPS = 8
 PLACEMENTS = {"one_node": [0, 0], "two_nodes": [0, 1], "four_ranks": [0, 0, 1, 1]}
 LAYOUT = small_layout(blocks=3, width=200)
 known = {}
