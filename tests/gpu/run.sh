@@ -179,7 +179,7 @@ part_gpus() {
         for way in nccl copies; do
                 [[ $way == copies || $status == 0 ]] || continue
                 echo "between GPUs: $way"
-                ZEROD_GPU_COLLECTIVES=$way ZEROD_TEST_CUDA_PLUGIN=$plugin with_python \
+                TESTS_OPTIONS=gpu_collectives=$way ZEROD_TEST_CUDA_PLUGIN=$plugin with_python \
                         "$root/tests/integration/devices.py" "$root"/bin/{zerod,zeroctl,actor,gpt} two_gpus || return 1
         done
 }
