@@ -16,6 +16,27 @@ static __device__ inline void update_element(const struct adamw_scalars &s, floa
         p -= s.step_size * (m / (sqrtf(v) / s.sqrt_bias2 + s.eps));
 }
 
+/* The sum of the contributions, as reduce() would put it into an accumulator. */
+template <typename S>
+static __device__ inline void load_gradient(const zero_cuda_adamw &a, float (&grad)[VEC], size_t i,
+                                            S span)
+{
+        load_as(a.from, grad, a.grad[0], i, span);
+#pragma unroll 1
+        for (unsigned j = 1; j < a.k; j++) {
+                float more[VEC];
+
+                load_as(a.from, more, a.grad[j], i, span);
+#pragma unroll
+                for (unsigned k = 0; k < VEC; k++)
+                        grad[k] += more[k];
+        }
+        if (a.wire == ZERO_BF16)
+#pragma unroll
+                for (unsigned k = 0; k < VEC; k++)
+                        grad[k] = widen(bf16{ bf16_of_fp32(grad[k]) });
+}
+
 struct adamw_piece {
         zero_cuda_adamw a;
         bool aligned; /* all of its addresses */
@@ -36,7 +57,7 @@ static __device__ inline void update_tile(const adamw_piece &piece, size_t tile)
                 load(p, a.p + i, span);
                 load(m, a.m + i, span);
                 load(v, a.v + i, span);
-                load(grad, a.grad + i, span);
+                load_gradient(a, grad, i, span);
 #pragma unroll
                 for (unsigned k = 0; k < VEC; k++)
                         update_element(a.scalars, grad[k], p[k], m[k], v[k]);
@@ -56,12 +77,22 @@ static __global__ void adamw_kernel(const __grid_constant__ adamw_table t)
 
 static void table_add(adamw_table &t, const zero_cuda_adamw &a)
 {
+        /* NULL counts as aligned */
+        bool aligned = all_aligned(a.p, a.m, a.v, a.out_p, a.out_m, a.out_v,
+                                   static_cast<const float *>(a.serve));
+
         if (a.n == 0)
                 return;
-        /* NULL counts as aligned */
-        t.piece[t.tiles.pieces] = { a, all_aligned(a.p, a.m, a.v, a.grad, a.out_p, a.out_m, a.out_v,
-                                                   static_cast<const char *>(a.serve)) };
+        for (unsigned j = 0; j < a.k; j++)
+                aligned = aligned && all_aligned(static_cast<const char *>(a.grad[j]));
+        t.piece[t.tiles.pieces] = { a, aligned };
         deal_add(t.tiles, tiles(a.n));
+}
+
+static bool is_valid(const zero_cuda_adamw &a)
+{
+        return (!a.serve || is_dtype(a.serve_dtype)) && is_dtype(a.from) &&
+               (a.wire == ZERO_FP32 || a.wire == ZERO_BF16) && a.k >= 1 && a.k <= ZERO_CUDA_GRADS;
 }
 
 int cuda_adamw(const zero_cuda_adamw *pieces, size_t n, void *stream)
@@ -70,7 +101,7 @@ int cuda_adamw(const zero_cuda_adamw *pieces, size_t n, void *stream)
         int r = 0;
 
         for (size_t i = 0; i < n; i++)
-                if (pieces[i].serve && !is_dtype(pieces[i].serve_dtype))
+                if (!is_valid(pieces[i]))
                         return -EINVAL;
         for (size_t i = 0; i < n && r == 0;) {
                 t.tiles.pieces = 0;

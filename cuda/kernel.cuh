@@ -133,7 +133,23 @@ static __device__ inline void store(T *to, const float (&x)[N], part span)
                         narrow(&to[place(i)], x[i]);
 }
 
-/* The same from element i of an array whose dtype is known at run time. */
+/* The same for element i of an array whose dtype is known at run time. */
+template <typename S>
+static __device__ inline void load_as(zero_dtype dtype, float (&x)[VEC], const void *from, size_t i,
+                                      S span)
+{
+        switch (dtype) {
+        case ZERO_BF16:
+                load(x, static_cast<const bf16 *>(from) + i, span);
+                return;
+        case ZERO_FP16:
+                load(x, static_cast<const fp16 *>(from) + i, span);
+                return;
+        case ZERO_FP32:
+                load(x, static_cast<const float *>(from) + i, span);
+        }
+}
+
 template <typename S>
 static __device__ inline void store_as(zero_dtype dtype, void *to, size_t i, const float (&x)[VEC],
                                        S span)

@@ -150,7 +150,8 @@ static __device__ inline place_in_block place_in(const piece &p, size_t tile)
         return { start, left, p.aligned && left >= LANES * (ROUNDS - 1) + OWN };
 }
 
-/* The new values of the accumulator, which are stored, or without sources the old ones. */
+/* The new values of the accumulator, which are stored if there is one, or without sources the old
+ * ones. */
 template <typename T>
 static __device__ inline void reduce_piece_at(const piece &p, const void *const *src, bool round,
                                               const place_in_block &at, float (&y)[ROUNDS][OWN])
@@ -171,9 +172,10 @@ static __device__ inline void reduce_piece_at(const piece &p, const void *const 
                                 y[r][l] = widen(bf16{ bf16_of_fp32(y[r][l]) });
         if (!p.first)
                 add_rounds(y, p.acc, at);
-        each_round<ROUNDS>(at, 0, [&](unsigned r, auto span, size_t i) {
-                store(p.acc + i, y[r], span);
-        });
+        if (p.acc)
+                each_round<ROUNDS>(at, 0, [&](unsigned r, auto span, size_t i) {
+                        store(p.acc + i, y[r], span);
+                });
 }
 
 template <typename T>

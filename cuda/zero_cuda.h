@@ -25,7 +25,7 @@
 #include "daemon/device/device.h"
 #include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 5
+#define ZERO_CUDA_ABI_VERSION 6
 /* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 
@@ -33,6 +33,7 @@ enum {
         ZERO_CUDA_NAME_SIZE = 256,         /* bytes of a GPU's name, the ending 0 included */
         ZERO_CUDA_NORM_BLOCK = 128,        /* elements of one block of a norm */
         ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of a sum() or of a piece of a reduce() */
+        ZERO_CUDA_GRADS = 3,               /* most contributions that an adamw() adds up */
         ZERO_CUDA_PIECES = 64, /* that adamw() and reduce() take in one launch; more are several */
 };
 
@@ -67,13 +68,18 @@ struct zero_cuda_norm {
  *
  * Whether a step is carried out, and by what its gradients are scaled, follows from the votes of
  * all owners, and is recorded on the host before any of its updates is launched: a step that is
- * skipped has no launch.  So neither is read from the GPU.  The gradient is the accumulator, which
- * is fp32 whatever trainers push: reduce() has widened it.
+ * skipped has no launch.  So neither is read from the GPU.
+ *
+ * The gradient is an accumulator (one source, from and wire fp32), or the contributions themselves:
+ * they are added up as by reduce(), and where their sum was measured it need not have been kept.
  */
 struct zero_cuda_adamw {
         struct adamw_scalars scalars;
         size_t n;
-        const float *p, *m, *v, *grad;
+        const float *p, *m, *v;
+        const void *grad[ZERO_CUDA_GRADS]; /* [k] */
+        uint32_t k;                        /* at least 1 */
+        enum zero_dtype from, wire;        /* of reduce() */
         /* Each the same address as its input (in place), or not overlapping any. */
         float *out_p, *out_m, *out_v;
         /* NULL, or out_p rounded to serve_dtype, written in the same pass. */
@@ -83,8 +89,9 @@ struct zero_cuda_adamw {
 
 /* device_ops.reduce. */
 struct zero_cuda_reduce {
-        /* k <= ZERO_CUDA_SUM_MAX.  Pieces, and their lists of addresses on the GPU, lie in host
-         * memory and are not needed after the call. */
+        /* k <= ZERO_CUDA_SUM_MAX.  acc may be NULL, where it is first: the sum is measured, and not
+         * kept.  Pieces, and their lists of addresses on the GPU, lie in host memory and are not
+         * needed after the call. */
         const struct reduce_piece *pieces;
         size_t n_pieces;
         enum zero_dtype wire, from;

@@ -247,8 +247,9 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
  * trainable tensors have one).  A push that says 0 for every trainable tensor needs no
  * zero_grad(): it has nothing to hand over and takes no slot.  As the ranks of a
  * node give their slots back when all of them have pushed a group, a rank that has nothing for
- * some groups says so before it waits for slots for the others.  last is false while more
- * micro-batches of this step follow: their gradients are added up by the owners.
+ * some groups says so before it waits for slots for the others.  A slot that is a group's own
+ * (needs.push_groups: ZERO_ALL) may not come back before the step has been carried out.  last is
+ * false while more micro-batches of this step follow: their gradients are added up by the owners.
  * The daemon's refusal of a push comes from a later call on the same client; so does the loss
  * of the daemon, for zero_release() and zero_prefetch() too.
  */

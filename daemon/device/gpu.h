@@ -67,6 +67,10 @@ int gpu_use(uint32_t gpu);
 /* Enqueues an update of n pieces, all of them on one GPU: the new states, and in the same pass what
  * is served. */
 void gpu_update(const struct zero_cuda_adamw *pieces, size_t n);
+/* What is measured of sums that are not kept: as device_ops.reduce, of pieces without acc that lie
+ * on one GPU, none with more than ZERO_CUDA_SUM_MAX sources. */
+void gpu_measure(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
+                 enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
 /* Waits for all of them that this thread has enqueued on the GPU. */
 void gpu_updated(uint32_t gpu);
 

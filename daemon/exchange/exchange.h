@@ -346,6 +346,14 @@ struct parcel;
 void parcel_read_begin(struct parcel *p);
 void parcel_read_end(struct parcel *p, uint32_t owner, uint64_t taken);
 /*
+ * All of it lies on that GPU, in memory that nothing else that is pushed in this attempt waits for;
+ * and to read it twice is less than to write its sum and to read that.
+ */
+bool parcel_may_stay(const struct parcel *p, int gpu);
+/* Its pushes are answered when the step has ended, which has a deadline of its own: they have none
+ * until then. */
+void parcel_keep(struct parcel *p);
+/*
  * What is added of a tensor, from an element of the group on: their number, at most
  * parcel_sources_max(), their dtype.  Not for the CPU if it is on a GPU.
  */
@@ -355,6 +363,8 @@ size_t parcel_sources_max(const struct parcel *p);
 enum zero_dtype parcel_dtype(const struct parcel *p);
 bool parcel_on_gpu(const struct parcel *p);
 uint64_t reduce_elements_sent(const struct reduce *r);
+/* Sums of groups that were left to the update here. */
+uint64_t reduce_deferred(const struct reduce *r);
 
 /* ---- landing (an owner's reduction) ------------------------------------------ */
 
@@ -371,6 +381,8 @@ void landing_forget_node(struct holding *h, uint32_t node);
 /* Finish the reduction and vote; params NULL: for the norm. */
 void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params);
 void landing_reset(struct holding *h);
+/* A rank of this node has left: what it pushed is not kept. */
+void landing_left(struct holding *h);
 /* The group's update is over: its gradient may be overwritten. */
 void landing_group_free(struct holding *h, uint32_t group);
 /* The whole update is over. */

@@ -217,6 +217,7 @@ json_t *report_job(const struct job *job)
         json_object_set_new(j, "waiting", report_waiting(job));
         json_object_set_new(j, "gather", report_gather(job));
         json_object_set_new(reduce, "elements_sent", number(reduce_elements_sent(job->reduce)));
+        json_object_set_new(reduce, "deferred", number(reduce_deferred(job->reduce)));
         json_object_set_new(j, "reduce", reduce);
         json_object_set_new(j, "planes", report_planes(job, &on_gpu));
         json_object_set_new(j, "planes_on_gpu", number(on_gpu));

@@ -16,7 +16,8 @@ import torch
 
 PLUGIN = sys.argv[1]
 QUICK = "--quick" in sys.argv
-ABI, BF16 = 4, 2
+ABI, FP32, BF16 = 6, 1, 2
+GRADS = 3
 LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.1
 # As in cuda/zero_cuda.h; what is not called here is only counted.
 TABLE = ["device_count", "device_info", "use", "alloc", "free", "memory", "share_new", "share_free",
@@ -28,9 +29,9 @@ class Update(ctypes.Structure):
     """struct zero_cuda_adamw"""
     _fields_ = [*((name, ctypes.c_float) for name in (
         "grad_scale", "decay", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size", "sqrt_bias2", "eps")),
-        ("n", ctypes.c_size_t), *((name, ctypes.c_void_p) for name in (
-            "p", "m", "v", "grad", "out_p", "out_m", "out_v", "serve")),
-        ("serve_dtype", ctypes.c_int)]
+        ("n", ctypes.c_size_t), *((name, ctypes.c_void_p) for name in ("p", "m", "v")), ("grad", ctypes.c_void_p * GRADS),
+        ("k", ctypes.c_uint32), ("grad_dtype", ctypes.c_int), ("wire", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("out_p", "out_m", "out_v", "serve")), ("serve_dtype", ctypes.c_int)]
 
 
 class Table(ctypes.Structure):
@@ -53,9 +54,9 @@ class Ours:
             m, v = torch.zeros_like(p), torch.zeros_like(p)
             s = torch.empty_like(p, dtype=torch.bfloat16) if serve else None
             self.keep.append((p, g, m, v, s))
-            addresses = [t.data_ptr() for t in (p, m, v, g, p, m, v)]
-            updates.append(Update(n=p.numel(), serve_dtype=BF16, serve=s.data_ptr() if serve else None, **dict(
-                zip(("p", "m", "v", "grad", "out_p", "out_m", "out_v"), addresses))))
+            addresses = [t.data_ptr() for t in (p, m, v, p, m, v)]
+            updates.append(Update(n=p.numel(), grad=(g.data_ptr(),), k=1, grad_dtype=FP32, wire=FP32, serve_dtype=BF16, serve=s.data_ptr() if serve else None, **dict(
+                zip(("p", "m", "v", "out_p", "out_m", "out_v"), addresses))))
         self.updates = (Update * len(updates))(*updates)
 
     def step(self):

@@ -36,7 +36,8 @@ static int copy(const struct bench *b)
         return b->gpu.ops->copy(b->p, b->m, b->n * sizeof(float), b->gpu.stream);
 }
 
-static int update(const struct bench *b, void *serve)
+/* k contributions in bf16; 0: an accumulator. */
+static int update(const struct bench *b, void *serve, uint32_t k)
 {
         struct zero_cuda_adamw u = {
                 .scalars = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7),
@@ -44,7 +45,10 @@ static int update(const struct bench *b, void *serve)
                 .p = b->p,
                 .m = b->m,
                 .v = b->v,
-                .grad = b->grad,
+                .grad = { b->grad },
+                .k = k ? k : 1,
+                .from = k ? ZERO_BF16 : ZERO_FP32,
+                .wire = k ? ZERO_BF16 : ZERO_FP32,
                 .out_p = b->p,
                 .out_m = b->m,
                 .out_v = b->v,
@@ -52,17 +56,29 @@ static int update(const struct bench *b, void *serve)
                 .serve_dtype = ZERO_BF16,
         };
 
+        for (uint32_t i = 0; i < k; i++)
+                u.grad[i] = b->half[1 + i];
         return b->gpu.ops->adamw(&u, 1, b->gpu.stream);
 }
 
 static int adamw(const struct bench *b)
 {
-        return update(b, NULL);
+        return update(b, NULL, 0);
 }
 
 static int adamw_serve(const struct bench *b)
 {
-        return update(b, b->half[0]);
+        return update(b, b->half[0], 0);
+}
+
+static int adamw_of_1(const struct bench *b)
+{
+        return update(b, b->half[0], 1);
+}
+
+static int adamw_of_3(const struct bench *b)
+{
+        return update(b, b->half[0], 3);
 }
 
 /* The root and the quotients of zeroes are not computed as those of other numbers. */
@@ -74,7 +90,7 @@ static int adamw_zeroes(const struct bench *b)
         other.m = b->zeroes + b->n;
         other.v = b->zeroes + 2 * b->n;
         other.grad = b->zeroes + 3 * b->n;
-        return update(&other, NULL);
+        return update(&other, NULL, 0);
 }
 
 static int cast_down(const struct bench *b)
@@ -107,11 +123,11 @@ static int sum_8(const struct bench *b)
 }
 
 /* k sources in bf16; with k == 0 the norm of what is there. */
-static int reduce_of(const struct bench *b, size_t k, bool first, bool norm)
+static int reduce_into(const struct bench *b, float *acc, size_t k, bool first, bool norm)
 {
         const void *sources[MAX_SOURCES];
         const struct reduce_piece piece = {
-                .acc = b->grad, .n = b->n, .k = k, .src = sources, .first = first
+                .acc = acc, .n = b->n, .k = k, .src = sources, .first = first
         };
         const struct zero_cuda_reduce r = {
                 .pieces = &piece,
@@ -125,6 +141,36 @@ static int reduce_of(const struct bench *b, size_t k, bool first, bool norm)
         for (size_t i = 0; i < k; i++)
                 sources[i] = b->half[i];
         return b->gpu.ops->reduce(&r, b->gpu.stream);
+}
+
+static int reduce_of(const struct bench *b, size_t k, bool first, bool norm)
+{
+        return reduce_into(b, b->grad, k, first, norm);
+}
+
+static int measure_1(const struct bench *b)
+{
+        return reduce_into(b, NULL, 1, true, true);
+}
+
+static int measure_3(const struct bench *b)
+{
+        return reduce_into(b, NULL, 3, true, true);
+}
+
+/* What a step does of a contribution: the sum is written, or it is deferred. */
+static int step_written(const struct bench *b)
+{
+        int r = reduce_of(b, 1, true, true);
+
+        return r ? r : adamw_serve(b);
+}
+
+static int step_deferred(const struct bench *b)
+{
+        int r = measure_1(b);
+
+        return r ? r : adamw_of_1(b);
 }
 
 static int norm(const struct bench *b)
@@ -167,6 +213,12 @@ static const struct subject subjects[] = {
         { "adamw", adamw, 28 },
         { "adamw and serve in bf16", adamw_serve, 30 },
         { "adamw where all is 0", adamw_zeroes, 28 },
+        { "adamw of 1 in bf16, and serve", adamw_of_1, 28 },
+        { "adamw of 3 in bf16, and serve", adamw_of_3, 32 },
+        { "measure 1 in bf16", measure_1, 2 },
+        { "measure 3 in bf16", measure_3, 6 },
+        { "reduce 1 in bf16, then adamw and serve", step_written, 36 },
+        { "measure 1 in bf16, then adamw of it and serve", step_deferred, 30 },
         { "sum of 2 in bf16 to fp32", sum_2, 8 },
         { "sum of 8 in bf16 to fp32", sum_8, 20 },
         { "reduce 1 in bf16, and norm", reduce_1, 6 },

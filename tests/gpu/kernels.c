@@ -107,7 +107,9 @@ static void check_update(struct run *r, enum zero_dtype serve)
         update.p = update.out_p = t[P].gpu;
         update.m = update.out_m = t[M].gpu;
         update.v = update.out_v = t[V].gpu;
-        update.grad = t[GRAD].gpu;
+        update.grad[0] = t[GRAD].gpu;
+        update.k = 1;
+        update.from = update.wire = ZERO_FP32;
         update.serve = t[SERVE].gpu;
         must(r->gpu->ops->adamw(&update, 1, r->gpu->stream), "adamw");
         finish(r, t, PLANES, "adamw");
@@ -117,6 +119,50 @@ static void check_adamw(struct run *r)
 {
         for (int serve = 0; serve < DTYPES; serve++)
                 check_update(r, dtypes[serve]);
+}
+
+/* An update of contributions is the update of what reduce() would have made of them. */
+static void check_fused_of(struct run *r, enum zero_dtype wire, enum zero_dtype from, uint32_t k)
+{
+        struct adamw_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
+        struct zero_cuda_adamw update = { .scalars = s,
+                                          .n = r->n,
+                                          .k = k,
+                                          .from = from,
+                                          .wire = wire,
+                                          .serve_dtype = ZERO_BF16 };
+        struct twin t[PLANES] = { array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
+                                  aligned_array(r, ZERO_FP32), aligned_array(r, ZERO_BF16) };
+        struct twin sources[ZERO_CUDA_GRADS];
+        const void *on_host[ZERO_CUDA_GRADS];
+
+        for (uint32_t i = 0; i < k; i++) {
+                sources[i] = (i % 2 ? array : aligned_array)(r, from);
+                on_host[i] = sources[i].host;
+                update.grad[i] = sources[i].gpu;
+        }
+        host_scalar_ops.reduce(&(struct reduce_piece){ t[GRAD].host, r->n, k, on_host, true }, 1,
+                               wire, from, 0, NULL, NULL);
+        host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, t[P].host,
+                              t[M].host, t[V].host);
+        host_scalar_ops.serve(ZERO_BF16, t[SERVE].host, t[P].host, r->n);
+        update.p = update.out_p = t[P].gpu;
+        update.m = update.out_m = t[M].gpu;
+        update.v = update.out_v = t[V].gpu;
+        update.serve = t[SERVE].gpu;
+        must(r->gpu->ops->adamw(&update, 1, r->gpu->stream), "adamw");
+        gpu_move(r->gpu, t[GRAD].gpu, t[GRAD].host, r->n * sizeof(float)); /* of the host's alone */
+        finish(r, t, PLANES, "adamw of contributions");
+        finish(r, sources, k, "a contribution");
+}
+
+static void check_fused(struct run *r)
+{
+        for (int from = 0; from < DTYPES; from++)
+                for (uint32_t k = 1; k <= ZERO_CUDA_GRADS; k++)
+                        check_fused_of(r, dtypes[k % 2], dtypes[from], k);
+        check_fused_of(r, ZERO_BF16, ZERO_FP32, 2);
+        check_fused_of(r, ZERO_FP32, ZERO_BF16, 2);
 }
 
 /* Ordinary numbers of many sizes, of which there is a norm. */
@@ -152,6 +198,7 @@ struct reduction {
         enum zero_dtype wire, from;
         size_t k;
         bool first, norm, finite; /* finite: the values; else any bits */
+        bool kept;                /* else there is only a norm; first */
 };
 
 static void check_norms(struct run *r, const struct exact_sum *host, bool finite,
@@ -175,6 +222,7 @@ static void check_reduction(struct run *r, struct reduction c)
         struct exact_sum norm;
         struct twin t[SOURCES + 1];
         bool finite = true;
+        float *sum;
 
         for (size_t i = 0; i <= c.k; i++) {
                 enum zero_dtype dtype = i < c.k ? c.from : ZERO_FP32;
@@ -191,9 +239,12 @@ static void check_reduction(struct run *r, struct reduction c)
         host_scalar_ops.reduce(&(struct reduce_piece){ t[c.k].host, r->n, c.k, on_host, c.first },
                                1, c.wire, c.from, 0.3, c.norm ? &norm : NULL, &finite);
         must(r->gpu->ops->zero(acc, sizeof *acc, r->gpu->stream), "zero");
-        reduce(r, &(struct reduce_piece){ t[c.k].gpu, r->n, c.k, on_gpu, c.first }, 1, c.wire,
-               c.from, c.norm ? acc : NULL);
+        sum = c.kept ? t[c.k].gpu : NULL;
+        reduce(r, &(struct reduce_piece){ sum, r->n, c.k, on_gpu, c.first }, 1, c.wire, c.from,
+               c.norm ? acc : NULL);
         check_norms(r, &norm, finite, acc);
+        if (!c.kept)
+                gpu_move(r->gpu, t[c.k].gpu, t[c.k].host, r->n * sizeof(float));
         finish(r, t, c.k + 1, "reduce");
         r->gpu->ops->free(acc);
 }
@@ -211,7 +262,15 @@ static void check_reduce(struct run *r)
                                                                        .k = k,
                                                                        .first = way & 2,
                                                                        .norm = (way + k) % 4 != 3,
-                                                                       .finite = way & 4 });
+                                                                       .finite = way & 4,
+                                                                       .kept = true });
+        for (int from = 0; from < DTYPES; from++, way++)
+                check_reduction(r, (struct reduction){ .wire = dtypes[way % 2],
+                                                       .from = dtypes[from],
+                                                       .k = 1 + way % SOURCES,
+                                                       .first = true,
+                                                       .norm = true,
+                                                       .finite = way & 2 });
 }
 
 /* Zeroes with one NaN or infinity, at an end or within: the norm says so. */
@@ -272,7 +331,7 @@ static void check_many_updates(struct run *r)
         struct twin t[MANY][PLANES];
         size_t n = r->n;
 
-        for (int i = 0; i < MANY; i++) {
+        for (uint32_t i = 0; i < MANY; i++) {
                 struct adamw_scalars s = adamw_scalars(1e-3 * (i + 1), 0.9, 0.999, 1e-8, 0.1, 3, 1);
                 enum zero_dtype serve = dtypes[i % DTYPES];
                 struct twin *x = t[i];
@@ -283,9 +342,20 @@ static void check_many_updates(struct run *r)
                 host_scalar_ops.adamw(&s, r->n, x[P].host, x[M].host, x[V].host, x[GRAD].host,
                                       x[P].host, x[M].host, x[V].host);
                 host_scalar_ops.serve(serve, x[SERVE].host, x[P].host, r->n);
-                updates[i] = (struct zero_cuda_adamw){ s,        r->n,         x[P].gpu, x[M].gpu,
-                                                       x[V].gpu, x[GRAD].gpu,  x[P].gpu, x[M].gpu,
-                                                       x[V].gpu, x[SERVE].gpu, serve };
+                updates[i] = (struct zero_cuda_adamw){ .scalars = s,
+                                                       .n = r->n,
+                                                       .p = x[P].gpu,
+                                                       .m = x[M].gpu,
+                                                       .v = x[V].gpu,
+                                                       .grad = { x[GRAD].gpu },
+                                                       .k = 1,
+                                                       .from = ZERO_FP32,
+                                                       .wire = ZERO_FP32,
+                                                       .out_p = x[P].gpu,
+                                                       .out_m = x[M].gpu,
+                                                       .out_v = x[V].gpu,
+                                                       .serve = x[SERVE].gpu,
+                                                       .serve_dtype = serve };
                 r->n = n;
         }
         must(r->gpu->ops->adamw(updates, MANY, r->gpu->stream), "adamw");
@@ -343,7 +413,7 @@ int main(int argc, char *argv[])
 {
         void (*const checks[])(struct run *) = { check_cast,   check_sum,       check_adamw,
                                                  check_reduce, check_nonfinite, check_bytes,
-                                                 check_many };
+                                                 check_fused,  check_many };
         struct gpu gpu;
         size_t done = 0;
 

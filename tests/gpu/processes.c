@@ -381,7 +381,9 @@ static void check_update(struct gpu *gpu)
         u.p = u.out_p = t[0].gpu;
         u.m = u.out_m = t[1].gpu;
         u.v = u.out_v = t[2].gpu;
-        u.grad = t[3].gpu;
+        u.grad[0] = t[3].gpu;
+        u.k = 1;
+        u.from = u.wire = ZERO_FP32;
         must(gpu->ops->adamw(&u, 1, gpu->stream), "adamw");
         for (int i = 0; i < 4; i++) {
                 if (!twin_same(gpu, &t[i]))

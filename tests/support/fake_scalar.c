@@ -1,15 +1,28 @@
 /* The operations by the scalar host kernels, the truth. */
+#include <stdlib.h>
+
 #include "cuda/kernels.h"
 #include "daemon/device/host.h"
 
+static void update(const struct zero_cuda_adamw *u)
+{
+        float *grad = malloc((u->n + 1) * sizeof *grad);
+        const struct reduce_piece sum = { grad, u->n, u->k, u->grad, true };
+
+        if (!grad)
+                abort();
+        host_scalar_ops.reduce(&sum, 1, u->wire, u->from, 0, NULL, NULL);
+        host_scalar_ops.adamw(&u->scalars, u->n, u->p, u->m, u->v, grad, u->out_p, u->out_m,
+                              u->out_v);
+        if (u->serve)
+                host_scalar_ops.serve(u->serve_dtype, u->serve, u->out_p, u->n);
+        free(grad);
+}
+
 int cuda_adamw(const struct zero_cuda_adamw *pieces, size_t n, void *stream)
 {
-        for (const struct zero_cuda_adamw *u = pieces; u < pieces + n; u++) {
-                host_scalar_ops.adamw(&u->scalars, u->n, u->p, u->m, u->v, u->grad, u->out_p,
-                                      u->out_m, u->out_v);
-                if (u->serve)
-                        host_scalar_ops.serve(u->serve_dtype, u->serve, u->out_p, u->n);
-        }
+        for (size_t i = 0; i < n; i++)
+                update(&pieces[i]);
         return 0;
 }
 
@@ -27,14 +40,27 @@ int cuda_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *co
         return 0;
 }
 
+static void reduce_piece(const struct zero_cuda_reduce *r, struct reduce_piece p,
+                         struct exact_sum *sum, bool *finite)
+{
+        float *own = p.acc ? NULL : malloc((p.n + 1) * sizeof *own);
+
+        if (own)
+                p.acc = own;
+        if (!p.acc)
+                abort();
+        host_scalar_ops.reduce(&p, 1, r->wire, r->from, r->scale, r->norm ? sum : NULL, finite);
+        free(own);
+}
+
 int cuda_reduce(const struct zero_cuda_reduce *reduce, void *stream)
 {
         struct exact_sum sum;
         bool finite = true;
 
         exact_sum_init(&sum);
-        host_scalar_ops.reduce(reduce->pieces, reduce->n_pieces, reduce->wire, reduce->from,
-                               reduce->scale, reduce->norm ? &sum : NULL, &finite);
+        for (size_t i = 0; i < reduce->n_pieces; i++)
+                reduce_piece(reduce, reduce->pieces[i], &sum, &finite);
         for (int i = 0; reduce->norm && i < EXACT_SUM_BINS; i++)
                 reduce->norm->bin[i] += sum.bin[i];
         if (!finite)

@@ -169,7 +169,8 @@ static void update_inside(const struct stream *s, struct zero_cuda_adamw *u)
         u->p = inside(s, u->p, bytes);
         u->m = inside(s, u->m, bytes);
         u->v = inside(s, u->v, bytes);
-        u->grad = inside(s, u->grad, bytes);
+        for (uint32_t i = 0; i < u->k && i < ZERO_CUDA_GRADS; i++)
+                u->grad[i] = inside(s, u->grad[i], u->n * dtype_size(u->from));
         u->out_p = inside(s, u->out_p, bytes);
         u->out_m = inside(s, u->out_m, bytes);
         u->out_v = inside(s, u->out_v, bytes);

@@ -22,7 +22,10 @@ static int adamw_device(const struct staged *s, void *const *at, size_t n, void 
                                           .p = at[P],
                                           .m = at[M],
                                           .v = at[V],
-                                          .grad = at[GRAD],
+                                          .grad = { at[GRAD] },
+                                          .k = 1,
+                                          .from = ZERO_FP32,
+                                          .wire = ZERO_FP32,
                                           .out_p = at[OUT_P],
                                           .out_m = at[OUT_M],
                                           .out_v = at[OUT_V] };

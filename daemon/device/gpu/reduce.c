@@ -200,6 +200,16 @@ void gpu_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dt
         reduction_end(&r);
 }
 
+void gpu_measure(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
+                 enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
+{
+        struct reduction r = { wire, from, scale, norm, finite, GPU_NONE, .n_pieces = 0 };
+
+        for (size_t i = 0; i < n_pieces; i++)
+                reduction_add(&r, gpu_of(pieces[i].src[0]), &pieces[i]);
+        reduction_end(&r);
+}
+
 void gpu_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite)
 {
         gpu_reduce(&(struct reduce_piece){ .acc = (float *)x, .n = n }, 1, ZERO_FP32, ZERO_FP32,

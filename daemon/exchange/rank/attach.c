@@ -401,6 +401,8 @@ void rank_leave(struct rank *rank, bool orderly)
                 for_holdings (job, h)
                         landing_vacate(h->landing);
         }
+        for_holdings (job, h)
+                landing_left(h);
         job->ranks[rank->rank] = NULL;
         if (!job->dead)
                 rank_part(rank, orderly);

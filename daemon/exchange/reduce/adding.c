@@ -1,6 +1,6 @@
 /*
  * What is done to a group's sum in one task: an offer is added, or the norm of the whole is taken,
- * or both in one pass over memory.
+ * or both in one pass over memory; or the norm of an offer that is not added.
  *
  * A tensor of the group is a piece (device.h) of its own: each has other sources, and the gaps
  * between them have no gradient.
@@ -67,14 +67,17 @@ static bool piece_make(const struct holding *h, const struct plan_segment *s, co
 {
         const struct layout_tensor *t = &h->job->layout->tensors[s->tensor];
         uint8_t *present = &h->landing->present[s->tensor];
-        bool has = !t->frozen && o && offer_has(o, s->tensor), first = !*present;
+        bool has = !t->frozen && o && offer_has(o, s->tensor);
+        bool first = !*present || (o && o->way == OFFER_SETTLED);
         uint64_t n = segment_elements(t, s);
 
         if (has)
                 *present = 1; /* also of a tensor that has no elements here */
         if (n == 0 || t->frozen || !(has || (normed && *present)))
                 return false;
-        *ret = (struct reduce_piece){ .acc = h->state->grad + s->moment,
+        *ret = (struct reduce_piece){ .acc = o && o->way == OFFER_DEFERRED
+                                                     ? NULL
+                                                     : h->state->grad + s->moment,
                                       .n = n,
                                       .k = has ? sources_of(o, s, src) : 0,
                                       .src = src,
@@ -82,12 +85,26 @@ static bool piece_make(const struct holding *h, const struct plan_segment *s, co
         return true;
 }
 
+/* What is deferred lies on one GPU. */
+static void pieces_reduce(const struct holding *h, const struct pieces *p, const struct offer *o,
+                          struct group_norm *norm)
+{
+        const struct parcel *parcel = o ? o->parcel : NULL;
+        enum zero_dtype wire = landing_dtype(h), from = parcel ? parcel_dtype(parcel) : wire;
+
+        if (o && o->way == OFFER_DEFERRED)
+                gpu_measure(p->list, p->n, wire, from, norm->scale, &norm->sum, &norm->finite);
+        else
+                ops_for(h->job->x, state_on_gpu(h->state) || (parcel && parcel_on_gpu(parcel)))
+                        ->reduce(p->list, p->n, wire, from, norm ? norm->scale : 0,
+                                 norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
+}
+
 void landing_add(const struct holding *h, uint32_t group, const struct offer *o,
                  struct group_norm *norm)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
         const struct parcel *parcel = o ? o->parcel : NULL;
-        enum zero_dtype wire = landing_dtype(h);
         struct pieces p = { .most = parcel ? parcel_sources_max(parcel) : 1 };
 
         p.list = calloc(shard->n_segments + 1, sizeof *p.list);
@@ -97,10 +114,7 @@ void landing_add(const struct holding *h, uint32_t group, const struct offer *o,
         for (uint32_t i = 0; i < shard->n_segments; i++)
                 p.n += piece_make(h, &h->state->plan->segments[shard->first_segment + i], o, norm,
                                   p.src + p.n * p.most, &p.list[p.n]);
-        ops_for(h->job->x, state_on_gpu(h->state) || (parcel && parcel_on_gpu(parcel)))
-                ->reduce(p.list, p.n, wire, parcel ? parcel_dtype(parcel) : wire,
-                         norm ? norm->scale : 0, norm ? &norm->sum : NULL,
-                         norm ? &norm->finite : NULL);
+        pieces_reduce(h, &p, o, norm);
         free(p.list);
         free(p.src);
 }

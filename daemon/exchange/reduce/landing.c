@@ -57,6 +57,7 @@ void landing_free(struct landing *l)
         if (!l)
                 return;
         for (uint32_t g = 0; l->groups && g < l->n_groups; g++) {
+                assert(!l->groups[g].deferred); /* it has the job */
                 free(l->groups[g].queues);
                 free(l->groups[g].offered);
                 free(l->groups[g].finished);
@@ -95,6 +96,16 @@ void landing_forget_present(struct holding *h, uint32_t group)
         memset(h->landing->present + g->first_tensor, 0, g->n_tensors);
 }
 
+/* Nobody wants what it brought any more. */
+static void offer_end(struct offer *o)
+{
+        const struct holding *h = o->holding;
+
+        if (o->parcel)
+                parcel_read_end(o->parcel, h->owner, h->state->plan->shards[o->group].range.count);
+        offer_free(o);
+}
+
 static void offer_accumulated(struct offload_task *task)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
@@ -105,18 +116,23 @@ static void offer_accumulated(struct offload_task *task)
 
         crash_point(CRASH_LANDING_ADDED);
         lg->busy = false;
-        if (o->parcel)
-                parcel_read_end(o->parcel, h->owner, h->state->plan->shards[group].range.count);
-        if (o->generation == h->landing->generation) {
+        job_ref(job);
+        if (o->generation != h->landing->generation) {
+                landing_forget_present(h, group);
+                offer_end(o);
+        } else if (o->way == OFFER_SETTLED) {
+                offer_end(o);
+                landing_vote(h);
+        } else {
                 lg->finished[o->node] = o->last;
                 lg->cursor++;
                 lg->normed = o->final;
                 lg->norm = o->norm;
-        } else {
-                landing_forget_present(h, group);
+                if (o->way == OFFER_DEFERRED)
+                        deferred_keep(o);
+                else
+                        offer_end(o);
         }
-        job_ref(job);
-        offer_free(o);
         landing_advance(h, group);
         job_unref(job);
 }
@@ -133,20 +149,35 @@ static bool offer_is_final(const struct offer *o)
         return o->last;
 }
 
-static void offer_submit(struct offer *o)
+static void offer_run(struct offer *o)
 {
         struct holding *h = o->holding;
 
         h->landing->groups[o->group].busy = true;
+        o->task.run = offer_accumulate;
+        o->task.done = offer_accumulated;
+        offload_submit(h->job->x->offload, &o->task);
+}
+
+static void offer_submit(struct offer *o)
+{
+        struct holding *h = o->holding;
+
         o->final = offer_is_final(o);
+        o->way = offer_defers(o) ? OFFER_DEFERRED : OFFER_ADDED;
         group_norm_init(&o->norm, h->job, o->group);
         o->generation = h->landing->generation;
         list_remove(&o->link);
         if (o->parcel)
                 parcel_read_begin(o->parcel);
-        o->task.run = offer_accumulate;
-        o->task.done = offer_accumulated;
-        offload_submit(h->job->x->offload, &o->task);
+        offer_run(o);
+}
+
+void offer_settle(struct offer *o)
+{
+        o->way = OFFER_SETTLED;
+        o->final = false;
+        offer_run(o);
 }
 
 /* ---- completion and vote ---------------------------------------------------------- */
@@ -225,6 +256,7 @@ void landing_reset(struct holding *h)
         l->preparing = l->have_params = l->voted = false;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 landing_reset_group(&l->groups[g], job->x->cluster->n_nodes);
+                deferred_end(h, g);
                 if (!l->groups[g].busy) /* else when its task ends */
                         landing_forget_present(h, g);
         }

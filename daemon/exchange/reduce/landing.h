@@ -1,6 +1,7 @@
 /*
- * landing.h - shared by an owner's reduction (landing.c), what it computes (adding.c), the offers
- * it takes (offer.c, pulling.c, room.c) and its vote (vote.c).
+ * landing.h - shared by an owner's reduction (landing.c), what it computes (adding.c), what of it
+ * is left to the update (deferred.c), the offers it takes (offer.c, pulling.c, room.c) and its vote
+ * (vote.c).
  */
 #pragma once
 
@@ -11,6 +12,12 @@ struct group_norm {
         double scale;
         struct exact_sum sum;
         bool finite;
+};
+
+enum offer_way {
+        OFFER_ADDED,    /* to the group's sum */
+        OFFER_DEFERRED, /* the norm is taken; the update adds up what it has */
+        OFFER_SETTLED,  /* it was deferred, and is the group's sum after all */
 };
 
 enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
@@ -29,6 +36,7 @@ struct offer {
         struct offload_task task;
         struct holding *holding;
         enum offer_phase phase;
+        enum offer_way way;
         uint32_t node, group, micro_batch;
         uint64_t attempt;
         bool last, empty;
@@ -56,6 +64,7 @@ struct landing_group {
         bool normed;                  /* what was added last was the last: the norm is there */
         bool complete, measured;
         struct group_norm norm;
+        struct offer *deferred; /* the sum is not there: it is what this offer has */
 };
 
 struct landing {
@@ -102,6 +111,17 @@ void offer_void(struct offer *o);
 bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret);
 void room_give(struct holding *h, struct room *room);
 
+/* deferred.c: on the loop thread. */
+/* Its sum need not be written. */
+bool offer_defers(const struct offer *o);
+/* Until it is taken, or the attempt is over; with it what its ranks pushed. */
+void deferred_keep(struct offer *o);
+/* Whoever has it releases it; NULL: the sum is written. */
+struct offer *deferred_take(struct holding *h, uint32_t group);
+void deferred_release(struct offer *o);
+/* Nobody takes it. */
+void deferred_end(struct holding *h, uint32_t group);
+
 /* mirror.c: the group's sum is there. */
 void mirror_offer(struct holding *h, uint32_t group);
 
@@ -119,6 +139,8 @@ void landing_measured(struct holding *h, uint32_t group);
 void landing_vote(struct holding *h);
 
 /* landing.c */
+/* Writes the sum of what was deferred. */
+void offer_settle(struct offer *o);
 void landing_advance(struct holding *h, uint32_t group);
 void landing_forget_present(struct holding *h, uint32_t group);
 void landing_forget_kept(struct landing *l);

@@ -279,6 +279,26 @@ void parcel_read_end(struct parcel *p, uint32_t owner, uint64_t taken)
         }
 }
 
+bool parcel_may_stay(const struct parcel *p, int gpu)
+{
+        if (p->parts || p->buffer || p->n_sources * dtype_size(p->grad_dtype) >= 2 * sizeof(float))
+                return false;
+        for (uint32_t i = 0; i < p->n_sources; i++) {
+                const struct contribution *c = p->sources[i];
+
+                if (!c->window || !c->window->slots->whole || gpu_of(c->data) != gpu)
+                        return false;
+        }
+        return true;
+}
+
+void parcel_keep(struct parcel *p)
+{
+        for (uint32_t i = 0; i < p->n_sources; i++)
+                if (p->sources[i]->request)
+                        p->sources[i]->request->deadline_ms = UINT64_MAX;
+}
+
 bool parcel_on_gpu(const struct parcel *p)
 {
         return p->on_gpu;

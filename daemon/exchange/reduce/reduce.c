@@ -7,8 +7,8 @@
  * group; it lives until each has taken its range.  One contribution that has the wire dtype already
  * is its own parcel, in place, unless it lies on a GPU that no owner here is on.  Where all ranks
  * and owners are on this node, and states and contributions in one place, the owners add the
- * contributions up themselves (adding.c), with the same rounding.  A contribution
- * without data only says that its rank has nothing; where no rank has anything the offer is empty.
+ * contributions up themselves (adding.c), with the same rounding, some not before the update
+ * (deferred.c).  A contribution without data only says that its rank has nothing; where no rank has anything the offer is empty.
  *
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
  * once; parcels of a group are offered in the order of micro-batches; the last is marked.
@@ -84,6 +84,11 @@ void reduce_free(struct reduce *r)
 uint64_t reduce_elements_sent(const struct reduce *r)
 {
         return r->elements_sent;
+}
+
+uint64_t reduce_deferred(const struct reduce *r)
+{
+        return r->deferred;
 }
 
 struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank)

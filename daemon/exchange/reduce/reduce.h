@@ -48,7 +48,7 @@ struct reduce {
         bool *spilled;                    /* [rank]: one of its contributions has a copy */
         uint64_t buffer_bytes;            /* of sums */
         struct list kept;                 /* pieces for the next sums */
-        uint64_t elements_sent;
+        uint64_t elements_sent, deferred;
 };
 
 /* Memory of a GPU for parts of a sum. */

@@ -4,11 +4,12 @@
  * Groups are updated in layout order, which is the order in which the next forward pass wants
  * them; a group whose old bytes are still being read (pinned) is passed over until they are
  * not.  Each worker commits chunk by chunk through its redo slot; on a GPU a group is
- * updated in place (launch.h).  A group that is through is at the new version at once; the record
- * is finished when all are.
+ * updated in place (launch.h), of contributions whose sum was deferred too.  A group that is
+ * through is at the new version at once; the record is finished when all are.
  */
 #include "daemon/exchange/checkpoint/checkpoint.h"
 #include "daemon/exchange/moving/former.h"
+#include "daemon/exchange/reduce/landing.h"
 #include "daemon/exchange/reduce/launch.h"
 
 #include <assert.h>
@@ -26,6 +27,7 @@ struct update_group {
         enum group_phase phase;
         uint32_t next_chunk, in_flight; /* tasks */
         uint64_t save_from;             /* taking_save_begin() */
+        struct offer *deferred;         /* NULL: the sum is in the state */
 };
 
 struct update {
@@ -160,7 +162,10 @@ static void update_run(struct offload_task *task, uint32_t worker)
         struct update *u = t->holding->update;
 
         if (state_on_gpu(t->holding->state)) {
-                launch_chunks(t->holding, u->scalars, t->first, t->end, u->version);
+                const struct offer *deferred = u->groups[t->group].deferred;
+
+                launch_chunks(t->holding, u->scalars, deferred ? deferred->parcel : NULL, t->first,
+                              t->end, u->version);
                 return;
         }
         for (uint32_t c = t->first; c < t->end; c++)
@@ -202,6 +207,7 @@ static void group_finish(struct holding *h, uint32_t group)
         bool last = --u->unfinished == 0, saved = u->groups[group].save_from != UINT64_MAX;
 
         u->groups[group].phase = GROUP_FINISHED;
+        deferred_release(STEAL(u->groups[group].deferred));
         shard_ready(h, group, u->version);
         if (last)
                 update_finish(h);
@@ -326,7 +332,8 @@ void update_start(struct holding *h)
 
                 u->groups[g] =
                         (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
-                                               .next_chunk = shard->first_chunk };
+                                               .next_chunk = shard->first_chunk,
+                                               .deferred = work ? deferred_take(h, g) : NULL };
                 u->unfinished += work;
                 if (commit && !work && layout_group_trainable(h->job->layout, g))
                         shard_ready(h, g, u->version); /* nothing of it to update here */

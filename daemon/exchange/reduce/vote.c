@@ -113,7 +113,7 @@ void landing_vote(struct holding *h)
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 if (!landing_has(h, g))
                         continue;
-                if (!l->groups[g].measured)
+                if (!l->groups[g].measured || l->groups[g].busy) /* it may be being settled */
                         return;
                 exact_sum_merge(&sum, &l->groups[g].norm.sum);
                 finite = finite && l->groups[g].norm.finite;

@@ -36,7 +36,9 @@ static void check(enum zero_dtype serve, bool served, size_t n, size_t offset, s
         update.p = update.out_p = at[P];
         update.m = update.out_m = at[M];
         update.v = update.out_v = at[V];
-        update.grad = at[GRAD];
+        update.grad[0] = at[GRAD];
+        update.k = 1;
+        update.from = update.wire = ZERO_FP32;
         update.serve = served ? at[SERVE] : NULL;
         gpu_update(&update, 1);
         truth_ops()->adamw(&update.scalars, n, truth[P].data, truth[M].data, truth[V].data,

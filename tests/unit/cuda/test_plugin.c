@@ -77,7 +77,9 @@ Test(plugin, says_what_gpu_there_is_or_that_there_is_none, .init = load)
 Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
 {
         struct zero_cuda_norm sum = { .bin = { 0 } };
-        struct zero_cuda_adamw update = { .n = 1, .p = word };
+        struct zero_cuda_adamw update = {
+                .n = 1, .p = word, .grad = { word }, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32
+        };
         struct reduce_piece one = { .acc = word, .n = 1 },
                             other = { .acc = word + 1, .n = 1, .k = 1, .src = sources };
         struct zero_cuda_reduce norm = { .pieces = &one,
@@ -147,7 +149,8 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
 {
         enum zero_dtype unknown = (enum zero_dtype)9;
         struct zero_cuda_share share;
-        struct zero_cuda_adamw update = { .n = 1, .serve = word, .serve_dtype = unknown };
+        const struct zero_cuda_adamw good = { .k = 1, .from = ZERO_BF16, .wire = ZERO_BF16 };
+        struct zero_cuda_adamw updates[] = { good, good, good, good, good };
         struct reduce_piece one = { .n = 1, .k = 1, .src = sources };
         struct reduce_piece with_many[] = {
                 one, { .n = 1, .k = ZERO_CUDA_SUM_MAX + 1, .src = sources }
@@ -175,7 +178,15 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         cr_assert_eq(gpu->share_new(0, &share), -EINVAL);
         cr_assert_eq(trainer->map(0, -1, no_handle, 0, &memory), -EINVAL);
         cr_assert_null(memory);
-        cr_assert_eq(gpu->adamw(&update, 1, NULL), -EINVAL);
+        updates[0].serve = word;
+        updates[0].serve_dtype = unknown;
+        updates[1].from = unknown;
+        updates[2].wire = ZERO_FP16;
+        updates[3].k = 0;
+        updates[4].k = ZERO_CUDA_GRADS + 1;
+        for (int i = 0; i < 5; i++)
+                cr_assert_eq(gpu->adamw(&updates[i], 1, NULL), -EINVAL, "update %d", i);
+        cr_assert_eq(gpu->adamw((struct zero_cuda_adamw[]){ good, updates[1] }, 2, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_BF16, word, ZERO_FP16, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(unknown, word, ZERO_FP32, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_FP32, word, unknown, word, 1, NULL), -EINVAL);
@@ -192,7 +203,7 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
 
 Test(plugin, does_nothing_for_an_empty_range, .init = load)
 {
-        struct zero_cuda_adamw update = { .n = 0 };
+        struct zero_cuda_adamw update = { .n = 0, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32 };
         struct reduce_piece none = { .n = 0, .k = 1, .src = sources },
                             alone = { .acc = word, .n = 1 };
         struct zero_cuda_reduce add = {

@@ -1,0 +1,306 @@
+#!/usr/bin/env python3
+"""Where all of a gradient lies on the GPU that its states are on, it is added up in the update alone.  The bits are
+those of states and windows in host memory, whatever happens between push and update; where something else wants the
+sum, or a second reading costs more, it is written as ever.
+
+The GPU is a fake one, whose memory the CPU cannot touch: a daemon that does dies."""
+import contextlib
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, crash_points, end_process, expect, finish_all, small_layout, until  # noqa: E402
+from fake_gpu import environment, plugin  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
+
+STEPS, SEED = 5, 7
+TRAIN = {"clip": 0.5, "sets": SETS, "seed": SEED, "pull": 0}
+LAYOUTS = {t: small_layout(t, blocks=2, width=200) for t in ("fp32", "bf16", "fp16")}
+GROUPS = len(LAYOUTS["fp32"])
+ON_GPU = {"device": "cuda", "optimizer": "device"}
+known = {}
+
+
+@contextlib.contextmanager
+def gpus(nodes=1, **options):
+    """A cluster whose nodes have a GPU, and their states on it; actors know of it."""
+    with environment(ZEROD_CUDA_PLUGIN=plugin()), Cluster(nodes, **{**ON_GPU, **options}) as c:
+        yield c
+
+
+def attach(c, placement, dtype, windows="cuda:0", **needs):
+    """All ranks; they have a slot for each group."""
+    where = {"device": windows} if windows else {}
+    return c.ranks("job", LAYOUTS[dtype], placement, **{"hold": 2, "push": -1, **where, **needs})
+
+
+def train(ranks, steps=STEPS, **more):
+    for a in ranks:
+        a.start("train", steps=steps, **TRAIN, **more)
+    return {r["hash"] for r in finish_all(ranks)}
+
+
+def in_host_memory(placement, dtype, needs, more):
+    key = str((placement, dtype, needs, more))
+    if key not in known:
+        with Cluster(max(placement) + 1) as c:
+            seen = train(attach(c, placement, dtype, None, **needs), **more)
+            known[key] = seen, c.checksum("job")["planes"]
+    return known[key]
+
+
+def deferred(c):
+    """Sums of groups that the job's nodes left to the update."""
+    return [d.job("job")["reduce"]["deferred"] for d in c.daemons]
+
+
+def same(c, placement, dtype="bf16", windows="cuda:0", push=-1, more=None, **needs):
+    more = more or {}
+    ranks = attach(c, placement, dtype, windows, push=push, **needs)
+    seen = train(ranks, **more)
+    told = c.checksum("job")
+    assert (seen, told["planes"]) == in_host_memory(placement, dtype, needs, more), told
+    return deferred(c)
+
+
+# ---- when ----------------------------------------------------------------------------------------
+
+TAKEN = {"one_bf16": ([0], "bf16", "bf16"), "two_bf16": ([0, 0], "bf16", "bf16"), "three_bf16": ([0, 0, 0], "bf16", "bf16"),
+         "one_fp32": ([0], "fp32", "fp32"), "one_fp32_as_bf16": ([0], "fp32", "bf16"),
+         "two_fp16": ([0, 0], "fp16", "fp32"), "two_bf16_as_fp32": ([0, 0], "bf16", "fp32")}
+
+
+@cases_of(list(TAKEN))
+def added_up_in_the_update(name):
+    placement, grad, wire = TAKEN[name]
+    with gpus() as c:
+        assert same(c, placement, grad, grad=grad, reduce=wire) == [STEPS * GROUPS]
+
+
+@case
+def added_up_in_several_updates():
+    """Two of a node's owners, side by side, and one on another node, which takes its part as ever."""
+    with gpus(owners="n0*2", threads=4) as c:
+        got = same(c, [0, 0], grad="bf16", reduce="bf16")
+        assert got[0] > STEPS * GROUPS, got
+    with gpus(2) as c:
+        got = same(c, [0], grad="bf16", reduce="bf16")
+        assert got[0] >= STEPS and got[1] == 0, got
+
+
+NOT_TAKEN = {
+    "slots_that_others_wait_for": dict(placement=[0, 0], push=2),
+    "windows_in_host_memory": dict(placement=[0], windows=None),
+    "more_to_read_than_the_sum": dict(placement=[0, 0, 0, 0]),
+    "as_much_to_read_as_the_sum": dict(placement=[0, 0], dtype="fp32", grad="fp32", reduce="fp32"),
+    "two_micro_batches": dict(placement=[0, 0], more={"micro_batches": 2}),
+}
+
+
+@cases_of(list(NOT_TAKEN))
+def written_as_ever(name):
+    with gpus() as c:
+        assert same(c, **{"grad": "bf16", "reduce": "bf16", **NOT_TAKEN[name]}) == [0]
+
+
+@cases_of([("two_nodes", {}), ("a_mirror", {"mirror": 1}), ("states_in_host_memory", {"optimizer": "host"})], "{0[0]}")
+def written_for_others(what):
+    name, options = what
+    nodes = 1 if name == "states_in_host_memory" else 2
+    with gpus(nodes, **options) as c:
+        assert same(c, [0, 1] if name == "two_nodes" else [0], grad="bf16", reduce="bf16") == [0] * nodes
+
+
+# ---- what may come in between ------------------------------------------------------------------------
+
+def push(a, step, groups=GROUPS, **fields):
+    for g in range(groups):
+        a.do("grad", group=g, seed=SEED, step=step, **(fields if g == 0 else {}))
+        a.do("push", group=g, last=True)
+
+
+def step_by_hand(ranks, **fields):
+    for a in ranks:
+        a.start("step", sets=SETS, clip=0.5, **fields)
+    return finish_all(ranks)
+
+
+@case
+def the_norm_first():
+    """It may be asked for again and again; pushes are not acknowledged before the step, which waits for none."""
+    told = []
+    for where in (None, "cuda:0"):
+        with gpus() if where else Cluster(1) as c:
+            ranks = attach(c, [0, 0], "bf16", where, grad="bf16", reduce="bf16", timeout_ms=60000 * SLOW)
+            norms = []
+            for step in range(3):
+                for a in ranks:
+                    push(a, step)
+                for _ in range(2):
+                    for a in ranks:
+                        a.start("norm")
+                    norms.append([(r["norm"], r["finite"]) for r in finish_all(ranks)])
+                step_by_hand(ranks)
+            told.append((norms, c.checksum("job")))
+            assert deferred(c) == [3 * GROUPS if where else 0]
+    assert told[0] == told[1], told
+
+
+@case
+def a_push_has_no_deadline_before_its_step():
+    """A trainer may take its time between its first push and the step: more than a call may."""
+    with gpus() as c:
+        a, = attach(c, [0], "bf16", grad="bf16", reduce="bf16", timeout_ms=3000 * SLOW)
+        push(a, 0)
+        until(lambda: deferred(c) == [GROUPS], what="the norms")
+        time.sleep(3.5 * SLOW)
+        assert step_by_hand([a])[0]["version"] == 1
+        push(a, 1)
+        assert step_by_hand([a])[0]["version"] == 2
+
+
+@case
+def a_step_that_is_skipped():
+    """What was pushed for it counts for nothing, and its memory is free for the next."""
+    told = []
+    for where in (None, "cuda:0"):
+        with gpus() if where else Cluster(1) as c:
+            ranks = attach(c, [0, 0], "bf16", where, grad="bf16", reduce="bf16")
+            replies = []
+            for step in range(4):
+                for i, a in enumerate(ranks):
+                    push(a, step, **({"bad": "nan"} if step % 2 and i else {}))
+                replies.append([(r["version"], r["skipped"]) for r in step_by_hand(ranks)])
+            told.append((replies, c.checksum("job")))
+    assert told[0] == told[1], told
+    assert told[0][0][1] == [(1, True)] * 2 and told[0][0][3] == [(2, True)] * 2, told[0][0]
+
+
+def heir_of(c, rank, world):
+    heir = c.actor(0, "heir")
+    heir.do("connect", job="job", rank=rank, world=world, local=world)
+    heir.do("layout", groups=LAYOUTS["bf16"])
+    heir.do("attach", hold=2, push=-1, device="cuda:0", grad="bf16", reduce="bf16")
+    return heir
+
+
+@cases_of(["before", "in"])
+def a_rank_is_killed(when):
+    """Between its push and the step: its heir ends the step, of what was pushed.  Or while the step waits for it."""
+    expected = in_host_memory([0, 0], "bf16", {"grad": "bf16", "reduce": "bf16"}, {})
+    with gpus() as c:
+        ranks = attach(c, [0, 0], "bf16", grad="bf16", reduce="bf16")
+        train(ranks, 2)
+        for a in ranks:
+            push(a, 2)
+        until(lambda: deferred(c) == [3 * GROUPS], what="the norms")
+        if when == "in":
+            ranks[0].start("step", sets=SETS, clip=0.5)
+        ranks[1].kill()
+        c.dismiss(ranks[1])
+        ranks[1] = heir_of(c, 1, 2)
+        if when == "before":
+            ranks[0].start("step", sets=SETS, clip=0.5)
+        ranks[1].start("step", sets=SETS, clip=0.5)
+        assert [r["version"] for r in finish_all(ranks)] == [3, 3]
+        train(ranks, STEPS - 3)
+        assert c.checksum("job")["planes"] == expected[1]
+
+
+@case
+def all_ranks_are_killed():
+    """What they pushed is kept, and their memory is not: there may be no room for it beside their successors'."""
+    expected = in_host_memory([0, 0], "bf16", {"grad": "bf16", "reduce": "bf16"}, {})
+    with gpus() as c:
+        ranks = attach(c, [0, 0], "bf16", grad="bf16", reduce="bf16")
+        for a in ranks:
+            push(a, 0)
+        until(lambda: deferred(c) == [GROUPS], what="the norms")
+        for a in ranks:
+            a.kill()
+            c.dismiss(a)
+        until(lambda: not any("push slots" in a["what"] for g in c[0].status()["gpus"] for a in g["allocations"]),
+              what="the memory's return")
+        ranks = attach(c, [0, 0], "bf16", grad="bf16", reduce="bf16")
+        train(ranks)
+        assert c.checksum("job")["planes"] == expected[1]
+
+
+@case
+def another_attempt():
+    """A node is lost before the step: what was pushed is void, and is pushed again."""
+    needs = {"grad": "bf16", "reduce": "bf16"}
+    expected = in_host_memory([0], "bf16", needs, {})
+    with gpus(2) as c:
+        c[1].options["optimizer"] = "host"
+        stop(c[1])
+        c[1].start()
+        c.wait_up()
+        a, = attach(c, [0], "bf16", **needs)
+        train([a], 2)
+        each = deferred(c)[0] // 2
+        push(a, 2)
+        until(lambda: deferred(c)[0] == 3 * each > 0, what="the norms")
+        c[1].restart()
+        a.start("norm")
+        expect(a.finish(), "EABORTED")
+        train([a], STEPS - 2, patient=True)
+        assert c.checksum("job")["planes"] == expected[1]
+
+
+# ---- an orderly stop ---------------------------------------------------------------------------------
+
+def stop(daemon):
+    assert end_process(daemon.process, 15 * SLOW), daemon.log()[-2000:]
+
+
+@case
+def stopped_before_the_step():
+    needs = {"grad": "bf16", "reduce": "bf16"}
+    expected = in_host_memory([0, 0], "bf16", needs, {})
+    with gpus(drain_ms=0) as c:
+        ranks = attach(c, [0, 0], "bf16", **needs)
+        train(ranks, 2)
+        for a in ranks:
+            push(a, 2)
+        until(lambda: deferred(c) == [3 * GROUPS], what="the norms")
+        stop(c[0])
+        c[0].start()
+        for a in ranks:
+            a.start("norm")
+        for a in ranks:
+            expect(a.finish(), "EABORTED")
+        train(ranks, STEPS - 2, patient=True)
+        assert c.checksum("job")["planes"] == expected[1]
+
+
+@case
+def stopped_after_its_vote():
+    """The step may have been decided by then: the sums are written with the states, and it is carried out."""
+    if not crash_points():
+        raise Skip("the daemon was built without crash points")
+    needs = {"grad": "bf16", "reduce": "bf16"}
+    expected = in_host_memory([0], "bf16", needs, {})
+    with gpus(2, start=False) as c:
+        away = c.coordinator("job")
+        here = next(d for d in c.daemons if d is not away)
+        away.options["optimizer"] = "host"
+        away.start(crash="coordinator.decided:3")
+        here.start()
+        c.wait_up()
+        a, = attach(c, [c.daemons.index(here)], "bf16", **needs)
+        a.start("train", steps=STEPS, patient=True, **TRAIN)
+        until(lambda: not away.alive(), what="the kill")
+        assert here.job("job")["version"] == 2
+        stop(here)
+        assert "written from GPU memory" in here.log()
+        here.start()
+        away.start()
+        finish_all([a])
+        told = c.checksum("job")
+        assert told["version"] == STEPS and told["planes"] == expected[1], told
+
+
+if __name__ == "__main__":
+    main()
