@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SLOW, Cluster, Tools, spawn, until  # noqa: E402
 from harness import Skip, cases_of, main  # noqa: E402
 
-STEPS = 160  # long after the last death: small steps are fast
+STEPS = 130
 MODEL = ["--context", "16", "--width", "64", "--heads", "2", "--layers", "2", "--batch", "2", "--eval-windows", "2",
          "--timeout", str(60 * SLOW), "--steps", str(STEPS)]
 VARIANTS = {"stage_1": ["--stage", "1"], "stage_3": [],
@@ -133,23 +133,23 @@ def compare(nodes, variant, deaths):
 
 @cases_of(VARIANTS.items(), "{0[0]}")
 def daemon_killed(values):
-    compare(1, values[1], [(v, "kill_daemon", 0) for v in (1, 20, 21, 45, 65)])
+    compare(1, values[1], [(v, "kill_daemon", 0) for v in (1, 20, 21, 70, 110)])
 
 
 @cases_of(VARIANTS.items(), "{0[0]}")
 def trainer_killed(values):
-    compare(1, values[1], [(v, "kill_trainer", v % 2) for v in (1, 20, 21, 45, 65)])
+    compare(1, values[1], [(v, "kill_trainer", v % 2) for v in (1, 20, 21, 70, 110)])
 
 
 @cases_of(VARIANTS.items(), "{0[0]}")
 def any_of_two_nodes_killed(values):
-    compare(2, values[1], [(1, "kill_daemon", 0), (15, "kill_trainer", 1), (30, "kill_daemon", 1),
-                           (50, "kill_trainer", 0), (65, "kill_daemon", 0)])
+    compare(2, values[1], [(1, "kill_daemon", 0), (30, "kill_trainer", 1), (60, "kill_daemon", 1),
+                           (100, "kill_trainer", 0), (120, "kill_daemon", 0)])
 
 
 @cases_of([1, 2], "nodes_{0}")
 def daemons_restarted_in_order(nodes):
-    compare(nodes, [], [(v, "restart_daemon", v % nodes) for v in (10, 30, 50, 65)])
+    compare(nodes, [], [(v, "restart_daemon", v % nodes) for v in (10, 50, 90, 130)])
 
 
 if __name__ == "__main__":
