@@ -15,8 +15,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SLOW, Cluster, Tools, spawn, until  # noqa: E402
 from harness import Skip, cases_of, main  # noqa: E402
 
-STEPS = 130
-MODEL = ["--context", "16", "--width", "64", "--heads", "2", "--layers", "2", "--batch", "2", "--eval-windows", "2",
+STEPS = 160
+MODEL = ["--context", "32", "--width", "64", "--heads", "2", "--layers", "2", "--batch", "4", "--eval-windows", "2",
          "--timeout", str(60 * SLOW), "--steps", str(STEPS)]
 VARIANTS = {"stage_1": ["--stage", "1"], "stage_3": [],
             "put": ["--init", "put"],
