@@ -21,7 +21,7 @@
 #include "daemon/fabric/channel.h"
 
 enum {
-        HANDSHAKE_VERSION = 2, /* of the handshake, the link's and the bulk path's messages */
+        HANDSHAKE_VERSION = 3, /* of the handshake, the link's and the bulk path's messages */
         HANDSHAKE_HEAD = 16,
         HANDSHAKE_HELLO = 260,
         HANDSHAKE_CHALLENGE = 52,
