@@ -1,6 +1,6 @@
 /*
- * disk.h - work that blocks on a disk, on threads of its own: the compute threads stay free for the
- * step, however slow a disk is.
+ * disk.h - work that blocks on a disk, or on a GPU's driver, on threads of its own: the compute
+ * threads stay free for the step, however slow these are.
  */
 #pragma once
 

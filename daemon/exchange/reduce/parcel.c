@@ -228,8 +228,7 @@ void parcel_start(struct parcel *p)
         }
 }
 
-/* A buffer has become free: the oldest parcels without one go on. */
-static void reduce_feed(struct reduce *r)
+void reduce_feed(struct reduce *r)
 {
         list_for_each (&r->parcels, item) {
                 struct parcel *p = CONTAINER_OF(item, struct parcel, link);

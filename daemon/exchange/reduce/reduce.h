@@ -49,6 +49,8 @@ struct reduce {
         uint64_t buffer_bytes;            /* of sums */
         struct list kept;                 /* pieces for the next sums */
         uint64_t elements_sent, deferred;
+        uint64_t asked, full;             /* GPUs, a bit each: for a piece; without room for it */
+        uint64_t elements_sent;
 };
 
 /* Memory of a GPU for parts of a sum. */
@@ -125,6 +127,8 @@ void sum_give(struct parcel *p);
 /* parcel.c */
 struct parcel *parcel_new(struct job *job, uint32_t group);
 void parcel_start(struct parcel *p);
+/* There is memory for sums: the oldest parcels without it go on. */
+void reduce_feed(struct reduce *r);
 void parcel_free(struct parcel *p);
 void group_offer(struct job *job, uint32_t group);
 /* From an element of the group on; of one that is a sum, or in place. */

@@ -5,6 +5,9 @@
  * is these GPUs', so that they do not go through the host's: each owner's part is on its own
  * (parts.h).  Pieces on a GPU have room for those of any group, so that any will do, and are kept
  * until the last local rank has left.
+ *
+ * Another thread asks the GPU for a piece, since the driver may take its time.  What needs it
+ * waits as for one that is given back; if the GPU has no room it is told so until one is.
  */
 #include "daemon/exchange/reduce/reduce.h"
 
@@ -13,6 +16,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/exchange/disk.h"
 #include "daemon/exchange/reduce/buffer.h"
 #include "proto/cleanup.h"
 
@@ -122,41 +126,92 @@ static struct piece *piece_kept(struct reduce *r, uint32_t gpu, uint64_t bytes)
         return NULL;
 }
 
-/* NULL: the GPU has no room. */
-static struct piece *piece_new(struct job *job, uint32_t gpu, uint64_t bytes)
-{
-        struct piece *piece = calloc(1, sizeof *piece);
-        char what[ZERO_NAME_MAX + 40];
-        struct fault fault = { 0 };
+/* A piece that is asked for. */
+struct asking {
+        struct disk_job disk;
+        struct job *job;
+        struct piece *piece;
+        int status;
+        struct fault fault;
+};
 
-        snprintf(what, sizeof what, "sums of gradients of job %s", job->name);
-        if (!piece || !bytes || gpu_alloc(gpu, bytes, what, &piece->memory, &fault)) {
-                log_debug("job %s: summed in host memory: %s", job->name, fault.text);
-                free(piece);
-                return NULL;
-        }
-        list_init(&piece->link);
-        piece->gpu = gpu;
-        piece->bytes = bytes;
-        return piece;
+static void asking_run(struct disk_job *disk)
+{
+        struct asking *a = CONTAINER_OF(disk, struct asking, disk);
+        char what[ZERO_NAME_MAX + 40];
+
+        snprintf(what, sizeof what, "sums of gradients of job %s", a->job->name);
+        a->status = gpu_alloc(a->piece->gpu, a->piece->bytes, what, &a->piece->memory, &a->fault);
 }
 
-static bool piece_take(struct parcel *p, const struct parts_rule *rule, uint32_t gpu)
+static void asking_done(struct disk_job *disk)
+{
+        struct asking *a = CONTAINER_OF(disk, struct asking, disk);
+        struct job *job = a->job;
+        struct reduce *r = job->reduce;
+        uint64_t gpu = UINT64_C(1) << a->piece->gpu;
+
+        r->asked &= ~gpu;
+        if (a->status) {
+                log_debug("job %s: summed in host memory: %s", job->name, a->fault.text);
+                r->full |= gpu;
+                free(a->piece);
+        } else {
+                list_insert(&r->kept, &a->piece->link);
+        }
+        free(a);
+        reduce_feed(r);
+        if (job->n_attached == 0 && !r->asked) /* else nothing is complete yet */
+                reduce_vacate(r);
+        job_unref(job);
+}
+
+enum piece_found { PIECE_TAKEN, PIECE_ASKED, PIECE_NONE };
+
+/* NONE: the GPU has no room. */
+static enum piece_found piece_ask(struct job *job, uint32_t gpu, uint64_t bytes)
+{
+        struct reduce *r = job->reduce;
+        struct asking *a;
+
+        if (!bytes || r->full >> gpu & 1)
+                return PIECE_NONE;
+        if (r->asked >> gpu & 1)
+                return PIECE_ASKED;
+        a = calloc(1, sizeof *a);
+        if (a)
+                a->piece = calloc(1, sizeof *a->piece);
+        if (!a || !a->piece) {
+                free(a);
+                return PIECE_NONE;
+        }
+        list_init(&a->piece->link);
+        a->piece->gpu = gpu;
+        a->piece->bytes = bytes;
+        a->job = job;
+        job_ref(job);
+        a->disk.run = asking_run;
+        a->disk.done = asking_done;
+        r->asked |= UINT64_C(1) << gpu;
+        disk_submit(job->x->loop, &a->disk);
+        return PIECE_ASKED;
+}
+
+static enum piece_found piece_take(struct parcel *p, const struct parts_rule *rule, uint32_t gpu)
 {
         uint32_t n = p->job->partition->slices[p->group];
         struct piece *piece =
                 piece_kept(p->job->reduce, gpu, parts_bytes(p->parts, n, gpu, rule->size));
 
         if (!piece)
-                piece = piece_new(p->job, gpu, piece_room(p->job, rule, gpu));
-        if (!piece)
-                return false;
+                return piece_ask(p->job, gpu, piece_room(p->job, rule, gpu));
         list_remove(&piece->link);
         list_insert(&p->pieces, &piece->link);
-        return true;
+        return PIECE_TAKEN;
 }
 
-static void pieces_give(struct parcel *p)
+/* keep: they are about to be taken again. */
+static void pieces_give(struct parcel *p, bool keep)
 {
         struct reduce *r = p->job->reduce;
 
@@ -167,7 +222,7 @@ static void pieces_give(struct parcel *p)
                 list_for_each (&r->kept, item) {
                         n += CONTAINER_OF(item, struct piece, link)->gpu == piece->gpu;
                 }
-                if (p->job->n_attached && n < SUMS_KEPT) {
+                if (keep || (p->job->n_attached && n < SUMS_KEPT)) {
                         list_remove(&piece->link);
                         list_insert(&r->kept, &piece->link);
                 } else {
@@ -177,8 +232,8 @@ static void pieces_give(struct parcel *p)
         free(STEAL(p->parts));
 }
 
-/* All pieces, or none. */
-static bool pieces_take(struct parcel *p)
+/* All pieces, or none: the worst of what was found. */
+static enum piece_found pieces_take(struct parcel *p)
 {
         const struct job *job = p->job;
         uint32_t n = job->partition->slices[p->group];
@@ -187,19 +242,22 @@ static bool pieces_take(struct parcel *p)
                                    .gpu_of_owner = owners,
                                    .sources = gpus_of_sources(p),
                                    .size = dtype_size(job->reduce_dtype) };
-        bool ok = owners;
+        enum piece_found found = PIECE_TAKEN;
 
         p->parts = calloc(n + 1, sizeof *p->parts);
-        if (!ok || !p->parts) {
-                pieces_give(p);
-                return false;
+        if (!owners || !p->parts) {
+                pieces_give(p, false);
+                return PIECE_NONE;
         }
         parts_plan(&rule, p->group, p->parts);
-        for (uint64_t left = parts_gpus(p->parts, n); ok && left; left &= left - 1)
-                ok = piece_take(p, &rule, (uint32_t)__builtin_ctzll(left));
-        if (!ok)
-                pieces_give(p);
-        return ok;
+        for (uint64_t left = parts_gpus(p->parts, n); left; left &= left - 1) {
+                enum piece_found f = piece_take(p, &rule, (uint32_t)__builtin_ctzll(left));
+
+                found = f > found ? f : found;
+        }
+        if (found != PIECE_TAKEN)
+                pieces_give(p, found == PIECE_ASKED);
+        return found;
 }
 
 void *sum_at(const struct parcel *p, const struct part *part, uint64_t element)
@@ -230,14 +288,16 @@ bool sum_take(struct parcel *p)
 {
         struct job *job = p->job;
         uint64_t bytes = largest_bytes(job);
+        enum piece_found found;
 
         if (parcel_stays_on_gpu(p)) {
                 if (!budget_has(job, bytes))
                         return false;
-                p->on_gpu = pieces_take(p);
+                found = pieces_take(p);
+                p->on_gpu = found == PIECE_TAKEN;
                 if (p->on_gpu)
                         return sum_charge(p, bytes);
-                if (job->reduce->buffer_bytes) /* there will be room */
+                if (found == PIECE_ASKED || job->reduce->buffer_bytes) /* there will be room */
                         return false;
         }
         bytes = group_bytes(job, p->group);
@@ -251,8 +311,9 @@ void sum_give(struct parcel *p)
 {
         p->job->reduce->buffer_bytes -= p->sum_bytes;
         p->sum_bytes = 0;
+        p->job->reduce->full = 0; /* it may be asked again */
         free(STEAL(p->buffer));
-        pieces_give(p);
+        pieces_give(p, false);
 }
 
 void reduce_vacate(struct reduce *r)
