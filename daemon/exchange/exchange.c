@@ -78,8 +78,8 @@ static void tick_closed(uv_handle_t *tick)
 static void exchange_check_stopped(struct exchange *x)
 {
         if (!x->closed || !list_empty(&x->dead_jobs) || !list_empty(&x->calls) ||
-            !list_empty(&x->joining) || offload_pending(x->offload) || !operations_idle(x) ||
-            !fillings_idle(x) || !views_idle(x))
+            !list_empty(&x->joining) || !list_empty(&x->makings) || offload_pending(x->offload) ||
+            !operations_idle(x) || !fillings_idle(x) || !views_idle(x))
                 return;
         views_free(x);
         uv_close((uv_handle_t *)&x->tick, tick_closed);
@@ -116,7 +116,7 @@ int exchange_start(struct exchange *x)
         struct list *lists[] = { &x->jobs,       &x->dead_jobs, &x->coordinators, &x->calls,
                                  &x->asks,       &x->accesses,  &x->works,        &x->joining,
                                  &x->operations, &x->schedules, &x->takings,      &x->loadings,
-                                 &x->fills,      &x->fillings,  &x->staged };
+                                 &x->fills,      &x->fillings,  &x->staged,       &x->makings };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)

@@ -83,6 +83,7 @@ struct exchange {
         uint64_t staging_bytes; /* of what is staged (planes/staging.h) */
         struct list works;      /* reads and writes that wait for the end of an update */
         struct list joining;    /* ranks whose job has not started for them yet */
+        struct list makings;    /* what is made on GPUs for ranks (rank/making.c) */
         struct list operations, schedules, takings, loadings; /* checkpoint.h */
         struct list fills, fillings;                          /* filling.h */
         uint64_t last_operation, last_fill;
@@ -290,9 +291,17 @@ struct gather_info {
         char places[400]; /* "gpu 0, gpu 1" */
 };
 void gathers_free(struct job *job);
-/* Gives a rank room in a window in that place, which is made at the first rank there. */
+/*
+ * Gives a rank room in a window in that place, which is made at the first rank there.  On a GPU it
+ * may lack its memory then: gather_provide() takes that over before the rank fetches, or the rank
+ * leaves; no other rank is admitted there before either.
+ */
 int gather_admit(struct job *job, const struct window_place *place, uint32_t hold_groups,
                  uint32_t local_world_size, struct gather **ret, struct fault *fault);
+struct job *gather_job(const struct gather *g);
+/* Bytes that its window lacks; 0: it is there. */
+uint64_t gather_lacks(const struct gather *g);
+void gather_provide(struct gather *g, struct segment *memory);
 /* A rank that was admitted has left. */
 void gather_leave(struct gather *g, uint32_t hold_groups);
 const struct segment *gather_segment(const struct gather *g);

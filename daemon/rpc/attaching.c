@@ -135,10 +135,10 @@ static void session_fenced(void *arg, int status, const char *text)
         session_end(s);
 }
 
-/* Where the rank's windows are to be, and the events of that GPU that it will name. */
-static int attach_place(const Zero__Attach *m, struct rank_needs *needs, struct fault *fault)
+/* Where the rank's windows are to be, and the events of that GPU that it will name: handles[]. */
+static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE],
+                        struct rank_needs *needs, struct fault *fault)
 {
-        uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
         char uuid[2 * ZERO_GPU_UUID + 1] = "";
         int gpu;
 
@@ -166,10 +166,9 @@ static int attach_place(const Zero__Attach *m, struct rank_needs *needs, struct 
                         "device and 'zeroctl status', or attach without a device",
                         uuid, gpus_count());
         needs->windows = (struct window_place){ .on_gpu = true, .gpu = (uint32_t)gpu };
-        if (m->n_events == 0)
-                return 0;
-        return gpu_events_open((uint32_t)gpu, handles, (uint32_t)m->n_events, &needs->gpu_events,
-                               fault);
+        needs->event_handles = (const uint8_t(*)[ZERO_GPU_HANDLE])handles;
+        needs->n_events = (uint32_t)m->n_events;
+        return 0;
 }
 
 /* A session that is not attached, and may try. */
@@ -178,14 +177,13 @@ static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct 
 {
         struct session *s = call->session;
         struct rank_events events = { session_fenced, s };
-        int r = attach_place(m, needs, fault);
+        uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
+        int r = attach_place(m, handles, needs, fault);
 
-        if (!r)
-                r = rank_attach(s->rpc->x, s->job_name, m->layout, needs, &events, &call->request,
-                                &s->rank, fault);
         if (r)
-                gpu_events_close(needs->gpu_events);
-        return r;
+                return r;
+        return rank_attach(s->rpc->x, s->job_name, m->layout, needs, &events, &call->request,
+                           &s->rank, fault);
 }
 
 int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault)

@@ -16,7 +16,7 @@ STEPS = 6
 PLACEMENT = [0, 0, 1, 1]
 # slices of a group are larger than what is staged in any case
 LAYOUTS = {dtype: small_layout(dtype, blocks=2, width=400) for dtype in ("fp32", "bf16")}
-WAYS = {"direct": {"BULK_GPU": "copied"}, "staged": {"BULK_GPU": ""}}
+WAYS = {"direct": {"BULK_GPU": "copied", "FAKE_GPU_COPIES_ON_LOOP": "1"}, "staged": {"BULK_GPU": ""}}
 # slices of its block travel in several parts
 LARGE = small_layout("fp32", blocks=1, width=1200)
 known = {}
@@ -154,7 +154,7 @@ def a_path_that_spoils_gpu_memory_is_not_given_any():
     """Probes see it; the nodes go on, staged."""
     if not crash_points():
         raise Skip("the daemon was built without crash points")
-    with environment(BULK_GPU="spoilt"), Cluster(2, device="cuda", cuda_plugin=plugin()) as c:
+    with environment(BULK_GPU="spoilt", FAKE_GPU_COPIES_ON_LOOP="1"), Cluster(2, device="cuda", cuda_plugin=plugin()) as c:
         until(lambda: all(p["bulk_gpu"] == "staged" for d in c.daemons for p in d.status()["peers"] if not p["self"]),
               60 * SLOW, "the end of the tries")
         assert "it did not pass over UCX" in c[0].log(), c[0].log()[-2000:]

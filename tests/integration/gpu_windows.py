@@ -10,63 +10,16 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, expect, finish_all, push_all, small_layout, until  # noqa: E402
-from fake_gpu import environment, plugin  # noqa: E402
+from cluster import SETS, SLOW, expect, finish_all, push_all, small_layout, until  # noqa: E402
+from fake_gpu import environment  # noqa: E402
+from gpu_ranks import (DEADLINE_MS, EVERYWHERE, GROUPS, LAYOUTS, PLACEMENTS, STEPS, attach, gpus, in_host_memory,  # noqa: E402
+                       memory_of_gpu, outcome, train)
 from harness import Skip, case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
 
-STEPS = 12
-DEADLINE_MS = 1500 * SLOW
 NEVER = 3600000
 NOBODY = 65534
-PLACEMENTS = {"one_rank": [0], "two_ranks": [0, 0], "two_nodes": [0, 1], "four_ranks": [0, 0, 1, 1]}
-LAYOUTS = {"fp32": small_layout(blocks=3, width=100), "bf16": small_layout("bf16", blocks=3, width=100)}
-GROUPS = len(LAYOUTS["fp32"])
-EVERYWHERE = (0, 1)
 GPU_0 = b"zerod fake GPU \0"
-known = {}
-
-
-@contextlib.contextmanager
-def gpus(nodes=1, daemon=None, **options):
-    """A cluster whose nodes have fake GPUs, and actors that know of them; daemon: its environment."""
-    with environment(ZEROD_CUDA_PLUGIN=plugin()):
-        with contextlib.ExitStack() as stack:
-            with environment(**(daemon or {})):
-                c = stack.enter_context(Cluster(nodes, **{"device": "cuda", **options}))
-            yield c
-
-
-def attach(c, placement, layout, places=EVERYWHERE, **needs):
-    """All ranks, with windows on the GPU on these nodes."""
-    ranks = []
-    for rank, node in enumerate(placement):
-        place = {"device": "cuda:0"} if node in places else {}
-        ranks.append(c.rank("job", layout, placement, rank, **{"hold": 2, "push": 2, **place, **needs}))
-    for a in ranks:
-        finish_all([a]), finish_all([a]), finish_all([a])
-    return ranks
-
-
-def train(ranks, steps=STEPS, **more):
-    for a in ranks:
-        a.start("train", steps=steps, micro_batches=2, clip=0.5, sets=SETS, seed=7, **more)
-    seen = finish_all(ranks)
-    assert len({r["hash"] for r in seen}) == 1, "ranks saw different parameters"
-    return seen[0]
-
-
-def outcome(c, ranks, **more):
-    return train(ranks, **more)["hash"], c.checksum("job")["planes"]
-
-
-def in_host_memory(name, dtype, **needs):
-    key = (name, dtype, tuple(needs.items()))
-    if key not in known:
-        placement = PLACEMENTS[name]
-        with Cluster(max(placement) + 1) as c:
-            known[key] = outcome(c, attach(c, placement, LAYOUTS[dtype], (), **needs))
-    return known[key]
 
 
 def same(name, dtype, places=EVERYWHERE, daemon=None, **options):
@@ -78,12 +31,6 @@ def same(name, dtype, places=EVERYWHERE, daemon=None, **options):
             assert d.job("job")["gather"]["place"] == ("gpu 0" if i in places else "host"), d.job("job")["gather"]
         got = outcome(c, ranks)
         assert got == expected, f"{got} is not {expected}"
-
-
-def memory_of_gpu(daemon):
-    """How many pieces of its GPU's memory the daemon has."""
-    with open(f"/proc/{daemon.process.pid}/maps", encoding="utf-8") as f:
-        return sum("memfd:zerod-fake-gpu" in line for line in f)
 
 
 def waits_for_gpu(daemon, rank):

@@ -85,6 +85,7 @@ int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event)
         int fd = open_handle(handle, sizeof(struct event_word)), r;
         struct event *e;
 
+        fake_off_loop("event_open");
         if (fd < 0)
                 return fd;
         r = event_map(fd, &e);
@@ -103,6 +104,7 @@ int fake_event_done(void *event)
 {
         const struct event *e = event;
 
+        fake_off_loop("event_done");
         return fake_state() < 0 ? fake_state() : e->word->done_ns <= now_ns();
 }
 
@@ -112,6 +114,7 @@ void fake_event_free(void *event)
 
         if (!e)
                 return;
+        fake_off_loop("event_free");
         munmap(e->word, sizeof *e->word);
         if (e->fd >= 0)
                 close(e->fd);

@@ -18,6 +18,10 @@ uint32_t fake_gpus(void);
 _Noreturn void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* 0, or -EIO once the GPU has failed: see $FAKE_GPU_FAULT. */
 int fake_state(void);
+/* Of every call that CUDA may let wait: it does not come from a loop (fake_loop.c). */
+void fake_off_loop(const char *call);
+/* Of those that a copy is made of: unless $FAKE_GPU_COPIES_ON_LOOP. */
+void fake_copy_off_loop(const char *call);
 void fake_uuid(uint32_t gpu, uint8_t ret_uuid[ZERO_GPU_UUID]);
 
 /* ---- memory (fake_memory.c) ---- */

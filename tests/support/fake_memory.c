@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,6 +99,7 @@ static void block_free(const void *address)
 {
         struct block *b;
 
+        fake_off_loop("free");
         fake_finish_all();
         b = block_take(address);
         munmap(b->inside, b->bytes);
@@ -116,8 +118,10 @@ static size_t rounded(size_t bytes, size_t unit)
 int fake_alloc(size_t bytes, void **ret_memory)
 {
         struct block *b;
-        int r = block_new(rounded(bytes, ALIGNMENT), &b);
+        int r;
 
+        fake_copy_off_loop("alloc");
+        r = block_new(rounded(bytes, ALIGNMENT), &b);
         if (r < 0)
                 return r;
         memset(b->inside, GARBAGE, b->bytes);
@@ -135,6 +139,7 @@ int fake_memory(uint64_t *ret_free, uint64_t *ret_total)
 {
         uint64_t total = total_bytes();
 
+        fake_off_loop("memory");
         if (fake_gpus() == 0)
                 return -ENODEV;
         pthread_mutex_lock(&mutex);
@@ -144,12 +149,29 @@ int fake_memory(uint64_t *ret_free, uint64_t *ret_total)
         return 0;
 }
 
+/* Until the file is gone. */
+static void pass_gate(void)
+{
+        const char *gate = getenv("FAKE_GPU_GATE");
+        char reached[PATH_MAX];
+
+        if (!gate || access(gate, F_OK))
+                return;
+        snprintf(reached, sizeof reached, "%s.reached", gate);
+        close(open(reached, O_CREAT | O_CLOEXEC, 0600));
+        while (access(gate, F_OK) == 0)
+                usleep(1000);
+}
+
 int fake_share_new(uint64_t bytes, struct zero_cuda_share *ret_share)
 {
         struct zero_cuda_share share = { .bytes = rounded(bytes, SHARE_UNIT), .fd = -1 };
         struct block *b;
-        int r = fake_setting("FAKE_GPU_ALONE", 0) ? -ENOTSUP : block_new(share.bytes, &b);
+        int r;
 
+        fake_off_loop("share_new");
+        pass_gate();
+        r = fake_setting("FAKE_GPU_ALONE", 0) ? -ENOTSUP : block_new(share.bytes, &b);
         if (r < 0)
                 return r;
         share.memory = b->address;
@@ -173,8 +195,10 @@ void fake_share_free(struct zero_cuda_share *share)
 
 int fake_pinned_new(size_t bytes, void **ret_memory)
 {
-        struct block *b = calloc(1, sizeof *b);
+        struct block *b;
 
+        fake_copy_off_loop("pinned_new");
+        b = calloc(1, sizeof *b);
         if (!b)
                 return -ENOMEM;
         b->bytes = bytes;

@@ -69,6 +69,7 @@ int fake_stream_new(void **ret_stream)
         struct stream *s;
         int r = fake_gpus() == 0 ? -ENODEV : fake_state();
 
+        fake_copy_off_loop("stream_new");
         if (r < 0)
                 return r;
         s = calloc(1, sizeof *s);
@@ -89,6 +90,7 @@ int fake_stream_wait(void *stream)
 {
         uint64_t fault = fake_setting("FAKE_GPU_FAULT", 0);
 
+        fake_copy_off_loop("stream_wait");
         if (fake_gpus() == 0)
                 return -ENODEV;
         if (fault && ++waits >= fault)
@@ -104,6 +106,7 @@ void fake_stream_free(void *stream)
 
         if (!s)
                 return;
+        fake_off_loop("stream_free");
         finish(s);
         pthread_mutex_lock(&streams_mutex);
         while (*at != s)
@@ -123,8 +126,10 @@ int fake_stream_gpu(const void *stream)
 
 static int enqueue(struct stream *s, const struct work *w)
 {
-        struct work *copy = malloc(sizeof *copy);
+        struct work *copy;
 
+        fake_copy_off_loop("work for a stream");
+        copy = malloc(sizeof *copy);
         if (!copy) {
                 free(w->lists);
                 return -ENOMEM;

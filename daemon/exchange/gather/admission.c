@@ -14,15 +14,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/exchange/gpu/window.h"
 #include "proto/cleanup.h"
+
+static void gather_drop_window(struct gather *g)
+{
+        if (!g->has_window && !g->planned)
+                return;
+        window_deinit(&g->window);
+        segment_free(&g->segment);
+        g->has_window = g->planned = false;
+}
 
 static void gather_free(struct gather *g)
 {
-        if (g->has_window) {
-                window_deinit(&g->window);
-                segment_free(&g->segment);
-        }
+        gather_drop_window(g);
         free(g->entries);
         free(g->skip);
         free(g);
@@ -131,18 +136,20 @@ static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **r
         return slots_new(job->layout, wanted ? wanted : 1, 0, g->skip, ret);
 }
 
-static int gather_make_segment(struct gather *g, uint64_t bytes, struct fault *fault)
+static int gather_make_segment(struct gather *g, struct fault *fault)
 {
-        struct segment *s = &g->segment;
-        char what[ZERO_NAME_MAX + 40];
+        uint64_t bytes = g->window.slots->bytes;
+        int r = 0;
 
-        if (bytes == 0)
+        if (bytes && g->place.on_gpu) {
+                g->planned = true;
                 return 0;
-        if (!g->place.on_gpu)
-                return segment_new("zerod-gather", bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE, s,
-                                   fault);
-        snprintf(what, sizeof what, "the gather window of job %s", g->job->name);
-        return gpu_window_new(g->job, g->place.gpu, what, bytes, s, fault);
+        }
+        if (bytes)
+                r = segment_new("zerod-gather", bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE,
+                                &g->segment, fault);
+        g->has_window = r == 0;
+        return r;
 }
 
 static int gather_make_window(struct gather *g, uint64_t groups, struct fault *fault)
@@ -155,18 +162,33 @@ static int gather_make_window(struct gather *g, uint64_t groups, struct fault *f
                 g->skip[i] = slabless(g, i);
         if (gather_make_slots(g, groups, &slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = gather_make_segment(g, slots->bytes, fault);
-        if (r) {
-                slots_free(slots);
-                return r;
-        }
         if (window_init(&g->window, job->layout->n_groups, slots)) {
-                segment_free(&g->segment);
                 slots_free(slots);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
+        r = gather_make_segment(g, fault);
+        if (r)
+                window_deinit(&g->window);
+        return r;
+}
+
+struct job *gather_job(const struct gather *g)
+{
+        return g->job;
+}
+
+uint64_t gather_lacks(const struct gather *g)
+{
+        return g->planned ? g->window.slots->bytes : 0;
+}
+
+void gather_provide(struct gather *g, struct segment *memory)
+{
+        assert(g->planned);
+        g->segment = *memory;
+        *memory = (struct segment){ .fd = -1 };
+        g->planned = false;
         g->has_window = true;
-        return 0;
 }
 
 /* Local ranks that a window in that place is likely to serve. */
@@ -187,6 +209,7 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
         struct slots *needed = NULL;
         int r = 0;
 
+        assert(!g->planned); /* nobody is admitted meanwhile */
         if (!g->has_window)
                 r = gather_make_window(g, own * sharers(&g->place, local_world_size), fault);
         if (r)
@@ -209,20 +232,12 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
         return 0;
 }
 
-static void gather_drop_window(struct gather *g)
-{
-        window_deinit(&g->window);
-        segment_free(&g->segment);
-        g->segment = (struct segment){ .fd = -1 };
-        g->has_window = false;
-}
-
 /* Its last rank has left, and perhaps nothing uses it any more. */
 static void gather_vacate(struct gather *g)
 {
         uint32_t n = g->job->layout->n_groups;
 
-        if (g->admitted || g->busy || !g->has_window)
+        if (g->admitted || g->busy || !(g->has_window || g->planned))
                 return;
         for (uint32_t i = 0; i < n; i++)
                 if (!list_empty(&g->entries[i].waiting))

@@ -30,7 +30,8 @@ struct gather {
         struct entry *entries; /* [group] */
         struct window window;
         bool has_window;
-        bool *skip; /* [group]: mapped, needs no slab */
+        bool planned; /* no window yet: its memory is being made on a GPU */
+        bool *skip;   /* [group]: mapped, needs no slab */
         struct segment segment;
         struct list starving;
         bool feeding;

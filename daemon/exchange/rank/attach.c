@@ -15,23 +15,25 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
+#include "daemon/exchange/gpu/wait.h"
 #include "proto/cleanup.h"
 
 enum { REJOIN_MS = 24 * 3600 * 1000 };
 
 /* ---- attaching ---------------------------------------------------------------- */
 
-static void rank_free(struct rank *rank)
+void rank_free(struct rank *rank)
 {
         list_remove(&rank->link);
         if (rank->layout)
                 zero__layout__free_unpacked(rank->layout, NULL);
         push_window_unref(rank->window);
+        gpu_waits_drop(rank->x->gpu_waits, rank->gpu_events);
         free(rank->holds);
         free(rank);
 }
 
-static void rank_part(const struct rank *rank, bool orderly)
+void rank_part(const struct rank *rank, bool orderly)
 {
         struct exchange *x = rank->x;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
@@ -48,7 +50,7 @@ static void rank_part(const struct rank *rank, bool orderly)
         fabric_send(x->fabric, coordinator_of(x, rank->job_name), &m);
 }
 
-static void attach_end(struct rank *rank, int status, const char *text)
+void attach_end(struct rank *rank, int status, const char *text)
 {
         struct request *r = rank->attaching;
 
@@ -64,7 +66,7 @@ static void attach_forget(struct request *r)
         struct rank *rank = r->subject;
 
         rank->attaching = NULL;
-        if (!rank->calling)
+        if (!rank->calling && !rank->making)
                 list_remove(&rank->link);
 }
 
@@ -74,6 +76,10 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
         struct exchange *x = rank->x;
         const struct job *job = job_find(x, rank->job_name);
 
+        if (rank->making) {
+                making_describe(rank->making, ret);
+                return ZERO_EDEADLINE;
+        }
         if (job && job->n_waits)
                 return job_describe(job, ret);
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
@@ -100,43 +106,6 @@ void window_place_name(const struct window_place *p, char *text, size_t n)
                 snprintf(text, n, "host");
 }
 
-/* The job has started with this rank in it. */
-static int rank_enter(struct rank *rank, struct fault *fault)
-{
-        struct job *job = job_find(rank->x, rank->job_name);
-        const struct rank_needs *needs = &rank->needs;
-        int status;
-
-        if (!job || !job->started)
-                return fault_set(fault, ZERO_EABORTED, "the job ended while the rank attached");
-        if (rank->rank >= job->world_size || job->ranks[rank->rank])
-                return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank->rank);
-        if ((job->n_attached || reduce_any(job)) && job->grad_dtype != needs->grad_dtype)
-                return fault_set(fault, ZERO_ECONFLICT,
-                                 "ranks of one node push one dtype: %s here, %s so far",
-                                 dtype_name(needs->grad_dtype), dtype_name(job->grad_dtype));
-        rank->holds = calloc(job->layout->n_groups, sizeof *rank->holds);
-        if (!rank->holds)
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        status = push_window_new_rank(rank, job, &rank->window, fault);
-        if (status)
-                return status;
-        status = gather_admit(job, &needs->windows, needs->hold_groups, needs->local_world_size,
-                              &rank->gather, fault);
-        if (status)
-                return status;
-        job->grad_dtype = needs->grad_dtype;
-        job->ranks[rank->rank] = rank;
-        job->seats[rank->rank].refused = false; /* it hands in anew what was not accepted */
-        reduce_rejoin(job, rank->rank);
-        job->n_attached++;
-        job_hold(job);
-        rank->job = job;
-        rank->active_ms = exchange_now(rank->x);
-        zero__layout__free_unpacked(STEAL(rank->layout), NULL);
-        return 0;
-}
-
 static void rank_gone(struct rank *rank, int status, const char *text)
 {
         rank->events.gone(rank->events.arg, status, text);
@@ -149,7 +118,7 @@ static void rank_rejoined(struct rank *rank, int status, const char *text)
                 rank_gone(rank, status, text);
 }
 
-static void attach_refused(struct rank *rank, int status, const char *text)
+void attach_refused(struct rank *rank, int status, const char *text)
 {
         list_remove(&rank->link);
         attach_end(rank, status, text);
@@ -158,7 +127,6 @@ static void attach_refused(struct rank *rank, int status, const char *text)
 static void rank_joined(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         struct rank *rank = arg;
-        struct fault fault = { 0 };
 
         rank->calling = false;
         if (rank->left) { /* rank_leave() has told the coordinator */
@@ -176,20 +144,10 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
         }
         if (status == ZERO_EPEER)
                 return; /* again when the coordinator is up, until the deadline */
-        if (status != ZERO_OK) {
+        if (status != ZERO_OK)
                 attach_refused(rank, status, text);
-                return;
-        }
-        status = rank_enter(rank, &fault);
-        if (status) {
-                rank_part(rank, true);
-                attach_refused(rank, status, fault.text);
-                return;
-        }
-        list_remove(&rank->link);
-        crash_point(CRASH_ATTACH_ENTERED);
-        if (!rank->job->seats[rank->rank].stepped) /* else when that step is over */
-                attach_end(rank, ZERO_OK, "");
+        else
+                rank_admitted(rank);
 }
 
 void ranks_admit(struct job *job)
@@ -223,7 +181,7 @@ static void join_call(struct rank *rank, Zero__Layout *l, bool resume, uint64_t 
                   rank);
 }
 
-static void rank_join(struct rank *rank)
+void rank_join(struct rank *rank)
 {
         join_call(rank, rank->layout, rank->needs.resume, rank->needs.timeout_ms + 2 * TICK_MS);
 }
@@ -256,7 +214,11 @@ void ranks_up(struct exchange *x, uint32_t node)
         list_for_each (&x->joining, item) {
                 struct rank *rank = CONTAINER_OF(item, struct rank, link);
 
-                if (!rank->calling && coordinator_of(x, rank->job_name) == node)
+                if (coordinator_of(x, rank->job_name) != node)
+                        continue;
+                if (rank->making)
+                        rank->rejoin = making_job(rank->making); /* the link was lost since */
+                else if (!rank->calling)
                         rank_join(rank);
         }
 }
@@ -273,6 +235,13 @@ static void rank_taken(struct rank *rank)
 
 void rank_fence(struct job *job, uint32_t rank, uint64_t session)
 {
+        list_for_each (&job->x->joining, item) {
+                struct rank *r = CONTAINER_OF(item, struct rank, link);
+
+                if (r->making && making_job(r->making) == job && r->rank == rank &&
+                    r->session == session)
+                        rank_taken(r);
+        }
         if (rank < job->world_size && job->ranks[rank] && job->ranks[rank]->session == session)
                 rank_taken(job->ranks[rank]);
 }
@@ -336,6 +305,19 @@ static int needs_check(const char *job, const struct rank_needs *n, struct fault
         return 0;
 }
 
+/* It may join now. */
+static void events_opened(struct rank *rank, int status, const char *text)
+{
+        if (rank->left)
+                rank_free(rank);
+        else if (!rank->attaching) /* the client has given up */
+                list_remove(&rank->link);
+        else if (status)
+                attach_refused(rank, status, text);
+        else
+                rank_join(rank);
+}
+
 int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message,
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,
                 struct rank **ret_rank, struct fault *fault)
@@ -360,18 +342,26 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message
         rank->events = *events;
         snprintf(rank->job_name, sizeof rank->job_name, "%s", job);
         rank->needs = *needs;
+        rank->needs.event_handles = NULL; /* the caller's */
         rank->rank = needs->rank;
         rank->session = ++x->last_session;
         rank->pid = needs->pid;
         rank->hold_groups = needs->hold_groups;
         rank->grad_dtype = needs->grad_dtype;
+        list_init(&rank->due);
+        list_init(&rank->link);
+        if (needs->n_events &&
+            rank_make_events(rank, needs->event_handles, needs->n_events, events_opened)) {
+                rank_free(rank);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
         rank->attaching = r;
         r->subject = rank;
         r->describe = attach_describe;
         r->forget = attach_forget;
-        list_init(&rank->due);
         list_insert(&x->joining, &rank->link);
-        rank_join(rank);
+        if (!rank->making)
+                rank_join(rank);
         *ret_rank = rank;
         return 0;
 }
@@ -387,9 +377,9 @@ void rank_leave(struct rank *rank, bool orderly)
         if (!job) {
                 rank->left = true;
                 list_remove(&rank->link);
-                if (rank->calling)
+                if (rank->calling || (rank->making && making_job(rank->making)))
                         rank_part(rank, orderly);
-                else
+                if (!rank->calling && !rank->making)
                         rank_free(rank);
                 return;
         }

@@ -178,7 +178,7 @@ static void lease_end(const struct due *d)
 
 void due_drop(struct rank *rank)
 {
-        struct gpu_events *events = STEAL(rank->needs.gpu_events);
+        struct gpu_events *events = STEAL(rank->gpu_events);
 
         if (events)
                 gpu_waits_drop(rank->x->gpu_waits, events);
@@ -275,7 +275,7 @@ static int due_look(struct due *d, struct fault *fault)
 {
         const struct rank *rank = d->rank;
 
-        return gpu_wait(rank->x->gpu_waits, rank->needs.gpu_events, d->event - 1,
+        return gpu_wait(rank->x->gpu_waits, rank->gpu_events, d->event - 1,
                         exchange_now(rank->x) + rank->needs.timeout_ms, due_waited, d, fault);
 }
 
@@ -298,7 +298,7 @@ int due_add(struct rank *rank, enum due_kind kind, const ProtobufCMessage *m, ui
         struct due *d = calloc(1, sizeof *d);
         int status = 0;
 
-        if (event && !rank->needs.gpu_events) {
+        if (event && !rank->gpu_events) {
                 free(d);
                 return fault_set(fault, ZERO_EINVAL, "the rank has attached without events");
         }

@@ -1,6 +1,6 @@
 /*
- * local.h - shared by attaching (attach.c), what attached ranks do (rank.c), and messages that wait
- * for a rank's GPU (due.c).
+ * local.h - shared by attaching (attach.c, entering.c), what attached ranks do (rank.c), what is
+ * made on a rank's GPU (making.c), and messages that wait for it (due.c).
  */
 #pragma once
 
@@ -18,6 +18,42 @@ int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r,
                   struct fault *fault);
 /* The attempt, if it is the one that counts, must not end without that gradient. */
 void rank_push_refused(struct rank *rank, uint64_t attempt);
+
+/* ---- attach.c ---- */
+
+void rank_free(struct rank *rank);
+/* The coordinator hears that it has left. */
+void rank_part(const struct rank *rank, bool orderly);
+void rank_join(struct rank *rank);
+/* The call that attaches ends, if there is one still. */
+void attach_end(struct rank *rank, int status, const char *text);
+/* ... and the rank is not of those any more that wait for their job. */
+void attach_refused(struct rank *rank, int status, const char *text);
+
+/* ---- entering.c ---- */
+
+/* Its join was answered: it enters the job, or is refused, perhaps before this returns. */
+void rank_admitted(struct rank *rank);
+
+/* ---- making.c ---- */
+
+/*
+ * It is over; never before the call that began it returns, unless status is not 0.  The session may
+ * have ended meanwhile.
+ */
+typedef void rank_made(struct rank *rank, int status, const char *text);
+
+/* Opens rank->gpu_events; -ENOMEM. */
+int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
+                     rank_made *made);
+/* Makes rank->window and room in rank->gather, both on the rank's GPU; -ENOMEM. */
+int rank_make_windows(struct rank *rank, struct job *job, rank_made *made);
+/* That the windows are for; NULL: events are opened. */
+struct job *making_job(const struct making *m);
+/* Ranks of the job that have joined and lack their windows. */
+uint32_t makings_waits(const struct job *job, struct wait_line *lines, uint32_t n);
+/* What it waits for. */
+void making_describe(const struct making *m, struct wait_line *ret);
 
 /* ---- due.c ---- */
 

@@ -1,11 +1,10 @@
 /*
  * A session's own memory: the transfer area, and a rank's slots for gradients.
  *
- * Both are one memfd; slots on a GPU are memory of their own.  It lives until nobody reads what was
- * pushed.
+ * Both are one memfd; slots on a GPU are memory of their own (making.c).  It lives until nobody
+ * reads what was pushed.
  */
 #include "daemon/exchange/exchange.h"
-#include "daemon/exchange/gpu/window.h"
 
 #include <stdlib.h>
 
@@ -74,16 +73,11 @@ int push_window_new_rank(const struct rank *rank, const struct job *job, struct 
 {
         const struct rank_needs *needs = &rank->needs;
         CLEANUP(cleanup_push_window_unref) struct push_window *w = window_alloc();
-        char what[ZERO_NAME_MAX + 60];
         int r;
 
         if (!w || window_slots(needs, job->layout, &w->slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         r = window_map(w, needs->windows.on_gpu ? 0 : w->slots->bytes, fault);
-        snprintf(what, sizeof what, "the push slots of rank %u of job %s", rank->rank, job->name);
-        if (!r && needs->windows.on_gpu && w->slots->bytes)
-                r = gpu_window_new(job, needs->windows.gpu, what, w->slots->bytes, &w->gpu_slots,
-                                   fault);
         if (r)
                 return r;
         *ret = STEAL(w);

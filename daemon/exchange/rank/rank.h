@@ -15,6 +15,7 @@ struct exchange;
 struct gather;
 struct gpu_events;
 struct job;
+struct making;
 struct rank;
 
 /* Where a rank's windows lie. */
@@ -48,7 +49,7 @@ struct push_window {
 void push_window_unref(struct push_window *w);
 /* A transfer area only. */
 int push_window_new(struct push_window **ret, struct fault *fault);
-/* Of a rank: slots too. */
+/* Of a rank: slots too, unless they are to be on a GPU. */
 int push_window_new_rank(const struct rank *rank, const struct job *job, struct push_window **ret,
                          struct fault *fault);
 /* Not for the CPU if the slots are on a GPU. */
@@ -60,7 +61,8 @@ struct rank_needs {
         enum zero_dtype grad_dtype, reduce_dtype;
         bool fail_on_lost, resume;
         struct window_place windows;
-        struct gpu_events *gpu_events; /* of the GPU of its windows; or NULL */
+        const uint8_t (*event_handles)[ZERO_GPU_HANDLE]; /* of the GPU of its windows */
+        uint32_t n_events;
 };
 
 /* What a session is told without having asked: it is the rank's no more. */
@@ -83,10 +85,13 @@ struct rank {
         Zero__Layout *layout; /* its own, until it has joined */
         struct rank_needs needs;
         struct rank_events events;
-        bool calling, left; /* a join is under way; the session has ended meanwhile */
-        bool admitted;      /* attaching has succeeded */
-        bool unaware;       /* of an abort: some holds may be PAST */
-        uint64_t session;   /* its number on this node */
+        bool calling, left;            /* a join is under way; the session has ended meanwhile */
+        struct making *making;         /* something is made for it on its GPU (making.c) */
+        bool rejoin;                   /* ... and then it is to join again */
+        struct gpu_events *gpu_events; /* NULL: it has none */
+        bool admitted;                 /* attaching has succeeded */
+        bool unaware;                  /* of an abort: some holds may be PAST */
+        uint64_t session;              /* its number on this node */
         uint32_t rank, pid;
         uint32_t hold_groups, held; /* held: asked for, held or past */
         enum hold *holds;           /* [group] */
@@ -104,8 +109,8 @@ struct rank {
 
 /*
  * A rank attaches: its layout goes to the coordinator; r ends when the job has started.
- * *ret_rank is the session's handle at once; it is given back by rank_leave().  Takes
- * needs->gpu_events over on success.
+ * *ret_rank is the session's handle at once; it is given back by rank_leave().  Handles of
+ * events are copied.
  */
 int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,

@@ -49,8 +49,7 @@ struct reduce {
         uint64_t buffer_bytes;            /* of sums */
         struct list kept;                 /* pieces for the next sums */
         uint64_t elements_sent, deferred;
-        uint64_t asked, full;             /* GPUs, a bit each: for a piece; without room for it */
-        uint64_t elements_sent;
+        uint64_t asked, full; /* GPUs, a bit each: for a piece; without room for it */
 };
 
 /* Memory of a GPU for parts of a sum. */

@@ -31,6 +31,7 @@ struct work {
 struct stream {
         struct trainer *trainer;
         void *events[STREAM_EVENTS];
+        uint8_t handles[STREAM_EVENTS][ZERO_GPU_HANDLE];
         bool used[STREAM_EVENTS];
         struct work *first, **last;
 };
@@ -50,6 +51,7 @@ void stream_gpus_open(uint32_t n)
         gpus_close();
         snprintf(text, sizeof text, "%u", n);
         setenv("FAKE_GPUS", text, 1);
+        setenv("FAKE_GPU_COPIES_ON_LOOP", "1", 1); /* the links' (bulk_inproc.c) */
         CHECK(gpus_open(FAKE_GPU, device_host(NULL), &fault) == 0, "%s", fault.text);
         library = dlopen(FAKE_GPU, RTLD_NOW);
         CHECK(library, "%s", dlerror());
@@ -78,20 +80,18 @@ static void record(const struct stream *s, uint32_t event, uint64_t until_ns)
         set_until(s->events[event], until_ns);
 }
 
-struct stream *stream_new(struct trainer *t, struct gpu_events **ret_events)
+struct stream *stream_new(struct trainer *t)
 {
         struct stream *s = calloc(1, sizeof *s);
-        uint8_t handles[STREAM_EVENTS][ZERO_GPU_HANDLE];
-        struct fault fault;
 
         CHECK(s);
         s->trainer = t;
         s->last = &s->first;
         for (uint32_t i = 0; i < STREAM_EVENTS; i++)
-                CHECK(plugin->event_new((int)t->needs.windows.gpu, handles[i], &s->events[i]) == 0);
-        CHECK(gpu_events_open(t->needs.windows.gpu, handles, STREAM_EVENTS, ret_events, &fault) ==
-                      0,
-              "%s", fault.text);
+                CHECK(plugin->event_new((int)t->needs.windows.gpu, s->handles[i], &s->events[i]) ==
+                      0);
+        t->needs.event_handles = (const uint8_t(*)[ZERO_GPU_HANDLE])s->handles;
+        t->needs.n_events = STREAM_EVENTS;
         return s;
 }
 

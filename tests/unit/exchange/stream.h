@@ -17,8 +17,8 @@ struct stream;
 void stream_gpus_open(uint32_t n);
 /* Bytes that are free on all of them. */
 uint64_t stream_gpus_left(void);
-/* A trainer's, with its events opened anew in *ret_events. */
-struct stream *stream_new(struct trainer *t, struct gpu_events **ret_events);
+/* A trainer's, with new events that its needs name; until it is freed. */
+struct stream *stream_new(struct trainer *t);
 void stream_free(struct stream *s);
 /*
  * Enqueues work behind which an event lies: to write what a push takes; to read a held view and

@@ -266,11 +266,11 @@ static void begin_attach(struct trainer *t, const struct op *op)
         int r;
 
         CHECK(layout_to_message(t->layout, &m) == 0);
-        t->needs.gpu_events = NULL;
+        t->needs.n_events = 0;
         stream_free(t->stream);
         t->stream = NULL;
         if (t->needs.windows.on_gpu)
-                t->stream = stream_new(t, &t->needs.gpu_events);
+                t->stream = stream_new(t);
         free(t->views);
         t->views = calloc(t->layout->n_groups, sizeof *t->views);
         CHECK(t->views);
@@ -279,10 +279,8 @@ static void begin_attach(struct trainer *t, const struct op *op)
         free(t->slots);
         t->slots = calloc(t->layout->n_groups + t->needs.push_groups + 1, 1);
         CHECK(t->slots);
-        if (!r)
-                return;
-        gpu_events_close(t->needs.gpu_events);
-        request_end(&task->request, r, "%s", fault.text);
+        if (r)
+                request_end(&task->request, r, "%s", fault.text);
 }
 
 static bool begin_waiting(struct trainer *t, const struct op *op)

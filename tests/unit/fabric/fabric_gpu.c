@@ -31,6 +31,7 @@ static void gpu_open(const char *way)
         struct fault fault;
 
         setenv("BULK_GPU", way, 1);
+        setenv("FAKE_GPU_COPIES_ON_LOOP", "1", 1);
         cr_assert_eq(gpus_open(FAKE_GPU, device_host("scalar"), &fault), 0, "%s", fault.text);
         gpu_out = memory("out");
         gpu_in = memory("in");

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Windows on a GPU that are long in the making: the daemon does all else meanwhile, and who asked for them may be gone
+when they are there."""
+import contextlib
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SLOW, expect, finish_all, small_layout, until  # noqa: E402
+from gpu_ranks import DEADLINE_MS, LAYOUTS, attach, gpus, in_host_memory, memory_of_gpu, outcome, train  # noqa: E402
+from harness import case, main  # noqa: E402
+
+
+class Gate:
+    """While it is shut, the driver is busy with the memory that a trainer is to map."""
+
+    def __init__(self, directory):
+        self.path = os.path.join(directory, "gate")
+
+    def shut(self):
+        with open(self.path, "w", encoding="utf-8"):
+            pass
+
+    def open(self):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def wait(self):
+        until(lambda: os.path.exists(self.path + ".reached"), what="a window that is made")
+
+
+@contextlib.contextmanager
+def gated(nodes=1, **options):
+    with tempfile.TemporaryDirectory() as directory:
+        gate = Gate(directory)
+        with gpus(nodes, {"FAKE_GPU_GATE": gate.path}, **options) as c:
+            gate.shut()
+            try:
+                yield c, gate
+            finally:
+                gate.open()
+
+
+def attaching(c, job="job", placement=(0,), rank=0, **more):
+    a = c.caller(job, LAYOUTS["fp32"], list(placement), rank, **more)
+    finish_all([a]), finish_all([a])
+    a.start("attach", hold=2, push=2, device="cuda:0")
+    return a
+
+
+def others_train(c):
+    """The daemon does what else it has to do."""
+    a, = c.ranks("other", small_layout(blocks=1), [0], hold=1, push=1)
+    train([a], 2)
+    c.dismiss(a)
+
+
+def nothing_is_left(c):
+    for d in c.daemons:
+        until(lambda d=d: memory_of_gpu(d) == 0, what="the memory's return")
+        until(lambda d=d: not any(g["allocations"] for g in d.status()["gpus"]), what="the end of the windows")
+
+
+@case
+def a_rank_that_dies_while_its_windows_are_made():
+    expected = in_host_memory("two_nodes", "fp32")
+    with gated(2) as (c, gate):
+        ranks = [attaching(c, placement=(0, 1), rank=rank) for rank in (0, 1)]
+        gate.wait()
+        others_train(c)
+        ranks[1].kill()
+        c.dismiss(ranks[1])
+        gate.open()
+        finish_all(ranks[:1])
+        heir = attaching(c, placement=(0, 1), rank=1)
+        finish_all([heir])
+        assert outcome(c, [ranks[0], heir]) == expected
+        c.dismiss(ranks[0]), c.dismiss(heir)
+        nothing_is_left(c)
+
+
+@case
+def ranks_that_come_at_once_share_a_window():
+    expected = in_host_memory("four_ranks", "fp32")
+    with gated(2) as (c, gate):
+        ranks = [attaching(c, placement=(0, 0, 1, 1), rank=rank) for rank in range(4)]
+        gate.wait()
+        others_train(c)
+        assert not any(a.ready() for a in ranks), "it has a window that is not there"
+        gate.open()
+        finish_all(ranks)
+        for d in c.daemons:
+            names = [a["what"] for g in d.status()["gpus"] for a in g["allocations"]]
+            assert memory_of_gpu(d) == 3 and len(names) == 3, names
+        assert outcome(c, ranks) == expected
+
+
+@case
+def users_that_come_at_once_share_what_they_may_have():
+    with gated(gpu_windows=4 << 20) as (c, gate):  # a window takes 2 MiB
+        ranks = [attaching(c, job) for job in ("one", "two", "three")]
+        gate.wait()
+        others_train(c)
+        gate.open()
+        replies = [a.finish() for a in ranks]
+        well = [a for a, reply in zip(ranks, replies) if reply["status"] == "OK"]
+        assert len(well) == 1, replies
+        for reply in replies:
+            if reply["status"] != "OK":
+                expect(reply, "EQUOTA", "gpu_windows allows 4.0")
+        train(well, 2)
+
+
+@case
+def a_window_that_is_not_made_in_time_is_named():
+    with gated() as (c, gate):
+        a = attaching(c, timeout_ms=DEADLINE_MS)
+        gate.wait()
+        expect(a.finish(), "EDEADLINE", "memory of GPU 0: the windows of rank 0")
+        others_train(c)
+        gate.open()
+        nothing_is_left(c)
+        c.dismiss(a)
+        train(attach(c, [0], LAYOUTS["fp32"]), 2)
+
+
+@case
+def a_job_that_is_dropped_while_a_window_is_made():
+    with gated() as (c, gate):
+        a = attaching(c)
+        gate.wait()
+        c[0].ctl("drop", "job")
+        gate.open()
+        reply = a.finish()
+        assert reply["status"] in ("ENOJOB", "EABORTED"), reply
+        c.dismiss(a)
+        nothing_is_left(c)
+        train(attach(c, [0], LAYOUTS["fp32"]), 2)
+
+
+@case
+def a_stop_while_a_window_is_made():
+    with gated() as (c, gate):
+        a = attaching(c)
+        gate.wait()
+        c[0].process.terminate()
+        until(lambda: "stopping" in c[0].log(), what="the stop")
+        gate.open()
+        assert c[0].process.wait(60 * SLOW) == 0, c[0].log()
+        c[0].start()
+        finish_all([a])
+        train([a], 2)
+
+
+if __name__ == "__main__":
+    main()
