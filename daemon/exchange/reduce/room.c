@@ -3,7 +3,9 @@
  *
  * It is where the owner's sum is, if that is on a GPU with room for it: then what has landed is
  * added without a way through host memory.  Rooms on a GPU are large enough for any offer of the
- * holding, so that any will do, and are kept until the last local rank has left.
+ * holding, so that any will do, and are kept until the last local rank has left.  The driver may
+ * take its time for one, so another thread asks for it; until it is there offers land in host
+ * memory.
  *
  * The offer whose turn it is has room beyond the budget if need be: in host memory, unless it is
  * the only one.
@@ -13,7 +15,9 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/exchange/disk.h"
 #include "daemon/exchange/reduce/buffer.h"
+#include "proto/cleanup.h"
 
 static uint64_t offer_bytes(const struct holding *h, uint32_t group)
 {
@@ -58,24 +62,75 @@ static bool kept_take(struct landing *l, uint32_t gpu, uint64_t bytes, struct ro
         return false;
 }
 
+/* A room that is asked for. */
+struct room_asking {
+        struct disk_job disk;
+        struct job *job;
+        const struct holding *holding; /* perhaps of the job no more */
+        struct room room;
+        struct fault fault;
+};
+
+static void asking_run(struct disk_job *disk)
+{
+        struct room_asking *a = CONTAINER_OF(disk, struct room_asking, disk);
+        char what[ZERO_NAME_MAX + 40];
+
+        snprintf(what, sizeof what, "landing of job %s", a->job->name);
+        if (gpu_alloc((uint32_t)a->room.gpu, a->room.bytes, what, &a->room.memory, &a->fault))
+                a->room.memory = NULL;
+}
+
+static void asking_done(struct disk_job *disk)
+{
+        struct room_asking *a = CONTAINER_OF(disk, struct room_asking, disk);
+        struct job *job = a->job;
+
+        if (!a->room.memory)
+                log_debug("job %s: gradients land in host memory: %s", job->name, a->fault.text);
+        for_holdings (job, h) {
+                struct landing *l = h == a->holding ? h->landing : NULL;
+
+                if (!l)
+                        continue;
+                l->room_asked = false;
+                if (a->room.memory && job->n_attached && l->n_kept_rooms < ROOMS_KEPT) {
+                        l->kept_rooms[l->n_kept_rooms++] = a->room;
+                        a->room.memory = NULL;
+                }
+        }
+        gpu_free(a->room.memory);
+        free(a);
+        job_unref(job);
+}
+
+static void gpu_ask(struct holding *h, uint32_t gpu, uint64_t bytes)
+{
+        struct room_asking *a = h->landing->room_asked ? NULL : calloc(1, sizeof *a);
+
+        if (!a)
+                return;
+        h->landing->room_asked = true;
+        a->job = h->job;
+        job_ref(a->job);
+        a->holding = h;
+        a->room = (struct room){ NULL, bytes, (int)gpu };
+        a->disk.run = asking_run;
+        a->disk.done = asking_done;
+        disk_submit(h->job->x->loop, &a->disk);
+}
+
 static bool gpu_take(struct holding *h, uint64_t bytes, struct room *ret)
 {
         int gpu = gpu_of(h->state->grad);
-        char what[ZERO_NAME_MAX + 40];
-        struct fault fault = { 0 };
-        void *memory;
 
         if (gpu < 0)
                 return false;
         if (kept_take(h->landing, (uint32_t)gpu, bytes, ret))
                 return true;
-        snprintf(what, sizeof what, "landing of job %s", h->job->name);
-        if (gpu_alloc((uint32_t)gpu, bytes, what, &memory, &fault)) {
-                log_debug("job %s: gradients land in host memory: %s", h->job->name, fault.text);
-                return false;
-        }
-        *ret = (struct room){ memory, bytes, gpu };
-        return true;
+        if (bytes && h->job->n_attached) /* else it would not be kept */
+                gpu_ask(h, (uint32_t)gpu, bytes);
+        return false;
 }
 
 void landing_vacate(struct landing *l)

@@ -81,6 +81,14 @@ static void leave_little(uint64_t total)
         setenv("FAKE_GPU_BYTES", bytes, 1);
 }
 
+/* Another thread asks the GPU. */
+static void wait_for_rooms(struct session *s)
+{
+        for (uint32_t i = 0; i < 2; i++)
+                while (landing_on(s, i)->room_asked)
+                        uv_run(&s->net.loop, UV_RUN_ONCE);
+}
+
 /* What has landed on a GPU leaves its room for the next; without any it lands in host memory. */
 static void rooms_on_a_gpu_are_kept_while_there_are_ranks(void)
 {
@@ -99,6 +107,7 @@ static void rooms_on_a_gpu_are_kept_while_there_are_ranks(void)
                         leave_little(total);
                 session_program(&s, step);
                 session_run(&s);
+                wait_for_rooms(&s);
                 unsetenv("FAKE_GPU_BYTES");
                 for (uint32_t i = 0; i < 2; i++) {
                         const struct landing *l = landing_on(&s, i);
