@@ -300,7 +300,7 @@ static bool begin_waiting(struct trainer *t, const struct op *op)
         task->event = step.event;
         fetch.group = op->group;
         fetch.version = t->rank->job->version;
-        norm.attempt = step.attempt = t->attempt;
+        fetch.attempt = norm.attempt = step.attempt = t->attempt;
         if (op->kind == OP_STEP)
                 step.params = step_params_to_message(op->params, &params);
         step.blob = (ProtobufCBinaryData){ sizeof kept, kept };
@@ -330,6 +330,7 @@ static bool begin_release(struct trainer *t, const struct op *op)
         task = task_new(t, op);
         task->event = release.event;
         release.group = op->group;
+        release.attempt = t->attempt;
         r = rank_release(t->rank, &release, &task->request, &fault);
         if (r)
                 request_end(&task->request, r, "%s", fault.text);
