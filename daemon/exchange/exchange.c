@@ -102,7 +102,11 @@ static void exchange_tick(uv_timer_t *timer)
                 fillings_tick(x);
         }
         list_for_each (&x->jobs, item) {
-                former_sweep(CONTAINER_OF(item, struct job, link));
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                former_sweep(job);
+                for_holdings (job, h)
+                        landing_tick(h);
         }
         views_tick(x);
         drain_check(x);

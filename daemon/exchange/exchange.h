@@ -381,6 +381,8 @@ int landing_new(struct holding *h);
 void landing_free(struct landing *l);
 /* The last local rank has left: memory that was kept for gradients goes. */
 void landing_vacate(struct landing *l);
+/* It goes, too, when nobody has used it for a while and no rank is here. */
+void landing_tick(struct holding *h);
 /* A mirror takes its owner's sum. */
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* An offer of a node; parcel is NULL for other nodes'. */

@@ -76,6 +76,7 @@ struct landing {
         uint64_t room_bytes;                /* that offers have */
         struct room kept_rooms[ROOMS_KEPT]; /* on GPUs, for the next offers */
         uint32_t n_kept_rooms;
+        uint64_t kept_ms; /* when one came last */
         bool room_asked;  /* for one more */
         bool preparing;   /* the coordinator wants this owner's vote */
         bool have_params; /* ... to end the step, not for the norm only */

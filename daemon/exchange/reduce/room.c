@@ -3,9 +3,9 @@
  *
  * It is where the owner's sum is, if that is on a GPU with room for it: then what has landed is
  * added without a way through host memory.  Rooms on a GPU are large enough for any offer of the
- * holding, so that any will do, and are kept until the last local rank has left.  The driver may
- * take its time for one, so another thread asks for it; until it is there offers land in host
- * memory.
+ * holding, so that any will do, and are kept until the last local rank has left, or, where no ranks
+ * are, until none has been used for a while.  The driver may take its time for one, so another
+ * thread asks for it; until it is there offers land in host memory.
  *
  * The offer whose turn it is has room beyond the budget if need be: in host memory, unless it is
  * the only one.
@@ -18,6 +18,8 @@
 #include "daemon/exchange/disk.h"
 #include "daemon/exchange/reduce/buffer.h"
 #include "proto/cleanup.h"
+
+enum { ROOM_IDLE_MS = 5000 };
 
 static uint64_t offer_bytes(const struct holding *h, uint32_t group)
 {
@@ -46,6 +48,24 @@ static bool budget_has(const struct holding *h, uint64_t largest, uint64_t bytes
 }
 
 /* ---- on a GPU --------------------------------------------------------------------- */
+
+/* Whether offers are to be expected. */
+static bool rooms_are_kept(const struct job *job)
+{
+        for (uint32_t r = 0; !job->n_attached && r < job->world_size; r++)
+                if (job->node_of_rank[r] == job->x->cluster->self)
+                        return false; /* its last rank has left */
+        return true;
+}
+
+static bool keep(struct landing *l, const struct job *job, struct room room)
+{
+        if (!rooms_are_kept(job) || l->n_kept_rooms == ROOMS_KEPT)
+                return false;
+        l->kept_rooms[l->n_kept_rooms++] = room;
+        l->kept_ms = exchange_now(job->x);
+        return true;
+}
 
 /* One that was kept; what does not do goes. */
 static bool kept_take(struct landing *l, uint32_t gpu, uint64_t bytes, struct room *ret)
@@ -94,10 +114,8 @@ static void asking_done(struct disk_job *disk)
                 if (!l)
                         continue;
                 l->room_asked = false;
-                if (a->room.memory && job->n_attached && l->n_kept_rooms < ROOMS_KEPT) {
-                        l->kept_rooms[l->n_kept_rooms++] = a->room;
+                if (a->room.memory && keep(l, job, a->room))
                         a->room.memory = NULL;
-                }
         }
         gpu_free(a->room.memory);
         free(a);
@@ -128,7 +146,7 @@ static bool gpu_take(struct holding *h, uint64_t bytes, struct room *ret)
                 return false;
         if (kept_take(h->landing, (uint32_t)gpu, bytes, ret))
                 return true;
-        if (bytes && h->job->n_attached) /* else it would not be kept */
+        if (bytes && rooms_are_kept(h->job)) /* else it would not be kept */
                 gpu_ask(h, (uint32_t)gpu, bytes);
         return false;
 }
@@ -137,6 +155,15 @@ void landing_vacate(struct landing *l)
 {
         while (l->n_kept_rooms)
                 gpu_free(l->kept_rooms[--l->n_kept_rooms].memory);
+}
+
+void landing_tick(struct holding *h)
+{
+        struct landing *l = h->landing;
+
+        if (l->n_kept_rooms && !h->job->n_attached &&
+            exchange_now(h->job->x) - l->kept_ms > ROOM_IDLE_MS)
+                landing_vacate(l);
 }
 
 /* ---- of an offer ------------------------------------------------------------------- */
@@ -179,8 +206,6 @@ void room_give(struct holding *h, struct room *room)
         l->room_bytes -= old.bytes;
         if (old.gpu == ROOM_ON_HOST)
                 free(old.memory);
-        else if (h->job->n_attached && l->n_kept_rooms < ROOMS_KEPT)
-                l->kept_rooms[l->n_kept_rooms++] = old;
-        else
+        else if (!keep(l, h->job, old))
                 gpu_free(old.memory);
 }

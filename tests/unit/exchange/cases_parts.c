@@ -124,6 +124,31 @@ static void rooms_on_a_gpu_are_kept_while_there_are_ranks(void)
         session_close(&s);
 }
 
+static bool rooms_are_gone(void *arg)
+{
+        return landing_on(arg, 1)->n_kept_rooms == 0;
+}
+
+/* Where nobody says when the ranks have left, time does. */
+static void rooms_where_no_ranks_are_are_kept_for_a_while(void)
+{
+        struct training t = training_default();
+        struct session s;
+
+        stream_gpus_open(1);
+        t.net.gpu_states = true;
+        memset(t.node_of_rank, 0, sizeof t.node_of_rank);
+        open_listening(&s, &t);
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        wait_for_rooms(&s);
+        CHECK(landing_on(&s, 1)->n_kept_rooms > 0);
+        kill_all(&s);
+        net_wait(&s.net, rooms_are_gone, &s, "rooms that nobody uses to be given back");
+        session_close(&s);
+}
+
 static struct training in_flight(uint32_t turns)
 {
         struct training t = training_default();
@@ -322,6 +347,8 @@ const struct test_case part_cases[] = {
         { "parts-that-land-on-gpus", parts_that_land_on_gpus },
         { "rooms-on-a-gpu-are-kept-while-there-are-ranks",
           rooms_on_a_gpu_are_kept_while_there_are_ranks },
+        { "rooms-where-no-ranks-are-are-kept-for-a-while",
+          rooms_where_no_ranks_are_are_kept_for_a_while },
         { "nothing-is-left-of-parts-in-flight", nothing_is_left_of_parts_in_flight },
         { "a-link-that-ends-between-parts-loses-nothing",
           a_link_that_ends_between_parts_loses_nothing },
