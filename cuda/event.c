@@ -1,6 +1,7 @@
 /*
  * Events that another process may look at.  They keep no times, as CUDA asks of such ones.  A
- * trainer makes and records them, the daemon opens and asks.
+ * trainer makes and records them, the daemon opens and asks; or, where it cannot open them, the
+ * trainer asks itself.
  *
  * Whatever is done with one is done with its own GPU in use: a thread that has used none yet would
  * be given the first, and memory of it.

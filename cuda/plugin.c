@@ -171,6 +171,7 @@ const struct zero_gpu_client *zero_gpu_client(void)
                 .unmap = cuda_unmap,
                 .event_new = cuda_event_new,
                 .event_record = cuda_event_record,
+                .event_done = cuda_event_done,
                 .event_free = cuda_event_free,
         };
         return &table;

@@ -12,6 +12,11 @@
  * trainer makes its events once, when it attaches, and passes their handles then; one may be
  * recorded again when the message that named it has been answered.
  *
+ * The driver keeps an event that others may open in files of its maker's user: a daemon of another
+ * user, or with another /dev/shm, cannot open it.  Such a daemon says so when the trainer attaches
+ * (AttachReply.no_events), and the trainer itself looks at the event until it is done before it
+ * sends the message, which then names none.
+ *
  * dlopen() the plugin, look up ZERO_GPU_SYMBOL, call it, and compare abi_version before anything
  * else.  Functions return 0 or -errno as in cuda/zero_cuda.h, act on the ordinal-th GPU of the
  * calling process and leave the thread's current GPU as it was.
@@ -20,7 +25,7 @@
 
 #include <stdint.h>
 
-#define ZERO_GPU_ABI_VERSION 1
+#define ZERO_GPU_ABI_VERSION 2
 /* Of type zero_gpu_fn. */
 #define ZERO_GPU_SYMBOL "zero_gpu_client"
 
@@ -46,6 +51,8 @@ struct zero_gpu_client {
         int (*event_new)(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_event);
         /* stream: a cudaStream_t of that GPU, NULL for the default one. */
         int (*event_record)(void *event, void *stream);
+        /* Whether what was recorded last is done: 1, 0 not yet, or -errno; does not wait. */
+        int (*event_done)(void *event);
         void (*event_free)(void *event);
 };
 

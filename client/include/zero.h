@@ -209,6 +209,10 @@ const struct zero_layout *zero_client_layout(const struct zero_client *client);
  * work is done already.  What zero_fetch() returns is there; nothing need wait for it.
  * A call that orders does not wait for the GPU, but if 64 such calls are under way it waits
  * [blocks] until one of them counts.  ZERO_EGPU: the GPU failed.
+ * Where the daemon cannot look at this process's events (the driver may keep them from another
+ * user, or from another /dev/shm; the daemon's log and zeroctl status say so) the call itself waits
+ * for that work [blocks]: the thread enqueues nothing for the GPU meanwhile.  ZERO_EDEADLINE names
+ * what was waited for; nothing was done, and the call may be made again.
  */
 struct zero_sync {
         void *stream; /* cudaStream_t of needs.device; NULL: the default one */
@@ -242,8 +246,8 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
  */
 int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
 /*
- * Hands the gradient over; it does not wait.  present has one byte for each
- * tensor of the group, 0 for a tensor without a gradient in this step (NULL: all
+ * Hands the gradient over; it does not wait, except as struct zero_sync says.  present has one
+ * byte for each tensor of the group, 0 for a tensor without a gradient in this step (NULL: all
  * trainable tensors have one).  A push that says 0 for every trainable tensor needs no
  * zero_grad(): it has nothing to hand over and takes no slot.  As the ranks of a
  * node give their slots back when all of them have pushed a group, a rank that has nothing for

@@ -220,6 +220,8 @@ static void adopt(struct zero_client *c, const Zero__AttachReply *a)
         c->attempt = a->attempt;
         c->loss_scale = a->loss_scale > 0 ? a->loss_scale : 1;
         c->transfer_bytes = a->transfer_bytes;
+        if (c->gpu)
+                c->gpu->no_events = a->no_events;
         c->last_attempt = a->last ? a->last_attempt : 0;
         if (a->last)
                 c->last = client_result(a->last);

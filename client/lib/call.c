@@ -7,7 +7,6 @@
  */
 #include "client.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -309,43 +308,6 @@ static int post(struct zero_client *c, Zero__Request *request, uint32_t slot, in
         gpu_name(c->gpu, p->event);
         if (request->body_case == ZERO__REQUEST__BODY_PUSH)
                 p->group = request->push->group;
-        return 0;
-}
-
-/* CLIENT_LOST, or a status: as client_begin_aborted() where it had to wait. */
-static int wait_for_event(struct zero_client *c)
-{
-        int64_t deadline_ms = client_deadline(c);
-        int r;
-
-        if (gpu_has_free_event(c->gpu))
-                return 0;
-        do {
-                r = client_pump(c, deadline_ms);
-        } while (r == 0 && !gpu_has_free_event(c->gpu));
-        if (r == ZERO_EDEADLINE)
-                return client_fail(c, r,
-                                   "none of the %d events of cuda:%d became free: zerod has not "
-                                   "answered earlier releases and pushes",
-                                   ZERO_GPU_EVENTS, c->gpu->ordinal);
-        return r ? r : client_begin_aborted(c);
-}
-
-int client_record(struct zero_client *c, const struct zero_sync *sync, uint32_t *ret_event)
-{
-        uint32_t event = 0;
-        int r = 0;
-
-        if (sync && c->gpu && !c->lost) {
-                r = wait_for_event(c);
-                if (r)
-                        return r;
-                r = gpu_record(c->gpu, sync->stream, &event);
-        }
-        if (r)
-                return client_fail(c, ZERO_EGPU, "cuda:%d cannot record an event: %s",
-                                   c->gpu->ordinal, strerror(-r));
-        *ret_event = event;
         return 0;
 }
 

@@ -140,11 +140,13 @@ int client_pump(struct zero_client *c, int64_t deadline_ms);
 int64_t client_deadline(const struct zero_client *c);
 
 /*
- * Records an event for a request; *ret_event is how the request names it, 0 if there is nothing to
- * be ordered.  Waits while all events are named by requests that were not answered.
+ * Records an event for a request, which is what is for people; *ret_event is how the request names
+ * it, 0 if there is nothing to be ordered.  Waits while all events are named by requests that were
+ * not answered; and, where the daemon cannot open events, until this one is done: 0 then too.
  * CLIENT_LOST, or a status: an abort that came meanwhile too.
  */
-int client_record(struct zero_client *c, const struct zero_sync *sync, uint32_t *ret_event);
+int client_record(struct zero_client *c, const struct zero_sync *sync, const char *what,
+                  uint32_t *ret_event);
 /* Sends a request whose body is set; does not wait for the reply.  slot: of a push. */
 int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot);
 /* Sends and waits.  The reply is the client's, valid until its next call.  CLIENT_LOST, or a

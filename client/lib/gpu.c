@@ -166,6 +166,12 @@ int gpu_record(struct gpu *gpu, void *stream, uint32_t *ret_event)
         return 0;
 }
 
+int gpu_done(const struct gpu *gpu, uint32_t event)
+{
+        assert(event > 0 && event <= gpu->n_events);
+        return gpu->plugin->event_done(gpu->events[event - 1]);
+}
+
 void gpu_name(struct gpu *gpu, uint32_t event)
 {
         if (event == 0)

@@ -6,7 +6,8 @@
  * Events: made when the plugin is loaded, and known to the daemon by their handles from the
  * attach on.  An event is free until a request names it (gpu_name()), and again when that request
  * has been answered (gpu_answered()) or can be answered no more (gpu_forget()).  It is recorded
- * only while it is free.
+ * only while it is free.  Where the daemon cannot open them (no_events) no request names one: the
+ * client itself waits until the event is done.
  */
 #pragma once
 
@@ -23,6 +24,7 @@ struct gpu {
         void *events[ZERO_GPU_EVENTS];
         uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
         bool named[ZERO_GPU_EVENTS];
+        bool no_events; /* that the daemon could look at; set by each attach */
 };
 
 /* device: "cuda:N".  ZERO_EINVAL, ZERO_EGPU, ZERO_ENOMEM. */
@@ -40,6 +42,8 @@ bool gpu_has_free_event(const struct gpu *gpu);
  * index.  -errno.
  */
 int gpu_record(struct gpu *gpu, void *stream, uint32_t *ret_event);
+/* Whether the work behind the event, as messages name it, is done: 1, 0, -errno. */
+int gpu_done(const struct gpu *gpu, uint32_t event);
 /* A request names the event; 0: none. */
 void gpu_name(struct gpu *gpu, uint32_t event);
 /* ... and was answered; gpu may be NULL if it named none. */

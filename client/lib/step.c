@@ -2,6 +2,7 @@
 #include "client.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "proto/dtype.h"
@@ -97,10 +98,14 @@ int zero_prefetch(struct zero_client *client, uint32_t group)
 }
 
 /* For requests that are not waited for: if the daemon is lost there is nothing to be ordered. */
-static int record(struct zero_client *c, const struct zero_sync *sync, uint32_t *ret_event)
+static int record(struct zero_client *c, const struct zero_sync *sync, const char *what,
+                  uint32_t group, uint32_t *ret_event)
 {
-        int r = client_record(c, sync, ret_event);
+        char behind[ZERO_NAME_MAX + 40];
+        int r;
 
+        snprintf(behind, sizeof(behind), "the %s of group '%s'", what, group_name(c, group));
+        r = client_record(c, sync, behind, ret_event);
         return r == CLIENT_LOST ? 0 : r;
 }
 
@@ -120,7 +125,7 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
                                    "fetched, or released already",
                                    (unsigned)group, group_name(client, group));
         if (client->groups[group].held == 1)
-                r = record(client, sync, &release.event);
+                r = record(client, sync, "release", group, &release.event);
         if (r)
                 return r;
         if (--client->groups[group].held > 0)
@@ -275,7 +280,7 @@ int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present
         if (skip_accepted(client, group, last))
                 return 0;
         if (!push.empty)
-                r = record(client, sync, &push.event);
+                r = record(client, sync, "push", group, &push.event);
         return r ? r : send_push(client, group, &push);
 }
 
@@ -330,7 +335,8 @@ static int ask_step(struct zero_client *c, const struct zero_step *step,
         Zero__StepParams params = ZERO__STEP_PARAMS__INIT;
         Zero__Step message = ZERO__STEP__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
-        int r = client_go_on(c, client_record(c, step->sync, &message.event));
+        int r = client_go_on(c,
+                             client_record(c, step->sync, "the end of the step", &message.event));
 
         if (r)
                 return r;

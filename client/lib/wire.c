@@ -203,6 +203,14 @@ int wire_wait(struct wire *w, int interrupt_fd, int64_t deadline_ms)
         return wait_for(p, deadline_ms);
 }
 
+int wire_nap(int interrupt_fd, int64_t us)
+{
+        const struct timespec t = { .tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000 };
+        struct pollfd p = { .fd = interrupt_fd, .events = POLLIN };
+
+        return ppoll(&p, 1, &t, NULL) > 0 ? -ECANCELED : 0;
+}
+
 int wire_sleep(int interrupt_fd, int64_t until_ms)
 {
         struct pollfd p[2] = { { .fd = -1 }, { .fd = interrupt_fd, .events = POLLIN } };

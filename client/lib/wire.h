@@ -1,6 +1,6 @@
 /*
  * Frames and descriptors over one unix stream socket.  Knows nothing of what the
- * frames mean.  Only wire_wait() and wire_sleep() block.
+ * frames mean.  Only wire_wait(), wire_sleep() and wire_nap() block.
  *
  * Descriptors are kept only while the owner expects some; any other is closed at
  * once, so that a peer cannot fill the process's descriptor table.
@@ -51,5 +51,7 @@ int wire_next(struct wire *w, const uint8_t **ret_payload, size_t *ret_size);
 int wire_wait(struct wire *w, int interrupt_fd, int64_t deadline_ms);
 /* Until then.  0, -ECANCELED: interrupt_fd can be read. */
 int wire_sleep(int interrupt_fd, int64_t until_ms);
+/* For so many microseconds at most.  As wire_sleep(). */
+int wire_nap(int interrupt_fd, int64_t us);
 /* Milliseconds of the monotonic clock. */
 int64_t wire_now(void);

@@ -110,7 +110,9 @@ void gpu_buffer_free(void *buffer);
 /* ---- events of trainers ---- */
 
 /*
- * Opens a rank's events (at most ZERO_GPU_EVENTS).  ZERO_EINVAL: a handle is none.
+ * Opens a rank's events (at most ZERO_GPU_EVENTS).  *ret is NULL where the driver does not let this
+ * process: they are those of another user, or made with another /dev/shm, or no events at all.
+ * ZERO_EINVAL: too many.
  */
 struct gpu_events;
 int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,

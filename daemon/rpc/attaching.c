@@ -79,6 +79,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         attach.push_bytes = reply_pass(&rank->window->gpu_slots, &attach.push_handle, fds, &n);
         attach.gather_bytes = reply_pass(gather, &attach.gather_handle, fds, &n);
         attach.serve_bytes = reply_pass(serve, &attach.serve_handle, fds, &n);
+        attach.no_events = rank->no_events;
         reply->body_case = ZERO__REPLY__BODY_ATTACH;
         reply->attach = &attach;
         session_reply(s, reply, fds, n);

@@ -144,6 +144,7 @@ static json_t *report_sessions(const struct job *job)
                 json_object_set_new(s, "rank", number(r));
                 json_object_set_new(s, "pid", number(rank->pid));
                 json_object_set_new(s, "held", number(rank->held));
+                json_object_set_new(s, "no_events", json_boolean(rank->no_events));
                 json_object_set_new(
                         s, "push_window",
                         number(rank->window->segment.bytes + rank->window->gpu_slots.bytes));

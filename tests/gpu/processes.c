@@ -136,6 +136,20 @@ static void use_window(const struct gpu *gpu, void *window, void *event)
         free(host);
 }
 
+/* As libzero does where the daemon cannot open the event. */
+static void wait_itself(const struct gpu *gpu, void *event)
+{
+        int64_t deadline = now_ms() + DEADLINE_MS;
+        int r;
+
+        while ((r = gpu->client->event_done(event)) == 0) {
+                if (now_ms() > deadline)
+                        die("the event did not come to the trainer that recorded it");
+                nap();
+        }
+        must(r, "an event of the trainer's own");
+}
+
 _Noreturn static void trainer(struct gpu gpu, int socket, int kind)
 {
         struct hello hello;
@@ -159,6 +173,8 @@ _Noreturn static void trainer(struct gpu gpu, int socket, int kind)
         if (fd >= 0)
                 close(fd);
         use_window(&gpu, window, event);
+        if (kind == OTHER)
+                wait_itself(&gpu, event);
         say(socket, "", 1, -1);
         scratch = gpu_new(&gpu, BYTES);
         while (kind == KILLED) {
@@ -322,19 +338,21 @@ _Noreturn static void serve_other_user(struct gpu gpu)
         gpu_start(&gpu);
         share = window_of_ones(&gpu);
         event = offer_window(&gpu, &c, &share);
+        all_bytes(&gpu, share.memory, BYTES, 2);
         if (event)
                 look(&gpu, event);
         say(c.socket, "", 1, -1);
         if (end(&c) != 0)
                 die("the trainer of another user failed");
         printf("a trainer of another user sees the window; its events %s\n",
-               event ? "can be opened" : "CANNOT BE OPENED");
+               event ? "can be opened" : "cannot be opened: it has to wait for its GPU itself");
         exit(EXIT_SUCCESS);
 }
 
 /*
  * What a daemon shares with a trainer of another user is for the driver to say: a window goes by
- * its descriptor, an event perhaps by a file of its user's.  Told, and not required.
+ * its descriptor, an event perhaps by a file of its user's.  Told, and not required: a trainer
+ * whose events cannot be opened waits itself.
  */
 static void check_other_user(const struct gpu *gpu)
 {

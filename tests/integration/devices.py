@@ -6,8 +6,10 @@ host memory.  gpu_windows.py has what only the fake one can show.
 """
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 REAL = os.environ.get("ZEROD_TEST_CUDA_PLUGIN")  # harness.py removes it
@@ -15,6 +17,7 @@ from cluster import SETS, SLOW, Cluster, Tools, finish_all, small_layout, spawn,
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 GPU = "cuda:0"
+NOBODY = 65534
 STEPS = 8
 TRAIN = {"steps": STEPS, "micro_batches": 2, "clip": 0.5, "sets": SETS, "seed": 3}
 LATE_MS = 100   # behind a push that a daemon would read at once
@@ -104,6 +107,26 @@ def a_gradient_is_read_when_its_event_is_done():
             a.do("fetch", group=0)
             hashes.append(a.do("view", group=0)["hash"])
     assert hashes[0] == hashes[1]
+
+
+@case
+def a_trainer_of_another_user():
+    """Whether or not the driver lets the daemon open that one's events."""
+    if os.getuid():
+        raise Skip("another user needs root")
+    wanted = outcome([0], "fp32", {"stage": 3})
+    with gpus() as c, tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        os.environ["ZEROD_CUDA_PLUGIN"] = shutil.copy(os.environ["ZEROD_CUDA_PLUGIN"], directory)
+        a = c.actor()
+        a.do("user", uid=NOBODY)
+        a.do("connect", job="bits", rank=0, world=1, local=1, timeout_ms=60000 * SLOW)
+        a.do("layout", groups=small_layout("fp32", blocks=3, width=200))
+        a.do("attach", hold=2, push=2, grad="fp32", device=GPU)
+        session, = c[0].job("bits")["sessions"]
+        print("events of another user", "cannot be opened" if session["no_events"] else "can be opened")
+        seen = a.do("train", **TRAIN, stage=3)
+        assert (c.checksum("bits")["planes"], seen["hash"]) == wanted
 
 
 @case

@@ -332,7 +332,7 @@ def raw_attach(c, gpu=b"", events=()):
 def what_no_client_would_say():
     with gpus() as c:
         event = Event()
-        for gpu, events in ((b"abc", ()), (GPU_0, [b"short"]), (GPU_0, [bytes(64)]), (GPU_0, [event.handle] * 65),
+        for gpu, events in ((b"abc", ()), (GPU_0, [b"short"]), (GPU_0, [event.handle] * 65),
                             (b"", [event.handle]), (b"?" * 16, [event.handle])):
             (status, text, _), raw = raw_attach(c, gpu, events)
             assert status != wire.OK and text, (gpu, events)
@@ -349,6 +349,11 @@ def what_no_client_would_say():
         until(lambda: not raw_is_silent(raw), what="a refusal: waits have a quota")
         raw.close()
         until(lambda: memory_of_gpu(c[0]) == 0, what="the end of the windows")
+        (status, text, _), raw = raw_attach(c, GPU_0, [event.handle, bytes(64)])  # then it has none
+        assert status == wire.OK, text
+        status, text, _ = raw.ask("push", {1: 1, 2: 1, 4: 0, 8: 1})
+        assert status != wire.OK and "without events" in text, (status, text)
+        raw.close()
         train(c.ranks("other", LAYOUTS["fp32"], [0], hold=2, push=2, device="cuda:0"), 2)
 
 

@@ -5,14 +5,15 @@
  * {"do": "attach", "device": "cuda:0"}: as zero_needs.device.  From then on the actor's views and
  * gradients are copies of its own; a fetch copies a group down, a push copies it up.  Release,
  * push and step name the stream of these copies, unless they say "sync": false.
- * {"do": "push", "late": MS} writes the gradient only so long after the push: a daemon that does
- * not wait for the event has read what was there before.
+ * {"do": "push", "late": MS} writes the gradient only so long after the push was begun: who does
+ * not wait for the event has the daemon read what was there before.
  *
  * The copies go through the plugin that libzero has loaded.
  */
 #include "actor.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,7 @@
 struct actor_gpu {
         const struct zero_cuda_plugin *plugin;
         struct zero_sync sync;
+        int ordinal;
         uint32_t n;
         uint8_t **views, **grads; /* [group], in host memory; NULL: none yet */
         void **memory;            /* [group], of zero_grad() */
@@ -91,7 +93,8 @@ void actor_gpu_open(struct actor *actor, const char *device)
         gpu->memory = calloc(gpu->n + 1, sizeof *gpu->memory);
         if (!gpu->views || !gpu->grads || !gpu->memory)
                 abort();
-        must(gpu->plugin->use(atoi(device + strlen("cuda:"))), device);
+        gpu->ordinal = atoi(device + strlen("cuda:"));
+        must(gpu->plugin->use(gpu->ordinal), device);
         must(gpu->plugin->stream_new(&gpu->sync.stream), "a stream");
         actor->gpu = gpu;
 }
@@ -164,20 +167,38 @@ static void bring_up(const struct actor *actor, uint32_t group)
              group_bytes(actor, group, actor->grad_dtype));
 }
 
+struct late {
+        pthread_t thread;
+        const struct actor *actor;
+        uint32_t group;
+        uint64_t ms;
+};
+
+static void *bring_up_late(void *arg)
+{
+        const struct late *late = arg;
+
+        usleep((useconds_t)(late->ms * 1000));
+        must(late->actor->gpu->plugin->use(late->actor->gpu->ordinal), "the GPU of another thread");
+        bring_up(late->actor, late->group);
+        return NULL;
+}
+
 int actor_push(struct actor *actor, uint32_t group, const uint8_t *present, bool last,
                const json_t *command)
 {
-        uint64_t late = field_count(command, "late", 0);
+        struct late late = { .actor = actor, .group = group };
         bool written = actor->gpu && group < actor->gpu->n && actor->gpu->memory[group];
         int r;
 
-        if (written && !late)
+        late.ms = written ? field_count(command, "late", 0) : 0;
+        if (late.ms)
+                must(-pthread_create(&late.thread, NULL, bring_up_late, &late), "a thread");
+        else if (written)
                 bring_up(actor, group);
         r = zero_push(actor->client, group, present, last, actor_sync(actor, command));
-        if (late)
-                usleep((useconds_t)(late * 1000));
-        if (written && late)
-                bring_up(actor, group);
+        if (late.ms)
+                pthread_join(late.thread, NULL);
         if (written)
                 actor->gpu->memory[group] = NULL;
         return r;

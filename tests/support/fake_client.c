@@ -86,6 +86,10 @@ int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event)
         struct event *e;
 
         fake_off_loop("event_open");
+        if (fd >= 0 && fake_setting("FAKE_GPU_NO_EVENTS", 0)) {
+                close(fd);
+                return -EIO; /* as CUDA says it */
+        }
         if (fd < 0)
                 return fd;
         r = event_map(fd, &e);
@@ -239,6 +243,7 @@ const struct zero_gpu_client *zero_gpu_client(void)
                 .unmap = client_unmap,
                 .event_new = client_event_new,
                 .event_record = client_event_record,
+                .event_done = fake_event_done,
                 .event_free = fake_event_free,
         };
 

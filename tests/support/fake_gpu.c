@@ -14,6 +14,7 @@
  *   FAKE_GPU_HANDLES=1  memory is exported by handle, not by descriptor
  *   FAKE_GPU_ALONE=1    it is not exported at all
  *   FAKE_GPU_DELAY_MS=N an event is done only that long after this process has recorded it
+ *   FAKE_GPU_NO_EVENTS=1  the daemon cannot open an event of a trainer's
  *   FAKE_GPU_FAULT=N    the N-th wait for a stream says that the GPU has failed, and so does
  *                             everything from there on
  *   FAKE_GPU_USE=N      using a GPU fails with errno N

@@ -196,7 +196,8 @@ class Client(Conversation):
     def release(self, group: int, stream: int | None = None) -> None:
         """Ends one fetch().  stream: a cudaStream_t of attach()'s device, 0 for the default one:
         the group counts as released when all that is on the stream now is done; None: at once.
-        Raises NotHeld, Gpu."""
+        Does not wait for the stream, unless the daemon cannot look at this process's events
+        (zero.h, struct zero_sync).  Raises NotHeld, Gpu."""
         self._call(self._library.zero_release, self._group(group), _sync(stream))
 
     def grad(self, group: int) -> int:
@@ -217,8 +218,8 @@ class Client(Conversation):
     ) -> None:
         """Hands the gradient over; does not wait.  present: one byte for each tensor of the group,
         0 for one without a gradient in this step; None: all have one.  last is False while more
-        micro-batches of this step follow.  stream: as in release(): the gradient is read when all
-        that is on it now is done.  A refusal comes from a later call."""
+        micro-batches of this step follow.  stream: as in release(), waiting too: the gradient is
+        read when all that is on it now is done.  A refusal comes from a later call."""
         group = self._group(group)
         if present is not None:
             present = memoryview(present).tobytes()

@@ -9,18 +9,6 @@ struct gpu_events {
         void *event[];
 };
 
-static int refuse(uint32_t index, int r, struct fault *fault)
-{
-        if (r == -ENOMEM)
-                return fault_set(fault, ZERO_ENOMEM, "out of memory for events");
-        return fault_set(fault, ZERO_EINVAL,
-                         "handle %u of the rank's events cannot be opened: it is not that of an "
-                         "event for other processes (cudaEventInterprocess), or the trainer has "
-                         "another /dev/shm than the daemon, as in containers with IPC namespaces "
-                         "of their own: give them one",
-                         index);
-}
-
 /* A trainer that fills its GPU, or has it to itself, is no fault of the GPU. */
 static int use(uint32_t gpu, struct fault *fault)
 {
@@ -61,11 +49,12 @@ int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uin
         }
         while (e->n < n && (r = gpu_plugin->event_open(handles[e->n], &e->event[e->n])) == 0)
                 e->n++;
-        if (r) {
-                r = refuse(e->n, r, fault);
+        if (r) { /* whatever CUDA calls it, but for want of memory */
                 gpu_events_close(e);
-                return r;
+                e = NULL;
         }
+        if (r == -ENOMEM)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory for events");
         *ret = e;
         return 0;
 }

@@ -43,7 +43,7 @@ void rank_admitted(struct rank *rank);
  */
 typedef void rank_made(struct rank *rank, int status, const char *text);
 
-/* Opens rank->gpu_events; -ENOMEM. */
+/* Opens rank->gpu_events, or sets rank->no_events; -ENOMEM. */
 int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                      rank_made *made);
 /* Makes rank->window and room in rank->gather, both on the rank's GPU; -ENOMEM. */

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
 #include "daemon/device/gpu.h"
 #include "daemon/exchange/disk.h"
 #include "daemon/exchange/gpu/window.h"
@@ -79,11 +80,23 @@ static void events_run(struct disk_job *disk)
                                     m->n_handles, &m->events, &m->fault);
 }
 
+static void tell_no_events(const struct rank *rank)
+{
+        log_info("job %s: rank %u (process %u of user %u) waits for its GPU itself at each release "
+                 "and push, which costs it time: CUDA does not let this process open its events; "
+                 "run zerod and trainers as one user, with one /dev/shm (in containers: one IPC "
+                 "namespace)",
+                 rank->job_name, rank->rank, rank->pid, rank->needs.uid);
+}
+
 static void events_done(struct disk_job *disk)
 {
         struct making *m = CONTAINER_OF(disk, struct making, disk);
 
         m->rank->gpu_events = m->events;
+        m->rank->no_events = m->status == 0 && !m->events;
+        if (m->rank->no_events)
+                tell_no_events(m->rank);
         making_end(m);
 }
 

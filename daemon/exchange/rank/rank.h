@@ -89,6 +89,7 @@ struct rank {
         struct making *making;         /* something is made for it on its GPU (making.c) */
         bool rejoin;                   /* ... and then it is to join again */
         struct gpu_events *gpu_events; /* NULL: it has none */
+        bool no_events;                /* ... for they cannot be opened: it waits itself */
         bool admitted;                 /* attaching has succeeded */
         bool unaware;                  /* of an abort: some holds may be PAST */
         uint64_t session;              /* its number on this node */

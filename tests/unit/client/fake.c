@@ -362,6 +362,7 @@ static void tell(const struct fake *f, Zero__AttachReply *ret)
         ret->push_bytes = f->push_bytes;
         ret->gather_bytes = f->gather_bytes;
         ret->serve_bytes = FAKE_SERVE;
+        ret->no_events = job->no_events;
         ret->last = (Zero__StepReply *)job->last;
         ret->last_attempt = job->last_attempt;
         ret->accepted = (uint32_t *)job->accepted;

@@ -52,6 +52,7 @@ struct fake_job {
         const void *blob;
         size_t blob_bytes;
         size_t gather_bytes; /* 0: none */
+        bool no_events;
 };
 
 struct fake {

@@ -250,6 +250,10 @@ Test(runtime, records_an_event_on_its_own_gpu)
         cr_assert_eq(cuda_event_new(GPU, handle, &event), 0);
         cr_assert_eq(cuda_event_record(event, NULL), 0);
         cr_assert_eq(cuda_event_record(event, stream), 0);
+        fake.event_pending = true;
+        cr_assert_eq(cuda_event_done(event), 0);
+        fake.event_pending = false;
+        cr_assert_eq(cuda_event_done(event), 1);
         cr_assert_eq(fake_current(), FAKE_NO_CONTEXT);
         cuda_event_free(event);
         cr_assert_eq(fake.begun, 1U << GPU, "another GPU was touched");

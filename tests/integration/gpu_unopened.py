@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Events that the driver does not let the daemon open, as those of another user: trainers wait for their GPU themselves,
+to the same bits, and no longer than their deadline."""
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, expect, finish_all, push_all, until  # noqa: E402
+from fake_gpu import environment  # noqa: E402
+from gpu_ranks import DEADLINE_MS, GROUPS, LAYOUTS, PLACEMENTS, attach, gpus, in_host_memory, outcome  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+
+UNOPENED = {"FAKE_GPU_NO_EVENTS": 1}
+NEVER = 3600000
+LATE_MS = 100   # behind a push that a daemon would read at once
+DONE_MS = 4000  # by then it is written
+
+
+@case
+def same_bits_from_a_slow_gpu():
+    expected = in_host_memory("four_ranks", "fp32")
+    with environment(FAKE_GPU_DELAY_MS=7), gpus(2, UNOPENED) as c:
+        assert outcome(c, attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"])) == expected
+
+
+@case
+def it_is_told():
+    """Once a rank in the log, with what to do, and by zeroctl while the rank is there."""
+    with gpus(1, UNOPENED) as c:
+        attach(c, [0, 0], LAYOUTS["fp32"])
+        assert [s["no_events"] for s in c[0].job("job")["sessions"]] == [True, True]
+        assert "waits for its GPU itself" in c[0].ctl_run("status").stdout
+        for rank in (0, 1):
+            assert c[0].log().count(f"job job: rank {rank} (process") == 1, c[0].log()
+        assert "run zerod and trainers as one user" in c[0].log()
+    with gpus() as c:
+        attach(c, [0], LAYOUTS["fp32"])
+        assert [s["no_events"] for s in c[0].job("job")["sessions"]] == [False]
+
+
+@cases_of(["release", "push", "step"])
+def nothing_counts_before_the_work_behind_it(what):
+    delay = 0.7
+    with gpus(1, UNOPENED) as c, environment(FAKE_GPU_DELAY_MS=int(1000 * delay)):
+        a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
+        a.do("fetch", group=1)
+        begin = time.monotonic()
+        if what == "release":
+            a.do("release", group=1)
+        elif what == "push":
+            push_all(a, 1)
+        else:
+            a.do("step", sets=SETS)
+        assert time.monotonic() - begin >= delay, f"the {what} did not wait for the GPU"
+
+
+@case
+def a_gradient_is_read_when_it_is_written():
+    """It is written behind the push: a trainer that does not wait has what was there before added up."""
+    sums = []
+    for late in (0, LATE_MS):
+        with gpus(1, UNOPENED) as c:
+            with environment(FAKE_GPU_DELAY_MS=DONE_MS if late else 0):
+                a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
+            a.do("grad", group=1, seed=5, step=0)
+            a.do("push", group=1, late=late)
+            a.do("step", sets=SETS, sync=False)
+            sums.append(c.checksum("job")["planes"])
+    assert sums[0] == sums[1]
+
+
+@cases_of(["release", "push", "step"])
+def work_that_does_not_end_is_named(what):
+    """By the trainer's own deadline; the call may be made again, and the others wait for that rank."""
+    with gpus(1, UNOPENED) as c:
+        with environment(FAKE_GPU_DELAY_MS=NEVER):
+            stuck = c.caller("job", LAYOUTS["fp32"], [0, 0], 0, timeout_ms=DEADLINE_MS)
+        rest = c.caller("job", LAYOUTS["fp32"], [0, 0], 1)
+        for a in (stuck, rest):
+            finish_all([a]), finish_all([a])
+            a.start("attach", hold=2, push=2, device="cuda:0")
+        finish_all([stuck, rest])
+        stuck.do("fetch", group=2)
+        stuck.do("grad", group=2)
+        rest.start("train", steps=1, sets=SETS, patient=True)
+        more = {"sets": SETS} if what == "step" else {"group": 2}
+        name = "the end of the step" if what == "step" else f"the {what} of group 'block1'"
+        for _ in range(2):
+            stuck.start(what, **more)
+            expect(stuck.finish(), "EDEADLINE", f"the GPU work behind {name} was not done")
+        assert not rest.ready(), "the step ended without rank 0"
+        until(lambda: steps(stuck), what="the end of the step")
+        finish_all([rest])
+
+
+def steps(a):
+    a.start("step", sets=SETS, sync=False)
+    reply = a.finish()
+    assert reply["status"] in ("OK", "EDEADLINE"), reply
+    return reply["status"] == "OK"
+
+
+if __name__ == "__main__":
+    main()
