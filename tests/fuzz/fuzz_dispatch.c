@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/device/gpu.h"
 #include "daemon/exchange/moving/view.h"
 #include "daemon/fabric/fabric_inproc.h"
 #include "daemon/rpc/session.h"
@@ -107,7 +108,8 @@ static void node_describe(void)
         node.x = (struct exchange){ .loop = &node.loop,
                                     .conf = &node.conf,
                                     .cluster = &node.cluster,
-                                    .ops = device_host(NULL) };
+                                    .ops = device_host(NULL),
+                                    .part_bytes = GPU_BUFFER };
 }
 
 static void node_start(void)
