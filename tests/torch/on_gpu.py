@@ -12,6 +12,8 @@ REAL = os.environ.get("ZEROD_TEST_CUDA_PLUGIN")  # harness.py removes it
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
+from cluster import Cluster  # noqa: E402
+from fake_gpu import environment  # noqa: E402
 from harness import Skip, case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
@@ -80,8 +82,8 @@ def sharded(rank, world, stage, options, slow=False, moved=False, apart=False):
     return [float(loss) for loss in losses]
 
 
-def mean_of(world, stage, options, **more):
-    runs = ranks.run(lambda rank: sharded(rank, world, stage, options, **more), world, ranks.shared(1))
+def mean_of(world, stage, options, cluster=None, **more):
+    runs = ranks.run(lambda rank: sharded(rank, world, stage, options, **more), world, cluster or ranks.shared(1))
     return [sum(values) / world for values in zip(*runs)]
 
 
@@ -119,6 +121,17 @@ def ranks_on_a_gpu_each_learn_the_same():
 def a_gpu_that_is_behind_computes_the_same():
     """Copies and kernels that run after the calls that name their events."""
     same(mean_of(2, 3, {}, slow=True), mean_of(2, 3, {}))
+
+
+@case
+def a_gpu_that_its_trainers_wait_for_computes_the_same():
+    """The driver does not let the daemon open their events, as if they were another user's."""
+    if REAL:
+        raise Skip("the fake GPU alone has a switch for that")
+    wanted = mean_of(2, 3, {})
+    with environment(FAKE_GPU_NO_EVENTS=1), Cluster(1) as c:
+        same(mean_of(2, 3, {}, c, slow=True), wanted)
+        assert "waits for its GPU itself" in c[0].log()
 
 
 def on_a_stream(_):
