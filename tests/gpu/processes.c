@@ -346,6 +346,9 @@ _Noreturn static void serve_other_user(struct gpu gpu)
                 die("the trainer of another user failed");
         printf("a trainer of another user sees the window; its events %s\n",
                event ? "can be opened" : "cannot be opened: it has to wait for its GPU itself");
+        if (event)
+                gpu.ops->event_free(event);
+        gpu.ops->share_free(&share);
         exit(EXIT_SUCCESS);
 }
 
