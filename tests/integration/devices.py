@@ -115,7 +115,8 @@ def a_trainer_of_another_user():
     if os.getuid():
         raise Skip("another user needs root")
     wanted = outcome([0], "fp32", {"stage": 3})
-    with gpus() as c, tempfile.TemporaryDirectory() as directory:
+    # where that user comes to, and programs may be run from: neither is sure of $TMPDIR or the build tree
+    with gpus() as c, tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chmod(directory, 0o755)
         os.environ["ZEROD_CUDA_PLUGIN"] = shutil.copy(os.environ["ZEROD_CUDA_PLUGIN"], directory)
         a = c.actor()
