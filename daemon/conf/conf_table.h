@@ -87,8 +87,8 @@
           "The plugin by which GPUs are used, zerod-cuda.so. Empty: where it is installed.")                                                                      \
         S("Computing", gpu_collectives, CHOICE, "auto|nccl|copies", "auto", 16,                    \
           "How bytes go between several GPUs of this node. auto: by NCCL where libnccl.so.2 is "   \
-          "found, else copied from GPU to GPU; nccl: no start without it; copies: it is not "      \
-          "loaded. All give the same bits.")                                                       \
+          "found, else copied from GPU to GPU; nccl: no start without it where there are several " \
+          "GPUs; copies: it is not loaded. All give the same bits.")                                                       \
         S("Computing", optimizer, CHOICE, "host|device", "host", 16,                               \
           "Where master weights, moments and gradients live, and AdamW runs. host: state files in " \
           "state_dir, which outlive a crash of the daemon. device: the memory of this node's "     \

@@ -309,10 +309,15 @@ bool collective_broadcast(const struct place *places, uint32_t n_places, size_t 
 /* One that has all GPUs, so that what will not work is told before anybody counts on it. */
 static int make_now(struct fault *fault)
 {
-        int r = comm_for(gpus_count() < 64 ? (UINT64_C(1) << gpus_count()) - 1 : UINT64_MAX);
+        uint64_t all = 0;
+        int r = 0;
 
-        if (r == 0)
-                return 0;
+        for (uint32_t i = 0; i < gpus_count() && r == 0; i++) {
+                all |= UINT64_C(1) << i;
+                r = gpu_usable(i, fault);
+        }
+        if (r || comm_for(all) == 0)
+                return r;
         fault_set(fault, ZERO_EGPU,
                   "gpu_collectives = nccl: there can be no communicator: %.300s; the option's "
                   "default copies then",

@@ -34,6 +34,9 @@ void gpu_ops_open(const struct device_ops *host);
 int gpu_ordinal(uint32_t gpu);
 /* Ends the process unless r is 0: the GPU cannot go on with `what`. */
 void gpu_must(uint32_t gpu, const char *what, int r);
+/* Chooses the GPU, as gpu_use().  ZERO_ENOMEM, ZERO_EGPU: others leave this process no part of it,
+ * which is no fault of the GPU. */
+int gpu_usable(uint32_t gpu, struct fault *fault);
 /* All memory was given back. */
 bool gpu_memory_empty(void);
 void gpu_memory_reset(void);

@@ -9,27 +9,6 @@ struct gpu_events {
         void *event[];
 };
 
-/* A trainer that fills its GPU, or has it to itself, is no fault of the GPU. */
-static int use(uint32_t gpu, struct fault *fault)
-{
-        int r = gpu_use(gpu);
-
-        if (r == -ENOMEM)
-                return fault_set(
-                        fault, ZERO_ENOMEM,
-                        "GPU %u (%s) has no memory left for the daemon to use it: leave it "
-                        "some hundred MiB",
-                        gpu, gpu_info(gpu)->name);
-        if (r == -EBUSY)
-                return fault_set(fault, ZERO_EGPU,
-                                 "GPU %u (%s) lets one process use it at a time: set its compute "
-                                 "mode to the default (nvidia-smi -c 0), so that trainers and "
-                                 "daemon share it",
-                                 gpu, gpu_info(gpu)->name);
-        gpu_must(gpu, "it cannot be used", r);
-        return 0;
-}
-
 int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                     struct gpu_events **ret, struct fault *fault)
 {
@@ -42,7 +21,7 @@ int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uin
         e = calloc(1, sizeof *e + n * sizeof e->event[0]);
         if (!e)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = use(gpu, fault);
+        r = gpu_usable(gpu, fault);
         if (r) {
                 gpu_events_close(e);
                 return r;

@@ -251,13 +251,11 @@ static int refuse(const struct given *g, struct fault *fault)
                          (double)left / 0x1p20, (double)total / 0x1p20);
 }
 
+/* The GPU is in use. */
 static int driver_gives(struct given *g)
 {
         uint64_t bytes = g->share.bytes;
-        int r = gpu_use(g->gpu);
 
-        if (r)
-                return r;
         return g->shared ? gpu_plugin->share_new(bytes, &g->share)
                          : gpu_plugin->alloc(bytes, &g->share.memory);
 }
@@ -298,8 +296,11 @@ static int given_new(uint32_t gpu, uint64_t bytes, const char *what, bool shared
                      const struct given **ret, struct fault *fault)
 {
         CLEANUP(cleanup_free) struct given *g = given_alloc(gpu, bytes, what, shared);
-        int r = g ? driver_gives(g) : 0;
+        int r = gpu_usable(gpu, fault);
 
+        if (r)
+                return r;
+        r = g ? driver_gives(g) : 0;
         if (r == -ENOMEM) { /* what was given back will be there */
                 gpu_chores_wait();
                 r = driver_gives(g);

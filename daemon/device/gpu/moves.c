@@ -28,7 +28,7 @@ size_t operands_fit(const struct operand *operands, uint32_t n, enum staged_in i
         return staged ? (bytes - staged * ALIGN) / width / CHUNK_UNIT * CHUNK_UNIT : SIZE_MAX;
 }
 
-void operands_lay_out(struct operand *operands, uint32_t n, enum staged_in in, size_t chunk)
+size_t operands_lay_out(struct operand *operands, uint32_t n, enum staged_in in, size_t chunk)
 {
         size_t at = 0;
 
@@ -40,6 +40,7 @@ void operands_lay_out(struct operand *operands, uint32_t n, enum staged_in in, s
                 o->at = at;
                 at += (chunk * o->width + ALIGN - 1) / ALIGN * ALIGN;
         }
+        return at;
 }
 
 uint32_t operands_moves(const struct operand *operands, uint32_t n, uint8_t *buffer, uint32_t gpu,

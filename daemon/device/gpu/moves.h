@@ -47,8 +47,8 @@ struct operand {
 /* Elements of a chunk, so that those that are staged in one memory fit side by side into so many
  * bytes of it; SIZE_MAX: none is. */
 size_t operands_fit(const struct operand *operands, uint32_t n, enum staged_in in, size_t bytes);
-/* Gives those their places. */
-void operands_lay_out(struct operand *operands, uint32_t n, enum staged_in in, size_t chunk);
+/* Gives those their places; the bytes that they take. */
+size_t operands_lay_out(struct operand *operands, uint32_t n, enum staged_in in, size_t chunk);
 /* What of elements first... of the inputs on other GPUs is to come into that GPU's buffer. */
 uint32_t operands_moves(const struct operand *operands, uint32_t n, uint8_t *buffer, uint32_t gpu,
                         size_t first, size_t elements, struct move *ret);

@@ -153,6 +153,26 @@ int gpu_use(uint32_t gpu)
         return gpu_plugin->use(gpu_ordinal(gpu));
 }
 
+int gpu_usable(uint32_t gpu, struct fault *fault)
+{
+        int r = gpu_use(gpu);
+
+        if (r == -ENOMEM)
+                return fault_set(
+                        fault, ZERO_ENOMEM,
+                        "GPU %u (%s) has no memory left for the daemon to use it: leave it "
+                        "some hundred MiB",
+                        gpu, gpu_info(gpu)->name);
+        if (r == -EBUSY)
+                return fault_set(fault, ZERO_EGPU,
+                                 "GPU %u (%s) lets one process use it at a time: set its compute "
+                                 "mode to the default (nvidia-smi -c 0), so that trainers and "
+                                 "daemon share it",
+                                 gpu, gpu_info(gpu)->name);
+        gpu_must(gpu, "it cannot be used", r);
+        return 0;
+}
+
 void gpu_must(uint32_t gpu, const char *what, int r)
 {
         if (r == 0)

@@ -97,8 +97,9 @@ static bool lay_out(struct plan *p)
         p->peers = peers != SIZE_MAX;
         p->chunk = pinned < peers ? pinned : peers;
         assert(p->chunk > 0);
-        operands_lay_out(s->operands, n, STAGED_PINNED, p->chunk);
-        operands_lay_out(s->operands, n, STAGED_PEERS, p->chunk);
+        pinned = operands_lay_out(s->operands, n, STAGED_PINNED, p->chunk);
+        peers = operands_lay_out(s->operands, n, STAGED_PEERS, p->chunk);
+        assert(pinned <= LANE_BYTES && peers <= LANE_PEERS);
         return true;
 }
 

@@ -362,6 +362,7 @@ static void cannot_be_used(int error, int status, const char *words)
 {
         const uint8_t(*none)[ZERO_GPU_HANDLE] = NULL;
         struct gpu_events *e = NULL;
+        void *memory = NULL;
         char number[12];
 
         snprintf(number, sizeof number, "%d", error);
@@ -369,6 +370,10 @@ static void cannot_be_used(int error, int status, const char *words)
         cr_assert_eq(gpu_events_open(0, none, 0, &e, &fault), status);
         cr_assert_not_null(strstr(fault.text, words), "%s", fault.text);
         cr_assert_null(e);
+        fault.text[0] = 0;
+        cr_assert_eq(gpu_alloc(0, 1, "a test", &memory, &fault), status);
+        cr_assert_not_null(strstr(fault.text, words), "%s", fault.text);
+        cr_assert_null(memory);
         unsetenv("FAKE_GPU_USE");
 }
 

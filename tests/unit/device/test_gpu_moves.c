@@ -156,7 +156,8 @@ Test(moves, several_owners_sum_what_lies_on_all_gpus)
         for (uint32_t owner = 0; owner < OWNERS; owner++) {
                 operands_of(&node, owner, operands[owner]);
                 chunk = operands_fit(operands[owner], 1 + RANKS, STAGED_PEERS, BUFFER);
-                operands_lay_out(operands[owner], 1 + RANKS, STAGED_PEERS, chunk);
+                cr_assert_leq(operands_lay_out(operands[owner], 1 + RANKS, STAGED_PEERS, chunk),
+                              BUFFER);
                 for (uint32_t i = 0; i <= RANKS; i++)
                         if (operands[owner][i].staged) {
                                 cr_assert_eq(operands[owner][i].at % 64, 0);
