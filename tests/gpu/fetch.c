@@ -4,7 +4,8 @@
  * How long a fetch takes: one rank, a group of each size.  In turn with each fetch of a new version
  * it times what a fetch cannot be faster than: for a mapped group a round trip over a unix socket,
  * for a gathered one also a copy within the GPU.  DEVICE as in struct zero_needs; "-": host memory,
- * and copies there.  HOW: "mapped", which is what has one owner, on this node, or how it is gathered.
+ * and copies there.  HOW: "mapped", which is what has one owner, on this node, or how it is
+ * gathered.
  *
  * A line of JSON a figure.  The ratio is the limit's time over the fetch's: 1 is as fast as can be.
  */

@@ -104,9 +104,7 @@ static void check_update(struct run *r, enum zero_dtype serve)
         host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, t[P].host,
                               t[M].host, t[V].host);
         host_scalar_ops.serve(serve, t[SERVE].host, t[P].host, r->n);
-        update.p = update.out_p = t[P].gpu;
-        update.m = update.out_m = t[M].gpu;
-        update.v = update.out_v = t[V].gpu;
+        update_in_place(&update, t);
         update.grad[0] = t[GRAD].gpu;
         update.k = 1;
         update.from = update.wire = ZERO_FP32;
@@ -146,9 +144,7 @@ static void check_fused_of(struct run *r, enum zero_dtype wire, enum zero_dtype 
         host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, t[P].host,
                               t[M].host, t[V].host);
         host_scalar_ops.serve(ZERO_BF16, t[SERVE].host, t[P].host, r->n);
-        update.p = update.out_p = t[P].gpu;
-        update.m = update.out_m = t[M].gpu;
-        update.v = update.out_v = t[V].gpu;
+        update_in_place(&update, t);
         update.serve = t[SERVE].gpu;
         must(r->gpu->ops->adamw(&update, 1, r->gpu->stream), "adamw");
         gpu_move(r->gpu, t[GRAD].gpu, t[GRAD].host, r->n * sizeof(float)); /* of the host's alone */

@@ -353,21 +353,20 @@ _Noreturn static void serve_other_user(struct gpu gpu)
 }
 
 /*
- * What a daemon shares with a trainer of another user is for the driver to say: a window goes by
- * its descriptor, an event perhaps by a file of its user's.  Told, and not required: a trainer
- * whose events cannot be opened waits itself.
+ * A window goes to a trainer of another user by its descriptor, which has to work.  Whether an
+ * event does, perhaps by a file of its user's, is for the driver to say, and told: a trainer whose
+ * events cannot be opened waits itself.
  */
-static void check_other_user(const struct gpu *gpu)
+static bool other_user_is_served(const struct gpu *gpu)
 {
         struct child daemon = { .socket = -1 };
 
         if (geteuid() != 0)
-                return;
+                return true;
         daemon.pid = fork();
         if (daemon.pid == 0)
                 serve_other_user(*gpu);
-        if (daemon.pid < 0 || end(&daemon) != 0)
-                fputs("A TRAINER OF ANOTHER USER CANNOT BE SERVED, as said above\n", stderr);
+        return daemon.pid > 0 && end(&daemon) == 0;
 }
 
 static void check_killed(struct gpu *gpu, struct child *c)
@@ -399,9 +398,7 @@ static void check_update(struct gpu *gpu)
                 t[i] = twin_new(gpu, ZERO_FP32, N, 0, &state);
         host_scalar_ops.adamw(&s, N, t[0].host, t[1].host, t[2].host, t[3].host, t[0].host,
                               t[1].host, t[2].host);
-        u.p = u.out_p = t[0].gpu;
-        u.m = u.out_m = t[1].gpu;
-        u.v = u.out_v = t[2].gpu;
+        update_in_place(&u, t);
         u.grad[0] = t[3].gpu;
         u.k = 1;
         u.from = u.wire = ZERO_FP32;
@@ -470,9 +467,10 @@ int main(int argc, char *argv[])
         struct child ordinary, illegal, killed[DEATHS];
         struct gpu gpu;
         uint64_t before;
+        bool served;
 
         gpu_load(argc, argv, &gpu);
-        check_other_user(&gpu);
+        served = other_user_is_served(&gpu); /* before this process uses CUDA: it forks */
         ordinary = start(&gpu, ORDINARY);
         illegal = start(&gpu, ILLEGAL);
         for (int i = 0; i < DEATHS; i++)
@@ -486,5 +484,7 @@ int main(int argc, char *argv[])
         must_come_back(&gpu, before, "after trainers were killed");
         printf("%d trainers killed: their memory came back\n", DEATHS);
         check_flat(&gpu);
+        if (!served)
+                die("a trainer of another user cannot be served, as said above");
         return 0;
 }

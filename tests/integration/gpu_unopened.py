@@ -6,9 +6,9 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, expect, finish_all, push_all, until  # noqa: E402
+from cluster import SETS, expect, finish_all, until  # noqa: E402
 from fake_gpu import environment  # noqa: E402
-from gpu_ranks import DEADLINE_MS, GROUPS, LAYOUTS, PLACEMENTS, attach, gpus, in_host_memory, outcome  # noqa: E402
+from gpu_ranks import DEADLINE_MS, GROUPS, LAYOUTS, PLACEMENTS, attach, come_behind, gpus, in_host_memory, outcome  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 UNOPENED = {"FAKE_GPU_NO_EVENTS": 1}
@@ -46,12 +46,7 @@ def nothing_counts_before_the_work_behind_it(what):
         a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
         a.do("fetch", group=1)
         begin = time.monotonic()
-        if what == "release":
-            a.do("release", group=1)
-        elif what == "push":
-            push_all(a, 1)
-        else:
-            a.do("step", sets=SETS)
+        come_behind(a, what)
         assert time.monotonic() - begin >= delay, f"the {what} did not wait for the GPU"
 
 

@@ -1,7 +1,7 @@
 """Ranks with windows on fake GPUs, and what comes of the same steps in host memory."""
 import contextlib
 
-from cluster import SETS, SLOW, Cluster, finish_all, small_layout
+from cluster import SETS, SLOW, Cluster, finish_all, push_all, small_layout
 from fake_gpu import environment, plugin
 
 STEPS = 12
@@ -32,6 +32,16 @@ def attach(c, placement, layout, places=EVERYWHERE, **needs):
     for a in ranks:
         finish_all([a]), finish_all([a]), finish_all([a])
     return ranks
+
+
+def come_behind(a, what):
+    """A call that counts when the rank's GPU has come to it: a release, a push, or the end of a step."""
+    if what == "release":
+        a.do("release", group=1)
+    elif what == "push":
+        push_all(a, 1)
+    else:
+        a.do("step", sets=SETS)
 
 
 def train(ranks, steps=STEPS, **more):

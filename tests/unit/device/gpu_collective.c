@@ -3,6 +3,7 @@
  * one to another, and when NCCL fails in the midst of it: the same bits.  Each owner has a thread.
  * Without Criterion, so that it also runs under the thread sanitizer.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -165,14 +166,14 @@ static void try_way(void)
         gpus_close();
 }
 
-static void refused(const char *variable)
+static void refused(const char *variable, const char *value, const char *why)
 {
         struct fault fault;
 
-        setenv(variable, "1", 1);
+        setenv(variable, value, 1);
         gpu_fixture_open();
         must(gpu_collectives_open(GPU_BY_NCCL, DEADLINE_MS, &fault) == ZERO_EGPU &&
-                     strstr(fault.text, "gpu_collectives = nccl"),
+                     strstr(fault.text, why),
              "NCCL that cannot be was not refused");
         gpus_close();
         unsetenv(variable);
@@ -183,6 +184,8 @@ static void refused(const char *variable)
  */
 int main(int argc, char *argv[])
 {
+        char busy[12];
+
         setenv("FAKE_GPUS", "4", 1);
         for (size_t i = 0; argc == 2 && i < sizeof ways / sizeof ways[0]; i++)
                 if (strcmp(ways[i].name, argv[1]) == 0)
@@ -194,8 +197,10 @@ int main(int argc, char *argv[])
         try_way();
         if (way->variable)
                 unsetenv(way->variable);
-        refused("FAKE_GPU_NCCL_NONE");
-        refused("FAKE_GPU_NCCL_REFUSED");
+        refused("FAKE_GPU_NCCL_NONE", "1", "gpu_collectives = nccl: ");
+        refused("FAKE_GPU_NCCL_REFUSED", "1", "there can be no communicator");
+        snprintf(busy, sizeof busy, "%d", EBUSY);
+        refused("FAKE_GPU_USE", busy, "compute mode");
         setenv("FAKE_GPUS", "1", 1);
         gpu_fixture_open();
         must(gpu_collectives_open(GPU_BY_NCCL, DEADLINE_MS, &(struct fault){ 0 }) == 0,
