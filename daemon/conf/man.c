@@ -98,7 +98,9 @@ static const char file_head[] =
         "A comment begins with # or ; at the start of a line, or with a blank and ; behind a "
         "value.\n"
         "Each key stands at most once.\n"
-        "A list goes on in lines that begin with a blank:\n"
+        "A list may stand on one line of any length that the option admits, or go on in lines "
+        "that\n"
+        "begin with a blank:\n"
         ".PP\n"
         ".RS\n"
         ".nf\n"
@@ -115,8 +117,6 @@ static const char file_head[] =
         "Unknown sections and keys, and values out of range, are errors that say where and what "
         "is\n"
         "allowed.\n"
-        "A line may be as long as the INI library admits, 198 bytes on Debian; a longer one is an\n"
-        "error.\n"
         ".SH OPTIONS\n";
 
 static const char file_tail[] = ".SH SEE ALSO\n"

@@ -1,10 +1,10 @@
 /*
  * source_file.c - the configuration file: one section [zerod] of `key = value` lines.
  *
- * inih reads into a line buffer whose size was chosen when it was built (200 bytes on
- * Debian) and splits longer lines without a word.  So the reader here counts
- * the bytes, and a line that does not fit is refused.  Lists are written over several lines: a line
- * that begins with a blank goes on with the key before it, which is inih's own rule.
+ * inih reads into a line buffer whose size was chosen when inih was built (200 bytes on
+ * Debian) and splits longer lines without a word.  So the reader here hands inih the beginning of a
+ * line, and on_key() takes the value from the whole line.  A line that begins with a blank goes on
+ * with the key before it, which is inih's own rule.
  *
  * Rule: the first thing that is wrong in the file is what the fault tells.
  */
@@ -21,7 +21,10 @@ enum { FILE_LIMIT = 256 << 10, WHERE_TEXT = 320 };
 
 struct text_source {
         struct loaded *l;
-        const char *name, *p, *end;
+        const char *name;
+        char *p, *end;
+        const char *whole; /* the line, without blanks at its end */
+        size_t handed;     /* so many bytes of it inih has */
         uint32_t line;
         struct fault fault;
 };
@@ -44,9 +47,9 @@ static struct where place(const struct text_source *s, uint32_t line)
         return where;
 }
 
-/* Blanks for tabs, no carriage return, no comment behind a value (inih leaves those in
- * lines that go on).  False if the line is not text. */
-static bool clean_line(char *line, size_t n)
+/* Blanks for tabs; no carriage return, no comment behind a value (inih leaves those in lines that
+ * go on), no blanks at the end, one at most at the beginning.  NULL if the line is not text. */
+static char *clean_line(char *line, size_t n)
 {
         char *comment;
 
@@ -55,39 +58,48 @@ static bool clean_line(char *line, size_t n)
         for (char *tab = line; (tab = strchr(tab, '\t'));)
                 *tab = ' ';
         if (strlen(line) != n || !text_printable(line))
-                return false;
+                return NULL;
         comment = strstr(line, " ;");
         if (comment)
                 *comment = '\0';
-        return true;
+        for (n = strlen(line); n > 0 && line[n - 1] == ' ';)
+                line[--n] = '\0';
+        n = strspn(line, " ");
+        return n ? line + n - 1 : line;
 }
 
-/* inih's reader: fgets() over the text, but refuses what cannot be handed over whole. */
+/* inih's reader: fgets() over the text, but a line that does not fit is cut. */
 static char *next_line(char *buffer, int size, void *arg)
 {
         struct text_source *s = arg;
-        size_t n = (size_t)(s->end - s->p);
-        const char *feed = n ? memchr(s->p, '\n', n) : NULL;
+        char *line = s->p, *feed;
 
-        if (n == 0 || s->fault.status)
+        if (line == s->end || s->fault.status)
                 return NULL;
         s->line++;
-        if (feed)
-                n = (size_t)(feed - s->p);
-        if (n + sizeof("\n") > (size_t)size) {
-                fault_set(&s->fault, ZERO_EINVAL,
-                          "%s: line longer than %d bytes; a list may go on in lines that "
-                          "begin with a blank",
-                          place(s, s->line).text, size - 2);
+        feed = memchr(line, '\n', (size_t)(s->end - line));
+        s->p = feed ? feed + 1 : s->end;
+        if (!feed)
+                feed = s->end;
+        *feed = '\0';
+        s->whole = clean_line(line, (size_t)(feed - line));
+        if (!s->whole) {
+                fault_set(&s->fault, ZERO_EINVAL, "%s: not a line of UTF-8 text",
+                          place(s, s->line).text);
                 return NULL;
         }
-        memcpy(buffer, s->p, n);
-        buffer[n] = '\0';
-        s->p += n + (feed ? 1 : 0);
-        if (clean_line(buffer, n))
-                return strcat(buffer, "\n");
-        fault_set(&s->fault, ZERO_EINVAL, "%s: not a line of UTF-8 text", place(s, s->line).text);
-        return NULL;
+        s->handed = strnlen(s->whole, (size_t)size - sizeof("\n"));
+        while (s->handed > 0 && s->whole[s->handed - 1] == ' ')
+                s->handed--;
+        snprintf(buffer, (size_t)size, "%.*s\n", (int)s->handed, s->whole);
+        return buffer;
+}
+
+/* Of the whole line.  inih's value is the end of what it was handed. */
+static const char *whole_value(const struct text_source *s, const char *value)
+{
+        value = s->whole + s->handed - strlen(value);
+        return value + strspn(value, " ");
 }
 
 /* A key that was there: one more line of a list, or a mistake. */
@@ -120,6 +132,7 @@ static int on_key(void *arg, const char *section, const char *name, const char *
 
         if (s->fault.status)
                 return 1;
+        value = whole_value(s, value);
         if (strcmp(section, "zerod") != 0)
                 fault_set(&s->fault, ZERO_EINVAL,
                           section[0] ? "%s: unknown section %s; the only one is [zerod]"
@@ -139,11 +152,18 @@ static int on_key(void *arg, const char *section, const char *name, const char *
 int source_text(struct loaded *l, const char *name, const char *text, size_t size,
                 struct fault *fault)
 {
-        struct text_source s = { .l = l, .name = name, .p = text, .end = text + size };
+        struct text_source s = { .l = l, .name = name };
+        CLEANUP(cleanup_free)
+        char *copy = NULL;
         int line;
 
         if (size > FILE_LIMIT)
                 return fault_set(fault, ZERO_EINVAL, "%s: larger than %d bytes", name, FILE_LIMIT);
+        copy = malloc(size + 1);
+        if (!copy)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        s.p = memcpy(copy, text, size);
+        s.end = copy + size;
         line = ini_parse_stream(next_line, &s, on_key, &s);
         if (line < 0)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");

@@ -20,21 +20,13 @@ struct writer {
         bool comments; /* a value that would read as a comment in a line of its own */
 };
 
-/* As a file would hold it: a list by words in lines of their own, so that no line is too long. */
 static void write_option(void *arg, const char *name, const char *value, const char *source,
                          const char *doc)
 {
         struct writer *w = arg;
-        bool list = strcmp(name, "peers") == 0 || strcmp(name, "owners") == 0;
 
         w->comments |= strpbrk(value, ";#") != NULL;
-        w->end += sprintf(w->end, list ? "%s=\n " : "%s=", name);
-        for (const char *p = value; *p; p++) {
-                if (list && *p == ' ')
-                        *w->end++ = '\n';
-                *w->end++ = *p;
-        }
-        w->end += sprintf(w->end, "\n");
+        w->end += sprintf(w->end, "%s=%s\n", name, value);
 }
 
 struct values {
