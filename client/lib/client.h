@@ -28,7 +28,6 @@
 #include "proto/layout.h"
 
 enum {
-        CLIENT_PROTOCOL = 2,
         CLIENT_PENDING = 4096,     /* requests under way; a power of two */
         CLIENT_TIMEOUT_MS = 60000, /* where the caller names none */
         CLIENT_GRACE_MS = 2000,    /* for the daemon to say itself what is waited for */

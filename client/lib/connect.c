@@ -124,7 +124,7 @@ static int greet(struct zero_client *c)
         const Zero__Reply *reply;
         int r;
 
-        hello.protocol = CLIENT_PROTOCOL;
+        hello.protocol = ZERO__HELLO__PROTOCOL__VERSION;
         hello.job = c->job;
         hello.rank = c->rank;
         hello.world_size = c->world_size;
@@ -135,9 +135,10 @@ static int greet(struct zero_client *c)
         r = client_ask(c, &request, &reply);
         if (r)
                 return r;
-        if (reply->hello->protocol != CLIENT_PROTOCOL)
+        if (reply->hello->protocol != ZERO__HELLO__PROTOCOL__VERSION)
                 return client_fail(c, ZERO_EVERSION, "zerod speaks protocol %u, libzero %d",
-                                   (unsigned)reply->hello->protocol, CLIENT_PROTOCOL);
+                                   (unsigned)reply->hello->protocol,
+                                   ZERO__HELLO__PROTOCOL__VERSION);
         return 0;
 }
 

@@ -8,8 +8,6 @@
 
 #include "daemon/exchange/exchange.h"
 
-enum { ZERO_PROTOCOL = 2 };
-
 struct rpc;
 
 /*

@@ -127,10 +127,10 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         Zero__HelloReply hello = ZERO__HELLO_REPLY__INIT;
         struct exchange *x = s->rpc->x;
 
-        if (m->protocol != ZERO_PROTOCOL)
+        if (m->protocol != ZERO__HELLO__PROTOCOL__VERSION)
                 return fault_set(fault, ZERO_EVERSION,
-                                 "this daemon speaks protocol %d, the client %u", ZERO_PROTOCOL,
-                                 m->protocol);
+                                 "this daemon speaks protocol %d, the client %u",
+                                 ZERO__HELLO__PROTOCOL__VERSION, m->protocol);
         if (s->greeted)
                 return fault_set(fault, ZERO_EORDER, "hello was said already");
         if (m->job[0] && !job_name_valid(m->job))
@@ -147,7 +147,7 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         if (s->timeout_ms > SESSION_TIMEOUT_MAX_MS)
                 s->timeout_ms = SESSION_TIMEOUT_MAX_MS;
         s->greeted = true;
-        hello.protocol = ZERO_PROTOCOL;
+        hello.protocol = ZERO__HELLO__PROTOCOL__VERSION;
         hello.node = (char *)node_name(x, x->cluster->self);
         hello.version = (char *)ZEROD_VERSION;
         reply.seq = call->seq;

@@ -199,7 +199,7 @@ static void say_hello(int fd, int32_t rank)
         Zero__Request m = ZERO__REQUEST__INIT;
         Zero__Hello hello = ZERO__HELLO__INIT;
 
-        hello.protocol = ZERO_PROTOCOL;
+        hello.protocol = ZERO__HELLO__PROTOCOL__VERSION;
         hello.job = (char *)"fuzz";
         hello.rank = rank;
         hello.world_size = 1;

@@ -111,7 +111,7 @@ static void check_hello(struct fake *f)
         fake_hello(f);
         h = f->request->hello;
         MUST(f->request->seq == 1u);
-        MUST(h->protocol == 2u);
+        MUST(h->protocol == ZERO__HELLO__PROTOCOL__VERSION);
         MUST(strcmp(h->job, "job") == 0);
         MUST(h->world_size == 2u);
         MUST(h->local_world_size == 2u);

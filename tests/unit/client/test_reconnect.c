@@ -253,7 +253,8 @@ static void check_identity(struct fake *d)
         fake_accept(d);
         h = fake_expect(d, ZERO__REQUEST__BODY_HELLO)->hello;
         MUST(d->request->seq == 1);
-        MUST(h->protocol == 2 && strcmp(h->job, "job") == 0 && h->rank == 0);
+        MUST(h->protocol == ZERO__HELLO__PROTOCOL__VERSION && strcmp(h->job, "job") == 0 &&
+             h->rank == 0);
         MUST(h->world_size == 2 && h->local_world_size == 2 && h->timeout_ms == 5000);
         fake_hang_up(d);
         fake_begin(d);
