@@ -185,5 +185,26 @@ def optimizers_that_would_train_nothing():
     in_rank(other_optimizers)
 
 
+class Logged(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def unusual_parameters():
+    model = make()
+    torch.autograd.graph.register_multi_grad_hook(list(model.blocks[1].up.parameters()), print)
+    raises(ValueError, ["blocks.1.up.weight", "register_multi_grad_hook"], zt.shard, model)
+    model = make()
+    model.head.weight = nn.Parameter(model.head.weight.detach().as_subclass(Logged))
+    raises(TypeError, ["head.weight", "Logged"], zt.shard, model)
+    raises(TypeError, ["'weight'", "UninitializedParameter"], zt.shard, nn.LazyLinear(3))
+
+
+@case
+def parameters_that_cannot_be_taken_are_named():
+    in_rank(unusual_parameters)
+
+
 if __name__ == "__main__":
     ranks.main()

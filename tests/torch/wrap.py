@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
-from net import (WIDTH, Block, Net, fetched, full, in_rank, loss_of, make, same, tokens,  # noqa: E402
+from net import (WIDTH, Block, Net, both, fetched, full, in_rank, loss_of, make, same, tokens,  # noqa: E402
                  train)
 
 
@@ -244,6 +244,110 @@ def attention_outside_of_blocks():
 @cases_of([1, 2, 3], "stage{}")
 def frozen_parameters(stage):
     in_rank(lambda: same(stage, {}, prepare=freeze))
+
+
+class Expert(nn.Parameter):
+    """A mark that param-group code looks for."""
+
+
+class Tagged(torch.Tensor):
+    """Another, of a parameter that nn.Parameter() makes of it."""
+
+
+def doubled(parameter):
+    parameter.grad.mul_(2)
+
+
+def dropped(parameter):
+    parameter.grad = None
+
+
+def hooked(model):
+    """Masks, one that is gone before training begins, and changes of what has been accumulated."""
+    block = model.blocks[1]
+    mask = torch.ones_like(block.up.weight)
+    mask[::3] = 0
+    block.up.weight.register_hook(lambda gradient: gradient * mask)
+    gone = block.up.weight.register_hook(torch.zeros_like)
+    block.norm.weight.register_post_accumulate_grad_hook(doubled)
+    block.norm.bias.register_post_accumulate_grad_hook(dropped)
+    model.embed.weight.register_hook(lambda gradient: gradient / 2)
+    block.gone = gone
+    return model
+
+
+def hooks_of_parameters(stage):
+    def backward(model, step):
+        model.blocks[1].gone.remove()
+        loss = loss_of(model, step)
+        loss.backward()
+        return loss.detach()
+    before = hooked(make(tied=True))
+    _, want, _, got = both(stage, {"tied": True}, backward, prepare=hooked)
+    up, bias = "blocks.1.up.weight", "blocks.1.norm.bias"
+    assert torch.equal(want[bias], got[bias]) and not got[bias].any(), "a dropped gradient was used"
+    for name, value in want.items():
+        assert (got[name] - value).norm() / value.norm().clamp_min(1e-6) < 2e-3, name
+    decayed = dict(before.named_parameters())[up][::3] * (1 - 1e-2 * 1e-2) ** 4
+    assert torch.allclose(got[up][::3], decayed, rtol=1e-6), "masked entries were trained"
+
+
+@cases_of([1, 2, 3], "stage{}")
+def hooks_set_before_shard_run(stage):
+    in_rank(hooks_of_parameters, stage, nodes=2)
+
+
+def seen_in_forward(module, _inputs):
+    assert module.weight.role == "up" and type(module.weight) is Expert, type(module.weight)
+    assert module.bias.late, "an attribute that was set after shard()"
+
+
+def marks():
+    model = make(tied=True)
+    up = model.blocks[0].up
+    up.weight = Expert(up.weight.detach())
+    up.weight.role = "up"
+    model.blocks[0].down.weight = nn.Parameter(model.blocks[0].down.weight.detach().as_subclass(Tagged))
+    for name, p in model.named_parameters():
+        p._no_weight_decay = "norm" in name or "bias" in name
+    up.register_forward_pre_hook(seen_in_forward)
+    zt.shard(model, stage=3)
+    assert type(up.weight) is not Expert and isinstance(up.weight, Expert) and up.weight.role == "up"
+    assert isinstance(model.blocks[0].down.weight, Tagged) and not isinstance(up.weight, Tagged)
+    assert isinstance(up.weight, nn.Parameter) and not isinstance(up.bias, Expert)
+    raises(zt.NotFetched, "blocks.0.up.weight", lambda: up.weight + 1)
+    raises(zt.NotFetched, "blocks.0.down.weight", lambda: model.blocks[0].down.weight + 1)
+    groups = [{"params": [p for p in model.parameters() if p._no_weight_decay == no], "weight_decay": 0.0 if no else 0.5}
+              for no in (True, False)]
+    assert all(g["params"] for g in groups)
+    up.bias.late = True
+    loss_of(model, 0).backward()
+    zt.AdamW(model, groups).step()
+    with zt.full_params(model):
+        assert type(up.weight) is Expert and up.weight.role == "up"
+        assert all(hasattr(p, "_no_weight_decay") for p in model.parameters())
+
+
+@case
+def classes_and_attributes_of_parameters_stay():
+    in_rank(marks)
+
+
+def initialised_by_marks():
+    def fill(module):
+        for p in module.parameters(recurse=False):
+            p.fill_(p.spread)
+
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    model.weight.spread, model.bias.spread = 2.0, 3.0
+    values = full(zt.shard(model, init_fn=fill))
+    assert (values["weight"] == 2).all() and (values["bias"] == 3).all(), values
+
+
+@case
+def init_fn_sees_attributes_of_parameters():
+    in_rank(initialised_by_marks)
 
 
 def accumulated(model, step):

@@ -252,7 +252,8 @@ class Hooks:
         """autograd has a parameter's gradient."""
         gradient, gathered.grad = gathered.grad, None
         self._expect_end()
-        self.sharded.gradients.take(param, gradient)
+        if gradient is not None:  # a hook of the user's may have dropped it
+            self.sharded.gradients.take(param, gradient)
         if not unit.gradient_arrived(param):
             return
         if self.sharded.stage > 1:

@@ -25,6 +25,7 @@ from torch import nn
 from .parameter import Placeholder
 from .plan import PlannedParam
 
+INITIALIZED = "_is_hf_initialized"  # of modules and parameters: Hugging Face leaves them alone
 InitFn = Callable[[nn.Module], None]
 
 _seeds: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary()
@@ -124,10 +125,11 @@ def _marked(tensor: torch.Tensor) -> bool:
 def _on_scratch(module: nn.Module) -> Iterator[None]:
     """Inside, the module's own parameters and buffers are real scratch tensors."""
     params, buffers = dict(module._parameters), dict(module._buffers)
-    flag = module.__dict__.pop("_is_hf_initialized", None)
+    flag = module.__dict__.pop(INITIALIZED, None)
     for name, p in params.items():
         if p is not None:
-            module._parameters[name] = nn.Parameter(_scratch(p), requires_grad=p.requires_grad)
+            module._parameters[name] = made = nn.Parameter(_scratch(p), p.requires_grad)
+            made.__dict__.update({k: v for k, v in vars(p).items() if k != INITIALIZED})
     for name, b in buffers.items():
         if b is not None:
             module._buffers[name] = _scratch(b)
@@ -137,7 +139,7 @@ def _on_scratch(module: nn.Module) -> Iterator[None]:
         module._parameters.update(params)
         module._buffers.update(buffers)
         if flag is not None:
-            module.__dict__["_is_hf_initialized"] = flag
+            module.__dict__[INITIALIZED] = flag
 
 
 def _blank(module: nn.Module, params: Iterable[str], buffers: Iterable[str]) -> list[str]:

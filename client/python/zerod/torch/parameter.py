@@ -1,13 +1,16 @@
 """What stands in a sharded model for a parameter that is not fetched.
 
-Rule: a placeholder has a parameter's shape, dtype and name and no values.  Whatever asks for
-values gets an error that names the parameter; nothing computes with rubbish.
+Rule: a placeholder has a parameter's class, attributes, shape, dtype and name, and no values.
+Whatever asks for values gets an error that names the parameter; nothing computes with rubbish.
 """
 from __future__ import annotations
 
+import functools
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from .sharded import ShardedParam
@@ -58,19 +61,19 @@ class Placeholder(torch.Tensor):
     @staticmethod
     def __new__(cls, param: "ShardedParam") -> "Placeholder":
         self = _bare(cls, param, param.trainable)
-        self.param = param
+        self.zerod_param = param
         self._is_param = True
         return self
 
     def __repr__(self) -> str:  # pylint: disable=signature-differs
-        return (f"<parameter '{self.param.name}' {tuple(self.shape)} {self.dtype}, "
+        return (f"<parameter '{self.zerod_param.name}' {tuple(self.shape)} {self.dtype}, "
                 "in zerod, not fetched>")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
-            return _detached(args[0].param)
-        name = next((a.param.name for a in _flat(args, kwargs) if isinstance(a, Placeholder)), "?")
+            return _detached(args[0].zerod_param)
+        name = next((a.zerod_param.name for a in _flat(args, kwargs) if isinstance(a, Placeholder)), "?")
         raise NotFetched(
             f"{func}: parameter '{name}' is in zerod and not fetched here. Inside the forward of "
             "its module it is there by itself; elsewhere read or change it within "
@@ -79,16 +82,16 @@ class Placeholder(torch.Tensor):
     @property
     def grad(self) -> Any:  # type: ignore[override]
         """None, or a :class:`Gradient` if this step has gradients."""
-        sharded = self.param.sharded
-        return Gradient(self.param) if self.param.trainable and sharded.has_gradients else None
+        sharded = self.zerod_param.sharded
+        return Gradient(self.zerod_param) if self.zerod_param.trainable and sharded.has_gradients else None
 
     @grad.setter
     def grad(self, value: Any) -> None:
         if value is not None:
-            raise GradientsAreElsewhere(f"the gradient of '{self.param.name}' is pushed by its "
+            raise GradientsAreElsewhere(f"the gradient of '{self.zerod_param.name}' is pushed by its "
                                         "backward pass and cannot be set")
         if self.grad is not None:
-            raise GradientsAreElsewhere(f"the gradient of '{self.param.name}' is in zerod and cannot "
+            raise GradientsAreElsewhere(f"the gradient of '{self.zerod_param.name}' is in zerod and cannot "
                                         "be dropped alone: use model.zero_grad() or "
                                         "optimizer.zero_grad() on all ranks")
 
@@ -112,22 +115,37 @@ class Placeholder(torch.Tensor):
 
     def register_hook(self, hook: Any) -> Any:
         """Raises NotImplementedError: a placeholder takes no part in any backward pass."""
-        raise NotImplementedError(f"parameter '{self.param.name}': hooks on parameters of a "
-                                  "sharded model would never run; use hooks on modules")
+        raise NotImplementedError(f"parameter '{self.zerod_param.name}': a hook set after shard() "
+                                  "would never run; set it before shard()")
 
     register_post_accumulate_grad_hook = register_hook
 
     def _no_data(self) -> NotFetched:
-        return NotFetched(f"parameter '{self.param.name}' is in zerod and has no data here; use "
+        return NotFetched(f"parameter '{self.zerod_param.name}' is in zerod and has no data here; use "
                           "'with zerod.torch.full_params(module, write=...)'")
 
     def __deepcopy__(self, memo: Any) -> Any:
-        raise NotFetched(f"parameter '{self.param.name}': a sharded model cannot be copied; build "
+        raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be copied; build "
                          "it anew and load its state_dict()")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise NotFetched(f"parameter '{self.param.name}': a sharded model cannot be pickled; save "
+        raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be pickled; save "
                          "its state_dict(), or use zerod.torch.save_safetensors()")
+
+
+@functools.cache
+def _placeholder_class(kind: type) -> type:
+    """Of parameters of this class: param-group code asks isinstance()."""
+    if kind is nn.Parameter:
+        return Placeholder
+    return types.new_class(kind.__name__, (Placeholder, kind))
+
+
+def placeholder_of(param: "ShardedParam", value: nn.Parameter) -> Placeholder:
+    """A placeholder with the class and the attributes of the parameter that it stands for."""
+    self = Placeholder.__new__(_placeholder_class(type(value)), param)
+    self.__dict__.update({**vars(value), **vars(self)})
+    return self
 
 
 def _detached(param: "ShardedParam") -> Placeholder:

@@ -70,8 +70,23 @@ def find_params(model: nn.Module) -> list[PlannedParam]:
     return list(found.values())
 
 
+def _computes_otherwise(kind: type) -> bool:
+    """Whether operations on tensors of this class do not just use its values."""
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    return (function not in (torch.Tensor.__torch_function__.__func__,
+                             nn.Parameter.__torch_function__)
+            or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
+
+
 def check_param(p: PlannedParam) -> None:
     """Raises TypeError or ValueError for what zerod cannot hold."""
+    if _computes_otherwise(type(p.value)):
+        raise TypeError(f"parameter '{p.name}' is a {type(p.value).__name__}, which has operations "
+                        "of its own; zerod holds plain values")
+    for hook in (p.value._backward_hooks or {}).values():  # pylint: disable=protected-access
+        if getattr(hook, "__qualname__", "").startswith("register_multi_grad_hook.<locals>.get_"):
+            raise ValueError(f"parameter '{p.name}' has a hook of register_multi_grad_hook(), which "
+                             "would never run after shard(): use register_hook() on each parameter")
     if p.value.dtype not in DTYPES:
         raise TypeError(f"parameter '{p.name}' is {p.value.dtype}; zerod holds "
                         f"{', '.join(str(d) for d in DTYPES)}")

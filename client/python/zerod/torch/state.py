@@ -15,7 +15,6 @@ from torch import nn
 
 from . import sharded as core
 from .files import pieces
-from .parameter import Placeholder
 from .unit import ShardedParam
 
 
@@ -25,7 +24,7 @@ from .unit import ShardedParam
 def find_param(tensor: torch.Tensor) -> ShardedParam | None:
     """The parameter that a placeholder, a gathered or a full parameter stands for, of any sharded
     model; None for other tensors."""
-    return tensor.param if isinstance(tensor, Placeholder) else getattr(tensor, "zerod_param", None)
+    return getattr(tensor, "zerod_param", None)
 
 
 def read_all(sharded: "core.Sharded", param: ShardedParam, plane: str = "serve") -> torch.Tensor:
@@ -78,8 +77,7 @@ class _Full:
     def __init__(self, param: ShardedParam):
         self.param = param
         values = read_all(param.sharded, param).view(param.shape).to(param.sharded.place.device)
-        self.tensor = nn.Parameter(values, requires_grad=param.placeholder.requires_grad)
-        self.tensor.zerod_param = param
+        self.tensor = param.parameter(values, param.placeholder.requires_grad)
         self.depth = 0  # contexts that show it
         self.clean = self.tensor._version  # version counter of what the service has
 

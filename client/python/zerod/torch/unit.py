@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from .parameter import Placeholder
+from .parameter import placeholder_of
 
 if TYPE_CHECKING:
     from .place import Gpu, Host
@@ -41,7 +41,10 @@ class ShardedParam:
         self.trainable = value.requires_grad
         self.index = self.group = self.offset = -1
         self.position = -1  # among its group's tensors
-        self.placeholder = Placeholder(self)
+        self.kind = type(value)
+        self.placeholder = placeholder_of(self, value)
+        self.hooks = value._backward_hooks  # pylint: disable=protected-access
+        self.post_hooks = value._post_accumulate_grad_hooks  # pylint: disable=protected-access
         self.gathered: nn.Parameter | None = None  # made at the first fetch
         self.seen = 0  # the gathered parameter's version counter when it was last in order
 
@@ -69,10 +72,21 @@ class ShardedParam:
                     "tie weights before shard(); change values by full_params(write=True), and "
                     "call the model after it")
 
+    def parameter(self, values: torch.Tensor, requires_grad: bool) -> nn.Parameter:
+        """A parameter with these values, of the user's class; one dict of attributes is that of
+        the placeholder and of all others."""
+        made = torch.Tensor._make_subclass(  # pylint: disable=protected-access
+            self.kind, values, requires_grad)
+        made.__dict__ = self.placeholder.__dict__
+        return made
+
     def gather(self, values: torch.Tensor) -> None:
-        """Makes the gathered parameter: a tensor where the group's values come and go."""
-        self.gathered = nn.Parameter(values, requires_grad=self.trainable)
-        self.gathered.zerod_param = self  # param_of() looks for it
+        """Makes the gathered parameter: a tensor where the group's values come and go.
+
+        The user's hooks stay in the user's dicts, so that their handles remove them."""
+        self.gathered = self.parameter(values, self.trainable)
+        self.gathered._backward_hooks = self.hooks  # pylint: disable=protected-access
+        self.gathered._post_accumulate_grad_hooks = self.post_hooks  # pylint: disable=protected-access
         self.seen = self.gathered._version  # pylint: disable=protected-access
 
     def follow_requires_grad(self) -> None:
