@@ -5,9 +5,12 @@
 #include "daemon/conf/cluster_parse.h"
 #include "daemon/conf/source.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "daemon/base/chunk.h"
 
 static const char default_file[] = "/etc/zerod/zerod.conf";
 
@@ -118,7 +121,8 @@ static int resolve_view_dir(struct loaded *l, struct fault *fault)
                 if (directory && directory[0] == '/')
                         return set_joined(l, o, directory, places[i].below, places[i].where, fault);
         }
-        return loaded_set(l, o, "/var/lib/zerod", (struct origin){ CONF_DEFAULT }, "default", fault);
+        return loaded_set(l, o, "/var/lib/zerod", (struct origin){ CONF_DEFAULT }, "default",
+                          fault);
 }
 
 static int resolve_node(struct loaded *l, struct fault *fault)
@@ -133,6 +137,17 @@ static int resolve_node(struct loaded *l, struct fault *fault)
         return loaded_set(l, o, host, (struct origin){ CONF_DEFAULT }, "host name", fault);
 }
 
+static int resolve_chunk(struct loaded *l, struct fault *fault)
+{
+        char number[OPTION_NUMBER];
+
+        if (l->conf.chunk)
+                return 0;
+        snprintf(number, sizeof(number), "%" PRIu32, chunk_default());
+        return loaded_set(l, option_find("chunk", strlen("chunk")), number,
+                          (struct origin){ CONF_DEFAULT }, "default", fault);
+}
+
 static int resolve(struct loaded *l, struct fault *fault)
 {
         int r = resolve_node(l, fault);
@@ -143,6 +158,8 @@ static int resolve(struct loaded *l, struct fault *fault)
                 r = resolve_path(l, "state_dir", "zerod", "/dev/shm/zerod", fault);
         if (r == 0)
                 r = resolve_view_dir(l, fault);
+        if (r == 0)
+                r = resolve_chunk(l, fault);
         return r;
 }
 

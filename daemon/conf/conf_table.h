@@ -97,9 +97,12 @@
           "all give the same bits.")               \
         N("Computing", threads, COUNT, "threads", "0", 0, 1024,                                    \
           "Compute threads. 0: one for each CPU, at most 8.")                                      \
-        N("Computing", chunk, CHUNK, "elements", "1280", 128, 65536,                               \
-          "Elements that are updated and committed at once, a multiple of 128. The default keeps " \
-          "an update's working set in a first-level cache of 32 KiB or more.")                     \
+        N("Computing", chunk, CHUNK, "elements", "0", 0, 65536,                                     \
+          "Elements that an update changes and commits at once, a multiple of 128. 0: as many as " \
+          "take a quarter of the CPU's first-level data cache at 28 bytes an element, which is "   \
+          "384 for 48 KiB, and 256 for 32 KiB or where the CPU reports no size. A job's shards "   \
+          "keep the value that they were made with; nodes that share a job need not have the "     \
+          "same.")                                                                                 \
         S("Running", log_level, CHOICE, "error|warning|info|debug", "info", 16,                    \
           "The least grave messages that are written.")                                            \
         N("Running", drain_ms, COUNT, "milliseconds", "10000", 0, 600000,                          \

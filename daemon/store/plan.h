@@ -15,8 +15,6 @@
 
 #include "proto/partition.h"
 
-enum { PLAN_CHUNK_ELEMENTS = 384 };
-
 /* The part of a tensor inside this owner's shard, alignment gap behind it included
  * (gaps count as trainable if their tensor is). */
 struct plan_segment {

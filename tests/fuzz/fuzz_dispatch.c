@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/base/chunk.h"
 #include "daemon/base/log.h"
 #include "daemon/device/gpu.h"
 #include "daemon/exchange/moving/view.h"
@@ -98,7 +99,7 @@ static Zero__Layout *make_layout(void)
 
 static void node_describe(void)
 {
-        node.conf = (struct conf){ .chunk = PLAN_CHUNK_ELEMENTS,
+        node.conf = (struct conf){ .chunk = chunk_default(),
                                    .memory_limit = 8 << 20,
                                    .job_limit = JOBS_MAX,
                                    .session_limit = 16,

@@ -3,6 +3,7 @@
 job whose owners never changed."""
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import REPLY_S, Cluster, Tools, crash_points, finish_all, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
-from moments import LAYOUT, NEEDS, STEPS, TRAIN, all_aborted, all_step, as_undisturbed, go_to, train  # noqa: E402
+from moments import LAYOUT, NEEDS, STEPS, TRAIN, all_aborted, all_step, as_undisturbed, go_to, start_step, train  # noqa: E402
 
 
 def can_vote(c):
@@ -65,6 +66,50 @@ def changed(what):
             a.start("train", steps=STEPS - 2 - (moment == "pushed"), patient=True, **{**TRAIN, "keep": False})
         finish_all(ranks)
         lies_on(c, names)
+        as_undisturbed(c, [0, 1])
+
+
+def chunk(daemon):
+    """That of its state files (struct file_header); 0: it has none."""
+    chunks = set()
+    for name in daemon.state_files():
+        if name.endswith(".state"):
+            with open(f"{daemon.options['state_dir']}/{name}", "rb") as f:
+                chunks.add(struct.unpack("=8s6I", f.read(32))[4])
+    assert len(chunks) <= 1, f"{daemon.name}: {chunks}"
+    return chunks.pop() if chunks else 0
+
+
+@case
+def nodes_of_different_chunks():
+    """They share a job and mirror each other.  A state file keeps its chunk when its daemon comes back with another
+    one, killed in an update too; a shard that moves takes the chunk of the node where it is made."""
+    with Cluster(3, owners=2, mirror=1, per_node={i: {"chunk": n} for i, n in enumerate((128, 640, 384))}) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        assert [chunk(d) for d in c.daemons] == [128, 640, 0]
+        go_to(ranks, "pushed", 2)
+        for rank, a in enumerate(ranks):
+            start_step(a, rank, 3)
+        until(lambda: any(a.ready() for a in ranks), what="the decision")
+        for d, n in zip(c.daemons, (1280, 256, 512)):
+            d.kill()
+            d.options["chunk"] = n
+        for d in c.daemons:
+            d.start()
+        c.wait_up()
+        for a in ranks:
+            reply = a.finish()
+            assert reply["status"] in ("OK", "EABORTED") and a.ask("version")["version"] == 3, reply
+        assert [chunk(d) for d in c.daemons] == [128, 640, 0]
+        can_vote(c)
+        c[0].change_owners("add-node", "n2")
+        for a in ranks:
+            a.start("train", steps=STEPS - 3, patient=True, **{**TRAIN, "keep": False})
+        finish_all(ranks)
+        lies_on(c, ["n0", "n2", "n1"])
+        assert [chunk(d) for d in c.daemons] == [1280, 256, 512]
         as_undisturbed(c, [0, 1])
 
 

@@ -10,11 +10,9 @@
 #include <stdint.h>
 
 #include "daemon/device/device.h"
-#include "daemon/store/plan.h"
 #include "tests/bench/kernels/limit.h"
 
 enum {
-        BENCH_CHUNK = PLAN_CHUNK_ELEMENTS,
         BENCH_CHUNK_MAX = 65536,
         BENCH_THREADS_MAX = 64,
 };

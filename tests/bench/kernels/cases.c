@@ -1,5 +1,5 @@
 /* What is measured: each case over a range of the planes, which is a
- * multiple of BENCH_CHUNK. */
+ * multiple of the chunk. */
 #include "tests/bench/kernels/bench.h"
 
 static struct adamw_scalars scalars(void)

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "daemon/base/chunk.h"
 #include "proto/cleanup.h"
 #include "tests/bench/kernels/bench.h"
 
@@ -136,7 +137,7 @@ static bool parse(int argc, char *argv[], struct options *ret_options)
                 { NULL, 0, NULL, 0 },
         };
         struct options o = {
-                .elements = 64UL << 20, .chunk = BENCH_CHUNK, .threads = 1, .repeat = 15
+                .elements = 64UL << 20, .chunk = chunk_default(), .threads = 1, .repeat = 15
         };
         unsigned long value = 0;
         int option;
@@ -159,8 +160,8 @@ static bool parse(int argc, char *argv[], struct options *ret_options)
                         return false;
         }
         /* whole chunks, at least one a thread */
-        o.elements -= o.elements % BENCH_CHUNK;
-        if (optind != argc || o.elements / BENCH_CHUNK < o.threads)
+        o.elements -= o.elements % o.chunk;
+        if (optind != argc || o.elements / o.chunk < o.threads)
                 return false;
         *ret_options = o;
         return true;

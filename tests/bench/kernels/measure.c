@@ -41,13 +41,13 @@ static void *work_on(void *argument)
 }
 
 /* Cuts the planes at chunks, about evenly. */
-static void cut(struct worker *workers, unsigned threads, size_t elements)
+static void cut(struct worker *workers, unsigned threads, size_t elements, size_t chunk)
 {
-        size_t chunks = elements / BENCH_CHUNK;
+        size_t chunks = elements / chunk;
 
         for (unsigned i = 0; i < threads; i++) {
-                workers[i].first = chunks * i / threads * BENCH_CHUNK;
-                workers[i].n = chunks * (i + 1) / threads * BENCH_CHUNK - workers[i].first;
+                workers[i].first = chunks * i / threads * chunk;
+                workers[i].n = chunks * (i + 1) / threads * chunk - workers[i].first;
         }
 }
 
@@ -81,7 +81,7 @@ int measure(const struct work *w, unsigned threads, unsigned rounds, struct samp
         buffers = aligned_alloc(_Alignof(struct redo_buffer), threads * sizeof(*buffers));
         if (!buffers || pthread_barrier_init(&start, NULL, threads))
                 return -ENOMEM;
-        cut(workers, threads, w->planes->elements);
+        cut(workers, threads, w->planes->elements, w->chunk);
         for (unsigned i = 0; i < threads; i++) {
                 workers[i].work = *w;
                 workers[i].work.redo = &buffers[i];

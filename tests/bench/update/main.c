@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/chunk.h"
 #include "daemon/store/redo.h"
 #include "daemon/store/snapshot.h"
 #include "daemon/store/store.h"
@@ -316,7 +317,7 @@ int main(int argc, char *argv[])
                                                { "chunk", required_argument, NULL, 'c' },
                                                { "json", required_argument, NULL, 'j' },
                                                { NULL, 0, NULL, 0 } };
-        unsigned long elements = 32UL << 20, rounds = 15, chunk = PLAN_CHUNK_ELEMENTS;
+        unsigned long elements = 32UL << 20, rounds = 15, chunk = chunk_default();
         static struct times times;
         struct fault fault = { 0 };
         const char *path = NULL;

@@ -13,5 +13,5 @@ sed 's/^#\([a-z_]* =\)/\1/' "$work/sample" >"$work/all"
 for file in sample all; do
         "$2" --config "$work/$file" --check >"$work/out.$file"
 done
-grep -q 'chunk = 1280  ; default' "$work/out.sample"
-grep -q 'chunk = 1280  ; file ' "$work/out.all"
+grep -q 'drain_ms = 10000  ; default' "$work/out.sample"
+grep -q 'drain_ms = 10000  ; file ' "$work/out.all"

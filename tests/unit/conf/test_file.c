@@ -1,6 +1,7 @@
 /* The configuration file: what is read, and how a mistake is told. */
 #include <criterion/criterion.h>
 
+#include "daemon/base/chunk.h"
 #include "daemon/conf/conf.h"
 
 #include <stdio.h>
@@ -36,7 +37,7 @@ Test(file, empty_gives_defaults)
 {
         cr_assert_eq(parse(""), 0);
         cr_assert_str_eq(conf->bulk, "auto");
-        cr_assert_eq(conf->chunk, 1280);
+        cr_assert_eq(conf->chunk, chunk_default());
         cr_assert_neq(conf->node[0], '\0');
         cr_assert_eq(conf->socket[0], '/');
         cr_assert_eq(conf->state_dir[0], '/');
@@ -48,6 +49,12 @@ Test(file, strings_and_numbers)
         cr_assert_str_eq(conf->node, "a");
         cr_assert_eq(conf->threads, 3);
         cr_assert_eq(conf->chunk, 256);
+}
+
+Test(file, chunk_0_asks_for_the_default)
+{
+        cr_assert_eq(parse("[zerod]\nchunk = 0\n"), 0);
+        cr_assert_eq(conf->chunk, chunk_default());
 }
 
 Test(file, sizes_take_suffixes)
@@ -179,7 +186,7 @@ Test(file, ranges_are_told)
 {
         REFUSED("[zerod]\nthreads = 1025\n", "z.conf:2:", "threads = '1025'", "0 to 1024 threads");
         REFUSED("[zerod]\nsession_limit = 0\n", "1 to 65536 connections");
-        REFUSED("[zerod]\nchunk = 1300\n", "128 to 65536", "steps of 128");
+        REFUSED("[zerod]\nchunk = 1300\n", "0 to 65536", "steps of 128");
         REFUSED("[zerod]\nmemory_limit = 2000000T\n", "0 to 1048576T bytes");
 }
 

@@ -225,7 +225,7 @@ Test(load, help_shows_every_option_in_80_columns)
                 cr_assert_leq(strcspn(p, "\n"), 80);
         cr_assert(strstr(text, "--key-file=FILE\n"));
         cr_assert(strstr(text, "--delay-ms=N\n"));
-        cr_assert(strstr(text, "default 1280)\n"));
+        cr_assert(strstr(text, "default 10000)\n"));
 }
 
 Test(load, version)

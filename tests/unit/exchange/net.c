@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "check.h"
+#include "daemon/base/chunk.h"
 #include "daemon/base/log.h"
 #include "daemon/exchange/gpu/wait.h"
 #include "proto/cleanup.h"
@@ -40,7 +41,7 @@ static void node_describe(struct net_node *node, uint32_t self)
         const struct net_options *o = &node->net->options;
 
         node->conf = (struct conf){ .window = o->window,
-                                    .chunk = o->chunk ? o->chunk : PLAN_CHUNK_ELEMENTS,
+                                    .chunk = o->chunk ? o->chunk : chunk_default(),
                                     .reduce_buffers = o->reduce_buffers,
                                     .job_limit = 8,
                                     .checkpoint_dir = node->net->root };
