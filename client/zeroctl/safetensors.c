@@ -210,7 +210,8 @@ static int read_header(struct safetensors *s, uint64_t size, uint64_t *ret_lengt
 int safetensors_open(const char *path, struct safetensors *ret,
                      char error[static SAFETENSORS_ERROR])
 {
-        struct safetensors s = { .fd = open(path, O_RDONLY | O_CLOEXEC) };
+        /* not blocking: the open of a FIFO waits for a writer otherwise */
+        struct safetensors s = { .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) };
         uint64_t length = 0;
         struct stat st;
         int r;
@@ -218,7 +219,7 @@ int safetensors_open(const char *path, struct safetensors *ret,
         if (s.fd < 0 || fstat(s.fd, &st) < 0) {
                 r = flaw(error, "%s", strerror(errno));
         } else if (!S_ISREG(st.st_mode)) {
-                r = flaw(error, "it is no file");
+                r = flaw(error, "it is no regular file");
         } else {
                 uint64_t size = (uint64_t)st.st_size;
 

@@ -127,7 +127,8 @@ def import_of_hostile_files():
             write_safetensors(f"{d}/bad", bad, body)
             r = c[0].ctl_run("import", "job", f"{d}/bad")
             assert r.returncode == 1 and word in r.stderr, (word, r)
-        for path in (f"{d}/none", d, "/dev/null"):
+        os.mkfifo(f"{d}/fifo")
+        for path in (f"{d}/none", d, "/dev/null", f"{d}/fifo"):
             assert c[0].ctl_run("import", "job", path).returncode == 1
         assert planes(c) == sums
 
