@@ -64,7 +64,8 @@ static void show_traffic(FILE *out, const json_t *job)
                 unit_count(misses).text);
         if (hits + misses > 0)
                 fprintf(out, " (%.1f %%)", 100 * hits / (hits + misses));
-        fprintf(out, ", %s elements received\n",
+        fprintf(out, ", %s groups gathered, %s elements received\n",
+                unit_count(field_number(gather, "gathers")).text,
                 unit_count(field_number(gather, "elements_received")).text);
         fprintf(out, "  reduce   %s elements sent\n",
                 unit_count(field_number(json_object_get(job, "reduce"), "elements_sent")).text);

@@ -1,12 +1,16 @@
 /* zeroctl jobs: the jobs of the cluster; their tables are also part of status and top. */
 #include "ctl.h"
 
+#include <string.h>
+
 #include "table.h"
 #include "units.h"
 
 static enum paint state_paint(const char *state)
 {
-        return state[0] == 'r' ? PAINT_GOOD : PAINT_WARN; /* running */
+        if (strcmp(state, "idle") == 0)
+                return PAINT_NONE;
+        return strcmp(state, "running") == 0 ? PAINT_GOOD : PAINT_WARN;
 }
 
 static unsigned attached_ranks(const json_t *job)
@@ -28,7 +32,8 @@ static void add_job(struct table *t, const json_t *job)
 
         table_add(t, PAINT_NONE, "%s", field_text(job, "job"));
         table_add(t, state_paint(state), "%s", state);
-        table_add(t, attached < world ? PAINT_WARN : PAINT_NONE, "%u/%.0f", attached, world);
+        table_add(t, attached && attached < world ? PAINT_WARN : PAINT_NONE, "%u/%.0f", attached,
+                  world);
         table_add(t, PAINT_NONE, "%.0f", field_number(job, "version"));
         table_add(t, PAINT_NONE, "%.2f", field_number(job, "steps_per_s"));
         table_add(t, PAINT_NONE, "%s", unit_number(field_number(job, "grad_norm")).text);

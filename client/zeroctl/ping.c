@@ -26,4 +26,20 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
         table_deinit(&t);
 }
 
-const struct command command_ping = { "ping", NULL, "round trip to every peer", show, NULL };
+static int run(struct ctl *ctl)
+{
+        json_t *answer, *peer;
+        bool all_up = true;
+        size_t i;
+        int r = ctl_ask(ctl, "ping", &answer);
+
+        if (r != CTL_OK)
+                return r;
+        json_array_foreach(json_object_get(answer, "peers"), i, peer) all_up &=
+                field_true(peer, "up");
+        r = ctl_show(ctl, answer, show);
+        return all_up ? r : CTL_FAILED;
+}
+
+const struct command command_ping = { "ping", NULL,
+                                      "round trip to every peer; fails if one is down", NULL, run };

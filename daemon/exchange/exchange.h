@@ -285,8 +285,9 @@ void shard_forget_node(struct job *job, uint32_t node);
 
 /* Of all windows of the job here. */
 struct gather_info {
-        uint64_t window_bytes, hits, misses, elements_received;
-        uint64_t spread; /* groups copied from one window to another */
+        uint64_t window_bytes, elements_received;
+        uint64_t hits, misses;    /* fetches whose group was in the window, and the others */
+        uint64_t gathers, spread; /* groups brought there; of these, from another window */
         uint32_t slots;
         char places[400]; /* "gpu 0, gpu 1" */
 };

@@ -70,6 +70,7 @@ static json_t *report_gather(const struct job *job)
         json_object_set_new(j, "slots", number(info.slots));
         json_object_set_new(j, "hits", number(info.hits));
         json_object_set_new(j, "misses", number(info.misses));
+        json_object_set_new(j, "gathers", number(info.gathers));
         json_object_set_new(j, "spread", number(info.spread));
         json_object_set_new(j, "elements_received", number(info.elements_received));
         return j;
@@ -155,16 +156,18 @@ static json_t *report_sessions(const struct job *job)
 
 static const char *job_state_name(const struct job *job)
 {
-        bool all = job->started;
+        uint32_t here = 0;
         struct move move;
 
         for (uint32_t r = 0; r < job->world_size; r++)
-                all = all && job->here[r];
+                here += job->here[r];
         if (job_moves(job, &move))
                 return "moving";
         if (job->opening)
                 return "opening";
-        return all ? "running" : "incomplete";
+        if (here == 0)
+                return "idle";
+        return job->started && here == job->world_size ? "running" : "incomplete";
 }
 
 static json_t *report_owners(const struct job *job)

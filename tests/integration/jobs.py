@@ -368,12 +368,32 @@ def status_while_a_rank_is_late():
 
 
 @case
+def state_by_the_ranks_that_are_there():
+    with Cluster(2) as c:
+        a, b = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+
+        def becomes(state):
+            for d in c.daemons:
+                until(lambda d=d: d.job("job")["state"] == state, what=state)
+        becomes("running")
+        a.do("close")
+        becomes("incomplete")
+        b.do("close")
+        becomes("idle")
+        c[0].restart()
+        c.wait_up()
+        becomes("idle")
+
+
+@case
 def ping_without_the_peer():
     with Cluster(2) as c:
         c[1].process.terminate()
         c[1].process.wait()
         until(lambda: not c[0].peers_up(), what="the peer's end")
-        peer, = c[0].ctl("ping")["peers"]
+        r = c[0].ctl_run("--json", "ping")
+        assert r.returncode == 1, r
+        peer, = json.loads(r.stdout)["peers"]
         assert not peer["up"] and peer["round_trip_s"] is None, peer
 
 

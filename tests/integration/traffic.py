@@ -7,7 +7,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, finish_all, group, step_all, tensor  # noqa: E402
+from cluster import SETS, Cluster, finish_all, group, step_all, tensor, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 GROUPS, ELEMENTS, STEPS = 6, 3 * 4 * 128 * 64, 3
@@ -41,7 +41,8 @@ def counters(daemon, size):
     total = {f"{way}_{kind}": sum(p[way][kind] for p in s["peers"] if not p["self"]) / size
              for way in ("sent", "received") for kind in ("gather", "reduce")}
     return {**total, "job_gather": job["gather"]["elements_received"], "job_reduce": job["reduce"]["elements_sent"],
-            "hits": job["gather"]["hits"], "gathers": job["gather"]["misses"]}
+            "hits": job["gather"]["hits"], "misses": job["gather"]["misses"],
+            "gathers": job["gather"]["gathers"]}
 
 
 def measure(nodes, per_node, size=4, dtype="fp32", free=False, slabs=4, **options):
@@ -83,8 +84,24 @@ def formula_nodes(nodes):
     seen = measure(nodes, 1)
     check(nodes, seen)
     for n in seen:  # one trainer that does not prefetch: each fetch is a gather or a hit
-        assert n["hits"] + n["gathers"] == 2 * GROUPS, n
+        assert n["hits"] + n["gathers"] == 2 * GROUPS and n["misses"] == n["gathers"], n
         assert n["hits"] == 4, f"the last four groups are still there in the backward pass: {n}"
+
+
+@case
+def a_prefetched_group_is_a_hit():
+    """A prefetch counts as neither: of fetches, one finds its group in the window, the next one does not."""
+    with Cluster(2, window=4 * ELEMENTS * 4) as c:
+        a, = c.ranks("traffic", layout("fp32"), [0], hold=2, push=GROUPS)
+
+        def counts():
+            return [c[0].job("traffic")["gather"][k] for k in ("hits", "misses", "gathers", "elements_received")]
+        a.do("prefetch", group=0)
+        until(lambda: counts()[3] == ELEMENTS / 2, what="the prefetched group")
+        a.do("fetch", group=0)
+        assert counts()[:3] == [1, 0, 1], counts()
+        a.do("fetch", group=1)
+        assert counts()[:3] == [1, 1, 2], counts()
 
 
 @cases_of([2, 3])

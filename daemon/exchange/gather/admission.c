@@ -321,6 +321,7 @@ static void info_add(const struct gather *g, struct gather_info *info)
 
         info->hits += g->hits;
         info->misses += g->misses;
+        info->gathers += g->gathers;
         info->spread += g->spread;
         info->elements_received += g->elements_received;
         if (!g->has_window)

@@ -191,7 +191,7 @@ static void gather_want(struct gather *g, uint32_t group, uint64_t version)
                 return;
         }
         e->version = version;
-        g->misses++;
+        g->gathers++;
         if (!entry_slab(g, group))
                 return;
         entry_begin(g, group);
@@ -241,6 +241,7 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
                 entry_answer(g, group);
                 return;
         }
+        g->misses++;
         gather_want(g, group, version);
 }
 

@@ -37,7 +37,7 @@ struct gather {
         bool feeding;
         uint64_t admitted; /* groups that its ranks may hold, summed */
         uint32_t busy;     /* slices and spreads that use the window */
-        uint64_t hits, misses, spread, elements_received;
+        uint64_t hits, misses, gathers, spread, elements_received; /* struct gather_info */
 };
 
 #define for_gathers(job, g) for (struct gather *g = gather_first(job); g; g = gather_next(job, g))

@@ -148,12 +148,14 @@ Test(zeroctl, without_a_terminal_there_is_no_colour)
 
 Test(zeroctl, json_comes_as_it_was_given)
 {
-        const struct answer a = { "ping", NULL, "{\"peers\":[{\"node\":\"b\",\"new\":[1,2]}]}" };
+        const struct answer a = { "ping", NULL,
+                                  "{\"peers\":[{\"node\":\"b\",\"up\":true,\"new\":[1,2]}]}" };
 
         cr_assert_eq(ask("ping --json", &a), 0);
-        cr_assert_str_eq(output, "{\n  \"peers\": [\n    {\n      \"node\": \"b\",\n"
-                                 "      \"new\": [\n        1,\n        2\n      ]\n    }\n"
-                                 "  ]\n}\n");
+        cr_assert_str_eq(output,
+                         "{\n  \"peers\": [\n    {\n      \"node\": \"b\",\n      \"up\": true,\n"
+                         "      \"new\": [\n        1,\n        2\n      ]\n    }\n"
+                         "  ]\n}\n");
 }
 
 Test(zeroctl, jobs_are_tabled)
@@ -193,7 +195,7 @@ Test(zeroctl, shards_tell_range_bytes_and_version)
         SHOWS("      -\n");
 }
 
-Test(zeroctl, ping_tells_round_trips)
+Test(zeroctl, ping_tells_round_trips_and_fails_if_a_peer_is_down)
 {
         const struct answer a = {
                 "ping", NULL,
@@ -201,7 +203,7 @@ Test(zeroctl, ping_tells_round_trips)
                 "{\"node\":\"c\",\"up\":false,\"round_trip_s\":null}]}"
         };
 
-        cr_assert_eq(ask("ping", &a), 0);
+        cr_assert_eq(ask("ping", &a), 1);
         cr_assert_str_eq(output, "NODE  STATE  ROUND TRIP\n"
                                  "b     up         3.2 ms\n"
                                  "c     down            -\n");

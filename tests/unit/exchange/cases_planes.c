@@ -284,7 +284,7 @@ static void a_put_reaches_every_window(void)
                 struct gather_info info;
 
                 gather_info(job, &info);
-                CHECK(info.misses > ZOO_GROUPS - 2, "node %u gathered the group once only", n);
+                CHECK(info.gathers > ZOO_GROUPS - 2, "node %u gathered the group once only", n);
         }
         free(values);
         client_close(&c);
