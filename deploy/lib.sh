@@ -5,6 +5,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 self=$(basename "$0" .sh)
+self=${self#zerod-}
 jobs=$(nproc)
 
 say() {
@@ -225,7 +226,7 @@ stop_all() {
 # For a script that has fail MESSAGE..., which does not return, and finish, called at its end by a
 # trap, which stops $daemons and removes $directory.
 
-ready_ms=30000 # until the nodes know each other
+ready_ms=60000 # until the nodes know each other
 # shellcheck disable=SC2034 # finish uses it
 stop_ms=15000 # until a daemon that was told to stop is killed
 directory=     # of everything that a run leaves while it lasts
@@ -236,6 +237,13 @@ zerod='' zeroctl=''
 nodes_programs() {
         zerod=$1/daemon/zerod
         zeroctl=$1/client/zeroctl/zeroctl
+}
+
+# Those that are installed beside the script, or in PATH.  COMMANDs find their neighbours too.
+nodes_installed() {
+        PATH=$(cd "$(dirname "$0")" && pwd):$PATH
+        zerod=$(command -v zerod) && zeroctl=$(command -v zeroctl) ||
+                fail 'zerod and zeroctl are neither beside this script nor in PATH'
 }
 
 # Everything lies in one directory, in memory where there is a tmpfs.
@@ -323,9 +331,7 @@ nodes_alive() {
 
 # Whether the node is there and reaches its peers.
 ready() {
-        local answer
-        answer=$("$zeroctl" --socket "$directory/$1.sock" --timeout 2 --json ping 2>/dev/null) &&
-                [[ ${answer//[[:space:]]/} != *'"up":false'* ]]
+        "$zeroctl" --socket "$directory/$1.sock" --timeout 2 ping >/dev/null 2>&1
 }
 
 wait_nodes() {

@@ -1,29 +1,34 @@
 #!/bin/bash
 # Runs a command as the ranks of one job, on zerod nodes started for it on this machine.
 #
-#   deploy/local-cluster.sh [--nodes N] [--ranks N] [--max-restarts N] [--tree DIR] COMMAND...
+#   zerod-local-cluster [--nodes N] [--ranks N] [--max-restarts N] [--keep] [--tree DIR] COMMAND...
 #
 #   --nodes N         so many daemons on loopback [1]
 #   --ranks N         so many ranks, spread over the nodes [one a node]
 #   --max-restarts N  when a rank fails, end them all and start them again, at most so often; the
 #                     nodes and what they hold go on [0]
-#   --tree DIR        what is built there, instead of building in build/
+#   --keep            when the ranks have ended, leave the nodes and what they hold until Ctrl-C; needs no
+#                     COMMAND
+#   --tree DIR        what is built there, instead of what is installed or built in build/
 #
-# Installs the packages that are missing and builds.  A COMMAND that ends in .py is run by $ZEROD_PYTHON,
-# else by a Python with PyTorch, made once in the user's cache directory.  Ranks have the variables
-# that torchrun sets, and ZEROD_SOCKET, ZEROD_JOB, ZEROD_LIBRARY and PYTHONPATH.  What rank 0 writes
-# goes through; the others' last lines are shown when one fails.  Everything is ended and removed at
-# the end, and with it the job.  Exit status: that of the rank that failed first, 2 for a wrong command
-# line, 128 + signal when interrupted.
+# Uses the zerod that is installed with this script; in a checkout, as deploy/local-cluster.sh, the script
+# installs the packages that are missing and builds.  A COMMAND that ends in .py is run by
+# $ZEROD_PYTHON, else by a Python with PyTorch, made once in the user's cache directory.  Ranks have the
+# variables that torchrun sets, and ZEROD_SOCKET, ZEROD_JOB, ZEROD_LIBRARY and PYTHONPATH.  What rank 0
+# writes goes through; the others' last lines are shown when one fails.  Everything is ended and removed
+# at the end, and with it the job.  Exit status: that of the rank that failed first, 2 for a wrong
+# command line, 128 + signal when interrupted.
 #
 # To look at it meanwhile, from another shell (nodes are a, b, ...; the job is local-cluster):
 #
-#   build/client/zeroctl/zeroctl --socket /dev/shm/zerod-local-cluster.*/a.sock status
+#   zeroctl --socket /dev/shm/zerod-local-cluster.*/a.sock status
 set -uo pipefail
 # shellcheck source=deploy/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+. "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/lib.sh"
 
-node_count=1 rank_count='' max_restarts=0 tree='' command=()
+node_count=1 rank_count='' max_restarts=0 keep=false tree='' command=()
+library= # that zeroctl uses
+kept=    # the ranks' status, while the nodes are kept
 end_ms=60000 # between the end of one rank and that of the others
 port=
 ranks=()
@@ -50,7 +55,7 @@ finish() {
 }
 
 interrupted() {
-        exit $((128 + $(kill -l "$1")))
+        exit "${kept:-$((128 + $(kill -l "$1")))}"
 }
 
 # ---- ranks -------------------------------------------------------------------
@@ -71,7 +76,7 @@ variables() {
         printf '%s\n' "RANK=$rank" "WORLD_SIZE=$rank_count" "LOCAL_RANK=$local_rank" \
                 "LOCAL_WORLD_SIZE=$local_count" MASTER_ADDR=127.0.0.1 "MASTER_PORT=$port" \
                 GLOO_SOCKET_IFNAME=lo "ZEROD_SOCKET=$directory/${nodes[node]}.sock" ZEROD_JOB=local-cluster \
-                "ZEROD_LIBRARY=$tree/client/lib/libzero.so.0" \
+                "ZEROD_LIBRARY=$library" \
                 "PYTHONPATH=$root/client/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 \
                 "OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((jobs > rank_count ? jobs / rank_count : 1))}"
 }
@@ -176,6 +181,7 @@ parse() {
                         max_restarts=$((10#$2))
                         shift
                         ;;
+                --keep) keep=true ;;
                 --tree)
                         [[ -x ${2:-}/daemon/zerod ]] || wrong "--tree: ${2:-nothing} is no build tree with a daemon in it"
                         tree=$(cd "$2" && pwd)
@@ -189,28 +195,42 @@ parse() {
                 esac
                 shift
         done
-        ((${#command[@]})) || wrong 'which command?'
+        ((${#command[@]})) || $keep || wrong 'which command?'
         rank_count=${rank_count:-$node_count}
 }
 
 prepare() {
         local python
-        if [[ -z $tree ]]; then
+        if [[ -z $tree && ! -f $root/meson.build ]]; then
+                nodes_installed
+        elif [[ -z $tree ]]; then
                 tree=$root/build
                 packages_install build text || fail 'packages are missing'
                 tree_setup "$tree" buildtype=release || fail 'the build tree could not be made'
                 tree_build "$tree" daemon/zerod client/zeroctl/zeroctl >&2 || fail 'the build failed'
         fi
-        nodes_programs "$tree"
-        if [[ ${command[0]} == *.py ]]; then
+        [[ -z $tree ]] || nodes_programs "$tree"
+        library=$(ldd "$zeroctl" | awk '$1 == "libzero.so.0" && $3 ~ /^\// { print $3 }')
+        [[ -n $library ]] || fail "$zeroctl does not find libzero.so.0"
+        if [[ ${command[0]:-} == *.py ]]; then
                 [[ -r ${command[0]} ]] || wrong "${command[0]}: no such file, or not readable"
                 python=${ZEROD_PYTHON:-$(python_environment)} || fail 'no Python with PyTorch'
                 command=("$python" "${command[@]}")
         fi
 }
 
+# Until a signal, or until a daemon ends.
+keep_nodes() {
+        kept=$1
+        say 'the nodes are kept until Ctrl-C' >&2
+        while true; do
+                nodes_alive
+                sleep 0.5
+        done
+}
+
 main() {
-        local name names restarts=0 status
+        local name names restarts=0 status=0
         parse "$@"
         trap finish EXIT
         for name in INT TERM HUP; do
@@ -227,12 +247,14 @@ main() {
         start_nodes "${names[@]}"
         wait_nodes
         say "sockets $directory/*.sock, for zeroctl --socket" >&2
-        while true; do
-                run_ranks && break
+        while ((${#command[@]})); do
+                run_ranks
                 status=$?
-                ((restarts++ < max_restarts)) || exit "$status"
+                ((status && restarts++ < max_restarts)) || break
                 say "restart $restarts of $max_restarts" >&2
         done
+        ! $keep || keep_nodes "$status"
+        exit "$status"
 }
 
 main "$@"

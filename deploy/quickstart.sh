@@ -12,7 +12,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 tree=$root/build
-gpt=$tree/client/examples/gpt/gpt
+gpt=$tree/client/examples/gpt/zerod-gpt
 
 steps=500
 job=quickstart
@@ -201,7 +201,7 @@ main() {
         [[ -n $text ]] || sets+=(text)
         packages_install "${sets[@]}" || fail 'packages are missing'
         tree_setup "$tree" buildtype=release examples=enabled || fail 'the build tree could not be made'
-        tree_build "$tree" daemon/zerod client/zeroctl/zeroctl client/examples/gpt/gpt || fail 'the build failed'
+        tree_build "$tree" daemon/zerod client/zeroctl/zeroctl client/examples/gpt/zerod-gpt || fail 'the build failed'
         make_directory
         prepare_text
         start_nodes a b

@@ -26,7 +26,7 @@ def leave_on_signals():
 def use_build(build):
     Tools.zerod = f"{build}/daemon/zerod"
     Tools.zeroctl = f"{build}/client/zeroctl/zeroctl"
-    Tools.gpt = f"{build}/client/examples/gpt/gpt"
+    Tools.gpt = f"{build}/client/examples/gpt/zerod-gpt"
 
 
 def figure(name, ratios, **settings):

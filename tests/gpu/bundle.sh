@@ -39,7 +39,7 @@ programs() {
         cat <<-END
         zerod daemon/zerod
         zeroctl client/zeroctl/zeroctl
-        gpt client/examples/gpt/gpt
+        gpt client/examples/gpt/zerod-gpt
         actor tests/support/actor
         conformance tests/conformance/device/conformance-device
         info tests/gpu/gpu-info

@@ -13,7 +13,7 @@
 
 static int complain(const struct fault *fault, int exit_status)
 {
-        fprintf(stderr, "gpt: %s\n", fault->text);
+        fprintf(stderr, "zerod-gpt: %s\n", fault->text);
         return exit_status;
 }
 
@@ -25,7 +25,7 @@ static int run(const struct options *options)
         if (r)
                 return complain(&fault, 1);
         if (options->bigram) {
-                printf("gpt: bigram %.4f nats/byte\n",
+                printf("zerod-gpt: bigram %.4f nats/byte\n",
                        corpus_bigram_loss(&text, options->context, options->eval_windows));
                 return 0;
         }

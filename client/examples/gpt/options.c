@@ -274,7 +274,7 @@ static void help_argument(const struct entry *entry, char *ret, size_t size)
 
 void options_help(void)
 {
-        puts("usage: gpt --data FILE [OPTION...]\n"
+        puts("usage: zerod-gpt --data FILE [OPTION...]\n"
              "Trains a byte-level GPT-2 whose model states are held by zerod.\n");
         for (const struct entry *e = entries; e < entries + ENTRIES; e++) {
                 char argument[64], left[96];

@@ -23,7 +23,7 @@ fail() {
         exit 1
 }
 
-sed "s|@sbindir@/zerod|$zerod|" "$units/zerod.service.in" >"$work/zerod.service"
+sed "s|@bindir@/zerod|$zerod|" "$units/zerod.service.in" >"$work/zerod.service"
 cp "$units/zerod.socket" "$work"
 
 # Unknown keys only warn.  Other units of the machine are not ours to judge.
