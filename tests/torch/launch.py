@@ -73,6 +73,19 @@ def one_process_without_a_launcher():
 
 
 @case
+def the_default_run_id_names_no_job():
+    """torchrun's is "none"."""
+    with Cluster(1) as cluster:
+        script, port = script_in(cluster), free_ports(1)[0]
+        said = finish([launch(cluster, 0, "--nproc-per-node=1", f"--master-port={port}", script=script)])
+        assert "of 1 in " in said[0] and "none" not in said[0], said
+        assert cluster[0].status()["jobs"] == [], "an unnamed job is dropped at the end"
+        several = launch(cluster, 0, "--nproc-per-node=2", f"--master-port={port}", script=script)
+        out, _ = several.communicate(timeout=END_S)
+        assert several.returncode != 0 and "ZEROD_JOB" in out and "--rdzv-id" in out, out
+
+
+@case
 def two_unnamed_ranks_are_told_to_name_the_job():
     with Cluster(1) as cluster:
         environment = {**worker_environment(cluster), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
