@@ -72,7 +72,7 @@ def train(stage, recompute, accumulate, steps, kills):
     its second in the second, and so on.  (parameters, calls of the last step, aborts told, restarts)"""
     calls = itertools.count()
     told = restarts = 0
-    with Scene(make(dropout=0.1, recompute=recompute), stage, accumulate=accumulate) as s:
+    with Scene(make(dropout=0.1, recompute=recompute), stage) as s:
         optimizer = zt.AdamW(s.model, lr=1e-2)
         kill_at = last = -1
 

@@ -179,7 +179,7 @@ def an_abort_is_told_where_values_were_copied():
 @alone
 def every_part_of_a_gradient_is_followed():
     """What made it may have run on another stream than the copy."""
-    zt, model = zero(blocks(2), accumulate="trainer")
+    zt, model = zero(blocks(2))
     optimizer = zt.AdamW(model, lr=1e-2)
     storages.Stand.followed.clear()
     with model.no_sync():

@@ -171,7 +171,7 @@ references = References()
 def sharded_model(kind, way, stage, job, **options):
     import zerod.torch as zt
     model = make(0, kind.dtype, tied=kind.tied, recompute=way.recompute)
-    model = zt.shard(model, stage, job=job, accumulate=way.accumulate or "owner", **options)
+    model = zt.shard(model, stage, job=job, **options)
     return model, zt.AdamW(model, **ADAMW)
 
 

@@ -56,7 +56,7 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     options = dict(options)
     stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
     at = options.pop("at", AT)
-    model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S), accumulate=accumulate)
+    model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S))
     optimizer = zt.AdamW(model, lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     act = once(directory, lambda: os.kill(target or os.getpid(), how))

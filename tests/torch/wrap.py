@@ -384,8 +384,23 @@ def accumulated_no_sync(model, step):
 
 
 def same_accumulated(stage, where):
-    same(stage, {}, backward=accumulated if where == "owner" else accumulated_no_sync,
-         shard_options={"accumulate": where})
+    same(stage, {}, backward=accumulated if where == "owner" else accumulated_no_sync)
+
+
+def pushes(stage):
+    model = zt.shard(make(), stage=stage)
+    with model.no_sync():
+        for t in range(2):
+            loss_of(model, t).backward()
+    loss_of(model, 2).backward()
+    client = model.sharded.client
+    client.norm()  # the service has all that was pushed
+    return {client.accepted(g) for g in range(client.layout.groups)}
+
+
+@cases_of([1, 2, 3], "stage{}")
+def no_sync_pushes_nothing(stage):
+    assert in_rank(pushes, stage) == [{1}]
 
 
 def several_forwards(model, step):

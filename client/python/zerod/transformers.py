@@ -21,7 +21,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import accelerate
@@ -94,8 +94,8 @@ class Accelerator(accelerate.Accelerator):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Also where there is one rank: it says where gradients add up."""
-        with model.no_sync():
+        """Also where there is one rank."""
+        with model.no_sync() if self.trainer._accumulate == "trainer" else nullcontext():
             yield
 
     @property
@@ -131,7 +131,9 @@ class Trainer(transformers.Trainer):
     whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval,
     torch_compile (compile blocks instead), use_liger_kernel, auto_find_batch_size.
 
-    stage, groups, client, job, reduce_dtype, accumulate, init_fn, prefetch: of
+    accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes the
+    least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
+    stage, groups, client, job, reduce_dtype, init_fn, prefetch: of
     :func:`zerod.torch.shard`; not looked at if the model is sharded already.
 
     A checkpoint directory has what Trainer writes, except that model.safetensors and
@@ -151,6 +153,9 @@ class Trainer(transformers.Trainer):
                  prefetch: int = 1, **named: Any):
         if model is None:
             raise ValueError("pass model=...: one job holds one model, and model_init makes many")
+        if accumulate not in ("owner", "trainer"):
+            raise ValueError(f"accumulate is 'owner' or 'trainer', not {accumulate!r}")
+        self._accumulate = accumulate
         self._writes_optimizer = False  # the model is written together with it
         super().__init__(model, args, *positional, **named)
         self._check_arguments()
@@ -161,7 +166,7 @@ class Trainer(transformers.Trainer):
             # what follows is as random as without zerod
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 zt.shard(model, stage, groups, client=client, reduce_dtype=reduce_dtype,
-                         accumulate=accumulate, init_fn=init_fn, prefetch=prefetch, device=device)
+                         init_fn=init_fn, prefetch=prefetch, device=device)
         self._check_ranks(model.sharded.client)
         self._check_place()
         self._check_optimizer()

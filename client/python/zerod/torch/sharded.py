@@ -61,14 +61,14 @@ class ZeroModule(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside are not the last of their step.
+        """Backward passes inside push nothing: their gradients add up in this process, and the
+        first backward pass outside pushes the sums, or the step.
 
-        With ``accumulate="trainer"`` their gradients add up in this process and are pushed by the
-        first backward pass outside, or by the step.  With ``accumulate="owner"`` it changes
-        nothing: every backward pass is pushed and the owners add up.
+        The process then needs memory for the gradients of the whole model.  Without no_sync() the
+        owners add up what every backward pass pushes; the sums are the same.
         """
         gradients = self.sharded.gradients
-        before, gradients.keep = gradients.keep, self.sharded.accumulate == "trainer"
+        before, gradients.keep = gradients.keep, True
         try:
             yield
         finally:
@@ -93,10 +93,8 @@ class Sharded:
     goes_on: the job had its values when this rank came; what would load others is to be left out.
     """
 
-    def __init__(self, model: nn.Module, stage: int, accumulate: str, prefetch: int,
-                 place: "Host | Gpu"):
-        self.model, self.stage, self.accumulate = model, stage, accumulate
-        self.prefetch, self.place = prefetch, place
+    def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu"):
+        self.model, self.stage, self.prefetch, self.place = model, stage, prefetch, place
         self.client: zerod.Client
         self.units: list[Unit] = []
         self.groups: list[Group] = []
@@ -313,7 +311,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
 
 def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           client: zerod.Client | None = None, job: str | None = None,
-          reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
+          reduce_dtype: torch.dtype | None = None,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None) -> nn.Module:
@@ -336,8 +334,6 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     client: of :func:`zerod.connect`; None: made with `job`.
     reduce_dtype: of gradients between nodes, torch.float32 or torch.bfloat16; None: bf16 if all
     trained parameters are bf16, else fp32.
-    accumulate: where the gradients of micro-batches add up: "owner", in the service, or "trainer",
-    in this process within ``model.no_sync()``.
     prefetch: how many units are asked for ahead of their use.
     on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the
     timeout of :func:`zerod.connect`; "fail": the others get zerod.LostRank at once.
@@ -355,8 +351,6 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"{type(model).__name__} is sharded already")
     if stage not in (1, 2, 3):
         raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
-    if accumulate not in ("owner", "trainer"):
-        raise ValueError(f"accumulate is 'owner' or 'trainer', not {accumulate!r}")
     if not isinstance(prefetch, int) or prefetch < 0:
         raise ValueError(f"prefetch is a number of units, not {prefetch!r}")
     marked = _marked(model)
@@ -369,7 +363,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"reduce_dtype is torch.float32 or torch.bfloat16, not {reduce_dtype}")
     initialize.prepare(model, init_fn)
     place = place_of(device, (p.value for u in planned for p in u.params))
-    sharded = Sharded(model, stage, accumulate, prefetch, place)
+    sharded = Sharded(model, stage, prefetch, place)
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job)
     other = _of_job.get(sharded.client.job)
