@@ -13,6 +13,7 @@ import copy  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+import zerod
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
 from net import WIDTH, fetched, full, in_rank, loss_of, make, train  # noqa: E402
@@ -183,6 +184,16 @@ def other_optimizers():
 @case
 def optimizers_that_would_train_nothing():
     in_rank(other_optimizers)
+
+
+def waits_for_nobody():
+    os.environ["WORLD_SIZE"] = "2"
+    raises(zerod.Deadline, "rank 1", zt.shard, make(), job="half", timeout=0.5)
+
+
+@case
+def the_timeout_of_shard():
+    in_rank(waits_for_nobody)
 
 
 class Logged(torch.Tensor):

@@ -299,7 +299,7 @@ def refused(_rank, directory, arguments, options):
 @in_directory
 def what_cannot_be_is_refused(directory):
     wrong = [({"optim": "sgd"}, {}, "AdamW"), ({"torch_compile": True}, {}, "torch_compile"),
-             ({}, {"model_init": gpt2}, "model_init"), ({"auto_find_batch_size": True}, {}, "auto_find_batch_size"),
+             ({}, {"model_init": gpt2}, "model_init"), ({}, {"timeout": 0}, "timeout is 0 seconds"), ({"auto_find_batch_size": True}, {}, "auto_find_batch_size"),
              ({}, {"optimizers": (torch.optim.SGD([torch.zeros(1)]), None)}, "zerod.torch.AdamW")]
     for arguments, options, word in wrong:
         said = run(refused, [0], ranks.shared(2), directory, arguments, options)[0]

@@ -133,7 +133,7 @@ class Trainer(transformers.Trainer):
 
     accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes the
     least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
-    stage, groups, client, job, reduce_dtype, init_fn, prefetch: of
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch: of
     :func:`zerod.torch.shard`; not looked at if the model is sharded already.
 
     A checkpoint directory has what Trainer writes, except that model.safetensors and
@@ -148,9 +148,10 @@ class Trainer(transformers.Trainer):
     def __init__(self, model: nn.Module | None = None,
                  args: transformers.TrainingArguments | None = None, *positional: Any,
                  stage: int = 3, groups: Groups = None, client: zerod.Client | None = None,
-                 job: str | None = None, reduce_dtype: torch.dtype | None = None,
-                 accumulate: str = "owner", init_fn: Callable[[nn.Module], None] | None = None,
-                 prefetch: int = 1, **named: Any):
+                 job: str | None = None, timeout: float = 60.0,
+                 reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
+                 init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
+                 **named: Any):
         if model is None:
             raise ValueError("pass model=...: one job holds one model, and model_init makes many")
         if accumulate not in ("owner", "trainer"):
@@ -160,7 +161,7 @@ class Trainer(transformers.Trainer):
         super().__init__(model, args, *positional, **named)
         self._check_arguments()
         if "_zerod_sharded" not in model.__dict__:
-            client = client or zerod.connect(job)
+            client = client or zerod.connect(job, timeout=timeout)
             self._check_ranks(client)
             device = self.args.device
             # what follows is as random as without zerod

@@ -310,7 +310,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
 
 
 def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
-          client: zerod.Client | None = None, job: str | None = None,
+          client: zerod.Client | None = None, job: str | None = None, timeout: float = 60.0,
           reduce_dtype: torch.dtype | None = None,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           on_lost_rank: str = "wait",
@@ -331,7 +331,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     groups: which modules' parameters come and go together: classes, class names or module names, or
     ``f(name, module) -> bool``; None: the modules marked by :func:`fully_shard`, else repeated
     blocks and large layers.  The rest is one group with the model.
-    client: of :func:`zerod.connect`; None: made with `job`.
+    client: of :func:`zerod.connect`; None: made with `job` and `timeout`.
     reduce_dtype: of gradients between nodes, torch.float32 or torch.bfloat16; None: bf16 if all
     trained parameters are bf16, else fp32.
     prefetch: how many units are asked for ahead of their use.
@@ -365,7 +365,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     place = place_of(device, (p.value for u in planned for p in u.params))
     sharded = Sharded(model, stage, prefetch, place)
     layout = _lay_out(sharded, planned)
-    sharded.client = client or zerod.connect(job)
+    sharded.client = client or zerod.connect(job, timeout=timeout)
     other = _of_job.get(sharded.client.job)
     if other is not None and not other.client.closed:
         raise ValueError(f"this process has a model in job '{sharded.client.job}' already: give "
