@@ -56,6 +56,8 @@
         X(RESUME_REPLAYED, "resume.replayed") /* redo slots are copied home again */               \
         X(RESUME_OPENED, "resume.opened") /* a job's file is open, nothing is done */              \
         X(RESUME_TAKEN, "resume.taken") /* it is known, a recorded step not carried out */         \
+        X(DROP_NOTED, "drop.noted") /* a job is to be dropped, nothing of it is deleted */         \
+        X(DROP_DELETED, "drop.deleted") /* its state is, no other node is told */                  \
         X(PLANES_AWAY, "planes.away") /* a state is on its GPU, the file has its planes still */   \
         X(PLANES_WRITTEN, "planes.written") /* they are written back, the file does not say so */  \
         X(MOVE_WHOLE, "move.whole") /* all states are moved, no node is told */                    \

@@ -1,4 +1,4 @@
-/* Jobs made where their coordinator opens them, and dropped where their owner says so. */
+/* Jobs made where their coordinator opens them. */
 #include "daemon/exchange/checkpoint/checkpoint.h"
 #include "daemon/exchange/moving/view.h"
 #include "daemon/exchange/shards.h"
@@ -185,13 +185,8 @@ int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fau
 
         if (view_changing(x))
                 return fault_set(fault, ZERO_EBUSY, "the owners are being changed: try again");
-        list_for_each (&x->dead_jobs, item) {
-                const struct job *dead = CONTAINER_OF(item, struct job, link);
-
-                if (strcmp(dead->name, name) == 0 && dead->references > dead->holders)
-                        return fault_set(fault, ZERO_EBUSY,
-                                         "job '%s' is still being dropped: try again", name);
-        }
+        if (drop_check(x, name, fault))
+                return fault->status;
         list_for_each (&x->jobs, item) {
                 n += CONTAINER_OF(item, struct job, link)->uid == uid;
         }
@@ -230,11 +225,13 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 answer(x, node, m, ZERO_EPROTO, "malformed open");
                 return;
         }
-        if (!job && !open->create) {
+        r = job ? 0 : drop_check(x, m->job, &fault);
+        if (!r && !job && !open->create) {
                 unknown_answer(x, node, m);
                 return;
         }
-        r = layout_from_message(open->layout, &l, &fault);
+        if (!r)
+                r = layout_from_message(open->layout, &l, &fault);
         if (!r)
                 r = job ? open_check(job, open, l, &fault)
                         : job_new_check(x, m->job, open->uid, &fault);
@@ -260,16 +257,4 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         }
         job->opening = false;
         opened_answer(x, node, m->call, job, true);
-}
-
-void job_drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
-{
-        struct job *job = job_find(x, m->job);
-
-        coordinator_drop(x, m->job);
-        if (job) {
-                job->drop_state = true;
-                job_detach(job);
-        }
-        answer(x, node, m, ZERO_OK, "");
 }

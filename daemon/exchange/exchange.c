@@ -78,8 +78,9 @@ static void tick_closed(uv_handle_t *tick)
 static void exchange_check_stopped(struct exchange *x)
 {
         if (!x->closed || !list_empty(&x->dead_jobs) || !list_empty(&x->calls) ||
-            !list_empty(&x->joining) || !list_empty(&x->makings) || offload_pending(x->offload) ||
-            !operations_idle(x) || !fillings_idle(x) || !views_idle(x))
+            !list_empty(&x->joining) || !list_empty(&x->makings) || x->releases ||
+            offload_pending(x->offload) || !operations_idle(x) || !fillings_idle(x) ||
+            !views_idle(x))
                 return;
         views_free(x);
         uv_close((uv_handle_t *)&x->tick, tick_closed);
@@ -100,6 +101,7 @@ static void exchange_tick(uv_timer_t *timer)
                 operations_tick(x);
                 fills_tick(x);
                 fillings_tick(x);
+                drops_tick(x);
         }
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
@@ -120,7 +122,8 @@ int exchange_start(struct exchange *x)
         struct list *lists[] = { &x->jobs,       &x->dead_jobs, &x->coordinators, &x->calls,
                                  &x->asks,       &x->accesses,  &x->works,        &x->joining,
                                  &x->operations, &x->schedules, &x->takings,      &x->loadings,
-                                 &x->fills,      &x->fillings,  &x->staged,       &x->makings };
+                                 &x->fills,      &x->fillings,  &x->staged,       &x->makings,
+                                 &x->drops,      &x->drop_waits };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
@@ -154,6 +157,7 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
                 job_detach(CONTAINER_OF(x->jobs.next, struct job, link));
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 calls_down(x, n, "the daemon stops");
+        drops_free(x);
         operations_stop(x);
 }
 
@@ -168,6 +172,7 @@ void exchange_up(struct exchange *x, uint32_t node)
 
 void node_agrees(struct exchange *x, uint32_t node)
 {
+        drops_tick(x); /* first: the node hears of it before it is asked for the job */
         calls_up(x, node);
         coordinator_up(x, node);
         ranks_up(x, node);
@@ -343,7 +348,7 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_OPEN) {
                 job_open_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {
-                job_drop_message(x, node, m);
+                drop_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
                 x->query(x->query_arg, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT ||

@@ -2,7 +2,8 @@
  * exchange.h - what moves and computes a job's bytes on this node.
  *
  *   exchange.c     start and stop, the tick, messages to the parts below
- *   job.c          a job's life and steps on this node    create.c  making and dropping it
+ *   job.c          a job's life and steps on this node    create.c  making it
+ *   drop.c         dropping it on all nodes
  *   resume.c       jobs that an earlier process left      drain.c   leaving between two steps
  *   holding.c      an owner's shards on this node         shard.c   as others read them
  *   call.h         payloads asked for; messages that want an answer
@@ -86,6 +87,8 @@ struct exchange {
         struct list makings;    /* what is made on GPUs for ranks (rank/making.c) */
         struct list operations, schedules, takings, loadings; /* checkpoint.h */
         struct list fills, fillings;                          /* filling.h */
+        struct list drops, drop_waits;                        /* drop.c */
+        uint32_t releases; /* states whose memory is being freed */
         uint64_t last_operation, last_fill;
         double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
         struct requests requests;
@@ -148,7 +151,7 @@ struct job {
         struct list link;
         struct exchange *x;
         uint32_t references;
-        uint32_t holders; /* sessions among them: they need no state once the job is dead */
+        uint32_t holders; /* of them: sessions and others that need no state once it is dead */
         bool dead;
         uint64_t whole;  /* the placement of which that was told: former states are to go; or 0 */
         bool opening;    /* its state is being made */
@@ -229,7 +232,7 @@ void holding_take_up(struct holding *h);
 void job_take_up(struct job *job);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
-/* References of sessions: a client that stays does not keep a dropped job's memory. */
+/* References that need no state: a client that stays does not keep a dropped job's memory. */
 void job_hold(struct job *job);
 void job_let_go(struct job *job);
 bool job_name_valid(const char *name);
@@ -242,12 +245,37 @@ uint32_t coordinator_of(const struct exchange *x, const char *job);
 void job_fail_requests(struct job *job, int status, const char *text);
 void job_detach(struct job *job); /* out of the list, dead; freed with its last reference */
 void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void job_drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 void job_start_message(struct job *job, const Zero__LinkMessage *m);
 void job_part_message(struct job *job, const Zero__Part *part);
 void job_decision_message(struct job *job, const Zero__Decision *d);
 /* Over the last decisions; 0: not known yet. */
 double job_steps_per_second(const struct job *job);
+
+/* ---- dropping (drop.c) ------------------------------------------------------------ */
+
+/*
+ * Drops the job here and on all nodes; those that are away hear of it when they come up, if this
+ * node keeps the drop.  told() is called when the job's memory here is free, and those that are up
+ * have answered.
+ */
+typedef void drop_told(struct exchange *x, uint32_t node, uint64_t call, bool keeps,
+                       uint64_t untold);
+void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t call, drop_told *told);
+/* Another node tells that the job is dropped. */
+void drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+/* ZERO_EBUSY: a job of that name is being dropped. */
+int drop_check(struct exchange *x, const char *job, struct fault *fault);
+void drops_check(struct exchange *x);
+void drops_tick(struct exchange *x);
+/* What an earlier process has not told to all; once its jobs are found, before they are taken up.
+ */
+void drops_resume(struct exchange *x);
+void drops_free(struct exchange *x);
+/*
+ * Deletes the state's files at once, and frees its memory on another thread: the job, if it is not
+ * NULL, is referred to until then.
+ */
+void state_drop_later(struct exchange *x, struct job *job, struct state *state);
 
 /* ---- holdings ---------------------------------------------------------------- */
 

@@ -59,7 +59,7 @@ void holding_free(struct holding *h)
         update_free(h->update);
         landing_free(h->landing);
         if (h->job->drop_state)
-                state_drop(h->state);
+                state_drop_later(h->job->x, h->job, h->state);
         else
                 state_close(h->state);
         free(h->shard_version);

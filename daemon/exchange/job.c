@@ -105,11 +105,15 @@ static void job_free(struct job *job)
 
 void job_unref(struct job *job)
 {
+        struct exchange *x = job->x;
+
         assert(job->references > 0);
+        /* before: what it holds refers to it until its memory is free */
+        if (job->dead && job->references - 1 == job->holders)
+                job_release_holdings(job);
         if (--job->references == 0)
                 job_free(job);
-        else if (job->dead && job->references == job->holders)
-                job_release_holdings(job);
+        drops_check(x);
 }
 
 void job_hold(struct job *job)

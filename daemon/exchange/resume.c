@@ -246,6 +246,7 @@ void jobs_resume(struct exchange *x)
 
         if (r)
                 log_error("the state directory cannot be read: %s", strerror(-r));
+        drops_resume(x);
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 

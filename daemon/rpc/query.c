@@ -118,12 +118,37 @@ static json_t *survey_checksum(struct survey *s)
         return j;
 }
 
+/* A node that some other one has not told may have been told by a third. */
+static bool is_told(const struct survey *s, uint32_t node)
+{
+        for (uint32_t n = 0; n < s->rpc->x->cluster->n_nodes; n++) {
+                const json_t *untold = json_object_get(s->answers[n].json, "untold");
+
+                if (untold && !json_object_get(untold, node_name(s->rpc->x, node)))
+                        return true;
+        }
+        return s->answers[node].came;
+}
+
 static json_t *survey_drop(struct survey *s)
 {
-        json_t *j = json_object();
+        json_t *j = json_object(), *untold = json_array();
+        bool kept = false;
 
+        for (uint32_t n = 0; n < s->rpc->x->cluster->n_nodes; n++) {
+                kept = kept || json_object_get(s->answers[n].json, "untold");
+                if (!is_told(s, n))
+                        json_array_append_new(untold, json_string(node_name(s->rpc->x, n)));
+        }
+        if (!kept) {
+                s->status = ZERO_EPEER;
+                snprintf(s->text, sizeof s->text,
+                         "no node that holds shards is reachable: nothing of the job is dropped "
+                         "but what is here");
+        }
         json_object_set_new(j, "job", json_string(s->job->name));
         json_object_set_new(j, "dropped", json_true());
+        json_object_set_new(j, "untold", untold);
         return j;
 }
 
@@ -148,7 +173,7 @@ static const struct survey_kind {
         { "ping", "ping", false, false, false, survey_ping, 0 },
         { "shards", "held", true, true, false, survey_shards, 0 },
         { "checksum", "checksum", true, true, true, survey_checksum, 0 },
-        { "drop", "drop", true, false, true, survey_drop, 0 },
+        { "drop", "drop", true, false, false, survey_drop, 0 },
         { "moves", "moves", false, false, false, survey_moves, MOVES_MS },
 };
 
@@ -164,14 +189,17 @@ static const struct survey_kind *survey_kind(const char *what)
 
 static void survey_end(struct survey *s)
 {
-        if (s->call && s->status)
-                request_end(&s->call->request, s->status, "%s", s->text);
+        json_t *json = s->status ? NULL : survey_kind(s->what)->finish(s);
+
+        if (s->call && !s->status)
+                query_end(s->call, STEAL(json));
         else if (s->call)
-                query_end(s->call, survey_kind(s->what)->finish(s));
+                request_end(&s->call->request, s->status, "%s", s->text);
+        json_decref(json);
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 json_decref(s->answers[n].json);
         if (s->job)
-                job_unref(s->job);
+                job_let_go(s->job);
         free(s);
 }
 
@@ -279,7 +307,7 @@ static int survey_start(struct pending_call *call, const struct survey_kind *kin
         s->job = job;
         s->what = kind->what;
         if (job)
-                job_ref(job);
+                job_hold(job); /* its state is none of the survey's: a drop waits for its end */
         call->request.subject = s;
         call->request.describe = survey_describe;
         call->request.forget = survey_forget;
@@ -440,6 +468,21 @@ static void query_checksum(struct job *job, uint32_t node, const Zero__LinkMessa
         checksum_answer(q);
 }
 
+/* Of a node that does not keep the drop, nothing is said of others. */
+static void drop_answer(struct exchange *x, uint32_t node, uint64_t call, bool keeps,
+                        uint64_t untold)
+{
+        json_t *j = json_object(), *names = json_object();
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                if (untold >> n & 1)
+                        json_object_set_new(names, node_name(x, n), json_true());
+        if (keeps)
+                json_object_set(j, "untold", names);
+        json_decref(names);
+        query_answer(x, node, call, j);
+}
+
 void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
 {
         struct rpc *rpc = arg;
@@ -450,7 +493,7 @@ void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
         if (strcmp(what, "ping") == 0)
                 answer(x, node, m, ZERO_OK, "");
         else if (strcmp(what, "drop") == 0)
-                job_drop_message(x, node, m);
+                drop_order(x, m->job, node, m->call, drop_answer);
         else if (strcmp(what, "moves") == 0)
                 query_answer(x, node, m->call, moves_here(x));
         else if (snapshot_is_query(what))

@@ -214,16 +214,12 @@ void blobs_close(struct state *s)
         s->blobs = (struct state_blobs){ .fd = -1 };
 }
 
-void blobs_drop(struct state *s)
+void blobs_unlink(struct state *s)
 {
         char name[STORE_FILE_NAME];
 
         if (s->blobs.fd < 0)
                 return;
-        if (s->file) { /* else another state has its name now */
-                store_blobs_name(s->file, name);
-                unlinkat(s->store->dir, name, 0);
-        }
-        store_give(s->store, s->blobs.bytes);
-        blobs_close(s);
+        store_blobs_name(s->file, name);
+        unlinkat(s->store->dir, name, 0);
 }

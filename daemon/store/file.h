@@ -185,4 +185,4 @@ int blobs_open(struct state *state, struct fault *fault);
  * forgotten, since nobody may remember that its number was used. */
 void blobs_settle(struct state *state);
 void blobs_close(struct state *state);
-void blobs_drop(struct state *state);
+void blobs_unlink(struct state *state);

@@ -295,16 +295,27 @@ void state_close(struct state *state)
         state_free(state);
 }
 
+void state_unlink(struct state *state)
+{
+        if (!state->file) /* another state has its name now */
+                return;
+        blobs_unlink(state); /* first: none is left alone */
+        unlinkat(state->store->dir, state->file, 0);
+        free(STEAL(state->file));
+}
+
 void state_drop(struct state *state)
 {
         if (!state)
                 return;
-        blobs_drop(state); /* first: none is left alone */
-        if (state->file)   /* else another state has its name now */
-                unlinkat(state->store->dir, state->file, 0);
-        store_give(state->store, state->lost ? 0 : state->file_bytes);
+        state_unlink(state);
+        uint64_t bytes = (state->lost ? 0 : state->file_bytes) + state->blobs.bytes +
+                         state->plan->serve_bytes;
+        struct store *store = state->store;
+
         planes_free(STEAL(state->planes));
-        state_close(state);
+        state_free(state);
+        store_give(store, bytes); /* last: whoever is given it finds it free */
 }
 
 uint64_t state_bytes(const struct state *state)

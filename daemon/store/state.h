@@ -210,7 +210,12 @@ bool state_on_gpu(const struct state *state);
 int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault);
 /* Unmaps; the files stay, and planes on a GPU until the store is closed.  NULL is allowed. */
 void state_close(struct state *state);
-/* Deletes the files and closes: nothing else does. */
+/* Deletes the files: nothing else does.  state_drop() is still due.  Takes no time. */
+void state_unlink(struct state *state);
+/*
+ * Deletes the files and frees the memory, which takes 0.4 s a GiB: for a thread that may block.
+ * NULL is allowed.
+ */
 void state_drop(struct state *state);
 uint64_t state_bytes(const struct state *state);
 /*

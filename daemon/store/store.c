@@ -243,15 +243,21 @@ void store_close(struct store *store)
         free(store);
 }
 
-int store_each(const struct store *store, int (*each)(const char *file, void *arg), void *arg)
+int store_each_called(const struct store *store, const char *suffix,
+                      int (*each)(const char *file, void *arg), void *arg)
 {
         CLEANUP(cleanup_closedir) DIR *d = NULL;
         int r = read_directory(store, &d);
 
         for (struct dirent *e; r == 0 && (e = readdir(d));)
-                if (store_is_state(e->d_name))
+                if (is_called(e->d_name, suffix))
                         r = each(e->d_name, arg);
         return r;
+}
+
+int store_each(const struct store *store, int (*each)(const char *file, void *arg), void *arg)
+{
+        return store_each_called(store, state_suffix, each, arg);
 }
 
 /* ---- quota ---- */

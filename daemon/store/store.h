@@ -38,5 +38,8 @@ void store_blobs_name(const char *file, char ret[static STORE_FILE_NAME]);
 /* Whether it is the file of a state that was lost on a GPU: all but a hole, so it is not charged.
  */
 bool store_lost(const struct store *store, const char *file);
+/* As store_each(), for files whose names end so. */
+int store_each_called(const struct store *store, const char *suffix,
+                      int (*each)(const char *file, void *arg), void *arg);
 /* Whether a directory entry is called like a state file. */
 bool store_is_state(const char *name);

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, Tools, expect, finish_all, group, small_layout, spawn, tensor, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, Tools, crash_points, expect, finish_all, group, small_layout, spawn, tensor, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 NOBODY = 65534
@@ -234,7 +234,9 @@ def drop():
         train(ranks, 2)
         ranks[0].do("fetch", group=0)
         ranks[0].start("step", sets=SETS)
-        assert c[1].ctl("drop", "job") == {"job": "job", "dropped": True}
+        assert c[1].ctl("drop", "job") == {"job": "job", "dropped": True, "untold": []}
+        for d in c.daemons:
+            assert d.state_files() == [".lock"] and d.status()["memory"]["state_used"] == 0, d.state_files()
         expect(ranks[0].finish(), "ENOJOB", "dropped")
         ranks[1].refused("ENOJOB", "fetch", group=0)
         for d in c.daemons:
@@ -245,6 +247,73 @@ def drop():
         again = c.ranks("job", small_layout(blocks=1), [1], hold=2, push=2)
         assert again[0].do("version")["version"] == 0
         train(again, 2)
+
+
+@cases_of([(n, mirror, name, again) for n in (2, 3) for mirror in (0, 1) for name in ("a", "job")
+           for again in (False, True)], "{0[0]}_nodes_mirror_{0[1]}_{0[2]}_{0[3]}")
+def drop_while_a_node_is_away(what):
+    """What is dropped stays dropped: a node that was away drops it too when it comes up, and its name is free then."""
+    nodes, mirror, name, again = what
+    with Cluster(nodes, mirror=mirror, owners=2) as c:
+        ranks = c.ranks(name, small_layout(), [0, 1], hold=2, push=2)
+        train(ranks, 2)
+        for a in ranks:
+            c.dismiss(a)
+        c[1].kill()
+        asked = c[nodes - 1] if nodes == 3 else c[0]  # the third holds nothing
+        told = asked.ctl("drop", name)
+        assert told == {"job": name, "dropped": True, "untold": ["n1"]}, told
+        assert not any(f.endswith(".state") for f in c[0].state_files()), c[0].state_files()
+        if again:
+            asked.restart()
+            c[0].restart() if asked is not c[0] else None
+            until(lambda: c[0].ctl_run("status").returncode == 0, what="the daemon that dropped it")
+        early = c.caller(name, small_layout(blocks=1), [0], 0)
+        finish_all([early]), finish_all([early])
+        if c.coordinator(name) is c[0]:
+            early.refused("EBUSY", "attach", "node n1, which is away", hold=2, push=2)
+        c.dismiss(early)
+        c[1].start()
+        c.wait_up()
+        for d in c.daemons:
+            until(lambda d=d: d.state_files() == [".lock"], what=f"the end of what {d.name} has")
+            assert d.status()["jobs"] == [], d.status()["jobs"]
+        train(c.ranks(name, small_layout(blocks=1), [0, 1], hold=2, push=2), 2)
+        told = c[0].ctl("drop", name)
+        assert told["untold"] == [], told
+
+
+@case
+def drop_that_nobody_can_keep():
+    """Without a node that holds shards, a drop is refused."""
+    with Cluster(2, owners=1) as c:
+        train(c.ranks("job", small_layout(), [1], hold=2, push=2), 1)
+        c[0].kill()
+        until(lambda: not c[1].peers_up(), what="the end of the link")
+        r = c[1].ctl_run("drop", "job")
+        assert r.returncode == 1 and "no node that holds shards is reachable" in r.stderr, r
+        c[0].start()
+        c.wait_up()
+        assert c.checksum("job")["version"] == 1
+
+
+@cases_of(["drop.noted", "drop.deleted"])
+def drop_survives_the_daemon(point):
+    """A daemon that is killed while it drops a job goes on with that when it is back."""
+    if not crash_points():
+        raise Skip("the daemon was built without crash points")
+    with Cluster(2, start=False) as c:
+        c[0].start(crash=point)
+        c[1].start()
+        c.wait_up()
+        ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+        train(ranks, 2)
+        c[0].ctl_run("drop", "job")
+        until(lambda: not c[0].alive(), what="the daemon's death")
+        c[0].start()
+        c.wait_up()
+        for d in c.daemons:
+            until(lambda d=d: d.state_files() == [".lock"], what=f"the end of what {d.name} has")
 
 
 @case

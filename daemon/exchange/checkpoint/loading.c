@@ -42,7 +42,7 @@ static void loading_free(struct loading *ld)
 {
         list_remove(&ld->link);
         for (uint32_t i = 0; i < ld->n_drafts; i++) {
-                state_drop(ld->drafts[i].state);
+                state_drop_later(ld->x, NULL, ld->drafts[i].state);
                 snapshot_loaded_deinit(&ld->drafts[i].loaded);
         }
         layout_free(ld->layout);

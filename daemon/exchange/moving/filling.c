@@ -28,7 +28,7 @@ uint32_t filling_holder(const struct filling *f)
 static void filling_free(struct filling *f)
 {
         list_remove(&f->link);
-        state_drop(f->state);
+        state_drop_later(f->x, NULL, f->state);
         pieces_free(f->pieces);
         if (f->job)
                 job_unref(f->job);
@@ -196,7 +196,7 @@ static int take_into_job(struct filling *f, struct fault *fault)
         h->state = STEAL(f->state);
         if (old) {
                 landing_reset(h);
-                state_drop(old);
+                state_drop_later(f->x, job, old);
         }
         job->opening = false;
         if (first)

@@ -76,7 +76,7 @@ static void drop_void(struct job *job, uint64_t stands)
                         continue;
                 log_info("job %s: its state of epoch %llu, which was never used, is deleted",
                          job->name, (unsigned long long)h->state->id.epoch);
-                state_drop(STEAL(h->state));
+                state_drop_later(job->x, job, STEAL(h->state));
                 holding_free(h);
         }
 }
@@ -122,7 +122,7 @@ void former_sweep(struct job *job)
                 log_info("job %s: its state of epoch %llu is deleted: all is at epoch %llu now",
                          job->name, (unsigned long long)h->state->id.epoch,
                          (unsigned long long)job->place.epoch);
-                state_drop(STEAL(h->state));
+                state_drop_later(job->x, job, STEAL(h->state));
                 holding_free(h);
                 crash_point(CRASH_MOVE_DROPPED);
         }

@@ -210,9 +210,14 @@ static bool let_go(void *arg)
         const struct scene *s = arg;
 
         for (uint32_t n = 0; n < s->training.net.nodes; n++)
-                if (!fillings_idle(&s->s.net.nodes[n].x))
+                if (!fillings_idle(&s->s.net.nodes[n].x) || s->s.net.nodes[n].x.releases)
                         return false;
         return true;
+}
+
+static bool released(void *arg)
+{
+        return ((struct exchange *)arg)->releases == 0;
 }
 
 /* All that the node has of the job is lost, and nobody has noticed. */
@@ -225,6 +230,7 @@ static void lose(struct scene *s, uint32_t node)
                         s->readable[h] = false;
         job->drop_state = true;
         job_detach(job);
+        net_wait(&s->s.net, released, node_of(s, node), "the memory");
         CHECK(list_empty(&node_of(s, node)->dead_jobs) && store_used(node_of(s, node)->store) == 0);
 }
 

@@ -40,6 +40,36 @@ static void a_job_dropped_at_any_time_leaves_nothing(void)
         }
 }
 
+static bool released(void *arg)
+{
+        return ((struct exchange *)arg)->releases == 0;
+}
+
+/* At once: no file is left; what takes long, its memory, is another thread's. */
+static void a_dropped_state_is_freed_beside_the_loop(void)
+{
+        struct training t = training_default();
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        struct exchange *x;
+        struct session s;
+
+        t.net = (struct net_options){ .nodes = 1, .owners = 1 };
+        t.ranks = 1;
+        open_listening(&s, &t);
+        session_attach(&s);
+        x = &s.net.nodes[0].x;
+        m.job = (char *)"zoo";
+        drop_message(x, 0, &m);
+        CHECK(x->releases == 1);
+        CHECK(state_vacant(x->store,
+                           &(struct state_identity){ .job = "zoo", .epoch = x->view.epoch }, 0,
+                           NULL) == 0);
+        net_wait(&s.net, released, x, "the memory");
+        CHECK(store_used(x->store) == 0);
+        kill_all(&s);
+        session_close(&s);
+}
+
 static void a_dropped_job_can_be_made_anew(void)
 {
         struct training t = training_default();
@@ -419,6 +449,7 @@ static void a_link_that_ends_anywhere_loses_nothing(void)
 
 const struct test_case trouble_cases[] = {
         { "a-job-dropped-at-any-time-leaves-nothing", a_job_dropped_at_any_time_leaves_nothing },
+        { "a-dropped-state-is-freed-beside-the-loop", a_dropped_state_is_freed_beside_the_loop },
         { "a-dropped-job-can-be-made-anew", a_dropped_job_can_be_made_anew },
         { "daemons-stop-in-the-middle", daemons_stop_in_the_middle },
         { "two-sessions-cannot-be-one-rank", two_sessions_cannot_be_one_rank },
