@@ -250,6 +250,8 @@ static int node_gpus(struct node *node, struct fault *fault)
 
         if (strncmp(conf->device, "host", strlen("host")) == 0)
                 return 0;
+        if (strcmp(conf->device, "auto") == 0 && !conf->cuda_plugin[0] && gpus_absent())
+                return 0;
         r = gpus_open(conf->cuda_plugin[0] ? conf->cuda_plugin : NULL, node->x.ops, fault);
         if (r == 0)
                 return node_use_gpus(node, fault);

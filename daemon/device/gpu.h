@@ -19,6 +19,9 @@
 #include "daemon/device/device.h"
 #include "proto/fault.h"
 
+/* Neither is the plugin installed (a build without CUDA) nor does this machine have NVIDIA's
+ * driver. */
+bool gpus_absent(void);
 /*
  * Loads the plugin: path, or where it is installed if that is NULL.  ZERO_EGPU: no plugin, no
  * driver, no GPU, or one that is too old; the fault says which.  host: its operations on host

@@ -7,7 +7,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import REPLY_S, SETS, Cluster, Tools, end_process, small_layout, spawn, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
-from harness import case, main  # noqa: E402
+from harness import Skip, case, main  # noqa: E402
 
 NOWHERE = "/nonexistent/zerod-cuda.so"
 
@@ -81,6 +81,15 @@ def auto_goes_on_without_a_gpu_and_says_why():
             assert "GPU" not in c[0].ctl_run("status").stdout
             a, = c.ranks("j", small_layout(), [0], hold=1, push=1)
             a.do("train", steps=1, sets=SETS)
+
+
+@case
+def auto_says_nothing_of_gpus_where_nobody_wants_one():
+    """Neither a plugin is installed nor a driver: nobody needs to be told to install either."""
+    with Cluster(1) as c:
+        if "nvidia-smi" in c[0].log() or os.path.exists("/proc/driver/nvidia/version"):
+            raise Skip("the plugin is installed, or the driver")
+        assert "GPU" not in c[0].log() and "plugin" not in c[0].log(), c[0].log()
 
 
 @case

@@ -53,7 +53,8 @@ void report_model(const struct report *report, uint64_t parameters, uint64_t gro
                 printf("{\"event\":\"model\",\"parameters\":%" PRIu64 ",\"groups\":%" PRIu64 "}\n",
                        parameters, groups);
         else
-                printf("zerod-gpt: %" PRIu64 " parameters in %" PRIu64 " groups; %u sequences of %u "
+                printf("zerod-gpt: %" PRIu64 " parameters in %" PRIu64
+                       " groups; %u sequences of %u "
                        "bytes a step\n",
                        parameters, groups, o->batch * o->world_size, o->context);
 }
@@ -120,6 +121,6 @@ void report_end(const struct report *report, uint32_t steps, double loss, double
                        "\"seconds\":%.1f}\n",
                        loss, bigram, steps, seconds);
         else
-                printf("zerod-gpt: validation loss %.4f nats/byte, bigram %.4f, %u steps, %.1f s\n", loss,
-                       bigram, steps, seconds);
+                printf("zerod-gpt: validation loss %.4f nats/byte, bigram %.4f, %u steps, %.1f s\n",
+                       loss, bigram, steps, seconds);
 }

@@ -32,8 +32,8 @@ static int load(const char *path, const struct zero_cuda_plugin **ret, struct fa
 
         if (access(path, R_OK))
                 return fault_set(fault, ZERO_EGPU,
-                                 "the CUDA plugin %s: %s; install it, or name another with the "
-                                 "option cuda_plugin",
+                                 "the CUDA plugin %s: %s; a build that finds CUDA installs the "
+                                 "plugin, the option cuda_plugin names another",
                                  path, strerror(errno));
         library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
         if (!library)
@@ -84,6 +84,11 @@ static int find_gpus(const struct zero_cuda_plugin *plugin, struct fault *fault)
                                  "needs %d.0",
                                  info.major, info.minor, OLDEST_MAJOR);
         return 0;
+}
+
+bool gpus_absent(void)
+{
+        return access(ZEROD_CUDA_PLUGIN, F_OK) && access("/proc/driver/nvidia/version", F_OK);
 }
 
 int gpus_open(const char *path, const struct device_ops *host, struct fault *fault)
