@@ -291,6 +291,7 @@ static int node_fabric(struct node *node, struct fault *fault)
         const struct conf *conf = node->conf;
         struct fabric_options options = { .cluster = &node->cluster,
                                           .bulk = conf->bulk,
+                                          .tcp_payloads = conf->tcp_payloads,
                                           .ucx_tls = conf->ucx_tls[0] ? conf->ucx_tls : NULL,
                                           .staged = strcmp(conf->bulk_gpu, "staged") == 0,
                                           .delay_ms = (uint32_t)conf->delay_ms };

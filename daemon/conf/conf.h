@@ -27,6 +27,7 @@ struct conf {
         char *gpu_collectives;      /* auto, nccl, copies */
         char *optimizer;            /* host, device */
         char *bulk;                 /* auto, ucx, tcp */
+        char *tcp_payloads;         /* "authenticated", "encrypted" or "plain" */
         char *ucx_tls;              /* "" */
         char *bulk_gpu;             /* auto, staged */
         char *log_level;            /* error, warning, info, debug */

@@ -35,6 +35,11 @@
         S("Cluster", bulk, CHOICE, "auto|ucx|tcp", "auto", 16,                                     \
           "Path of payloads between nodes. ucx: RDMA or shared memory; tcp: own TCP connections; " \
           "auto: UCX where it reaches the peer, else TCP.")                                        \
+        S("Cluster", tcp_payloads, CHOICE, "authenticated|encrypted|plain", "authenticated", 16,   \
+          "How payloads over zerod's own TCP connections are protected. authenticated: a changed " \
+          "byte is noticed, and the payload sent again; encrypted: nobody can read them either, "  \
+          "and UCX, which does not encrypt, is not used; plain: neither, at the least cost. Of "   \
+          "two nodes the stronger setting holds.")                                                 \
         S("Cluster", ucx_tls, TEXT, "LIST", "", 255,                                               \
           "Transports that UCX may use, as in UCX_TLS. Empty: all but tcp. UCX's tcp opens ports " \
           "that do not survive hostile bytes: only for closed networks.")                          \

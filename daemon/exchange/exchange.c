@@ -184,7 +184,6 @@ void node_agrees(struct exchange *x, uint32_t node)
 
 void exchange_down(struct exchange *x, uint32_t node, const char *why)
 {
-        log_warning("the link to node %s was lost: %s", node_name(x, node), why);
         links_down(x, node);
         calls_down(x, node, why);
         operations_down(x, node);

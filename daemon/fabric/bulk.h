@@ -60,9 +60,16 @@ struct bulk_peer {
 
 /* ---- tcp: an authenticated channel of its own (channel.h), role bulk ---- */
 
-/* Takes the channel over. Payload headers are authenticated with the channel's keys. */
-int bulk_tcp_peer_new(struct channel *channel, uint64_t token, void (*broken)(void *, const char *),
-                      void *arg, struct bulk_peer **ret);
+/* What keeps payloads from who can touch the network; both sides must have the same. */
+enum bulk_seal { BULK_PLAIN, BULK_AUTHENTICATED, BULK_ENCRYPTED };
+
+/* A connection is silent if not even a beat comes; counted in beats, so that a stopped loop blames
+ * nobody. */
+enum { BULK_BEAT_MS = 1000, BULK_SILENCE_MS = 10000 };
+
+/* Takes the channel over. */
+int bulk_tcp_peer_new(struct channel *channel, uint64_t token, enum bulk_seal seal,
+                      void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret);
 
 /* ---- ucx: active messages, by rendezvous where remote memory can be read; no tcp transport,
  * no listener.  Every link has a worker of its own, a port: ending the worker is the one way to be

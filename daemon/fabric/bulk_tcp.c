@@ -1,20 +1,28 @@
 /*
  * The bulk path over an authenticated TCP connection of its own.
  *
- * A payload is a header of 48 bytes and then its bytes as they are.  The header (token,
- * transfer, length, sequence; little-endian) carries a keyed BLAKE2b of 16 bytes under the
- * directional key of the channel, so that nobody on the wire can start, replay, reorder or
- * redirect a payload; the payload's own bytes are neither authenticated nor encrypted.
+ * A payload is a header of 56 bytes and then its bytes.  The header has token, transfer and length
+ * (little-endian), the tag of the payload's bytes, and a tag of all these.  Tags are those of
+ * ChaCha20-Poly1305 (IETF) under the directional key of the channel; the nonce says how many
+ * headers came before, and whether the tag is the header's or the payload's.  So nobody on the wire
+ * can start, replay, leave out, reorder, redirect or, unless the seal is BULK_PLAIN, change a
+ * payload.  BULK_AUTHENTICATED has a payload's bytes as additional data: they travel as they are.
+ * BULK_ENCRYPTED encrypts them.
  *
- * The sender hands header and payload to the kernel in one call without copying.  The
- * receiver reads a stage full while it waits for a header, and the rest of a payload
- * straight to where it lands.
+ * The sender hands header and payload to the kernel in one call, without copying what it does not
+ * encrypt.  The receiver reads a stage full while it waits for a header, and the rest of a payload
+ * straight to where it lands; there the payload is verified, and decrypted, before the landing
+ * ends.
+ *
+ * A header of transfer BEAT and no bytes is sent in every beat in which nothing else is on its way,
+ * so that a connection that went silent, or lost its last payload, is noticed.
  *
  * Invariants: `remaining` bytes of the current payload are still to come; `current` is
  * where they land, or NULL where they are dropped.  The peer is gone when no write is left.
  */
 #include "daemon/fabric/bulk_common.h"
 
+#include <assert.h>
 #include <endian.h>
 #include <errno.h>
 #include <sodium.h>
@@ -23,19 +31,32 @@
 
 #include "proto/cleanup.h"
 
-enum { HEADER_MAC = 16, HEADER = 4 * sizeof(uint64_t) + HEADER_MAC, STAGE = 64 << 10 };
+enum {
+        FIELDS = 3 * sizeof(uint64_t),
+        TAG = crypto_aead_chacha20poly1305_ietf_ABYTES,
+        NONCE = crypto_aead_chacha20poly1305_ietf_NPUBBYTES,
+        HEADER = FIELDS + 2 * TAG,
+        STAGE = 64 << 10,
+};
+static_assert((int)CHANNEL_KEY == (int)crypto_aead_chacha20poly1305_ietf_KEYBYTES, "");
+enum part { PART_HEADER, PART_PAYLOAD };
+#define BEAT UINT64_MAX
 
 struct tcp_peer {
         struct bulk_base base;
         struct bulk_queue queue;
         struct channel *channel;
+        enum bulk_seal seal;
+        uv_timer_t beat;
+        uint32_t silent_ms;
         uint64_t token, send_sequence, receive_sequence;
         struct bulk_event begin; /* first what came early, then reading */
         struct bulk_event gone;
         size_t writes;
 
         struct landing *current;
-        uint64_t remaining;
+        uint64_t remaining, current_sequence;
+        uint8_t current_tag[TAG];
         uint8_t header[HEADER];
         size_t header_length;
         uint8_t stage[STAGE];
@@ -46,6 +67,7 @@ struct tcp_send {
         uv_write_t request;
         struct tcp_peer *peer;
         size_t n;
+        uint8_t *encrypted;
         uint8_t header[HEADER];
 };
 
@@ -56,32 +78,46 @@ static struct tcp_peer *tcp_of(struct bulk_peer *peer)
 
 /* ---- headers ---- */
 
-static void header_mac(uint8_t mac[static HEADER_MAC], const uint8_t header[static HEADER],
-                       const uint8_t key[static CHANNEL_KEY])
+static void make_nonce(uint8_t nonce[static NONCE], uint64_t sequence, enum part part)
 {
-        crypto_generichash(mac, HEADER_MAC, header, HEADER - HEADER_MAC, key, CHANNEL_KEY);
+        memset(nonce, 0, NONCE);
+        sequence = htole64(sequence);
+        memcpy(nonce, &sequence, sizeof sequence);
+        nonce[sizeof sequence] = (uint8_t)part;
 }
 
-static void header_write(uint8_t header[static HEADER], uint64_t token, uint64_t transfer,
-                         uint64_t length, uint64_t sequence, const uint8_t key[static CHANNEL_KEY])
+/* The tag of n bytes that travel as they are. */
+static void sign(uint8_t tag[static TAG], const void *p, size_t n, uint64_t sequence,
+                 enum part part, const uint8_t key[static CHANNEL_KEY])
 {
-        const uint64_t fields[] = { htole64(token), htole64(transfer), htole64(length),
-                                    htole64(sequence) };
+        uint8_t nonce[NONCE], nothing[1];
 
-        memcpy(header, fields, sizeof fields);
-        header_mac(header + sizeof fields, header, key);
+        make_nonce(nonce, sequence, part);
+        crypto_aead_chacha20poly1305_ietf_encrypt_detached(nothing, tag, NULL, NULL, 0, p, n, NULL,
+                                                           nonce, key);
+}
+
+static bool is_signed(const uint8_t tag[static TAG], const void *p, size_t n, uint64_t sequence,
+                      enum part part, const uint8_t key[static CHANNEL_KEY])
+{
+        uint8_t nonce[NONCE], nothing[1] = { 0 };
+
+        make_nonce(nonce, sequence, part);
+        return crypto_aead_chacha20poly1305_ietf_decrypt_detached(nothing, NULL, nothing, 0, tag, p,
+                                                                  n, nonce, key) == 0;
 }
 
 /* Opens the header that is whole; -EPROTO: the peer is broken. */
 static int header_open(struct tcp_peer *tcp)
 {
-        uint64_t fields[4];
-        uint8_t mac[HEADER_MAC];
+        uint64_t fields[3];
         int r;
 
-        header_mac(mac, tcp->header, tcp->channel->receive_key);
-        if (sodium_memcmp(mac, tcp->header + sizeof fields, sizeof mac)) {
-                bulk_base_break(&tcp->base, "a payload's header is forged or damaged");
+        /* one that is out of sequence fails here, too */
+        if (!is_signed(tcp->header + FIELDS + TAG, tcp->header, FIELDS + TAG, tcp->receive_sequence,
+                       PART_HEADER, tcp->channel->receive_key)) {
+                bulk_base_break(&tcp->base,
+                                "a payload's header is forged, damaged or out of sequence");
                 return -EPROTO;
         }
         memcpy(fields, tcp->header, sizeof fields);
@@ -89,11 +125,11 @@ static int header_open(struct tcp_peer *tcp)
                 bulk_base_break(&tcp->base, "it sent a payload with another token");
                 return -EPROTO;
         }
-        if (le64toh(fields[3]) != tcp->receive_sequence++) {
-                bulk_base_break(&tcp->base, "a payload's header is out of sequence");
-                return -EPROTO;
-        }
         tcp->header_length = 0;
+        tcp->current_sequence = tcp->receive_sequence++;
+        if (le64toh(fields[1]) == BEAT)
+                return 0;
+        memcpy(tcp->current_tag, tcp->header + FIELDS, TAG);
         tcp->remaining = le64toh(fields[2]);
         r = bulk_base_arrive(&tcp->base, le64toh(fields[1]), tcp->remaining, &tcp->current);
         return r < 0 ? r : 0;
@@ -106,12 +142,34 @@ static uint8_t *destination(const struct tcp_peer *tcp)
         return tcp->current->p + (tcp->current->n - tcp->remaining);
 }
 
+/* The current payload is where it belongs.  False: these are not the bytes that were sent. */
+static bool payload_open(const struct tcp_peer *tcp)
+{
+        const struct landing *landing = tcp->current;
+        const uint8_t *key = tcp->channel->receive_key;
+        uint8_t nonce[NONCE];
+
+        if (tcp->seal == BULK_PLAIN)
+                return true;
+        if (tcp->seal == BULK_AUTHENTICATED || landing->n == 0)
+                return is_signed(tcp->current_tag, landing->p, landing->n, tcp->current_sequence,
+                                 PART_PAYLOAD, key);
+        make_nonce(nonce, tcp->current_sequence, PART_PAYLOAD);
+        return crypto_aead_chacha20poly1305_ietf_decrypt_detached(landing->p, NULL, landing->p,
+                                                                  landing->n, tcp->current_tag,
+                                                                  NULL, 0, nonce, key) == 0;
+}
+
 /* n more bytes of the current payload are where they belong. */
 static void advance(struct tcp_peer *tcp, uint64_t n)
 {
         tcp->remaining -= n;
-        if (tcp->remaining == 0 && tcp->current)
+        if (tcp->remaining > 0 || !tcp->current)
+                return;
+        if (payload_open(tcp))
                 bulk_base_landed(&tcp->base, STEAL(tcp->current), 0);
+        else
+                bulk_base_break(&tcp->base, "a payload was forged, or damaged on its way");
 }
 
 static size_t feed_header(struct tcp_peer *tcp, const uint8_t *p, size_t n)
@@ -159,6 +217,8 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
         struct tcp_peer *tcp = stream->data;
 
+        if (n > 0)
+                tcp->silent_ms = 0;
         if (n < 0) {
                 bulk_base_break(&tcp->base, n == UV_EOF ? "the bulk connection was closed"
                                                         : "the bulk connection failed");
@@ -197,14 +257,21 @@ static void tcp_forget(struct bulk_peer *peer, uint64_t transfer)
 
 /* ---- closing ---- */
 
+static void on_beat_closed(uv_handle_t *handle)
+{
+        struct tcp_peer *tcp = handle->data;
+
+        bulk_base_deinit(&tcp->base);
+        tcp->base.closed(tcp->base.closed_arg);
+        free(tcp);
+}
+
 static void on_idle_closed(uv_handle_t *handle)
 {
         struct bulk_queue *queue = handle->data;
         struct tcp_peer *tcp = CONTAINER_OF(queue, struct tcp_peer, queue);
 
-        bulk_base_deinit(&tcp->base);
-        tcp->base.closed(tcp->base.closed_arg);
-        free(tcp);
+        uv_close((uv_handle_t *)&tcp->beat, on_beat_closed);
 }
 
 static void run_gone(struct bulk_event *event)
@@ -225,6 +292,7 @@ static void tcp_close(struct bulk_peer *peer, void (*closed)(void *arg), void *a
         struct tcp_peer *tcp = tcp_of(peer);
 
         list_remove(&tcp->begin.link);
+        uv_timer_stop(&tcp->beat);
         if (tcp->current)
                 bulk_base_drop(&tcp->base, STEAL(tcp->current));
         bulk_base_begin_close(&tcp->base, closed, arg);
@@ -244,11 +312,36 @@ static void on_written(uv_write_t *request, int status)
                 tcp->base.peer.sent_bytes += send->n;
         else if (status != UV_ECANCELED)
                 bulk_base_break(&tcp->base, "the bulk connection failed");
+        free(send->encrypted);
         bulk_op_end(&tcp->queue, &send->op,
                     status == 0 ? 0 : (tcp->base.closing ? -ECANCELED : -EIO));
         tcp->writes--;
         finish_if_idle(tcp);
         bulk_queue_drain(&tcp->queue);
+}
+
+/* Writes the header of payload p, which is encrypted into send->encrypted where it has to be. */
+static int send_seal(struct tcp_send *send, uint64_t transfer, const void *p)
+{
+        const struct tcp_peer *tcp = send->peer;
+        const uint8_t *key = tcp->channel->send_key;
+        const uint64_t fields[] = { htole64(tcp->token), htole64(transfer), htole64(send->n) };
+        uint8_t nonce[NONCE], *tag = send->header + FIELDS;
+
+        static_assert(sizeof fields == FIELDS, "");
+        memcpy(send->header, fields, sizeof fields);
+        if (tcp->seal != BULK_PLAIN && (tcp->seal == BULK_AUTHENTICATED || send->n == 0)) {
+                sign(tag, p, send->n, tcp->send_sequence, PART_PAYLOAD, key);
+        } else if (tcp->seal == BULK_ENCRYPTED) {
+                send->encrypted = malloc(send->n);
+                if (!send->encrypted)
+                        return -ENOMEM;
+                make_nonce(nonce, tcp->send_sequence, PART_PAYLOAD);
+                crypto_aead_chacha20poly1305_ietf_encrypt_detached(
+                        send->encrypted, tag, NULL, p, send->n, NULL, 0, NULL, nonce, key);
+        }
+        sign(tag + TAG, send->header, FIELDS + TAG, tcp->send_sequence, PART_HEADER, key);
+        return 0;
 }
 
 static int tcp_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size_t n,
@@ -267,20 +360,40 @@ static int tcp_send(struct bulk_peer *peer, uint64_t transfer, const void *p, si
         bulk_op_init(&send->op, done, arg);
         send->peer = tcp;
         send->n = n;
-        header_write(send->header, tcp->token, transfer, n, tcp->send_sequence,
-                     tcp->channel->send_key);
+        r = send_seal(send, transfer, p);
+        if (r)
+                return r;
         bufs[0].base = (char *)send->header;
         bufs[0].len = sizeof send->header;
-        bufs[1].base = (char *)p;
+        bufs[1].base = send->encrypted ? (char *)send->encrypted : (char *)p;
         bufs[1].len = n;
         r = uv_write(&send->request, (uv_stream_t *)&tcp->channel->tcp, bufs, n ? 2 : 1,
                      on_written);
-        if (r)
+        if (r) {
+                free(send->encrypted);
                 return r;
+        }
         tcp->send_sequence++;
         tcp->writes++;
         (void)STEAL(send);
         return 0;
+}
+
+/* ---- time ---- */
+
+static void on_beat_sent(void *arg, int status)
+{
+}
+
+static void on_beat(uv_timer_t *timer)
+{
+        struct tcp_peer *tcp = timer->data;
+
+        tcp->silent_ms += BULK_BEAT_MS;
+        if (tcp->silent_ms >= BULK_SILENCE_MS)
+                bulk_base_break(&tcp->base, "nothing came over the bulk connection for 10 s");
+        else if (tcp->writes == 0)
+                (void)tcp_send(&tcp->base.peer, BEAT, NULL, 0, on_beat_sent, NULL);
 }
 
 static const struct bulk_ops tcp_ops = {
@@ -291,8 +404,8 @@ static const struct bulk_ops tcp_ops = {
         .close = tcp_close,
 };
 
-int bulk_tcp_peer_new(struct channel *channel, uint64_t token, void (*broken)(void *, const char *),
-                      void *arg, struct bulk_peer **ret)
+int bulk_tcp_peer_new(struct channel *channel, uint64_t token, enum bulk_seal seal,
+                      void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret)
 {
         struct tcp_peer *tcp = calloc(1, sizeof *tcp);
 
@@ -302,6 +415,10 @@ int bulk_tcp_peer_new(struct channel *channel, uint64_t token, void (*broken)(vo
         bulk_queue_init(&tcp->queue, channel->tcp.loop);
         tcp->channel = channel;
         tcp->token = token;
+        tcp->seal = seal;
+        uv_timer_init(channel->tcp.loop, &tcp->beat);
+        tcp->beat.data = tcp;
+        uv_timer_start(&tcp->beat, on_beat, BULK_BEAT_MS, BULK_BEAT_MS);
         tcp->begin.run = run_begin;
         list_init(&tcp->begin.link);
         tcp->gone.run = run_gone;

@@ -5,7 +5,8 @@
  * say how they can be reached (BulkHello), try UCX where both have it and a probe payload
  * passes within FABRIC_PROBE_MS, and else take our own TCP; only then is the peer
  * reported up.  When the link ends, the bulk peer is closed by force, all its
- * payloads are cancelled, and then the peer is reported down.
+ * payloads are cancelled, and then the peer is reported down.  A bulk path that breaks, or falls
+ * silent, ends the link; both are made anew, and what was asked for is asked for again.
  *
  * A node is also its own peer: it is reported up in the loop's first turn, and messages to
  * self come back through the loop, so the layers above need no special case.  Payloads to self
@@ -35,6 +36,7 @@ struct fabric_options {
         const struct cluster *cluster; /* must outlive the fabric */
         const char *bulk;              /* "auto", "ucx", "tcp" */
         const char *ucx_tls;           /* NULL: default */
+        const char *tcp_payloads;      /* "plain", "authenticated", "encrypted" */
         uint32_t delay_ms;             /* tests: every message waits a random time up to this */
         bool staged;                   /* GPU memory never goes by a path itself */
 };

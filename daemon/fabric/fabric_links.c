@@ -43,7 +43,8 @@ static void on_down(void *arg, uint32_t node, const char *why)
 static bool hello_is_sound(const struct link_peer *peer, const Zero__BulkHello *m)
 {
         return !peer->heard && m->ucx_address.len <= LINK_ADDRESS_MAX &&
-               m->host.len == REACH_HOST && (m->token == 0) == link_peer_is_lower(peer);
+               m->host.len == REACH_HOST && m->seal <= BULK_ENCRYPTED &&
+               (m->token == 0) == link_peer_is_lower(peer);
 }
 
 static void hear_hello(struct link_peer *peer, const Zero__BulkHello *m)
@@ -57,6 +58,7 @@ static void hear_hello(struct link_peer *peer, const Zero__BulkHello *m)
         peer->heard = true;
         if (!link_peer_is_lower(peer))
                 peer->token = m->token;
+        peer->seal = m->seal > links->seal ? (enum bulk_seal)m->seal : links->seal;
         peer->address_size = m->ucx_address.len;
         if (peer->address_size)
                 memcpy(peer->address, m->ucx_address.data, peer->address_size);
@@ -209,15 +211,30 @@ static const struct fabric_carrier_ops carrier_ops = {
 
 /* ---- life ---- */
 
-/* Where UCX may be used, it is; where it need not be, its absence is only noted. */
+static enum bulk_seal seal_of(const struct fabric_options *options)
+{
+        if (strcmp(options->tcp_payloads, "plain") == 0)
+                return BULK_PLAIN;
+        return strcmp(options->tcp_payloads, "encrypted") == 0 ? BULK_ENCRYPTED
+                                                               : BULK_AUTHENTICATED;
+}
+
+/* Where UCX may be used, it is; where it need not be, its absence is only noted.  It does not
+ * encrypt: where payloads must be, they go by TCP. */
 static int open_ucx(struct links *links, const struct fabric_options *options, struct fault *fault)
 {
         struct fault mine = { 0 };
         int r;
 
         links->ucx_only = strcmp(options->bulk, "ucx") == 0;
-        if (strcmp(options->bulk, "tcp") == 0) {
-                snprintf(links->why_no_ucx, sizeof links->why_no_ucx, "bulk = tcp");
+        links->seal = seal_of(options);
+        if (links->ucx_only && links->seal == BULK_ENCRYPTED)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "bulk = ucx sends payloads in the clear, and tcp_payloads = "
+                                 "encrypted forbids that: set bulk = auto or tcp");
+        if (strcmp(options->bulk, "tcp") == 0 || links->seal == BULK_ENCRYPTED) {
+                snprintf(links->why_no_ucx, sizeof links->why_no_ucx, "%s",
+                         links->seal == BULK_ENCRYPTED ? "tcp_payloads = encrypted" : "bulk = tcp");
                 return 0;
         }
         r = bulk_ucx_new(options->ucx_tls, &links->ucx, &mine);

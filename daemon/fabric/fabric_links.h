@@ -28,6 +28,7 @@ struct link_peer {
         bool heard;            /* its hello, which is kept here */
         bool reaches;          /* UCX may reach it */
         bool takes_gpu;        /* its end takes GPU memory, it says */
+        enum bulk_seal seal;   /* of payloads over TCP: the stronger one of both sides */
         unsigned gpu_failures; /* in a row, of GPU memory over UCX */
         uint8_t address[LINK_ADDRESS_MAX];
         size_t address_size;
@@ -48,6 +49,7 @@ struct links {
         struct members *members;
         struct bulk_ucx *ucx; /* NULL: none here */
         bool ucx_only;
+        enum bulk_seal seal;    /* the least that this node takes over TCP */
         const char *why_staged; /* why GPU memory goes by no path of this node's; NULL: it may */
         char why_no_ucx[96];
         uint32_t n_nodes, self;

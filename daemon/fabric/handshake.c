@@ -35,11 +35,13 @@ struct hello {
         uint8_t cluster[32];
         uint8_t nonce[NONCE];
         uint8_t key_ids[HANDSHAKE_KEYS][HANDSHAKE_KEY_ID];
+        uint8_t kx[crypto_kx_PUBLICKEYBYTES];
 };
 struct challenge {
         struct head head;
         uint8_t key[4]; /* place in key_ids */
         uint8_t nonce[NONCE];
+        uint8_t kx[crypto_kx_PUBLICKEYBYTES];
 };
 struct proof {
         struct head head;
@@ -49,6 +51,7 @@ static_assert(sizeof(struct head) == HANDSHAKE_HEAD, "frozen");
 static_assert(sizeof(struct hello) == HANDSHAKE_HELLO, "no padding");
 static_assert(sizeof(struct challenge) == HANDSHAKE_CHALLENGE, "no padding");
 static_assert(sizeof(struct proof) == HANDSHAKE_PROOF, "no padding");
+static_assert((int)crypto_kx_SESSIONKEYBYTES == (int)CLUSTER_KEY, "a key of keyed BLAKE2b");
 
 static void put32(uint8_t *p, uint32_t v)
 {
@@ -150,6 +153,27 @@ static enum handshake_result refuse_rules(struct handshake *h)
         return first ? refuse_aloud(h, HANDSHAKE_RULES) : HANDSHAKE_REFUSED;
 }
 
+/* Makes the session keys of the transcript so far; false: the peer's public key is a bad one. */
+static bool make_session(struct handshake *h, bool dialler)
+{
+        const struct hello *hello = (const struct hello *)h->transcript;
+        const struct challenge *challenge =
+                (const struct challenge *)(h->transcript + sizeof *hello);
+        uint8_t in[crypto_kx_SESSIONKEYBYTES], out[crypto_kx_SESSIONKEYBYTES];
+        int r = dialler ? crypto_kx_client_session_keys(in, out, hello->kx, h->kx_secret,
+                                                        challenge->kx)
+                        : crypto_kx_server_session_keys(in, out, challenge->kx, h->kx_secret,
+                                                        hello->kx);
+        sodium_memzero(h->kx_secret, sizeof h->kx_secret);
+        if (r == 0) {
+                handshake_session(h->key, h->transcript, h->known, in, h->receive_key);
+                handshake_session(h->key, h->transcript, h->known, out, h->send_key);
+        }
+        sodium_memzero(in, sizeof in);
+        sodium_memzero(out, sizeof out);
+        return r == 0;
+}
+
 /* ---- the acceptor ---- */
 
 /* Zero-padded, and fit to be printed: names go into messages for people. */
@@ -249,6 +273,7 @@ static enum handshake_result take_hello(struct handshake *h, const struct hello 
         write_head(&answer.head, KIND_CHALLENGE, 0, sizeof answer);
         put32(answer.key, place);
         randombytes_buf(answer.nonce, sizeof answer.nonce);
+        crypto_kx_keypair(answer.kx, h->kx_secret);
         say(h, &answer, sizeof answer);
         h->state = HANDSHAKE_WANTS_PROOF;
         return HANDSHAKE_MORE;
@@ -267,7 +292,8 @@ static enum handshake_result take_proof(struct handshake *h, const struct proof 
         struct proof answer;
         if (!proof_ok(h, true, m))
                 return refuse(h, "%s did not prove that it holds the cluster key", h->peer);
-        handshake_session(h->key, h->transcript, h->known, h->receive_key, h->send_key);
+        if (!make_session(h, false))
+                return refuse_rules(h);
         write_head(&answer.head, KIND_WELCOME, 0, sizeof answer);
         handshake_prove(h->key, false, h->transcript, h->known, answer.proof);
         say(h, &answer, sizeof answer);
@@ -286,7 +312,8 @@ static enum handshake_result take_challenge(struct handshake *h, const struct ch
         write_head(&answer.head, KIND_PROOF, 0, sizeof answer);
         handshake_prove(h->key, true, h->transcript, h->known, answer.proof);
         say(h, &answer, sizeof answer);
-        handshake_session(h->key, h->transcript, h->known, h->send_key, h->receive_key);
+        if (!make_session(h, true))
+                return refuse_rules(h);
         h->state = HANDSHAKE_WANTS_WELCOME;
         return HANDSHAKE_MORE;
 }
@@ -432,6 +459,7 @@ void handshake_dial(struct handshake *h, const struct cluster *cluster, uint32_t
         memcpy(m.to_name, cluster->nodes[node].name, strlen(cluster->nodes[node].name));
         memcpy(m.cluster, cluster->hash, sizeof m.cluster);
         randombytes_buf(m.nonce, sizeof m.nonce);
+        crypto_kx_keypair(m.kx, h->kx_secret);
         handshake_key_ids(cluster, m.key_ids);
         say(h, &m, sizeof m);
 }

@@ -1,15 +1,20 @@
 /*
  * handshake.h - how two nodes prove to each other that they hold the cluster key.
  *
- *   dialler  HELLO      role, both names, token, cluster hash, nonce, ids of its keys
- *   acceptor CHALLENGE  nonce, which of those keys
+ *   dialler  HELLO      role, both names, token, cluster hash, nonce, ids of its keys,
+ *                       ephemeral public key
+ *   acceptor CHALLENGE  nonce, which of those keys, ephemeral public key
  *   dialler  PROOF      keyed hash over all of the above
  *   acceptor WELCOME    keyed hash over all of the above, with another label
  *
  * or, instead of CHALLENGE, a REFUSAL with a reason in clear.  The acceptor says nothing
  * that depends on a key before the dialler has proved itself; a wrong proof is answered by
  * silence.  Proofs and session keys depend on every byte exchanged before them, hence on
- * roles, names, nonces, protocol version and cluster hash; labels keep directions apart.
+ * roles, names, nonces, protocol version and cluster hash.
+ *
+ * Session keys also depend on a key exchange (crypto_kx: X25519) of the two ephemeral key pairs.
+ * The secret halves are wiped when the session keys are made, so whoever records a conversation
+ * and gets the cluster key later cannot read it.
  *
  * The first 16 bytes of every message (magic, version, kind, reason, size) are the same in
  * all protocol versions, so that other versions can be refused by name.
@@ -21,10 +26,10 @@
 #include "daemon/fabric/channel.h"
 
 enum {
-        HANDSHAKE_VERSION = 3, /* of the handshake, the link's and the bulk path's messages */
+        HANDSHAKE_VERSION = 4, /* of the handshake, the link's and the bulk path's messages */
         HANDSHAKE_HEAD = 16,
-        HANDSHAKE_HELLO = 260,
-        HANDSHAKE_CHALLENGE = 52,
+        HANDSHAKE_HELLO = 292,
+        HANDSHAKE_CHALLENGE = 84,
         HANDSHAKE_PROOF = 48,
         HANDSHAKE_TRANSCRIPT = HANDSHAKE_HELLO + HANDSHAKE_CHALLENGE + 2 * HANDSHAKE_PROOF,
         HANDSHAKE_OUT_MAX = HANDSHAKE_HELLO,
@@ -70,6 +75,7 @@ struct handshake {
         /* private */
         char peer[NODE_NAME_MAX + 8]; /* "node b", or "it" */
         const uint8_t *key;           /* the one both hold */
+        uint8_t kx_secret[crypto_kx_SECRETKEYBYTES];
         uint8_t transcript[HANDSHAKE_TRANSCRIPT];
         size_t known;    /* bytes of whole messages in transcript */
         size_t incoming; /* bytes behind them, of the message being read */

@@ -10,9 +10,6 @@ static const char label_key_id[LABEL] = "zerod key id";
 static const char label_dialler[LABEL] = "zerod dialler";
 static const char label_acceptor[LABEL] = "zerod acceptor";
 static const char label_session[LABEL] = "zerod session";
-/* of crypto_kdf; the numbers of its sub-keys */
-static const char kdf_context[crypto_kdf_CONTEXTBYTES] = { 'z', 'e', 'r', 'o', 'd', 'k', 'e', 'y' };
-enum { KDF_FROM_DIALLER = 1, KDF_FROM_ACCEPTOR = 2 };
 
 static void keyed_hash(const uint8_t *key, const char label[static LABEL], const uint8_t *p,
                        size_t n, uint8_t *ret, size_t size)
@@ -70,14 +67,10 @@ void handshake_prove(const uint8_t *key, bool dialler, const uint8_t *transcript
 }
 
 void handshake_session(const uint8_t *key, const uint8_t *transcript, size_t n,
-                       uint8_t ret_from_dialler[static CLUSTER_KEY],
-                       uint8_t ret_from_acceptor[static CLUSTER_KEY])
+                       const uint8_t exchanged[static CLUSTER_KEY], uint8_t ret[static CLUSTER_KEY])
 {
-        uint8_t session[crypto_kdf_KEYBYTES];
-        keyed_hash(key, label_session, transcript, n, session, sizeof session);
-        crypto_kdf_derive_from_key(ret_from_dialler, CLUSTER_KEY, KDF_FROM_DIALLER, kdf_context,
-                                   session);
-        crypto_kdf_derive_from_key(ret_from_acceptor, CLUSTER_KEY, KDF_FROM_ACCEPTOR, kdf_context,
-                                   session);
-        sodium_memzero(session, sizeof session);
+        uint8_t conversation[CLUSTER_KEY];
+        keyed_hash(key, label_session, transcript, n, conversation, sizeof conversation);
+        keyed_hash(exchanged, label_session, conversation, sizeof conversation, ret, CLUSTER_KEY);
+        sodium_memzero(conversation, sizeof conversation);
 }

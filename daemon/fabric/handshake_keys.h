@@ -2,6 +2,7 @@
  * handshake_keys.h - what the handshake computes from the cluster key.
  *
  * Everything is a keyed BLAKE2b hash of a label and a transcript; every use has its own label.
+ * Session keys are hashed once more, under the secret that the key exchange gave.
  * A key's id is the hash of its label alone: it tells keys apart and nothing else.
  */
 #pragma once
@@ -24,7 +25,7 @@ const uint8_t *handshake_common_key(const struct cluster *cluster,
 /* What the dialler, or the acceptor, says to prove that it holds key. */
 void handshake_prove(const uint8_t *key, bool dialler, const uint8_t *transcript, size_t n,
                      uint8_t ret[static HANDSHAKE_PROOF_BYTES]);
-/* One key a direction. */
+/* The key of one direction; exchanged: what crypto_kx gave for that direction. */
 void handshake_session(const uint8_t *key, const uint8_t *transcript, size_t n,
-                       uint8_t ret_from_dialler[static CLUSTER_KEY],
-                       uint8_t ret_from_acceptor[static CLUSTER_KEY]);
+                       const uint8_t exchanged[static CLUSTER_KEY],
+                       uint8_t ret[static CLUSTER_KEY]);

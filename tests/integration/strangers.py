@@ -14,6 +14,7 @@ from harness import case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
 
 MAGIC = b"zerod\r\n\x1a"
+VERSION, HELLO = 4, 292  # of the handshake, as in daemon/fabric/handshake.h
 
 
 def start_alone(c):
@@ -131,7 +132,7 @@ def peer_of_another_version():
 def visitor_of_another_version():
     with Cluster(2) as c:
         s = socket.create_connection(("127.0.0.1", c[0].port), 10)
-        s.sendall(MAGIC + struct.pack("<HBBI", 99, 1, 0, 260) + b"x" * 244)
+        s.sendall(MAGIC + struct.pack("<HBBI", 99, 1, 0, HELLO) + b"x" * (HELLO - 16))
         assert s.recv(4096).startswith(MAGIC), "no refusal in clear"
         s.close()
         until(lambda: "99" in c[0].log(), what="a line in the log")
@@ -153,8 +154,8 @@ def nonsense(r):
         lambda: r.randbytes(r.randint(1, 3000)),
         lambda: bytes(209),
         lambda: MAGIC + r.randbytes(r.randint(0, 600)),
-        lambda: MAGIC + struct.pack("<HBBI", 1, r.randint(0, 9), r.randint(0, 9), 0xffffffff),
-        lambda: MAGIC + struct.pack("<HBBI", 1, 1, 0, 260) + r.randbytes(244),
+        lambda: MAGIC + struct.pack("<HBBI", VERSION, r.randint(0, 9), r.randint(0, 9), 0xffffffff),
+        lambda: MAGIC + struct.pack("<HBBI", VERSION, 1, 0, HELLO) + r.randbytes(HELLO - 16),
         lambda: b"GET / HTTP/1.1\r\n\r\n",
         lambda: b"\x16\x03\x01\x02\x00" + r.randbytes(512),
     ])()

@@ -27,4 +27,5 @@ struct bulk_path_ops {
         void (*free)(struct bulk_path *path);
 };
 
-extern const struct bulk_path_ops bulk_path_inproc, bulk_path_tcp, bulk_path_ucx, bulk_path_ucx_get;
+extern const struct bulk_path_ops bulk_path_inproc, bulk_path_tcp, bulk_path_tcp_plain,
+        bulk_path_tcp_encrypted, bulk_path_ucx, bulk_path_ucx_get;

@@ -47,8 +47,8 @@ static int dial(const struct sockaddr_in *to)
         return fd;
 }
 
-static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
-                 struct bulk_peer *ret_peer[2])
+static void pair(enum bulk_seal seal, uv_loop_t *loop, const uint64_t token[2],
+                 struct bulk_path **ret, struct bulk_peer *ret_peer[2])
 {
         struct sockaddr_in address;
         int listener = listen_on_loopback(&address), fd[2] = { dial(&address) };
@@ -58,14 +58,14 @@ static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **re
         close(listener);
         randombytes_buf(key, sizeof key);
         for (int i = 0; i < 2; i++)
-                must(bulk_tcp_peer_new(channel_on(loop, fd[i], key, i), token[i], NULL, NULL,
+                must(bulk_tcp_peer_new(channel_on(loop, fd[i], key, i), token[i], seal, NULL, NULL,
                                        &ret_peer[i]) == 0);
         *ret = NULL;
 }
 
 /* Side 0 listens and tells its port, side 1 dials. */
-static void side_open(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,
-                      struct bulk_path **ret, struct bulk_peer **ret_peer)
+static void side_open(enum bulk_seal seal, uv_loop_t *loop, const struct bulk_rendezvous *at,
+                      int side, uint64_t token, struct bulk_path **ret, struct bulk_peer **ret_peer)
 {
         struct sockaddr_in address;
         int fd;
@@ -79,8 +79,8 @@ static void side_open(uv_loop_t *loop, const struct bulk_rendezvous *at, int sid
                 must(read(at->fd[1], &address, sizeof address) == sizeof address);
                 fd = dial(&address);
         }
-        must(bulk_tcp_peer_new(channel_on(loop, fd, at->key, side), token, NULL, NULL, ret_peer) ==
-             0);
+        must(bulk_tcp_peer_new(channel_on(loop, fd, at->key, side), token, seal, NULL, NULL,
+                               ret_peer) == 0);
         *ret = NULL;
 }
 
@@ -88,6 +88,22 @@ static void path_free(struct bulk_path *path)
 {
 }
 
-const struct bulk_path_ops bulk_path_tcp = {
-        .remote = true, .pair = pair, .side = side_open, .free = path_free
-};
+#define TCP_PATH(name, seal)                                                                      \
+        static void name##_pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret, \
+                                struct bulk_peer *ret_peer[2])                                    \
+        {                                                                                         \
+                pair(seal, loop, token, ret, ret_peer);                                           \
+        }                                                                                         \
+        static void name##_side(uv_loop_t *loop, const struct bulk_rendezvous *at, int side,      \
+                                uint64_t token, struct bulk_path **ret,                           \
+                                struct bulk_peer **ret_peer)                                      \
+        {                                                                                         \
+                side_open(seal, loop, at, side, token, ret, ret_peer);                            \
+        }                                                                                         \
+        const struct bulk_path_ops bulk_path_##name = {                                           \
+                .remote = true, .pair = name##_pair, .side = name##_side, .free = path_free       \
+        };
+
+TCP_PATH(tcp, BULK_AUTHENTICATED)
+TCP_PATH(tcp_plain, BULK_PLAIN)
+TCP_PATH(tcp_encrypted, BULK_ENCRYPTED)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,21 +13,22 @@
 #include "daemon/fabric/bulk.h"
 #include "nodes.h"
 
-enum { HEADER = 48, TOKEN = 99 };
+enum { TAG = 16, HEADER = 24 + 2 * TAG, TOKEN = 99 };
 
 /* The path, and the bare socket of its other side. */
 static struct side {
         uv_loop_t loop;
         struct bulk_peer *peer;
         int fd;
-        uint8_t key[CHANNEL_KEY];
         bool broken, closed, ended;
         int status;
+        char why[128];
 } side;
 
 static void on_broken(void *arg, const char *why)
 {
         side.broken = true;
+        snprintf(side.why, sizeof side.why, "%s", why);
 }
 
 static void on_done(void *arg, int status)
@@ -35,7 +37,8 @@ static void on_done(void *arg, int status)
         side.status = status;
 }
 
-static void open_side(const void *early, size_t early_size)
+static void open_with(enum bulk_seal seal, int receive, int send, const void *early,
+                      size_t early_size)
 {
         struct channel *channel = calloc(1, sizeof *channel);
         int fd[2];
@@ -47,15 +50,19 @@ static void open_side(const void *early, size_t early_size)
         cr_assert_eq(uv_tcp_init(&side.loop, &channel->tcp), 0);
         cr_assert_eq(uv_tcp_open(&channel->tcp, fd[0]), 0);
         side.fd = fd[1];
-        memset(side.key, 7, sizeof side.key);
-        memcpy(channel->receive_key, side.key, sizeof side.key);
-        memset(channel->send_key, 8, sizeof channel->send_key);
+        memset(channel->receive_key, receive, sizeof channel->receive_key);
+        memset(channel->send_key, send, sizeof channel->send_key);
         if (early_size) {
                 channel->early = malloc(early_size);
                 memcpy(channel->early, early, early_size);
                 channel->early_size = early_size;
         }
-        cr_assert_eq(bulk_tcp_peer_new(channel, TOKEN, on_broken, NULL, &side.peer), 0);
+        cr_assert_eq(bulk_tcp_peer_new(channel, TOKEN, seal, on_broken, NULL, &side.peer), 0);
+}
+
+static void open_side(const void *early, size_t early_size)
+{
+        open_with(BULK_AUTHENTICATED, 7, 8, early, early_size);
 }
 
 static void close_side(void)
@@ -66,14 +73,29 @@ static void close_side(void)
         end_loop(&side.loop);
 }
 
-static void header(uint8_t p[static HEADER], uint64_t transfer, uint64_t length, uint64_t sequence)
+/* A tag of what travels as it is: the header is part 0, its payload part 1. */
+static void sign(uint8_t *tag, const void *p, size_t n, uint64_t sequence, uint8_t part)
 {
-        const uint64_t fields[] = { htole64(TOKEN), htole64(transfer), htole64(length),
-                                    htole64(sequence) };
+        uint8_t nonce[12] = { [8] = part }, key[CHANNEL_KEY], nothing[1];
 
-        memset(side.key, 7, sizeof side.key);
-        memcpy(p, fields, sizeof fields);
-        crypto_generichash(p + sizeof fields, 16, p, sizeof fields, side.key, sizeof side.key);
+        sequence = htole64(sequence);
+        memcpy(nonce, &sequence, sizeof sequence);
+        memset(key, 7, sizeof key);
+        crypto_aead_chacha20poly1305_ietf_encrypt_detached(nothing, tag, NULL, NULL, 0, p, n, NULL,
+                                                           nonce, key);
+}
+
+/* For n bytes at payload, of which the tag is, if they are there. */
+static void header(uint8_t ret[static HEADER], uint64_t transfer, const void *payload, uint64_t n,
+                   uint64_t sequence)
+{
+        const uint64_t fields[] = { htole64(TOKEN), htole64(transfer), htole64(n) };
+
+        memcpy(ret, fields, sizeof fields);
+        memset(ret + sizeof fields, 0, TAG);
+        if (payload)
+                sign(ret + sizeof fields, payload, n, sequence, 1);
+        sign(ret + sizeof fields + TAG, ret, sizeof fields + TAG, sequence, 0);
 }
 
 static void expect(uint64_t transfer, void *p, size_t n)
@@ -105,7 +127,7 @@ Test(bulk_tcp, a_payload_in_single_bytes_lands)
         uint8_t out[HEADER + 5] = { 0 }, in[5];
 
         open_side(NULL, 0);
-        header(out, 1, 5, 0);
+        header(out, 1, "bytes", 5, 0);
         memcpy(out + HEADER, "bytes", 5);
         expect(1, in, 5);
         for (size_t i = 0; i < sizeof out; i++) {
@@ -129,9 +151,9 @@ Test(bulk_tcp, bytes_that_came_early_are_not_lost)
 {
         for (size_t early = 1; early <= 2 * HEADER + 10; early++) {
                 uint8_t out[2 * HEADER + 10], in[5];
-                header(out, 1, 5, 0);
+                header(out, 1, "first", 5, 0);
                 memcpy(out + HEADER, "first", 5);
-                header(out + HEADER + 5, 2, 5, 1);
+                header(out + HEADER + 5, 2, "other", 5, 1);
                 memcpy(out + 2 * HEADER + 5, "other", 5);
                 memset(&side, 0, sizeof side);
                 memset(other_in, 0, sizeof other_in);
@@ -153,7 +175,7 @@ Test(bulk_tcp, a_damaged_header_breaks)
                 uint8_t out[HEADER], in[1];
                 memset(&side, 0, sizeof side);
                 open_side(NULL, 0);
-                header(out, 1, 1, 0);
+                header(out, 1, NULL, 1, 0);
                 out[bit / 8] ^= (uint8_t)(1 << bit % 8);
                 expect(1, in, 1);
                 put(out, sizeof out);
@@ -166,7 +188,7 @@ Test(bulk_tcp, a_replayed_header_breaks)
         uint8_t out[HEADER + 1] = { 0 }, in[1];
 
         open_side(NULL, 0);
-        header(out, 1, 1, 0);
+        header(out, 1, out + HEADER, 1, 0);
         expect(1, in, 1);
         put(out, sizeof out);
         lands();
@@ -180,7 +202,7 @@ Test(bulk_tcp, a_header_left_out_breaks)
         uint8_t out[HEADER], in[1];
 
         open_side(NULL, 0);
-        header(out, 1, 1, 1);
+        header(out, 1, NULL, 1, 1);
         expect(1, in, 1);
         put(out, sizeof out);
         breaks();
@@ -191,7 +213,7 @@ Test(bulk_tcp, an_end_in_the_middle_breaks)
         uint8_t out[HEADER], in[100];
 
         open_side(NULL, 0);
-        header(out, 1, sizeof in, 0);
+        header(out, 1, NULL, sizeof in, 0);
         expect(1, in, sizeof in);
         put(out, sizeof out);
         put(out, 10);
@@ -206,8 +228,103 @@ Test(bulk_tcp, a_huge_length_breaks)
         uint8_t out[HEADER], in[1];
 
         open_side(NULL, 0);
-        header(out, 1, UINT64_MAX, 0);
+        header(out, 1, NULL, UINT64_MAX, 0);
         expect(1, in, 1);
         put(out, sizeof out);
         breaks();
+}
+
+/* The sender's end of a path, as bytes on the wire. */
+static void seal_payload(enum bulk_seal seal, const void *p, size_t n, uint8_t *ret)
+{
+        memset(&side, 0, sizeof side);
+        open_with(seal, 7, 8, NULL, 0);
+        cr_assert_eq(side.peer->ops->send(side.peer, 1, p, n, on_done, NULL), 0);
+        lands();
+        cr_assert_eq(read(side.fd, ret, HEADER + n), (ssize_t)(HEADER + n));
+        close_side();
+        memset(&side, 0, sizeof side);
+}
+
+/* Gives these bytes to a receiver whose keys are the sender's. */
+static void open_receiver(enum bulk_seal seal, const uint8_t *sent, void *in, size_t n)
+{
+        memset(&side, 0, sizeof side);
+        open_with(seal, 8, 7, NULL, 0);
+        expect(1, in, n);
+        put(sent, HEADER + n);
+}
+
+Test(bulk_tcp, only_an_encrypted_payload_cannot_be_read)
+{
+        static const char text[] = "what nobody is to read";
+        for (enum bulk_seal seal = BULK_PLAIN; seal <= BULK_ENCRYPTED; seal++) {
+                uint8_t sent[HEADER + sizeof text];
+                char in[sizeof text] = "";
+                seal_payload(seal, text, sizeof text, sent);
+                cr_assert_eq(memcmp(sent + HEADER, text, sizeof text) != 0, seal == BULK_ENCRYPTED);
+                open_receiver(seal, sent, in, sizeof in);
+                lands();
+                cr_assert_str_eq(in, text);
+                close_side();
+        }
+}
+
+Test(bulk_tcp, a_flipped_bit_of_a_payload_breaks_unless_it_is_plain)
+{
+        for (enum bulk_seal seal = BULK_PLAIN; seal <= BULK_ENCRYPTED; seal++) {
+                uint8_t out[300] = { 1, 2, 3 }, in[300], sent[HEADER + sizeof out];
+                seal_payload(seal, out, sizeof out, sent);
+                sent[sizeof sent - 1] ^= 1;
+                open_receiver(seal, sent, in, sizeof in);
+                if (seal == BULK_PLAIN) {
+                        lands();
+                        close_side();
+                } else {
+                        breaks();
+                        cr_assert_eq(side.status, -ECANCELED, "it does not count as landed");
+                        cr_assert(strstr(side.why, "damaged on its way"), "%s", side.why);
+                }
+        }
+}
+
+/* A payload that was left out is noticed by the beat behind it, if no other payload comes. */
+Test(bulk_tcp, a_beat_behind_a_lost_payload_breaks)
+{
+        uint8_t out[HEADER];
+
+        open_side(NULL, 0);
+        header(out, UINT64_MAX, NULL, 0, 1);
+        put(out, sizeof out);
+        breaks();
+}
+
+static bool has_beaten(void *arg)
+{
+        uint8_t in[HEADER];
+        return recv(side.fd, in, sizeof in, MSG_DONTWAIT) == sizeof in;
+}
+
+Test(bulk_tcp, beats_are_sent_and_taken)
+{
+        uint8_t out[HEADER + 5], in[5];
+
+        open_side(NULL, 0);
+        header(out, UINT64_MAX, "", 0, 0);
+        put(out, HEADER);
+        header(out, 1, "bytes", 5, 1);
+        memcpy(out + HEADER, "bytes", 5);
+        expect(1, in, sizeof in);
+        put(out, sizeof out);
+        lands();
+        run_until(&side.loop, has_beaten, NULL, 10 * BULK_BEAT_MS);
+        close_side();
+}
+
+Test(bulk_tcp, a_connection_without_a_beat_breaks)
+{
+        open_side(NULL, 0);
+        run_until(&side.loop, is_true, &side.broken, 5 * BULK_SILENCE_MS);
+        cr_assert(strstr(side.why, "nothing came"), "%s", side.why);
+        close_side();
 }

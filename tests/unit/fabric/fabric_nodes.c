@@ -271,7 +271,7 @@ Test(fabric, transports_that_would_open_tcp_are_refused)
 {
         const struct fabric_events events = { 0 };
         struct cluster cluster;
-        struct fabric_options options = { &cluster, "auto", "all", 0 };
+        struct fabric_options options = { &cluster, "auto", "all", "authenticated", 0 };
         struct fault fault = { 0 };
         struct fabric *fabric;
         uv_loop_t loop;

@@ -52,8 +52,9 @@ void world_start(struct world *world, uint32_t i, char bulk, uint32_t delay_ms, 
 {
         struct world_node *node = &world->nodes[i];
         const struct fabric_events events = { on_up, on_down, on_message, node };
-        const struct fabric_options options = { &node->cluster, bulk_name(bulk), tls, delay_ms,
-                                                world->staged[i] };
+        const struct fabric_options options = {
+                &node->cluster, bulk_name(bulk), tls, "authenticated", delay_ms, world->staged[i]
+        };
         struct fault fault = { 0 };
 
         memset(node->up, 0, sizeof node->up);

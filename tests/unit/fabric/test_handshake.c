@@ -3,6 +3,7 @@
  * and that nothing else gets through.
  */
 #include "daemon/fabric/handshake.h"
+#include "daemon/fabric/handshake_keys.h"
 #include "nodes.h"
 
 #include <criterion/criterion.h>
@@ -111,6 +112,38 @@ Test(handshake, every_conversation_has_fresh_keys)
         cr_assert_arr_neq(t.a.receive_key, u.a.receive_key, CHANNEL_KEY);
 }
 
+/* Whoever recorded a conversation and gets the cluster key later lacks the exchanged secret. */
+Test(handshake, the_cluster_key_and_all_that_was_said_do_not_give_the_session_keys)
+{
+        static const uint8_t nothing[CLUSTER_KEY];
+        struct talk t;
+        uint8_t guess[CHANNEL_KEY];
+        set_up(&t);
+        talk_all(&t);
+        handshake_session(t.of_a.key, t.a.transcript, t.a.known - HANDSHAKE_PROOF, nothing, guess);
+        cr_assert_arr_neq(guess, t.a.send_key, CHANNEL_KEY);
+        cr_assert_arr_neq(guess, t.a.receive_key, CHANNEL_KEY);
+        cr_assert(sodium_is_zero(t.a.kx_secret, sizeof t.a.kx_secret));
+        cr_assert(sodium_is_zero(t.b.kx_secret, sizeof t.b.kx_secret));
+}
+
+/* A point of low order gives an exchanged secret that everybody knows. */
+Test(handshake, a_bad_public_key_is_refused)
+{
+        struct talk t;
+        set_up(&t);
+        meet(&t);
+        memset(t.a.out + HANDSHAKE_HELLO - crypto_kx_PUBLICKEYBYTES, 0, crypto_kx_PUBLICKEYBYTES);
+        memcpy(t.a.transcript, t.a.out, HANDSHAKE_HELLO);
+        listen_to(&t, &t.a, 0);
+        hear(&t.b, t.said[0], t.size[0]);
+        listen_to(&t, &t.b, 1);
+        hear(&t.a, t.said[1], t.size[1]);
+        listen_to(&t, &t.a, 2);
+        cr_assert_eq(hear(&t.b, t.said[2], t.size[2]), HANDSHAKE_REFUSED);
+        cr_assert(strstr(t.b.why, "breaks the rules"), "%s", t.b.why);
+}
+
 Test(handshake, bytes_may_come_one_by_one)
 {
         struct talk t;
@@ -195,7 +228,7 @@ Test(handshake, the_acceptor_names_another_version_from_its_head_alone)
         meet(&t);
         t.a.out[8] = 9;
         cr_assert_eq(hear(&t.b, t.a.out, HANDSHAKE_HEAD), HANDSHAKE_REFUSED);
-        cr_assert(strstr(t.b.why, "protocol version 9, this node version 3"), "%s", t.b.why);
+        cr_assert(strstr(t.b.why, "protocol version 9, this node version 4"), "%s", t.b.why);
         cr_assert_eq(t.b.out_size, HANDSHAKE_HEAD, "the dialler is told");
 }
 

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""What a network, or who sits in it, does to the connections between two nodes while a job trains:
+the job ends with the same bits, and the log says what happened."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, Cluster, finish_all, small_layout, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+from relay import Relay  # noqa: E402
+
+LAYOUT = small_layout(blocks=2, width=256)
+STEPS = 60
+known = {}
+
+
+class Wire(Cluster):
+    """Two nodes; what they say goes through a relay."""
+
+    def __init__(self, **options):
+        super().__init__(2, start=False, bulk="tcp", **options)
+        self.relay = Relay(self[1].port)
+        mine = self[0].options
+        mine["peers"] = mine["peers"].replace(f":{self[1].port}", f":{self.relay.port}")
+        self.start()
+
+    def end(self):
+        super().end()
+        if hasattr(self, "relay"):
+            self.relay.end()
+
+
+def train(c, attack=None, steps=STEPS):
+    """Trains; attack(progress) is called while it does, where progress() waits for one more step."""
+    ranks = c.ranks("work", LAYOUT, [0, 1], hold=2, push=2)
+    for a in ranks:
+        a.start("train", steps=steps, sets=SETS, patient=True)
+    if attack:
+        attack(lambda: one_more_step(c))
+        assert not all(a.ready() for a in ranks), "the job had ended before the attack did"
+    seen = finish_all(ranks)
+    assert {x["version"] for x in seen} == {steps}, seen
+    return c.checksum("work")
+
+
+def one_more_step(c):
+    now = c[0].job("work")["version"]
+    until(lambda: c[0].job("work")["version"] > now, what="another step")
+
+
+def unattacked():
+    if not known:
+        with Wire() as c:
+            known["sum"] = train(c)
+    return known["sum"]
+
+
+def flip_bits(c):
+    """An attack: bits of payloads both ways, while the job gets on."""
+    def attack(progress):
+        for side in (0, 1, 1, 0):
+            progress()
+            c.relay.flip(side)
+            until(lambda: not any(c.relay.flips), what="a large payload")
+    return attack
+
+
+@cases_of([("authenticated", "authenticated"), ("encrypted", "encrypted"), ("plain", "encrypted")], "{0[0]}_{0[1]}")
+def flipped_bits(payloads):
+    """A changed byte of a payload is noticed, if only one of the nodes wants that; the payload is asked for anew."""
+    expected = unattacked()
+    with Wire(per_node={i: {"tcp_payloads": p} for i, p in enumerate(payloads)}) as c:
+        got = train(c, flip_bits(c))
+        assert got == expected, f"{got} is not {expected}"
+        told = sum(d.log().count("damaged on its way") for d in c.daemons)
+        assert told >= 4, "changed bytes were not told of"
+
+
+@case
+def flipped_bits_of_plain_payloads_go_unnoticed():
+    """What makes the cases above worth something."""
+    expected = unattacked()
+    with Wire(tcp_payloads="plain") as c:
+        assert train(c, flip_bits(c)) != expected
+
+
+@case
+def silent_bulk_connection():
+    """A bulk connection over which nothing comes any more, while the link lives, is noticed and made anew."""
+    expected = unattacked()
+    with Wire() as c:
+        def attack(progress):
+            progress()
+            silenced = c.relay.silence()
+            assert silenced, "payloads go by no connection through the relay"
+            until(lambda: not any(p in c.relay.pairs for p in silenced), what="the end of the silent connection")
+            progress()
+        got = train(c, attack)
+        assert got == expected, f"{got} is not {expected}"
+        for d, peer in ((c[0], "n1"), (c[1], "n0")):
+            lines = [line for line in d.log().splitlines() if "nothing came over the bulk connection" in line]
+            assert len(lines) == 1 and f"node {peer}" in lines[0], f"{d.name} does not name the peer once: {lines}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A TCP relay between two nodes: it passes on what they say, and does with their bulk connections what
+a network or an attacker may do.
+
+The first words of a connection say what it is for (daemon/fabric/handshake.c): a link or bulk payloads.
+"""
+import select
+import socket
+import threading
+
+from ports import free_ports
+
+ROLE, BULK, PIECE = slice(16, 20), 2, 1 << 16
+
+
+class Pair:
+    """A connection that came in, and the one that was made for it; what the far one got is at `passed`."""
+
+    def __init__(self, near, far):
+        self.sockets, self.passed, self.silent, self.role = (near, far), [0, 0], False, None
+
+    def pass_on(self, side, relay):
+        """Passes on what came from a side (0: who dialled).  False: the connection has ended."""
+        try:
+            data = bytearray(self.sockets[side].recv(PIECE))
+            if not data:
+                return False
+            if self.role is None:
+                self.role = int.from_bytes(data[ROLE], "little")
+            if self.silent:
+                return True
+            if self.role == BULK:
+                relay.tamper(self, side, data)
+            self.sockets[1 - side].sendall(data)
+        except OSError:
+            return False
+        self.passed[side] += len(data)
+        return True
+
+
+class Relay:
+    """Listens at `port`, and relays to `to` until it is ended."""
+
+    def __init__(self, to):
+        self.to, self.pairs, self.flips = to, [], [0, 0]
+        self.port, = free_ports(1)
+        self.listener = socket.create_server(("127.0.0.1", self.port))
+        self.wake, self.woken = socket.socketpair()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        while True:
+            ends = {s: (p, i) for p in self.pairs for i, s in enumerate(p.sockets)}
+            for s in select.select([self.listener, self.woken, *ends], [], [])[0]:
+                if s is self.woken:
+                    return
+                if s is self.listener:
+                    self.accept()
+                elif ends[s][0] in self.pairs and not ends[s][0].pass_on(ends[s][1], self):
+                    self.close(ends[s][0])
+
+    def accept(self):
+        near, _ = self.listener.accept()
+        try:
+            self.pairs.append(Pair(near, socket.create_connection(("127.0.0.1", self.to), 10)))
+        except OSError:
+            near.close()
+
+    def close(self, pair):
+        self.pairs.remove(pair)
+        for s in pair.sockets:
+            s.close()
+
+    def bulk(self):
+        """The bulk connections that stand."""
+        return [p for p in list(self.pairs) if p.role == BULK]
+
+    def silence(self):
+        """From now on nothing comes over the bulk connections that stand, and nobody is told."""
+        standing = self.bulk()
+        for pair in standing:
+            pair.silent = True
+        return standing
+
+    def flip(self, side):
+        """Flips one bit in the middle of the next large piece of a payload from a side."""
+        self.flips[side] += 1
+
+    def tamper(self, pair, side, data):
+        if self.flips[side] and pair.passed[side] > 1000 and len(data) > 1 << 14:
+            self.flips[side] -= 1
+            data[len(data) // 2] ^= 0x10
+
+    def end(self):
+        self.wake.close()
+        self.thread.join()
+        for pair in list(self.pairs):
+            self.close(pair)
+        self.listener.close()
+        self.woken.close()
