@@ -27,9 +27,21 @@ struct options {
         const char *json;
 };
 
+/* A path of ours, and what it is measured against: ucx_perftest, or raw TCP. */
+static const struct compared {
+        const char *name;
+        const struct bulk_path_ops *path;
+        bool ucx;
+} all_compared[] = {
+        { "ucx", &bulk_path_ucx, true },
+        { "tcp", &bulk_path_tcp, false },
+        { "tcp plain", &bulk_path_tcp_plain, false },
+        { "tcp encrypted", &bulk_path_tcp_encrypted, false },
+};
+
 /* One size by one path, round by round. */
 struct series {
-        const char *path, *peer;
+        const struct compared *compared;
         size_t size;
         double ours[ROUNDS_MAX], theirs[ROUNDS_MAX], ratio[ROUNDS_MAX];
 };
@@ -54,7 +66,7 @@ static double quantile(double *values, unsigned n, double q)
         return values[(unsigned)(q * (n - 1) + 0.5)];
 }
 
-static bool measure(struct series *series, const struct options *o, bool ucx)
+static bool measure(struct series *series, const struct options *o)
 {
         size_t count = (o->megabytes << 20) / series->size;
         const struct load load = { series->size, count > COUNT_MAX   ? COUNT_MAX
@@ -62,8 +74,9 @@ static bool measure(struct series *series, const struct options *o, bool ucx)
                                                                      : count };
 
         for (unsigned i = 0; i < o->repeat; i++) {
-                series->ours[i] = run_ours(ucx ? &bulk_path_ucx : &bulk_path_tcp, &load);
-                series->theirs[i] = ucx ? run_perftest(TLS, &load) : run_raw_tcp(&load);
+                series->ours[i] = run_ours(series->compared->path, &load);
+                series->theirs[i] =
+                        series->compared->ucx ? run_perftest(TLS, &load) : run_raw_tcp(&load);
                 if (series->ours[i] <= 0 || series->theirs[i] <= 0)
                         return false;
                 series->ratio[i] = series->ours[i] / series->theirs[i];
@@ -73,21 +86,22 @@ static bool measure(struct series *series, const struct options *o, bool ucx)
 
 static void print(struct series *s, const struct options *o, FILE *json)
 {
+        const char *path = s->compared->name, *peer = s->compared->ucx ? "ucx_perftest" : "raw tcp";
         double median = quantile(s->ratio, o->repeat, 0.5);
         double low = quantile(s->ratio, o->repeat, 0.25),
                high = quantile(s->ratio, o->repeat, 0.75);
         double ours = quantile(s->ours, o->repeat, 0.5),
                theirs = quantile(s->theirs, o->repeat, 0.5);
 
-        printf("%-4s %9zu %8.2f %8.2f  %-13s %5.2f  [%.2f, %.2f]\n", s->path, s->size, ours / 1e9,
-               theirs / 1e9, s->peer, median, low, high);
+        printf("%-13s %9zu %8.2f %8.2f  %-13s %5.2f  [%.2f, %.2f]\n", path, s->size, ours / 1e9,
+               theirs / 1e9, peer, median, low, high);
         fflush(stdout);
         if (json)
                 fprintf(json,
                         "{\"name\": \"bulk %s\", \"bytes\": %zu, \"repeat\": %u, \"median_ratio\": "
                         "%.4f, \"spread\": [%.4f, %.4f], \"bytes_per_second\": %.4g, \"peer\": "
                         "\"%s\", \"peer_bytes_per_second\": %.4g, \"aim\": 0.8}\n",
-                        s->path, s->size, o->repeat, median, low, high, ours, s->peer, theirs);
+                        path, s->size, o->repeat, median, low, high, ours, peer, theirs);
 }
 
 static bool parse_number(const char *text, unsigned long most, unsigned long *ret)
@@ -136,18 +150,19 @@ int main(int argc, char **argv)
                 return EXIT_FAILURE;
         }
         setenv("UCX_TLS", TLS, 1);
-        printf("path     bytes  GB/s     GB/s of its peer       ratio  [quartiles], aim 0.8\n");
-        for (int ucx = 1; ucx >= 0; ucx--) {
+        printf("path              bytes  GB/s     GB/s of its peer       ratio  [quartiles], aim "
+               "0.8\n");
+        for (size_t k = 0; k < sizeof all_compared / sizeof *all_compared; k++) {
+                const struct compared *compared = &all_compared[k];
                 for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-                        struct series s = { .path = ucx ? "ucx" : "tcp",
-                                            .peer = ucx ? "ucx_perftest" : "raw tcp",
-                                            .size = sizes[i] };
-                        if (measure(&s, &o, ucx)) {
+                        struct series s = { .compared = compared, .size = sizes[i] };
+                        if (measure(&s, &o)) {
                                 print(&s, &o, json);
                                 continue;
                         }
-                        fprintf(stderr, "bench-bulk: %s, %zu bytes: %s could not run\n", s.path,
-                                s.size, ucx ? "UCX or ucx_perftest (package ucx-utils)" : "TCP");
+                        fprintf(stderr, "bench-bulk: %s, %zu bytes: %s could not run\n",
+                                compared->name, s.size,
+                                compared->ucx ? "UCX or ucx_perftest (package ucx-utils)" : "TCP");
                         failed = true;
                 }
         }

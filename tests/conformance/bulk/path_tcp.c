@@ -17,6 +17,7 @@ static struct channel *channel_on(uv_loop_t *loop, int fd, const uint8_t key[32]
 {
         struct channel *channel = calloc(1, sizeof *channel);
 
+        must(sodium_init() >= 0); /* else it computes without vectors */
         must(channel && uv_tcp_init(loop, &channel->tcp) == 0);
         must(uv_tcp_open(&channel->tcp, fd) == 0);
         channel->role = CHANNEL_BULK;
