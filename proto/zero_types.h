@@ -102,7 +102,7 @@ enum zero_init {
 
 /* What becomes of a step when a rank's session ends without leave. */
 enum zero_on_lost {
-        ZERO_LOST_WAIT = 0, /* the others wait, until their deadline, for the rank's successor */
+        ZERO_LOST_WAIT = 0, /* the others wait for the rank's successor; ZERO_EDEADLINE if none comes */
         ZERO_LOST_FAIL = 1, /* the others are told at once: ZERO_ELOSTRANK */
 };
 

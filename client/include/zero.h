@@ -17,6 +17,13 @@
  * given to zero_connect(), then return ZERO_EDEADLINE with the daemon's word
  * on what is being waited for.  A daemon that does not speak up two seconds later
  * either is given up: ZERO_EDEADLINE, and from then on it counts as lost.
+ * A rank that is late: a timeout that the caller gives holds for every wait.  Without one
+ * (timeout_ms 0) zero_attach(), zero_norm(), zero_step() and zero_grad() wait longer while all that
+ * they wait for is ranks that are alive: whose process runs, until 30 minutes (the daemon's option
+ * rank_wait_ms) after that rank's last call; or that have not attached yet, or not again since their
+ * node's daemon was lost, for 30 minutes.  Then ZERO_EDEADLINE names the rank and its last call.
+ * A rank whose process is stopped or has ended, and a node that is down, are no reason to wait
+ * longer.  Where the daemon may not see the process, an open connection counts as a running process.
  * A lost daemon: a client that is attached as a rank connects and attaches again by itself.  The
  * call that finds the daemon gone, or the first one marked [blocks] after it was found gone, tries
  * for as long as the timeout, and then once more as long waits to be let in; ZERO_EDEADLINE says
@@ -123,7 +130,8 @@ struct zero_options {
         int32_t rank;              /* 0 to world_size - 1, or ZERO_OBSERVER */
         uint32_t world_size;
         uint32_t local_world_size; /* ranks on this node; 0: world_size */
-        uint32_t timeout_ms;       /* of every blocking call; 0: 60000 */
+        uint32_t timeout_ms;       /* of every blocking call; 0: 60000, unless the daemon's option
+                                    * wait_ms says otherwise, and longer for a rank that is late */
         uint32_t incarnation;      /* how often this rank was started before (torchrun's restart
                                     * count, say): a higher one takes the rank from a session of
                                     * a lower one that has not ended, and fences it */
@@ -172,7 +180,8 @@ struct zero_needs {
 /*
  * Joins the job as the rank given to zero_connect(), creating it if it is
  * new. [blocks] until all ranks are there.  All ranks must bring the same
- * layout: ZERO_ELAYOUT names the first difference.  The layout is copied.
+ * layout: ZERO_ELAYOUT names the first difference, to every rank that attaches at the
+ * time; they may attach again with one layout.  The layout is copied.
  * ZERO_EWINDOW says how large the window would have to be, ZERO_ERANK who has
  * the rank, ZERO_EGPU why the device cannot be used, ZERO_ECONFLICT what the job's other ranks
  * on this node push.  Ranks of one node may have different devices.  While a job runs, ranks of another world size wait for those of the old one

@@ -146,6 +146,11 @@ static int take_reply(struct zero_client *c)
         if (reply->seq == 0 || p.seq != reply->seq)
                 return client_shut(c, "zerod answered request %llu, which was not made",
                                    (unsigned long long)reply->seq);
+        if (reply->body_case == ZERO__REPLY__BODY_WAITING) {
+                c->granted_ms = wire_now() + reply->waiting->ms + CLIENT_GRACE_MS;
+                client_forget_reply(c);
+                return 0;
+        }
         if (reply->status == ZERO_OK && reply->body_case != expected_body(p.what))
                 return client_shut(c, "zerod's answer does not fit the request");
         if (reply->status == ZERO_ECLOSED)
@@ -219,7 +224,8 @@ static int send_failed(struct zero_client *c, int error)
 
 int client_pump(struct zero_client *c, int64_t deadline_ms)
 {
-        int r = wire_wait(&c->wire, c->interrupt_fd, deadline_ms);
+        int r = wire_wait(&c->wire, c->interrupt_fd,
+                          deadline_ms > c->granted_ms ? deadline_ms : c->granted_ms);
 
         if (r == -ETIMEDOUT)
                 return client_fail(c, ZERO_EDEADLINE, "the daemon did not answer in time");
@@ -408,6 +414,7 @@ int client_open(struct zero_client *c)
         int r;
 
         c->began_ms = wire_now();
+        c->granted_ms = 0;
         if (c->closed)
                 return client_gone(c);
         client_forget_reply(c);

@@ -29,7 +29,7 @@
 
 enum {
         CLIENT_PENDING = 4096,     /* requests under way; a power of two */
-        CLIENT_TIMEOUT_MS = 60000, /* where the caller names none */
+        CLIENT_TIMEOUT_MS = 60000, /* where neither the caller nor the daemon names one */
         CLIENT_GRACE_MS = 2000,    /* for the daemon to say itself what is waited for */
         CLIENT_LOST = -EPIPE,      /* no status: the connection is lost, and can be resumed */
 };
@@ -60,6 +60,7 @@ struct zero_client {
         struct fault error;    /* of the last call */
         struct fault deferred; /* the first refusal of a request that was not waited for */
         int64_t began_ms;      /* the last call, on wire_now()'s clock */
+        int64_t granted_ms;    /* by when the daemon will answer, or say that it waits still */
 
         uint64_t last_seq;
         struct pending pending[CLIENT_PENDING];
@@ -71,6 +72,7 @@ struct zero_client {
         int32_t rank;
         uint32_t world_size, local_world_size;
         uint32_t timeout_ms;
+        bool patient; /* the caller named no timeout: the daemon's counts, and may grow */
         uint32_t incarnation;
         bool entering; /* a job, for the first time or again */
 

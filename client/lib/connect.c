@@ -129,7 +129,7 @@ static int greet(struct zero_client *c)
         hello.rank = c->rank;
         hello.world_size = c->world_size;
         hello.local_world_size = c->local_world_size;
-        hello.timeout_ms = c->timeout_ms;
+        hello.timeout_ms = c->patient ? 0 : c->timeout_ms;
         request.body_case = ZERO__REQUEST__BODY_HELLO;
         request.hello = &hello;
         r = client_ask(c, &request, &reply);
@@ -139,6 +139,8 @@ static int greet(struct zero_client *c)
                 return client_fail(c, ZERO_EVERSION, "zerod speaks protocol %u, libzero %d",
                                    (unsigned)reply->hello->protocol,
                                    ZERO__HELLO__PROTOCOL__VERSION);
+        if (c->patient && reply->hello->timeout_ms)
+                c->timeout_ms = reply->hello->timeout_ms;
         return 0;
 }
 
@@ -169,7 +171,8 @@ static int client_new(const struct zero_options *o, struct zero_client **ret_cli
         c->rank = o->job ? o->rank : ZERO_OBSERVER;
         c->world_size = o->world_size;
         c->local_world_size = o->local_world_size ? o->local_world_size : o->world_size;
-        c->timeout_ms = o->timeout_ms ? o->timeout_ms : CLIENT_TIMEOUT_MS;
+        c->patient = o->timeout_ms == 0;
+        c->timeout_ms = c->patient ? CLIENT_TIMEOUT_MS : o->timeout_ms;
         c->incarnation = o->incarnation;
         c->loss_scale = 1;
         *ret_client = c;

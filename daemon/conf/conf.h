@@ -40,6 +40,8 @@ struct conf {
         uint64_t checkpoint_memory; /* bytes of a checkpoint's copy; 0: as much as the state */
         uint64_t session_limit;     /* most connections of clients */
         uint64_t job_limit;         /* most jobs of one user */
+        uint64_t wait_ms;           /* of clients' calls without a timeout of their own */
+        uint64_t rank_wait_ms;      /* ... for a rank that is alive, since its last call */
         uint64_t reduce_buffers;    /* bytes for sums and landings of gradients; 0: as needed by
                                      * the largest group */
         uint64_t delay_ms;          /* tests: messages between nodes wait up to this */

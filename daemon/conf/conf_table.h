@@ -56,6 +56,13 @@
           "the client's process.")                                                                 \
         N("Clients", session_limit, COUNT, "connections", "1024", 1, 65536,                        \
           "Most connections of clients at once.")                                                  \
+        N("Clients", wait_ms, COUNT, "milliseconds", "60000", 1, 86400000,                         \
+          "How long a blocking call of a client takes at most, if the client names no timeout.")   \
+        N("Clients", rank_wait_ms, COUNT, "milliseconds", "1800000", 0, 86400000,                  \
+          "How long such a call waits for a rank, beyond wait_ms: for one whose process runs, "    \
+          "since that rank's last call; for one that has not come, since the first rank waits. "   \
+          "A rank whose process is stopped or has ended, and a node that is down, are waited for " \
+          "no longer than wait_ms.")                                                               \
         N("Clients", job_limit, COUNT, "jobs", "16", 1, 4096, "Most jobs of one user.")            \
         S("State and memory", state_dir, PATH, "DIRECTORY", "", 4000,                              \
           "Where model states live: on tmpfs, outlasting the daemon's process. Empty: "            \

@@ -258,3 +258,13 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         job->opening = false;
         opened_answer(x, node, m->call, job, true);
 }
+
+void job_discard(struct exchange *x, const char *name)
+{
+        struct job *job = job_find(x, name);
+
+        if (!job)
+                return;
+        job->drop_state = true;
+        job_detach(job);
+}

@@ -164,14 +164,10 @@ void drops_tick(struct exchange *x)
 
 static void drop_here(struct exchange *x, const char *name)
 {
-        struct job *job = job_find(x, name);
-
         coordinator_drop(x, name);
-        if (!job)
-                return;
-        log_info("job %s: dropped", name);
-        job->drop_state = true;
-        job_detach(job);
+        if (job_find(x, name))
+                log_info("job %s: dropped", name);
+        job_discard(x, name);
 }
 
 static void wait_add(struct exchange *x, const char *job, uint32_t node, uint64_t call,

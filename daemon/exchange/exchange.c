@@ -42,6 +42,7 @@ static void progress_send(struct job *job)
                 waits[i].what = lines[i].what;
                 waits[i].since_ms =
                         lines[i].since_ms ? exchange_now(job->x) - lines[i].since_ms : 0;
+                waits[i].alive = lines[i].alive;
                 pointers[i] = &waits[i];
         }
         progress.waiting = waiting;
@@ -64,7 +65,8 @@ static void progress_summary(struct job *job, const Zero__Progress *p)
                 snprintf(line->who, sizeof line->who, "%s", p->waits[i]->who);
                 snprintf(line->what, sizeof line->what, "%s", p->waits[i]->what);
                 line->since_ms = now > p->waits[i]->since_ms ? now - p->waits[i]->since_ms : 0;
-                line->lost = p->waits[i]->lost;
+                line->until_ms =
+                        p->waits[i]->alive ? line->since_ms + job->x->conf->rank_wait_ms : 0;
         }
 }
 

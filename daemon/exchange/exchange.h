@@ -245,6 +245,8 @@ uint32_t coordinator_of(const struct exchange *x, const char *job);
 void job_fail_requests(struct job *job, int status, const char *text);
 void job_detach(struct job *job); /* out of the list, dead; freed with its last reference */
 void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+/* This node's part of the job goes, and its state with it. */
+void job_discard(struct exchange *x, const char *name);
 void job_start_message(struct job *job, const Zero__LinkMessage *m);
 void job_part_message(struct job *job, const Zero__Part *part);
 void job_decision_message(struct job *job, const Zero__Decision *d);
@@ -371,6 +373,8 @@ void reduce_reset(struct job *job, bool decided);
 /* Another number of ranks, after reduce_reset().  -ENOMEM: nothing has changed. */
 int reduce_resize(struct job *job, uint32_t world_size);
 uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank);
+/* Does a push of a local rank wait for others, for longer than usual? */
+bool reduce_push_waits(const struct job *job);
 /* Has any local rank pushed in this attempt? */
 bool reduce_any(const struct job *job);
 /* The last local rank has left: memory that was kept for its gradients goes. */

@@ -15,6 +15,7 @@ void request_begin(struct requests *requests, struct request *r, uint64_t now_ms
                    uint64_t timeout_ms)
 {
         r->since_ms = now_ms;
+        r->timeout_ms = timeout_ms;
         r->deadline_ms = now_ms + timeout_ms;
         list_init(&r->wait);
         list_insert(&requests->all, &r->deadline);
@@ -36,11 +37,19 @@ void request_end(struct request *r, int status, const char *format, ...)
         r->finish(r, status, text);
 }
 
-static void request_expire(struct request *r)
+static void request_expire(struct request *r, uint64_t now_ms)
 {
         struct wait_line line = { .who = "the daemon" };
         int status = r->describe ? r->describe(r, &line) : ZERO_EDEADLINE;
 
+        if (r->prolong && line.until_ms > now_ms) {
+                uint64_t left = line.until_ms - now_ms;
+                uint64_t ms = left < r->timeout_ms ? left : r->timeout_ms;
+
+                r->deadline_ms = now_ms + ms;
+                r->prolong(r, ms);
+                return;
+        }
         if (r->forget)
                 r->forget(r);
         request_end(r, status, "no answer within %.1f s: waiting for %s%s%s",
@@ -64,7 +73,7 @@ void requests_expire(struct requests *requests, uint64_t now_ms)
                 }
                 if (!late)
                         return;
-                request_expire(late);
+                request_expire(late, now_ms);
         }
 }
 

@@ -118,6 +118,20 @@ static void call_finish(struct request *r, int status, const char *text)
         free(call);
 }
 
+/* The client hears of it, so that it goes on waiting too. */
+static void call_prolong(struct request *r, uint64_t ms)
+{
+        struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        Zero__Waiting waiting = ZERO__WAITING__INIT;
+
+        waiting.ms = (uint32_t)ms;
+        reply.seq = call->seq;
+        reply.body_case = ZERO__REPLY__BODY_WAITING;
+        reply.waiting = &waiting;
+        session_reply(call->session, &reply, NULL, 0);
+}
+
 /* ---- requests ----------------------------------------------------------------- */
 
 static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct fault *fault)
@@ -143,13 +157,15 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         s->rank_number = m->rank;
         s->world_size = m->world_size;
         s->local_world_size = m->local_world_size ? m->local_world_size : m->world_size;
-        s->timeout_ms = m->timeout_ms ? m->timeout_ms : 60000;
+        s->patient = m->timeout_ms == 0;
+        s->timeout_ms = s->patient ? x->conf->wait_ms : m->timeout_ms;
         if (s->timeout_ms > SESSION_TIMEOUT_MAX_MS)
                 s->timeout_ms = SESSION_TIMEOUT_MAX_MS;
         s->greeted = true;
         hello.protocol = ZERO__HELLO__PROTOCOL__VERSION;
         hello.node = (char *)node_name(x, x->cluster->self);
         hello.version = (char *)ZEROD_VERSION;
+        hello.timeout_ms = (uint32_t)s->timeout_ms;
         reply.seq = call->seq;
         reply.body_case = ZERO__REPLY__BODY_HELLO;
         reply.hello = &hello;
@@ -202,6 +218,32 @@ static int handle_rank(struct pending_call *call, const Zero__Request *m, struct
                 return rank_step(rank, m->step, &call->request, fault);
         default:
                 return fault_set(fault, ZERO_EPROTO, "request not understood");
+        }
+}
+
+static const char *call_name(Zero__Request__BodyCase kind)
+{
+        switch (kind) {
+        case ZERO__REQUEST__BODY_FETCH:
+                return "zero_fetch";
+        case ZERO__REQUEST__BODY_PREFETCH:
+                return "zero_prefetch";
+        case ZERO__REQUEST__BODY_RELEASE:
+                return "zero_release";
+        case ZERO__REQUEST__BODY_PUSH:
+                return "zero_push";
+        case ZERO__REQUEST__BODY_NORM:
+                return "zero_norm";
+        case ZERO__REQUEST__BODY_STEP:
+                return "zero_step";
+        case ZERO__REQUEST__BODY_PUT:
+                return "zero_put";
+        case ZERO__REQUEST__BODY_GET:
+                return "zero_get";
+        case ZERO__REQUEST__BODY_QUERY:
+                return "zero_query";
+        default:
+                return "zero_attach";
         }
 }
 
@@ -273,6 +315,9 @@ static int session_frame(void *arg, const uint8_t *p, size_t n)
         call->seq = m->seq;
         call->kind = m->body_case;
         call->request.finish = call_finish;
+        call->request.prolong = s->patient ? call_prolong : NULL;
+        if (s->rank)
+                rank_called(s->rank, call_name(call->kind));
         list_insert(&s->pending, &call->link);
         s->n_pending++;
         request_begin(&s->rpc->x->requests, &call->request, uv_now(s->rpc->x->loop), s->timeout_ms);
@@ -330,7 +375,7 @@ int session_new(struct rpc *rpc, int fd)
         if (!s)
                 return -ENOMEM;
         s->rpc = rpc;
-        s->timeout_ms = 60000;
+        s->timeout_ms = rpc->x->conf->wait_ms;
         s->rank_number = -1;
         list_init(&s->pending);
         r = conn_new(rpc->x->loop, fd, &events, &s->conn);

@@ -35,6 +35,7 @@ struct session {
         int32_t rank_number; /* ZERO_OBSERVER or the rank it may attach as */
         uint32_t world_size, local_world_size;
         uint64_t timeout_ms;
+        bool patient; /* the client named none: its calls wait longer for ranks that are alive */
         struct rank *rank;          /* while attached (or attaching) as a rank */
         struct job *job;            /* observers: the job they look at */
         struct push_window *window; /* observers */

@@ -272,6 +272,127 @@ def killed_by_turns(moment):
         assert SLOW > 1 or sizes[1][1] <= sizes[0][1] + 2048, sizes
 
 
+# ---- ranks that are late -------------------------------------------------------------------------
+
+LATE_MS = 1200 * WAIT  # more than it takes until all nodes know who is late
+
+
+def late_cluster(rank_wait_ms=600000):
+    return Cluster(2, wait_ms=LATE_MS, rank_wait_ms=rank_wait_ms)
+
+
+def goes_on_waiting(actor):
+    assert not actor.ready(2.5 * LATE_MS / 1000), "the wait ended at the deadline"
+
+
+def attached(c, placement):
+    return c.ranks("job", LAYOUT, placement, timeout_ms=0, hold=2, push=GROUPS)
+
+
+@cases_of([[0, 1], [0, 0]])
+def a_busy_rank_is_waited_for(placement):
+    """In zero_step(), and in zero_grad() behind a push that the busy rank holds up."""
+    with late_cluster() as c:
+        a, b = c.ranks("job", LAYOUT, placement, timeout_ms=0, hold=2, push=1)
+        for g in range(2):
+            a.start("grad", group=g)
+            a.start("push", group=g)
+        a.start("step", sets=SETS)
+        replies = 4 if placement == [0, 1] else 2
+        finish_all([a] * replies)
+        goes_on_waiting(a)
+        for g in range(2):
+            b.do("grad", group=g)
+            b.do("push", group=g)
+        b.start("step", sets=SETS)
+        finish_all([a] * (5 - replies) + [b])
+
+
+@case
+def a_timeout_of_the_callers_own_is_not_prolonged():
+    with late_cluster() as c:
+        a, _ = c.ranks("job", LAYOUT, [0, 1], timeout_ms=LATE_MS, hold=2, push=GROUPS)
+        a.refused("EDEADLINE", "step", "rank 1 on n1", "last call zero_attach", f"within {LATE_MS / 1000:.1f} s", sets=SETS)
+
+
+@case
+def a_rank_that_makes_no_call_ends_the_wait():
+    with late_cluster(rank_wait_ms=2 * LATE_MS) as c:
+        a, b = attached(c, [0, 1])
+        b.do("fetch", group=0)
+        a.refused("EDEADLINE", "step", "rank 1 on n1", "last call zero_fetch", sets=SETS)
+        b.start("step", sets=SETS)
+        a.start("step", sets=SETS)
+        finish_all([a, b])
+
+
+@cases_of(["stopped", "ended"])
+def a_rank_without_life_ends_the_wait(how):
+    """An open session alone is no life: a stopped process has one, and so has the child of one that has ended."""
+    with late_cluster() as c:
+        a, b = attached(c, [0, 1])
+        if how == "stopped":
+            b.stop()
+        else:
+            child = b.do("fork")["pid"]
+            b.kill()
+        a.refused("EDEADLINE", "step", "rank 1 on n1", f"its process {'is stopped' if how == 'stopped' else 'has ended'}",
+                  sets=SETS)
+        if how == "ended":
+            assert c[1].job("job")["sessions"], "the child keeps the session"
+            os.kill(child, signal.SIGKILL)
+
+
+@case
+def a_lost_rank_is_waited_for_until_the_deadline():
+    with late_cluster() as c:
+        a, b = attached(c, [0, 1])
+        b.kill()
+        a.refused("EDEADLINE", "step", "rank 1", "lost", sets=SETS)
+
+
+@case
+def a_rank_that_comes_late_is_waited_for():
+    with late_cluster() as c:
+        first, last = (c.caller("job", LAYOUT, [0, 1], rank, timeout_ms=0) for rank in range(2))
+        finish_all([first, first, last, last])
+        first.start("attach", hold=2, push=GROUPS)
+        goes_on_waiting(first)
+        last.start("attach", hold=2, push=GROUPS)
+        finish_all([first, last])
+
+
+@case
+def a_rank_that_never_comes_ends_the_wait():
+    """Who waited in vain has no place in the job any more: another session takes it."""
+    with late_cluster(rank_wait_ms=2 * LATE_MS) as c:
+        first = c.caller("job", LAYOUT, [0, 1], 0, timeout_ms=0)
+        finish_all([first, first])
+        first.refused("EDEADLINE", "attach", "rank 1", "to attach", hold=2, push=GROUPS)
+        attached(c, [0, 1])
+
+
+@case
+def a_rank_whose_daemon_began_anew_is_waited_for():
+    """It is busy, and comes back with its next call."""
+    with late_cluster() as c:
+        a, b = attached(c, [0, 1])
+        c[1].restart()
+        until(c[0].peers_up, what="the link")
+        a.start("step", sets=SETS)
+        goes_on_waiting(a)
+        b.start("step", sets=SETS)
+        for r in (a, b):
+            reply = r.finish()
+            if reply["status"] == "EABORTED":
+                r.start("step", sets=SETS)
+            else:
+                r.good(reply)
+        for r in (a, b):
+            while r.asked:
+                finish_all([r])
+
+
 # ---- daemons ---------------------------------------------------------------------------------
 
 @case

@@ -39,20 +39,52 @@ DIFFERENT = {
 
 @cases_of(DIFFERENT)
 def layout_differs_in(what):
-    """The other rank says which difference it found first, and a right one may still come."""
+    """Both ranks hear at once which difference was found first; they may come again with one layout."""
     layout, words = DIFFERENT[what]
     with Cluster(2) as c:
         first = c.actor(0)
-        first.do("connect", job="j", rank=0, world=2, timeout_ms=20000)
+        first.do("connect", job="j", rank=0, world=2)
         first.do("layout", groups=TWO)
         first.start("attach", hold=1, push=1)
-        refused_attach(c, 1, "ELAYOUT", *words, job="j", rank=1, world=2, layout=layout)
+        until(lambda: c[0].job("j"), what="the job")
+        refused_attach(c, 1, "ELAYOUT", "rank 1", *words, job="j", rank=1, world=2, layout=layout)
+        expect(first.finish(), "ELAYOUT", "rank 1", *words)
+        for d in c.daemons:
+            until(lambda d=d: not d.job("j"), what=f"the end of the job on {d.name}")
         second = c.actor(1)
         second.do("connect", job="j", rank=1, world=2)
-        second.do("layout", groups=TWO)
-        second.do("attach", hold=1, push=1)
-        first.good(first.finish())
+        for a in (first, second):
+            a.do("layout", groups=layout)
+            a.start("attach", hold=1, push=1)
+        finish_all([first, second])
         still_trains([first, second])
+
+
+@case
+def layouts_that_differ_at_once():
+    """Whichever rank the coordinator hears first, and though the job is just being made."""
+    with Cluster(2, delay_ms=30) as c:
+        for _ in range(5):
+            ranks = [c.actor(node) for node in (0, 1)]
+            for rank, (a, layout) in enumerate(zip(ranks, (TWO, DIFFERENT["shape"][0]))):
+                a.do("connect", job="j", rank=rank, world=2)
+                a.do("layout", groups=layout)
+            for a in ranks:
+                a.start("attach", hold=1, push=1)
+            for a in ranks:
+                expect(a.finish(), "ELAYOUT", "wb")
+                a.end()
+        for d in c.daemons:
+            until(lambda d=d: not d.job("j"), what=f"the end of the job on {d.name}")
+
+
+@case
+def a_stranger_with_another_layout_ends_no_job():
+    with Cluster(2) as c:
+        ranks = c.ranks("j", TWO, [0, 1], hold=1, push=1)
+        still_trains(ranks)
+        refused_attach(c, 1, "ELAYOUT", "zeroctl drop", job="j", rank=1, world=2, layout=DIFFERENT["shape"][0])
+        still_trains(ranks)
 
 
 @case

@@ -318,7 +318,7 @@ def reading_a_layout_outside_it():
 # ---- connecting ----------------------------------------------------------------------
 
 @cases_of([("job", 1), ("job", "a b"), ("job", ""), ("job", "a\0"), ("job", "x" * 256), ("timeout", 0), ("timeout", -1),
-           ("timeout", math.nan), ("timeout", math.inf), ("timeout", 1e12), ("timeout", "1"), ("timeout", None),
+           ("timeout", math.nan), ("timeout", math.inf), ("timeout", 1e12), ("timeout", "1"),
            ("socket", 3), ("socket", "/nowhere/" * 30), ("socket", "a\0"), ("rank", "0"), ("rank", 5),
            ("world_size", 0), ("world_size", 2**40), ("local_world_size", 2)], "{0[0]}_{0[1]!r:.20}")
 def connections_that_are_not(values):

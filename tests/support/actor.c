@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,6 +77,21 @@ static int do_connect(struct actor *actor, const json_t *command, json_t *ret)
 
         actor->rank = (uint32_t)o.rank;
         return zero_connect(&o, &actor->client);
+}
+
+/* A child that does nothing and outlives this process: it keeps the connection open. */
+static int do_fork(struct actor *actor, const json_t *command, json_t *ret)
+{
+        pid_t child = fork();
+
+        if (child == 0) {
+                close(STDIN_FILENO);
+                close(STDOUT_FILENO);
+                poll(NULL, 0, -1);
+                _exit(0);
+        }
+        json_object_set_new(ret, "pid", json_integer(child));
+        return child < 0 ? ZERO_ENOMEM : ZERO_OK;
 }
 
 static int do_close(struct actor *actor, const json_t *command, json_t *ret)
@@ -441,7 +457,7 @@ static const struct deed {
         { "norm", do_norm, true },         { "step", do_step, true },
         { "put", do_put, true },           { "get", do_get, true },
         { "train", actor_train, true },    { "smear", do_smear, true },
-        { "churn", do_churn, false },
+        { "churn", do_churn, false },      { "fork", do_fork, true },
 };
 
 static int perform(struct actor *actor, const json_t *command, json_t *ret)

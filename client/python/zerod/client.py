@@ -409,6 +409,8 @@ def _memory(buffer, size, writes):
 
 
 def _timeout_ms(timeout):
+    if timeout is None:
+        return 0
     timeout = real(timeout, "timeout")
     if not 0 < timeout <= lib.ALL / 1000:
         raise ValueError(
@@ -436,7 +438,7 @@ def connect(
     world_size: int | None = None,
     local_world_size: int | None = None,
     socket: str | None = None,
-    timeout: float = 60.0,
+    timeout: float | None = None,
     incarnation: int | None = None,
 ) -> Client:
     """Connects to the node's daemon.
@@ -446,7 +448,9 @@ def connect(
     end.  All others stay until ``zeroctl drop JOB``.  rank, world_size, local_world_size (ranks on
     this node): else torchrun's variables, else Slurm's, else 0, 1, 1.  rank zerod.OBSERVER only
     reads.  socket: the daemon's, else $ZEROD_SOCKET, else the default place.  timeout: seconds, of
-    every blocking call; so long are a lost daemon and a lost rank waited for.  incarnation: how
+    every blocking call; so long are a lost daemon and a lost rank waited for.  None: a minute (the
+    daemon's option wait_ms), and up to 30 minutes (rank_wait_ms) since its last call for a rank
+    whose process runs, or that has not come yet.  incarnation: how
     often this rank was started before, else $TORCHELASTIC_RESTART_COUNT, else
     $SLURM_RESTART_COUNT, else 0; a higher one takes the rank from one that has not ended, and the
     older one is refused from then on.

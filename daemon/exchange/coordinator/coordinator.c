@@ -40,8 +40,7 @@ static void coordinator_free(struct coordinator *c)
         free(c->shares);
         formers_free(c->formers);
         free(c->handed);
-        free(c->incarnations);
-        free(c->sessions);
+        free(c->sitters);
         step_deinit(&c->step);
         layout_free(c->layout);
         if (c->message)
@@ -67,9 +66,8 @@ static bool coordinator_alloc(struct coordinator *c, uint32_t world_size)
 {
         c->standings = calloc(placement_holders(&c->x->view), sizeof *c->standings);
         c->handed = calloc(world_size, sizeof *c->handed);
-        c->incarnations = calloc(world_size, sizeof *c->incarnations);
-        c->sessions = calloc(world_size, sizeof *c->sessions);
-        return c->standings && c->handed && c->incarnations && c->sessions &&
+        c->sitters = calloc(world_size, sizeof *c->sitters);
+        return c->standings && c->handed && c->sitters &&
                step_init(&c->step, world_size, c->x->cluster->n_nodes, &c->x->view) == 0 &&
                layout_to_message(c->layout, &c->message) == 0;
 }
@@ -133,24 +131,20 @@ void coordinator_resume(struct job *job)
 int coordinator_resize(struct coordinator *c, uint32_t world_size)
 {
         struct kept *handed = calloc(world_size, sizeof *handed);
-        uint32_t *incarnations = calloc(world_size, sizeof *incarnations);
-        uint64_t *sessions = calloc(world_size, sizeof *sessions);
+        struct sitter *sitters = calloc(world_size, sizeof *sitters);
         uint32_t before = c->step.world_size;
 
-        if (!handed || !incarnations || !sessions || step_resize(&c->step, world_size)) {
+        if (!handed || !sitters || step_resize(&c->step, world_size)) {
                 free(handed);
-                free(incarnations);
-                free(sessions);
+                free(sitters);
                 return -ENOMEM;
         }
         for (uint32_t r = 0; r < before; r++)
                 kept_clear(&c->handed[r]);
-        free(c->incarnations);
-        free(c->sessions);
+        free(c->sitters);
         free(c->handed);
         c->handed = handed;
-        c->incarnations = incarnations;
-        c->sessions = sessions;
+        c->sitters = sitters;
         return 0;
 }
 
@@ -204,7 +198,7 @@ static void seat_part(struct coordinator *c, uint32_t node, uint32_t rank, bool 
 static void coordinator_part(struct coordinator *c, uint32_t node, const Zero__Part *part)
 {
         join_forget(c, node, part->session);
-        if (part->rank >= c->step.world_size || c->sessions[part->rank] != part->session)
+        if (part->rank >= c->step.world_size || c->sitters[part->rank].session != part->session)
                 return;
         seat_part(c, node, part->rank, part->orderly);
         if (!step_occupied(&c->step))
@@ -294,8 +288,11 @@ void coordinator_down(struct exchange *x, uint32_t node)
         list_for_each (&x->coordinators, item) {
                 struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
 
-                for (uint32_t r = 0; r < c->step.world_size; r++)
+                for (uint32_t r = 0; r < c->step.world_size; r++) {
+                        if (c->step.seats[r] == SEAT_HERE && c->step.node_of_rank[r] == node)
+                                c->sitters[r].cut_off_ms = exchange_now(x);
                         seat_part(c, node, r, false);
+                }
                 step_node_lost(&c->step, node);
                 open_forget(c, node);
                 c->reports[node] = (struct report){ 0 };

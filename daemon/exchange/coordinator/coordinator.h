@@ -28,6 +28,13 @@ struct report {
         struct wait_line lines[WAIT_LINES];
 };
 
+/* Who has a rank's seat, or had it last. */
+struct sitter {
+        uint32_t incarnation, pid;
+        uint64_t session;    /* of its node */
+        uint64_t cut_off_ms; /* loop time: the link to its node was lost; 0: it was not */
+};
+
 struct coordinator {
         struct list link; /* exchange.coordinators */
         struct exchange *x;
@@ -59,10 +66,10 @@ struct coordinator {
         uint64_t stale;         /* nodes with states of a placement before, a bit each */
         struct fault refused;   /* why a node does not take its part: the list before is to come
                                    back; or OK */
+        struct fault clash;     /* ranks that attach have brought different layouts; or OK */
         struct fault fault;     /* why the job cannot go on until a node comes anew, or OK */
         uint32_t hinders;       /* that node */
-        uint32_t *incarnations; /* [rank] */
-        uint64_t *sessions;     /* [rank]: which of its node's it is */
+        struct sitter *sitters; /* [rank] */
         struct kept *handed;    /* [rank]: with the step that is being collected */
         struct list joins;
         struct report reports[ZERO_NODE_MAX];
@@ -79,9 +86,10 @@ struct coordinator {
 /* A join that waits for its answer. */
 struct join {
         struct list link;
-        uint32_t node, rank, world_size, incarnation;
+        uint32_t node, rank, world_size, incarnation, pid;
         uint64_t session; /* of the node */
         uint64_t call;
+        uint64_t since_ms; /* loop time */
         bool resume, fail_on_lost, admitted;
 };
 
@@ -139,8 +147,16 @@ bool placing_lacks(const struct coordinator *c, uint32_t node);
 /* The node may delete what it has of an earlier placement. */
 void placed_tell(struct coordinator *c, uint32_t node);
 
+/*
+ * Ends the ranks that attach after a clash of layouts.  A job that was made for them alone ends
+ * too, once all nodes have said what they made of it: the ranks may come again with one layout. The
+ * coordinator may be closed.
+ */
+void open_clash(struct coordinator *c);
+
 /* joining.c */
 void joins_end(struct coordinator *c, int status, const char *text);
+void joins_clash(struct coordinator *c);
 /* Those that have their place are answered: the job has started. */
 void joins_started(struct coordinator *c);
 /* Gives every waiting rank its place, once it is known where the job stands. */

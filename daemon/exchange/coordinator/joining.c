@@ -88,12 +88,13 @@ static void fence_elsewhere(struct coordinator *c, const struct join *j)
         uint32_t node;
 
         if (j->rank >= c->step.world_size || c->step.seats[j->rank] != SEAT_HERE ||
-            c->step.node_of_rank[j->rank] == j->node || j->incarnation <= c->incarnations[j->rank])
+            c->step.node_of_rank[j->rank] == j->node ||
+            j->incarnation <= c->sitters[j->rank].incarnation)
                 return;
         node = c->step.node_of_rank[j->rank];
         part.rank = j->rank;
         part.told = part.fenced = true;
-        part.session = c->sessions[j->rank];
+        part.session = c->sitters[j->rank].session;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = &part;
         fabric_send(c->x->fabric, node, &m);
@@ -115,8 +116,9 @@ static void join_admit(struct coordinator *c, struct join *j)
                 join_end(c, j, r, fault.text);
                 return;
         }
-        c->incarnations[j->rank] = j->incarnation;
-        c->sessions[j->rank] = j->session;
+        c->sitters[j->rank] = (struct sitter){ .incarnation = j->incarnation,
+                                               .pid = j->pid,
+                                               .session = j->session };
         j->admitted = true;
         c->step.fail_on_lost = (others && c->step.fail_on_lost) || j->fail_on_lost;
         if (action != STEP_REJOIN)
@@ -158,7 +160,7 @@ void joins_admit(struct coordinator *c)
                 joins_end(c, c->fault.status, c->fault.text);
                 return;
         }
-        if (!c->settled)
+        if (!c->settled || c->clash.status)
                 return;
         world_change(c);
         list_for_each (&c->joins, item) {
@@ -207,11 +209,46 @@ static int world_check(const struct coordinator *c, uint32_t world_size, struct 
         return resize_check(c, world_size, fault);
 }
 
+static int layouts_agree(const struct coordinator *c, uint32_t rank, const layout *l,
+                         struct fault *fault)
+{
+        char text[300];
+
+        if (layout_equal(l, c->layout, text, sizeof text))
+                return 0;
+        if (c->step.epoch == 0 && !list_empty(&c->joins))
+                return fault_set(
+                        fault, ZERO_ELAYOUT,
+                        "the layout of rank %u differs from that of rank %u, which came to "
+                        "job '%s' before: %s",
+                        rank, CONTAINER_OF(c->joins.next, struct join, link)->rank, c->name, text);
+        return fault_set(fault, ZERO_ELAYOUT,
+                         "the layout of rank %u differs from job '%s' (zeroctl drop ends it): %s",
+                         rank, c->name, text);
+}
+
+/*
+ * Ranks that attach together bring one layout: as they do not, none of them can go on, and each
+ * hears why.  Ranks that were in the job before are none of them.
+ */
+void joins_clash(struct coordinator *c)
+{
+        list_for_each (&c->joins, item) {
+                struct join *j = CONTAINER_OF(item, struct join, link);
+
+                if (j->resume)
+                        continue;
+                if (j->admitted)
+                        step_part(&c->step, j->rank, true);
+                join_end(c, j, c->clash.status, c->clash.text);
+        }
+}
+
 /* A job that exists takes only ranks that mean the same job. */
 static int join_check(struct coordinator *c, const Zero__Join *join, const layout *l,
                       struct fault *fault)
 {
-        char text[300];
+        int r;
 
         if (c->uid != join->uid && join->uid != 0)
                 return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", c->name, c->uid);
@@ -219,12 +256,8 @@ static int join_check(struct coordinator *c, const Zero__Join *join, const layou
                 return fault_set(
                         fault, ZERO_ECONFLICT, "reduce_dtype %s here, %s so far in job '%s'",
                         dtype_name(join->reduce_dtype), dtype_name(c->reduce_dtype), c->name);
-        if (!layout_equal(l, c->layout, text, sizeof text))
-                return fault_set(fault, ZERO_ELAYOUT,
-                                 "the layout of rank %u differs from job '%s' (zeroctl drop ends "
-                                 "it): %s",
-                                 join->rank, c->name, text);
-        return world_check(c, join->world_size, fault);
+        r = layouts_agree(c, join->rank, l, fault);
+        return r ? r : world_check(c, join->world_size, fault);
 }
 
 static int join_coordinator(struct exchange *x, const char *name, const Zero__Join *join,
@@ -260,6 +293,7 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
         struct coordinator *c = NULL;
         struct fault fault;
         struct join *j;
+        bool clashes;
         int r;
 
         if (!job_name_valid(m->job) || join->world_size < 1 || join->world_size > ZERO_RANK_MAX ||
@@ -268,13 +302,14 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 return;
         }
         r = join_coordinator(x, m->job, join, &c, &fault);
+        clashes = r == ZERO_ELAYOUT && join->rank != RANK_ABSENT && !join->resume;
         if (r == 0 && join->rank == RANK_ABSENT) { /* a node tells that it has states of the job */
                 c->claimed = true;
                 open_settle(c);
                 answer(x, node, m, ZERO_OK, "");
                 return;
         }
-        j = r ? NULL : calloc(1, sizeof *j);
+        j = r && !clashes ? NULL : calloc(1, sizeof *j);
         if (!j) {
                 answer(x, node, m, r ? r : ZERO_ENOMEM, r ? fault.text : "out of memory");
                 return;
@@ -284,10 +319,20 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
                             .world_size = join->world_size,
                             .incarnation = join->incarnation,
                             .session = join->session,
+                            .pid = join->pid,
+                            .since_ms = exchange_now(x),
                             .resume = join->resume,
                             .fail_on_lost = join->fail_on_lost,
                             .call = m->call };
+        if (clashes) {
+                c = coordinator_find(x, m->job);
+                c->clash = fault;
+        }
         list_insert(&c->joins, &j->link);
+        if (clashes) {
+                open_clash(c);
+                return;
+        }
         c->may_create = c->may_create || !join->resume;
         if (c->settled || c->fault.status)
                 joins_admit(c);

@@ -19,6 +19,7 @@ void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progre
                 snprintf(line->who, sizeof line->who, "%s", p->waits[i]->who);
                 snprintf(line->what, sizeof line->what, "%s", p->waits[i]->what);
                 line->since_ms = now > p->waits[i]->since_ms ? now - p->waits[i]->since_ms : 0;
+                line->alive = p->waits[i]->alive;
         }
 }
 
@@ -95,24 +96,38 @@ static bool world_waits(const struct coordinator *c, struct wait_line *lines, ui
         return true;
 }
 
+/* A rank that is not there may come yet, unless its process has ended. */
+static void absent_waits(const struct coordinator *c, uint32_t rank, struct wait_line *lines,
+                         uint32_t *n)
+{
+        const struct sitter *sitter = &c->sitters[rank];
+        bool lost = c->step.seats[rank] == SEAT_LOST;
+        struct wait_line line = { .since_ms = exchange_now(c->x),
+                                  .alive = !lost || sitter->cut_off_ms };
+
+        if (lost && sitter->cut_off_ms)
+                line.since_ms = sitter->cut_off_ms;
+        else if (!lost && !list_empty(&c->joins))
+                line.since_ms = CONTAINER_OF(c->joins.next, struct join, link)->since_ms;
+        snprintf(line.who, sizeof line.who, "rank %u", rank);
+        snprintf(line.what, sizeof line.what, "%s",
+                 !lost                ? "to attach"
+                 : sitter->cut_off_ms ? "to attach again: the link to its node was lost"
+                                      : "it was lost: its session ended");
+        summary_add(lines, n, &line);
+}
+
 /* Missing nodes and ranks first, then what the nodes report. */
 static uint32_t coordinator_summary(const struct coordinator *c, struct wait_line *lines)
 {
         const struct step *s = &c->step;
-        uint64_t now = exchange_now(c->x);
         uint32_t n = nodes_summary(c, lines);
 
         if (world_waits(c, lines, &n))
                 return n;
         for (uint32_t r = 0; r < s->world_size; r++) {
-                struct wait_line line = { .since_ms = now, .lost = s->seats[r] == SEAT_LOST };
-
-                if (s->seats[r] == SEAT_HERE)
-                        continue;
-                snprintf(line.who, sizeof line.who, "rank %u", r);
-                snprintf(line.what, sizeof line.what, "%s",
-                         line.lost ? "it was lost: its session ended" : "to attach");
-                summary_add(lines, &n, &line);
+                if (s->seats[r] != SEAT_HERE)
+                        absent_waits(c, r, lines, &n);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
                 for (uint32_t k = 0; k < c->reports[i].n; k++)
@@ -161,7 +176,7 @@ void coordinator_tell(struct coordinator *c)
                 waits[i].who = lines[i].who;
                 waits[i].what = lines[i].what;
                 waits[i].since_ms = exchange_now(c->x) - lines[i].since_ms;
-                waits[i].lost = lines[i].lost;
+                waits[i].alive = lines[i].alive;
                 pointers[i] = &waits[i];
         }
         progress.summary = true;

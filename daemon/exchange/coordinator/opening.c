@@ -33,9 +33,31 @@ static void open_fail(struct coordinator *c, int status, const char *text)
         m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;
         m.drop = &drop;
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
-                if (c->created[n])
+                if (c->created[n] && n == c->x->cluster->self) /* ranks may come anew at once */
+                        job_discard(c->x, c->name);
+                else if (c->created[n])
                         fabric_send(c->x->fabric, n, &m);
         coordinator_close(c, status, text);
+}
+
+void open_clash(struct coordinator *c)
+{
+        bool forming = c->step.epoch == 0, created = false;
+
+        if (c->dead || !c->clash.status)
+                return;
+        for (uint32_t n = 0; forming && n < c->x->cluster->n_nodes; n++) {
+                if (c->nodes[n] == NODE_ASKED)
+                        return;
+                created = created || c->created[n];
+        }
+        c->references++; /* it may be closed here */
+        if (created)
+                open_fail(c, c->clash.status, c->clash.text);
+        else
+                joins_clash(c);
+        c->clash.status = ZERO_OK;
+        coordinator_unref(c);
 }
 
 /* The job stays as it is until a node comes anew, or it is dropped. */
@@ -158,6 +180,7 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
                 if (node_known(c, node, m->opened))
                         open_settle(c);
         }
+        open_clash(c);
         coordinator_unref(c);
 }
 

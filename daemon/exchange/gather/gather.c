@@ -205,6 +205,7 @@ static int gather_describe(const struct request *r, struct wait_line *ret)
         const struct entry *e = &g->entries[r->group];
         int status = job_describe(job, ret);
 
+        ret->until_ms = 0; /* nodes bring it, and no rank */
         snprintf(ret->what, sizeof ret->what, "group '%.80s' at version %llu%s",
                  job->layout->groups[r->group].name, (unsigned long long)e->version,
                  e->phase == ENTRY_STARVING ? ", no slab of the window is free" : "");

@@ -18,7 +18,7 @@
 #include "daemon/exchange/gpu/wait.h"
 #include "proto/cleanup.h"
 
-enum { REJOIN_MS = 24 * 3600 * 1000 };
+enum { JOIN_MS = 24 * 3600 * 1000 };
 
 /* ---- attaching ---------------------------------------------------------------- */
 
@@ -66,7 +66,9 @@ static void attach_forget(struct request *r)
         struct rank *rank = r->subject;
 
         rank->attaching = NULL;
-        if (!rank->calling && !rank->making)
+        if (rank->calling && !r->gone)
+                rank_part(rank, true);
+        else if (!rank->calling && !rank->making)
                 list_remove(&rank->link);
 }
 
@@ -159,7 +161,8 @@ void ranks_admit(struct job *job)
 
 /* ---- joining -------------------------------------------------------------------- */
 
-static void join_call(struct rank *rank, Zero__Layout *l, bool resume, uint64_t timeout_ms)
+/* For as long as the session lasts: its own calls have deadlines. */
+static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Join join = ZERO__JOIN__INIT;
@@ -173,20 +176,19 @@ static void join_call(struct rank *rank, Zero__Layout *l, bool resume, uint64_t 
         join.incarnation = rank->needs.incarnation;
         join.resume = resume;
         join.fail_on_lost = rank->needs.fail_on_lost;
+        join.pid = rank->pid;
         m.job = rank->job_name;
         m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
         m.join = &join;
         rank->calling = true;
-        call_send(rank->x, coordinator_of(rank->x, rank->job_name), &m, timeout_ms, rank_joined,
-                  rank);
+        call_send(rank->x, coordinator_of(rank->x, rank->job_name), &m, JOIN_MS, rank_joined, rank);
 }
 
 void rank_join(struct rank *rank)
 {
-        join_call(rank, rank->layout, rank->needs.resume, rank->needs.timeout_ms + 2 * TICK_MS);
+        join_call(rank, rank->layout, rank->needs.resume);
 }
 
-/* For as long as the session lasts: its own calls have deadlines. */
 static void ranks_rejoin(struct job *job)
 {
         Zero__Layout *l = NULL;
@@ -199,7 +201,7 @@ static void ranks_rejoin(struct job *job)
         }
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->ranks[r] && !job->ranks[r]->calling)
-                        join_call(job->ranks[r], l, true, REJOIN_MS);
+                        join_call(job->ranks[r], l, true);
         zero__layout__free_unpacked(l, NULL);
 }
 

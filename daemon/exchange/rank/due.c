@@ -322,6 +322,5 @@ int due_add(struct rank *rank, enum due_kind kind, const ProtobufCMessage *m, ui
         r->subject = d;
         r->describe = due_describe;
         r->forget = due_forget;
-        rank->active_ms = exchange_now(rank->x);
         return 0;
 }

@@ -57,7 +57,7 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
         job->n_attached++;
         job_hold(job);
         rank->job = job;
-        rank->active_ms = exchange_now(rank->x);
+        rank_called(rank, "zero_attach");
         zero__layout__free_unpacked(STEAL(rank->layout), NULL);
         return 0;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/base/process.h"
 #include "proto/cleanup.h"
 
 /* ---- attaching ---------------------------------------------------------------- */
@@ -93,7 +94,6 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
         if (rank->closing && !rank->wants_norm)
                 return fault_set(fault, ZERO_EORDER,
                                  "the step is being ended: its result comes first");
-        rank->active_ms = exchange_now(job->x);
         rank->holds[group] = HOLD_ASKED;
         rank->held++;
         gather_fetch(rank->gather, group, group_version(job, group, version), r);
@@ -167,7 +167,6 @@ int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, 
                 rank_push_refused(rank, push->attempt);
         if (status)
                 return status;
-        rank->active_ms = exchange_now(rank->x);
         rank->pushed++;
         rank->last_pushed = push->group;
         crash_point(CRASH_PUSH_ACCEPTED);
@@ -386,7 +385,6 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
                         return status;
                 rank_release_all(rank);
         }
-        rank->active_ms = exchange_now(rank->x);
         rank->wants_norm = params == NULL;
         rank->closing = r;
         r->subject = rank;
@@ -454,13 +452,45 @@ bool job_away(const struct job *job, struct wait_line *ret)
 
 int job_describe(const struct job *job, struct wait_line *ret)
 {
+        const struct wait_line *first = &job->waits[0];
+
         if (job_away(job, ret))
                 return ZERO_EDEADLINE;
+        for (uint32_t i = 1; i < job->n_waits; i++)
+                if (job->waits[i].until_ms < first->until_ms)
+                        first = &job->waits[i];
         if (job->n_waits == 0)
                 snprintf(ret->who, sizeof ret->who, "the other ranks");
         else
-                *ret = job->waits[0];
-        return ret->lost ? ZERO_ELOSTRANK : ZERO_EDEADLINE;
+                *ret = *first;
+        return ZERO_EDEADLINE;
+}
+
+void rank_called(struct rank *rank, const char *name)
+{
+        rank->active_ms = exchange_now(rank->x);
+        rank->last_call = name;
+}
+
+/* A rank that others wait for: what it owes, and whether it may come to that yet. */
+static void rank_describe(const struct rank *rank, struct wait_line *ret)
+{
+        const struct job *job = rank->job;
+        enum process_life life = process_life(rank->pid, rank->needs.process_start);
+
+        *ret = (struct wait_line){ .since_ms = rank->active_ms,
+                                   .alive = life == PROCESS_RUNS || life == PROCESS_UNSEEN };
+        snprintf(ret->who, sizeof ret->who, "rank %u on %.60s", rank->rank,
+                 node_name(job->x, job->x->cluster->self));
+        snprintf(ret->what, sizeof ret->what,
+                 "zero_step (pushed %u gradients%s%.60s%s); last call %s, %.1f s ago%s",
+                 rank->pushed, rank->pushed ? ", the last of group '" : "",
+                 rank->pushed ? job->layout->groups[rank->last_pushed].name : "",
+                 rank->pushed ? "'" : "", rank->last_call,
+                 (double)(exchange_now(job->x) - rank->active_ms) / 1000,
+                 life == PROCESS_STOPPED ? "; its process is stopped"
+                 : life == PROCESS_ENDED ? "; its process has ended"
+                                         : "");
 }
 
 static bool rank_waits(const struct rank *rank)
@@ -472,7 +502,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
 {
         uint32_t used = 0;
 
-        *ret_waiting = false;
+        *ret_waiting = reduce_push_waits(job);
         for (uint32_t i = 0; i < job->world_size && used < n; i++) {
                 const struct rank *rank = job->ranks[i];
                 struct wait_line *line = &lines[used];
@@ -481,13 +511,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
                         *ret_waiting = true;
                 if (!rank || rank->closing || rank->attaching)
                         continue;
-                *line = (struct wait_line){ .since_ms = rank->active_ms };
-                snprintf(line->who, sizeof line->who, "rank %u on %.60s", i,
-                         node_name(job->x, job->x->cluster->self));
-                snprintf(line->what, sizeof line->what, "zero_step (pushed %u gradients%s%.60s%s)",
-                         rank->pushed, rank->pushed ? ", the last of group '" : "",
-                         rank->pushed ? job->layout->groups[rank->last_pushed].name : "",
-                         rank->pushed ? "'" : "");
+                rank_describe(rank, line);
                 *ret_waiting = due_waits(rank, line) || *ret_waiting;
                 used++;
         }

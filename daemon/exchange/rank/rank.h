@@ -58,6 +58,7 @@ const void *push_window_slot(const struct push_window *w, uint32_t slot);
 struct rank_needs {
         uint32_t uid, pid, rank, world_size, local_world_size;
         uint32_t hold_groups, push_groups, timeout_ms, incarnation;
+        uint64_t process_start; /* of the pid (base/process.h) */
         enum zero_dtype grad_dtype, reduce_dtype;
         bool fail_on_lost, resume;
         struct window_place windows;
@@ -105,7 +106,8 @@ struct rank {
         bool wants_norm;           /* closing is a norm request */
         uint32_t pushed;           /* groups, in this attempt */
         uint32_t last_pushed;      /* group */
-        uint64_t active_ms;        /* loop time of its last call */
+        uint64_t active_ms;        /* loop time of its last call, or of that call's end */
+        const char *last_call;     /* its name */
 };
 
 /*
@@ -116,6 +118,8 @@ struct rank {
 int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,
                 struct rank **ret_rank, struct fault *fault);
+/* It has made a call, of that name. */
+void rank_called(struct rank *rank, const char *name);
 /* The session has ended. */
 void rank_leave(struct rank *rank, bool orderly);
 int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault);

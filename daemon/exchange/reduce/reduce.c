@@ -8,7 +8,8 @@
  * is its own parcel, in place, unless it lies on a GPU that no owner here is on.  Where all ranks
  * and owners are on this node, and states and contributions in one place, the owners add the
  * contributions up themselves (adding.c), with the same rounding, some not before the update
- * (deferred.c).  A contribution without data only says that its rank has nothing; where no rank has anything the offer is empty.
+ * (deferred.c).  A contribution without data only says that its rank has nothing; where no rank has
+ * anything the offer is empty.
  *
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
  * once; parcels of a group are offered in the order of micro-batches; the last is marked.
@@ -165,6 +166,20 @@ static int push_describe(const struct request *r, struct wait_line *ret)
         snprintf(ret->what, sizeof ret->what, "gradient of group '%.80s', micro-batch %u",
                  c->job->layout->groups[r->group].name, c->micro_batch);
         return status;
+}
+
+bool reduce_push_waits(const struct job *job)
+{
+        uint64_t now = exchange_now(job->x);
+
+        list_for_each (&job->x->requests.all, item) {
+                const struct request *r = CONTAINER_OF(item, struct request, deadline);
+
+                if (r->describe == push_describe && now - r->since_ms >= PUSH_WAITS_MS &&
+                    ((const struct contribution *)r->subject)->job == job)
+                        return true;
+        }
+        return false;
 }
 
 static int push_check(const struct rank *rank, const Zero__Push *push, struct fault *fault)

@@ -37,6 +37,7 @@ struct reduce_group {
         bool ends_empty;      /* behind the last parcel comes an empty offer */
 };
 
+enum { PUSH_WAITS_MS = 500 };
 enum { SUMS_KEPT = 4 }; /* as many of the largest group as the budget is by default */
 
 struct reduce {

@@ -1,5 +1,6 @@
 /* Connecting and greeting, and a daemon that does not behave. */
 #include <criterion/criterion.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -350,6 +351,52 @@ Test(connect, silent_daemon_is_given_up_after_the_grace)
         cr_assert(strstr(zero_error(c), "did not answer"));
         cr_assert_eq(zero_query(c, "status", NULL, &json), ZERO_ECLOSED);
         cr_assert(strstr(zero_error(c), "did not answer"));
+        zero_close(c);
+        fake_stop(&f);
+}
+
+/* A daemon whose calls take 1 ms by default, and that goes on waiting all the same. */
+static void wait_on(struct fake *f)
+{
+        Zero__HelloReply hello = ZERO__HELLO_REPLY__INIT;
+        Zero__Waiting waiting = ZERO__WAITING__INIT;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        Zero__Request *request;
+
+        fake_accept(f);
+        request = fake_expect(f, ZERO__REQUEST__BODY_HELLO);
+        MUST(request->hello->timeout_ms == 0);
+        hello.protocol = request->hello->protocol;
+        hello.timeout_ms = 1;
+        reply.seq = request->seq;
+        reply.body_case = ZERO__REPLY__BODY_HELLO;
+        reply.hello = &hello;
+        fake_reply(f, &reply);
+        waiting.ms = 600000;
+        reply.seq = fake_expect(f, ZERO__REQUEST__BODY_QUERY)->seq;
+        reply.body_case = ZERO__REPLY__BODY_WAITING;
+        reply.waiting = &waiting;
+        fake_reply(f, &reply);
+        poll(NULL, 0, 2500); /* beyond 1 ms and the grace */
+        fake_json(f, reply.seq, "{}");
+        fake_expect(f, ZERO__REQUEST__BODY_QUERY);
+        fake_expect_end(f);
+}
+
+Test(connect, daemon_that_waits_is_waited_for_without_a_timeout)
+{
+        struct fake f = { 0 };
+        struct zero_options options;
+        struct zero_client *c = NULL;
+        char *json = NULL;
+
+        fake_start(&f, wait_on);
+        options = fake_options(&f);
+        options.timeout_ms = 0;
+        cr_assert_eq(zero_connect(&options, &c), ZERO_OK);
+        cr_assert_eq(zero_query(c, "status", NULL, &json), ZERO_OK, "%s", zero_error(c));
+        free(json);
+        cr_assert_eq(zero_query(c, "status", NULL, &json), ZERO_EDEADLINE, "it was silent");
         zero_close(c);
         fake_stop(&f);
 }

@@ -9,6 +9,8 @@
 struct call {
         struct request request;
         uint32_t ends, forgotten;
+        uint64_t prolonged_ms; /* in all */
+        uint64_t until_ms;     /* what it waits for may come until then */
         int status;
         bool gone;
         char text[480];
@@ -65,6 +67,69 @@ Test(request, a_deadline_ends_it_with_its_description)
         cr_assert_eq(c.status, ZERO_ELOSTRANK);
         cr_assert_str_eq(c.text, "no answer within 2.5 s: waiting for rank 3: group 'h.2'");
         cr_assert(list_empty(&all.all));
+}
+
+static void prolong(struct request *r, uint64_t ms)
+{
+        CONTAINER_OF(r, struct call, request)->prolonged_ms += ms;
+}
+
+static int describe_late(const struct request *r, struct wait_line *ret)
+{
+        snprintf(ret->who, sizeof ret->who, "rank 3");
+        ret->until_ms = CONTAINER_OF(r, struct call, request)->until_ms;
+        return ZERO_EDEADLINE;
+}
+
+Test(request, a_wait_for_who_may_come_is_prolonged_by_its_timeout_until_then)
+{
+        struct requests all;
+        struct call c;
+
+        requests_init(&all);
+        begin(&all, &c, 1000);
+        c.until_ms = 2600;
+        c.request.describe = describe_late;
+        c.request.prolong = prolong;
+        requests_expire(&all, 1100);
+        cr_assert_eq(c.prolonged_ms, 1000);
+        requests_expire(&all, 2099);
+        cr_assert_eq(c.prolonged_ms, 1000);
+        requests_expire(&all, 2100);
+        cr_assert_eq(c.prolonged_ms, 1500);
+        cr_assert_eq(c.ends, 0);
+        requests_expire(&all, 2600);
+        cr_assert_eq(c.status, ZERO_EDEADLINE);
+        cr_assert(strstr(c.text, "2.5 s") && strstr(c.text, "rank 3"), "%s", c.text);
+}
+
+Test(request, a_wait_ends_when_who_is_waited_for_is_gone)
+{
+        struct requests all;
+        struct call c;
+
+        requests_init(&all);
+        begin(&all, &c, 1000);
+        c.until_ms = 100000;
+        c.request.describe = describe_late;
+        c.request.prolong = prolong;
+        requests_expire(&all, 1100);
+        c.until_ms = 0;
+        requests_expire(&all, 2100);
+        cr_assert_eq(c.ends, 1);
+}
+
+Test(request, a_callers_own_deadline_is_not_prolonged)
+{
+        struct requests all;
+        struct call c;
+
+        requests_init(&all);
+        begin(&all, &c, 1000);
+        c.until_ms = 100000;
+        c.request.describe = describe_late;
+        requests_expire(&all, 1100);
+        cr_assert_eq(c.ends, 1);
 }
 
 Test(request, a_deadline_without_description_is_just_that)
