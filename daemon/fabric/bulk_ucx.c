@@ -54,9 +54,10 @@ static bool progress(struct bulk_ucx_port *port)
 }
 
 /*
- * Before the loop sleeps: nothing is left to do, and the event descriptor is armed.  It
- * stays busy while a send waits for room with the other side, of which no event will tell; then
- * the loop turns without sleeping.
+ * Before the loop sleeps: nothing is left to do, and the event descriptor is armed.  An armed
+ * worker is left alone until its descriptor is readable or something is given to it, so that a
+ * peer without traffic costs nothing.  A worker stays busy while a send waits for room with the
+ * other side, of which no event will tell; then the loop turns without sleeping.
  */
 static void on_prepare(uv_prepare_t *prepare)
 {
@@ -64,17 +65,25 @@ static void on_prepare(uv_prepare_t *prepare)
         uint64_t until = uv_hrtime() + TURN_NS;
         bool idle = false, handed_on;
 
+        if (port->armed)
+                return;
         while (!idle && uv_hrtime() < until)
                 idle = !progress(port);
         /* what is handed on may bring new work, end the owner's wait, or close the peer */
         handed_on = bulk_queue_drain(&port->queue);
-        if (port->worker && (handed_on || !idle || ucp_worker_arm(port->worker) == UCS_ERR_BUSY))
+        if (!port->worker)
+                return;
+        if (handed_on || !idle || ucp_worker_arm(port->worker) == UCS_ERR_BUSY)
                 bulk_queue_wake(&port->queue);
+        else
+                port->armed = true;
 }
 
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
-        /* it has ended the loop's sleep; on_prepare() makes the progress */
+        struct bulk_ucx_port *port = poll->data;
+
+        port->armed = false; /* on_prepare() makes the progress */
 }
 
 static int loop_open(struct bulk_ucx_port *port, uv_loop_t *loop)
@@ -292,7 +301,7 @@ int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t si
         port->token = token;
         port->can_get = bulk_ucx_can_get(port->endpoint);
         port->base.peer.gpu = port->can_get && port->ucx->gpus;
-        bulk_queue_wake(&port->queue);
+        ucx_port_wake(port);
         *ret = &port->base.peer;
         return 0;
 }

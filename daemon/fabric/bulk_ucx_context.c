@@ -10,9 +10,6 @@
 
 /* sysv as well: posix is the shared memory that was measured and tried under kills. */
 static const char DEFAULT_TLS[] = "^tcp,sysv";
-/* Bytes; a piece fits with its headers. */
-#define UCX_SEGMENT "65000"
-
 int bulk_ucx_error(ucs_status_t status)
 {
         switch (status) {
@@ -96,26 +93,54 @@ static int list_transports(ucp_context_h context, char **ret)
         return read_transports(text, ret);
 }
 
+/* Whether the user's environment sets what is called UCX_MM_NAME, or UCX_POSIX_NAME. */
+static bool user_sets(const char *setting)
+{
+        char posix[64];
+
+        snprintf(posix, sizeof posix, "UCX_POSIX_%s", setting + strlen("UCX_MM_"));
+        return getenv(setting) || getenv(posix);
+}
+
+static int set(ucp_config_t *config, const char *setting, const char *value)
+{
+        return bulk_ucx_error(ucp_config_modify(config, setting + strlen("UCX_"), value));
+}
+
+/*
+ * The buffers of shared memory, which both sides of a link have mapped: UCX's own, or a longer
+ * queue of these, would cost every peer megabytes.  A payload in pieces passes no slower: few
+ * buffers stay in the cache.
+ */
+static int configure_buffers(ucp_config_t *config)
+{
+        static const char *const settings[][2] = {
+                { "UCX_MM_SEG_SIZE", "33000" }, /* a piece fits with its headers */
+                { "UCX_MM_FIFO_SIZE", "8" },
+                { "UCX_MM_RX_BUFS_GROW", "9" }, /* UCX has one more than the queue is long */
+        };
+        int r = 0;
+
+        for (size_t i = 0; i < sizeof settings / sizeof *settings && r == 0; i++)
+                if (!user_sets(settings[i][0]))
+                        r = set(config, settings[i][0], settings[i][1]);
+        return r;
+}
+
 static int configure(ucp_config_t *config, const char *tls)
 {
         const char *const settings[][2] = {
-                { "TLS", tls },
+                { "UCX_TLS", tls },
                 /* error mode PEER silently leaves shared memory out unless this is set */
-                { "MM_ERROR_HANDLING", "y" },
-                /* shared memory's buffers: larger than UCX's own are faster while a payload stays
-                 * in cache; kept below 64 KiB */
-                { "MM_SEG_SIZE", UCX_SEGMENT },
-                { "MM_RX_BUFS_GROW", "128" },
+                { "UCX_MM_ERROR_HANDLING", "y" },
                 /* only the receiver writes its own memory */
-                { "RNDV_SCHEME", "get_zcopy" },
+                { "UCX_RNDV_SCHEME", "get_zcopy" },
         };
+        int r = configure_buffers(config);
 
-        for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
-                ucs_status_t status = ucp_config_modify(config, settings[i][0], settings[i][1]);
-                if (status != UCS_OK)
-                        return bulk_ucx_error(status);
-        }
-        return 0;
+        for (size_t i = 0; i < sizeof settings / sizeof *settings && r == 0; i++)
+                r = set(config, settings[i][0], settings[i][1]);
+        return r;
 }
 
 int bulk_ucx_context_new(const char *tls, ucp_context_h *ret, char **ret_tls)

@@ -24,6 +24,7 @@ struct bulk_ucx_port {
         uv_prepare_t prepare;
         struct bulk_queue queue;
         unsigned open_handles;
+        bool armed; /* the worker is idle, and its descriptor tells when it is not */
 
         ucp_ep_h endpoint; /* NULL: not yet a peer */
         bool endpoint_closed;
@@ -39,6 +40,13 @@ struct bulk_ucx_port {
 static inline struct bulk_ucx_port *ucx_port_of(struct bulk_peer *peer)
 {
         return CONTAINER_OF(peer, struct bulk_ucx_port, base.peer);
+}
+
+/* Something was given to the worker: it makes progress in the loop's next turn. */
+static inline void ucx_port_wake(struct bulk_ucx_port *port)
+{
+        port->armed = false;
+        bulk_queue_wake(&port->queue);
 }
 
 /* bulk_ops.send. */

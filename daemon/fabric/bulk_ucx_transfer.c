@@ -15,7 +15,7 @@
 
 enum {
         RENDEZVOUS = 16 << 10, /* bytes from which a payload goes by it, where possible */
-        PIECE = 64000,         /* bytes; with headers it fits one buffer (bulk_ucx_context.c) */
+        PIECE = 32 << 10,      /* bytes; with headers it fits one buffer (bulk_ucx_context.c) */
         ROUND = 512 << 10,     /* bytes of pieces before progress has its turn */
 };
 
@@ -241,7 +241,7 @@ int ucx_port_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size
         send->header =
                 (struct ucx_header){ .token = port->token, .transfer = transfer, .length = n };
         list_insert(&port->queued, &send->link);
-        bulk_queue_wake(&port->queue);
+        ucx_port_wake(port);
         return 0;
 }
 

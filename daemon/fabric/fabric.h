@@ -18,7 +18,7 @@
 #include "daemon/fabric/bulk.h"
 #include "daemon/fabric/members.h"
 
-enum { FABRIC_PROBE_MS = 3000 };
+enum { FABRIC_PROBE_MS = 10000 };
 
 struct fabric;
 

@@ -3,14 +3,14 @@
 
 #include <errno.h>
 #include <sodium.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/device/gpu.h"
 #include "proto/cleanup.h"
 
 /* The large one goes by rendezvous, where there is one. */
-enum { SMALL = 64, LARGE = 128 << 10, PROBES = 2 };
+enum { SMALL = 64, LARGE = 64 << 10, PROBES = 2 };
 static const size_t sizes[PROBES] = { SMALL, LARGE };
 enum { GPU_TRANSFER = PROBES + 1 };
 _Static_assert((int)LARGE >= (int)BULK_GPU_MIN, "the large one may lie in GPU memory");
@@ -52,7 +52,7 @@ static bool is_whole(const struct probe *probe)
 static void delete (struct probe *probe)
 {
         gpu_free(probe->gpu);
-        free(probe);
+        munmap(probe, sizeof *probe);
 }
 
 static void on_done(void *arg, int status)
@@ -108,9 +108,11 @@ static void fill(struct probe *probe, uint64_t token)
 int probe_new(struct bulk_peer *bulk, uint64_t token, void (*ended)(void *arg, bool whole),
               void *arg, struct probe **ret)
 {
-        struct probe *probe = calloc(1, sizeof *probe);
+        /* mapped, so that the heap does not keep what all peers' probes have taken at once */
+        struct probe *probe = mmap(NULL, sizeof *probe, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-        if (!probe)
+        if (probe == MAP_FAILED)
                 return -ENOMEM;
         probe->bulk = bulk;
         probe->ended = ended;

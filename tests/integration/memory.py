@@ -3,6 +3,7 @@
 no more than its windows."""
 import os
 import re
+import statistics
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -11,6 +12,7 @@ from harness import Skip, case, cases_of, main  # noqa: E402
 
 ALIGN, PAGE = 128, 4096  # elements, bytes
 FIXED = 5 << 18  # bytes of a state file that no parameter adds to: redo slots, header, records
+PEER = 1200  # kilobytes that a peer may take
 SLACK = 1024  # kilobytes that a process may grow by, for its allocator
 
 
@@ -95,6 +97,37 @@ def nothing_grows():
         descriptors = [d.descriptors() for d in c.daemons]
         assert all(late <= early + SLACK for early, late in zip(*sizes)), f"kB at step 100 and 500: {sizes}"
         assert all(n < 100 for n in descriptors), descriptors
+
+
+MEMORY_OF_PEERS = {"read": {}, "in_pieces": {"ucx_tls": "posix,self"}}
+
+
+def shared_with_peers(pid):
+    """Kilobytes of UCX's shared memory that a process has mapped, touched or not: all of it is allocated."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
+        ranges = [line.split()[0].split("-") for line in f if "ucx_shm_posix" in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges) // 1024
+
+
+@cases_of(MEMORY_OF_PEERS)
+def a_peer_takes_a_megabyte(how):
+    """On shared memory, with payloads of all sizes under way; by what daemons with more peers have more."""
+    options = MEMORY_OF_PEERS[how]
+    layout = [group(f"g{i}", tensor(f"t{i}", n)) for i, n in enumerate([100, 2000, 5000, 40000] * 6)]
+    few, many = 2, 8
+    resident_kb, shared_kb = [], []
+    for nodes in (few, many):
+        with Cluster(nodes, bulk="ucx", **options) as c:
+            ranks = c.ranks("peers", layout, list(range(nodes)), hold=2, push=2)
+            for a in ranks:
+                a.start("train", steps=20, sets=SETS)
+            finish_all(ranks)
+            resident_kb.append(statistics.median(d.memory() for d in c.daemons))
+            shared_kb.append(shared_with_peers(c[0].process.pid))
+    assert shared_kb[0] > 0, "nothing goes over shared memory"
+    assert shared_kb[1] - shared_kb[0] <= (many - few) * PEER, f"kB: {shared_kb}"
+    if SLOW == 1:  # the address sanitizer keeps freed memory
+        assert resident_kb[1] - resident_kb[0] <= (many - few) * PEER, f"kB: {resident_kb}"
 
 
 @case

@@ -200,5 +200,14 @@ def daemons_start_in_any_order():
         a.do("train", steps=2, sets=SETS)
 
 
+@case
+def many_daemons_meet():
+    """All at once, and none so late that payloads go over TCP instead of shared memory."""
+    with Cluster(24, bulk="auto") as c:
+        for d in c.daemons:
+            paths = {p["bulk"] for p in d.status()["peers"] if not p["self"]}
+            assert paths == {"ucx"}, f"{d.name}: {paths}"
+
+
 if __name__ == "__main__":
     main()

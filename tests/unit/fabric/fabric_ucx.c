@@ -131,6 +131,49 @@ Test(ucx, opens_ports_where_tcp_is_named)
         end_loop(&loop);
 }
 
+/* Bytes of UCX's shared memory that this process has mapped. */
+static size_t shared_memory(void)
+{
+        FILE *maps = fopen("/proc/self/maps", "r");
+        char line[512];
+        size_t begin, end, sum = 0;
+
+        cr_assert(maps);
+        while (fgets(line, sizeof line, maps))
+                if (strstr(line, "ucx_shm_posix") && sscanf(line, "%zx-%zx", &begin, &end) == 2)
+                        sum += end - begin;
+        fclose(maps);
+        return sum;
+}
+
+static size_t shared_memory_of_a_port(void)
+{
+        struct bulk_ucx *ucx;
+        struct bulk_ucx_port *port;
+        uv_loop_t loop;
+        size_t bytes;
+
+        uv_loop_init(&loop);
+        cr_assert_eq(bulk_ucx_new("posix,self", &ucx, NULL), 0);
+        cr_assert_eq(bulk_ucx_port_new(ucx, &loop, &port), 0);
+        bytes = shared_memory();
+        bulk_ucx_port_free(port);
+        bulk_ucx_free(ucx);
+        end_loop(&loop);
+        return bytes;
+}
+
+Test(ucx, the_environment_sets_the_buffers_of_shared_memory)
+{
+        size_t ours = shared_memory_of_a_port();
+
+        setenv("UCX_MM_SEG_SIZE", "66000", 1);
+        cr_assert_gt(shared_memory_of_a_port(), ours + ours / 2);
+        unsetenv("UCX_MM_SEG_SIZE");
+        setenv("UCX_POSIX_SEG_SIZE", "66000", 1);
+        cr_assert_gt(shared_memory_of_a_port(), ours + ours / 2);
+}
+
 Test(ucx, without_a_transport_there_is_no_device)
 {
         struct bulk_ucx *ucx;
