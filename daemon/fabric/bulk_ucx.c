@@ -27,6 +27,7 @@
 
 #include "daemon/device/gpu.h"
 #include "daemon/fabric/bulk_ucx_context.h"
+#include "daemon/fabric/bulk_ucx_leftovers.h"
 #include "daemon/fabric/bulk_ucx_port.h"
 
 enum {
@@ -326,6 +327,7 @@ int bulk_ucx_new(const char *tls, struct bulk_ucx **ret, struct fault *fault)
         ucx = calloc(1, sizeof *ucx);
         if (!ucx)
                 return -ENOMEM;
+        bulk_ucx_remove_leftovers();
         r = bulk_ucx_context_new(tls, &ucx->context, &ucx->tls);
         if (r)
                 return r;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What a daemon refuses to start with: each refusal names its cause and what to do."""
+import mmap
 import os
 import socket
 import subprocess
@@ -207,6 +208,27 @@ def many_daemons_meet():
         for d in c.daemons:
             paths = {p["bulk"] for p in d.status()["peers"] if not p["self"]}
             assert paths == {"ucx"}, f"{d.name}: {paths}"
+
+
+@case
+def leftovers_of_ucx_are_removed():
+    """Files of UCX that no process has open; those of a living process stay."""
+    prefix = f"/dev/shm/ucx_shm_posix_{os.getpid()}"
+    dead, living, mapped = (f"{prefix}{name}" for name in ("dead", "living", "mapped"))
+    try:
+        for path in (dead, living, mapped):
+            with open(path, "wb") as f:
+                f.write(bytes(mmap.PAGESIZE))
+        with open(mapped, "r+b") as f:
+            memory = mmap.mmap(f.fileno(), 0)
+        with memory, open(living, "r+b"):
+            with Cluster(2):
+                assert not os.path.exists(dead)
+                assert os.path.exists(living) and os.path.exists(mapped)
+    finally:
+        for path in (dead, living, mapped):
+            if os.path.exists(path):
+                os.unlink(path)
 
 
 if __name__ == "__main__":
