@@ -47,13 +47,13 @@
         X(RECORD_FINISHED, "record.finished") /* the step is over, its marks are not cleared */    \
         X(BLOB_TORN, "blob.torn") /* a rank's bytes are written, their checksum is not */          \
         X(UPDATE_BEGIN, "update.begin") /* the decision is recorded, no chunk touched */           \
-        X(UPDATE_VALID, "update.valid") /* a redo slot is valid, nothing copied home */            \
-        X(UPDATE_TORN, "update.torn") /* some of a slot is copied home */                          \
-        X(UPDATE_COPIED, "update.copied") /* copied home, the slot not yet free */                 \
+        X(UPDATE_VALID, "update.valid") /* an undo slot is held, nothing of the chunk changed */   \
+        X(UPDATE_TORN, "update.torn") /* some of a chunk has changed, its version has not */       \
+        X(UPDATE_COPIED, "update.copied") /* a chunk has its version, the slot is not yet free */  \
         X(UPDATE_CHUNK, "update.chunk") /* a chunk is through, its serve bytes are not */          \
         X(UPDATE_FINISH, "update.finish") /* all chunks are through, the record is not */          \
         X(UPDATE_DONE, "update.done") /* the record is, the coordinator not told */                \
-        X(RESUME_REPLAYED, "resume.replayed") /* redo slots are copied home again */               \
+        X(RESUME_REPLAYED, "resume.replayed") /* old values are put back */                      \
         X(RESUME_OPENED, "resume.opened") /* a job's file is open, nothing is done */              \
         X(RESUME_TAKEN, "resume.taken") /* it is known, a recorded step not carried out */         \
         X(DROP_NOTED, "drop.noted") /* a job is to be dropped, nothing of it is deleted */         \

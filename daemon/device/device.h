@@ -42,6 +42,34 @@ struct adamw_scalars {
 struct adamw_scalars adamw_scalars(double lr, double beta1, double beta2, double eps,
                                    double weight_decay, uint64_t t, double grad_scale);
 
+/*
+ * Where adamw() keeps the old values of what it changes, for one who may be killed at any
+ * instruction.  Before an element changes, its old values are in p, m and v, and *kept covers it.
+ */
+struct adamw_undo {
+        float *p, *m, *v; /* of the elements of one call */
+        uint64_t *kept;   /* undo_mark() */
+        uint32_t before;  /* elements that earlier calls have kept */
+};
+
+/* That n elements are kept, so that a flipped bit is found. */
+static inline uint64_t undo_mark(uint32_t n)
+{
+        return (uint64_t)~n << 32 | n;
+}
+
+/* The number of a mark; UINT32_MAX if it is none. */
+static inline uint32_t undo_kept(uint64_t mark)
+{
+        return undo_mark((uint32_t)mark) == mark ? (uint32_t)mark : UINT32_MAX;
+}
+
+/* For a call of the elements behind the first n. */
+static inline struct adamw_undo undo_behind(struct adamw_undo u, uint32_t n)
+{
+        return (struct adamw_undo){ u.p + n, u.m + n, u.v + n, u.kept, u.before + n };
+}
+
 /* A piece of an fp32 accumulator, and what is added to it. */
 struct reduce_piece {
         float *acc;
@@ -55,11 +83,11 @@ struct device_ops {
         const char *name;
 
         /*
-         * out_* = AdamW(p, m, v, grad) for n elements.  out_* may be the same
-         * addresses as the inputs (in place), else must not overlap them.
+         * p, m, v = AdamW(p, m, v, grad) for n elements.  undo: of the host alone, NULL: nothing
+         * is kept.
          */
-        void (*adamw)(const struct adamw_scalars *s, size_t n, const float *p, const float *m,
-                      const float *v, const float *grad, float *out_p, float *out_m, float *out_v);
+        void (*adamw)(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
+                      const float *grad, const struct adamw_undo *undo);
         /*
          * dst = src in another dtype, rounded to nearest even.  Any pair with fp32 on one
          * side, or the same dtype twice (a copy).  Large copies bypass the cache.

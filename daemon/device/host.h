@@ -39,6 +39,15 @@ extern const struct device_ops host_avx512_ops;
 void host_reduce(const struct device_ops *ops, const struct reduce_piece *p, enum zero_dtype wire,
                  enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
 
+/* The first n elements of a call are kept now.  No store moves over this one, in either direction:
+ * a process that dies between two instructions has done all stores before them. */
+static inline void undo_raise(const struct adamw_undo *undo, size_t n)
+{
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        __atomic_store_n(undo->kept, undo_mark(undo->before + (uint32_t)n), __ATOMIC_RELAXED);
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
 /* Adds a block's sum of squares; a sum that is not finite clears *finite instead.
  * (A square of a float is exact in double and 128 of them cannot overflow it, so only
  * a NaN or an infinity in the block, or a scale out of range, does that.) */

@@ -23,39 +23,53 @@ ALWAYS_INLINE void fetch_ahead(const float *x, size_t i)
         _mm_prefetch((const char *)((uintptr_t)(x + i) + AHEAD * sizeof(float)), _MM_HINT_T0);
 }
 
-static void vector_adamw(const struct adamw_scalars *s, size_t n, const float *p, const float *m,
-                         const float *v, const float *grad, float *out_p, float *out_m,
-                         float *out_v)
+ALWAYS_INLINE void adamw_lanes(const struct adamw_scalars *s, size_t n, float *p, float *m,
+                               float *v, const float *grad, const struct adamw_undo *undo)
 {
         v16 grad_scale = v16_set(s->grad_scale), decay = v16_set(s->decay);
         v16 one_minus_beta1 = v16_set(s->one_minus_beta1), beta2 = v16_set(s->beta2);
         v16 one_minus_beta2 = v16_set(s->one_minus_beta2), step_size = v16_set(s->step_size);
         v16 sqrt_bias2 = v16_set(s->sqrt_bias2), eps = v16_set(s->eps);
-        size_t i = 0;
 
-        for (; i + 16 <= n; i += 16) {
+        for (size_t i = 0; i + 16 <= n; i += 16) {
+                v16 old_p = v16_load(p + i), old_m = v16_load(m + i), old_v = v16_load(v + i);
                 v16 g = v16_mul(v16_load(grad + i), grad_scale);
-                v16 new_p = v16_mul(v16_load(p + i), decay);
-                v16 old_m = v16_load(m + i);
                 v16 new_m = v16_add(old_m, v16_mul(v16_sub(g, old_m), one_minus_beta1));
-                v16 new_v = v16_add(v16_mul(v16_load(v + i), beta2),
-                                    v16_mul(v16_mul(g, g), one_minus_beta2));
+                v16 new_v = v16_add(v16_mul(old_v, beta2), v16_mul(v16_mul(g, g), one_minus_beta2));
                 v16 below = v16_add(v16_div(v16_sqrt(new_v), sqrt_bias2), eps);
+                v16 new_p =
+                        v16_sub(v16_mul(old_p, decay), v16_mul(step_size, v16_div(new_m, below)));
 
-                new_p = v16_sub(new_p, v16_mul(step_size, v16_div(new_m, below)));
-                v16_store(out_p + i, new_p);
-                v16_store(out_m + i, new_m);
-                v16_store(out_v + i, new_v);
-                /* memory works on the next chunk's first lines while this one is copied home */
-                if (i + AHEAD >= n) {
-                        fetch_ahead(p, i);
-                        fetch_ahead(m, i);
-                        fetch_ahead(v, i);
-                        fetch_ahead(grad, i);
+                if (undo) {
+                        v16_store(undo->p + i, old_p);
+                        v16_store(undo->m + i, old_m);
+                        v16_store(undo->v + i, old_v);
+                        undo_raise(undo, i + 16);
                 }
+                v16_store(p + i, new_p);
+                v16_store(m + i, new_m);
+                v16_store(v + i, new_v);
+                fetch_ahead(p, i);
+                fetch_ahead(m, i);
+                fetch_ahead(v, i);
+                fetch_ahead(grad, i);
         }
-        host_scalar_ops.adamw(s, n - i, p + i, m + i, v + i, grad + i, out_p + i, out_m + i,
-                              out_v + i);
+}
+
+static void vector_adamw(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
+                         const float *grad, const struct adamw_undo *undo)
+{
+        size_t i = n - n % 16;
+
+        if (undo) {
+                struct adamw_undo first = *undo, last = undo_behind(*undo, (uint32_t)i);
+
+                adamw_lanes(s, i, p, m, v, grad, &first);
+                host_scalar_ops.adamw(s, n - i, p + i, m + i, v + i, grad + i, &last);
+        } else {
+                adamw_lanes(s, i, p, m, v, grad, NULL);
+                host_scalar_ops.adamw(s, n - i, p + i, m + i, v + i, grad + i, NULL);
+        }
 }
 
 /* Bytes to the next line, at most n. */

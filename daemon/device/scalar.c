@@ -8,9 +8,17 @@
 #include <math.h>
 #include <string.h>
 
-static void scalar_adamw(const struct adamw_scalars *s, size_t n, const float *p, const float *m,
-                         const float *v, const float *grad, float *out_p, float *out_m,
-                         float *out_v)
+/* The old values of element i, before it changes. */
+static void keep(const struct adamw_undo *undo, size_t i, float p, float m, float v)
+{
+        undo->p[i] = p;
+        undo->m[i] = m;
+        undo->v[i] = v;
+        undo_raise(undo, i + 1);
+}
+
+static void scalar_adamw(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
+                         const float *grad, const struct adamw_undo *undo)
 {
         for (size_t i = 0; i < n; i++) {
                 float g = grad[i] * s->grad_scale;
@@ -19,9 +27,11 @@ static void scalar_adamw(const struct adamw_scalars *s, size_t n, const float *p
                 float new_v = v[i] * s->beta2 + (g * g) * s->one_minus_beta2;
 
                 new_p -= s->step_size * (new_m / (sqrtf(new_v) / s->sqrt_bias2 + s->eps));
-                out_p[i] = new_p;
-                out_m[i] = new_m;
-                out_v[i] = new_v;
+                if (undo)
+                        keep(undo, i, p[i], m[i], v[i]);
+                p[i] = new_p;
+                m[i] = new_m;
+                v[i] = new_v;
         }
 }
 

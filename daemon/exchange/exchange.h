@@ -57,7 +57,7 @@ struct gpu_waits;
 
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 /* Of every state file, whatever the number of compute threads is now. */
-enum { REDO_SLOTS = 64 };
+enum { UNDO_SLOTS = 64 };
 /* Of one job on one node. */
 enum { HOLDINGS_MAX = PLACEMENT_COPIES * NODE_OWNERS_MAX, STATES_MAX = 4 * HOLDINGS_MAX };
 /* The first attempt of a state whose parameters have their first values. */

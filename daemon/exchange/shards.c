@@ -27,7 +27,7 @@ int shards_make(const struct exchange *x, const struct state_identity *id, const
                 return r;
         if (plan_new(l, p, owner, (uint32_t)x->conf->chunk, &plan))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = make(x->store, &placed, l, plan, REDO_SLOTS, ret, fault);
+        r = make(x->store, &placed, l, plan, UNDO_SLOTS, ret, fault);
         if (r)
                 plan_free(plan);
         return r;

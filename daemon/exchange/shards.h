@@ -8,7 +8,7 @@
 
 /* state_create() or state_draft() */
 typedef int shards_maker(struct store *store, const struct state_identity *id, const layout *l,
-                         struct plan *plan, uint32_t n_redo, struct state **ret,
+                         struct plan *plan, uint32_t n_undo, struct state **ret,
                          struct fault *fault);
 /* Where this node puts states of the owner list in force (state_identity.place). */
 uint32_t shards_place(const struct exchange *x, uint32_t owner, uint32_t copy);

@@ -30,9 +30,9 @@ void file_plan_hash(const struct plan *plan, uint8_t ret[static FILE_HASH])
         crypto_generichash_final(&state, ret, FILE_HASH);
 }
 
-size_t file_redo_stride(uint32_t chunk_elements)
+size_t file_undo_stride(uint32_t chunk_elements)
 {
-        size_t bytes = sizeof(struct redo_slot) + (size_t)chunk_elements * 3 * sizeof(float);
+        size_t bytes = sizeof(struct undo_slot) + (size_t)chunk_elements * 3 * sizeof(float);
 
         return (bytes + 127) / 128 * 128; /* two lines: they are prefetched in pairs */
 }
@@ -45,7 +45,7 @@ static uint64_t place(uint64_t *end, uint64_t bytes)
         return at;
 }
 
-struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_redo,
+struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_undo,
                          uint64_t layout_bytes)
 {
         uint64_t words = n_tensors * sizeof(uint64_t);
@@ -64,7 +64,7 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         m.sets = place(&end, words);
         m.puts = place(&end, 2 * sizeof(uint64_t));
         m.versions = place(&end, plan->n_chunks * sizeof(uint64_t));
-        m.redo = place(&end, n_redo * file_redo_stride(plan->chunk_elements));
+        m.undo = place(&end, n_undo * file_undo_stride(plan->chunk_elements));
         m.master = place(&end, plan_plane_bytes(plan, ZERO_PLANE_MASTER));
         m.exp_avg = place(&end, moment);
         m.exp_avg_sq = place(&end, moment);
@@ -85,7 +85,7 @@ void file_bind(struct state *state, const struct file_map *map)
         state->sets = (void *)(base + map->sets);
         state->puts_words = (void *)(base + map->puts);
         state->versions = (void *)(base + map->versions);
-        state->redo = (void *)(base + map->redo);
+        state->undo = (void *)(base + map->undo);
         state->master = (void *)(base + map->master);
         state->exp_avg = (void *)(base + map->exp_avg);
         state->exp_avg_sq = (void *)(base + map->exp_avg_sq);
@@ -181,7 +181,7 @@ static const char *header_flaw(const struct file_header *h, uint64_t bytes)
                 return "it was written by another build of zerod";
         if (h->file_bytes != bytes || h->layout_bytes > bytes)
                 return "its length is wrong";
-        if (!memchr(h->job, 0, sizeof(h->job)) || h->n_redo < 1 || h->n_redo > FILE_REDO_MAX ||
+        if (!memchr(h->job, 0, sizeof(h->job)) || h->n_undo < 1 || h->n_undo > FILE_UNDO_MAX ||
             h->chunk_elements < 1 || h->chunk_elements % LAYOUT_ALIGN || h->n_owners < 1 ||
             h->owner >= h->n_owners || h->copy >= FILE_COPIES)
                 return "its header makes no sense";

@@ -10,7 +10,7 @@
  *   tensor sets       words [tensor]
  *   puts              words: how many are under way, state->puts
  *   chunk versions    words [chunk]
- *   redo slots        struct redo_slot [n_redo] with their values (redo.c)
+ *   undo slots        struct undo_slot [n_undo] with their values (undo.c)
  *   master            float [plan->master_elements]
  *   exp_avg, exp_avg_sq, grad
  *                     float [plan->moment_elements] each
@@ -34,12 +34,12 @@ enum {
         /* To be raised with any change of what this page says, of struct state_record
          * or of partition or plan. */
         FILE_FORMAT = 5,
-        /* To be raised when an update gives other bits than before.  An attempt that was
-         * prepared with one arithmetic is not continued with another. */
-        FILE_ARITHMETIC = 1,
+        /* To be raised when an update gives other bits than before, or an undo slot is read in
+         * another way.  An attempt that was prepared with one is not continued with another. */
+        FILE_ARITHMETIC = 2,
         FILE_HASH = 32,
         FILE_ID = 16,
-        FILE_REDO_MAX = 4096,
+        FILE_UNDO_MAX = 4096,
         FILE_COPIES = 2,
         FILE_PLANES = FILE_ALIGN - 8, /* byte offset of a word: enum planes_where */
 };
@@ -52,7 +52,7 @@ enum planes_where {
 struct file_header {
         char magic[8];
         uint32_t format, header_bytes, record_bytes;
-        uint32_t chunk_elements, n_redo, n_tensors;
+        uint32_t chunk_elements, n_undo, n_tensors;
         uint32_t uid, world_size, n_owners, owner, reduce_dtype, copy;
         uint64_t layout_bytes, file_bytes;
         uint8_t id[FILE_ID]; /* random: no other state's blobs are taken for this one's */
@@ -81,23 +81,24 @@ struct record_copy {
         struct state_record record;
 };
 
-struct redo_slot {
-        uint64_t chunk;     /* word, atomic: 0 free, else 1 + the chunk that is committed here */
+struct undo_slot {
+        uint64_t chunk;     /* word, atomic: 0 free, else 1 + the chunk that is being changed */
         uint64_t version;   /* word: that it will be at */
-        uint64_t unused[6]; /* values begin at a cache line */
+        uint64_t kept;      /* undo_mark() of how many of its elements have their old values here */
+        uint64_t unused[5]; /* values begin at a cache line */
         float values[];     /* p | m | v, chunk_elements each */
 };
 
 /* Byte offsets of the parts. */
 struct file_map {
-        uint64_t layout, copies[2], steps[2], presents[2], sets, puts, versions, redo;
+        uint64_t layout, copies[2], steps[2], presents[2], sets, puts, versions, undo;
         uint64_t master, exp_avg, exp_avg_sq, grad, bytes;
 };
 
-struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_redo,
+struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_undo,
                          uint64_t layout_bytes);
-/* Bytes from one redo slot to the next. */
-size_t file_redo_stride(uint32_t chunk_elements);
+/* Bytes from one undo slot to the next. */
+size_t file_undo_stride(uint32_t chunk_elements);
 /* Points the state's arrays into its mapping. */
 void file_bind(struct state *state, const struct file_map *map);
 
@@ -146,12 +147,12 @@ int record_load(struct state *state, struct fault *fault);
 /* Points to the counting copy.  For a thread that may change the record. */
 const struct record_copy *record_current(const struct state *state);
 
-/* ---- redo.c ---- */
+/* ---- undo.c ---- */
 
 /* Frees the slots of a new file. */
-void redo_init(struct state *state);
+void undo_init(struct state *state);
 /* Whether versions and slots are such as an interrupted process can have left. */
-int redo_check(const struct state *state, struct fault *fault);
+int undo_check(const struct state *state, struct fault *fault);
 
 /* ---- tables.c ---- */
 

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "daemon/store/planes.h"
-#include "daemon/store/redo.h"
+#include "daemon/store/undo.h"
 #include "proto/cleanup.h"
 
 DEFINE_CLEANUP(struct state *, state_free)
@@ -73,12 +73,12 @@ static int make_file(struct state *s, const struct file_map *places, const char 
 }
 
 static int fill_file(struct state *s, const struct state_identity *id, const layout *l,
-                     struct plan *plan, const struct packed *packed, uint32_t n_redo,
+                     struct plan *plan, const struct packed *packed, uint32_t n_undo,
                      struct fault *fault)
 {
-        struct file_map places = file_map(plan, l->n_tensors, n_redo, packed->size);
+        struct file_map places = file_map(plan, l->n_tensors, n_undo, packed->size);
         struct file_header h = { .chunk_elements = plan->chunk_elements,
-                                 .n_redo = n_redo,
+                                 .n_undo = n_undo,
                                  .n_tensors = l->n_tensors,
                                  .uid = id->uid,
                                  .world_size = id->world_size,
@@ -101,32 +101,32 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
                 return fault_errno(fault, r, s->file);
         tables_init(s, l);
         puts_init(s);
-        redo_init(s);
+        undo_init(s);
         record_init(s);
         return blobs_open(s, fault);
 }
 
 /* Makes and fills the file; on failure nothing is left. */
 static int build_file(struct state *s, const struct state_identity *id, const layout *l,
-                      struct plan *plan, const struct packed *packed, uint32_t n_redo,
+                      struct plan *plan, const struct packed *packed, uint32_t n_undo,
                       struct fault *fault)
 {
-        struct file_map places = file_map(plan, l->n_tensors, n_redo, packed->size);
+        struct file_map places = file_map(plan, l->n_tensors, n_undo, packed->size);
         int r = make_file(s, &places, id->job, fault);
 
         if (r == 0)
-                r = fill_file(s, id, l, plan, packed, n_redo, fault);
+                r = fill_file(s, id, l, plan, packed, n_undo, fault);
         if (r && s->fd >= 0)
                 unlinkat(s->store->dir, s->file, 0);
         return r;
 }
 
 static int create_taken(struct store *store, const struct state_identity *id, const layout *l,
-                        struct plan *plan, const struct packed *packed, uint32_t n_redo,
+                        struct plan *plan, const struct packed *packed, uint32_t n_undo,
                         struct state **ret, struct fault *fault)
 {
         CLEANUP(cleanup_state_free) struct state *s = NULL;
-        const struct file_map places = file_map(plan, l->n_tensors, n_redo, packed->size);
+        const struct file_map places = file_map(plan, l->n_tensors, n_undo, packed->size);
         char file[STORE_FILE_NAME], temporary[STORE_FILE_NAME];
 
         store_file_name(id, plan->owner, file);
@@ -140,7 +140,7 @@ static int create_taken(struct store *store, const struct state_identity *id, co
                 r = state_make_serve(s, plan, id->job, fault);
         if (r)
                 return r;
-        r = build_file(s, id, l, plan, packed, n_redo, fault);
+        r = build_file(s, id, l, plan, packed, n_undo, fault);
         if (r) {
                 s->plan = NULL; /* the caller's */
                 return r;
@@ -150,9 +150,9 @@ static int create_taken(struct store *store, const struct state_identity *id, co
 }
 
 int state_draft(struct store *store, const struct state_identity *id, const layout *l,
-                struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
+                struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault)
 {
-        assert(n_redo >= 1 && n_redo <= FILE_REDO_MAX && plan->owner < id->n_owners);
+        assert(n_undo >= 1 && n_undo <= FILE_UNDO_MAX && plan->owner < id->n_owners);
         assert(strlen(id->job) <= ZERO_NAME_MAX && id->copy < FILE_COPIES);
         CLEANUP(packed_deinit) struct packed packed = { 0 };
         char what[ZERO_NAME_MAX + 8];
@@ -161,25 +161,25 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
         int r = pack(l, &packed);
         if (r)
                 return fault_errno(fault, r, what);
-        const struct file_map places = file_map(plan, l->n_tensors, n_redo, packed.size);
+        const struct file_map places = file_map(plan, l->n_tensors, n_undo, packed.size);
         uint64_t bytes = places.bytes + plan->serve_bytes;
         r = store_take(store, bytes, id->place ? bytes - places.master : 0, what, fault);
         if (r)
                 return r;
-        r = create_taken(store, id, l, plan, &packed, n_redo, ret, fault);
+        r = create_taken(store, id, l, plan, &packed, n_undo, ret, fault);
         if (r)
                 store_give(store, bytes);
         return r;
 }
 
 int state_create(struct store *store, const struct state_identity *id, const layout *l,
-                 struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault)
+                 struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault)
 {
         struct state *s = NULL;
         int r = state_vacant(store, id, plan->owner, fault);
 
         if (r == 0)
-                r = state_draft(store, id, l, plan, n_redo, &s, fault);
+                r = state_draft(store, id, l, plan, n_undo, &s, fault);
         if (r)
                 return r;
         r = state_replace(s, NULL, fault);

@@ -21,8 +21,8 @@ enum seal_table {
         SEAL_PRESENTS = SEAL_STEPS + 2,
         SEAL_SETS = SEAL_PRESENTS + 2,
         SEAL_VERSIONS,
-        SEAL_REDO,
-        SEAL_REDO_VERSION,
+        SEAL_UNDO,
+        SEAL_UNDO_VERSION,
         SEAL_PUTS,
         SEAL_PLANES,
 };

@@ -134,23 +134,21 @@ static void save_values(const struct device_ops *ops, const float *values, uint3
                 ops->serve(ZERO_FP32, stream + at, values, n);
 }
 
-void snapshot_save_chunk(const struct snapshot_map *map, const struct state *state,
-                         const struct device_ops *ops, uint32_t chunk, uint64_t from,
-                         uint8_t *stream)
+void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan,
+                         const struct device_ops *ops, uint32_t chunk, struct undo_values old,
+                         uint64_t from, uint8_t *stream)
 {
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
-        const struct plan_shard *shard = &state->plan->shards[c->group];
+        const struct plan_chunk *c = &plan->chunks[chunk];
+        const struct plan_shard *shard = &plan->shards[c->group];
         uint64_t moment_bytes = shard->moment_count * sizeof(float);
         uint64_t end = map->group_end[c->group],
                  moment = (c->moment - shard->moment) * sizeof(float);
         uint64_t master = end - 2 * moment_bytes - shard->range.count * sizeof(float);
 
-        save_values(ops, state->master + c->master, c->n,
-                    master + (c->master - shard->master) * sizeof(float), from, stream);
-        save_values(ops, state->exp_avg + c->moment, c->n, end - 2 * moment_bytes + moment, from,
-                    stream);
-        save_values(ops, state->exp_avg_sq + c->moment, c->n, end - moment_bytes + moment, from,
-                    stream);
+        save_values(ops, old.master, c->n, master + (c->master - shard->master) * sizeof(float),
+                    from, stream);
+        save_values(ops, old.exp_avg, c->n, end - 2 * moment_bytes + moment, from, stream);
+        save_values(ops, old.exp_avg_sq, c->n, end - moment_bytes + moment, from, stream);
 }
 
 /* ---- meta ---- */

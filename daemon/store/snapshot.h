@@ -17,7 +17,7 @@
 
 #include "daemon/device/device.h"
 #include "daemon/store/manifest.h"
-#include "daemon/store/state.h"
+#include "daemon/store/undo.h"
 
 enum { SNAPSHOT_BLOCK = 4 << 20 };
 
@@ -47,13 +47,13 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                    const struct device_ops *ops, uint64_t offset, uint8_t *dst, size_t n);
 
 /*
- * What an update is about to change of a chunk goes to its places in `stream`, which has room for
- * all of it; values below `from` there need not.  Past the cache, as device_ops.serve.  For a
- * state in host memory; any thread.
+ * A chunk's old values go to their places in `stream`, which has room for all of it; those below
+ * `from` there need not.  Past the cache, as device_ops.serve.  For a state in host memory; any
+ * thread.
  */
-void snapshot_save_chunk(const struct snapshot_map *map, const struct state *state,
-                         const struct device_ops *ops, uint32_t chunk, uint64_t from,
-                         uint8_t *stream);
+void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan,
+                         const struct device_ops *ops, uint32_t chunk, struct undo_values old,
+                         uint64_t from, uint8_t *stream);
 
 /* ---- what does not lie in planes ---- */
 

@@ -1,6 +1,6 @@
 /*
  * A job's state: opening, closing, going to a GPU.  making.c has the other way to one; file.h the
- * map of the file; record.c, redo.c and tables.c what makes it crash-consistent.
+ * map of the file; record.c, undo.c and tables.c what makes it crash-consistent.
  */
 #include "daemon/store/state.h"
 
@@ -16,7 +16,7 @@
 #include "daemon/base/crash.h"
 #include "daemon/store/file.h"
 #include "daemon/store/planes.h"
-#include "daemon/store/redo.h"
+#include "daemon/store/undo.h"
 #include "daemon/store/store.h"
 #include "proto/cleanup.h"
 
@@ -95,7 +95,7 @@ int state_bind_file(struct state *s, const struct file_map *places)
         const struct file_header *h = s->map;
 
         file_bind(s, places);
-        s->n_redo = h->n_redo;
+        s->n_undo = h->n_undo;
         s->n_tensors = h->n_tensors;
         s->id = (struct state_identity){ .job = h->job,
                                          .uid = h->uid,
@@ -170,7 +170,7 @@ static int check_parts(struct state *s, struct fault *fault)
         if (r == 0)
                 r = puts_load(s, fault);
         if (r == 0)
-                r = redo_check(s, fault);
+                r = undo_check(s, fault);
         if (r == 0)
                 r = check_sets(s, fault);
         return r ? r : blobs_open(s, fault);
@@ -229,7 +229,7 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
                 r = remake_plan(s, &h, l, fault);
         if (r)
                 return r;
-        struct file_map places = file_map(s->plan, h.n_tensors, h.n_redo, h.layout_bytes);
+        struct file_map places = file_map(s->plan, h.n_tensors, h.n_undo, h.layout_bytes);
         if (places.bytes != bytes)
                 return file_damaged(fault, s->file, "its length is wrong");
         r = leave_hole(s, &places, fault);
@@ -275,7 +275,7 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
                 planes_park(s);
                 return r;
         }
-        redo_replay(s);
+        undo_all(s);
         blobs_settle(s);
         puts_settle(s);
         crash_point(CRASH_RESUME_REPLAYED);
@@ -339,7 +339,7 @@ int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault)
 {
         const struct file_header *h = state->map;
         const struct file_map places =
-                file_map(state->plan, state->n_tensors, state->n_redo, h->layout_bytes);
+                file_map(state->plan, state->n_tensors, state->n_undo, h->layout_bytes);
         struct segment serve = state->serve_segment;
         struct state_identity id = state->id;
         int r;

@@ -1,5 +1,5 @@
 /*
- * One job's state on one owner: planes, chunk table, redo buffers and step record
+ * One job's state on one owner: planes, chunk table, undo slots and step record
  * in a state file that outlives the process, and the serve plane in a sealed memfd
  * that does not.
  *
@@ -9,11 +9,11 @@
  * (store_save()), but no other: then the state is lost (state_lost()).
  *
  * The file holds everything that decides what the parameters are: a process killed
- * at any instruction leaves each chunk restorable (redo.h).  The layout is stored
+ * at any instruction leaves each chunk restorable (undo.h).  The layout is stored
  * with it, so the file alone says what it holds.
  *
  * Rule: a chunk is changed only after the decision is in the record
- * (state_decide()), and through redo_commit().
+ * (state_decide()), and by undo_update().
  */
 #pragma once
 
@@ -100,8 +100,8 @@ struct state {
         struct planes *planes;        /* on a GPU (planes.h); NULL: in the file */
         bool lost;
         int fd;
-        uint32_t n_redo, n_tensors;
-        struct redo_slot *redo;
+        uint32_t n_undo, n_tensors;
+        struct undo_slot *undo;
         struct record_copy *copies[2];
         /* the tables in the file, each number with its check value (tables.c) */
         uint64_t *steps[2], *presents[2], *sets, *puts_words, *versions;
@@ -156,13 +156,13 @@ int store_each(const struct store *store, int (*each)(const char *file, void *ar
 
 /*
  * Makes the state of a new job: space is reserved at once (ZERO_ESHM, ZERO_EQUOTA
- * leave nothing behind), contents are zero.  Out of GPU memory: ZERO_ENOMEM.  n_redo: how many
+ * leave nothing behind), contents are zero.  Out of GPU memory: ZERO_ENOMEM.  n_undo: how many
  * threads will update at once.  Takes the plan over on success; it must be plan_new()'s for
  * partition_new(l, id->n_owners).  ZERO_EBUSY if the job has a state here already.
  * For an offload thread: reserving takes about 0.3 s a GiB.
  */
 int state_create(struct store *store, const struct state_identity *id, const layout *l,
-                 struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault);
+                 struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault);
 /* ZERO_EBUSY if the job has that copy of the owner's state of that epoch here already, in use or
  * not.  Of the identity job, copy and epoch are looked at. */
 int state_vacant(const struct store *store, const struct state_identity *id, uint32_t owner,
@@ -178,7 +178,7 @@ uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before)
  * nothing of it, and state_drop() deletes it.
  */
 int state_draft(struct store *store, const struct state_identity *id, const layout *l,
-                struct plan *plan, uint32_t n_redo, struct state **ret, struct fault *fault);
+                struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault);
 /*
  * The draft becomes the job's state of its owner, copy and epoch, at one instant; `old`, which was
  * that (or NULL: there was none), has no name any more and is still to be dropped.
@@ -189,7 +189,7 @@ void state_discard(struct store *store, const struct state_identity *id, uint32_
 /*
  * Opens the state that an earlier process left, as store_each() names it.  Everything but
  * what the planes hold is checked (file.h); a damaged file is refused (ZERO_EIO), left as it
- * is and never used.  Valid redo slots are copied home, so that each chunk is at
+ * is and never used.  Held undo slots put old values back, so that each chunk is at
  * record->version or, if the record says commit, at the next; presence marks of an
  * attempt that had not been prepared are clear.  The serve plane is empty until
  * state_serve_group().  The layout is the caller's; the identity is in state->id.

@@ -101,8 +101,7 @@ static void check_update(struct run *r, enum zero_dtype serve)
                                   array(r, ZERO_FP32), aligned_array(r, serve) };
         struct zero_cuda_adamw update = { .scalars = s, .n = r->n, .serve_dtype = serve };
 
-        host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, t[P].host,
-                              t[M].host, t[V].host);
+        host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, NULL);
         host_scalar_ops.serve(serve, t[SERVE].host, t[P].host, r->n);
         update_in_place(&update, t);
         update.grad[0] = t[GRAD].gpu;
@@ -141,8 +140,7 @@ static void check_fused_of(struct run *r, enum zero_dtype wire, enum zero_dtype 
         }
         host_scalar_ops.reduce(&(struct reduce_piece){ t[GRAD].host, r->n, k, on_host, true }, 1,
                                wire, from, 0, NULL, NULL);
-        host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, t[P].host,
-                              t[M].host, t[V].host);
+        host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, NULL);
         host_scalar_ops.serve(ZERO_BF16, t[SERVE].host, t[P].host, r->n);
         update_in_place(&update, t);
         update.serve = t[SERVE].gpu;
@@ -336,7 +334,7 @@ static void check_many_updates(struct run *r)
                 for (int a = 0; a < PLANES; a++)
                         x[a] = (i % 4 ? array : aligned_array)(r, a == SERVE ? serve : ZERO_FP32);
                 host_scalar_ops.adamw(&s, r->n, x[P].host, x[M].host, x[V].host, x[GRAD].host,
-                                      x[P].host, x[M].host, x[V].host);
+                                      NULL);
                 host_scalar_ops.serve(serve, x[SERVE].host, x[P].host, r->n);
                 updates[i] = (struct zero_cuda_adamw){ .scalars = s,
                                                        .n = r->n,

@@ -396,8 +396,7 @@ static void check_update(struct gpu *gpu)
 
         for (int i = 0; i < 4; i++)
                 t[i] = twin_new(gpu, ZERO_FP32, N, 0, &state);
-        host_scalar_ops.adamw(&s, N, t[0].host, t[1].host, t[2].host, t[3].host, t[0].host,
-                              t[1].host, t[2].host);
+        host_scalar_ops.adamw(&s, N, t[0].host, t[1].host, t[2].host, t[3].host, NULL);
         update_in_place(&u, t);
         u.grad[0] = t[3].gpu;
         u.k = 1;

@@ -11,7 +11,7 @@ from cluster import SETS, SLOW, Cluster, finish_all, group, resident, small_layo
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 ALIGN, PAGE = 128, 4096  # elements, bytes
-FIXED = 5 << 18  # bytes of a state file that no parameter adds to: redo slots, header, records
+FIXED = 5 << 18  # bytes of a state file that no parameter adds to: undo slots, header, records
 PEER = 1200  # kilobytes that a peer may take
 SLACK = 1024  # kilobytes that a process may grow by, for its allocator
 

@@ -1,19 +1,24 @@
 /* The operations by the scalar host kernels, the truth. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/kernels.h"
 #include "daemon/device/host.h"
 
 static void update(const struct zero_cuda_adamw *u)
 {
-        float *grad = malloc((u->n + 1) * sizeof *grad);
+        if (u->n == 0)
+                return;
+        float *grad = malloc(u->n * sizeof *grad);
         const struct reduce_piece sum = { grad, u->n, u->k, u->grad, true };
 
         if (!grad)
                 abort();
         host_scalar_ops.reduce(&sum, 1, u->wire, u->from, 0, NULL, NULL);
-        host_scalar_ops.adamw(&u->scalars, u->n, u->p, u->m, u->v, grad, u->out_p, u->out_m,
-                              u->out_v);
+        memmove(u->out_p, u->p, u->n * sizeof *u->p);
+        memmove(u->out_m, u->m, u->n * sizeof *u->m);
+        memmove(u->out_v, u->v, u->n * sizeof *u->v);
+        host_scalar_ops.adamw(&u->scalars, u->n, u->out_p, u->out_m, u->out_v, grad, NULL);
         if (u->serve)
                 host_scalar_ops.serve(u->serve_dtype, u->serve, u->out_p, u->n);
         free(grad);

@@ -4,6 +4,7 @@
  */
 #include "daemon/device/gpu/core.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@ const struct device_ops *gpu_host;
 
 /* ---- AdamW ----------------------------------------------------------------- */
 
-enum { P, M, V, GRAD, OUT_P, OUT_M, OUT_V };
+enum { P, M, V, GRAD };
 
 static int adamw_device(const struct staged *s, void *const *at, size_t n, void *stream)
 {
@@ -26,35 +27,33 @@ static int adamw_device(const struct staged *s, void *const *at, size_t n, void 
                                           .k = 1,
                                           .from = ZERO_FP32,
                                           .wire = ZERO_FP32,
-                                          .out_p = at[OUT_P],
-                                          .out_m = at[OUT_M],
-                                          .out_v = at[OUT_V] };
+                                          .out_p = at[P],
+                                          .out_m = at[M],
+                                          .out_v = at[V] };
 
         return gpu_plugin->adamw(&update, 1, stream);
 }
 
 static void adamw_host(const struct staged *s, void *const *at, size_t n)
 {
-        gpu_host->adamw(s->scalars, n, at[P], at[M], at[V], at[GRAD], at[OUT_P], at[OUT_M],
-                        at[OUT_V]);
+        gpu_host->adamw(s->scalars, n, at[P], at[M], at[V], at[GRAD], NULL);
 }
 
-static void gpu_adamw(const struct adamw_scalars *scalars, size_t n, const float *p, const float *m,
-                      const float *v, const float *grad, float *out_p, float *out_m, float *out_v)
+static void gpu_adamw(const struct adamw_scalars *scalars, size_t n, float *p, float *m, float *v,
+                      const float *grad, const struct adamw_undo *undo)
 {
         struct staged s;
-        const float *in[] = { p, m, v, grad };
-        float *out[] = { out_p, out_m, out_v };
 
+        assert(!undo);
         s.n_operands = 0;
         s.n = n;
         s.device = adamw_device;
         s.host = adamw_host;
         s.scalars = scalars;
-        for (size_t i = 0; i < sizeof in / sizeof in[0]; i++)
-                staged_add(&s, in[i], sizeof(float), true, false);
-        for (size_t i = 0; i < sizeof out / sizeof out[0]; i++)
-                staged_add(&s, out[i], sizeof(float), false, true);
+        staged_add(&s, p, sizeof(float), true, true);
+        staged_add(&s, m, sizeof(float), true, true);
+        staged_add(&s, v, sizeof(float), true, true);
+        staged_add(&s, grad, sizeof(float), true, false);
         staged_run(&s);
 }
 

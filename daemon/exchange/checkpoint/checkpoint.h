@@ -155,12 +155,11 @@ void taking_updated(struct holding *h);
 bool taking_copies(const struct holding *h);
 /*
  * An update begins to change a group, which is not pinned: from where on in the stream it has to
- * save what it changes.  UINT64_MAX: nothing; else taking_save() comes before each chunk's change,
- * on an offload thread (at best when they are in the cache), and taking_save_end() when the group
- * is through.
+ * save what it changes.  UINT64_MAX: nothing; else taking_save() comes with each chunk's old
+ * values, on an offload thread, and taking_save_end() when the group is through.
  */
 uint64_t taking_save_begin(struct holding *h, uint32_t group);
-void taking_save(const struct holding *h, uint32_t chunk, uint64_t from);
+void taking_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from);
 void taking_save_end(struct holding *h);
 /* The job is dropped. */
 void taking_forget(struct holding *h);

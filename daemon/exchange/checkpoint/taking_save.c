@@ -2,9 +2,8 @@
  * An owner's copy of its planes where there is room for all of them: no update waits for it.
  *
  * Between two updates some of the compute threads copy the stream, piece by piece.  An update that
- * comes to a group before them saves what is left of it (save_order.h), chunk by chunk, before it
- * changes it: it reads these values anyway, so that they cost a write, where a copy costs a
- * read as well.
+ * comes to a group before them saves what is left of it (save_order.h), chunk by chunk: it has the
+ * old values at hand, so that they cost a write, where a copy costs a read as well.
  */
 #include "daemon/exchange/checkpoint/taking.h"
 
@@ -111,11 +110,11 @@ uint64_t taking_save_begin(struct holding *h, uint32_t group)
         return save_order_begin(&t->order, group);
 }
 
-void taking_save(const struct holding *h, uint32_t chunk, uint64_t from)
+void taking_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from)
 {
         const struct taking *t = h->taking;
 
-        snapshot_save_chunk(&t->map, h->state, t->x->ops, chunk, from, t->buffer);
+        snapshot_save_chunk(&t->map, h->state->plan, t->x->ops, chunk, old, from, t->buffer);
 }
 
 void taking_save_end(struct holding *h)

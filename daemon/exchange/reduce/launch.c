@@ -4,7 +4,7 @@
  * What is contiguous, of one tensor, and still at the old version is one piece, of which is written
  * too what is served: a whole segment, but for a state that came to the GPU in the middle of an
  * update.  Pieces are launched together, and waited for together.  Nothing survives the process, so
- * there is no redo slot; chunks count as updated when all of the range is done.
+ * there is no undo slot; chunks count as updated when all of the range is done.
  */
 #include "daemon/exchange/reduce/launch.h"
 
@@ -12,7 +12,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/device/gpu.h"
-#include "daemon/store/redo.h"
+#include "daemon/store/undo.h"
 
 /* Elements that are one piece. */
 struct run {
@@ -139,5 +139,5 @@ void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars,
         crash_point(CRASH_UPDATE_CHUNK);
         for (uint32_t c = first; c < end; c++)
                 if (state_chunk_version(h->state, c) != version)
-                        redo_keep(h->state, c, version);
+                        undo_skip(h->state, c, version);
 }

@@ -3,7 +3,7 @@
  *
  * Groups are updated in layout order, which is the order in which the next forward pass wants
  * them; a group whose old bytes are still being read (pinned) is passed over until they are
- * not.  Each worker commits chunk by chunk through its redo slot; on a GPU a group is
+ * not.  Each worker commits chunk by chunk through its undo slot; on a GPU a group is
  * updated in place (launch.h), of contributions whose sum was deferred too.  A group that is
  * through is at the new version at once; the record is finished when all are.
  */
@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/store/redo.h"
+#include "daemon/store/undo.h"
 #include "proto/cleanup.h"
 
 enum { TASK_CHUNKS = 512 };
@@ -94,37 +94,10 @@ static bool chunk_present(const struct holding *h, const struct plan_chunk *c)
         return false;
 }
 
-/* New values of the chunk into the redo buffer, tensor by tensor. */
-static void chunk_compute(const struct holding *h, const struct plan_chunk *c, struct redo_view out)
+static struct undo_values chunk_values(const struct state *s, const struct plan_chunk *c)
 {
-        const struct state *state = h->state;
-        uint32_t segment = c->first_segment, done = 0;
-
-        while (done < c->n) {
-                const struct plan_segment *s = &state->plan->segments[segment++];
-                uint64_t left = s->in_group + s->count - (c->in_group + done);
-                uint32_t n = left < c->n - done ? (uint32_t)left : c->n - done;
-                uint64_t p = c->master + done, m = c->moment + done;
-
-                if (state->present[s->tensor]) {
-                        h->job->x->ops->adamw(&h->update->scalars[s->tensor], n, state->master + p,
-                                              state->exp_avg + m, state->exp_avg_sq + m,
-                                              state->grad + m, out.p + done, out.m + done,
-                                              out.v + done);
-                } else {
-                        memcpy(out.p + done, state->master + p, n * sizeof(float));
-                        memcpy(out.m + done, state->exp_avg + m, n * sizeof(float));
-                        memcpy(out.v + done, state->exp_avg_sq + m, n * sizeof(float));
-                }
-                done += n;
-        }
-}
-
-/* The old values, for a checkpoint that has not copied them. */
-static void chunk_save(const struct holding *h, uint32_t chunk, uint64_t from)
-{
-        if (from != UINT64_MAX)
-                taking_save(h, chunk, from);
+        return (struct undo_values){ s->master + c->master, s->exp_avg + c->moment,
+                                     s->exp_avg_sq + c->moment };
 }
 
 static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worker,
@@ -134,26 +107,26 @@ static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worke
         const struct plan_chunk *c = &state->plan->chunks[chunk];
         const struct plan_shard *shard = &state->plan->shards[c->group];
         enum zero_dtype dtype = h->job->layout->groups[c->group].dtype;
-        struct redo_view view;
+        struct undo_values old = chunk_values(state, c);
+        bool present;
 
         if (state_chunk_version(state, chunk) == h->update->version)
                 return; /* it was committed before a crash; serve was made from it since */
-        if (!chunk_present(h, c)) {
-                chunk_save(h, chunk, save_from);
-                redo_keep(state, chunk, h->update->version);
-                return;
-        }
-        view = redo_begin(state, worker, chunk);
-        chunk_compute(h, c, view);
-        chunk_save(h, chunk, save_from); /* not before: now they are in the cache */
-        redo_commit(state, worker, chunk, h->update->version);
+        present = chunk_present(h, c);
+        if (present)
+                old = undo_update(state, worker, chunk, h->update->version, h->job->x->ops,
+                                  h->update->scalars);
+        else
+                undo_skip(state, chunk, h->update->version);
         crash_point(CRASH_UPDATE_CHUNK);
-        if (shard->serve != UINT64_MAX)
+        if (save_from != UINT64_MAX)
+                taking_save(h, chunk, old, save_from);
+        if (present && shard->serve != UINT64_MAX)
                 h->job->x->ops->serve(dtype,
                                       state->serve + shard->serve +
                                               (c->in_group - shard->range.first) *
                                                       dtype_size(dtype),
-                                      view.p, c->n);
+                                      state->master + c->master, c->n);
 }
 
 static void update_run(struct offload_task *task, uint32_t worker)

@@ -24,10 +24,10 @@ struct planes {
         uint16_t *serve;
 };
 
-/* Where one thread computes before it copies home: it should stay in L1. */
-struct redo_buffer {
-        _Alignas(64) uint64_t valid;
-        uint64_t version;
+/* Where one thread keeps old values: it should stay in L1. */
+struct undo_buffer {
+        _Alignas(64) uint64_t held;
+        uint64_t version, kept;
         _Alignas(64) float values[3 * BENCH_CHUNK_MAX]; /* [3][chunk] */
 };
 
@@ -36,7 +36,7 @@ struct work {
         const struct limit_ops *limit;
         const struct planes *planes;
         size_t chunk;             /* elements, a multiple of 32 */
-        struct redo_buffer *redo; /* the thread's own */
+        struct undo_buffer *undo; /* the thread's own */
 };
 
 struct bench_case {

@@ -7,24 +7,23 @@ static struct adamw_scalars scalars(void)
         return adamw_scalars(1e-4, 0.9, 0.999, 1e-8, 0.01, 10, 1.0);
 }
 
-/* An update as the store commits it: into the buffer, mark, copy home, serve, free. */
-static void adamw_redo(const struct work *w, size_t first, size_t count)
+/* An update as the store commits it: hold the slot, keep old values, raise the version, free. */
+static void adamw_undo(const struct work *w, size_t first, size_t count)
 {
         const struct planes *x = w->planes;
         struct adamw_scalars s = scalars();
-        struct redo_buffer *r = w->redo;
-        float *p = r->values, *m = p + w->chunk, *v = m + w->chunk;
+        struct undo_buffer *u = w->undo;
+        struct adamw_undo undo = { u->values, u->values + w->chunk, u->values + 2 * w->chunk,
+                                   &u->kept, 0 };
 
         for (size_t i = first, end = first + count, n; i < end; i += n) {
                 n = end - i < w->chunk ? end - i : w->chunk;
-                w->ops->adamw(&s, n, x->p + i, x->m + i, x->v + i, x->grad + i, p, m, v);
-                __atomic_store_n(&r->valid, 1, __ATOMIC_RELEASE);
-                w->ops->copy(x->p + i, p, n * sizeof(float));
-                w->ops->copy(x->m + i, m, n * sizeof(float));
-                w->ops->copy(x->v + i, v, n * sizeof(float));
-                w->ops->serve(ZERO_BF16, x->serve + i, p, n);
-                __atomic_store_n(&r->version, i, __ATOMIC_RELEASE);
-                __atomic_store_n(&r->valid, 0, __ATOMIC_RELEASE);
+                u->kept = undo_mark(0);
+                __atomic_store_n(&u->held, 1, __ATOMIC_RELEASE);
+                w->ops->adamw(&s, n, x->p + i, x->m + i, x->v + i, x->grad + i, &undo);
+                __atomic_store_n(&u->version, i, __ATOMIC_RELEASE);
+                __atomic_store_n(&u->held, 0, __ATOMIC_RELEASE);
+                w->ops->serve(ZERO_BF16, x->serve + i, x->p + i, n);
         }
 }
 
@@ -37,7 +36,7 @@ static void adamw_in_place(const struct work *w, size_t first, size_t count)
                 float *p = x->p + i, *m = x->m + i, *v = x->v + i;
 
                 n = end - i < w->chunk ? end - i : w->chunk;
-                w->ops->adamw(&s, n, p, m, v, x->grad + i, p, m, v);
+                w->ops->adamw(&s, n, p, m, v, x->grad + i, NULL);
                 w->ops->serve(ZERO_BF16, x->serve + i, p, n);
         }
 }
@@ -89,10 +88,10 @@ static void norm(const struct work *w, size_t first, size_t n)
         w->ops->norm(w->planes->grad + first, n, 1.0, &sum, &finite);
 }
 
-enum { ADAMW_REDO, ADAMW_IN_PLACE, ADAMW_LIMIT, TRIAD, COPY, TO_BF16, FROM_BF16, SUM4, NORM };
+enum { ADAMW_UNDO, ADAMW_IN_PLACE, ADAMW_LIMIT, TRIAD, COPY, TO_BF16, FROM_BF16, SUM4, NORM };
 
 const struct bench_case bench_cases[] = {
-        [ADAMW_REDO] = { "adamw, redo buffer", 30, adamw_redo },
+        [ADAMW_UNDO] = { "adamw, undo slot", 30, adamw_undo },
         [ADAMW_IN_PLACE] = { "adamw, in place", 30, adamw_in_place },
         [ADAMW_LIMIT] = { "adamw, loads and stores only", 30, adamw_limit },
         [TRIAD] = { "triad", 12, triad },
@@ -105,8 +104,8 @@ const struct bench_case bench_cases[] = {
 const unsigned n_bench_cases = sizeof(bench_cases) / sizeof(bench_cases[0]);
 
 const struct bench_row bench_rows[] = {
-        { "adamw_redo/loads_and_stores", ADAMW_REDO, ADAMW_LIMIT },
-        { "adamw_redo/triad", ADAMW_REDO, TRIAD },
+        { "adamw_undo/loads_and_stores", ADAMW_UNDO, ADAMW_LIMIT },
+        { "adamw_undo/triad", ADAMW_UNDO, TRIAD },
         { "adamw_in_place/loads_and_stores", ADAMW_IN_PLACE, ADAMW_LIMIT },
         { "cast_fp32_bf16/copy", TO_BF16, COPY },
         { "cast_bf16_fp32/copy", FROM_BF16, COPY },

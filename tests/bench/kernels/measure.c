@@ -72,19 +72,19 @@ static void run_once(struct worker *workers, unsigned threads, const struct benc
 
 int measure(const struct work *w, unsigned threads, unsigned rounds, struct sample *samples)
 {
-        CLEANUP(cleanup_free) struct redo_buffer *buffers = NULL;
+        CLEANUP(cleanup_free) struct undo_buffer *buffers = NULL;
         struct worker workers[BENCH_THREADS_MAX] = { 0 };
         struct sample warm_up;
         pthread_barrier_t start;
         unsigned cases = n_bench_cases;
 
-        buffers = aligned_alloc(_Alignof(struct redo_buffer), threads * sizeof(*buffers));
+        buffers = aligned_alloc(_Alignof(struct undo_buffer), threads * sizeof(*buffers));
         if (!buffers || pthread_barrier_init(&start, NULL, threads))
                 return -ENOMEM;
         cut(workers, threads, w->planes->elements, w->chunk);
         for (unsigned i = 0; i < threads; i++) {
                 workers[i].work = *w;
-                workers[i].work.redo = &buffers[i];
+                workers[i].work.undo = &buffers[i];
                 workers[i].start = &start;
         }
         for (unsigned c = 0; c < cases; c++)

@@ -7,7 +7,7 @@ What a training step costs with zerod, against the same trainer with the states 
   one    one trainer, one daemon, ZeRO stages 1, 2 and 3; against one trainer alone
   two    two trainers, two daemons, stage 3; against two trainers alone at the same time, each with the whole update
   crash  one trainer, one daemon, stage 3; against a zerod that updates in place and whose state does not survive
-         being killed (redo_none.c: a program of this benchmark alone)
+         being killed (undo_none.c: a program of this benchmark alone)
   small  the same with 16 tokens a step, so that a step is hardly more than its update
   mirror two trainers, two daemons, stage 3, every shard held twice; against the same without mirrors.  Besides, what
          travels between the daemons: bytes a parameter, step and node

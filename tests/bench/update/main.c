@@ -2,7 +2,7 @@
  * bench-update [--elements N] [--chunk N] [--repeat N] [--json FILE]
  *
  * What crash consistency costs an update: one thread, AdamW on all chunks of a state, with what
- * the store does so that a process killed at any instruction loses nothing (record, redo slots,
+ * the store does so that a process killed at any instruction loses nothing (record, undo slots,
  * chunk versions), against the same kernel on the same memory without any of it, in turn.
  *
  * And what a checkpoint costs it of which nothing had been copied when it began: how much longer
@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "daemon/base/chunk.h"
-#include "daemon/store/redo.h"
+#include "daemon/store/undo.h"
 #include "daemon/store/snapshot.h"
 #include "daemon/store/store.h"
 #include "proto/cleanup.h"
@@ -78,7 +78,7 @@ static double update_in_place(struct scene *s)
                 float *p = x->master + c->master, *m = x->exp_avg + c->moment;
                 float *v = x->exp_avg_sq + c->moment;
 
-                s->ops->adamw(&s->scalars, c->n, p, m, v, x->grad + c->moment, p, m, v);
+                s->ops->adamw(&s->scalars, c->n, p, m, v, x->grad + c->moment, NULL);
                 s->ops->serve(ZERO_BF16, serve_of(s, c), p, c->n);
         }
         return now() - begin;
@@ -105,15 +105,11 @@ static double update_consistent(struct scene *s, bool save)
         begin_attempt(x);
         for (uint32_t i = 0; i < x->plan->n_chunks; i++) {
                 const struct plan_chunk *c = &x->plan->chunks[i];
-                struct redo_view view = redo_begin(x, 0, i);
+                struct undo_values old = undo_update(x, 0, i, version, s->ops, &s->scalars);
 
-                s->ops->adamw(&s->scalars, c->n, x->master + c->master, x->exp_avg + c->moment,
-                              x->exp_avg_sq + c->moment, x->grad + c->moment, view.p, view.m,
-                              view.v);
                 if (save)
-                        snapshot_save_chunk(&s->map, x, s->ops, i, 0, s->saved);
-                redo_commit(x, 0, i, version);
-                s->ops->serve(ZERO_BF16, serve_of(s, c), view.p, c->n);
+                        snapshot_save_chunk(&s->map, x->plan, s->ops, i, old, 0, s->saved);
+                s->ops->serve(ZERO_BF16, serve_of(s, c), x->master + c->master, c->n);
         }
         state_finish(x);
         return now() - begin;

@@ -44,11 +44,13 @@ static void planes_free(struct planes *s)
         plate_free(&s->grad);
 }
 
+/* In place in `out`, of what x->in has. */
 static void run(const struct device_ops *ops, const struct adamw_scalars *s, size_t n,
                 const struct planes *x, const struct plate *out)
 {
-        ops->adamw(s, n, x->in[P].data, x->in[M].data, x->in[V].data, x->grad.data, out[P].data,
-                   out[M].data, out[V].data);
+        for (int k = 0; k < PLANES; k++)
+                memcpy(out[k].data, x->in[k].data, n * sizeof(float));
+        ops->adamw(s, n, out[P].data, out[M].data, out[V].data, x->grad.data, NULL);
 }
 
 Test(adamw, equals_the_scalar_truth)
@@ -74,23 +76,6 @@ Test(adamw, equals_the_scalar_truth)
                 }
 }
 
-Test(adamw, in_place_equals_out_of_place)
-{
-        struct dice d = { 2 };
-
-        for (size_t i = 0; i < n_awkward_sizes; i++) {
-                size_t n = awkward_sizes[i];
-                struct planes a = planes_new(n, i % 16, &d);
-
-                run(tested_ops(), scalars_for(3), n, &a, a.out);
-                run(tested_ops(), scalars_for(3), n, &a, a.in);
-                for (int k = 0; k < PLANES; k++)
-                        cr_assert(plate_same(&a.out[k], &a.in[k], ZERO_FP32, n), "plane %d, n %zu",
-                                  k, n);
-                planes_free(&a);
-        }
-}
-
 Test(adamw, does_not_depend_on_where_a_range_is_cut)
 {
         enum { N = 5003 };
@@ -105,7 +90,7 @@ Test(adamw, does_not_depend_on_where_a_range_is_cut)
 
                 n = dice_bits(&d) % 300;
                 n = n < N - i ? n : N - i;
-                ops->adamw(scalars_for(9), n, p, m, v, (float *)a.grad.data + i, p, m, v);
+                ops->adamw(scalars_for(9), n, p, m, v, (float *)a.grad.data + i, NULL);
         }
         for (int k = 0; k < PLANES; k++)
                 cr_assert(plate_same(&a.out[k], &a.in[k], ZERO_FP32, N), "plane %d", k);
@@ -147,7 +132,8 @@ Test(adamw, agrees_with_a_double_precision_reference)
                         v[i] = (float)dice_unit(&d);
                         g[i] = (float)ldexp(2 * dice_unit(&d) - 1, (int)(dice_bits(&d) % 20) - 15);
                 }
-                tested_ops()->adamw(&s, N, p, m, v, g, op, om, ov);
+                memcpy(op, x, 3 * N * sizeof(float));
+                tested_ops()->adamw(&s, N, op, om, ov, g, NULL);
                 for (int i = 0; i < N; i++) {
                         double gi = g[i] * (double)s.grad_scale;
                         struct element e = reference(p[i], m[i], v[i], gi, lr, decay, (double)t);
@@ -175,7 +161,7 @@ Test(adamw, nan_gradient_gives_nan_and_touches_no_neighbour)
                 for (int i = 0; i < N; i++)
                         p[i] = 1.0f;
                 g[at] = NAN;
-                tested_ops()->adamw(scalars_for(1), N, p, m, v, g, p, m, v);
+                tested_ops()->adamw(scalars_for(1), N, p, m, v, g, NULL);
                 for (int i = 0; i < N; i++) {
                         cr_assert_eq(isnan(p[i]) != 0, i == at);
                         cr_assert_eq(isnan(m[i]) != 0, i == at);

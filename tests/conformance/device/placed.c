@@ -134,9 +134,8 @@ static void end(void)
         }
 }
 
-static void placed_adamw(const struct adamw_scalars *s, size_t n, const float *p, const float *m,
-                         const float *v, const float *grad, float *out_p, float *out_m,
-                         float *out_v)
+static void placed_adamw(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
+                         const float *grad, const struct adamw_undo *undo)
 {
         size_t bytes = n * sizeof(float);
 
@@ -145,10 +144,7 @@ static void placed_adamw(const struct adamw_scalars *s, size_t n, const float *p
         m = place(m, bytes);
         v = place(v, bytes);
         grad = place(grad, bytes);
-        out_p = place(out_p, bytes);
-        out_m = place(out_m, bytes);
-        out_v = place(out_v, bytes);
-        gpu_ops()->adamw(s, n, p, m, v, grad, out_p, out_m, out_v);
+        gpu_ops()->adamw(s, n, p, m, v, grad, undo);
         end();
 }
 

@@ -54,7 +54,7 @@ struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, ui
 }
 
 static struct state *make(struct store *store, const char *job, const layout *l, uint32_t n_owners,
-                          uint32_t owner, uint32_t n_redo, uint32_t place)
+                          uint32_t owner, uint32_t n_undo, uint32_t place)
 {
         struct state_identity id = { .job = job,
                                      .uid = 1234,
@@ -66,22 +66,22 @@ static struct state *make(struct store *store, const char *job, const layout *l,
         struct state *state = NULL;
         struct fault fault = { 0 };
 
-        if (state_create(store, &id, l, plan, n_redo, &state, &fault))
+        if (state_create(store, &id, l, plan, n_undo, &state, &fault))
                 fprintf(stderr, "%s\n", fault.text);
         assert(state);
         return state;
 }
 
 struct state *fixture_state(struct store *store, const char *job, const layout *l,
-                            uint32_t n_owners, uint32_t owner, uint32_t n_redo)
+                            uint32_t n_owners, uint32_t owner, uint32_t n_undo)
 {
-        return make(store, job, l, n_owners, owner, n_redo, 0);
+        return make(store, job, l, n_owners, owner, n_undo, 0);
 }
 
 struct state *fixture_state_on_gpu(struct store *store, const char *job, const layout *l,
-                                   uint32_t n_owners, uint32_t owner, uint32_t n_redo)
+                                   uint32_t n_owners, uint32_t owner, uint32_t n_undo)
 {
-        return make(store, job, l, n_owners, owner, n_redo, 1);
+        return make(store, job, l, n_owners, owner, n_undo, 1);
 }
 
 static char only_file[256];

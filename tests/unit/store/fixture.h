@@ -10,10 +10,10 @@ void fixture_remove(char *directory);
 struct store *fixture_store(const char *directory);
 struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, uint32_t chunk);
 struct state *fixture_state(struct store *store, const char *job, const layout *l,
-                            uint32_t n_owners, uint32_t owner, uint32_t n_redo);
+                            uint32_t n_owners, uint32_t owner, uint32_t n_undo);
 /* ... on the first GPU. */
 struct state *fixture_state_on_gpu(struct store *store, const char *job, const layout *l,
-                                   uint32_t n_owners, uint32_t owner, uint32_t n_redo);
+                                   uint32_t n_owners, uint32_t owner, uint32_t n_undo);
 /* Opens the one state there is. */
 struct state *fixture_reopen(struct store *store, layout **ret_layout);
 /* Its file name; static memory. */

@@ -2,7 +2,7 @@
  * Flipped bits: whatever part of the files they hit, and whatever phase the process died in, the
  * state is refused and the file left alone, or opened with exactly the meaning it had.
  *
- * Only what the planes and held redo slots contain is left out (file.h).
+ * Only what the planes and held undo slots contain is left out (file.h).
  */
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -119,17 +119,17 @@ static struct state *make(uint32_t attempts)
         return s;
 }
 
-/* A chunk that was committed to its slot, and not yet copied home. */
+/* A chunk of which all has changed but its version. */
 static void hold(struct state *s, uint32_t slot, uint32_t chunk)
 {
-        struct redo_view to = redo_begin(s, slot, chunk);
-        struct redo_slot *at =
-                (void *)((uint8_t *)s->redo + slot * file_redo_stride(s->plan->chunk_elements));
+        struct undo_slot *at =
+                (void *)((uint8_t *)s->undo + slot * file_undo_stride(s->plan->chunk_elements));
 
-        for (uint32_t i = 0; i < s->plan->chunks[chunk].n; i++)
-                to.p[i] = to.m[i] = to.v[i] = (float)i;
-        at->version = seal(SEAL_REDO_VERSION, slot, s->record->version + 1);
-        at->chunk = seal(SEAL_REDO, slot, (uint64_t)chunk + 1);
+        for (uint32_t i = 0; i < 3 * s->plan->chunk_elements; i++)
+                at->values[i] = (float)i;
+        at->kept = undo_mark(s->plan->chunks[chunk].n);
+        at->version = seal(SEAL_UNDO_VERSION, slot, s->record->version + 1);
+        at->chunk = seal(SEAL_UNDO, slot, (uint64_t)chunk + 1);
 }
 
 static struct state *stop_open(void)
@@ -209,15 +209,16 @@ static void add_copy(uint32_t i)
 
 static void add_slot(uint32_t i)
 {
-        size_t at = i * file_redo_stride(reference->plan->chunk_elements);
-        const struct redo_slot *slot = (void *)((uint8_t *)reference->redo + at);
+        size_t at = i * file_undo_stride(reference->plan->chunk_elements);
+        const struct undo_slot *slot = (void *)((uint8_t *)reference->undo + at);
         size_t in_file = (size_t)((const uint8_t *)slot - (const uint8_t *)reference->map);
-        const struct redo_slot *was = (const void *)(state_image.bytes + in_file);
-        bool held = seal_open(SEAL_REDO, i, was->chunk) != 0;
+        const struct undo_slot *was = (const void *)(state_image.bytes + in_file);
+        bool held = seal_open(SEAL_UNDO, i, was->chunk) != 0;
 
-        add("the chunk of a redo slot", &slot->chunk, sizeof(slot->chunk), true);
-        add("the version of a redo slot", &slot->version, sizeof(slot->version), held);
-        add("the gap in a redo slot", slot->unused, sizeof(slot->unused), false);
+        add("the chunk of an undo slot", &slot->chunk, sizeof(slot->chunk), true);
+        add("the version of an undo slot", &slot->version, sizeof(slot->version), held);
+        add("what an undo slot has kept", &slot->kept, sizeof(slot->kept), held);
+        add("the gap in an undo slot", slot->unused, sizeof(slot->unused), false);
 }
 
 static void add_tables(void)

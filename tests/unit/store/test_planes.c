@@ -422,18 +422,18 @@ Test(planes, where_they_are_must_be_readable)
         cr_assert(strstr(fault.text, "planes"), "%s", fault.text);
 }
 
-Test(planes, a_redo_slot_of_a_state_on_a_gpu_is_damage)
+Test(planes, a_undo_slot_of_a_state_on_a_gpu_is_damage)
 {
         struct state *s = make();
         struct fault fault = { 0 };
         layout *stored = NULL;
         struct state *again = NULL;
 
-        s->redo->chunk = seal(SEAL_REDO, 0, 1);
+        s->undo->chunk = seal(SEAL_UNDO, 0, 1);
         state_close(s);
         cr_assert_eq(state_open(store, fixture_only_file(store), &again, &stored, &fault),
                      ZERO_EIO);
-        cr_assert(strstr(fault.text, "redo"), "%s", fault.text);
+        cr_assert(strstr(fault.text, "undo"), "%s", fault.text);
 }
 
 /* ---- room ---- */

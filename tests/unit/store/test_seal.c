@@ -39,7 +39,7 @@ Test(seal, zeros_and_words_of_other_places_are_found)
 {
         uint32_t passed = 0;
 
-        for (uint32_t table = SEAL_COPY; table <= SEAL_REDO_VERSION; table++)
+        for (uint32_t table = SEAL_COPY; table <= SEAL_UNDO_VERSION; table++)
                 for (uint32_t index = 0; index < 1000; index++) {
                         uint64_t word = seal(table, index, index % 3);
 

@@ -78,8 +78,15 @@ static void save_from(struct state *state, uint64_t from, bool all)
         snapshot_copy(&map, state, device_host(NULL), 0, now, map.bytes);
         memset(old, 0xee, map.bytes);
         memset(saved, 0xee, map.bytes);
-        for (uint32_t c = 0; c < state->plan->n_chunks; c++)
-                snapshot_save_chunk(&map, state, device_host(NULL), c, from, saved);
+        for (uint32_t c = 0; c < state->plan->n_chunks; c++) {
+                const struct plan_chunk *chunk = &state->plan->chunks[c];
+
+                snapshot_save_chunk(&map, state->plan, device_host(NULL), c,
+                                    (struct undo_values){ state->master + chunk->master,
+                                                          state->exp_avg + chunk->moment,
+                                                          state->exp_avg_sq + chunk->moment },
+                                    from, saved);
+        }
         check_saved(&map, saved, old, now, from);
         free(now);
         free(old);

@@ -70,7 +70,7 @@ Test(state, a_file_gives_back_who_it_belongs_to_and_its_layout)
         cr_assert_eq(s->id.reduce_dtype, ZERO_BF16);
         cr_assert_eq(s->plan->owner, 0);
         cr_assert_eq(s->plan->chunk_elements, LAYOUT_ALIGN);
-        cr_assert_eq(s->n_redo, 3);
+        cr_assert_eq(s->n_undo, 3);
         cr_assert(layout_equal(l, stored, text, sizeof(text)), "%s", text);
         state_close(s);
         layout_free(stored);
@@ -338,7 +338,7 @@ Test(state, a_header_that_disagrees_with_the_file_is_refused)
         h.n_tensors++;
         cr_assert(header_is_refused(s, h, "its layout is another one"));
         h = *is;
-        h.n_redo += 64;
+        h.n_undo += 64;
         cr_assert(header_is_refused(s, h, "its length"));
         h = *is;
         h.file_bytes += FILE_ALIGN;
@@ -413,8 +413,9 @@ Test(state, numbers_that_are_out_of_bounds_are_refused)
 
 static void hold(struct state *s, uint64_t chunk, uint64_t version)
 {
-        s->redo->chunk = seal(SEAL_REDO, 0, chunk);
-        s->redo->version = seal(SEAL_REDO_VERSION, 0, version);
+        s->undo->chunk = seal(SEAL_UNDO, 0, chunk);
+        s->undo->version = seal(SEAL_UNDO_VERSION, 0, version);
+        s->undo->kept = undo_mark(0);
 }
 
 Test(state, impossible_chunk_versions_and_slots_are_refused)
@@ -432,6 +433,9 @@ Test(state, impossible_chunk_versions_and_slots_are_refused)
         hold(s, (uint64_t)s->plan->n_chunks + 1, 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         hold(s, 1, 2);
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        hold(s, 1, 1);
+        s->undo->kept = undo_mark(s->plan->chunks[0].n + 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         hold(s, 0, 2);
         cr_assert_eq(open_only(NULL), 0);

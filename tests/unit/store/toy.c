@@ -1,5 +1,7 @@
 #include "toy.h"
 
+#include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,7 +20,7 @@ void toy_init(struct state *s)
                 s->master[i] = noise(1, i);
         for (uint64_t i = 0; i < s->plan->moment_elements; i++) {
                 s->exp_avg[i] = noise(2, i);
-                s->exp_avg_sq[i] = noise(3, i);
+                s->exp_avg_sq[i] = fabsf(noise(3, i));
         }
 }
 
@@ -47,37 +49,17 @@ void toy_decide(struct state *s)
         }
 }
 
-static void update_element(struct redo_view to, uint32_t at, float p, float m, float v, float g)
-{
-        to.m[at] = m * 0.75f + g * 0.25f;
-        to.v[at] = v * 0.875f + g * g;
-        to.p[at] = p * 0.984375f - to.m[at] * 0.125f + to.v[at] * 0.03125f;
-}
-
-static void keep_element(struct redo_view to, uint32_t at, float p, float m, float v)
-{
-        to.p[at] = p;
-        to.m[at] = m;
-        to.v[at] = v;
-}
+const struct device_ops *toy_ops;
 
 static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk)
 {
-        const struct plan_chunk *c = &s->plan->chunks[chunk];
-        const struct plan_segment *segment = &s->plan->segments[c->first_segment];
-        struct redo_view to = redo_begin(s, slot, chunk);
+        struct adamw_scalars scalars[16], all = adamw_scalars(0.01, 0.9, 0.99, 1e-8, 0.1, 3, 0.5);
 
-        for (uint32_t i = 0; i < c->n; i++) {
-                while (c->in_group + i >= segment->in_group + segment->count)
-                        segment++;
-                float p = s->master[c->master + i], m = s->exp_avg[c->moment + i];
-                float v = s->exp_avg_sq[c->moment + i], g = s->grad[c->moment + i];
-                if (s->present[segment->tensor])
-                        update_element(to, i, p, m, v, g);
-                else
-                        keep_element(to, i, p, m, v);
-        }
-        redo_commit(s, slot, chunk, s->record->version + 1);
+        assert(s->n_tensors <= 16);
+        for (uint32_t t = 0; t < s->n_tensors; t++)
+                scalars[t] = all;
+        undo_update(s, slot, chunk, s->record->version + 1, toy_ops ? toy_ops : device_host(NULL),
+                    scalars);
 }
 
 void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)

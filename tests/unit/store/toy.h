@@ -1,11 +1,14 @@
 /*
- * A deterministic optimizer for tests of the store: gradients depend on the version and the
- * element alone, new values on the old ones and the gradient.  Some tensors have no
- * gradient in some steps; some attempts are skipped.
+ * AdamW for tests of the store: gradients depend on the version and the element alone, new values
+ * on the old ones and the gradient.  Some tensors have no gradient in some steps; some attempts are
+ * skipped.
  */
 #pragma once
 
-#include "daemon/store/redo.h"
+#include "daemon/store/undo.h"
+
+/* Whose kernels; NULL: the best of the host. */
+extern const struct device_ops *toy_ops;
 
 /* First values in every plane. */
 void toy_init(struct state *s);
