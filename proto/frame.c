@@ -33,6 +33,11 @@ static size_t payload_size(const struct frame_reader *reader)
         return (size_t)h[0] | (size_t)h[1] << 8 | (size_t)h[2] << 16 | (size_t)h[3] << 24;
 }
 
+size_t frame_reader_size(const struct frame_reader *reader)
+{
+        return reader->length >= FRAME_HEADER ? payload_size(reader) : 0;
+}
+
 /* Bytes up to the end of the header, or, if that is there, of the frame. */
 static int bytes_wanted(const struct frame_reader *reader, size_t *ret_end, size_t *ret_wanted)
 {

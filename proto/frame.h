@@ -14,10 +14,10 @@
 enum { FRAME_HEADER = 4 };
 
 struct frame_reader {
-        uint8_t *data;     /* header and payload of the frame being read */
-        size_t length;     /* bytes in data */
+        uint8_t *data; /* header and payload of the frame being read */
+        size_t length; /* bytes in data */
         size_t capacity;
-        size_t limit;      /* largest payload */
+        size_t limit; /* largest payload */
 };
 
 void frame_reader_init(struct frame_reader *reader, size_t limit);
@@ -29,6 +29,8 @@ void frame_reader_deinit(struct frame_reader *reader);
  * bytes are wanted, -EMSGSIZE: the length is above the limit, -ENOMEM.
  */
 int frame_reader_feed(struct frame_reader *reader, const void *p, size_t n, size_t *ret_taken);
+/* The length that the header of the current frame tells; 0: the header has not come. */
+size_t frame_reader_size(const struct frame_reader *reader);
 /* The whole frame's payload; valid until frame_reader_next(). */
 const uint8_t *frame_reader_payload(const struct frame_reader *reader, size_t *ret_size);
 /* Forgets the frame and makes ready for the next. */

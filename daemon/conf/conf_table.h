@@ -55,7 +55,8 @@
           "Permissions of the socket, octal. Who may touch which job is decided by the user of "   \
           "the client's process.")                                                                 \
         N("Clients", session_limit, COUNT, "connections", "1024", 1, 65536,                        \
-          "Most connections of clients at once.")                                                  \
+          "Most connections of clients at once. A sixteenth is kept for root and the user zerod "  \
+          "runs as; another user may have as many as are left free, alone up to one half.")        \
         N("Clients", wait_ms, COUNT, "milliseconds", "60000", 1, 86400000,                         \
           "How long a blocking call of a client takes at most, if the client names no timeout.")   \
         N("Clients", rank_wait_ms, COUNT, "milliseconds", "1800000", 0, 86400000,                  \

@@ -252,6 +252,8 @@ void job_part_message(struct job *job, const Zero__Part *part);
 void job_decision_message(struct job *job, const Zero__Decision *d);
 /* Over the last decisions; 0: not known yet. */
 double job_steps_per_second(const struct job *job);
+/* Whether a step was decided within the last minute. */
+bool job_is_stepping(const struct job *job);
 
 /* ---- dropping (drop.c) ------------------------------------------------------------ */
 

@@ -13,6 +13,8 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
+enum { STEPPING_MS = 60000 };
+
 /* ---- names and lookups ---------------------------------------------------- */
 
 bool job_name_valid(const char *name)
@@ -70,6 +72,15 @@ double job_steps_per_second(const struct job *job)
         newest = job->step_times_ms[(job->n_step_times - 1) % slots];
         oldest = job->step_times_ms[(job->n_step_times - n) % slots];
         return newest > oldest ? (n - 1) * 1000.0 / (double)(newest - oldest) : 0;
+}
+
+bool job_is_stepping(const struct job *job)
+{
+        uint32_t slots = sizeof job->step_times_ms / sizeof job->step_times_ms[0];
+
+        return job->n_step_times &&
+               exchange_now(job->x) - job->step_times_ms[(job->n_step_times - 1) % slots] <
+                       STEPPING_MS;
 }
 
 /* ---- lifetime ---------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include "daemon/rpc/disposal.h"
 #include "proto/cleanup.h"
 
 enum { READ_BYTES = 65536 };
@@ -23,104 +24,264 @@ struct pending {
 
 struct conn {
         uv_poll_t poll;
+        struct conns *conns;
+        struct list link;      /* conns.held */
+        struct budget *budget; /* the user's */
         int fd;
+        bool fds_may_come;
         struct frame_reader reader;
+        size_t granted; /* to the large frame that is being read */
+        uint8_t *left;  /* bytes that were read before the connection was held */
+        size_t left_at, left_end;
+        uint64_t progress_ms; /* the last time that bytes went through the socket */
+        uint64_t begun_ns;    /* of work that is not charged yet */
         struct conn_events events;
         struct list queue;
         size_t queued;
-        bool closing;
+        bool ended, closing;
         void (*closed)(void *arg);
         void *closed_arg;
 };
 
 static void conn_polled(uv_poll_t *poll, int status, int events);
 
+static uint64_t conn_now(const struct conn *conn)
+{
+        return uv_now(conn->poll.loop);
+}
+
+static bool conn_held(const struct conn *conn)
+{
+        return !list_empty(&conn->link);
+}
+
 static void conn_watch(struct conn *conn)
 {
-        uv_poll_start(&conn->poll, UV_READABLE | (list_empty(&conn->queue) ? 0 : UV_WRITABLE),
-                      conn_polled);
+        if (!conn->ended && !conn->closing)
+                uv_poll_start(&conn->poll,
+                              (conn_held(conn) ? 0 : UV_READABLE) |
+                                      (list_empty(&conn->queue) ? 0 : UV_WRITABLE),
+                              conn_polled);
 }
 
 static void conn_end(struct conn *conn, const char *why)
 {
-        if (conn->closing)
+        if (conn->closing || conn->ended)
                 return;
+        conn->ended = true;
         uv_poll_stop(&conn->poll);
+        list_remove(&conn->link);
         conn->events.ended(conn->events.arg, why);
+}
+
+/* ---- holding --------------------------------------------------------------- */
+
+static void conns_paced(uv_timer_t *timer);
+
+static void conn_hold(struct conn *conn)
+{
+        struct conns *conns = conn->conns;
+
+        list_insert(&conns->held, &conn->link);
+        if (!uv_is_active((uv_handle_t *)&conns->pace))
+                uv_timer_start(&conns->pace, conns_paced, 1, 1);
+        conn_watch(conn);
+}
+
+/* A large frame, once its length is known, needs a grant. */
+static bool conn_grant(struct conn *conn)
+{
+        size_t size = frame_reader_size(&conn->reader);
+
+        if (size <= FRAME_SMALL || size > conn->reader.limit || conn->granted)
+                return true;
+        if (!budget_grant(conn->budget, size))
+                return false;
+        conn->granted = size;
+        return true;
+}
+
+static void conn_give_back(struct conn *conn)
+{
+        conn->budget->frames -= conn->granted;
+        conn->granted = 0;
+}
+
+static bool conn_may_go_on(struct conn *conn)
+{
+        return conn->queued <= CONN_UNREAD && budget_may_work(conn->budget, conn_now(conn)) &&
+               conn_grant(conn);
 }
 
 /* ---- reading --------------------------------------------------------------- */
 
-/* 0 or the error that ends the connection. */
-static int conn_feed(struct conn *conn, const uint8_t *p, size_t n)
+static void conn_begin_work(struct conn *conn)
 {
-        while (n) {
-                size_t taken, size;
-                const uint8_t *payload;
-                int r = frame_reader_feed(&conn->reader, p, n, &taken);
+        conn->begun_ns = uv_hrtime();
+}
 
+/* Charges the time since the last charge. */
+static void conn_worked(struct conn *conn)
+{
+        uint64_t now = uv_hrtime();
+
+        budget_worked(conn->budget, now - conn->begun_ns);
+        conn->begun_ns = now;
+}
+
+static int conn_frame(struct conn *conn)
+{
+        size_t size;
+        const uint8_t *payload = frame_reader_payload(&conn->reader, &size);
+        int r = conn->events.frame(conn->events.arg, payload, size);
+
+        conn_give_back(conn);
+        if (!conn->closing)
+                frame_reader_next(&conn->reader);
+        return r;
+}
+
+/* Takes bytes as long as the connection may go on: *ret_taken.  0, or the error that ends it. */
+static int conn_feed(struct conn *conn, const uint8_t *p, size_t n, size_t *ret_taken)
+{
+        size_t at = 0;
+
+        while (at < n && !conn->closing && conn_may_go_on(conn)) {
+                size_t some = n - at, taken;
+                int r;
+
+                if (conn->reader.length < FRAME_HEADER && some > FRAME_HEADER - conn->reader.length)
+                        some = FRAME_HEADER - conn->reader.length;
+                r = frame_reader_feed(&conn->reader, p + at, some, &taken);
                 if (r < 0)
                         return r;
-                p += taken;
-                n -= taken;
+                at += taken;
                 if (r == 0)
                         continue;
-                payload = frame_reader_payload(&conn->reader, &size);
-                r = conn->events.frame(conn->events.arg, payload, size);
-                if (conn->closing)
-                        return 0;
-                frame_reader_next(&conn->reader);
+                r = conn_frame(conn);
+                conn_worked(conn);
                 if (r)
                         return r;
         }
+        *ret_taken = at;
         return 0;
 }
 
-/* Clients have no descriptors to give: what they send is closed. */
-static void conn_drop_fds(struct msghdr *message)
+/* The bytes of a read are fed as far as the connection may go on; what is left is kept. */
+static int conn_take(struct conn *conn, const uint8_t *p, size_t n)
 {
-        for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
-                size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        size_t taken;
+        int r = conn_feed(conn, p, n, &taken);
 
-                if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-                        continue;
-                for (size_t i = 0; i < n; i++) {
-                        int fd;
+        if (r || conn->closing || taken == n)
+                return r;
+        conn->left = malloc(n - taken);
+        if (!conn->left)
+                return -ENOMEM;
+        memcpy(conn->left, p + taken, n - taken);
+        conn->left_at = 0;
+        conn->left_end = n - taken;
+        conn_hold(conn);
+        return 0;
+}
 
-                        memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-                        close(fd);
-                }
+/* As recv().  Descriptors that come along are not taken out of the socket: -EPERM. */
+static ssize_t conn_receive(const struct conn *conn, uint8_t *p, size_t size)
+{
+        struct iovec iov = { p, size };
+        struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+        ssize_t n;
+
+        if (conn->fds_may_come) {
+                n = recvmsg(conn->fd, &m, MSG_DONTWAIT | MSG_PEEK);
+                if (n <= 0)
+                        return n < 0 ? -errno : 0;
+                if (m.msg_flags & MSG_CTRUNC)
+                        return -EPERM;
+                size = (size_t)n;
+        }
+        n = recv(conn->fd, p, size, MSG_DONTWAIT);
+        return n < 0 ? -errno : n;
+}
+
+static const char *conn_why(int error)
+{
+        switch (error) {
+        case -EMSGSIZE:
+                return "frame above the limit";
+        case -EPERM:
+                return "the client passes descriptors";
+        case -EPROTO:
+                return "protocol violation";
+        default:
+                return strerror(-error);
         }
 }
 
 static void conn_read(struct conn *conn)
 {
         uint8_t buffer[READ_BYTES];
-        union {
-                struct cmsghdr align;
-                char space[CMSG_SPACE(CONN_FDS_MAX * sizeof(int))];
-        } control;
-        struct iovec iov = { buffer, sizeof buffer };
-        struct msghdr message = { .msg_iov = &iov,
-                                  .msg_iovlen = 1,
-                                  .msg_control = control.space,
-                                  .msg_controllen = sizeof control.space };
-        ssize_t n = recvmsg(conn->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        ssize_t n;
         int r;
 
-        if (n < 0) {
-                if (errno != EAGAIN && errno != EINTR)
-                        conn_end(conn, strerror(errno));
+        if (!conn_may_go_on(conn)) {
+                conn_hold(conn);
                 return;
         }
-        conn_drop_fds(&message);
-        if (n == 0) {
-                conn_end(conn, "closed by the client");
+        n = conn_receive(conn, buffer, sizeof buffer);
+        if (n == -EAGAIN || n == -EINTR)
+                return;
+        if (n <= 0) {
+                conn_end(conn, n ? conn_why((int)n) : "closed by the client");
                 return;
         }
-        r = conn_feed(conn, buffer, (size_t)n);
+        conn->progress_ms = conn_now(conn);
+        r = conn_take(conn, buffer, (size_t)n);
         if (r)
-                conn_end(conn, r == -EMSGSIZE ? "frame above the limit" : "protocol violation");
+                conn_end(conn, conn_why(r));
+}
+
+/* A held connection goes on where it was, if it may. */
+static void conn_resume(struct conn *conn)
+{
+        size_t taken = 0;
+        int r;
+
+        list_remove(&conn->link);
+        r = conn_feed(conn, conn->left + conn->left_at, conn->left_end - conn->left_at, &taken);
+        if (r) {
+                conn_end(conn, conn_why(r));
+                return;
+        }
+        if (conn->closing)
+                return;
+        conn->left_at += taken;
+        if (conn->left_at < conn->left_end || !conn_may_go_on(conn)) {
+                conn_hold(conn);
+                return;
+        }
+        free(STEAL(conn->left));
+        conn->left_at = conn->left_end = 0;
+        conn_watch(conn);
+}
+
+static void conn_retry(struct conn *conn)
+{
+        conn_begin_work(conn);
+        conn_resume(conn);
+        conn_worked(conn);
+}
+
+static void conns_paced(uv_timer_t *timer)
+{
+        struct conns *conns = CONTAINER_OF(timer, struct conns, pace);
+
+        list_insert(&conns->held, &conns->tried); /* what is held anew stands behind it */
+        while (conns->held.next != &conns->tried)
+                conn_retry(CONTAINER_OF(conns->held.next, struct conn, link));
+        list_remove(&conns->tried);
+        if (list_empty(&conns->held))
+                uv_timer_stop(timer);
 }
 
 /* ---- writing ----------------------------------------------------------------- */
@@ -156,6 +317,7 @@ static void pending_free(struct conn *conn, struct pending *p)
         for (size_t i = 0; i < p->n_fds; i++)
                 close(p->fds[i]);
         conn->queued -= p->size;
+        conn->budget->replies -= p->size;
         list_remove(&p->link);
         free(p);
 }
@@ -174,6 +336,7 @@ static void conn_write(struct conn *conn)
                 if (n == 0)
                         return;
                 p->sent += (size_t)n;
+                conn->progress_ms = conn_now(conn);
                 if (p->sent == p->size)
                         pending_free(conn, p);
         }
@@ -184,7 +347,7 @@ static int conn_queue(struct conn *conn, const uint8_t *p, size_t n, const int *
 {
         struct pending *pending;
 
-        if (conn->queued + n > CONN_QUEUE_MAX)
+        if (conn->budget->replies + n > REPLIES_MAX)
                 return -ENOBUFS;
         pending = calloc(1, sizeof *pending + n);
         if (!pending)
@@ -193,6 +356,7 @@ static int conn_queue(struct conn *conn, const uint8_t *p, size_t n, const int *
         pending->size = n;
         list_insert(&conn->queue, &pending->link);
         conn->queued += n;
+        conn->budget->replies += n;
         for (size_t i = 0; i < n_fds; i++) {
                 pending->fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
                 if (pending->fds[i] < 0) {
@@ -215,8 +379,10 @@ int conn_send(struct conn *conn, uint8_t *p, size_t n, const int *fds, size_t n_
                 return -ENOTCONN;
         frame_write_header(p, (uint32_t)n);
         n += FRAME_HEADER;
-        if (list_empty(&conn->queue))
+        if (list_empty(&conn->queue)) {
+                conn->progress_ms = conn_now(conn);
                 sent = send_some(conn->fd, p, n, fds, n_fds);
+        }
         if (sent < 0)
                 return (int)sent;
         if ((size_t)sent == n)
@@ -235,35 +401,67 @@ static void conn_polled(uv_poll_t *poll, int status, int events)
 {
         struct conn *conn = CONTAINER_OF(poll, struct conn, poll);
 
-        if (status < 0) {
+        conn_begin_work(conn);
+        if (status < 0)
                 conn_end(conn, uv_strerror(status));
-                return;
-        }
-        if (events & UV_WRITABLE)
+        if (!conn->closing && !conn->ended && (events & UV_WRITABLE))
                 conn_write(conn);
-        if (!conn->closing && uv_is_active((uv_handle_t *)&conn->poll) && (events & UV_READABLE))
+        if (!conn->closing && !conn->ended && (events & UV_READABLE))
                 conn_read(conn);
+        conn_worked(conn);
 }
 
-int conn_new(uv_loop_t *loop, int fd, const struct conn_events *events, struct conn **ret)
+int conns_init(struct conns *conns, uv_loop_t *loop)
+{
+        list_init(&conns->held);
+        list_init(&conns->tried);
+        return uv_timer_init(loop, &conns->pace);
+}
+
+void conns_close(struct conns *conns, uv_close_cb closed)
+{
+        uv_close((uv_handle_t *)&conns->pace, closed);
+}
+
+int conn_new(struct conns *conns, int fd, struct budget *budget, size_t frame_limit,
+             const struct conn_events *events, struct conn **ret)
 {
         struct conn *conn = calloc(1, sizeof *conn);
         int r;
 
         if (!conn)
                 return -ENOMEM;
-        r = uv_poll_init(loop, &conn->poll, fd);
+        r = uv_poll_init(conns->pace.loop, &conn->poll, fd);
         if (r) {
                 free(conn);
                 return r;
         }
+        conn->conns = conns;
+        conn->budget = budget;
         conn->fd = fd;
+        conn->fds_may_come = descriptors_may_come(fd);
         conn->events = *events;
+        list_init(&conn->link);
         list_init(&conn->queue);
-        frame_reader_init(&conn->reader, CONN_FRAME_MAX);
+        frame_reader_init(&conn->reader, frame_limit);
         conn_watch(conn);
         *ret = conn;
         return 0;
+}
+
+void conn_limit(struct conn *conn, size_t frame_limit)
+{
+        conn->reader.limit = frame_limit;
+}
+
+void conn_check(struct conn *conn, uint64_t now_ms)
+{
+        if (now_ms - conn->progress_ms < CONN_STALL_MS)
+                return;
+        if (conn->queued > CONN_UNREAD)
+                conn_end(conn, "the client does not read its replies");
+        else if (conn->granted && !conn_held(conn))
+                conn_end(conn, "the client does not end its frame");
 }
 
 static void conn_closed(uv_handle_t *handle)
@@ -272,10 +470,12 @@ static void conn_closed(uv_handle_t *handle)
         void (*closed)(void *) = conn->closed;
         void *arg = conn->closed_arg;
 
-        close(conn->fd);
+        disposal_close(conn->fd);
         while (!list_empty(&conn->queue))
                 pending_free(conn, CONTAINER_OF(conn->queue.next, struct pending, link));
+        conn_give_back(conn);
         frame_reader_deinit(&conn->reader);
+        free(conn->left);
         free(conn);
         closed(arg);
 }
@@ -287,15 +487,16 @@ void conn_close(struct conn *conn, void (*closed)(void *arg), void *arg)
         conn->closing = true;
         conn->closed = closed;
         conn->closed_arg = arg;
+        list_remove(&conn->link);
         uv_close((uv_handle_t *)&conn->poll, conn_closed);
 }
 
-int conn_credentials(const struct conn *conn, uid_t *ret_uid, pid_t *ret_pid)
+int peer_credentials(int fd, uid_t *ret_uid, pid_t *ret_pid)
 {
         struct ucred credentials;
         socklen_t size = sizeof credentials;
 
-        if (getsockopt(conn->fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size))
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size))
                 return -errno;
         *ret_uid = credentials.uid;
         *ret_pid = credentials.pid;

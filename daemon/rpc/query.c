@@ -31,11 +31,23 @@ struct question {
         uint32_t node;
 };
 
+char *query_text(json_t *json)
+{
+        char *text = json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(17));
+
+        json_decref(json);
+        return text;
+}
+
 void query_end(struct pending_call *call, json_t *json)
 {
-        call->json = json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(17));
-        json_decref(json);
-        if (call->json)
+        query_end_text(call, query_text(json));
+}
+
+void query_end_text(struct pending_call *call, char *text)
+{
+        call->json = text;
+        if (text)
                 request_end(&call->request, ZERO_OK, NULL);
         else
                 request_end(&call->request, ZERO_ENOMEM, "out of memory");
@@ -161,7 +173,8 @@ static json_t *survey_moves(struct survey *s)
         return moves_together(s->rpc->x, answers);
 }
 
-enum { MOVES_MS = 5000 }; /* it is asked again and again */
+enum { MOVES_MS = 5000 };    /* it is asked again and again */
+enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
 
 static const struct survey_kind {
         const char *what;     /* asked by clients */
@@ -241,6 +254,8 @@ static void survey_ask(struct survey *s, uint32_t node, const char *question, ui
         }
         m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
         m.query = &query;
+        if (s->call)
+                budget_worked(&s->call->session->user->budget, ASKING_NS);
         call_send(s->rpc->x, node, &m, timeout_ms, question_answered, q);
 }
 
@@ -261,6 +276,11 @@ static int survey_describe(const struct request *r, struct wait_line *ret)
 }
 
 /* Reading a job's state is its owner's and root's. */
+static bool job_is_for(const struct session *session, const struct job *job)
+{
+        return session->uid == 0 || session->uid == job->uid;
+}
+
 static int job_for(struct pending_call *call, const char *name, struct job **ret,
                    struct fault *fault)
 {
@@ -272,7 +292,7 @@ static int job_for(struct pending_call *call, const char *name, struct job **ret
         job = job_find(session->rpc->x, name);
         if (!job || job->opening)
                 return fault_set(fault, ZERO_ENOJOB, "there is no job '%.100s' on this node", name);
-        if (session->uid != 0 && session->uid != job->uid)
+        if (!job_is_for(session, job))
                 return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
                                  job->uid);
         *ret = job;
@@ -320,16 +340,16 @@ static int survey_start(struct pending_call *call, const struct survey_kind *kin
         return 0;
 }
 
-/* All jobs' shards, of this node's knowledge only, where no job is named. */
-static json_t *all_shards(const struct rpc *rpc)
+/* Where no job is named: of each job that the client may name, what this node knows. */
+static json_t *all_shards(const struct session *session)
 {
         json_t *held[ZERO_NODE_MAX] = { NULL }, *j = json_object(), *jobs = json_array();
 
-        list_for_each (&rpc->x->jobs, item) {
+        list_for_each (&session->rpc->x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
                 json_t *own;
 
-                if (job->opening)
+                if (job->opening || !job_is_for(session, job))
                         continue;
                 own = report_held(job);
                 for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
@@ -357,7 +377,7 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
         } else if (strcmp(what, "config") == 0) {
                 query_end(call, report_config(rpc));
         } else if (strcmp(what, "shards") == 0 && !argument[0]) {
-                query_end(call, all_shards(rpc));
+                query_end(call, all_shards(call->session));
         } else if (snapshot_is_query(what)) {
                 return snapshot_query(call, what, argument, fault);
         } else if (view_is_query(what)) {

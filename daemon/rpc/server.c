@@ -1,6 +1,7 @@
 /* The listening unix socket. */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,10 +10,13 @@
 #include <sys/un.h>
 
 #include "daemon/base/log.h"
+#include "daemon/rpc/disposal.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
-enum { WARN_PAUSE_MS = 1000 };
+enum { WARN_PAUSE_MS = 1000, SERVER_TICK_MS = 250 };
+enum { ACCEPTS = 8 }; /* in one turn of the loop */
+enum { HEAP_GROWTH = 16 << 20 };
 
 /* At most once in WARN_PAUSE_MS: a client may come again and again. */
 static void server_warn(struct rpc *rpc, const char *why)
@@ -43,40 +47,118 @@ static void server_turn_away(struct rpc *rpc)
 
         cleanup_close(&rpc->spare);
         fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        cleanup_close(&fd);
+        if (fd >= 0)
+                disposal_close(fd);
         rpc->spare = spare_open();
 }
 
-static void server_accept(struct rpc *rpc)
+/* fd: -1 where there was no descriptor for it. */
+static void server_refused(struct rpc *rpc, int r, int fd)
 {
-        int fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        char why[120];
+        char why[160];
+        uid_t uid = (uid_t)-1;
+        pid_t pid;
 
-        if (fd < 0) {
-                if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
-                        return;
-                snprintf(why, sizeof why, "%s%s", strerror(errno),
-                         errno == EMFILE ? ": raise the limit of open files" : "");
-                server_turn_away(rpc);
-                server_warn(rpc, why);
-                return;
-        }
-        if (rpc->n_sessions >= rpc->x->conf->session_limit) {
+        if (fd >= 0)
+                peer_credentials(fd, &uid, &pid);
+
+        if (r == -EUSERS)
                 snprintf(why, sizeof why, "%u sessions, as many as session_limit allows",
-                         rpc->n_sessions);
-                server_warn(rpc, why);
-                close(fd);
-                return;
+                         rpc->users.n_sessions);
+        else if (r == -EDQUOT)
+                snprintf(why, sizeof why,
+                         "of %u sessions, user %u has as many as session_limit leaves one user",
+                         rpc->users.n_sessions, (unsigned)uid);
+        else
+                snprintf(why, sizeof why, "%s%s", strerror(-r),
+                         r == -EMFILE ? ": raise the limit of open files" : "");
+        server_warn(rpc, why);
+}
+
+/* False: there is nobody more, or nobody more is to come now. */
+static bool server_accept(struct rpc *rpc)
+{
+        int fd, r;
+
+        if (disposal_full()) { /* the tick goes on with it */
+                uv_poll_stop(&rpc->listener);
+                return false;
         }
-        if (session_new(rpc, fd))
-                close(fd);
+        fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
+                return false;
+        r = fd < 0 ? -errno : session_new(rpc, fd);
+        if (!r)
+                return true;
+        server_refused(rpc, r, fd);
+        if (fd < 0)
+                server_turn_away(rpc);
+        else
+                disposal_close(fd);
+        return fd >= 0;
 }
 
 static void server_polled(uv_poll_t *poll, int status, int events)
 {
-        if (status == 0)
-                server_accept(CONTAINER_OF(poll, struct rpc, listener));
+        struct rpc *rpc = CONTAINER_OF(poll, struct rpc, listener);
+
+        for (int i = 0; status == 0 && i < ACCEPTS && server_accept(rpc); i++)
+                ;
 }
+
+/* ---- the tick ---------------------------------------------------------------------- */
+
+/* Whose jobs the loop serves now: of one user, of several, or of none. */
+static void server_share(struct rpc *rpc)
+{
+        bool some = false, several = false;
+        uid_t uid = 0;
+
+        list_for_each (&rpc->x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (!job_is_stepping(job))
+                        continue;
+                several = several || (some && job->uid != uid);
+                some = true;
+                uid = job->uid;
+        }
+        users_share(&rpc->users, some, several ? (uid_t)-1 : uid);
+}
+
+/*
+ * Gives back what the allocator keeps of memory that clients made it take.  What lies between used
+ * blocks counts as kept even when its pages are given back: only growth is a reason.
+ */
+static void server_trim(struct rpc *rpc)
+{
+        size_t kept = mallinfo2().fordblks;
+
+        if (kept > rpc->heap_kept + HEAP_GROWTH) {
+                malloc_trim(0);
+                kept = mallinfo2().fordblks;
+                rpc->heap_kept = kept;
+        } else if (kept < rpc->heap_kept) {
+                rpc->heap_kept = kept;
+        }
+}
+
+static void server_tick(uv_timer_t *timer)
+{
+        struct rpc *rpc = CONTAINER_OF(timer, struct rpc, tick);
+        uint64_t now = uv_now(rpc->x->loop);
+
+        list_for_each (&rpc->sessions, item) {
+                session_check(CONTAINER_OF(item, struct session, link), now);
+        }
+        server_share(rpc);
+        users_sweep(&rpc->users, now);
+        server_trim(rpc);
+        if (!uv_is_active((uv_handle_t *)&rpc->listener) && !disposal_full())
+                uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
+}
+
+/* ---- start and stop ---------------------------------------------------------------- */
 
 static int socket_address(const char *path, struct sockaddr_un *ret, struct fault *fault)
 {
@@ -138,12 +220,28 @@ int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fa
         if (bind(fd, (struct sockaddr *)&address, sizeof address))
                 return fault_set(fault, ZERO_EIO, "cannot make the socket %s: %s", path,
                                  strerror(errno));
-        if (chmod(path, (mode_t)strtoul(mode, NULL, 8)) || listen(fd, 128)) {
+        if (chmod(path, (mode_t)strtoul(mode, NULL, 8)) || listen(fd, SOMAXCONN)) {
                 r = fault_set(fault, ZERO_EIO, "cannot listen at %s: %s", path, strerror(errno));
                 unlink(path);
                 return r;
         }
         *ret_fd = STEAL_FD(fd);
+        return 0;
+}
+
+/* Handles that fail to be made leave nothing to close: these three calls do not fail once the
+ * first of them, which asks the kernel, has not. */
+static int handles_open(struct rpc *rpc)
+{
+        uv_loop_t *loop = rpc->x->loop;
+
+        if (uv_poll_init(loop, &rpc->listener, rpc->fd))
+                return -1;
+        uv_timer_init(loop, &rpc->tick);
+        conns_init(&rpc->conns, loop);
+        rpc->handles = 3;
+        uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
+        uv_timer_start(&rpc->tick, server_tick, SERVER_TICK_MS, SERVER_TICK_MS);
         return 0;
 }
 
@@ -159,14 +257,14 @@ int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault)
         rpc->fd = fd;
         rpc->started_ms = uv_now(x->loop);
         list_init(&rpc->sessions);
-        if (uv_poll_init(x->loop, &rpc->listener, rpc->fd)) {
+        users_init(&rpc->users, (uint32_t)x->conf->session_limit);
+        descriptors_refuse(fd);
+        if (handles_open(rpc)) {
                 close(rpc->fd);
                 free(rpc);
                 return fault_set(fault, ZERO_EIO, "cannot poll the socket");
         }
         rpc->spare = spare_open();
-        uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
-        rpc->listening = true;
         x->query = query_message;
         x->query_arg = rpc;
         *ret = rpc;
@@ -178,10 +276,28 @@ void rpc_gone(struct rpc *rpc)
         void (*closed)(void *arg) = rpc->closed;
         void *arg = rpc->closed_arg;
 
-        if (rpc->listening || rpc->n_sessions)
+        if (rpc->handles || rpc->users.n_sessions)
                 return;
+        users_deinit(&rpc->users);
+        free(rpc->status);
         free(rpc);
         closed(arg);
+}
+
+static void handle_closed(struct rpc *rpc)
+{
+        rpc->handles--;
+        rpc_gone(rpc);
+}
+
+static void pace_closed(uv_handle_t *handle)
+{
+        handle_closed(CONTAINER_OF((uv_timer_t *)handle, struct rpc, conns.pace));
+}
+
+static void tick_closed(uv_handle_t *handle)
+{
+        handle_closed(CONTAINER_OF((uv_timer_t *)handle, struct rpc, tick));
 }
 
 static void listener_closed(uv_handle_t *handle)
@@ -190,8 +306,7 @@ static void listener_closed(uv_handle_t *handle)
 
         close(rpc->fd);
         cleanup_close(&rpc->spare);
-        rpc->listening = false;
-        rpc_gone(rpc);
+        handle_closed(rpc);
 }
 
 void rpc_close(struct rpc *rpc, void (*closed)(void *arg), void *arg)
@@ -202,4 +317,6 @@ void rpc_close(struct rpc *rpc, void (*closed)(void *arg), void *arg)
                 session_end(CONTAINER_OF(item, struct session, link));
         }
         uv_close((uv_handle_t *)&rpc->listener, listener_closed);
+        uv_close((uv_handle_t *)&rpc->tick, tick_closed);
+        conns_close(&rpc->conns, pace_closed);
 }

@@ -162,6 +162,7 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         if (s->timeout_ms > SESSION_TIMEOUT_MAX_MS)
                 s->timeout_ms = SESSION_TIMEOUT_MAX_MS;
         s->greeted = true;
+        conn_limit(s->conn, FRAMES_MAX);
         hello.protocol = ZERO__HELLO__PROTOCOL__VERSION;
         hello.node = (char *)node_name(x, x->cluster->self);
         hello.version = (char *)ZEROD_VERSION;
@@ -274,15 +275,15 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
 /* ---- the connection -------------------------------------------------------------- */
 
 /* Two bytes of a message can become a hundred in memory: it gets so much and no more. */
-struct budget {
+struct unpacked {
         size_t left;
 };
 
 enum { UNPACKED_MAX = 256 << 20 }; /* enough for the largest layout */
 
-static void *budget_alloc(void *data, size_t n)
+static void *unpacked_alloc(void *data, size_t n)
 {
-        struct budget *b = data;
+        struct unpacked *b = data;
 
         if (n > b->left)
                 return NULL;
@@ -290,7 +291,7 @@ static void *budget_alloc(void *data, size_t n)
         return malloc(n);
 }
 
-static void budget_free(void *data, void *p)
+static void unpacked_free(void *data, void *p)
 {
         free(p);
 }
@@ -298,8 +299,8 @@ static void budget_free(void *data, void *p)
 static int session_frame(void *arg, const uint8_t *p, size_t n)
 {
         struct session *s = arg;
-        struct budget budget = { .left = UNPACKED_MAX + 4 * n };
-        ProtobufCAllocator allocator = { budget_alloc, budget_free, &budget };
+        struct unpacked unpacked = { .left = UNPACKED_MAX + 4 * n };
+        ProtobufCAllocator allocator = { unpacked_alloc, unpacked_free, &unpacked };
         Zero__Request *m = zero__request__unpack(&allocator, n, p);
         struct pending_call *call = m ? calloc(1, sizeof *call) : NULL;
         struct fault fault = { 0 };
@@ -342,9 +343,9 @@ static void session_closed(void *arg)
         struct rpc *rpc = s->rpc;
 
         list_remove(&s->link);
+        user_leave(&rpc->users, s->user);
         free(s->scratch);
         free(s);
-        rpc->n_sessions--;
         rpc_gone(rpc);
 }
 
@@ -366,7 +367,15 @@ void session_end(struct session *s)
         conn_close(s->conn, session_closed, s);
 }
 
-int session_new(struct rpc *rpc, int fd)
+void session_check(struct session *s, uint64_t now_ms)
+{
+        if (!s->greeted && now_ms - s->began_ms > HELLO_MS)
+                session_end(s);
+        else
+                conn_check(s->conn, now_ms);
+}
+
+static int session_start(struct rpc *rpc, int fd, struct user *user, pid_t pid)
 {
         struct session *s = calloc(1, sizeof *s);
         struct conn_events events = { .frame = session_frame, .ended = session_ended, .arg = s };
@@ -375,17 +384,35 @@ int session_new(struct rpc *rpc, int fd)
         if (!s)
                 return -ENOMEM;
         s->rpc = rpc;
+        s->user = user;
+        s->uid = user->uid;
+        s->pid = pid;
+        s->began_ms = uv_now(rpc->x->loop);
         s->timeout_ms = rpc->x->conf->wait_ms;
         s->rank_number = -1;
         list_init(&s->pending);
-        r = conn_new(rpc->x->loop, fd, &events, &s->conn);
+        r = conn_new(&rpc->conns, fd, &user->budget, HELLO_BYTES, &events, &s->conn);
         if (r) {
                 free(s);
                 return r;
         }
         list_insert(&rpc->sessions, &s->link);
-        rpc->n_sessions++;
-        if (conn_credentials(s->conn, &s->uid, &s->pid))
-                session_end(s);
         return 0;
+}
+
+int session_new(struct rpc *rpc, int fd)
+{
+        struct user *user;
+        uid_t uid;
+        pid_t pid;
+        int r = peer_credentials(fd, &uid, &pid);
+
+        if (!r)
+                r = user_enter(&rpc->users, uid, uv_now(rpc->x->loop), &user);
+        if (r)
+                return r;
+        r = session_start(rpc, fd, user, pid);
+        if (r)
+                user_leave(&rpc->users, user);
+        return r;
 }

@@ -5,20 +5,27 @@
 
 #include "daemon/rpc/conn.h"
 #include "daemon/rpc/rpc.h"
+#include "daemon/rpc/user.h"
 
 enum { SESSION_PENDING_MAX = 4096, SESSION_TIMEOUT_MAX_MS = 24 * 3600 * 1000 };
+enum { HELLO_BYTES = 1024, HELLO_MS = 10000 }; /* of the first frame, and until it has come */
 
 struct rpc {
         struct exchange *x;
         uv_poll_t listener;
         int fd;
-        int spare;           /* closed to take a client with where no descriptor is left */
-        bool listening;      /* until the listener is closed */
+        int spare; /* closed to take a client with where no descriptor is left */
+        uv_timer_t tick;
+        uint32_t handles; /* not closed yet */
+        size_t heap_kept; /* bytes that the allocator keeps though they were given back */
+        struct conns conns;
+        struct users users;
         uint64_t warned_ms;  /* of clients that were turned away; loop time */
         uint32_t not_warned; /* of so many since */
-        uint32_t n_sessions;
         struct list sessions;
         uint64_t started_ms;
+        char *status; /* the last answer to "status", and its loop time */
+        uint64_t status_ms;
         void (*closed)(void *arg);
         void *closed_arg;
 };
@@ -27,6 +34,8 @@ struct session {
         struct list link; /* rpc.sessions */
         struct rpc *rpc;
         struct conn *conn;
+        struct user *user;
+        uint64_t began_ms;
         uid_t uid;
         pid_t pid;
         bool greeted, ending;
@@ -59,7 +68,10 @@ struct pending_call {
 /* Frees the server and tells closed(), once it neither listens nor has sessions. */
 void rpc_gone(struct rpc *rpc);
 
+/* Takes fd over on success.  As user_enter(), or what the kernel says. */
 int session_new(struct rpc *rpc, int fd);
+/* Ends it if it keeps others waiting: no hello, or what conn_check() finds. */
+void session_check(struct session *session, uint64_t now_ms);
 /* Ends it at once; what it waited for is forgotten. Never called from inside a request's handler.
  */
 void session_end(struct session *session);
@@ -80,6 +92,8 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
 void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m);
 /* The answer, which is taken over, to a client's question or to another node's. */
 void query_end(struct pending_call *call, json_t *json);
+char *query_text(json_t *json); /* NULL: out of memory; takes json over */
+void query_end_text(struct pending_call *call, char *text);
 void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json);
 
 /* ---- query_gpus.c ---- */

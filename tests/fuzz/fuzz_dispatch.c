@@ -303,9 +303,9 @@ static void say_input(int fd, const uint8_t *data, size_t size)
 
 static void wait_for_sessions(void)
 {
-        for (int i = 0; node.rpc->n_sessions && i < TURNS_MAX; i++)
+        for (int i = 0; node.rpc->users.n_sessions && i < TURNS_MAX; i++)
                 uv_run(&node.loop, UV_RUN_ONCE);
-        assert(node.rpc->n_sessions == 0);
+        assert(node.rpc->users.n_sessions == 0);
 }
 
 /* Jobs that inputs have made would fill the node. */

@@ -189,6 +189,7 @@ def job_of_another_user():
         stranger.refused("EPERM", "attach", str(NOBODY), observer=True)
         for what in ("checksum", "shards", "drop"):
             stranger.refused("EPERM", "query", str(NOBODY), what=what, argument="theirs")
+        assert stranger.do("query", what="shards")["answer"]["jobs"] == []
         rank = as_user(c, 12345, 1)
         rank.do("connect", job="theirs", rank=0, world=1, timeout_ms=5000)
         rank.do("layout", groups=small_layout())
@@ -198,6 +199,7 @@ def job_of_another_user():
         owner.do("connect", job="theirs", rank=-1)
         owner.do("attach", observer=True)
         assert owner.do("query", what="checksum", argument="theirs")["answer"]["version"] == 3
+        assert [j["job"] for j in owner.do("query", what="shards")["answer"]["jobs"]] == ["theirs"]
         c.checksum("theirs")  # root may
 
 

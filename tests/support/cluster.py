@@ -195,13 +195,13 @@ class Daemon:
             for key, value in self.options.items():
                 f.write(f"{key} = {value}\n")
 
-    def start(self, wrapper=(), crash=None):
+    def start(self, wrapper=(), crash=None, pass_fds=()):
         """crash: where it is to be killed (daemon/base/crash.h)."""
         self.configure()
         environment = {**os.environ, "ZEROD_CRASH": crash} if crash else None
         with open(self.log_path, "ab") as log:
             self.process = spawn([*self.wrapper, *wrapper, Tools.zerod, "--config", self.config],
-                                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+                                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, pass_fds=pass_fds)
 
     def kill(self):
         self.process.kill()

@@ -2,6 +2,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,8 @@ enum { TURNS_MAX = 100000 };
 
 struct end {
         uv_loop_t loop;
+        struct conns conns;
+        struct budget budget;
         struct conn *conn;
         int peer;
         uint32_t frames, ends;
@@ -22,6 +26,7 @@ struct end {
         uint8_t last[64];
         int answer;        /* what the handler of frames returns */
         bool close_inside; /* the handler closes the connection */
+        uint64_t works_ns; /* as long as the handler claims to take */
         bool closed;
         char why[64];
 };
@@ -38,6 +43,7 @@ static int on_frame(void *arg, const uint8_t *p, size_t n)
         e->frames++;
         e->last_size = n;
         memcpy(e->last, p, n < sizeof e->last ? n : sizeof e->last);
+        budget_worked(&e->budget, e->works_ns);
         if (e->close_inside)
                 conn_close(e->conn, on_closed, e);
         return e->answer;
@@ -61,7 +67,10 @@ static void open_end(struct end *e)
         cr_assert_eq(uv_loop_init(&e->loop), 0);
         cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair), 0);
         e->peer = pair[0];
-        cr_assert_eq(conn_new(&e->loop, pair[1], &events, &e->conn), 0);
+        cr_assert_eq(conns_init(&e->conns, &e->loop), 0);
+        budget_init(&e->budget, uv_now(&e->loop));
+        e->budget.quantum_ns = e->budget.credit_ns = 1000000000; /* however slow the machine is */
+        cr_assert_eq(conn_new(&e->conns, pair[1], &e->budget, FRAMES_MAX, &events, &e->conn), 0);
 }
 
 static void turn(struct end *e)
@@ -74,8 +83,11 @@ static void close_end(struct end *e)
 {
         if (!e->ends && !e->closed)
                 conn_close(e->conn, on_closed, e);
+        conns_close(&e->conns, NULL);
         uv_run(&e->loop, UV_RUN_DEFAULT);
         cr_assert(e->closed);
+        cr_assert_eq(e->budget.replies, 0);
+        cr_assert_eq(e->budget.frames, 0);
         cr_assert_eq(uv_loop_close(&e->loop), 0);
         if (e->peer >= 0)
                 close(e->peer);
@@ -259,9 +271,9 @@ Test(conn, a_client_that_does_not_read_reaches_the_limit)
 
         open_end(&e);
         while ((r = send_filled(&e, 1 << 20, 'x', NULL, 0)) == 0)
-                cr_assert_lt(sent += 1 << 20, (size_t)CONN_QUEUE_MAX + (8 << 20));
+                cr_assert_lt(sent += 1 << 20, (size_t)REPLIES_MAX + (8 << 20));
         cr_assert_eq(r, -ENOBUFS);
-        cr_assert_gt(sent, (size_t)CONN_QUEUE_MAX - (2 << 20));
+        cr_assert_gt(sent, (size_t)REPLIES_MAX - (2 << 20));
         close_end(&e);
 }
 
@@ -338,25 +350,187 @@ static void send_descriptors(int to, int fd, int n)
         cr_assert_eq(sendmsg(to, &m, 0), (ssize_t)sizeof three);
 }
 
-Test(conn, descriptors_from_clients_are_closed_and_their_frames_read)
+/* True once nobody holds the other end of the pipe; within ten seconds. */
+static bool pipe_ends(int fd)
+{
+        struct pollfd p = { .fd = fd };
+
+        return poll(&p, 1, 10000) == 1 && (p.revents & POLLHUP);
+}
+
+/* However many, whole frames before them or none, heard of or not when the connection closes. */
+Test(conn, descriptors_end_the_connection_and_are_closed)
 {
         static const int counts[] = { 1, 4, 5, 100 };
 
-        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        for (size_t i = 0; i < 3 * sizeof counts / sizeof counts[0]; i++) {
                 struct end e;
-                int pipes[2];
+                int pipes[2], n = counts[i / 3], how = (int)(i % 3);
 
                 open_end(&e);
                 cr_assert_eq(pipe2(pipes, O_CLOEXEC | O_NONBLOCK), 0);
-                send_descriptors(e.peer, pipes[1], counts[i]);
+                if (how)
+                        write_all(&e, three, sizeof three, sizeof three);
+                send_descriptors(e.peer, pipes[1], n);
                 close(pipes[1]);
-                for (int k = 0; k < 5; k++)
-                        turn(&e);
-                cr_assert_eq(e.frames, 3);
-                cr_assert(pipe_is_over(pipes[0]), "of %d", counts[i]);
-                close(pipes[0]);
+                if (how < 2) {
+                        for (int k = 0; k < 5; k++)
+                                turn(&e);
+                        cr_assert_eq(e.ends, 1);
+                        cr_assert_str_eq(e.why, "the client passes descriptors");
+                }
+                cr_assert_eq(e.frames, how ? 3 : 0);
                 close_end(&e);
+                cr_assert(pipe_ends(pipes[0]), "of %d", n);
+                close(pipes[0]);
         }
+}
+
+Test(conn, the_close_of_a_descriptor_does_not_hold_up_the_loop)
+{
+        static const struct linger long_ago = { 1, 3600 };
+        int listener = socket(AF_INET, SOCK_STREAM, 0), sender, taker;
+        struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(0x7f000001) } };
+        socklen_t size = sizeof address;
+        char rest[4096] = "";
+        struct end e;
+
+        cr_assert_eq(bind(listener, (struct sockaddr *)&address, size), 0);
+        cr_assert_eq(listen(listener, 1), 0);
+        cr_assert_eq(getsockname(listener, (struct sockaddr *)&address, &size), 0);
+        sender = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        cr_assert_eq(connect(sender, (struct sockaddr *)&address, size), 0);
+        taker = accept(listener, NULL, NULL);
+        while (send(sender, rest, sizeof rest, MSG_DONTWAIT) > 0)
+                ; /* until there is something that nobody reads */
+        cr_assert_eq(setsockopt(sender, SOL_SOCKET, SO_LINGER, &long_ago, sizeof long_ago), 0);
+        open_end(&e);
+        send_descriptors(e.peer, sender, 1);
+        close(sender);
+        close_end(&e); /* would take an hour */
+        close(taker);
+        close(listener);
+}
+
+/* ---- holding ---- */
+
+Test(conn, a_user_without_credit_is_not_read)
+{
+        struct end e;
+
+        open_end(&e);
+        e.budget.quantum_ns = 0; /* no time brings credit */
+        e.budget.credit_ns = -1;
+        cr_assert_eq(write(e.peer, three, sizeof three), (ssize_t)sizeof three);
+        for (int i = 0; i < 20; i++)
+                uv_run(&e.loop, UV_RUN_ONCE);
+        cr_assert_eq(e.frames, 0);
+        e.budget.quantum_ns = QUANTUM_ALONE_NS;
+        for (int i = 0; e.frames < 3 && i < TURNS_MAX; i++)
+                uv_run(&e.loop, UV_RUN_ONCE);
+        cr_assert_eq(e.frames, 3);
+        close_end(&e);
+}
+
+/* Each frame takes more than all credit: between two of them the loop turns. */
+Test(conn, a_client_that_floods_has_one_turn_at_a_time)
+{
+        struct end e;
+
+        open_end(&e);
+        e.budget.quantum_ns = QUANTUM_ALONE_NS;
+        e.works_ns = 2 * QUANTUM_ALONE_NS;
+        cr_assert_eq(write(e.peer, three, sizeof three), (ssize_t)sizeof three);
+        for (uint32_t before = 0; before < 3; before = e.frames) {
+                uv_run(&e.loop, UV_RUN_ONCE);
+                cr_assert_leq(e.frames, before + 1);
+        }
+        close_end(&e);
+}
+
+Test(conn, a_client_that_does_not_read_its_replies_is_not_read)
+{
+        uint8_t *p = malloc(FRAME_HEADER + 4 * CONN_UNREAD);
+        struct end e;
+        int fds[CONN_FDS_MAX];
+        size_t n_fds = 0;
+
+        open_end(&e);
+        cr_assert_eq(send_filled(&e, 4 * CONN_UNREAD, 'x', NULL, 0), 0);
+        cr_assert_eq(write(e.peer, three, sizeof three), (ssize_t)sizeof three);
+        for (int i = 0; i < 20; i++)
+                uv_run(&e.loop, UV_RUN_ONCE);
+        cr_assert_eq(e.frames, 0);
+        receive_all(&e, p, FRAME_HEADER + 4 * CONN_UNREAD, fds, &n_fds);
+        for (int i = 0; e.frames < 3 && i < TURNS_MAX; i++)
+                uv_run(&e.loop, UV_RUN_ONCE);
+        cr_assert_eq(e.frames, 3);
+        free(p);
+        close_end(&e);
+}
+
+Test(conn, a_client_that_never_reads_its_replies_is_cut)
+{
+        struct end e;
+
+        open_end(&e);
+        cr_assert_eq(send_filled(&e, 4 * CONN_UNREAD, 'x', NULL, 0), 0);
+        conn_check(e.conn, uv_now(&e.loop));
+        cr_assert_eq(e.ends, 0);
+        conn_check(e.conn, uv_now(&e.loop) + CONN_STALL_MS);
+        cr_assert_eq(e.ends, 1);
+        close_end(&e);
+}
+
+static void begin_frame(struct end *e, uint32_t size)
+{
+        uint8_t begun[FRAME_HEADER + 1] = { 0 };
+
+        frame_write_header(begun, size);
+        write_all(e, begun, sizeof begun, sizeof begun);
+}
+
+Test(conn, a_large_frame_waits_for_its_grant)
+{
+        struct end e;
+
+        open_end(&e);
+        e.budget.frames = FRAMES_MAX; /* other connections of the user */
+        begin_frame(&e, FRAME_SMALL + 1);
+        cr_assert_eq(e.budget.frames, FRAMES_MAX);
+        conn_check(e.conn, uv_now(&e.loop) + CONN_STALL_MS);
+        cr_assert_eq(e.ends, 0, "it waits for others");
+        e.budget.frames = 0;
+        for (int i = 0; e.budget.frames == 0 && i < TURNS_MAX; i++)
+                uv_run(&e.loop, UV_RUN_ONCE);
+        cr_assert_eq(e.budget.frames, FRAME_SMALL + 1);
+        conn_check(e.conn, uv_now(&e.loop) + CONN_STALL_MS);
+        cr_assert_eq(e.ends, 1, "others wait for it");
+        close_end(&e);
+}
+
+Test(conn, a_small_frame_needs_no_grant)
+{
+        struct end e;
+
+        open_end(&e);
+        e.budget.frames = FRAMES_MAX;
+        write_all(&e, three, sizeof three, sizeof three);
+        cr_assert_eq(e.frames, 3);
+        e.budget.frames = 0;
+        close_end(&e);
+}
+
+Test(conn, before_a_greeting_frames_are_short)
+{
+        struct end e;
+
+        open_end(&e);
+        conn_limit(e.conn, 100);
+        begin_frame(&e, 101);
+        cr_assert_eq(e.ends, 1);
+        cr_assert_str_eq(e.why, "frame above the limit");
+        close_end(&e);
 }
 
 Test(conn, the_kernel_says_who_is_there)
@@ -366,7 +540,7 @@ Test(conn, the_kernel_says_who_is_there)
         pid_t pid;
 
         open_end(&e);
-        cr_assert_eq(conn_credentials(e.conn, &uid, &pid), 0);
+        cr_assert_eq(peer_credentials(e.peer, &uid, &pid), 0);
         cr_assert_eq(uid, getuid());
         cr_assert_eq(pid, getpid());
         close_end(&e);

@@ -1,0 +1,109 @@
+/* Users of the server; see user.h. */
+#include "daemon/rpc/user.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+enum { RESERVED = 16 }; /* one place in so many is kept for root and zerod's user */
+
+void users_init(struct users *users, uint32_t session_limit)
+{
+        *users = (struct users){ .limit = session_limit };
+        list_init(&users->all);
+}
+
+static void user_free(struct user *user)
+{
+        list_remove(&user->link);
+        free(user);
+}
+
+void users_deinit(struct users *users)
+{
+        assert(users->n_sessions == 0);
+        list_for_each (&users->all, item) {
+                user_free(CONTAINER_OF(item, struct user, link));
+        }
+}
+
+static struct user *user_find(struct users *users, uid_t uid)
+{
+        list_for_each (&users->all, item) {
+                struct user *user = CONTAINER_OF(item, struct user, link);
+
+                if (user->uid == uid)
+                        return user;
+        }
+        return NULL;
+}
+
+static int user_new(struct users *users, uid_t uid, uint64_t now_ms, struct user **ret)
+{
+        struct user *user = calloc(1, sizeof *user);
+
+        if (!user)
+                return -ENOMEM;
+        user->uid = uid;
+        user->privileged = uid == 0 || uid == geteuid();
+        budget_init(&user->budget, now_ms);
+        list_insert(&users->all, &user->link);
+        *ret = user;
+        return 0;
+}
+
+/* Places that a user without privilege may count on. */
+static uint32_t places_free(const struct users *users)
+{
+        uint32_t kept = users->limit > 1 ? (users->limit + RESERVED - 1) / RESERVED : 0;
+
+        return users->n_sessions + kept < users->limit ? users->limit - kept - users->n_sessions
+                                                       : 0;
+}
+
+int user_enter(struct users *users, uid_t uid, uint64_t now_ms, struct user **ret)
+{
+        struct user *user = user_find(users, uid);
+        int r = user ? 0 : user_new(users, uid, now_ms, &user);
+
+        if (r)
+                return r;
+        if (users->n_sessions >= users->limit)
+                return -EUSERS;
+        if (!user->privileged && user->n_sessions >= places_free(users))
+                return -EDQUOT;
+        user->n_sessions++;
+        users->n_sessions++;
+        *ret = user;
+        return 0;
+}
+
+void user_leave(struct users *users, struct user *user)
+{
+        assert(user->n_sessions > 0);
+        user->n_sessions--;
+        users->n_sessions--;
+}
+
+void users_sweep(struct users *users, uint64_t now_ms)
+{
+        list_for_each (&users->all, item) {
+                struct user *user = CONTAINER_OF(item, struct user, link);
+
+                if (user->n_sessions == 0 && budget_may_work(&user->budget, now_ms))
+                        user_free(user);
+        }
+}
+
+void users_share(struct users *users, bool shared, uid_t only)
+{
+        list_for_each (&users->all, item) {
+                struct user *user = CONTAINER_OF(item, struct user, link);
+                bool alone = user->privileged || !shared || user->uid == only;
+
+                user->budget.quantum_ns = alone ? QUANTUM_ALONE_NS : QUANTUM_SHARED_NS;
+        }
+}

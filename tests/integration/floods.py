@@ -1,0 +1,388 @@
+#!/usr/bin/env python3
+"""One user of a node against all others: floods, silence, unread replies, descriptors.  A job of another user
+trains meanwhile and ends at the checksum it has without the attack; root is served.
+
+The bound on the slow-down is counted, not timed: what the attacker was given while the job trained.  The
+times are printed."""
+import os
+import resource
+import select
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from mmap import mmap
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, SLOW, Cluster, die_with_parent, finish_all, small_layout, until  # noqa: E402
+from harness import Skip, case, main  # noqa: E402
+import wire  # noqa: E402
+
+LAYOUT = small_layout()
+NEEDS = {"hold": 2, "push": 2}
+OWNER, ATTACKER = 65534, 12345
+STEPS = 40
+FRAME_MAX = 64 << 20
+
+
+class Attack:
+    """A process of another user.  function(attack) runs in it; counts[0..3] are seen on both sides."""
+
+    def __init__(self, function, *arguments, uid=ATTACKER):
+        if os.getuid():
+            raise Skip("another user needs root")
+        self.shared = mmap(-1, 4096)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                die_with_parent()
+                if os.getppid() == parent:
+                    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+                    os.setgid(uid)
+                    os.setuid(uid)
+                    function(self, *arguments)
+            except BaseException:  # pylint: disable=broad-except
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+
+    def __getitem__(self, i):
+        return struct.unpack_from("<q", self.shared, 8 * i)[0]
+
+    def __setitem__(self, i, value):
+        struct.pack_into("<q", self.shared, 8 * i, value)
+
+    def done(self):
+        """Its work: to be called at its end; it stays as it is."""
+        self[3] = 1
+        signal.pause()
+
+    def wait(self):
+        until(lambda: self[3], what="the attack")
+
+    def end(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+@contextmanager
+def attack_by(function, *arguments, **options):
+    a = Attack(function, *arguments, **options)
+    try:
+        yield a
+    finally:
+        a.end()
+
+
+def owners_ranks(c, job="job"):
+    ranks = []
+    for n in range(2):
+        a = c.actor(n, f"rank {n}")
+        a.do("user", uid=OWNER)
+        a.do("connect", job=job, rank=n, world=2, local=1, timeout_ms=60000 * SLOW)
+        a.do("layout", groups=LAYOUT)
+        a.start("attach", **NEEDS)
+        ranks.append(a)
+    finish_all(ranks)
+    return ranks
+
+
+def train(c, ranks):
+    """Seconds of STEPS steps."""
+    begin = time.monotonic()
+    for a in ranks:
+        a.start("train", steps=STEPS, sets=SETS)
+    finish_all(ranks)
+    return time.monotonic() - begin
+
+
+def finish_job(c, ranks):
+    """The job's checksum; then the job is gone."""
+    total = c.checksum("job")
+    for a in ranks:
+        c.dismiss(a)
+    c[0].ctl("drop", "job")
+    return total
+
+
+def calm(c):
+    ranks = owners_ranks(c)
+    seconds = train(c, ranks)
+    return seconds, finish_job(c, ranks)
+
+
+def withstands(c, before, ranks=None):
+    """A job trains to the same end, by ranks that attach now if there are none yet; no link breaks."""
+    ranks = ranks or owners_ranks(c)
+    seconds = train(c, ranks)
+    print(f"# a step takes {seconds / before[0]:.2f} times as long")
+    assert finish_job(c, ranks) == before[1]
+    for d in c.daemons:
+        assert "was lost: " not in d.log().split("rank", 1)[0]
+        assert d.ctl_run("status").returncode == 0
+
+
+def connect(path):
+    """Without a timeout, for then it waits for a place in the queue."""
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(path)
+    return s
+
+
+# ---- descriptors ------------------------------------------------------------------------
+
+def lingering(address):
+    """A TCP connection whose close takes an hour: there are bytes that nobody reads."""
+    s = socket.socket()
+    s.connect(address)
+    s.setblocking(False)
+    try:
+        while True:
+            s.send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    return s
+
+
+def pass_descriptors(attack, paths, address):
+    """One byte of a frame with a descriptor, or a frame before it, eight times to each daemon; counts those that
+    were sent and those that were refused."""
+    held = []
+    for i in range(8 * len(paths)):
+        s, passed = connect(paths[i % len(paths)]), lingering(address)
+        if i < 8:
+            s.send(wire.request(1, "hello", {1: wire.PROTOCOL}))
+        try:
+            socket.send_fds(s, [b"x"], [passed.fileno()])
+            attack[0] += 1
+        except OSError:
+            passed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+            attack[1] += 1
+        passed.close()
+        held.append(s)
+    attack.done()
+
+
+@contextmanager
+def silent_listener():
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        yield listener.getsockname()
+
+
+@case
+def descriptors_that_take_an_hour_to_close():
+    with Cluster(2) as c, silent_listener() as address:
+        before = calm(c)
+        with attack_by(pass_descriptors, [d.socket for d in c.daemons], address) as a:
+            withstands(c, before)
+            a.wait()
+            withstands(c, before)
+
+
+@case
+def descriptors_that_the_kernel_lets_through():
+    """The same to sockets that were connected before the daemons could have the kernel refuse them."""
+    handed = "import os, sys; os.dup2(int(sys.argv[1]), 3); " \
+             "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); os.execv(sys.argv[2], sys.argv[2:])"
+    with Cluster(2, start=False) as c, silent_listener() as address:
+        listeners = []
+        for d in c.daemons:
+            s = socket.socket(socket.AF_UNIX)
+            s.bind(d.socket)
+            os.chmod(d.socket, 0o666)
+            s.listen(100)
+            listeners.append(s)
+        with attack_by(pass_descriptors, [d.socket for d in c.daemons], address) as a:
+            a.wait()
+            assert a[0] == 16, (a[0], a[1])
+            for d, s in zip(c.daemons, listeners):
+                d.start(wrapper=[sys.executable, "-c", handed, str(s.fileno())], pass_fds=[s.fileno()])
+            until(lambda: all(d.alive() and d.ctl_run("status").returncode == 0 for d in c.daemons) or
+                  any("listens at" in d.log() for d in c.daemons), what="the daemons")
+            if any("listens at" in d.log() for d in c.daemons):
+                raise Skip("built without systemd")
+            c.wait_up()
+            before = calm(c)
+            withstands(c, before)
+        for s in listeners:
+            s.close()
+
+
+# ---- connections ----------------------------------------------------------------------------
+
+def take_connections(attack, path):
+    """As many as there are, without a word; counts those it has and those that the daemon has ended."""
+    held = []
+    while len(held) - attack[1] < 1100 and attack[2] < 2000:
+        s = connect(path)
+        s.setblocking(False)
+        held.append(s)
+        attack[2] += 1
+    attack[3] = 1
+    while True:
+        ended = 0
+        for s in held:
+            try:
+                ended += s.recv(1) == b""
+            except BlockingIOError:
+                pass
+            except OSError:
+                ended += 1
+        attack[0], attack[1] = len(held) - ended, ended
+        time.sleep(0.05)
+
+
+@case
+def one_user_does_not_take_every_connection():
+    with Cluster(2) as c:
+        before = calm(c)
+        with attack_by(take_connections, c[0].socket) as a:
+            a.wait()
+            assert c[0].ctl_run("status").returncode == 0
+            until(lambda: a[1], what="connections that are refused")
+            withstands(c, before)
+            until(lambda: a[1] and a[0] == 0, 60 * SLOW, "the end of connections that say nothing")
+        assert "session_limit" in c[0].log()
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+def begin_frames(attack, path, greet):
+    """Frames of the largest size, a byte short of whole, until one has come so far or all connections are cut."""
+    held, frame = {}, struct.pack("<I", FRAME_MAX) + bytes(FRAME_MAX - 1)
+    for _ in range(50):
+        s = connect(path)
+        if greet:
+            s.send(wire.request(1, "hello", {1: wire.PROTOCOL, 2: "j", 3: 0, 4: 1}))
+            s.recv(4096)
+        s.setblocking(False)
+        held[s] = memoryview(frame)
+    rest = list(held)
+    while rest and all(held.values()):
+        _, ready, _ = select.select([], rest, [], 1)
+        for s in ready:
+            try:
+                held[s] = held[s][s.send(held[s]):]
+            except OSError:
+                rest.remove(s)
+    attack[0] = len(rest)
+    attack.done()
+
+
+def read_nothing(attack, path):
+    """Answers of 100 KiB and more, asked for by many and read by none."""
+    held = []
+    for _ in range(200):
+        s = connect(path)
+        s.send(wire.request(1, "hello", {1: wire.PROTOCOL}))
+        s.setblocking(False)
+        try:
+            while True:
+                attack[0] += s.send(b"".join(wire.request(i, "query", {1: "config"}) for i in range(2, 100)))
+        except OSError:
+            pass
+        held.append(s)
+    attack.done()
+
+
+def peak_memory(daemon, reset=False):
+    """The most resident kilobytes there were, since it was reset."""
+    if reset:
+        with open(f"/proc/{daemon.process.pid}/clear_refs", "w", encoding="ascii") as f:
+            f.write("5")
+    with open(f"/proc/{daemon.process.pid}/status", encoding="ascii") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
+
+
+def memory_returns(most, attack, *arguments):
+    """The daemon's memory grows by `most` KiB at most, and is given back when the attack ends."""
+    with Cluster(2) as c:
+        before = calm(c)
+        small = peak_memory(c[0], reset=True)
+        with attack_by(attack, c[0].socket, *arguments) as a:
+            withstands(c, before)
+            a.wait()
+            withstands(c, before)
+        peak = peak_memory(c[0])
+        print(f"# {(peak - small) >> 10} MiB more for a time")
+        if SLOW == 1:  # sanitizers keep what was freed
+            assert peak < small + most, (small, peak)
+            until(lambda: c[0].memory() < small + (24 << 10), what=f"memory near {small} KiB, now {c[0].memory()},")
+
+
+@case
+def frames_that_do_not_end_before_hello():
+    memory_returns(16 << 10, begin_frames, False)
+
+
+@case
+def frames_that_do_not_end_behind_hello():
+    memory_returns(160 << 10, begin_frames, True)
+
+
+@case
+def replies_that_are_not_read():
+    memory_returns(160 << 10, read_nothing)
+
+
+# ---- loop time ----------------------------------------------------------------------------------
+
+FLOOD, QUESTIONS = 64, 2000
+
+
+def flood_of_status(attack, path):
+    """Connections that have thousands of questions waiting; counts the answers."""
+    questions = b"".join(wire.request(i, "query", {1: "status"}) for i in range(QUESTIONS))
+    with selectors.DefaultSelector() as ready:
+        for i in range(FLOOD):
+            s = connect(path)
+            s.sendall(wire.request(1, "hello", {1: wire.PROTOCOL}) + questions)
+            s.setblocking(False)
+            ready.register(s, selectors.EVENT_READ, bytearray())
+        attack[1] = 1
+        while attack[0] < FLOOD * (QUESTIONS + 1):
+            for key, _ in ready.select():
+                buffer, at = key.data, 0
+                buffer += key.fileobj.recv(1 << 18)
+                while len(buffer) - at >= 4:
+                    size = 4 + struct.unpack_from("<I", buffer, at)[0]
+                    if len(buffer) - at < size:
+                        break
+                    at += size
+                    attack[0] += 1
+                del buffer[:at]
+        attack.done()
+
+
+def loop_time(daemon):
+    """Nanoseconds that the loop thread has computed."""
+    pid = daemon.process.pid
+    with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as f:
+        return int(f.read().split()[0])
+
+
+@case
+def status_asked_for_without_end():
+    """A job attaches and trains for less than half of the work that the attacker's questions are."""
+    with Cluster(2) as c:
+        before = calm(c)
+        begin = loop_time(c[0])
+        with attack_by(flood_of_status, c[0].socket) as a:
+            until(lambda: a[1], what="the questions")
+            withstands(c, before)
+            trained, answered = loop_time(c[0]) - begin, a[0]
+            a.wait()
+            everything = loop_time(c[0]) - begin
+        print(f"# {answered} answers to the attacker, {trained / everything:.2f} of the work")
+        assert trained < everything / 2, (trained, everything)
+
+
+if __name__ == "__main__":
+    main()
