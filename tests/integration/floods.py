@@ -334,7 +334,7 @@ def replies_that_are_not_read():
 
 # ---- loop time ----------------------------------------------------------------------------------
 
-FLOOD, QUESTIONS = 64, 2000
+FLOOD, QUESTIONS = 96, 5000
 
 
 def flood_of_status(attack, path):
