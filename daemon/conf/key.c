@@ -11,6 +11,7 @@
 #include <sodium.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { KEY_HEX = 2 * CLUSTER_KEY, KEY_FILE_MAX = KEY_HEX + 1 };
 
@@ -24,6 +25,11 @@ static int check_file(int fd, const char *option, const char *path, struct fault
         if (!S_ISREG(st.st_mode))
                 return fault_set(fault, ZERO_EINVAL, "%s: %s is not a regular file", option,
                                  text_quote(path).text);
+        if (st.st_uid != 0 && st.st_uid != geteuid())
+                return fault_set(fault, ZERO_EPERM,
+                                 "%s: %s belongs to user %u, who can read and change it: chown it "
+                                 "to root or to zerod's user, and make a new key",
+                                 option, text_quote(path).text, st.st_uid);
         if (st.st_mode & (S_IRWXG | S_IRWXO))
                 return fault_set(fault, ZERO_EPERM,
                                  "%s: others have access to %s (mode %04o); chmod 600 it, and make "

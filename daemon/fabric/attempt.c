@@ -76,15 +76,12 @@ static uint16_t address_port(const struct sockaddr_storage *address)
                              : ((const struct sockaddr_in *)address)->sin_port);
 }
 
-void attempt_address_text(const uv_tcp_t *tcp, char *ret, size_t size)
+void attempt_address_text(const struct sockaddr_storage *address, char *ret, size_t size)
 {
-        struct sockaddr_storage address = { 0 };
-        int n = sizeof address;
         char ip[INET6_ADDRSTRLEN] = "?";
-        if (uv_tcp_getpeername(tcp, (struct sockaddr *)&address, &n) == 0)
-                uv_ip_name((struct sockaddr *)&address, ip, sizeof ip);
-        snprintf(ret, size, address.ss_family == AF_INET6 ? "[%s]:%u" : "%s:%u", ip,
-                 address_port(&address));
+        uv_ip_name((const struct sockaddr *)address, ip, sizeof ip);
+        snprintf(ret, size, address->ss_family == AF_INET6 ? "[%s]:%u" : "%s:%u", ip,
+                 address_port(address));
 }
 
 /* ---- the end ---- */
@@ -217,6 +214,8 @@ static void attempt_take(struct attempt *a, const uint8_t *p, size_t n)
 {
         size_t taken;
         enum handshake_result result = handshake_feed(&a->shake, p, n, &taken);
+        if (result == HANDSHAKE_DONE && a->visitor && !a->attempts->admits(a->attempts, &a->shake))
+                result = handshake_turn_away(&a->shake);
         bool told = a->shake.out_size > 0;
         int r = attempt_flush(a);
         a->node = a->shake.node;
@@ -250,7 +249,9 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer)
 
 static int attempt_begin(struct attempt *a)
 {
-        attempt_address_text(&a->channel->tcp, a->from, sizeof a->from);
+        int n = sizeof a->address;
+        uv_tcp_getpeername(&a->channel->tcp, (struct sockaddr *)&a->address, &n);
+        attempt_address_text(&a->address, a->from, sizeof a->from);
         uv_tcp_nodelay(&a->channel->tcp, 1);
         int r = attempt_flush(a);
         return r < 0 ? r : uv_read_start((uv_stream_t *)&a->channel->tcp, on_alloc, on_read);
@@ -319,6 +320,7 @@ int attempt_accept(struct attempts *attempts, uv_stream_t *listener, void *owner
                 channel_close(channel);
                 return r;
         }
+        a->visitor = true;
         a->channel = channel;
         channel->tcp.data = a;
         a->open++;
@@ -420,8 +422,7 @@ static int attempt_look_up(struct attempt *a, const char *host)
         return 0;
 }
 
-/* host as digits: 0; else -EINVAL. */
-static int parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret)
+int attempt_parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret)
 {
         struct sockaddr_storage address = { 0 };
         if (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 &&
@@ -443,7 +444,7 @@ int attempt_dial(struct attempts *attempts, uint32_t node, enum channel_role rol
         a->node = node;
         handshake_dial(&a->shake, attempts->cluster, node, role, token);
         *ret = a;
-        if (parse_address(to->host, to->port, &a->address) == 0) {
+        if (attempt_parse_address(to->host, to->port, &a->address) == 0) {
                 a->literal.ai_addr = (struct sockaddr *)&a->address;
                 a->next = &a->literal;
                 attempt_connect_next(a);

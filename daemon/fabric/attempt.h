@@ -21,14 +21,19 @@ struct attempts {
         uint32_t pending; /* attempts and look-ups that are not gone yet */
         /* something went; pending may be 0 now */
         void (*less)(struct attempts *attempts);
+        /* Whether a visitor that has proved itself may come in, as door_events.admits. */
+        bool (*admits)(struct attempts *attempts, const struct handshake *shake);
 };
 
 struct attempt {
-        struct list item; /* the owner's */
+        struct list item; /* the owner's, and these three */
         void *owner;
+        uint64_t share; /* of which address it takes a place */
+        bool of_peer;
         uint32_t node;       /* whom it dials, or who it claims to be, or HANDSHAKE_NOBODY */
         uint64_t started_ms; /* loop time */
         char from[80];       /* the other side's address, when connected */
+        struct sockaddr_storage address; /* the same */
 
         /* private */
         struct attempts *attempts;
@@ -36,12 +41,12 @@ struct attempt {
         struct channel *channel;
         uv_timer_t timer;
         uint32_t open;  /* handles not closed yet */
+        bool visitor;   /* it came in; else this node dials */
         bool over;      /* the outcome is known */
         bool lingering; /* refused; waits for the other side to hang up */
         struct lookup *lookup;
         struct addrinfo *found, *next; /* addresses; the next one to try */
         struct addrinfo literal;       /* a numeric host needs no look-up */
-        struct sockaddr_storage address;
         uv_connect_t connect;
         struct handshake shake;
         char why[320];
@@ -64,5 +69,7 @@ void attempt_stop(struct attempt *attempt, const char *why);
 
 /* A channel whose tcp is initialised. */
 int channel_new(uv_loop_t *loop, struct channel **ret);
-/* "10.0.0.1:7000", or "?". */
-void attempt_address_text(const uv_tcp_t *tcp, char *ret, size_t size);
+/* "10.0.0.1:7000", or "?:0". */
+void attempt_address_text(const struct sockaddr_storage *address, char *ret, size_t size);
+/* Host as digits: 0; else -EINVAL. */
+int attempt_parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret);

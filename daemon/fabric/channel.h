@@ -5,7 +5,8 @@
  * nonces), that they speak the same protocol version and mean the same owner list, and
  * derive directional session keys from key, roles, node ids, nonces, version and list hash
  * (handshake.h, I/O-free).  The door accepts and dials; before authentication
- * connections are few (DOOR_HALF_OPEN_MAX) and time-limited (DOOR_HANDSHAKE_MS).
+ * connections are few (DOOR_HALF_OPEN_MAX), shared fairly between the addresses they come from, and
+ * time-limited (DOOR_HANDSHAKE_MS).
  */
 #pragma once
 
@@ -23,7 +24,8 @@ struct channel {
         uv_tcp_t tcp;  /* not reading; data is free for the holder */
         uint32_t node; /* the peer, index in the cluster */
         enum channel_role role;
-        uint64_t token; /* what the dialler said the channel is for (bulk: link token) */
+        uint64_t token; /* what the dialler said: of a link, which process it is; of a bulk channel,
+                           the link's token */
         uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY];
         uint8_t *early; /* bytes that came behind the handshake; owned */
         size_t early_size;
@@ -37,8 +39,11 @@ struct door;
 struct door_events {
         /* An authenticated peer came in; take the channel or channel_close() it. */
         void (*incoming)(void *arg, struct channel *channel);
-        /* A connection that called itself that node was refused; may be NULL. */
-        void (*refused)(void *arg, uint32_t node, const char *why);
+        /* A connection from an address, which called itself that node, was refused; may be NULL. */
+        void (*refused)(void *arg, uint32_t node, const char *from, const char *why);
+        /* Whether a peer that has proved itself may come in.  Else it is told that another daemon
+         * of its name is linked.  NULL: it may. */
+        bool (*admits)(void *arg, uint32_t node, enum channel_role role, uint64_t token);
         void *arg;
 };
 /*

@@ -2,9 +2,11 @@
  * door.c - where nodes come in, and where the way to other nodes begins.
  *
  * Connections that are not authenticated yet stand in a list of at most DOOR_HALF_OPEN_MAX,
- * oldest first.  A full door closes newcomers at once; it also gives up its oldest visitor,
- * if that one is slow, so that a few idle strangers cannot keep the nodes out.  What
- * strangers do is logged at most once in LOG_PAUSE_MS.
+ * oldest first.  A full door gives up a visitor for each newcomer: the oldest one of the address
+ * that has most of them here, and of addresses of peers only if nobody else is here.  So strangers,
+ * however many and however often they come back, only push out each other; those at a peer's own
+ * address leave it the time in which DOOR_HALF_OPEN_MAX of them come in.  What strangers do is
+ * logged at most once in LOG_PAUSE_MS, the same again at most once in LOG_SAME_MS.
  */
 #include "daemon/base/log.h"
 #include "daemon/fabric/attempt.h"
@@ -15,8 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* SLOW_MS: a handshake takes two round trips; who needs longer gives way to others. */
-enum { BACKLOG = 256, SLOW_MS = 1000, LOG_PAUSE_MS = 1000 };
+enum { BACKLOG = 256, LOG_PAUSE_MS = 1000, LOG_SAME_MS = 60000 };
 
 struct dial {
         struct list item;
@@ -36,6 +37,7 @@ struct door {
         struct list dials;
         uint64_t logged_ms;
         uint32_t not_logged;
+        char logged[160]; /* why */
         bool closing;
         void (*closed)(void *arg);
         void *closed_arg;
@@ -44,13 +46,15 @@ struct door {
 static void door_log(struct door *door, const char *from, const char *why)
 {
         uint64_t now = uv_now(door->attempts.loop);
-        if (door->logged_ms && now - door->logged_ms < LOG_PAUSE_MS) {
+        bool same = strncmp(door->logged, why, sizeof door->logged - 1) == 0;
+        if (door->logged_ms && now - door->logged_ms < (same ? LOG_SAME_MS : LOG_PAUSE_MS)) {
                 door->not_logged++;
                 return;
         }
         if (door->not_logged)
                 log_warning("%u more connections were refused", door->not_logged);
         log_warning("refused a connection from %s: %s", from, why);
+        snprintf(door->logged, sizeof door->logged, "%s", why);
         door->logged_ms = now;
         door->not_logged = 0;
 }
@@ -66,6 +70,13 @@ static void door_maybe_closed(struct door *door)
         closed(arg);
 }
 
+static bool on_admit(struct attempts *attempts, const struct handshake *shake)
+{
+        const struct door *door = CONTAINER_OF(attempts, struct door, attempts);
+        return !door->events.admits ||
+               door->events.admits(door->events.arg, shake->node, shake->role, shake->token);
+}
+
 static void on_less(struct attempts *attempts)
 {
         door_maybe_closed(CONTAINER_OF(attempts, struct door, attempts));
@@ -73,11 +84,17 @@ static void on_less(struct attempts *attempts)
 
 /* ---- coming in ---- */
 
+static void door_forget(struct door *door, struct attempt *visitor)
+{
+        list_remove(&visitor->item);
+        door->n_visitors--;
+}
+
 static void on_visitor_ended(struct attempt *attempt, struct channel *channel, const char *why)
 {
         struct door *door = attempt->owner;
-        list_remove(&attempt->item);
-        door->n_visitors--;
+        if (!list_empty(&attempt->item))
+                door_forget(door, attempt);
         if (door->closing) {
                 channel_close(channel);
         } else if (channel) {
@@ -85,29 +102,64 @@ static void on_visitor_ended(struct attempt *attempt, struct channel *channel, c
         } else {
                 door_log(door, attempt->from, why);
                 if (attempt->node != HANDSHAKE_NOBODY && door->events.refused)
-                        door->events.refused(door->events.arg, attempt->node, why);
+                        door->events.refused(door->events.arg, attempt->node, attempt->from, why);
         }
 }
 
-/* Takes the connection only to close it. */
-static void door_turn_away(struct door *door, const char *why)
+/* What one host can have many of counts as one address: of IPv6, the first 64 bits. */
+static uint64_t address_share(const struct sockaddr_storage *address)
 {
-        struct channel *channel;
-        char from[80] = "?";
-        if (channel_new(door->attempts.loop, &channel) < 0)
-                return;
-        if (uv_accept((uv_stream_t *)&door->listener, (uv_stream_t *)&channel->tcp) == 0)
-                attempt_address_text(&channel->tcp, from, sizeof from);
-        channel_close(channel);
-        door_log(door, from, why);
+        const struct sockaddr_in6 *six = (const void *)address;
+        uint64_t share = 0;
+        uint32_t four;
+        if (address->ss_family == AF_INET6 && !IN6_IS_ADDR_V4MAPPED(&six->sin6_addr)) {
+                memcpy(&share, &six->sin6_addr, sizeof share);
+                return share;
+        }
+        if (address->ss_family == AF_INET6)
+                memcpy(&four, six->sin6_addr.s6_addr + 12, sizeof four);
+        else
+                memcpy(&four, &((const struct sockaddr_in *)(const void *)address)->sin_addr,
+                       sizeof four);
+        return four;
 }
 
-static void door_full(struct door *door)
+/* Only peers whose host is given as digits are known. */
+static bool is_of_peer(const struct door *door, uint64_t share)
 {
-        struct attempt *oldest = CONTAINER_OF(door->visitors.next, struct attempt, item);
-        if (uv_now(door->attempts.loop) - oldest->started_ms > SLOW_MS)
-                attempt_stop(oldest, "it was too slow, and others wait");
-        door_turn_away(door, "too many connections that are not authenticated yet");
+        const struct cluster *cluster = door->attempts.cluster;
+        struct sockaddr_storage peer;
+        for (uint32_t i = 0; i < cluster->n_nodes; i++) {
+                if (attempt_parse_address(cluster->nodes[i].host, 0, &peer) == 0 &&
+                    address_share(&peer) == share)
+                        return true;
+        }
+        return false;
+}
+
+/* The larger, the sooner a visitor has to go: how many its address has here, a peer's last. */
+static uint32_t weight_of(const struct door *door, const struct attempt *visitor)
+{
+        uint32_t n = 0;
+        list_for_each (&door->visitors, item)
+                n += CONTAINER_OF(item, struct attempt, item)->share == visitor->share;
+        return visitor->of_peer ? n : n + DOOR_HALF_OPEN_MAX + 1;
+}
+
+static void door_make_room(struct door *door)
+{
+        struct attempt *last = NULL;
+        uint32_t most = 0;
+        list_for_each (&door->visitors, item) {
+                struct attempt *visitor = CONTAINER_OF(item, struct attempt, item);
+                uint32_t weight = weight_of(door, visitor);
+                if (weight > most) {
+                        most = weight;
+                        last = visitor;
+                }
+        }
+        door_forget(door, last);
+        attempt_stop(last, "others came, and it had not proved itself yet");
 }
 
 static void on_connection(uv_stream_t *listener, int status)
@@ -117,18 +169,17 @@ static void on_connection(uv_stream_t *listener, int status)
         int r = status;
         if (door->closing)
                 return;
-        if (r == 0 && door->n_visitors >= DOOR_HALF_OPEN_MAX) {
-                door_full(door);
-                return;
-        }
         if (r == 0)
                 r = attempt_accept(&door->attempts, listener, door, on_visitor_ended, &attempt);
         if (r < 0) {
                 door_log(door, "another node", uv_strerror(r));
                 return;
         }
+        attempt->share = address_share(&attempt->address);
+        attempt->of_peer = is_of_peer(door, attempt->share);
         list_insert(&door->visitors, &attempt->item);
-        door->n_visitors++;
+        if (++door->n_visitors > DOOR_HALF_OPEN_MAX)
+                door_make_room(door);
 }
 
 /* ---- opening ---- */
@@ -219,7 +270,11 @@ int door_open(uv_loop_t *loop, const struct cluster *cluster, const struct door_
         if (!door)
                 return fault_errno(fault, -ENOMEM, "opening the door to other nodes");
         door->attempts = (struct attempts){
-                .loop = loop, .cluster = cluster, .deadline_ms = DOOR_HANDSHAKE_MS, .less = on_less
+                .loop = loop,
+                .cluster = cluster,
+                .deadline_ms = DOOR_HANDSHAKE_MS,
+                .less = on_less,
+                .admits = on_admit,
         };
         door->events = *events;
         list_init(&door->visitors);

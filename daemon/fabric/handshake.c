@@ -339,6 +339,11 @@ static enum handshake_result take_refusal(struct handshake *h, const struct head
                               self_name(h));
         case HANDSHAKE_ASTRAY:
                 return refuse(h, "another node answers at the address of %s: check peers", h->peer);
+        case HANDSHAKE_TWIN:
+                return refuse(h,
+                              "%s is linked with another daemon that has this node's name, %s: "
+                              "stop one of the two",
+                              h->peer, self_name(h));
         case HANDSHAKE_LIST:
         case HANDSHAKE_KEY:
                 return refuse(h, reason_text((enum handshake_reason)head->reason), h->peer);
@@ -374,7 +379,8 @@ static enum handshake_result take_head(struct handshake *h, const struct head *h
         if (head_version(head) != HANDSHAKE_VERSION)
                 return refuse_version(h, head);
         if (head->kind == KIND_REFUSAL && get32(head->size) == sizeof *head &&
-            h->state == HANDSHAKE_WANTS_CHALLENGE)
+            (h->state == HANDSHAKE_WANTS_CHALLENGE ||
+             (h->state == HANDSHAKE_WANTS_WELCOME && head->reason == HANDSHAKE_TWIN)))
                 return take_refusal(h, head);
         if (head->kind != kind || head->reason != 0 || get32(head->size) != size)
                 return refuse_rules(h);
@@ -469,6 +475,15 @@ void handshake_accept(struct handshake *h, const struct cluster *cluster)
         init(h, cluster, HANDSHAKE_WANTS_HELLO);
         h->node = HANDSHAKE_NOBODY;
         memcpy(h->peer, "it", sizeof "it");
+}
+
+enum handshake_result handshake_turn_away(struct handshake *h)
+{
+        refuse(h,
+               "another daemon with the name of %s is linked, and answers: two daemons have one "
+               "name; stop one of them",
+               h->peer);
+        return refuse_aloud(h, HANDSHAKE_TWIN);
 }
 
 void handshake_lost(struct handshake *h, const char *how)

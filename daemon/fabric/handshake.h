@@ -7,7 +7,7 @@
  *   dialler  PROOF      keyed hash over all of the above
  *   acceptor WELCOME    keyed hash over all of the above, with another label
  *
- * or, instead of CHALLENGE, a REFUSAL with a reason in clear.  The acceptor says nothing
+ * or, instead of CHALLENGE or WELCOME, a REFUSAL with a reason in clear.  The acceptor says nothing
  * that depends on a key before the dialler has proved itself; a wrong proof is answered by
  * silence.  Proofs and session keys depend on every byte exchanged before them, hence on
  * roles, names, nonces, protocol version and cluster hash.
@@ -51,6 +51,7 @@ enum handshake_reason {
         HANDSHAKE_ASTRAY = 5,  /* the dialler meant another node */
         HANDSHAKE_LIST = 6,    /* other nodes or owners, or in another order */
         HANDSHAKE_KEY = 7,     /* no key in common */
+        HANDSHAKE_TWIN = 8,    /* another daemon of the dialler's name is linked */
 };
 
 enum handshake_state {
@@ -91,6 +92,9 @@ void handshake_accept(struct handshake *h, const struct cluster *cluster);
  */
 enum handshake_result handshake_feed(struct handshake *h, const void *p, size_t n,
                                      size_t *ret_taken);
+/* The acceptor, DONE and not yet flushed: refuses instead, as another daemon of the peer's name
+ * is linked. */
+enum handshake_result handshake_turn_away(struct handshake *h);
 /* Puts in h->why what a connection that ended before the handshake did most likely means. */
 void handshake_lost(struct handshake *h, const char *how);
 /* Wipes keys. */

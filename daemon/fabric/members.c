@@ -29,12 +29,14 @@ struct member {
         struct members *members;
         uint32_t node;
         struct link *link;
+        uint64_t process;        /* at the other end of the link, if that one dialled */
         struct channel *waiting; /* a newer connection, for when the link has ended */
         uv_timer_t redial;       /* of nodes that this one dials */
         uint32_t delay_ms;       /* before the next dial but one */
         uint64_t since_ms;
         struct link_stats past; /* bytes of links that ended; when last heard */
         char why[160];
+        char claim[240]; /* what became of somebody who came in its name without proof */
 };
 
 struct members {
@@ -43,6 +45,7 @@ struct members {
         struct members_options options;
         struct members_events events;
         struct door *door;
+        uint64_t process; /* a number for this one, while it lives */
         uint32_t open;
         bool closing;
         void (*closed)(void *arg);
@@ -163,6 +166,7 @@ static void member_start_link(struct member *member, struct channel *channel)
         struct link_events events = { .message = on_message,
                                       .ended = on_link_ended,
                                       .arg = member };
+        uint64_t process = channel->token;
         int r = link_new(channel, &options, &events, &member->link);
         if (r < 0) {
                 channel_close(channel);
@@ -172,7 +176,8 @@ static void member_start_link(struct member *member, struct channel *channel)
         }
         members->open++;
         member->since_ms = uv_now(members->loop);
-        member->why[0] = '\0';
+        member->process = process;
+        member->why[0] = member->claim[0] = '\0';
         log_info("node %s is linked", member_name(member));
         members->events.up(members->events.arg, member->node);
 }
@@ -205,7 +210,8 @@ static void on_dialled(void *arg, struct channel *channel, const char *why)
 static void on_redial(uv_timer_t *timer)
 {
         struct member *member = CONTAINER_OF(timer, struct member, redial);
-        int r = door_dial(member->members->door, member->node, CHANNEL_LINK, 0, on_dialled, member);
+        int r = door_dial(member->members->door, member->node, CHANNEL_LINK,
+                          member->members->process, on_dialled, member);
         if (r < 0) {
                 member_explain(member, uv_strerror(r));
                 member_redial(member);
@@ -233,12 +239,25 @@ static void on_incoming(void *arg, struct channel *channel)
                 members->events.bulk(members->events.arg, channel);
 }
 
-/* The door has logged it.  Anybody can call himself by a node's name: worth a note, no more. */
-static void on_refused(void *arg, uint32_t node, const char *why)
+/* The door has logged it.  Anybody can call himself by a node's name: a note beside why. */
+static void on_refused(void *arg, uint32_t node, const char *from, const char *why)
 {
         struct member *member = member_of(arg, node);
-        if (!member->link)
-                snprintf(member->why, sizeof member->why, "%s", why);
+        snprintf(member->claim, sizeof member->claim,
+                 "a connection from %s in its name was refused: %s", from, why);
+}
+
+/* A process that has a link may make it anew.  Another one takes the place of a link only when that
+ * has missed a beat: else two daemons of one name would push each other out for ever. */
+static bool on_admit(void *arg, uint32_t node, enum channel_role role, uint64_t token)
+{
+        const struct members *members = arg;
+        const struct member *member = &members->members[node];
+        struct link_stats stats;
+        if (role != CHANNEL_LINK || !member_is_up(member) || token == member->process)
+                return true;
+        link_get_stats(member->link, &stats);
+        return uv_now(members->loop) - stats.last_heard_ms >= 2 * members->options.heartbeat;
 }
 
 /* ---- life ---- */
@@ -270,9 +289,10 @@ int members_new_with(uv_loop_t *loop, const struct cluster *cluster,
         members->cluster = cluster;
         members->options = *options;
         members->events = *events;
-        struct door_events door_events = { .incoming = on_incoming,
-                                           .refused = on_refused,
-                                           .arg = members };
+        randombytes_buf(&members->process, sizeof members->process);
+        struct door_events door_events = {
+                .incoming = on_incoming, .refused = on_refused, .admits = on_admit, .arg = members
+        };
         int r = door_open(loop, cluster, &door_events, &members->door, fault);
         if (r != 0) {
                 free(members);
@@ -361,7 +381,8 @@ void members_info(const struct members *members, uint32_t node, struct member_in
                 info.queued_bytes = now.queued_bytes;
                 info.round_trip_ns = now.round_trip_ns;
         }
-        memcpy(info.why, member->why, sizeof info.why);
+        snprintf(info.why, sizeof info.why, "%s%s%s", member->why,
+                 member->why[0] && member->claim[0] ? "; " : "", member->link ? "" : member->claim);
         *ret = info;
 }
 

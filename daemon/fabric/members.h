@@ -5,7 +5,8 @@
  * daemons may start in any order.  A link (link.h) carries LinkMessages, encrypted, in
  * order, with heartbeats; one that is silent for MEMBERS_SILENCE_MS is cut.  If a node
  * comes with a new link while its old one still stands, the newer one wins: the old one is
- * reported down, then the new one up.  Loop thread only; no call runs a callback.
+ * reported down, then the new one up.  But a second daemon of the same name is refused while the
+ * first one's link answers.  Loop thread only; no call runs a callback.
  *
  * The process must ignore SIGPIPE.
  */
@@ -35,7 +36,7 @@ struct member_info {
         uint64_t sent_bytes, received_bytes; /* of the link, frames included */
         uint64_t queued_bytes;
         uint64_t round_trip_ns; /* of the last heartbeat; 0: none yet */
-        char why[160];          /* why it is down, if it was refused: what to do */
+        char why[416];          /* why it is down; what to do, where the door refused it */
 };
 
 /* Times in milliseconds; other than the default ones for tests. */

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Peers that do not belong here, and bytes that mean nothing, on every port and socket,
 while those who belong go on."""
+import multiprocessing
 import os
 import random
+import select
 import socket
 import struct
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, die_with_parent, finish_all, small_layout, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
 
@@ -251,6 +253,47 @@ def nodes_link_while_the_door_is_crowded():
         until(c[0].peers_up, 30 * SLOW, "the link")
         for s in crowd:
             s.close()
+
+
+def crowd(address, port, n):
+    """A process of strangers from one address, who come back at once when they are shown out."""
+    process = multiprocessing.get_context("fork").Process(target=be_crowd, args=(address, port, n), daemon=True)
+    process.start()
+    return process
+
+
+def be_crowd(address, port, n):
+    die_with_parent()
+    poll, sockets = select.epoll(), {}
+
+    def come():
+        s = socket.socket()
+        s.bind((address, 0))
+        s.setblocking(False)
+        s.connect_ex(("127.0.0.1", port))
+        sockets[s.fileno()] = s
+        poll.register(s, select.EPOLLRDHUP)
+    for _ in range(n):
+        come()
+    while True:
+        for fd, _ in poll.poll():
+            sockets.pop(fd).close()
+            come()
+
+
+@cases_of(["127.0.0.1", "127.0.0.2"])
+def reconnecting_strangers_do_not_keep_a_restarted_node_out(address):
+    """More strangers than the door has places, at the peer's address and at another one."""
+    with Cluster(2) as c:
+        crowds = [crowd(address, d.port, 130) for d in c.daemons]
+        until(lambda: all("refused a connection" in d.log() for d in c.daemons), what="a crowd at the door")
+        for d in reversed(c.daemons):
+            d.restart()
+            until(lambda d=d: d.ctl_run("status").returncode == 0, what=f"daemon {d.name}")
+            until(lambda: c[0].peers_up() and c[1].peers_up(), 10 * SLOW, "the link")
+        for process in crowds:
+            process.kill()
+            process.join()
 
 
 # ---- the unix socket -------------------------------------------------------------------

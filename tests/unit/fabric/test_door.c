@@ -42,7 +42,7 @@ static void on_incoming(void *arg, struct channel *channel)
         keep(side, channel);
 }
 
-static void on_refused(void *arg, uint32_t node, const char *why)
+static void on_refused(void *arg, uint32_t node, const char *from, const char *why)
 {
         struct side *side = arg;
         side->refused++;
@@ -120,14 +120,21 @@ static void node_address(const struct cluster *cluster, uint32_t node, struct so
 }
 
 /* A connected, non-blocking socket; b's loop need not run for that. */
-static int stranger(struct scene *s)
+static int stranger_from(struct scene *s, const char *host)
 {
         struct sockaddr_in address;
         int fd = socket(AF_INET, SOCK_STREAM, 0);
+        uv_ip4_addr(host, 0, &address);
+        cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
         node_address(&s->b.cluster, 1, &address);
         cr_assert_eq(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
         fcntl(fd, F_SETFL, O_NONBLOCK);
         return fd;
+}
+
+static int stranger(struct scene *s)
+{
+        return stranger_from(s, "127.0.0.1");
 }
 
 struct visit {
@@ -328,7 +335,7 @@ Test(door, a_peer_gets_in_past_many_slow_strangers)
         end(&s);
 }
 
-Test(door, one_stranger_too_many_is_shown_out_at_once)
+Test(door, one_stranger_too_many_pushes_out_the_oldest)
 {
         struct scene s;
         int fds[DOOR_HALF_OPEN_MAX];
@@ -337,24 +344,15 @@ Test(door, one_stranger_too_many_is_shown_out_at_once)
         for (int i = 0; i < DOOR_HALF_OPEN_MAX; i++)
                 fds[i] = stranger(&s);
         struct visit last = { .fd = stranger(&s) }, first = { .fd = fds[0] };
-        run_until(&s.loop, is_shown_out, &last, SOON_MS / 2);
-        cr_assert_not(is_shown_out(&first));
+        run_until(&s.loop, is_shown_out, &first, SOON_MS / 2);
+        cr_assert_not(is_shown_out(&last));
         for (int i = 0; i < DOOR_HALF_OPEN_MAX; i++)
                 close(fds[i]);
         close(last.fd);
         end(&s);
 }
 
-static bool gets_in_at_last(void *arg)
-{
-        struct scene *s = arg;
-        if (s->a.done && !s->a.channel)
-                dial(s);
-        return s->a.channel != NULL;
-}
-
-/* The door's own deadline is far away: slow strangers give way to those who knock. */
-Test(door, a_door_full_of_slow_strangers_opens_for_who_knocks_again)
+Test(door, a_peer_gets_in_at_once_where_strangers_fill_the_door)
 {
         struct scene s;
         int fds[DOOR_HALF_OPEN_MAX];
@@ -363,11 +361,42 @@ Test(door, a_door_full_of_slow_strangers_opens_for_who_knocks_again)
         door_set_deadline(s.b.door, 60000);
         for (int i = 0; i < DOOR_HALF_OPEN_MAX; i++)
                 fds[i] = stranger(&s);
-        dial(&s);
-        run_until(&s.loop, gets_in_at_last, &s, SOON_MS);
+        expect_good_peer_gets_in(&s);
         for (int i = 0; i < DOOR_HALF_OPEN_MAX; i++)
                 close(fds[i]);
         end(&s);
+}
+
+/* The first visitor stays, however many come behind it. */
+static void expect_first_stays(const char *first, const char *format, int others)
+{
+        struct scene s;
+        int fds[2 * DOOR_HALF_OPEN_MAX];
+        init(&s);
+        open_both(&s);
+        struct visit visit = { .fd = stranger_from(&s, first ? first : s.a.cluster.nodes[0].host) };
+        for (int i = 0; i < others; i++) {
+                char host[32];
+                snprintf(host, sizeof host, format, i);
+                fds[i] = stranger_from(&s, host);
+        }
+        struct visit second = { .fd = fds[0] };
+        run_until(&s.loop, is_shown_out, &second, SOON_MS);
+        cr_assert_not(is_shown_out(&visit));
+        for (int i = 0; i < others; i++)
+                close(fds[i]);
+        close(visit.fd);
+        end(&s);
+}
+
+Test(door, strangers_of_one_address_do_not_push_out_another_one)
+{
+        expect_first_stays("127.0.0.2", "127.0.0.1", 2 * DOOR_HALF_OPEN_MAX);
+}
+
+Test(door, strangers_of_many_addresses_do_not_push_out_a_peer)
+{
+        expect_first_stays(NULL, "127.1.0.%d", 2 * DOOR_HALF_OPEN_MAX - 2);
 }
 
 Test(door, closing_ends_dials_and_visits)

@@ -363,6 +363,76 @@ Test(members, why_is_forgotten_once_the_link_is_up)
         end(&s);
 }
 
+/* Without its own address: two of one name can only both dial. */
+static void start_twin_of_0(struct scene *s, uint32_t place)
+{
+        make_cluster(&s->nodes[place].cluster, 2, 0);
+        s->nodes[place].cluster.nodes[0].host[0] = '\0';
+        start(s, place);
+}
+
+static bool is_alone_at_1(void *arg)
+{
+        struct scene *s = arg;
+        return s->nodes[1].downs[0] > 0;
+}
+
+static bool twin_knows_why(void *arg)
+{
+        struct scene *s = arg;
+        struct member_info info;
+        members_info(s->nodes[2].members, 1, &info);
+        return strstr(info.why, "another daemon that has this node's name, a") != NULL;
+}
+
+static bool has_taken_over(void *arg)
+{
+        struct scene *s = arg;
+        return is_up(s, 2, 1);
+}
+
+Test(members, a_second_daemon_of_one_name_is_refused_while_the_first_one_lives)
+{
+        struct scene s;
+        init(&s, 2);
+        start_all(&s);
+        start_twin_of_0(&s, 2);
+        run_until(&s.loop, twin_knows_why, &s, SOON_MS);
+        cr_assert_eq(s.nodes[1].downs[0], 0, "the first one keeps its link");
+        cr_assert_eq(s.nodes[2].ups[1], 0);
+        stop(&s, 0);
+        run_until(&s.loop, has_taken_over, &s, SOON_MS);
+        stop(&s, 2);
+        end(&s);
+}
+
+static bool claim_is_noted(void *arg)
+{
+        struct scene *s = arg;
+        struct member_info info;
+        members_info(s->nodes[1].members, 0, &info);
+        return strstr(info.why, "in its name was refused") != NULL;
+}
+
+/* What somebody in a node's name got to hear stands beside the reason, with his address. */
+Test(members, a_stranger_does_not_set_a_nodes_reason)
+{
+        struct scene s;
+        struct member_info info;
+        init(&s, 2);
+        start_all(&s);
+        stop(&s, 0);
+        run_until(&s.loop, is_alone_at_1, &s, SOON_MS);
+        make_key(s.nodes[0].cluster.key, 7);
+        start(&s, 0);
+        run_until(&s.loop, claim_is_noted, &s, SOON_MS);
+        members_info(s.nodes[1].members, 0, &info);
+        cr_assert(strstr(info.why, "it ended the link: the node is going down; a connection from "
+                                   "127."),
+                  "%s", info.why);
+        end(&s);
+}
+
 /* ---- closing at awkward times ---- */
 
 Test(members, closing_while_connecting_leaves_nothing)
