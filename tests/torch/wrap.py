@@ -317,8 +317,8 @@ def marks():
     assert isinstance(up.weight, nn.Parameter) and not isinstance(up.bias, Expert)
     raises(zt.NotFetched, "blocks.0.up.weight", lambda: up.weight + 1)
     raises(zt.NotFetched, "blocks.0.down.weight", lambda: model.blocks[0].down.weight + 1)
-    groups = [{"params": [p for p in model.parameters() if p._no_weight_decay == no], "weight_decay": 0.0 if no else 0.5}
-              for no in (True, False)]
+    groups = [{"params": [p for p in model.parameters() if p._no_weight_decay == (decay == 0)], "weight_decay": decay}
+              for decay in (0.0, 0.5)]
     assert all(g["params"] for g in groups)
     up.bias.late = True
     loss_of(model, 0).backward()

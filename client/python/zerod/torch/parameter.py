@@ -73,7 +73,8 @@ class Placeholder(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return _detached(args[0].zerod_param)
-        name = next((a.zerod_param.name for a in _flat(args, kwargs) if isinstance(a, Placeholder)), "?")
+        name = next((a.zerod_param.name for a in _flat(args, kwargs)
+                     if isinstance(a, Placeholder)), "?")
         raise NotFetched(
             f"{func}: parameter '{name}' is in zerod and not fetched here. Inside the forward of "
             "its module it is there by itself; elsewhere read or change it within "
@@ -82,17 +83,17 @@ class Placeholder(torch.Tensor):
     @property
     def grad(self) -> Any:  # type: ignore[override]
         """None, or a :class:`Gradient` if this step has gradients."""
-        sharded = self.zerod_param.sharded
-        return Gradient(self.zerod_param) if self.zerod_param.trainable and sharded.has_gradients else None
+        param = self.zerod_param
+        return Gradient(param) if param.trainable and param.sharded.has_gradients else None
 
     @grad.setter
     def grad(self, value: Any) -> None:
         if value is not None:
-            raise GradientsAreElsewhere(f"the gradient of '{self.zerod_param.name}' is pushed by its "
-                                        "backward pass and cannot be set")
+            raise GradientsAreElsewhere(f"the gradient of '{self.zerod_param.name}' is pushed by "
+                                        "its backward pass and cannot be set")
         if self.grad is not None:
-            raise GradientsAreElsewhere(f"the gradient of '{self.zerod_param.name}' is in zerod and cannot "
-                                        "be dropped alone: use model.zero_grad() or "
+            raise GradientsAreElsewhere(f"the gradient of '{self.zerod_param.name}' is in zerod "
+                                        "and cannot be dropped alone: use model.zero_grad() or "
                                         "optimizer.zero_grad() on all ranks")
 
     @grad.deleter
@@ -121,16 +122,16 @@ class Placeholder(torch.Tensor):
     register_post_accumulate_grad_hook = register_hook
 
     def _no_data(self) -> NotFetched:
-        return NotFetched(f"parameter '{self.zerod_param.name}' is in zerod and has no data here; use "
-                          "'with zerod.torch.full_params(module, write=...)'")
+        return NotFetched(f"parameter '{self.zerod_param.name}' is in zerod and has no data here; "
+                          "use 'with zerod.torch.full_params(module, write=...)'")
 
     def __deepcopy__(self, memo: Any) -> Any:
-        raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be copied; build "
-                         "it anew and load its state_dict()")
+        raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be copied; "
+                         "build it anew and load its state_dict()")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be pickled; save "
-                         "its state_dict(), or use zerod.torch.save_safetensors()")
+        raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be pickled; "
+                         "save its state_dict(), or use zerod.torch.save_safetensors()")
 
 
 @functools.cache

@@ -217,7 +217,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any)
     if isinstance(getattr(optimizer, "sharded", None), Sharded):
         return
     for p in (p for group in optimizer.param_groups for p in group["params"]):
-        taken = p.zerod_param.name if isinstance(p, Placeholder) else getattr(p, "zerod_taken", None)
+        taken = (p.zerod_param.name if isinstance(p, Placeholder)
+                 else getattr(p, "zerod_taken", None))
         if taken:
             raise RuntimeError(
                 f"{type(optimizer).__name__} cannot update parameter '{taken}': shard() took it to "
@@ -321,7 +322,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     takes the place of a dead one is let in at once, and goes on in the step that it died in.
 
     model: on the CPU, on a CUDA device or, wholly or partly, on the meta device; fp32, bf16 or fp16
-    parameters.  Classes and attributes of parameters stay.  Hooks on them stay too, and change what is
+    parameters.  Parameters keep their classes and attributes, and their hooks, which change what is
     pushed; a post-accumulate-grad hook sees the gradient of one backward pass.
     Rank 0's values are taken.  Parameters on meta are initialised one group at a time: by
     ``init_fn(module)``, else as Hugging Face models do, else by ``reset_parameters()``.

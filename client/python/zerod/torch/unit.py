@@ -43,8 +43,8 @@ class ShardedParam:
         self.position = -1  # among its group's tensors
         self.kind = type(value)
         self.placeholder = placeholder_of(self, value)
-        self.hooks = value._backward_hooks  # pylint: disable=protected-access
-        self.post_hooks = value._post_accumulate_grad_hooks  # pylint: disable=protected-access
+        # pylint: disable=protected-access
+        self.hooks, self.post_hooks = value._backward_hooks, value._post_accumulate_grad_hooks
         self.gathered: nn.Parameter | None = None  # made at the first fetch
         self.seen = 0  # the gathered parameter's version counter when it was last in order
 
@@ -85,9 +85,10 @@ class ShardedParam:
 
         The user's hooks stay in the user's dicts, so that their handles remove them."""
         self.gathered = self.parameter(values, self.trainable)
-        self.gathered._backward_hooks = self.hooks  # pylint: disable=protected-access
-        self.gathered._post_accumulate_grad_hooks = self.post_hooks  # pylint: disable=protected-access
-        self.seen = self.gathered._version  # pylint: disable=protected-access
+        # pylint: disable=protected-access
+        self.gathered._backward_hooks = self.hooks
+        self.gathered._post_accumulate_grad_hooks = self.post_hooks
+        self.seen = self.gathered._version
 
     def follow_requires_grad(self) -> None:
         """What the user set on the placeholder since holds for the gathered parameter."""
