@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
@@ -102,6 +103,45 @@ def bounded_by_the_window():
         print(f"# model {size >> 10} kB, windows {window >> 10} kB, in steps {most >> 10} kB, after {after >> 10} kB")
         assert size >= 10 * window, f"the model has {size} bytes, the windows {window}"
         assert max(most, after) <= window, f"{most} bytes in steps, {after} after; the windows have {window}"
+
+
+# ---- checkpoints of Trainer -----------------------------------------------------------
+
+PIECE = 1 << 20
+
+
+def written_and_loaded(_rank):
+    """The most bytes while a checkpoint is written and loaded, and the size of the optimizer's file."""
+    import zerod.torch as zt
+    from zerod.torch import checkpoint, files
+    files.PIECE = PIECE
+    warm_up()
+    model = zt.shard(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))))
+    optimizer = zt.AdamW(model)
+    model(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+    sharded, defaults = model.sharded, torch.optim.AdamW([torch.zeros(0)]).defaults
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
+        def there_and_back(name):
+            checkpoint.save_plain(f"{directory}/{name}", optimizer, defaults)
+            checkpoint.load_plain(f"{directory}/{name}", optimizer)
+        there_and_back("first")  # what is loaded and mapped once and for all
+        peak = Peak()
+        for name, call in (("read", sharded.read), ("write", sharded.write)):
+            def looked(*arguments, call=call):
+                value = call(*arguments)
+                peak.look()
+                return value
+            setattr(sharded, name, looked)
+        there_and_back("second")
+        return peak.most, os.path.getsize(f"{directory}/second/optimizer.pt")
+
+
+@case
+def a_trainers_checkpoint_goes_by_pieces():
+    (most, size), = ranks.run(written_and_loaded, 1, ranks.shared(2))
+    print(f"# optimizer.pt {size >> 10} kB, at most {most >> 10} kB in memory")
+    assert size > 24 * PIECE and most < 4 * PIECE, (most, size)
 
 
 # ---- one copy a node ------------------------------------------------------------------

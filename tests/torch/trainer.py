@@ -4,6 +4,7 @@ on one rank and on two, after resuming too; and its clipping is there."""
 import hashlib
 import itertools
 import json
+import logging
 import os
 import signal
 import sys
@@ -19,7 +20,9 @@ import transformers  # noqa: E402
 from torch import distributed  # noqa: E402
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig  # noqa: E402
 
+import zerod.torch as zt  # noqa: E402
 import zerod.transformers  # noqa: E402
+from zerod.torch.checkpoint import load_plain  # noqa: E402
 
 VOCABULARY, LENGTH = 61, 16
 STEPS, SAVE_AT = 16, 8
@@ -98,8 +101,8 @@ def run(function, placement, cluster, *arguments, **options):
     return ranks.run(function, placement, cluster, arguments=arguments, environment=place, **options)
 
 
-def plain(placement, directory, make=gpt2, arguments=None, **options):
-    return run(train, placement, None, transformers.Trainer, directory, make, arguments or {}, {}, **options)[0]
+def plain(placement, directory, make=gpt2, arguments=None, resume=None, **options):
+    return run(train, placement, None, transformers.Trainer, directory, make, arguments or {}, {}, resume, **options)[0]
 
 
 def sharded(placement, directory, make=gpt2, arguments=None, resume=None, cluster=None, options=None, **more):
@@ -163,11 +166,21 @@ def the_gradient_is_clipped(directory):
         assert abs(whole - norm) < 1e-4 * norm, f"{whole} without clipping, the gradient had {norm}"
 
 
+def write_by_save_checkpoint(_rank, directory, checkpoint):
+    """Makes of a checkpoint what Trainer once wrote."""
+    trainer = trainer_of(zerod.transformers.Trainer, directory, gpt2(), {})
+    optimizer = trainer.create_optimizer()
+    load_plain(checkpoint, optimizer)
+    zt.load_safetensors(trainer.model, checkpoint)
+    zt.save_checkpoint(checkpoint, trainer.model, optimizer)
+    os.unlink(f"{checkpoint}/optimizer.pt")
+
+
 @case
 @in_directory
 def resumes_as_if_uninterrupted(directory):
-    """By a job that has gone on since, a new job of other daemons, and from a plain Trainer's checkpoint.  What
-    was logged before is in the checkpoint."""
+    """By a job that has gone on since, a new job of other daemons, and from the checkpoints of a plain Trainer and of
+    save_checkpoint().  What was logged before is in the checkpoint."""
     saving = {"save_strategy": "steps"}
     wanted = sharded(TOGETHER, f"{directory}/a", arguments=saving, job="resumed", keep=True)
     checkpoint = f"{directory}/a/checkpoint-{SAVE_AT}"
@@ -177,9 +190,93 @@ def resumes_as_if_uninterrupted(directory):
     same(ahead, wanted, "the job that is ahead")
     with Cluster(1) as new:
         same(sharded([0, 0], f"{directory}/c", resume=checkpoint, cluster=new), wanted, "a new job")
+    run(write_by_save_checkpoint, [0], ranks.shared(2), f"{directory}/f", checkpoint)
+    same(sharded(TOGETHER, f"{directory}/f", resume=checkpoint), wanted, "a checkpoint of save_checkpoint()")
     wanted = plain(TOGETHER, f"{directory}/d", arguments=saving)
     checkpoint = f"{directory}/d/checkpoint-{SAVE_AT}"
     same(sharded(TOGETHER, f"{directory}/e", resume=checkpoint), wanted, "a plain checkpoint")
+
+
+SAVING = {"save_strategy": "steps"}
+
+
+def partly_frozen():
+    """Tied; some of what decays and of what does not is frozen."""
+    model = gpt2()
+    first, second, third = model.transformer.h
+    for part in (model.transformer.wpe, first.ln_1, second.mlp, third.attn.c_attn):
+        part.requires_grad_(False)
+    return model
+
+
+class Saved(Exception):
+    pass
+
+
+def save_at_once(_rank, directory, make, checkpoint):
+    """zerod's Trainer resumes, and saves before its first step."""
+    trainer = trainer_of(zerod.transformers.Trainer, directory, make(), SAVING)
+
+    class AtOnce(transformers.TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            trainer._save_checkpoint(trainer.model, None)
+            raise Saved
+    trainer.add_callback(AtOnce())
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except Saved:
+        return
+    raise AssertionError("no step was begun")
+
+
+def go_on_plainly(_rank, directory, make, checkpoint):
+    """What a plain Trainer logs, and its parameters, optimizer state and schedule at the end."""
+    trainer = trainer_of(transformers.Trainer, directory, make(), SAVING)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    state = trainer.optimizer.state_dict()
+    tensors = [*trainer.model.parameters(), *(t for entry in state["state"].values() for t in entry.values())]
+    digest = hashlib.sha256(torch.cat([t.detach().flatten() for t in tensors]).numpy().tobytes()).hexdigest()
+    return (history(trainer, "loss"), history(trainer, "grad_norm"), history(trainer, "learning_rate"), digest,
+            state["param_groups"], trainer.lr_scheduler.state_dict())
+
+
+@case
+@in_directory
+def a_plain_trainer_goes_on_to_the_same_bits(directory):
+    """From a plain Trainer's checkpoint, and from the one that zerod's Trainer makes of it."""
+    uninterrupted = plain([0], f"{directory}/a", partly_frozen, SAVING)
+    original, passed_on = (f"{directory}/{name}/checkpoint-{SAVE_AT}" for name in "ab")
+    run(save_at_once, [0], ranks.shared(2), f"{directory}/b", partly_frozen, original)
+    wanted = run(go_on_plainly, [0], None, f"{directory}/c", partly_frozen, original)[0]
+    found = run(go_on_plainly, [0], None, f"{directory}/d", partly_frozen, passed_on)[0]
+    assert wanted[:2] == uninterrupted[:2], "a plain Trainer does not even go on from its own checkpoint"
+    assert found == wanted, f"{found}\nnot {wanted}"
+
+
+def master_weights(_rank, directory, checkpoint):
+    """A checksum of a bf16 model's fp32 masters at the end, and what zerod said."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("zerod").addHandler(handler)
+    trainer = trainer_of(zerod.transformers.Trainer, directory, llama(torch.bfloat16), SAVING)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    values = [trainer.model.sharded.read(p, "master") for p in trainer.model.sharded.params]
+    return hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest(), " ".join(said)
+
+
+@case
+@in_directory
+def a_bf16_job_goes_on_from_its_master_weights(directory):
+    """To the same bits; and without them, with a word.  A plain Trainer goes on from the 16-bit values."""
+    checkpoint = f"{directory}/a/checkpoint-{SAVE_AT}"
+    (wanted, _), = run(master_weights, [0], ranks.shared(2), f"{directory}/a", None)
+    (found, said), = run(master_weights, [0], ranks.shared(2), f"{directory}/b", checkpoint)
+    assert found == wanted and "master" not in said, said
+    assert len(plain([0], f"{directory}/c", lambda: llama(torch.bfloat16), SAVING, resume=checkpoint)[0]) == STEPS
+    os.unlink(f"{checkpoint}/master.pt")
+    (found, said), = run(master_weights, [0], ranks.shared(2), f"{directory}/d", checkpoint)
+    assert found != wanted and "no master.pt" in said, said
 
 
 DIES_AT = 5  # steps before
@@ -299,7 +396,8 @@ def refused(_rank, directory, arguments, options):
 @in_directory
 def what_cannot_be_is_refused(directory):
     wrong = [({"optim": "sgd"}, {}, "AdamW"), ({"torch_compile": True}, {}, "torch_compile"),
-             ({}, {"model_init": gpt2}, "model_init"), ({}, {"timeout": 0}, "timeout is 0 seconds"), ({"auto_find_batch_size": True}, {}, "auto_find_batch_size"),
+             ({}, {"model_init": gpt2}, "model_init"), ({}, {"timeout": 0}, "timeout is 0 seconds"),
+             ({"auto_find_batch_size": True}, {}, "auto_find_batch_size"),
              ({}, {"optimizers": (torch.optim.SGD([torch.zeros(1)]), None)}, "zerod.torch.AdamW")]
     for arguments, options, word in wrong:
         said = run(refused, [0], ranks.shared(2), directory, arguments, options)[0]

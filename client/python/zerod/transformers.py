@@ -35,7 +35,8 @@ import zerod
 
 from . import _replay
 from . import torch as zt
-from .torch.checkpoint import OPTIMIZER_FILE
+from .torch.checkpoint import OPTIMIZER_FILE, PLAIN_FILE, load_plain, save_plain
+from .torch.files import INDEX_SUFFIX
 from .torch.place import place_of
 from .torch.plan import Groups
 from .torch.steps import follow
@@ -131,15 +132,17 @@ class Trainer(transformers.Trainer):
     whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval,
     torch_compile (compile blocks instead), use_liger_kernel, auto_find_batch_size.
 
-    accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes the
-    least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
+    accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes
+    the least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
     stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch: of
     :func:`zerod.torch.shard`; not looked at if the model is sharded already.
 
-    A checkpoint directory has what Trainer writes, except that model.safetensors and
-    optimizer.safetensors are those of :func:`zerod.torch.save_checkpoint`, streamed by rank 0, and
-    ``from_pretrained`` opens it.  Resuming puts the checkpoint's values into the service, be the
-    job new or ahead of it.  Checkpoints of ``transformers.Trainer`` with AdamW are taken too.
+    A checkpoint directory has what Trainer writes, streamed by rank 0: ``transformers.Trainer``
+    resumes from it, with the same parameters, optimizer state and schedule, and ``from_pretrained``
+    opens it.  The fp32 master weights of a 16-bit model are beside it, in master.pt.  Resuming puts
+    the checkpoint's values into the service, be the job new or ahead of it.  Checkpoints of
+    ``transformers.Trainer`` with AdamW are taken too; those of a 16-bit model have no master
+    weights, and a warning says so.
 
     Errors: ValueError for arguments that do not go with a sharded model, and if Trainer sees other
     ranks than zerod.
@@ -355,15 +358,16 @@ class Trainer(transformers.Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.args.should_save:
-            zt.save_checkpoint(output_dir, self.model, self._adamw())
+            kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            save_plain(output_dir, self._adamw(), kind([torch.zeros(0)], **options).defaults)
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
 
     # ---- loading ----------------------------------------------------------------------
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str,
                               model: nn.Module | None = None) -> None:
-        """Model weights; a checkpoint that has the optimizer too is loaded as a whole later."""
-        if self._kept is None and not _has_optimizer(resume_from_checkpoint):
+        """Model weights; a checkpoint of save_checkpoint() is loaded as a whole later."""
+        if self._kept is None and not _is_of_save_checkpoint(resume_from_checkpoint):
             zt.load_safetensors(self.model, resume_from_checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -372,10 +376,13 @@ class Trainer(transformers.Trainer):
             committed = self.model.sharded.version - kept["version"]  # of the last step: 0 or 1
             follow(self._scheduler(), kept["scheduled"] + committed)
             return
-        if checkpoint is None or not _has_optimizer(checkpoint):
+        if checkpoint is not None and _is_of_save_checkpoint(checkpoint):
+            zt.load_checkpoint(checkpoint, self.model, self._adamw())
+        elif checkpoint is not None and _has(checkpoint, PLAIN_FILE, SCHEDULER_NAME):
+            load_plain(checkpoint, self._adamw())
+        else:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        zt.load_checkpoint(checkpoint, self.model, self._adamw())
         self.lr_scheduler.load_state_dict(
             torch.load(os.path.join(checkpoint, SCHEDULER_NAME), weights_only=True))
 
@@ -385,7 +392,11 @@ class Trainer(transformers.Trainer):
         zt.load_safetensors(self.model, self.state.best_model_checkpoint)
 
 
-def _has_optimizer(checkpoint: str) -> bool:
-    """Whether it was written by save_checkpoint()."""
-    return any(os.path.exists(os.path.join(checkpoint, OPTIMIZER_FILE + end))
-               for end in ("", ".index.json"))
+def _has(checkpoint: str, *names: str) -> bool:
+    return all(os.path.exists(os.path.join(checkpoint, name)) for name in names)
+
+
+def _is_of_save_checkpoint(checkpoint: str) -> bool:
+    """Whether zerod.torch.save_checkpoint() wrote it, as Trainer once had it do."""
+    return not _has(checkpoint, PLAIN_FILE) and (
+        _has(checkpoint, OPTIMIZER_FILE) or _has(checkpoint, OPTIMIZER_FILE + INDEX_SUFFIX))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Mapping
@@ -19,23 +20,20 @@ from torch import nn
 from . import optim
 from . import sharded as core
 from .files import (CODES, SAVE_ID, CheckpointError, Source, Stored, StoredSet, bytes_of,
-                    check_machine, no_constant, of_tensor, write_set)
+                    check_machine, no_constant, of_tensor, write_pickled, write_set)
 from .plan import clean
-from .state import check_boundary, persistent_buffers
+from .state import check_boundary, persistent_buffers, source_of
 from .unit import ShardedParam
 
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
+PLAIN_FILE, MASTER_FILE = "optimizer.pt", "master.pt"
 PARAM_GROUPS = "zerod.param_groups"
 PLANES = ("exp_avg", "exp_avg_sq", "master")
 
+log = logging.getLogger("zerod")
+
 
 # ---- writing -----------------------------------------------------------------------
-
-
-def _of_plane(sharded: "core.Sharded", param: ShardedParam, plane: str, name: str,
-              dtype: torch.dtype) -> Source:
-    return Source(name, tuple(param.shape), dtype,
-                  lambda first, count: sharded.read(param, plane, first, count).to(dtype))
 
 
 def _file_path(path: str | os.PathLike[str]) -> str:
@@ -51,7 +49,7 @@ def _model_sources(sharded: "core.Sharded", dtype: torch.dtype | None) -> list[S
     for param in sharded.params:
         to = dtype or param.dtype
         plane = "serve" if to is param.dtype else "master"
-        sources.append(_of_plane(sharded, param, plane, param.name, to))
+        sources.append(source_of(sharded, param, plane, param.name, to))
     sources += [of_tensor(clean(name), b) for name, b in persistent_buffers(sharded.model)]
     return sources
 
@@ -218,8 +216,7 @@ def _optimizer_sources(sharded: "core.Sharded") -> list[Source]:
         planes = ["exp_avg", "exp_avg_sq"] if int(steps) else []
         if param.dtype is not torch.float32:
             planes.append("master")
-        sources += [_of_plane(sharded, param, p, f"{p}.{param.name}", torch.float32)
-                    for p in planes]
+        sources += [source_of(sharded, param, p, f"{p}.{param.name}") for p in planes]
         if int(steps):
             sources.append(of_tensor(f"step.{param.name}", steps.view(())))
     return sources
@@ -348,3 +345,50 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         for mine, saved in zip(optimizer.param_groups, groups):
             optimizer._take_group(mine, saved)
     sharded.barrier()
+
+
+# ---- as transformers.Trainer has them ----------------------------------------------
+
+
+def save_plain(directory: str, optimizer: "optim.AdamW", defaults: Mapping[str, Any]) -> None:
+    """Writes model and optimizer as transformers.Trainer does, streamed; one rank calls it.
+
+    "optimizer.pt" is torch.save()'s of a state_dict() that torch.optim.AdamW loads; "master.pt"
+    has the fp32 master weights of 16-bit parameters by the same numbers.
+    defaults: of torch.optim.AdamW, for what the param groups here do not have.
+    """
+    ids = {SAVE_ID: uuid.uuid4().hex}
+    _save_model(optimizer.sharded, os.path.join(directory, MODEL_FILE), None, None,
+                {"format": "pt", **ids})
+    packed = optimizer.sources()
+    packed["param_groups"] = [{**defaults, **g} for g in packed["param_groups"]]
+    masters = {i: entry.pop("master") for i, entry in packed["state"].items() if "master" in entry}
+    if masters:
+        write_pickled(os.path.join(directory, MASTER_FILE), {"master": masters, **ids})
+    write_pickled(os.path.join(directory, PLAIN_FILE), {**packed, **ids})
+
+
+def load_plain(directory: str, optimizer: "optim.AdamW") -> None:
+    """Loads the optimizer of :func:`save_plain` or transformers.Trainer; all ranks call it, with
+    the model loaded.  CheckpointError if model and optimizer come from different saves; else as of
+    :meth:`AdamW.load_state_dict`."""
+    def read(name: str) -> dict[str, Any]:
+        return torch.load(os.path.join(directory, name), map_location="cpu", weights_only=True,
+                          mmap=True)
+
+    packed, sharded = read(PLAIN_FILE), optimizer.sharded
+    if SAVE_ID in packed:
+        with contextlib.ExitStack() as stack:
+            model = StoredSet(stack, os.path.join(directory, MODEL_FILE))
+            if model.save_id != packed[SAVE_ID]:
+                raise CheckpointError(f"{directory}: model and optimizer come from different saves")
+    if any(p.dtype is not torch.float32 for p in sharded.params if p.trainable):
+        there = os.path.exists(os.path.join(directory, MASTER_FILE))
+        masters = read(MASTER_FILE) if there else {}
+        if masters and masters[SAVE_ID] == packed.get(SAVE_ID):
+            for i, master in masters["master"].items():
+                packed["state"][i]["master"] = master
+        elif sharded.rank == 0:
+            log.warning("%s has no %s of the same save: fp32 master weights begin as the model's "
+                        "16-bit values", directory, MASTER_FILE)
+    optimizer.load_state_dict(packed)

@@ -1,7 +1,7 @@
-"""safetensors files that are streamed: at most a piece of a tensor is in memory.
+"""safetensors files, and those of torch.save(), streamed: at most a piece of a tensor is in memory.
 
-File format: https://huggingface.co/docs/safetensors: u64 length of the header, JSON header, data
-without holes; names and numbering of several files as Hugging Face has them.
+Format of the former: https://huggingface.co/docs/safetensors: u64 length of the header, JSON
+header, data without holes; names and numbering of several files as Hugging Face has them.
 
 Rules: a file is written beside its place, synced and renamed, the index last.  What is read is
 hostile: lengths are bounded before they are used, and a header is taken whole or not at all.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import re
 import stat
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 PIECE = 64 << 20  # bytes read or written at once
 HEADER_MAX = 100_000_000
@@ -85,6 +87,18 @@ class Source:
     def size(self) -> int:
         return self.elements * self.dtype.itemsize
 
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first, elements) of the whole tensor."""
+        for first, count in pieces(self.elements, self.dtype.itemsize):
+            yield first, self.read(first, count)
+
+    def whole(self) -> torch.Tensor:
+        """The tensor, in memory."""
+        flat = torch.empty(self.elements, dtype=self.dtype)
+        for first, piece in self.pieces():
+            flat[first:first + piece.numel()] = piece
+        return flat.view(self.shape)
+
 
 def of_tensor(name: str, tensor: torch.Tensor) -> Source:
     flat = tensor.detach().cpu().contiguous().view(-1)
@@ -113,14 +127,18 @@ def _write(fd: int, data: memoryview | bytes) -> None:
         data = data[os.write(fd, data):]
 
 
+def _write_source(fd: int, source: Source) -> None:
+    for _, piece in source.pieces():
+        piece = piece.contiguous()
+        _write(fd, _memory(piece))
+
+
 def _write_file(path: str, sources: list[Source], metadata: Mapping[str, str]) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _write(fd, _header(sources, metadata))
         for s in sources:
-            for first, count in pieces(s.elements, s.dtype.itemsize):
-                piece = s.read(first, count).contiguous()
-                _write(fd, _memory(piece))
+            _write_source(fd, s)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -175,12 +193,9 @@ def _stale(path: str, kept: set[str]) -> list[str]:
             if pattern.fullmatch(name) and os.path.join(directory, name) not in kept]
 
 
-def write_set(path: str, sources: list[Source], most: int | None,
-               metadata: Mapping[str, str]) -> None:
-    """One file, or several and their index."""
-    sources = sorted(sources, key=lambda s: -s.dtype.itemsize)  # all are aligned then
-    files = _split(sources, most)
-    names = _file_names(path, len(files))
+@contextlib.contextmanager
+def _temporary() -> Iterator[Callable[[str], str]]:
+    """Gives a function from a file's name to one beside it, which is renamed at the end."""
     renames = []
     with contextlib.ExitStack() as undo:
         def temporary(name: str) -> str:
@@ -190,15 +205,25 @@ def write_set(path: str, sources: list[Source], most: int | None,
             renames.append((made, name))
             return made
 
+        yield temporary
+        for made, name in renames:
+            os.rename(made, name)
+
+
+def write_set(path: str, sources: list[Source], most: int | None,
+               metadata: Mapping[str, str]) -> None:
+    """One file, or several and their index."""
+    sources = sorted(sources, key=lambda s: -s.dtype.itemsize)  # all are aligned then
+    files = _split(sources, most)
+    names = _file_names(path, len(files))
+    with _temporary() as temporary:
         for name, members in zip(names, files):
             _write_file(temporary(name), members, metadata)
         if len(files) > 1:
             _write_index(temporary(path + INDEX_SUFFIX), names, files)
-        for made, name in renames:
-            os.rename(made, name)
-        for old in _stale(path, {name for _, name in renames}):
-            os.unlink(old)
-        _sync_directory(os.path.dirname(path) or ".")
+    for old in _stale(path, {*names, *([path + INDEX_SUFFIX] if len(files) > 1 else [])}):
+        os.unlink(old)
+    _sync_directory(os.path.dirname(path) or ".")
 
 
 def _write_index(path: str, names: list[str], files: list[list[Source]]) -> None:
@@ -210,6 +235,39 @@ def _write_index(path: str, names: list[str], files: list[list[Source]]) -> None
         f.write("\n")
         f.flush()
         os.fsync(f.fileno())
+
+
+def _reserve(path: str, tree: Any) -> None:
+    """Has torch.save() write the file with holes where the sources' bytes belong."""
+    largest = max((s.size for s in tree_leaves(tree) if isinstance(s, Source)), default=0)
+    untouched = mmap.mmap(-1, max(1, largest), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def unreal(s: Source) -> torch.Tensor:
+        if s.elements == 0:
+            return torch.empty(s.shape, dtype=s.dtype)
+        return torch.frombuffer(untouched, dtype=s.dtype, count=s.elements).view(s.shape)
+
+    with torch.serialization.skip_data():
+        torch.save(tree_map_only(Source, unreal, tree), path)
+
+
+def write_pickled(path: str, tree: Any) -> None:
+    """What torch.save() writes of dicts and lists, with a Source in the place of each tensor; the
+    sources have one dtype.  The zip file's checksums of tensors are wrong; torch.load() ignores
+    them."""
+    with _temporary() as temporary:
+        made = temporary(path)
+        _reserve(made, tree)
+        records = torch._C.PyTorchFileReader(made)  # pylint: disable=protected-access
+        fd = os.open(made, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for i, source in enumerate(s for s in tree_leaves(tree) if isinstance(s, Source)):
+                os.lseek(fd, records.get_record_offset(f"data/{i}"), os.SEEK_SET)
+                _write_source(fd, source)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    _sync_directory(os.path.dirname(path) or ".")
 
 
 # ---- reading -----------------------------------------------------------------------

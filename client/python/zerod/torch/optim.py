@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import zerod
 
 from . import sharded as core
 from . import state as values
+from .files import Source, of_tensor
 from .unit import ShardedParam
 
 MAX_SETS = 256
@@ -223,21 +225,25 @@ class AdamW(torch.optim.Optimizer):
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state: dict[int, dict[str, torch.Tensor]] = {}
+        packed = tree_map_only(Source, Source.whole, self.sources())
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            packed = hook(self, packed) or packed
+        return packed
+
+    def sources(self) -> dict[str, Any]:
+        """:meth:`state_dict`, without hooks, with a Source in the place of each tensor."""
+        state: dict[int, dict[str, Source]] = {}
         groups, index = [], 0
         for group in self.param_groups:
             params = [self.sharded.param_of(p) for p in group["params"]]
             for i, param in enumerate(params, index):
-                entry = _read_state(self.sharded, param)
+                entry = _state_of(self.sharded, param)
                 if entry:
                     state[i] = entry
             groups.append({**{k: v for k, v in group.items() if k != "params"},
                            "params": list(range(index, index + len(params)))})
             index += len(params)
-        packed = {"state": state, "param_groups": groups}
-        for hook in self._optimizer_state_dict_post_hooks.values():
-            packed = hook(self, packed) or packed
-        return packed
+        return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads :meth:`state_dict`'s result, or that of ``torch.optim.AdamW``; all ranks call it.
@@ -292,20 +298,16 @@ class AdamW(torch.optim.Optimizer):
         return found
 
 
-def _shaped(sharded: "core.Sharded", param: ShardedParam, plane: str) -> torch.Tensor:
-    return values.read_all(sharded, param, plane).view(param.shape)
-
-
-def _read_state(sharded: "core.Sharded", param: ShardedParam) -> dict[str, torch.Tensor]:
+def _state_of(sharded: "core.Sharded", param: ShardedParam) -> dict[str, Source]:
     step = int(sharded.read(param, "step"))
     if not step and param.dtype is torch.float32:
         return {}
-    entry = {"step": torch.tensor(float(step))}
+    entry = {"step": of_tensor("step", torch.tensor(float(step)))}
     planes = ["exp_avg", "exp_avg_sq"]
     if param.dtype is not torch.float32:
         planes.append("master")
     for plane in planes:
-        entry[plane] = _shaped(sharded, param, plane)
+        entry[plane] = values.source_of(sharded, param, plane)
     return entry
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from . import sharded as core
-from .files import pieces
+from .files import Source, pieces
 from .unit import ShardedParam
 
 
@@ -30,10 +30,14 @@ def find_param(tensor: torch.Tensor) -> ShardedParam | None:
 def read_all(sharded: "core.Sharded", param: ShardedParam, plane: str = "serve") -> torch.Tensor:
     """A parameter's plane, flat: fp32, or the parameter's dtype for "serve"."""
     dtype = param.dtype if plane == "serve" else torch.float32
-    flat = torch.empty(param.numel, dtype=dtype)
-    for first, count in pieces(param.numel):
-        flat[first:first + count] = sharded.read(param, plane, first, count)
-    return flat
+    return source_of(sharded, param, plane, dtype=dtype).whole().view(-1)
+
+
+def source_of(sharded: "core.Sharded", param: ShardedParam, plane: str, name: str = "",
+              dtype: torch.dtype = torch.float32) -> Source:
+    """A parameter's plane, to be read when it is written to a file."""
+    return Source(name, tuple(param.shape), dtype,
+                  lambda first, count: sharded.read(param, plane, first, count).to(dtype))
 
 
 def write_all(sharded: "core.Sharded", param: ShardedParam, plane: str,
