@@ -6,12 +6,12 @@ import os
 import struct
 import subprocess
 import sys
-import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import REPLY_S, Cluster, Tools, crash_points, finish_all, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
-from moments import LAYOUT, NEEDS, STEPS, TRAIN, all_aborted, all_step, as_undisturbed, go_to, start_step, train  # noqa: E402
+from moments import (LAYOUT, NEEDS, STEPS, TRAIN, Endless, all_aborted, all_step, as_undisturbed, go_to,  # noqa: E402
+                     start_step, train)
 
 
 def can_vote(c):
@@ -427,7 +427,7 @@ def changed_back(mirror):
         train(ranks, 2)
         c[0].change_owners("remove-node", "n0")
         until(lambda: not c[1].alive(), what="the kill")
-        time.sleep(0.2)  # n2 has filled its part by now, or lacks what n1 holds
+        until(lambda: (move_of(c[2]) or {"total": 0})["total"], what="what n2 is to fill")
         c[0].change_owners("add-node", "n0")
         c[1].start()
         train(ranks, STEPS - 2, patient=True)
@@ -437,20 +437,24 @@ def changed_back(mirror):
 
 @case
 def changes_under_training():
+    """Each list of owners has the job while ranks train, and steps end by each of them."""
     with Cluster(3, mirror=1) as c:
         can_vote(c)
-        ranks = c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS)
-        for a in ranks:
-            a.start("train", steps=60, patient=True, **TRAIN)
+        training = Endless(c, c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS))
         for i in range(6):
-            time.sleep(0.2)
+            training.goes_on()
             for d in c.daemons:
                 until(lambda d=d: d.ctl_run("ping").returncode == 0 and d.peers_up(), what=f"links of {d.name}")
-            c[i % 3].change_owners("add-node" if i % 2 else "remove-node", f"n{(i // 2 + 1) % 3}")
+            names, away = {"n0", "n1", "n2"}, f"n{(i // 2 + 1) % 3}"
+            c[i % 3].change_owners("add-node" if i % 2 else "remove-node", away)
+            if i % 2 == 0:
+                names.remove(away)
             for d in c.daemons:
                 until(lambda d=d, i=i: epoch(d) == i + 1, what=f"epoch {i + 1} on {d.name}")
-        finish_all(ranks)
-        as_undisturbed(c, [0, 1, 2], 60)
+                until(lambda d=d, names=names: set(owners(d) or ()) == names, what=f"{names} as owners on {d.name}")
+        training.goes_on()
+        version, _ = training.end()
+        as_undisturbed(c, [0, 1, 2], version)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@ the job goes on bit for bit."""
 import os
 import shutil
 import sys
-import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import Place  # noqa: E402
 from cluster import SETS, SLOW, Cluster, end_process, finish_all, small_layout, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
-from moments import (LAYOUT, MOMENTS, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, kept,  # noqa: E402
+from moments import (LAYOUT, MOMENTS, Endless, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, kept,  # noqa: E402
                      start_step, train, victims)
 
 
@@ -103,15 +102,15 @@ def held_until_the_abort_is_heard():
 @case
 def daemons_killed_under_training():
     with Cluster(3) as c:
-        ranks = c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS)
-        for a in ranks:
-            a.start("train", steps=100, patient=True, **TRAIN)
+        training = Endless(c, c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS))
         for i in range(6):
-            time.sleep(0.2)
+            training.goes_on()
             c[i % 3].restart()
             c.wait_up()
-        finish_all(ranks)
-        as_undisturbed(c, [0, 1, 2], 100)
+        training.goes_on()
+        version, aborts = training.end()
+        assert aborts, "no step was interrupted"
+        as_undisturbed(c, [0, 1, 2], version)
 
 
 @case
@@ -122,8 +121,9 @@ def crash_loop():
         train(ranks, 2)
         before = c.checksum("job")
         for i in range(10):
+            begun = len(c[i % 2].log().splitlines())
             c[i % 2].restart()
-            time.sleep(i * 0.01)
+            until(lambda: len(c[i % 2].log().splitlines()) >= begun + i // 2, what=f"{i // 2} lines of its log")
         c.wait_up()
         until(lambda: c[0].ctl_run("checksum", "job").returncode == 0, what="a checksum")
         assert c.checksum("job") == before
@@ -135,16 +135,16 @@ def crash_loop():
 def upgrade_under_training():
     """SIGTERM lets the step in flight end; trainers see a pause and no error."""
     with Cluster(2) as c:
-        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
-        for a in ranks:
-            a.start("train", steps=120, patient=True, **TRAIN)
+        training = Endless(c, c.ranks("job", LAYOUT, [0, 1], **NEEDS))
         for i in range(4):
-            time.sleep(0.3)
+            training.goes_on()
             assert end_process(c[i % 2].process, 15 * SLOW), c[i % 2].log()[-2000:]
             c[i % 2].start()
             c.wait_up()
-        finish_all(ranks)
-        as_undisturbed(c, [0, 1], 120)
+        training.goes_on()
+        version, aborts = training.end()
+        assert aborts, "no step was interrupted"
+        as_undisturbed(c, [0, 1], version)
 
 
 @cases_of(["coordinator", "other"])

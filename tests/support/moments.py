@@ -1,5 +1,8 @@
 """Steps gone through by hand, and what a job comes to that nothing happened to."""
-from cluster import SETS, Cluster, expect, finish_all, small_layout
+import json
+import os
+
+from cluster import SETS, Cluster, expect, finish_all, small_layout, until
 
 LAYOUT = small_layout(blocks=2, width=192)
 GROUPS = len(LAYOUT)
@@ -14,6 +17,42 @@ def train(ranks, steps, **more):
     for a in ranks:
         a.start("train", steps=steps, **TRAIN, **more)
     return finish_all(ranks)
+
+
+class Endless:
+    """Ranks train, and cannot end before end() is called: whatever happens until then happens under training."""
+
+    def __init__(self, c, ranks):
+        self.c, self.ranks, self.goal = c, ranks, f"{c.directory}/until"
+        self.end_at(10 ** 9)
+        for a in ranks:
+            a.start("train", until=self.goal, patient=True, **TRAIN)
+
+    def end_at(self, version):
+        with open(os.open(self.goal, os.O_CREAT | os.O_WRONLY, 0o644), "w", encoding="ascii") as f:
+            f.write(f"{version:020}")  # one write of one length: a rank reads the one number or the other
+
+    def version(self):
+        """As the daemons tell it that are there."""
+        jobs = [d.ctl_run("--json", "status") for d in self.c.daemons if d.alive()]
+        jobs = [job for r in jobs if r.returncode == 0 for job in json.loads(r.stdout)["jobs"]]
+        return max((job["version"] for job in jobs if job["job"] == "job"), default=0)
+
+    def goes_on(self):
+        """Waits for two more steps, of which the second has begun later than this."""
+        begin = self.version()
+        until(lambda: self.version() >= begin + 2, what=f"version {begin + 2}")
+        assert not any(a.ready() for a in self.ranks), "a rank has ended"
+
+    def end(self):
+        """The version at the end, and how often a rank had to do a step again."""
+        self.ranks[0].stop()  # no step ends without it
+        last = self.version() + 2
+        self.end_at(last)
+        self.ranks[0].go_on()
+        replies = finish_all(self.ranks)
+        assert {r["version"] for r in replies} == {last}, replies
+        return last, sum(r["aborts"] for r in replies)
 
 
 def ended_with(placement, steps=STEPS):

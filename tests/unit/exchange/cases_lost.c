@@ -117,20 +117,23 @@ static void others_hear_at_their_deadline_which_rank_is_late(void)
         session_close(&s);
 }
 
-/* Those who wait when it happens, and those who call later, on its node and on others. */
+/* Those who wait when it happens, and those who call later, on its node and on others; no deadline
+ * ends before the session is given up. */
 static void others_hear_at_once_which_rank_was_lost(void)
 {
         for (uint32_t waiting = 0; waiting < 4; waiting++) {
                 struct training t = training_default();
-                uint64_t begun = uv_hrtime(), seed = 1;
+                uint64_t seed = 1;
                 struct session s;
 
                 open_listening(&s, &t);
                 s.trainers[waiting % 4].needs.fail_on_lost = true; /* one will do */
                 session_attach(&s);
-                for (uint32_t r = 0; r < 3; r++)
+                for (uint32_t r = 0; r < 3; r++) {
+                        s.trainers[r].needs.timeout_ms = 1000 * NET_WAIT_MS;
                         trainer_add(&s.trainers[r],
                                     (struct op){ .kind = OP_STEP, .params = &s.params });
+                }
                 for (uint32_t i = 0; i < 5 * waiting; i++)
                         trainers_turn(s.trainers, 3, &seed);
                 trainer_kill(&s.trainers[3]);
@@ -138,7 +141,6 @@ static void others_hear_at_once_which_rank_was_lost(void)
                 for (uint32_t r = 0; r < 3; r++)
                         CHECK(ears[r].status == ZERO_ELOSTRANK && strstr(ears[r].text, "rank 3"),
                               "rank %u: %s", r, ears[r].text);
-                CHECK(uv_hrtime() - begun < 30000000000u, "they waited for a deadline");
                 session_close(&s);
         }
 }

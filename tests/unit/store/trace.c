@@ -39,11 +39,27 @@ bool trace_begun(pid_t pid)
         return WIFSTOPPED(wait_for(pid));
 }
 
-bool trace_step(pid_t pid)
+static bool go_on(pid_t pid, enum __ptrace_request until)
 {
-        if (ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL))
+        if (ptrace(until, pid, NULL, NULL))
                 abort();
         int status = wait_for(pid);
         assert(WIFSTOPPED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
         return WIFSTOPPED(status);
+}
+
+bool trace_step(pid_t pid)
+{
+        return go_on(pid, PTRACE_SINGLESTEP);
+}
+
+bool trace_call(pid_t pid)
+{
+        return go_on(pid, PTRACE_SYSCALL);
+}
+
+void trace_kill(pid_t pid)
+{
+        if (kill(pid, SIGKILL) || !WIFSIGNALED(wait_for(pid)))
+                abort();
 }

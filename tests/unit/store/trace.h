@@ -14,3 +14,6 @@ void trace_me(void);
 bool trace_begun(pid_t pid);
 /* False if the child has ended; it must end with 0. */
 bool trace_step(pid_t pid);
+/* The same for the way to where its next system call begins, or the one it is in ends. */
+bool trace_call(pid_t pid);
+void trace_kill(pid_t pid);
