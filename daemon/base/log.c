@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/log_limit.h"
 #include "proto/text.h"
 
 enum { LOG_TEXT = 1536, LOG_LINE = 2048 };
@@ -25,6 +27,8 @@ enum { LOG_TEXT = 1536, LOG_LINE = 2048 };
 static _Atomic int log_level_ = LOG_LEVEL_INFO;
 static pthread_once_t journal_once = PTHREAD_ONCE_INIT;
 static bool to_journal;
+static pthread_mutex_t limit_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct log_limit limit;
 
 /* $JOURNAL_STREAM is "device:inode" of the stream that the journal reads. */
 static void journal_detect(void)
@@ -107,24 +111,85 @@ void log_set_level(enum log_level level)
         atomic_store_explicit(&log_level_, (int)level, memory_order_relaxed);
 }
 
-void log_write(enum log_level level, const char *format, ...)
+static void write_line(enum log_level level, const char *text, bool cut)
 {
-        char text[LOG_TEXT], line[LOG_LINE];
-        int saved = errno, length;
+        char line[LOG_LINE];
         size_t n;
-        va_list args;
+
+        pthread_once(&journal_once, journal_detect);
+        n = write_prefix(line, sizeof(line), level);
+        n = write_text(line, n, sizeof(line), text, cut);
+        write_all(line, n);
+}
+
+static uint64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* Whether the line of a user is to be written; what others left out is. */
+static bool limit_pass(const char *format, uint32_t user, const char *text)
+{
+        char told[LOG_LIMIT_TEXT + 100];
+        bool pass;
+
+        pthread_mutex_lock(&limit_mutex);
+        pass = log_limit_pass(&limit, format, user, text, now_ms(), told);
+        pthread_mutex_unlock(&limit_mutex);
+        if (told[0])
+                write_line(LOG_LEVEL_WARNING, told, false);
+        return pass;
+}
+
+void log_tick(void)
+{
+        char told[LOG_LIMIT_TEXT + 100];
+        bool some;
+
+        do {
+                pthread_mutex_lock(&limit_mutex);
+                some = log_limit_over(&limit, now_ms(), told);
+                pthread_mutex_unlock(&limit_mutex);
+                if (some)
+                        write_line(LOG_LEVEL_WARNING, told, false);
+        } while (some);
+}
+
+/* user: NULL if it is nobody's doing. */
+static void write_formatted(enum log_level level, const uint32_t *user, const char *format,
+                            va_list args)
+{
+        char text[LOG_TEXT];
+        int saved = errno, length;
 
         if ((int)level > atomic_load_explicit(&log_level_, memory_order_relaxed))
                 return;
-        pthread_once(&journal_once, journal_detect);
-        va_start(args, format);
         length = vsnprintf(text, sizeof(text), format, args);
-        va_end(args);
         if (length < 0)
                 text[0] = '\0';
         text_trim(text);
-        n = write_prefix(line, sizeof(line), level);
-        n = write_text(line, n, sizeof(line), text, length >= (int)sizeof(text));
-        write_all(line, n);
+        if (!user || limit_pass(format, *user, text))
+                write_line(level, text, length >= (int)sizeof(text));
         errno = saved;
+}
+
+void log_write(enum log_level level, const char *format, ...)
+{
+        va_list args;
+
+        va_start(args, format);
+        write_formatted(level, NULL, format, args);
+        va_end(args);
+}
+
+void log_write_for(uint32_t user, enum log_level level, const char *format, ...)
+{
+        va_list args;
+
+        va_start(args, format);
+        write_formatted(level, &user, format, args);
+        va_end(args);
 }

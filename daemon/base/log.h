@@ -3,8 +3,13 @@
  * prefix (<3>) where $JOURNAL_STREAM says the journal reads it, else with time and
  * level.  An error is logged once, where it stops, with what a person should do.
  * Control characters and bytes from outside are escaped.  Any thread.
+ *
+ * A line that a user can bring about again and again is written on behalf of that user
+ * (log_..._for): of many in a short time some are left out, and their number is told (log_limit.h).
  */
 #pragma once
+
+#include <stdint.h>
 
 enum log_level {
         LOG_LEVEL_ERROR = 3,
@@ -15,8 +20,15 @@ enum log_level {
 
 void log_set_level(enum log_level level);
 void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void log_write_for(uint32_t user, enum log_level level, const char *format, ...)
+        __attribute__((format(printf, 3, 4)));
+/* Tells of lines that were left out; to be called now and then. */
+void log_tick(void);
 
 #define log_error(...) log_write(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warning(...) log_write(LOG_LEVEL_WARNING, __VA_ARGS__)
 #define log_info(...) log_write(LOG_LEVEL_INFO, __VA_ARGS__)
+#define log_error_for(user, ...) log_write_for(user, LOG_LEVEL_ERROR, __VA_ARGS__)
+#define log_warning_for(user, ...) log_write_for(user, LOG_LEVEL_WARNING, __VA_ARGS__)
+#define log_info_for(user, ...) log_write_for(user, LOG_LEVEL_INFO, __VA_ARGS__)
 #define log_debug(...) log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)

@@ -111,14 +111,16 @@ static void make_done(struct offload_task *task)
                 job->drop_state = true;
                 answer(x, make->node, &m, ZERO_ENOJOB, "the job was dropped while it was made");
         } else if (make->status) {
-                log_error("job %s: %s", job->name, make->fault.text);
+                log_error_for(job->uid, "job %s: %s", job->name, make->fault.text);
                 answer(x, make->node, &m, make->status, make->fault.text);
                 job->drop_state = true; /* what was made of it */
                 job_detach(job);
         } else {
-                log_info("job %s: opened, %llu parameters in %u groups, %llu bytes of state here",
-                         job->name, (unsigned long long)job->layout->elements,
-                         job->layout->n_groups, (unsigned long long)held_bytes(job));
+                log_info_for(
+                        job->uid,
+                        "job %s: opened, %llu parameters in %u groups, %llu bytes of state here",
+                        job->name, (unsigned long long)job->layout->elements, job->layout->n_groups,
+                        (unsigned long long)held_bytes(job));
                 job->attempt = JOB_FILLED;
                 opened_answer(x, make->node, make->call, job, true);
         }

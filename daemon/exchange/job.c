@@ -298,8 +298,8 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
             !start_fits(job, start))
                 return;
         if (!job_resize(job, (uint32_t)start->n_node_of_rank)) {
-                log_error("job %s: the world size cannot change to %zu here", job->name,
-                          start->n_node_of_rank);
+                log_error_for(job->uid, "job %s: the world size cannot change to %zu here",
+                              job->name, start->n_node_of_rank);
                 return;
         }
         job->started = true;
@@ -406,7 +406,8 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
         for_holdings (job, h) {
                 if (may_hear(h, d))
                         continue;
-                log_error("job %s: a decision that this owner has not voted for", job->name);
+                log_error_for(job->uid, "job %s: a decision that this owner has not voted for",
+                              job->name);
                 return;
         }
         job->version = d->version;

@@ -14,25 +14,9 @@
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
-enum { WARN_PAUSE_MS = 1000, SERVER_TICK_MS = 250 };
+enum { SERVER_TICK_MS = 250 };
 enum { ACCEPTS = 8 }; /* in one turn of the loop */
 enum { HEAP_GROWTH = 16 << 20 };
-
-/* At most once in WARN_PAUSE_MS: a client may come again and again. */
-static void server_warn(struct rpc *rpc, const char *why)
-{
-        uint64_t now = uv_now(rpc->x->loop);
-
-        if (rpc->warned_ms && now - rpc->warned_ms < WARN_PAUSE_MS) {
-                rpc->not_warned++;
-                return;
-        }
-        if (rpc->not_warned)
-                log_warning("%u more clients were turned away", rpc->not_warned);
-        log_warning("a client was turned away: %s", why);
-        rpc->warned_ms = now;
-        rpc->not_warned = 0;
-}
 
 static int spare_open(void)
 {
@@ -53,7 +37,7 @@ static void server_turn_away(struct rpc *rpc)
 }
 
 /* fd: -1 where there was no descriptor for it. */
-static void server_refused(struct rpc *rpc, int r, int fd)
+static void server_refused(const struct rpc *rpc, int r, int fd)
 {
         char why[160];
         uid_t uid = (uid_t)-1;
@@ -72,7 +56,7 @@ static void server_refused(struct rpc *rpc, int r, int fd)
         else
                 snprintf(why, sizeof why, "%s%s", strerror(-r),
                          r == -EMFILE ? ": raise the limit of open files" : "");
-        server_warn(rpc, why);
+        log_warning_for(uid, "a client was turned away: %s", why);
 }
 
 /* False: there is nobody more, or nobody more is to come now. */
@@ -154,6 +138,7 @@ static void server_tick(uv_timer_t *timer)
         server_share(rpc);
         users_sweep(&rpc->users, now);
         server_trim(rpc);
+        log_tick();
         if (!uv_is_active((uv_handle_t *)&rpc->listener) && !disposal_full())
                 uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
 }

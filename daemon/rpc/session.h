@@ -20,8 +20,6 @@ struct rpc {
         size_t heap_kept; /* bytes that the allocator keeps though they were given back */
         struct conns conns;
         struct users users;
-        uint64_t warned_ms;  /* of clients that were turned away; loop time */
-        uint32_t not_warned; /* of so many since */
         struct list sessions;
         uint64_t started_ms;
         char *status; /* the last answer to "status", and its loop time */

@@ -384,5 +384,35 @@ def status_asked_for_without_end():
         assert trained < everything / 2, (trained, everything)
 
 
+# ---- the log -----------------------------------------------------------------------------------
+
+def come_and_go(attack, path):
+    """Attaches and leaves without a word, as a job that is made and taken up each time."""
+    while True:
+        raw = wire.Raw(path)
+        raw.hello("churn", 0, 1)
+        raw.ask("attach", {1: wire.layout_message([{"name": "g", "tensors": [{"name": "t", "shape": [8]}]}]),
+                           2: 1, 3: 1, 4: 1, 5: 1})
+        raw.close()
+        attack[0] += 1
+
+
+@case
+def log_of_a_client_that_comes_and_goes():
+    """A thousand times: its lines are few, one line says how many there were, others' lines stand."""
+    with Cluster(2) as c:
+        before = calm(c)
+        with attack_by(come_and_go, c[0].socket) as a:
+            until(lambda: a[0] >= 200, what="the attack")
+            withstands(c, before)
+            until(lambda: a[0] >= 1000, what="a thousand times")
+            until(lambda: any("were left out" in d.log() for d in c.daemons), what="the number of lines left out")
+            times = a[0]
+            lines = [line for d in c.daemons for line in d.log().splitlines()]
+        print(f"# {sum('churn' in line for line in lines)} lines of {times} times")
+        assert sum("churn" in line for line in lines) < times / 2
+        assert sum("job job: all 2 ranks are there" in line for line in lines) == 2
+
+
 if __name__ == "__main__":
     main()

@@ -191,7 +191,8 @@ static void seat_part(struct coordinator *c, uint32_t node, uint32_t rank, bool 
         step_part(&c->step, rank, orderly);
         tell_part(c, rank, orderly);
         if (!orderly)
-                log_warning("job %s: rank %u on %s was lost", c->name, rank, node_name(c->x, node));
+                log_warning_for(c->uid, "job %s: rank %u on %s was lost", c->name, rank,
+                                node_name(c->x, node));
 }
 
 /* A session that claimed a rank without getting it takes nothing with it. */

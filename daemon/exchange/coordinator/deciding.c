@@ -135,7 +135,7 @@ static void refusal_name(struct coordinator *c)
                   "not to the same: the memory of one of the two is damaged",
                   node_name(c->x, holder_node(view, holder_of(view, owner, 0))),
                   node_name(c->x, holder_node(view, c->step.odd)));
-        log_error("job %s: %s", c->name, c->step.refusal.text);
+        log_error_for(c->uid, "job %s: %s", c->name, c->step.refusal.text);
 }
 
 /* The ranks' calls fail; the attempt goes on, and may be ended by another call. */

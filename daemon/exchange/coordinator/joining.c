@@ -77,7 +77,7 @@ static void tell_back(struct coordinator *c, uint32_t rank)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = &part;
         send_all(c->x, &m);
-        log_info("job %s: rank %u is back", c->name, rank);
+        log_info_for(c->uid, "job %s: rank %u is back", c->name, rank);
 }
 
 /* A later incarnation on another node takes the rank from a session that has not ended. */
@@ -148,8 +148,8 @@ static void world_change(struct coordinator *c)
 
         if (!first || step_occupied(&c->step) || exchange_now(c->x) < c->return_until_ms)
                 return;
-        log_info("job %s: the world size changes from %u to %u", c->name, c->step.world_size,
-                 first->world_size);
+        log_info_for(c->uid, "job %s: the world size changes from %u to %u", c->name,
+                     c->step.world_size, first->world_size);
         if (coordinator_resize(c, first->world_size))
                 join_end(c, first, ZERO_ENOMEM, "out of memory");
 }

@@ -67,7 +67,7 @@ void open_hinder(struct coordinator *c, int status, uint32_t node, const char *w
         fault_set(&c->fault, status,
                   "node %s: %.300s; restore the job from a checkpoint, or zeroctl drop it",
                   node_name(c->x, node), why);
-        log_error("job %s: %s", c->name, c->fault.text);
+        log_error_for(c->uid, "job %s: %s", c->name, c->fault.text);
         joins_admit(c);
 }
 
@@ -246,7 +246,8 @@ static void open_adopt(struct coordinator *c, const struct recovery *r)
 {
         step_adopt(&c->step, r);
         c->settled = true;
-        log_info("job %s: stands at version %llu", c->name, (unsigned long long)c->step.version);
+        log_info_for(c->uid, "job %s: stands at version %llu", c->name,
+                     (unsigned long long)c->step.version);
 }
 
 static void node_open(struct coordinator *c, uint32_t node)
@@ -375,16 +376,19 @@ static void log_unknown(struct coordinator *c, uint32_t node, bool waited)
         const char *name = node_name(c->x, node);
 
         if (waited || !(c->untold >> node & 1))
-                log_info("job %s: node %s has not said what it has of the job: %s", c->name, name,
-                         waited ? "it is waited for" : "going on without it");
+                log_info_for(c->uid, "job %s: node %s has not said what it has of the job: %s",
+                             c->name, name, waited ? "it is waited for" : "going on without it");
         else if (c->may_be_there)
-                log_warning("job %s: it may be on node %s: start its daemon, or give the job "
-                            "another name, or, if the node is dead, see takeover in zeroctl(1)",
-                            c->name, name);
+                log_warning_for(c->uid,
+                                "job %s: it may be on node %s: start its daemon, or give the job "
+                                "another name, or, if the node is dead, see takeover in zeroctl(1)",
+                                c->name, name);
         else
-                log_warning("job %s: node %s may have steps of it that no other node has: start "
-                            "its daemon, or drop the job and restore it from a checkpoint",
-                            c->name, name);
+                log_warning_for(
+                        c->uid,
+                        "job %s: node %s may have steps of it that no other node has: start "
+                        "its daemon, or drop the job and restore it from a checkpoint",
+                        c->name, name);
 }
 
 /*

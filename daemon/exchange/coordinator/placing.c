@@ -148,7 +148,7 @@ static void refuse(struct coordinator *c, int status, uint32_t node, const char 
                           "node %s does not take its shards (give it what it lacks and start its "
                           "daemon again): %.250s",
                           node_name(c->x, node), why);
-                log_error("job %s: %s", c->name, c->fault.text);
+                log_error_for(c->uid, "job %s: %s", c->name, c->fault.text);
                 joins_admit(c);
                 return;
         }
@@ -177,8 +177,8 @@ static void fill_ended(void *arg, int status, const char *text, const Zero__Stan
                 open_hinder(c, fault.status, node, fault.text);
         } else if (status == ZERO_OK) {
                 c->lacks[node] = false;
-                log_info("job %s: the shards of owner %u are on node %s again", c->name,
-                         holder_owner(&c->step.view, a->of), node_name(c->x, node));
+                log_info_for(c->uid, "job %s: the shards of owner %u are on node %s again", c->name,
+                             holder_owner(&c->step.view, a->of), node_name(c->x, node));
                 open_settle(c);
         } else if (status == ZERO_EPEER || status == ZERO_EBUSY || status == ZERO_EABORTED ||
                    status == ZERO_ENOJOB) { /* a source that lost what it had, say */
@@ -396,8 +396,8 @@ void placing_advance(struct coordinator *c)
         } else if (!some_lack(c)) { /* also where those that they were filled from are gone */
                 c->whole = true;
                 crash_point(CRASH_MOVE_WHOLE);
-                log_info("job %s: all its shards are where owner list %llu has them", c->name,
-                         (unsigned long long)c->step.view.epoch);
+                log_info_for(c->uid, "job %s: all its shards are where owner list %llu has them",
+                             c->name, (unsigned long long)c->step.view.epoch);
                 coordinator_tell(c); /* that it moves no more */
                 open_settle(c);
         } else if (former_settle(c)) {

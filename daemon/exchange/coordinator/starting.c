@@ -67,8 +67,8 @@ void coordinator_advance(struct coordinator *c)
                 crash_point(CRASH_COORDINATOR_STARTING);
                 start_send(c, kept, pointers);
                 crash_point(CRASH_COORDINATOR_STARTED);
-                log_info("job %s: all %u ranks are there, version %llu", c->name,
-                         c->step.world_size, (unsigned long long)c->step.version);
+                log_info_for(c->uid, "job %s: all %u ranks are there, version %llu", c->name,
+                             c->step.world_size, (unsigned long long)c->step.version);
                 joins_started(c);
         }
         free(kept);
