@@ -68,7 +68,8 @@
         S("State and memory", state_dir, PATH, "DIRECTORY", "", 4000,                              \
           "Where model states live: on tmpfs, outlasting the daemon's process. Empty: "            \
           "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and where that variable is not "     \
-          "set.")                                                                                  \
+          "set. A job's room is reserved when it is made; that for new jobs any user can take "     \
+          "who may write to the same file system.")                                                                                  \
         S("State and memory", view_dir, PATH, "DIRECTORY", "", 4000,                               \
           "Where this node keeps how it has voted on which nodes hold shards, a few bytes: on a "  \
           "disk, outlasting the machine. Not used by a node alone. Empty: $STATE_DIRECTORY if "    \

@@ -227,6 +227,10 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 answer(x, node, m, ZERO_EPROTO, "malformed open");
                 return;
         }
+        if (resume_waits(x, m->job)) {
+                answer(x, node, m, ZERO_EPEER, "its state waits for memory");
+                return;
+        }
         r = job ? 0 : drop_check(x, m->job, &fault);
         if (!r && !job && !open->create) {
                 unknown_answer(x, node, m);

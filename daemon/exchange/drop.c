@@ -165,6 +165,7 @@ void drops_tick(struct exchange *x)
 static void drop_here(struct exchange *x, const char *name)
 {
         coordinator_drop(x, name);
+        resume_drop(x, name);
         if (job_find(x, name))
                 log_info("job %s: dropped", name);
         job_discard(x, name);

@@ -104,6 +104,7 @@ static void exchange_tick(uv_timer_t *timer)
                 fills_tick(x);
                 fillings_tick(x);
                 drops_tick(x);
+                resume_tick(x);
         }
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
@@ -121,11 +122,11 @@ static void exchange_tick(uv_timer_t *timer)
 
 int exchange_start(struct exchange *x)
 {
-        struct list *lists[] = { &x->jobs,       &x->dead_jobs, &x->coordinators, &x->calls,
-                                 &x->asks,       &x->accesses,  &x->works,        &x->joining,
-                                 &x->operations, &x->schedules, &x->takings,      &x->loadings,
-                                 &x->fills,      &x->fillings,  &x->staged,       &x->makings,
-                                 &x->drops,      &x->drop_waits };
+        struct list *lists[] = { &x->jobs,       &x->dead_jobs,  &x->coordinators, &x->calls,
+                                 &x->asks,       &x->accesses,   &x->works,        &x->joining,
+                                 &x->operations, &x->schedules,  &x->takings,      &x->loadings,
+                                 &x->fills,      &x->fillings,   &x->staged,       &x->makings,
+                                 &x->drops,      &x->drop_waits, &x->shut };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
@@ -160,6 +161,7 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 calls_down(x, n, "the daemon stops");
         drops_free(x);
+        resume_free(x);
         operations_stop(x);
 }
 

@@ -55,7 +55,7 @@ struct call;
 struct views;
 struct gpu_waits;
 
-enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
+enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000, RESUME_MS = 3000 };
 /* Of every state file, whatever the number of compute threads is now. */
 enum { UNDO_SLOTS = 64 };
 /* Of one job on one node. */
@@ -88,7 +88,9 @@ struct exchange {
         struct list operations, schedules, takings, loadings; /* checkpoint.h */
         struct list fills, fillings;                          /* filling.h */
         struct list drops, drop_waits;                        /* drop.c */
-        uint32_t releases; /* states whose memory is being freed */
+        struct list shut;   /* files of states that wait for memory (resume.c) */
+        uint64_t resume_ms; /* loop time: then they are tried again */
+        uint32_t releases;  /* states whose memory is being freed */
         uint64_t last_operation, last_fill;
         double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
         struct requests requests;
@@ -154,7 +156,8 @@ struct job {
         uint32_t holders; /* of them: sessions and others that need no state once it is dead */
         bool dead;
         uint64_t whole;  /* the placement of which that was told: former states are to go; or 0 */
-        bool opening;    /* its state is being made */
+        bool opening;    /* its state is being made, or ... */
+        bool resuming;   /* ... an earlier process left it, and it is not taken up yet */
         bool drop_state; /* delete the state file with it */
         char name[ZERO_NAME_MAX + 1];
         uint32_t uid, world_size, coordinator; /* coordinator: node */
@@ -218,6 +221,13 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
  * void.  Damaged or foreign files are reported and left alone.  Before the loop runs.
  */
 void jobs_resume(struct exchange *x);
+/* Tries again what was left for lack of memory. */
+void resume_tick(struct exchange *x);
+/* The node has a state of the job that waits for memory. */
+bool resume_waits(const struct exchange *x, const char *job);
+/* Deletes such states of the job. */
+void resume_drop(struct exchange *x, const char *job);
+void resume_free(struct exchange *x);
 /*
  * Tells a node that coordinates jobs by the owner list in force of those that have states of an
  * earlier one here, or mirrors: it may have none, and has them moved, or gets back what it lost,

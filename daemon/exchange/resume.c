@@ -4,11 +4,15 @@
  * A step whose decision is in the record is carried out to the end.  What becomes of an
  * attempt that this owner has voted in, the job's coordinator finds out (coordinator.h); any
  * other is void, its gradients count for nothing.  Trainers then attach as to any job.
+ *
+ * A state that is whole while memory is short is tried again until it is taken up, and its job with
+ * it.  Meanwhile this node answers as one that is not up yet: nobody takes the state for lost.
  */
 #include "daemon/exchange/moving/former.h"
 #include "daemon/exchange/shards.h"
 #include "daemon/job/moving.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/crash.h"
@@ -113,9 +117,10 @@ static struct job *resume_find(struct exchange *x, const struct state *state, la
         else if (job)
                 ;
         else if ((job = job_new(x, state->id.job, state->id.uid, state->id.world_size,
-                                state->id.reduce_dtype, STEAL(l))))
+                                state->id.reduce_dtype, STEAL(l)))) {
+                job->resuming = true;
                 list_insert(&x->jobs, &job->link);
-        else
+        } else
                 log_error("state file %s is not used: out of memory", file);
         layout_free(l);
         return job;
@@ -161,17 +166,19 @@ static void resume_place(const struct exchange *x, struct state *state)
                             fault.text);
 }
 
-static int resume_state(const char *file, void *arg)
+/* Not 0: there is no memory for it now. */
+static int resume_open(struct exchange *x, const char *file, struct fault *fault)
 {
-        struct exchange *x = arg;
         struct state *state = NULL;
         struct holding *h = NULL;
         layout *l = NULL;
-        struct fault fault;
         struct job *job;
+        int r = state_open(x->store, file, &state, &l, fault);
 
-        if (state_open(x->store, file, &state, &l, &fault)) {
-                log_error("state file %s is not used: %s", file, fault.text);
+        if (r == ZERO_ESHM || r == ZERO_ENOMEM)
+                return r;
+        if (r) {
+                log_error("state file %s is not used: %s", file, fault->text);
                 return 0;
         }
         if (state->record->attempt < JOB_FILLED) {
@@ -198,6 +205,72 @@ static int resume_state(const char *file, void *arg)
                 state_serve_group(state, job->layout, g, x->ops);
         return 0;
 }
+
+/* ---- waiting for memory ------------------------------------------------------------ */
+
+struct shut {
+        struct list link; /* exchange.shut */
+        char *file;
+};
+
+static void shut_free(struct shut *s)
+{
+        list_remove(&s->link);
+        free(s->file);
+        free(s);
+}
+
+static int resume_state(const char *file, void *arg)
+{
+        struct exchange *x = arg;
+        struct fault fault;
+        struct shut *s;
+
+        if (resume_open(x, file, &fault) == 0)
+                return 0;
+        s = calloc(1, sizeof *s);
+        if (!s || !(s->file = strdup(file))) {
+                log_error("state file %s is not used: out of memory", file);
+                free(s);
+                return 0;
+        }
+        log_error("state file %s is whole, but memory is short: %s; it is taken up as soon as "
+                  "there is "
+                  "some",
+                  file, fault.text);
+        list_insert(&x->shut, &s->link);
+        return 0;
+}
+
+bool resume_waits(const struct exchange *x, const char *job)
+{
+        list_for_each ((struct list *)&x->shut, item) {
+                if (state_is_of(CONTAINER_OF(item, struct shut, link)->file, job))
+                        return true;
+        }
+        return false;
+}
+
+void resume_drop(struct exchange *x, const char *job)
+{
+        list_for_each (&x->shut, item) {
+                struct shut *s = CONTAINER_OF(item, struct shut, link);
+
+                if (!state_is_of(s->file, job))
+                        continue;
+                store_discard(x->store, s->file);
+                shut_free(s);
+        }
+}
+
+void resume_free(struct exchange *x)
+{
+        list_for_each (&x->shut, item) {
+                shut_free(CONTAINER_OF(item, struct shut, link));
+        }
+}
+
+/* ---- taking up ------------------------------------------------------------------------ */
 
 static void claim_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
@@ -240,20 +313,51 @@ void jobs_claim(struct exchange *x, uint32_t node)
         }
 }
 
+/* Those of which all that is here is open; the others wait. */
+static void jobs_begin(struct exchange *x, bool late)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (!job->resuming || resume_waits(x, job->name))
+                        continue;
+                job->opening = job->resuming = false;
+                former_take_up(job);
+                job_take_up(job);
+                log_info("job %s: taken up at version %llu", job->name,
+                         (unsigned long long)job->version);
+                if (late)
+                        job_claim(job);
+        }
+}
+
 void jobs_resume(struct exchange *x)
 {
         int r = store_each(x->store, resume_state, x);
 
         if (r)
                 log_error("the state directory cannot be read: %s", strerror(-r));
+        if (store_quota(x->store) && store_used(x->store) > store_quota(x->store))
+                log_warning("the states here take %llu bytes, memory_limit is %llu: they are taken "
+                            "up, and no other job is made",
+                            (unsigned long long)store_used(x->store),
+                            (unsigned long long)store_quota(x->store));
         drops_resume(x);
-        list_for_each (&x->jobs, item) {
-                struct job *job = CONTAINER_OF(item, struct job, link);
+        jobs_begin(x, false);
+}
 
-                job->opening = false;
-                former_take_up(job);
-                job_take_up(job);
-                log_info("job %s: taken up at version %llu", job->name,
-                         (unsigned long long)job->version);
+void resume_tick(struct exchange *x)
+{
+        struct fault fault;
+
+        if (list_empty(&x->shut) || exchange_now(x) < x->resume_ms)
+                return;
+        x->resume_ms = exchange_now(x) + RESUME_MS;
+        list_for_each (&x->shut, item) {
+                struct shut *s = CONTAINER_OF(item, struct shut, link);
+
+                if (resume_open(x, s->file, &fault) == 0)
+                        shut_free(s);
         }
+        jobs_begin(x, true);
 }

@@ -88,7 +88,7 @@ static void discard(struct store *store, const char *name, bool charged)
         store_give(store, charged ? (uint64_t)st.st_size : 0);
 }
 
-static void discard_files(struct store *store, const char *file)
+void store_discard(struct store *store, const char *file)
 {
         char blobs[STORE_FILE_NAME];
         bool lost = store_lost(store, file);
@@ -104,13 +104,21 @@ void state_discard(struct store *store, const struct state_identity *id, uint32_
         char file[STORE_FILE_NAME];
 
         store_file_name(id, owner, file);
-        discard_files(store, file);
+        store_discard(store, file);
+}
+
+bool state_is_of(const char *file, const char *job)
+{
+        const struct state_identity id = { .job = job };
+        char name[STORE_FILE_NAME];
+
+        store_file_name(&id, 0, name);
+        return strncmp(file, name, strlen(name) - strlen("0.state")) == 0;
 }
 
 struct sweep {
         struct store *store;
-        const char *job; /* as files of its states begin */
-        size_t n;
+        const char *job;
         uint64_t before;
         uint32_t swept;
 };
@@ -119,22 +127,18 @@ static int sweep_file(const char *file, void *arg)
 {
         struct sweep *s = arg;
 
-        if (strncmp(file, s->job, s->n) != 0 || store_file_epoch(file) >= s->before ||
+        if (!state_is_of(file, s->job) || store_file_epoch(file) >= s->before ||
             !store_lost(s->store, file))
                 return 0;
-        discard_files(s->store, file);
+        store_discard(s->store, file);
         s->swept++;
         return 0;
 }
 
 uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before)
 {
-        const struct state_identity id = { .job = job };
-        char name[STORE_FILE_NAME];
-        struct sweep s = { .store = store, .job = name, .before = before };
+        struct sweep s = { .store = store, .job = job, .before = before };
 
-        store_file_name(&id, 0, name);
-        s.n = strlen(name) - strlen("0.state");
         store_each(store, sweep_file, &s);
         return s.swept;
 }

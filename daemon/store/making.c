@@ -163,7 +163,8 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
                 return fault_errno(fault, r, what);
         const struct file_map places = file_map(plan, l->n_tensors, n_undo, packed.size);
         uint64_t bytes = places.bytes + plan->serve_bytes;
-        r = store_take(store, bytes, id->place ? bytes - places.master : 0, what, fault);
+        r = store_take(store, bytes, id->place ? bytes - places.master : plan->serve_bytes, what,
+                       fault);
         if (r)
                 return r;
         r = create_taken(store, id, l, plan, &packed, n_undo, ret, fault);

@@ -246,14 +246,10 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
 
 static int take_serve(struct state *s, struct fault *fault)
 {
-        uint64_t bytes = s->plan->serve_bytes;
-        int r = store_take(s->store, bytes, state_is_away(s) ? bytes : 0, s->file, fault);
+        int r = state_make_serve(s, s->plan, s->id.job, fault);
 
-        if (r)
-                return r;
-        r = state_make_serve(s, s->plan, s->id.job, fault);
-        if (r)
-                store_give(s->store, bytes);
+        if (r == 0)
+                store_take_up(s->store, s->plan->serve_bytes);
         return r;
 }
 

@@ -140,11 +140,11 @@ uint64_t store_parked(const struct store *store);
 uint64_t store_used(const struct store *store);
 uint64_t store_quota(const struct store *store);
 /*
- * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM; `on_gpu` of them need no room in the
- * directory.  To be asked before a plan is made, whose tables grow with the elements (12 to 18
- * bytes each).  `what` is named in the fault.
+ * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM; `elsewhere` of them need no room in the
+ * directory: they are in a GPU's memory or in a memfd.  To be asked before a plan is made, whose
+ * tables grow with the elements (12 to 18 bytes each).  `what` is named in the fault.
  */
-int store_admit(const struct store *store, uint64_t bytes, uint64_t on_gpu, const char *what,
+int store_admit(const struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                 struct fault *fault);
 /*
  * Calls each() for every state file there is, with the name for state_open(); stops
@@ -184,6 +184,10 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
  * that (or NULL: there was none), has no name any more and is still to be dropped.
  */
 int state_replace(struct state *draft, struct state *old, struct fault *fault);
+/* Whether the file, as store_each() names it, is of a state of the job. */
+bool state_is_of(const char *file, const char *job);
+/* Deletes a file that store_each() names and nobody has open. */
+void store_discard(struct store *store, const char *file);
 /* Deletes what lies under the name of a state that nobody here has open, if there is anything. */
 void state_discard(struct store *store, const struct state_identity *id, uint32_t owner);
 /*
@@ -194,6 +198,7 @@ void state_discard(struct store *store, const struct state_identity *id, uint32_
  * attempt that had not been prepared are clear.  The serve plane is empty until
  * state_serve_group().  The layout is the caller's; the identity is in state->id.
  * The state is in host memory, unless this process closed it on a GPU: then it is there still.
+ * ZERO_ESHM and ZERO_ENOMEM: the file is whole, and memory is short now.
  */
 int state_open(struct store *store, const char *file, struct state **ret, layout **ret_layout,
                struct fault *fault);

@@ -156,9 +156,10 @@ static int lock_directory(int dir, const char *path, int *ret, struct fault *fau
                                             : fault_errno(fault, errno, path);
 
         char pid[16];
+        /* for people: a directory that is full is no reason not to start */
         int n = snprintf(pid, sizeof(pid), "%ld\n", (long)getpid());
-        if (ftruncate(fd, 0) < 0 || pwrite(fd, pid, (size_t)n, 0) != n)
-                return fault_errno(fault, errno, path);
+        if (pwrite(fd, pid, (size_t)n, 0) != n || ftruncate(fd, n) < 0)
+                (void)ftruncate(fd, 0);
         *ret = STEAL_FD(fd);
         return 0;
 }
@@ -272,10 +273,10 @@ uint64_t store_quota(const struct store *store)
         return store->quota;
 }
 
-int store_admit(const struct store *store, uint64_t bytes, uint64_t on_gpu, const char *what,
+int store_admit(const struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                 struct fault *fault)
 {
-        uint64_t used = store->used, here = bytes - on_gpu;
+        uint64_t used = store->used, here = bytes - elsewhere;
         struct statvfs fs;
 
         if (store->quota && (used > store->quota || bytes > store->quota - used))
@@ -286,7 +287,7 @@ int store_admit(const struct store *store, uint64_t bytes, uint64_t on_gpu, cons
                                  what, bytes, used, store->quota);
         if (fstatvfs(store->dir, &fs) < 0)
                 return fault_errno(fault, errno, store->path);
-        if (here / fs.f_frsize >= fs.f_bavail)
+        if (here / fs.f_frsize + (here % fs.f_frsize != 0) > fs.f_bavail)
                 return fault_set(fault, ZERO_ESHM,
                                  "%s needs %" PRIu64 " bytes of state; %s has %" PRIu64
                                  " free: enlarge that tmpfs, add owners or drop a job",
@@ -295,16 +296,21 @@ int store_admit(const struct store *store, uint64_t bytes, uint64_t on_gpu, cons
         return 0;
 }
 
-int store_take(struct store *store, uint64_t bytes, uint64_t on_gpu, const char *what,
+int store_take(struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                struct fault *fault)
 {
         uint64_t used = store->used;
         int r;
 
         do
-                r = store_admit(store, bytes, on_gpu, what, fault);
+                r = store_admit(store, bytes, elsewhere, what, fault);
         while (r == 0 && !atomic_compare_exchange_weak(&store->used, &used, used + bytes));
         return r;
+}
+
+void store_take_up(struct store *store, uint64_t bytes)
+{
+        store->used += bytes;
 }
 
 void store_give(struct store *store, uint64_t bytes)

@@ -20,8 +20,10 @@ struct store {
 };
 
 /* As store_admit(), and charges the quota. */
-int store_take(struct store *store, uint64_t bytes, uint64_t on_gpu, const char *what,
+int store_take(struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                struct fault *fault);
+/* Charges the quota for what a job that is here already needs, even above it. */
+void store_take_up(struct store *store, uint64_t bytes);
 void store_give(struct store *store, uint64_t bytes);
 /*
  * The name of the file of an owner's copy of a job's state: safe and short whatever the job is

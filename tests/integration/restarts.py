@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Daemons die, end and come back: no committed step is lost, trainers hear of it by themselves, and
 the job goes on bit for bit."""
+import errno
 import os
+import resource
 import shutil
 import sys
 
@@ -9,6 +11,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from checkpointing import Place  # noqa: E402
 from cluster import SETS, SLOW, Cluster, end_process, finish_all, small_layout, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
+from mounts import private_mounts, small_disk  # noqa: E402
 from moments import (LAYOUT, MOMENTS, Endless, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, kept,  # noqa: E402
                      start_step, train, victims)
 
@@ -196,6 +199,108 @@ def node_that_lost_its_state(who):
         c[0].ctl("restore", "job", f"{place}/job-2")
         train(c.ranks("job", LAYOUT, [0, 1], **NEEDS), STEPS - 2)
         as_undisturbed(c, [0, 1])
+
+
+# ---- little room ------------------------------------------------------------------------------
+
+NEED = {"hold": 2, "push": 2}
+
+
+def begin(c, dtype):
+    ranks = c.ranks("job", small_layout(dtype, width=256), [0, 1], grad=dtype, **NEED)
+    for a in ranks:
+        a.start("train", steps=2, sets=SETS)
+    finish_all(ranks)
+    return ranks
+
+
+def go_on(c, ranks):
+    for a in ranks:
+        a.start("train", steps=2, sets=SETS, patient=True)
+    finish_all(ranks)
+    return c.checksum("job")
+
+
+def without_trouble(dtype):
+    with Cluster(2) as c:
+        return go_on(c, begin(c, dtype))
+
+
+@cases_of([(dtype, who) for dtype in ("fp32", "bf16") for who in ("coordinator", "other")], "{0[0]}_{0[1]}")
+def state_directory_is_full(what):
+    """Somebody fills the file system meanwhile: what is there needs no more room than it has."""
+    dtype, who = what
+    private_mounts()
+    with Cluster(2, start=False) as c:
+        for d in c.daemons:
+            os.mkdir(d.options["state_dir"], 0o700)
+            small_disk(d.options["state_dir"], "64m,mode=0700")
+        c.start()
+        ranks = begin(c, dtype)
+        d, = victims(c, who)
+        d.kill()
+        with open(f"{d.options['state_dir']}/filler", "wb", buffering=0) as f:
+            try:
+                while f.write(bytes(4096)):
+                    pass
+            except OSError as e:
+                assert e.errno == errno.ENOSPC, e
+        d.start()
+        c.wait_up()
+        assert go_on(c, ranks) == without_trouble(dtype)
+        for x in c.daemons:
+            assert "restore" not in x.log() and "drop" not in x.log(), x.log()
+
+
+@case
+def memory_limit_is_lowered():
+    """Below what the states need: they are taken up, and no other job is made."""
+    with Cluster(2) as c:
+        ranks = begin(c, "bf16")
+        for d in c.daemons:
+            d.kill()
+            d.options["memory_limit"] = "100K"
+            d.start()
+        c.wait_up()
+        assert go_on(c, ranks) == without_trouble("bf16")
+        assert all("memory_limit is 102400" in d.log() for d in c.daemons)
+        more = c.caller("more", small_layout(), [0], 0)
+        finish_all([more]), finish_all([more])
+        more.refused("EQUOTA", "attach", "memory_limit", **NEED)
+
+
+# In the place of a kernel that has no memory to give: no memory is to be had by more bytes at once than that.
+SHORT = """import os, resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+os.execv(sys.argv[1], sys.argv[1:])"""
+
+
+@cases_of([(who, mirror) for who in ("coordinator", "other") for mirror in (0, 1)], "{0[0]}_mirror_{0[1]}")
+def state_waits_for_memory(what):
+    """A daemon that cannot take a state up says so and tries again; nobody takes the state for lost."""
+    who, mirror = what
+    with Cluster(2, mirror=mirror, bulk="tcp") as c:
+        ranks = begin(c, "bf16")
+        d, = victims(c, who)
+        d.kill()
+        d.start(wrapper=[sys.executable, "-c", SHORT])
+        c.wait_up()
+        until(lambda: "memory is short" in d.log(), what="the short memory in the log")
+        for a in ranks:
+            a.start("train", steps=2, sets=SETS, patient=True)
+        other = c[1 - c.daemons.index(d)]
+        if who == "other":
+            until(lambda: "to have memory for its state" in str(other.job("job")["waiting"]), what="the wait for memory")
+        r = d.ctl_run("checksum", "job")
+        assert r.returncode == 1 and "waits for memory" in r.stderr, r
+        files = d.state_files()
+        resource.prlimit(d.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        finish_all(ranks)
+        assert c.checksum("job")["planes"] == without_trouble("bf16")["planes"]
+        assert d.state_files() == files
+        for x in c.daemons:
+            assert "zeroctl drop" not in x.log(), x.log()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from checkpointing import BIG, LAYOUT, Place, end, partial, planes, taken, train, whole  # noqa: E402
 from cluster import SETS, SLOW, Cluster, Tools, crash_points, libc, small_layout, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
+from mounts import private_mounts, small_disk  # noqa: E402
 
-CLONE_NEWNS = 0x20000
 TRIES = 12  # to hit what takes milliseconds
 
 
@@ -109,19 +109,6 @@ def disks_of_their_own():
 
 
 # ---- disks and daemons that fail ---------------------------------------------------------------------
-
-def private_mounts():
-    """What is mounted from here on is seen by this process and what it starts, and goes with them."""
-    if libc.unshare(CLONE_NEWNS) or subprocess.run(["mount", "--make-rprivate", "/"], check=False).returncode:
-        raise Skip("no mount namespaces here")
-
-
-def small_disk(directory, size):
-    r = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], check=False,
-                       capture_output=True, text=True)
-    if r.returncode:
-        raise Skip(f"no tmpfs can be mounted: {r.stderr}")
-
 
 def reserved(path, size):
     """Whether there was room to make the file so large."""

@@ -169,6 +169,10 @@ static int job_check(struct exchange *x, const char *name, uint32_t uid, struct 
                                          "rank %u of job '%s' is attaching: end the trainers first",
                                          rank->rank, name);
         }
+        if (resume_waits(x, name))
+                return fault_set(fault, ZERO_EBUSY,
+                                 "the state of job '%s' on node %s is whole and waits for memory",
+                                 name, node_name(x, x->cluster->self));
         if (!job)
                 return vacant_check(x, name, fault);
         if (job->opening)

@@ -301,6 +301,9 @@ void coordinator_join(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 answer(x, node, m, ZERO_EPROTO, "malformed join");
                 return;
         }
+        c = coordinator_find(x, m->job);
+        if (c && join->rank == RANK_ABSENT && c->nodes[node] == NODE_UNASKED)
+                open_ask(c, node); /* it had no memory for its state, and has now */
         r = join_coordinator(x, m->job, join, &c, &fault);
         clashes = r == ZERO_ELAYOUT && join->rank != RANK_ABSENT && !join->resume;
         if (r == 0 && join->rank == RANK_ABSENT) { /* a node tells that it has states of the job */

@@ -62,7 +62,8 @@ static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lin
                 snprintf(line.what, sizeof line.what, "%s",
                          c->step.open >> i & 1         ? "to reach all nodes"
                          : c->nodes[i] != NODE_UNASKED ? "to get its shards"
-                                                       : "to come up");
+                         : c->x->up >> i & 1 ? "to have memory for its state (see its log)"
+                                             : "to come up");
                 summary_add(lines, &n, &line);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {

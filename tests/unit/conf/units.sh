@@ -24,10 +24,11 @@ fail() {
 }
 
 sed "s|@bindir@/zerod|$zerod|" "$units/zerod.service.in" >"$work/zerod.service"
-cp "$units/zerod.socket" "$work"
+cp "$units/zerod.socket" "$units/dev-shm-zerod.mount" "$work"
 
 # Unknown keys only warn.  Other units of the machine are not ours to judge.
-systemd-analyze verify --man=no "$work/zerod.service" "$work/zerod.socket" >"$work/out" 2>&1 ||
+systemd-analyze verify --man=no "$work/zerod.service" "$work/zerod.socket" \
+        "$work/dev-shm-zerod.mount" >"$work/out" 2>&1 ||
         fail "verify failed"
 ! grep -q zerod "$work/out" || fail "verify warned"
 

@@ -1,0 +1,20 @@
+"""File systems that a test makes for itself and what it starts."""
+import subprocess
+
+from cluster import libc
+from harness import Skip
+
+CLONE_NEWNS = 0x20000
+
+
+def private_mounts():
+    """What is mounted from here on is seen by this process and what it starts, and goes with them."""
+    if libc.unshare(CLONE_NEWNS) or subprocess.run(["mount", "--make-rprivate", "/"], check=False).returncode:
+        raise Skip("no mount namespaces here")
+
+
+def small_disk(directory, size):
+    r = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], check=False,
+                       capture_output=True, text=True)
+    if r.returncode:
+        raise Skip(f"no tmpfs can be mounted: {r.stderr}")
