@@ -4,11 +4,18 @@
 #include "table.h"
 #include "units.h"
 
+static void add_version(struct table *t, const json_t *version)
+{
+        if (json_is_number(version))
+                table_add(t, PAINT_NONE, "%.0f", json_number_value(version));
+        else
+                table_add(t, PAINT_NONE, "-");
+}
+
 static void add_shard(struct table *t, const json_t *group, const json_t *shard)
 {
         static const char *const planes[] = { "master", "exp_avg", "exp_avg_sq", "grad", "serve" };
         const json_t *bytes = json_object_get(shard, "bytes");
-        const json_t *version = json_object_get(shard, "version");
         const char *place = field_text(shard, "place");
         double first = field_number(shard, "first"), count = field_number(shard, "count");
         double device = field_number(shard, "device");
@@ -24,10 +31,8 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
         table_add(t, PAINT_NONE, "%.0f-%.0f", first, first + count);
         for (size_t k = 0; k < 5; k++)
                 table_add(t, PAINT_NONE, "%s", unit_bytes(field_number(bytes, planes[k])).text);
-        if (json_is_number(version))
-                table_add(t, PAINT_NONE, "%.0f", json_number_value(version));
-        else
-                table_add(t, PAINT_NONE, "-");
+        add_version(t, json_object_get(shard, "version"));
+        add_version(t, json_object_get(shard, "last_updated"));
 }
 
 static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
@@ -39,7 +44,7 @@ static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
         fprintf(out, "%sjob %s%s\n", paint_begin(PAINT_HEAD, ctl->colour), field_text(job, "job"),
                 paint_end(PAINT_HEAD, ctl->colour));
         table_init(&t, ">GROUP|NAME|DTYPE|OWNER|PLACE|>ELEMENTS|>MASTER|>EXP_AVG|>EXP_AVG_SQ|>GRAD|"
-                       ">SERVE|>VERSION");
+                       ">SERVE|>VERSION|>LAST UPDATED");
         json_array_foreach(json_object_get(job, "groups"), i, group)
         {
                 json_array_foreach(json_object_get(group, "shards"), k, shard)

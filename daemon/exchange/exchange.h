@@ -174,6 +174,7 @@ struct job {
         uint64_t epoch, version, attempt;
         double loss_scale, grad_norm;
         uint32_t skipped;
+        uint32_t overflows; /* in a row */
         struct step_result last;
         uint32_t *node_of_rank;     /* [rank]: as of the last start */
         bool *here;                 /* [rank]: its session lives, as the coordinator knows */
@@ -202,6 +203,8 @@ struct holding {
         uint64_t settling; /* call to be answered when its update is over; 0: none */
         struct state *state;
         uint64_t *shard_version; /* [group]: version of the bytes */
+        uint32_t *idle;          /* [group]: committed steps since it last had a gradient, ... */
+        uint32_t committed;      /* ... of so many since the state was taken up */
         uint32_t *pins;          /* [group]: payloads and copies that read the shard */
         struct list *pulls;      /* [group]: struct pull that wait for a version */
         struct landing *landing;

@@ -11,9 +11,10 @@ static bool holding_alloc(struct holding *h)
         uint32_t n = h->job->layout->n_groups;
 
         h->shard_version = calloc(n, sizeof *h->shard_version);
+        h->idle = calloc(n, sizeof *h->idle);
         h->pins = calloc(n, sizeof *h->pins);
         h->pulls = malloc(n * sizeof *h->pulls);
-        if (!h->shard_version || !h->pins || !h->pulls)
+        if (!h->shard_version || !h->idle || !h->pins || !h->pulls)
                 return false;
         for (uint32_t g = 0; g < n; g++)
                 list_init(&h->pulls[g]);
@@ -63,6 +64,7 @@ void holding_free(struct holding *h)
         else
                 state_close(h->state);
         free(h->shard_version);
+        free(h->idle);
         free(h->pins);
         free(h->pulls);
         free(h);

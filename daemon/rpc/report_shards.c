@@ -20,6 +20,18 @@ static json_t *versions_of(const struct holding *h)
         return versions;
 }
 
+/* The version that last changed a group; null: none did since the state was taken up. */
+static json_t *updates_of(const struct holding *h)
+{
+        json_t *updates = json_array();
+
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                json_array_append_new(updates, h->idle[g] < h->committed
+                                                       ? number(h->job->version - h->idle[g])
+                                                       : json_null());
+        return updates;
+}
+
 /* Where the states of an owner are. */
 static json_t *place_of(const struct holding *h)
 {
@@ -39,6 +51,7 @@ json_t *report_held(const struct job *job)
                 snprintf(key, sizeof key, "%u", h->owner);
                 held = json_object();
                 json_object_set_new(held, "versions", versions_of(h));
+                json_object_set_new(held, "updates", updates_of(h));
                 json_object_set_new(held, "place", place_of(h));
                 json_object_set_new(owners, key, held);
         }
@@ -84,6 +97,7 @@ static json_t *report_shard(const struct job *job, uint32_t group, uint32_t owne
                             number(dtype == ZERO_FP32 ? 0 : range.count * dtype_size(dtype)));
         json_object_set_new(j, "bytes", bytes);
         set_told(j, "version", json_array_get(json_object_get(held, "versions"), group));
+        set_told(j, "last_updated", json_array_get(json_object_get(held, "updates"), group));
         set_told(j, "place", json_object_get(held, "place"));
         return j;
 }

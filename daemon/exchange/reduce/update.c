@@ -17,10 +17,12 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/base/log.h"
 #include "daemon/store/undo.h"
 #include "proto/cleanup.h"
 
 enum { TASK_CHUNKS = 512 };
+enum { IDLE_STEPS = 8 }; /* without a gradient for a group: a warning */
 enum group_phase { GROUP_PENDING, GROUP_RUNNING, GROUP_FINISHED };
 
 struct update_group {
@@ -316,6 +318,44 @@ void update_start(struct holding *h)
                 update_finish(h);
 }
 
+static bool group_present(const struct holding *h, uint32_t group)
+{
+        const struct layout_group *g = &h->job->layout->groups[group];
+
+        for (uint32_t i = 0; i < g->n_tensors; i++)
+                if (h->state->present[g->first_tensor + i])
+                        return true;
+        return false;
+}
+
+/* The owner of a group's first part speaks for it. */
+static bool speaks_for(const struct holding *h, uint32_t group)
+{
+        return h->copy == 0 && layout_group_trainable(h->job->layout, group) &&
+               partition_owner(h->job->partition, group, 0) == h->owner;
+}
+
+/* A push that was forgotten looks as a gradient that there is none of: only people can tell. */
+static void idle_groups(struct holding *h)
+{
+        const struct job *job = h->job;
+        uint32_t first = 0, n = 0;
+
+        h->committed++;
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                h->idle[g] = group_present(h, g) ? 0 : h->idle[g] + 1;
+                if (h->idle[g] != IDLE_STEPS || !speaks_for(h, g))
+                        continue;
+                first = n++ == 0 ? g : first;
+        }
+        if (n > 0)
+                log_warning("job %s: no rank has pushed a gradient of group '%s'%s in the last %d "
+                            "steps: its parameters stay as they are (zeroctl shards tells which "
+                            "groups were updated)",
+                            job->name, job->layout->groups[first].name, n > 1 ? " and others" : "",
+                            IDLE_STEPS);
+}
+
 void update_begin(struct holding *h, const Zero__Decision *d)
 {
         struct state_record record = *h->state->record;
@@ -327,5 +367,7 @@ void update_begin(struct holding *h, const Zero__Decision *d)
         record.good_steps = d->good_steps;
         record.skipped = d->skipped;
         state_decide(h->state, &record);
+        if (d->commit)
+                idle_groups(h);
         update_start(h);
 }
