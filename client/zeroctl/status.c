@@ -95,6 +95,19 @@ static void show_node(const struct ctl *ctl, FILE *out, const json_t *s)
         show_gpus(ctl, out, s);
 }
 
+static void show_attaching(const struct ctl *ctl, FILE *out, const json_t *attaching)
+{
+        json_t *rank;
+        size_t i;
+
+        json_array_foreach(attaching, i, rank)
+                fprintf(out, "%s%s: rank %.0f (pid %.0f) attaches for %s, waiting for %s: %s%s\n",
+                        paint_begin(PAINT_WARN, ctl->colour), field_text(rank, "job"),
+                        field_number(rank, "rank"), field_number(rank, "pid"),
+                        unit_seconds(field_number(rank, "since_s")).text, field_text(rank, "for"),
+                        field_text(rank, "what"), paint_end(PAINT_WARN, ctl->colour));
+}
+
 static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
 {
         const json_t *jobs = json_object_get(answer, "jobs");
@@ -109,6 +122,7 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
         fputc('\n', out);
         show_jobs(ctl, out, jobs);
         show_waiting(ctl, out, jobs);
+        show_attaching(ctl, out, json_object_get(answer, "attaching"));
         json_array_foreach(jobs, i, job) show_job_details(ctl, out, job);
 }
 

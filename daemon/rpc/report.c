@@ -230,6 +230,31 @@ json_t *report_job(const struct job *job)
         return j;
 }
 
+/* Ranks in zero_attach(): their job may not be there yet. */
+static json_t *report_attaching(const struct exchange *x)
+{
+        json_t *attaching = json_array();
+
+        list_for_each ((struct list *)&x->joining, item) {
+                const struct rank *rank = CONTAINER_OF(item, struct rank, link);
+                struct wait_line line;
+                json_t *j;
+
+                if (!rank_attaching(rank, &line))
+                        continue;
+                j = json_object();
+                json_object_set_new(j, "job", text(rank->job_name));
+                json_object_set_new(j, "rank", number(rank->rank));
+                json_object_set_new(j, "pid", number(rank->pid));
+                json_object_set_new(j, "for", text(line.who));
+                json_object_set_new(j, "what", text(line.what));
+                json_object_set_new(j, "since_s",
+                                    real((double)(exchange_now(x) - line.since_ms) / 1000));
+                json_array_append_new(attaching, j);
+        }
+        return attaching;
+}
+
 json_t *report_jobs(const struct rpc *rpc)
 {
         json_t *jobs = json_array();
@@ -307,6 +332,7 @@ json_t *report_status(const struct rpc *rpc, const struct gpu_use_now *gpus)
                 json_array_append_new(peers, report_peer(x, n));
         json_object_set_new(j, "peers", peers);
         json_object_set_new(j, "jobs", report_jobs(rpc));
+        json_object_set_new(j, "attaching", report_attaching(x));
         json_object_set_new(memory, "state_used", number(store_used(x->store)));
         json_object_set_new(memory, "state_quota", number(store_quota(x->store)));
         json_object_set_new(memory, "resident", number(resident_bytes()));

@@ -92,7 +92,8 @@ def two_clients_one_rank():
     with Cluster(2) as c:
         ranks = c.ranks("j", TWO, [0, 1], hold=1, push=1)
         for node in (0, 1):
-            refused_attach(c, node, "ERANK", "rank 1", job="j", rank=1, world=2, layout=TWO)
+            refused_attach(c, node, "ERANK", "rank 1", f"process {ranks[1].pid} on node n1", job="j", rank=1, world=2,
+                           layout=TWO)
         still_trains(ranks)
 
 
@@ -131,6 +132,25 @@ def reduce_dtype_differs():
         a.start("attach", hold=1, push=1)
         refused_attach(c, 0, "ECONFLICT", "reduce_dtype", "bf16", "fp32", job="j", rank=1, world=2, layout=TWO,
                        attach={"hold": 1, "push": 1, "reduce": "bf16"})
+
+
+@case
+def a_rank_that_attaches_while_a_node_is_down_is_seen():
+    """There is no job yet: status names the rank, and whom it waits for."""
+    with Cluster(2) as c:
+        c[1].kill()
+        until(lambda: not c[0].peers_up(), what="the peer's end in status")
+        a = c.actor(0)
+        a.do("connect", job="j", rank=0, world=1, timeout_ms=60000)
+        a.do("layout", groups=TWO)
+        a.start("attach", hold=1, push=1)
+        until(lambda: c[0].status()["attaching"], what="the rank in status")
+        wait, = c[0].status()["attaching"]
+        assert (wait["job"], wait["rank"], wait["pid"], wait["for"]) == ("j", 0, a.pid, "node n1"), wait
+        assert f"j: rank 0 (pid {a.pid}) attaches" in c[0].ctl_run("status").stdout
+        c[1].start()
+        a.good(a.finish())
+        assert c[0].status()["attaching"] == []
 
 
 @case

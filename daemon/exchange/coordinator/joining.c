@@ -102,6 +102,11 @@ static void fence_elsewhere(struct coordinator *c, const struct join *j)
         step_part(&c->step, j->rank, false);
 }
 
+static bool is_taken(const struct coordinator *c, uint32_t rank)
+{
+        return rank < c->step.world_size && c->step.seats[rank] == SEAT_HERE;
+}
+
 static void join_admit(struct coordinator *c, struct join *j)
 {
         enum step_action action;
@@ -111,7 +116,14 @@ static void join_admit(struct coordinator *c, struct join *j)
 
         fence_elsewhere(c, j);
         others = step_seated(&c->step); /* else who wanted it has gone */
-        r = step_join(&c->step, j->rank, j->node, &action, &fault);
+        if (is_taken(c, j->rank))
+                r = fault_set(&fault, ZERO_ERANK,
+                              "rank %u is taken by process %u on node %s; a higher incarnation "
+                              "would take it over",
+                              j->rank, c->sitters[j->rank].pid,
+                              node_name(c->x, c->step.node_of_rank[j->rank]));
+        else
+                r = step_join(&c->step, j->rank, j->node, &action, &fault);
         if (r) {
                 join_end(c, j, r, fault.text);
                 return;

@@ -100,6 +100,16 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
+bool rank_attaching(const struct rank *rank, struct wait_line *ret)
+{
+        if (!rank->attaching)
+                return false;
+        *ret = (struct wait_line){ .who = "the daemon" };
+        attach_describe(rank->attaching, ret);
+        ret->since_ms = rank->attaching->since_ms;
+        return true;
+}
+
 void window_place_name(const struct window_place *p, char *text, size_t n)
 {
         if (p->on_gpu)

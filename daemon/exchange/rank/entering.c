@@ -19,8 +19,12 @@ static int rank_check(const struct rank *rank, const struct job *job, struct fau
 
         if (!job || !job->started || job_find(rank->x, rank->job_name) != job)
                 return fault_set(fault, ZERO_EABORTED, "the job ended while the rank attached");
-        if (rank->rank >= job->world_size || job->ranks[rank->rank])
-                return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank->rank);
+        if (rank->rank >= job->world_size)
+                return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u",
+                                 rank->rank, job->world_size);
+        if (job->ranks[rank->rank])
+                return fault_set(fault, ZERO_ERANK, "rank %u is taken by process %u on this node",
+                                 rank->rank, job->ranks[rank->rank]->pid);
         if ((job->n_attached || reduce_any(job)) && job->grad_dtype != needs->grad_dtype)
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "ranks of one node push one dtype: %s here, %s so far",

@@ -118,6 +118,8 @@ struct rank {
 int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,
                 struct rank **ret_rank, struct fault *fault);
+/* Whether the session waits in zero_attach(), and for what. */
+bool rank_attaching(const struct rank *rank, struct wait_line *ret);
 /* It has made a call, of that name. */
 void rank_called(struct rank *rank, const char *name);
 /* The session has ended. */
