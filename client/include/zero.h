@@ -56,7 +56,7 @@ struct zero_layout;
 
 /* All of a model's groups, where a number of groups is asked for. */
 #define ZERO_ALL UINT32_MAX
-/* Rank of a client that only reads: zeroctl, evaluation, export. */
+/* Rank of a client that takes no part in steps, and reads and writes state: zeroctl, evaluation. */
 #define ZERO_OBSERVER (-1)
 
 /* ---- layout: what the model looks like -------------------------------- */
@@ -89,7 +89,10 @@ void zero_layout_free(struct zero_layout *layout);
 int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dtype dtype,
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
 
-/* Appends a tensor to a group; its index counts through the layout. */
+/*
+ * Appends a tensor to the last group: a group has all its tensors before the next group begins.
+ * Its index counts through the layout.
+ */
 int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct zero_tensor *tensor,
                        uint32_t *ret_tensor);
 
@@ -242,14 +245,19 @@ struct zero_sync {
  */
 int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *sync,
                const void **ret_view);
-/* Asks that a group be gathered; does not wait, and never fails for lack of room. */
+/*
+ * Asks that a group be gathered; does not wait, and never fails for lack of room.  It takes a slab
+ * of the window that nobody holds: without one it does nothing.  A rank that prefetches declares one
+ * group more in needs.hold_groups than it holds at once.
+ */
 int zero_prefetch(struct zero_client *client, uint32_t group);
 int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *sync);
 
 /*
  * Memory for one gradient of a group, laid flat as the group, in
  * needs.grad_dtype; contents are undefined. [blocks] until a slot is free.
- * The caller owns it until zero_push() or zero_step().  Asking again before the
+ * The caller owns it until zero_push(), which comes before zero_norm() and zero_step():
+ * ZERO_EORDER names a group whose gradient was not handed over.  Asking again before the
  * push gives the same memory.  ZERO_EORDER if no slot can become free because
  * the caller keeps all of them.
  */
@@ -276,7 +284,8 @@ struct zero_adamw {
 
 struct zero_step {
         const struct zero_adamw *sets; /* indexed by ZERO_PLANE_SET */
-        uint32_t n_sets;               /* 1 to ZERO_SET_MAX; 0: skip the update */
+        uint32_t n_sets;               /* 1 to ZERO_SET_MAX; 0: the step ends without an update
+                                        * (gradients are dropped, the version stays) */
         double clip_norm;              /* > 0: clip to this global norm; 0: no clipping */
         double loss_scale;             /* what the loss was multiplied by; 0: 1 */
         uint32_t growth_interval;      /* steps without overflow until the loss scale
@@ -290,7 +299,10 @@ struct zero_step {
 
 struct zero_result {
         uint64_t version; /* after the step */
-        bool skipped;     /* a gradient was not finite: nothing was updated */
+        bool skipped;     /* a gradient was not finite, or n_sets is 0: nothing was updated */
+        uint32_t skips;   /* steps in a row, this one included, that this client saw skipped because
+                           * a gradient was not finite.  With dynamic loss scaling some are usual; a
+                           * loop over versions ends when there are too many */
         double grad_norm; /* of the mean gradient, before clipping, loss scale taken out */
         double loss_scale; /* to use next (dynamic loss scaling) */
 };
@@ -301,7 +313,8 @@ struct zero_result {
  */
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
 /*
- * Ends the step: groups this rank has not pushed count as without gradient,
+ * Ends the step: groups this rank has not pushed count as without gradient (the daemon logs a
+ * warning of those that no rank pushes in 8 steps; zeroctl shards tells the last update of each),
  * its leases end, and, when all ranks have called, the owners update. [blocks]
  * until the decision; the update itself overlaps what comes next.  All ranks
  * pass the same values (ZERO_ECONFLICT names the rank that does not).  If a trainable
@@ -331,6 +344,9 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
  * starts as zero_tensor.set, and what is put counts from then on, also after a restart of
  * the service.  It may be put at any time before the writer's own zero_step()
  * (ZERO_EORDER), whatever was pushed; ZERO_ERANGE if it is not below ZERO_SET_MAX.
+ * First values: after zero_attach() rank 0 puts them, and then every rank calls zero_step() with
+ * n_sets 0.  It returns when rank 0 has called too, and what is fetched from then on are the values.
+ * An observer gets and puts as well: zeroctl import is one.
  */
 int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, const void *src);

@@ -88,6 +88,7 @@ struct zero_client {
         struct push push;
         struct group_use *groups;
         uint8_t *present;  /* room for the flags of any one group */
+        uint32_t skips;    /* steps in a row that were not finite */
         bool void_attempt; /* the connection was lost before an abort was told */
 
         uint64_t last_attempt;       /* decided, when the client attached last; 0: none */

@@ -45,7 +45,11 @@ static int copy_tensor(const struct zero_tensor *from, uint32_t group, struct la
 {
         if (!from || !from->name)
                 return fault_set(fault, ZERO_EINVAL, "a tensor has no name");
-        if (from->ndim > ZERO_DIM_MAX || (from->ndim > 0 && !from->shape))
+        if (from->ndim > 0 && !from->shape)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "tensor '%s' has %u dimensions, and its shape is NULL", from->name,
+                                 (unsigned)from->ndim);
+        if (from->ndim > ZERO_DIM_MAX)
                 return fault_set(fault, ZERO_EINVAL, "tensor '%s' has %u dimensions, not 0 to %d",
                                  from->name, (unsigned)from->ndim, ZERO_DIM_MAX);
         *to = (struct layout_tensor){

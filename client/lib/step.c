@@ -296,6 +296,19 @@ static int begin_step(struct zero_client *c)
         return r ? r : client_go_on(c, client_poll(c));
 }
 
+/* What was written and not handed over would be lost without a word. */
+static int check_pushed(struct zero_client *c)
+{
+        for (uint32_t g = 0; g < c->layout->n_groups; g++)
+                if (c->push.of_group[g] != PUSH_NONE)
+                        return client_fail(c, ZERO_EORDER,
+                                           "group %u '%s': zero_grad() gave memory for a gradient "
+                                           "that was not pushed; zero_push() comes before the end "
+                                           "of the step, with present all 0 where there is none",
+                                           (unsigned)g, group_name(c, g));
+        return 0;
+}
+
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
 {
         Zero__Norm norm = ZERO__NORM__INIT;
@@ -303,6 +316,8 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
         const Zero__Reply *reply;
         int r = begin_step(client);
 
+        if (r == 0)
+                r = check_pushed(client);
         if (r)
                 return r;
         norm.attempt = client->attempt;
@@ -318,9 +333,14 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
 
 static int check_step(struct zero_client *c, const struct zero_step *step)
 {
-        if (!step || step->n_sets > ZERO_SET_MAX || (step->n_sets > 0 && !step->sets))
-                return client_fail(c, ZERO_EINVAL, "a step has 0 to %d hyperparameter sets",
-                                   ZERO_SET_MAX);
+        if (!step)
+                return client_fail(c, ZERO_EINVAL, "zero_step() needs a step");
+        if (step->n_sets > ZERO_SET_MAX)
+                return client_fail(c, ZERO_EINVAL, "a step has 0 to %d hyperparameter sets, not %u",
+                                   ZERO_SET_MAX, (unsigned)step->n_sets);
+        if (step->n_sets > 0 && !step->sets)
+                return client_fail(c, ZERO_EINVAL, "sets is NULL, and n_sets is %u",
+                                   (unsigned)step->n_sets);
         if (step->blob && step->blob_bytes > ZERO_BLOB_MAX)
                 return client_fail(c, ZERO_EINVAL, "a rank keeps at most %d bytes, not %zu",
                                    ZERO_BLOB_MAX, step->blob_bytes);
@@ -392,6 +412,8 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
         int r = begin_step(client);
 
         if (r == 0)
+                r = check_pushed(client);
+        if (r == 0)
                 r = check_step(client, step);
         if (r == 0)
                 r = ask_step(client, step, &reply);
@@ -404,6 +426,9 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
         } else {
                 return r;
         }
+        if (step->n_sets > 0) /* else it was to be skipped */
+                client->skips = result.skipped ? client->skips + 1 : 0;
+        result.skips = client->skips;
         if (ret_result)
                 *ret_result = result;
         return ZERO_OK;

@@ -387,6 +387,21 @@ static bool is_news(const struct job *job, const Zero__Decision *d)
                !d->status && !d->norm_only;
 }
 
+/* Logged for the first of a row, the second, the fourth, ...: a loop may skip thousands a second.
+ */
+static void job_overflowed(struct job *job, const Zero__Decision *d)
+{
+        if (!d->overflow) {
+                job->overflows = 0;
+                return;
+        }
+        job->overflows++;
+        if ((job->overflows & (job->overflows - 1)) == 0)
+                log_warning("job %s: step skipped, a gradient was not finite (%u in a row); loss "
+                            "scale is now %g",
+                            job->name, job->overflows, d->loss_scale);
+}
+
 void job_decision_message(struct job *job, const Zero__Decision *d)
 {
         if (is_news(job, d))
@@ -416,9 +431,7 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
         job->step_times_ms[job->n_step_times++ %
                            (sizeof job->step_times_ms / sizeof job->step_times_ms[0])] =
                 exchange_now(job->x);
-        if (d->overflow)
-                log_warning("job %s: step skipped, a gradient was not finite; loss scale is now %g",
-                            job->name, d->loss_scale);
+        job_overflowed(job, d);
         crash_point(CRASH_DECISION_HEARD);
         for_holdings (job, h)
                 if (h->state->record->phase == ATTEMPT_PREPARED)

@@ -178,6 +178,7 @@ def killed_while_others_wait_elsewhere(placement):
         expect(one.finish(), "ELOSTRANK", "rank 2")
         reply = two.finish()
         if placement[1] == 1:  # alone on its node: no slot waits for others
+            two.do("push", group=1)
             two.refused("ELOSTRANK", "step", "rank 2", sets=SETS)
         else:
             expect(reply, "ELOSTRANK", "rank 2")

@@ -177,6 +177,74 @@ def orders_that_differ_too_much_end_by_name():
             replies = [r.finish() for _ in range(16)]
             assert any(x["status"] == "EDEADLINE" and "group 'g" in x["text"] for x in replies)
 
+@case
+def a_gradient_that_is_not_pushed_is_missed():
+    """The end of a step names it; a push of nothing is the way to give the memory back."""
+    with Cluster(1) as c:
+        a, = c.ranks("j", LAYOUT, [0], hold=2, push=2)
+        a.do("grad", group=1)
+        a.do("push", group=1)
+        a.do("grad", group=0)
+        for end in ("norm", "step"):
+            a.refused("EORDER", end, "group 0 'a'", "not pushed", sets=[STILL, STRONG])
+        a.do("push", group=0, present=[0, 0])
+        assert a.do("step", sets=[STILL, STRONG])["version"] == 1
+
+
+@case
+def a_group_that_nobody_pushes_is_told():
+    with Cluster(2) as c:
+        ranks = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2)
+
+        def updated():
+            groups = c[0].ctl("shards", "j")["jobs"][0]["groups"]
+            return [{s["last_updated"] for s in g["shards"]} for g in groups]
+
+        def warnings():
+            return [line for d in c.daemons for line in d.log().splitlines() if "no rank has pushed" in line]
+
+        for _ in range(20):
+            push_all(ranks, groups=1)
+            step_all(ranks, sets=[STRONG, STRONG])
+        assert updated() == [{20}, {None}], updated()
+        assert len(warnings()) == 1 and "group 'b' in the last 8 steps" in warnings()[0], warnings()
+        push_all(ranks[1:])
+        step_all(ranks, sets=[STRONG, STRONG])
+        assert updated() == [{21}, {21}], updated()
+
+
+@case
+def steps_without_a_finite_gradient_are_counted():
+    """A loop can end by the count, and does not fill the log."""
+    with Cluster(1) as c:
+        a, = c.ranks("j", LAYOUT, [0], hold=2, push=2)
+        for n in range(1, 41):
+            a.do("grad", group=0, bad="nan")
+            a.do("push", group=0)
+            reply = a.do("step", sets=[STRONG, STRONG])
+            assert reply["skipped"] and reply["skips"] == n and reply["version"] == 0, reply
+        assert c[0].log().count("step skipped") == 6, "the 1st, 2nd, 4th, ..., 32nd"
+        assert a.do("step", sets=[])["skips"] == 40, "a step that is to be skipped counts for nothing"
+        push_all([a])
+        assert a.do("step", sets=[STRONG, STRONG])["skips"] == 0
+
+
+@case
+def first_values_from_rank_0():
+    """The others wait for them by a step without an update."""
+    layout = [group("g", {**tensor("t", 3), "init": "put"})]
+    with Cluster(2) as c:
+        ranks = c.ranks("j", layout, [0, 1, 1], hold=1, push=1)
+        for a in ranks[1:]:
+            a.start("step", sets=[])
+        assert not ranks[1].ready(0.3), "rank 0 has not put yet"
+        ranks[0].do("put", tensor=0, plane="master", values=[1, 2, 3])
+        ranks[0].start("step", sets=[])
+        assert {(r["version"], r["skipped"]) for r in finish_all(ranks)} == {(0, True)}
+        for a in ranks:
+            a.do("fetch", group=0)
+            assert a.do("view", group=0, values=True)["values"][:3] == [1, 2, 3]
+
 # ---- private views -------------------------------------------------------------------------
 
 

@@ -215,7 +215,7 @@ def exception_in_the_block_is_a_loss():
             with zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=2) as client:
                 client.attach(one_tensor())
                 attaching.wait(REPLY_S)
-                with raises(zerod.LostRank, "rank 1", "lost"):
+                with raises(zerod.Deadline, "rank 1", "lost"):
                     client.step(SETS)
         together(wait, fail)
 
@@ -247,7 +247,7 @@ except zerod.Closed as why:
         status, out, err = output(process)
         assert status == 0 and out.startswith("interrupted\nthe connection to zerod was ended"), (out, err)
         if name == "norm":
-            with raises(zerod.LostRank, "rank 0"):
+            with raises(zerod.Deadline, "rank 0"):
                 other.step(SETS)
         if name == "step":
             assert other.step([]).version == 0, "rank 0 had ended its step"
@@ -260,7 +260,7 @@ def waits(cluster, name):
     job = cluster[0].job("job")
     if not job or name == "attach":
         return bool(job)
-    return job["waiting"] and "attach" not in json.dumps(job["waiting"])
+    return job["waiting"] and "to attach" not in json.dumps(job["waiting"])
 
 
 @case

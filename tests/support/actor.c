@@ -358,6 +358,7 @@ static int do_step(struct actor *actor, const json_t *command, json_t *ret)
         forget_views(actor);
         json_object_set_new(ret, "version", json_integer((json_int_t)result.version));
         json_object_set_new(ret, "skipped", json_boolean(result.skipped));
+        json_object_set_new(ret, "skips", json_integer(result.skips));
         json_object_set_new(ret, "grad_norm",
                             isfinite(result.grad_norm) ? json_real(result.grad_norm) : json_null());
         json_object_set_new(ret, "loss_scale", json_real(result.loss_scale));

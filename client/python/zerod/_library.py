@@ -125,6 +125,7 @@ class Result(Structure):
     _fields_ = [
         ("version", c_uint64),
         ("skipped", c_bool),
+        ("skips", c_uint32),
         ("grad_norm", c_double),
         ("loss_scale", c_double),
     ]

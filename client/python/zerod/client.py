@@ -36,9 +36,10 @@ class StepResult(NamedTuple):
     """What a step came to."""
 
     version: int  # after the step
-    skipped: bool  # a gradient was not finite: nothing was updated
+    skipped: bool  # a gradient was not finite, or sets is empty: nothing was updated
     grad_norm: float  # of the mean gradient, before clipping, loss scale taken out
     loss_scale: float  # to use next
+    skips: int = 0  # steps in a row, this one included, skipped because a gradient was not finite
 
 
 class Client(Conversation):
@@ -275,7 +276,9 @@ class Client(Conversation):
         step.sync = None if sync is None else ctypes.pointer(sync)
         result = lib.Result()
         self._wait(self._library.zero_step, ctypes.byref(step), ctypes.byref(result))
-        return StepResult(result.version, result.skipped, result.grad_norm, result.loss_scale)
+        return StepResult(
+            result.version, result.skipped, result.grad_norm, result.loss_scale, result.skips
+        )
 
     @staticmethod
     def _step_of(sets, clip_norm, loss_scale, growth_interval):
@@ -446,8 +449,8 @@ def connect(
     job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id; without those, a process that is
     alone (world size 1) gets a job of its own, which is dropped by close() or at the process's
     end.  All others stay until ``zeroctl drop JOB``.  rank, world_size, local_world_size (ranks on
-    this node): else torchrun's variables, else Slurm's, else 0, 1, 1.  rank zerod.OBSERVER only
-    reads.  socket: the daemon's, else $ZEROD_SOCKET, else the default place.  timeout: seconds, of
+    this node): else torchrun's variables, else Slurm's, else 0, 1, 1.  rank zerod.OBSERVER
+    takes no part in steps.  socket: the daemon's, else $ZEROD_SOCKET, else the default place.  timeout: seconds, of
     every blocking call; so long are a lost daemon and a lost rank waited for.  None: a minute (the
     daemon's option wait_ms), and up to 30 minutes (rank_wait_ms) since its last call for a rank
     whose process runs, or that has not come yet.  incarnation: how

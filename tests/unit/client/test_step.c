@@ -52,25 +52,28 @@ Test(step, a_step_ends_leases_and_counts)
         fake_close(&f, c);
 }
 
-static void step_and_push_other(struct fake *d)
+static void push_and_step(struct fake *d)
 {
         fake_begin(d);
+        fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUSH)->seq);
         fake_expect(d, ZERO__REQUEST__BODY_STEP);
         fake_stepped(d, d->request->seq, ZERO_OK, 8, 21);
-        fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUSH)->seq);
         fake_expect_end(d);
 }
 
-Test(step, a_step_takes_unpushed_memory_back)
+Test(step, a_gradient_that_was_not_pushed_is_missed)
 {
-        struct zero_client *c = fake_open(&f, step_and_push_other, 1);
+        struct zero_client *c = fake_open(&f, push_and_step, 1);
+        double norm;
+        bool finite;
         void *grad;
 
         OK(zero_grad(c, FAKE_FP32, &grad));
+        cr_assert_eq(zero_norm(c, &norm, &finite), ZERO_EORDER);
+        cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_EORDER);
+        cr_assert(strstr(zero_error(c), "'h.0'"), "%s", zero_error(c));
+        OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         OK(zero_step(c, &one_set, NULL));
-        cr_assert_eq(zero_push(c, FAKE_FP32, NULL, true, NULL), ZERO_EORDER);
-        OK(zero_grad(c, FAKE_BF16, &grad));
-        OK(zero_push(c, FAKE_BF16, NULL, true, NULL));
         fake_close(&f, c);
 }
 
@@ -228,7 +231,9 @@ Test(step, hyperparameter_sets_are_checked_here)
 
         cr_assert_eq(zero_step(c, NULL, NULL), ZERO_EINVAL);
         cr_assert_eq(zero_step(c, &step, NULL), ZERO_EINVAL);
+        cr_assert(strstr(zero_error(c), "257"), "%s", zero_error(c));
         step = (struct zero_step){ .n_sets = 1 };
         cr_assert_eq(zero_step(c, &step, NULL), ZERO_EINVAL);
+        cr_assert(strstr(zero_error(c), "sets is NULL"), "%s", zero_error(c));
         fake_close(&f, c);
 }

@@ -63,6 +63,7 @@ static void same_sizes(struct fake *d)
 
         fake_begin(d);
         show(d, 1);
+        fake_expect(d, ZERO__REQUEST__BODY_PUSH);
         restart_in_step(d);
         show(d, 2);
         p = fake_expect(d, ZERO__REQUEST__BODY_PUSH)->push;
@@ -79,6 +80,7 @@ Test(windows, a_new_daemon_s_windows_take_the_addresses_of_the_old)
 
         OK(zero_fetch(c, FAKE_FP32, NULL, &view));
         OK(zero_grad(c, FAKE_FP32, &grad));
+        OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         ABORTED(zero_step(c, &one_set, NULL));
         OK(zero_fetch(c, FAKE_FP32, NULL, &again));
         OK(zero_grad(c, FAKE_FP32, &later));
