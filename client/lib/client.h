@@ -75,6 +75,7 @@ struct zero_client {
         bool patient; /* the caller named no timeout: the daemon's counts, and may grow */
         uint32_t incarnation;
         bool entering; /* a job, for the first time or again */
+        Zero__Finish finish; /* how the rank leaves the job */
 
         layout *layout; /* NULL: not attached */
         struct zero_needs needs;

@@ -209,8 +209,19 @@ static void say_bye(struct zero_client *c)
         request.seq = ++c->last_seq;
         request.body_case = ZERO__REQUEST__BODY_BYE;
         request.bye = &bye;
+        bye.finish = c->finish;
         if (wire_queue(&c->wire, &request.base) == 0)
                 wire_flush(&c->wire);
+}
+
+int zero_finish(struct zero_client *client, bool keep)
+{
+        if (!client->layout)
+                return client_fail(client, ZERO_ENOTATTACHED, "zero_attach() was not called yet");
+        if (client->rank == ZERO_OBSERVER)
+                return client_fail(client, ZERO_ENOTATTACHED, "an observer is no rank of the job");
+        client->finish = keep ? ZERO__FINISH__COMPLETE : ZERO__FINISH__UNWANTED;
+        return 0;
 }
 
 static bool interrupted(const struct zero_client *c)

@@ -64,7 +64,7 @@
           "since that rank's last call; for one that has not come, since the first rank waits. "   \
           "A rank whose process is stopped or has ended, and a node that is down, are waited for " \
           "no longer than wait_ms.")                                                               \
-        N("Clients", job_limit, COUNT, "jobs", "16", 1, 4096, "Most jobs of one user.")            \
+        N("Clients", job_limit, COUNT, "jobs", "16", 1, 4096, "Most jobs of one user. A new job beyond it takes the place of the user's finished job that finished first.")            \
         S("State and memory", state_dir, PATH, "DIRECTORY", "", 4000,                              \
           "Where model states live: on tmpfs, outlasting the daemon's process. Empty: "            \
           "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and where that variable is not "     \

@@ -181,6 +181,20 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         return 0;
 }
 
+struct job *job_finished_first(struct exchange *x, uint32_t uid)
+{
+        struct job *first = NULL;
+
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->uid == uid && job->finished_ms && job->holders == 0 &&
+                    (!first || job->finished_ms < first->finished_ms))
+                        first = job;
+        }
+        return first;
+}
+
 int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
 {
         uint64_t n = loadings_of_new_jobs(x, uid);

@@ -171,6 +171,7 @@ struct job {
 
         /* The step, as this node last heard of it. */
         bool started; /* all ranks are there (Start) */
+        uint64_t finished_ms; /* loop time at which all ranks had completed the job; 0: they have not */
         uint64_t epoch, version, attempt;
         double loss_scale, grad_norm;
         uint32_t skipped;
@@ -237,6 +238,8 @@ void resume_free(struct exchange *x);
  * though no rank attaches.
  */
 void jobs_claim(struct exchange *x, uint32_t node);
+/* Of the user's finished jobs that no session here looks at, the one that finished first, or NULL. */
+struct job *job_finished_first(struct exchange *x, uint32_t uid);
 /* Whether a job of that name may be made. */
 int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
 /* A holding that was just given its state, which stands between two steps. */

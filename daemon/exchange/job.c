@@ -303,6 +303,7 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                 return;
         }
         job->started = true;
+        job->finished_ms = 0;
         job->lost = RANK_ABSENT;
         job->epoch = start->epoch;
         job->version = start->version;
@@ -336,6 +337,8 @@ void job_part_message(struct job *job, const Zero__Part *part)
 
         if (part->rank >= job->world_size)
                 return;
+        if (part->finish)
+                job->finished_ms = exchange_now(job->x);
         if (part->fenced)
                 rank_fence(job, part->rank, part->session);
         job->here[part->rank] = part->back;

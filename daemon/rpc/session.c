@@ -263,6 +263,8 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
                 return handle_access(call, m->get, false, fault);
         case ZERO__REQUEST__BODY_BYE:
                 call->session->orderly = true;
+                if (call->session->rank)
+                        rank_finish(call->session->rank, m->bye->finish);
                 request_end(&call->request, ZERO_OK, NULL);
                 return 0;
         case ZERO__REQUEST__BODY_QUERY:

@@ -226,6 +226,89 @@ def two_users_at_once():
         more.refused("EQUOTA", "attach", "job_limit", hold=2, push=2)
 
 
+# ---- finished jobs ---------------------------------------------------------------------
+
+def made(c, name, uid=NOBODY, leaves=None, **layout):
+    """A job of two ranks that trains and leaves; leaves: of each rank, keep, or None for no word."""
+    ranks = [as_user(c, uid, node) for node in (0, 1)]
+    for r, a in enumerate(ranks):
+        a.do("connect", job=name, rank=r, world=2, local=1)
+        a.do("layout", groups=small_layout(**layout))
+        a.start("attach", hold=2, push=2)
+    finish_all(ranks)
+    train(ranks, 2)
+    for a, keep in zip(ranks, leaves or (None, None)):
+        if keep is not None:
+            a.do("finish", keep=keep)
+        a.do("close")
+
+
+def names(daemon):
+    return sorted(job["job"] for job in daemon.status()["jobs"])
+
+
+def job_is_finished(c, name):
+    until(lambda: f"job {name}: finished" in "".join(d.log() for d in c.daemons), what=f"the end of {name}")
+
+
+@case
+def the_job_that_finished_first_gives_its_place():
+    """Of those that are finished, and only of those, and only to the same user."""
+    with Cluster(2, job_limit=3) as c:
+        made(c, "theirs", uid=12345, leaves=(True, True))
+        made(c, "paused")
+        for name in ("first", "second"):
+            made(c, name, leaves=(True, True))
+            job_is_finished(c, name)
+        made(c, "third", leaves=(True, False))
+        until(lambda: all(names(d) == ["paused", "second", "theirs", "third"] for d in c.daemons), what="first's end")
+        assert "job first: dropped" in c[0].log() + c[1].log()
+
+
+@case
+def a_finished_job_gives_its_memory():
+    with Cluster(2, memory_limit="8M") as c:
+        made(c, "first", width=256, leaves=(True, True))
+        job_is_finished(c, "first")
+        made(c, "second", width=256)
+        assert all(names(d) == ["second"] for d in c.daemons)
+
+
+@case
+def a_job_whose_ranks_want_it_dropped_is_dropped_with_the_last():
+    with Cluster(2) as c:
+        made(c, "gone", leaves=(False, False))
+        until(lambda: names(c[0]) == names(c[1]) == [], what="the drop")
+        made(c, "kept", leaves=(False, True))
+        job_is_finished(c, "kept")
+        assert names(c[0]) == names(c[1]) == ["kept"]
+
+
+@cases_of(["dies", "says_nothing"])
+def a_job_is_not_finished_when_a_rank(what):
+    """It keeps its place: the next job is refused."""
+    with Cluster(1, job_limit=1) as c:
+        ranks = c.ranks("job", small_layout(), [0, 0], hold=2, push=2)
+        train(ranks, 1)
+        for a in ranks:
+            a.do("finish", keep=False)
+        if what == "dies":
+            ranks[0].kill()
+        else:
+            ranks[0].do("close")
+            ranks[0].do("connect", job="job", rank=0, world=2, local=2)
+            ranks[0].do("layout", groups=small_layout())
+            ranks[0].start("attach", hold=2, push=2)
+            ranks[0].finish()
+            ranks[0].do("close")
+        ranks[1].do("close")
+        more = c.actor()
+        more.do("connect", job="more", rank=0, world=1)
+        more.do("layout", groups=small_layout())
+        more.refused("EQUOTA", "attach", "job_limit", hold=2, push=2)
+        assert names(c[0]) == ["job"]
+
+
 # ---- drop ----------------------------------------------------------------------------------
 
 @case

@@ -102,6 +102,11 @@ static int do_close(struct actor *actor, const json_t *command, json_t *ret)
         return ZERO_OK;
 }
 
+static int do_finish(struct actor *actor, const json_t *command, json_t *ret)
+{
+        return zero_finish(actor->client, json_is_true(json_object_get(command, "keep")));
+}
+
 static int do_layout(struct actor *actor, const json_t *command, json_t *ret)
 {
         const char *text = NULL;
@@ -459,6 +464,7 @@ static const struct deed {
         { "put", do_put, true },           { "get", do_get, true },
         { "train", actor_train, true },    { "smear", do_smear, true },
         { "churn", do_churn, false },      { "fork", do_fork, true },
+        { "finish", do_finish, true },
 };
 
 static int perform(struct actor *actor, const json_t *command, json_t *ret)

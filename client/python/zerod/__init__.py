@@ -6,7 +6,7 @@ on it.
 """
 
 from ._library import ALL, OBSERVER
-from .client import AdamWSet, Client, StepResult, connect
+from .client import AdamWSet, Client, StepResult, connect, drop
 from .errors import (
     Aborted,
     Busy,
@@ -49,6 +49,7 @@ __all__ = [
     "Layout",
     "StepResult",
     "connect",
+    "drop",
     "Aborted",
     "Busy",
     "Closed",

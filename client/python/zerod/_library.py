@@ -143,6 +143,7 @@ PROTOTYPES = {
     "zero_error": (c_char_p, _client),
     "zero_fd": (c_int, _client),
     "zero_fetch": (c_int, _client, c_uint32, POINTER(Sync), POINTER(c_void_p)),
+    "zero_finish": (c_int, _client, c_bool),
     "zero_get": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),
     "zero_interrupt": (None, _client),

@@ -12,6 +12,7 @@ import json
 import math
 import numbers
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -67,6 +68,11 @@ class Client(Conversation):
     @property
     def job(self) -> str | None:
         return self._job
+
+    @property
+    def socket(self) -> str | None:
+        """The daemon's socket, as connect() was told; None: the default place."""
+        return self._socket
 
     @property
     def rank(self) -> int:
@@ -349,6 +355,16 @@ class Client(Conversation):
         finally:
             lib.libc().free(answer)
 
+    def finish(self, keep: bool = True) -> None:
+        """Says that this rank has completed the job; close() tells the daemon.  When all ranks have left
+        so, the job is finished: a new job of the same user may take its place when job_limit or memory is
+        used up, the job that finished first going first.  keep False, on every rank: the job is dropped
+        when the last rank has left.  From here on the process's normal end closes, too; its end by an
+        exception does not, and leaves the job unfinished."""
+        self._call(self._library.zero_finish, bool(keep))
+        if not self._own_job:
+            atexit.register(_close_unless_failed, self)
+
     def close(self) -> None:
         """Ends the session; every address given out becomes invalid.  Closing twice is allowed.  A
         job that connect() named itself is dropped."""
@@ -390,6 +406,12 @@ class Client(Conversation):
 
     def __repr__(self):
         return f"<zerod.Client of job {self._job!r}, rank {self.rank} of {self.world_size}>"
+
+
+def _close_unless_failed(client):
+    """At the process's end.  Python keeps the exception that ended the process here."""
+    if getattr(sys, "last_value", None) is None:
+        client.close()
 
 
 def _sync(stream):
@@ -448,9 +470,10 @@ def connect(
 
     job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id; without those, a process that is
     alone (world size 1) gets a job of its own, which is dropped by close() or at the process's
-    end.  All others stay until ``zeroctl drop JOB``.  rank, world_size, local_world_size (ranks on
-    this node): else torchrun's variables, else Slurm's, else 0, 1, 1.  rank zerod.OBSERVER
-    takes no part in steps.  socket: the daemon's, else $ZEROD_SOCKET, else the default place.  timeout: seconds, of
+    end.  All others stay until :func:`drop`, ``zeroctl drop JOB``, or, once finished, until their place is
+    needed (:meth:`Client.finish`).  rank, world_size, local_world_size (ranks on
+    this node): else torchrun's variables, else Slurm's, else 0, 1, 1.  rank zerod.OBSERVER takes
+    no part in steps.  socket: the daemon's, else $ZEROD_SOCKET, else the default place.  timeout: seconds, of
     every blocking call; so long are a lost daemon and a lost rank waited for.  None: a minute (the
     daemon's option wait_ms), and up to 30 minutes (rank_wait_ms) since its last call for a rank
     whose process runs, or that has not come yet.  incarnation: how
@@ -484,3 +507,13 @@ def connect(
     if own:
         atexit.register(client.close)
     return client
+
+
+def drop(job: str, socket: str | None = None, timeout: float = 60.0) -> None:
+    """Deletes a job and its state on all nodes, for good, as ``zeroctl drop JOB``.
+
+    A rank that is attached loses the job: drop it before the ranks start, or from one of them at their end.
+    Raises NoJob if there is none of that name, NotPermitted if it belongs to another user.
+    """
+    with connect(job, lib.OBSERVER, socket=socket, timeout=timeout) as client:
+        client.query("drop", job)

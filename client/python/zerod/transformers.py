@@ -134,7 +134,7 @@ class Trainer(transformers.Trainer):
 
     accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes
     the least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
-    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch: of
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, resume, keep: of
     :func:`zerod.torch.shard`; not looked at if the model is sharded already.
 
     A checkpoint directory has what Trainer writes, streamed by rank 0: ``transformers.Trainer``
@@ -154,7 +154,7 @@ class Trainer(transformers.Trainer):
                  job: str | None = None, timeout: float = 60.0,
                  reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
                  init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
-                 **named: Any):
+                 resume: str = "auto", keep: bool = True, **named: Any):
         if model is None:
             raise ValueError("pass model=...: one job holds one model, and model_init makes many")
         if accumulate not in ("owner", "trainer"):
@@ -170,7 +170,7 @@ class Trainer(transformers.Trainer):
             # what follows is as random as without zerod
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 zt.shard(model, stage, groups, client=client, reduce_dtype=reduce_dtype,
-                         init_fn=init_fn, prefetch=prefetch, device=device)
+                         init_fn=init_fn, prefetch=prefetch, device=device, resume=resume, keep=keep)
         self._check_ranks(model.sharded.client)
         self._check_place()
         self._check_optimizer()
@@ -248,7 +248,15 @@ class Trainer(transformers.Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any,
               **named: Any) -> Any:
-        """As Trainer's; without a checkpoint to resume from it goes on where the service stands."""
+        """As Trainer's; without a checkpoint to resume from it goes on where the service stands.  When it
+        returns, this rank has completed the job (zerod.Client.finish())."""
+        result = self._train(resume_from_checkpoint, *positional, **named)
+        sharded = self.model.sharded
+        sharded.client.finish(sharded.keep)
+        return result
+
+    def _train(self, resume_from_checkpoint: str | bool | None, *positional: Any,
+               **named: Any) -> Any:
         goes_on, self._goes_on = self._goes_on, False
         if resume_from_checkpoint is not None or not goes_on:
             return super().train(resume_from_checkpoint, *positional, **named)

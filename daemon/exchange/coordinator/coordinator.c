@@ -184,15 +184,40 @@ static void tell_part(struct coordinator *c, uint32_t rank, bool orderly)
         send_all(c->x, &m);
 }
 
-static void seat_part(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
+/* False: the rank is not there. */
+static bool seat_part(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
 {
         if (c->step.node_of_rank[rank] != node || c->step.seats[rank] != SEAT_HERE)
-                return;
+                return false;
         step_part(&c->step, rank, orderly);
         tell_part(c, rank, orderly);
         if (!orderly)
                 log_warning_for(c->uid, "job %s: rank %u on %s was lost", c->name, rank,
                                 node_name(c->x, node));
+        return true;
+}
+
+/* All ranks have left: the job is finished if each of them has completed it. */
+static void job_finish(struct coordinator *c)
+{
+        Zero__LinkMessage m = coordinator_to(c);
+        Zero__Part part = ZERO__PART__INIT;
+        char name[ZERO_NAME_MAX + 1];
+
+        if (c->complete < c->step.world_size)
+                return;
+        log_info("job %s: finished after step %llu%s", c->name, (unsigned long long)c->step.version,
+                 c->unwanted == c->complete ? "; it is dropped, as its ranks asked" : "");
+        if (c->unwanted == c->complete) {
+                snprintf(name, sizeof name, "%s", c->name); /* c goes with the job */
+                drop_order(c->x, name, c->x->cluster->self, 0, NULL);
+                return;
+        }
+        part.told = true;
+        part.finish = ZERO__FINISH__COMPLETE;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
+        m.part = &part;
+        send_all(c->x, &m);
 }
 
 /* A session that claimed a rank without getting it takes nothing with it. */
@@ -201,8 +226,15 @@ static void coordinator_part(struct coordinator *c, uint32_t node, const Zero__P
         join_forget(c, node, part->session);
         if (part->rank >= c->step.world_size || c->sitters[part->rank].session != part->session)
                 return;
-        seat_part(c, node, part->rank, part->orderly);
-        if (!step_occupied(&c->step))
+        if (seat_part(c, node, part->rank, part->orderly) && part->orderly && part->finish) {
+                c->complete++;
+                c->unwanted += part->finish == ZERO__FINISH__UNWANTED;
+        }
+        if (step_occupied(&c->step))
+                return;
+        if (list_empty(&c->joins))
+                job_finish(c);
+        else
                 joins_admit(c); /* those of another world size may have waited for this */
 }
 

@@ -128,6 +128,7 @@ static void join_admit(struct coordinator *c, struct join *j)
                 join_end(c, j, r, fault.text);
                 return;
         }
+        c->complete = c->unwanted = 0;
         c->sitters[j->rank] = (struct sitter){ .incarnation = j->incarnation,
                                                .pid = j->pid,
                                                .session = j->session };

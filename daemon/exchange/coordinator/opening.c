@@ -159,6 +159,34 @@ static bool node_known(struct coordinator *c, uint32_t node, const Zero__Opened 
 
 /* ---- asking ---------------------------------------------------------------------------- */
 
+/*
+ * There is no place for the job: the finished job of the same user that finished first gives its
+ * own. The next tick asks the node again.  False: there is none.
+ */
+static bool open_displace(struct coordinator *c, uint32_t node, int status, const char *text)
+{
+        struct exchange *x = c->x;
+        struct job *old;
+        struct fault fault;
+
+        if (c->settled || (status != ZERO_EQUOTA && status != ZERO_ESHM))
+                return false;
+        if (!c->displaced[0] || !drop_check(x, c->displaced, &fault)) {
+                old = job_finished_first(x, c->uid);
+                if (!old)
+                        return false;
+                log_warning(
+                        "job %s: dropped: it has been finished for %llu s, and job %s needs its "
+                        "place on node %s: %.300s",
+                        old->name, (unsigned long long)(exchange_now(x) - old->finished_ms) / 1000,
+                        c->name, node_name(x, node), text);
+                snprintf(c->displaced, sizeof c->displaced, "%s", old->name);
+                drop_order(x, c->displaced, x->cluster->self, 0, NULL);
+        }
+        c->nodes[node] = NODE_KNOWN;
+        return true;
+}
+
 static void open_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         struct opening *o = arg;
@@ -170,6 +198,11 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
                 c->nodes[node] = NODE_UNASKED; /* again when it is up */
         } else if (!c->dead && (status || !m || m->body_case != ZERO__LINK_MESSAGE__BODY_OPENED)) {
                 char why[400];
+
+                if (open_displace(c, node, status, text)) {
+                        coordinator_unref(c);
+                        return;
+                }
 
                 snprintf(why, sizeof why, "node %s: %.300s", node_name(c->x, node), text);
                 if (c->settled)

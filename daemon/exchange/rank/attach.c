@@ -45,6 +45,7 @@ void rank_part(const struct rank *rank, bool orderly)
         part.rank = rank->rank;
         part.session = rank->session;
         part.orderly = orderly;
+        part.finish = rank->finish;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = &part;
         fabric_send(x->fabric, coordinator_of(x, rank->job_name), &m);
@@ -376,6 +377,11 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message
                 rank_join(rank);
         *ret_rank = rank;
         return 0;
+}
+
+void rank_finish(struct rank *rank, Zero__Finish finish)
+{
+        rank->finish = finish;
 }
 
 void rank_leave(struct rank *rank, bool orderly)

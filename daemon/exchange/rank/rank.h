@@ -108,6 +108,7 @@ struct rank {
         uint32_t last_pushed;      /* group */
         uint64_t active_ms;        /* loop time of its last call, or of that call's end */
         const char *last_call;     /* its name */
+        Zero__Finish finish;       /* how it leaves the job, once it has said so */
 };
 
 /*
@@ -122,6 +123,8 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
 bool rank_attaching(const struct rank *rank, struct wait_line *ret);
 /* It has made a call, of that name. */
 void rank_called(struct rank *rank, const char *name);
+/* How the rank will leave the job. */
+void rank_finish(struct rank *rank, Zero__Finish finish);
 /* The session has ended. */
 void rank_leave(struct rank *rank, bool orderly);
 int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault);

@@ -10,6 +10,8 @@
 
 Run with PyTorch 2.15.0; no other version is claimed.
 """
+from zerod import drop
+
 from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .optim import AdamW
 from .parameter import GradientsAreElsewhere, NotFetched
@@ -21,7 +23,7 @@ from .unit import ShardedParam, WrittenInPlace
 
 __all__ = [
     "AdamW", "GradScaler", "GradientsAreElsewhere", "NotFetched", "Sharded", "ShardedParam", "Step",
-    "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "full_params", "fully_shard",
+    "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "drop", "full_params", "fully_shard",
     "load_checkpoint", "load_safetensors", "manual_seed", "save_checkpoint", "save_safetensors",
     "shard", "sharded_of", "steps",
 ]

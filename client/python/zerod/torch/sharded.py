@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import zerod
+from zerod.environment import incarnation
 
 from . import initialize, state
 from .attempt import Attempt
@@ -36,6 +37,7 @@ log = logging.getLogger("zerod")
 _of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
 
 STEPS_OF_STATE = {"step": torch.int64, "set": torch.int64}
+RESUME = ("auto", "never", "must")
 PUSH_SLOTS = 2  # gradients in flight at once
 
 
@@ -91,6 +93,7 @@ class Sharded:
     params are in the layout's order; units as the model's tree has them, the root last.
     optimizer: the newest one, weakly; optimized: the parameters that it updates, None: all.
     goes_on: the job had its values when this rank came; what would load others is to be left out.
+    keep: whether the job stays when all ranks have completed it.
     """
 
     def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu"):
@@ -106,6 +109,7 @@ class Sharded:
         self.optimized: set[ShardedParam] | None = None
         self.pending = Pending()
         self.goes_on = False
+        self.keep = True
 
     @property
     def rank(self) -> int:
@@ -291,11 +295,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
 
     A job that has its values keeps them, and its other ranks may be in the middle of a step.
     """
-    client, first = sharded.client, not sharded.attempt.has_values
-    sharded.goes_on = not first
-    if client.version > 0:
-        log.info("job '%s' goes on after step %d with the service's parameters", client.job,
-                 client.version)
+    client, first = sharded.client, not sharded.goes_on
     for unit, plan in zip(sharded.units, planned):
         members = [p for group in plan.groups() for p in group]
         values = initialize.materialize(sharded.model, members, init_fn,
@@ -310,12 +310,45 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
         sharded.barrier()
 
 
+def check_resume(sharded: Sharded, resume: str) -> None:
+    """Whether the job may stand where it stands; RuntimeError if it may not."""
+    job, version = sharded.client.job, sharded.client.version
+    if resume not in RESUME:
+        raise ValueError(f"resume is one of {', '.join(RESUME)}, not {resume!r}")
+    if resume == "never" and sharded.goes_on and incarnation() == 0:
+        raise RuntimeError(f"job '{job}' stands at step {version}, and resume='never': drop it with "
+                           f"zeroctl drop {job} or zerod.torch.drop({job!r}), or name another job")
+    if resume == "must" and not sharded.goes_on:
+        raise RuntimeError(f"there was no job '{job}' to go on with, and resume='must': look for it with "
+                           "zeroctl jobs, or leave resume out")
+
+
+def _find_standing(sharded: Sharded, resume: str) -> None:
+    """Where the job stands, and whether it may; one line for people where it goes on."""
+    client = sharded.client
+    sharded.goes_on = sharded.attempt.has_values
+    try:
+        check_resume(sharded, resume)
+    except RuntimeError:
+        made_here = not sharded.goes_on
+        client.close()
+        if made_here and client.rank == 0:
+            with contextlib.suppress(zerod.Error):
+                zerod.drop(client.job, client.socket)
+        raise
+    if client.version > 0 and client.rank == 0:
+        log.log(logging.INFO if incarnation() else logging.WARNING,
+                "job '%s' goes on after step %d, with the service's parameters; zeroctl drop %s starts "
+                "afresh", client.job, client.version, client.job)
+
+
 def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           client: zerod.Client | None = None, job: str | None = None, timeout: float = 60.0,
           reduce_dtype: torch.dtype | None = None,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           on_lost_rank: str = "wait",
-          device: torch.device | str | int | None = None) -> nn.Module:
+          device: torch.device | str | int | None = None, resume: str = "auto",
+          keep: bool = True) -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
     All ranks of a job call it, with the same model; blocks until they are all there.  A rank that
@@ -344,12 +377,21 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     backward passes on one stream, whichever.  What the service is asked for in whole (state_dict(),
     read()) is on the CPU.
 
+    resume: a job of that name that has values already: "auto" goes on from them, "never" is a
+    RuntimeError, except in a process that torchrun or Slurm has started again, and with "must" it
+    is one if there are none.
+    keep: False: the job is dropped when all ranks have completed it: when :func:`steps` or the Trainer has
+    run to its end, or after ``client.finish(keep=False)``, and the processes have ended in order.  A
+    process that ends by an exception keeps the job.
+
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
     device.
     """
     if "_zerod_sharded" in model.__dict__:
         raise ValueError(f"{type(model).__name__} is sharded already")
+    if resume not in RESUME:
+        raise ValueError(f"resume is one of {', '.join(RESUME)}, not {resume!r}")
     if stage not in (1, 2, 3):
         raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
     if not isinstance(prefetch, int) or prefetch < 0:
@@ -373,8 +415,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
                          "each model a job of its own, shard(model, job=...)")
     sharded.client.attach(layout, **_needs(sharded, layout), grad_dtype=DTYPES[grad_dtype],
                           reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank)
+    sharded.attempt, sharded.keep = Attempt(sharded), keep
+    _find_standing(sharded, resume)
     _move_buffers(model, place.device)
-    sharded.attempt = Attempt(sharded)
     sharded.gradients = Gradients(sharded, sharded.groups, grad_dtype)
     sharded.hooks = Hooks(sharded)
     _unmark(marked)

@@ -13,6 +13,7 @@ bit.
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import sys
 import warnings
@@ -26,6 +27,8 @@ from torch import nn
 import zerod
 
 from . import sharded as core
+
+log = logging.getLogger("zerod")
 
 
 def manual_seed(seed: int, step: int = 0, rank: int = 0) -> None:
@@ -61,8 +64,8 @@ class Step:
         return self.aborted
 
 
-def steps(model: nn.Module, until: int, *, scheduler: Any = None,
-          seed: int | None = None) -> Iterator[Step]:
+def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | None = None,
+          resume: str = "auto") -> Iterator[Step]:
     """Steps of a sharded model, from where the service stands until so many are made.
 
     Each is entered by ``with``, which gives its number: how many steps the job has made before,
@@ -76,11 +79,22 @@ def steps(model: nn.Module, until: int, *, scheduler: Any = None,
     seed: seeds by :func:`manual_seed` with the step's number and the rank, so that dropout is the
     same when a step is done again; None: random numbers go on as they do.
 
-    Errors: TypeError if the model is not sharded; RuntimeError for a scheduler that is ahead.
+    resume: as of :func:`shard`: whether steps that were made before this process count.
+
+    After the last step this rank has completed the job (zerod.Client.finish()).
+
+    Errors: TypeError if the model is not sharded; RuntimeError for a scheduler that is ahead, or by
+    resume.
     """
     sharded = core.sharded_of(model)
+    core.check_resume(sharded, resume)
+    if sharded.steps_made >= until and sharded.rank == 0:
+        job = sharded.client.job
+        log.warning("job '%s' has made %d of %d steps already: nothing is left to do; zeroctl drop %s "
+                    "starts afresh", job, sharded.steps_made, until, job)
     while sharded.steps_made < until:
         yield Step(sharded, scheduler, seed)
+    sharded.client.finish(sharded.keep)
 
 
 def follow(scheduler: Any, made: int) -> None:
