@@ -52,20 +52,20 @@ void undo_init(struct state *state)
                 hold(state, i, 0);
 }
 
-static void assert_decided(const struct state *s, uint32_t chunk)
+static void assert_decided(const struct state *s, uint32_t chunk, uint64_t version)
 {
-        assert(chunk < s->plan->n_chunks);
+        assert(chunk < s->plan->n_chunks && version == s->record->version + 1);
         assert(s->record->phase == ATTEMPT_DECIDED && s->record->commit);
-        assert(state_chunk_version(s, chunk) == s->record->version);
+        assert(state_chunk_version(s, chunk) == version - 1);
 }
 
-static struct adamw_undo begin(struct state *state, uint32_t slot, uint32_t chunk)
+static struct adamw_undo begin(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
 {
         struct undo_slot *s = slot_at(state, slot);
 
-        assert_decided(state, chunk);
+        assert_decided(state, chunk, version);
         assert(held(state, slot) == 0 && !state->planes);
-        s->version = seal(SEAL_UNDO_VERSION, slot, state->record->version + 1);
+        s->version = seal(SEAL_UNDO_VERSION, slot, version);
         s->kept = undo_mark(0);
         hold(state, slot, (uint64_t)chunk + 1);
         crash_point(CRASH_UPDATE_VALID);
@@ -100,10 +100,10 @@ static void update(struct state *s, const struct plan_chunk *c, const struct dev
 struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
                                const struct device_ops *ops, const struct adamw_scalars *scalars)
 {
-        struct adamw_undo undo = begin(state, slot, chunk);
+        struct adamw_undo undo = begin(state, slot, chunk, version);
 
         update(state, &state->plan->chunks[chunk], ops, scalars, undo);
-        undo_skip(state, chunk, version);
+        tables_set_chunk_version(state, chunk, version);
         crash_point(CRASH_UPDATE_COPIED);
         hold(state, slot, 0);
         return (struct undo_values){ undo.p, undo.m, undo.v };
@@ -111,8 +111,7 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
 
 void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
 {
-        assert_decided(state, chunk);
-        assert(version == state->record->version + 1);
+        assert_decided(state, chunk, version);
         tables_set_chunk_version(state, chunk, version);
 }
 

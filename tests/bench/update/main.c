@@ -60,6 +60,19 @@ static double now(void)
         return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+static int compare(const void *a, const void *b)
+{
+        double x = *(const double *)a, y = *(const double *)b;
+
+        return (x > y) - (x < y);
+}
+
+static double median(double *times, uint32_t n)
+{
+        qsort(times, n, sizeof *times, compare);
+        return times[n / 2];
+}
+
 static void *serve_of(const struct scene *s, const struct plan_chunk *c)
 {
         const struct plan_shard *shard = &s->state->plan->shards[c->group];
@@ -121,36 +134,37 @@ static double update(struct scene *s, bool save)
 }
 
 /*
- * One update, every other part of it in place, so that what else the machine does meets both ways
- * alike.  The attempt's own times belong to the half of it that is consistent, by half.
+ * One update, every other part of it in place.  Half an update's time each way, as the median part
+ * has it: what else the machine does stops some parts, and meets both ways alike.  The attempt's
+ * own times belong to the half of it that is consistent, by half.
  */
 static void update_by_turns(struct scene *s, bool first_in_place, double *ret_in_place,
                             double *ret_consistent)
 {
-        uint32_t n = s->state->plan->n_chunks;
-        double in_place = 0, consistent = 0, begin = now();
+        uint32_t n = s->state->plan->n_chunks, parts[2] = { 0 };
+        double took[2][PARTS], own, begin = now();
 
         begin_attempt(s->state);
-        consistent += (now() - begin) / 2;
+        own = now() - begin;
         for (uint32_t part = 0; part < PARTS; part++) {
                 uint32_t first = (uint32_t)((uint64_t)n * part / PARTS);
                 uint32_t end = (uint32_t)((uint64_t)n * (part + 1) / PARTS);
+                bool consistent = part % 2 == first_in_place;
 
                 begin = now();
-                if (part % 2 == first_in_place) {
+                if (consistent)
                         update_consistent(s, first, end, false);
-                        consistent += now() - begin;
-                        continue;
-                }
-                update_in_place(s, first, end);
-                in_place += now() - begin;
-                for (uint32_t i = first; i < end; i++)
+                else
+                        update_in_place(s, first, end);
+                took[consistent][parts[consistent]++] = now() - begin;
+                for (uint32_t i = first; !consistent && i < end; i++)
                         undo_skip(s->state, i, s->state->record->version + 1);
         }
         begin = now();
         state_finish(s->state);
-        *ret_consistent = consistent + (now() - begin) / 2;
-        *ret_in_place = in_place;
+        own += now() - begin;
+        *ret_in_place = PARTS / 2 * median(took[0], parts[0]);
+        *ret_consistent = PARTS / 2 * median(took[1], parts[1]) + own / 2;
 }
 
 static double copy_memory(struct scene *s)
@@ -276,13 +290,6 @@ static int scene_deinit(struct scene *s)
 }
 
 /* ---- figures ----------------------------------------------------------------------- */
-
-static int compare(const void *a, const void *b)
-{
-        double x = *(const double *)a, y = *(const double *)b;
-
-        return (x > y) - (x < y);
-}
 
 /* What the one takes beyond the other, or NULL, in times of a third. */
 static void report(const char *name, const struct times *t, const double *of, const double *beyond,
