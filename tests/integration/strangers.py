@@ -11,8 +11,9 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, die_with_parent, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, Daemon, die_with_parent, finish_all, small_layout, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
+from ports import free_ports  # noqa: E402
 import wire  # noqa: E402
 
 MAGIC = b"zerod\r\n\x1a"
@@ -253,6 +254,27 @@ def nodes_link_while_the_door_is_crowded():
         until(c[0].peers_up, 30 * SLOW, "the link")
         for s in crowd:
             s.close()
+
+
+@case
+def second_daemon_of_one_name():
+    """Who comes later is refused and told why, once; the first one's job goes on."""
+    with Cluster(2) as c:
+        port, = free_ports(1)
+        own = {"socket": f"{c.directory}/twin.sock", "state_dir": f"{c.directory}/twin.state",
+               "view_dir": f"{c.directory}/twin.votes"}
+        peers = c[0].options["peers"].replace(f":{c[0].port}", f":{port}")
+        twin = Daemon("twin", c.directory, port, {**c[0].options, **own, "peers": peers})
+        ranks = c.ranks("work", small_layout(), [0, 1], hold=2, push=2)
+        c.daemons.append(twin)
+        twin.start()
+        until(lambda: "stop one of the two" in twin.log(), what="a word to the second one")
+        for a in ranks:
+            a.start("train", steps=50, sets=SETS)
+        finish_all(ranks)
+        assert "lost the link" not in c[1].log()
+        assert twin.log().count("stop one of the two") == 1
+        assert c[1].log().count("stop one of them") == 1
 
 
 def crowd(address, port, n):
