@@ -56,6 +56,7 @@ struct bulk_peer {
         void *broken_arg;
         bool gpu; /* it takes GPU memory; cleared by the owner if the other side's does not */
         uint64_t sent_bytes, received_bytes;
+        uint32_t silent_ms; /* since anything came, even a beat; of a path that has beats */
 };
 
 /* ---- tcp: an authenticated channel of its own (channel.h), role bulk ---- */

@@ -48,7 +48,6 @@ struct tcp_peer {
         struct channel *channel;
         enum bulk_seal seal;
         uv_timer_t beat;
-        uint32_t silent_ms;
         uint64_t token, send_sequence, receive_sequence;
         struct bulk_event begin; /* first what came early, then reading */
         struct bulk_event gone;
@@ -218,7 +217,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         struct tcp_peer *tcp = stream->data;
 
         if (n > 0)
-                tcp->silent_ms = 0;
+                tcp->base.peer.silent_ms = 0;
         if (n < 0) {
                 bulk_base_break(&tcp->base, n == UV_EOF ? "the bulk connection was closed"
                                                         : "the bulk connection failed");
@@ -389,8 +388,8 @@ static void on_beat(uv_timer_t *timer)
 {
         struct tcp_peer *tcp = timer->data;
 
-        tcp->silent_ms += BULK_BEAT_MS;
-        if (tcp->silent_ms >= BULK_SILENCE_MS)
+        tcp->base.peer.silent_ms += BULK_BEAT_MS;
+        if (tcp->base.peer.silent_ms >= BULK_SILENCE_MS)
                 bulk_base_break(&tcp->base, "nothing came over the bulk connection for 10 s");
         else if (tcp->writes == 0)
                 (void)tcp_send(&tcp->base.peer, BEAT, NULL, 0, on_beat_sent, NULL);

@@ -342,6 +342,9 @@ void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info 
         else
                 ret->link.up = true;
         memcpy(ret->bulk_detail, peer->detail, sizeof ret->bulk_detail);
+        if (peer->bulk && peer->bulk->silent_ms > 2 * BULK_BEAT_MS)
+                snprintf(ret->bulk_detail, sizeof ret->bulk_detail, "nothing came for %u s",
+                         peer->bulk->silent_ms / 1000);
         memcpy(ret->sent, peer->sent, sizeof ret->sent);
         memcpy(ret->received, peer->received, sizeof ret->received);
         ret->sent[TRAFFIC_CONTROL] = ret->link.sent_bytes;

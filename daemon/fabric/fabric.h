@@ -45,7 +45,7 @@ struct fabric_info {
         struct member_info link;
         bool up;              /* link and bulk */
         const char *bulk;     /* "ucx", "tcp", "self" or "none" */
-        char bulk_detail[96]; /* UCX transports, for instance */
+        char bulk_detail[96]; /* UCX transports, for instance; or that it is silent */
         const char *gpu;      /* GPU memory: "direct" or "staged"; "" where no GPU is in use */
         uint64_t sent[TRAFFIC_KINDS], received[TRAFFIC_KINDS]; /* bytes */
 };
