@@ -5,7 +5,7 @@
 
 static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
 {
-        static const char *const planes[] = { "master", "exp_avg", "exp_avg_sq" };
+        static const char *const planes[] = { "master", "exp_avg", "exp_avg_sq", "step", "set" };
         struct table t;
 
         fprintf(out, "job %s at version %.0f\n", field_text(answer, "job"),
@@ -20,6 +20,8 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
         }
         table_print(&t, out, ctl->colour);
         table_deinit(&t);
+        if (json_is_false(json_object_get(answer, "mirrors_agree")))
+                fputs("the mirrors differ from what they mirror: --json shows them\n", out);
 }
 
 const struct command command_checksum = { "checksum", "JOB",

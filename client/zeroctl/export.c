@@ -29,6 +29,7 @@ struct export
         struct safetensor *tensors; /* in the layout's order */
         uint32_t n;
         uint64_t bytes, done;
+        uint64_t version; /* of what is written; a new connection may find a later one */
         char temporary[PATH_MAX];
         int fd;
         struct progress progress;
@@ -111,8 +112,7 @@ static int put_header(struct export *e)
         size_t size;
         int r;
 
-        snprintf(version, sizeof(version), "%llu",
-                 (unsigned long long)zero_version(e->ctl->client));
+        snprintf(version, sizeof(version), "%llu", (unsigned long long)e->version);
         json_object_set_new(metadata, "format", json_string("pt"));
         json_object_set_new(metadata, "job", json_string(e->ctl->argument));
         json_object_set_new(metadata, "version", json_string(version));
@@ -162,19 +162,29 @@ static int put_all(struct export *e)
 
 /* ---- one version ----------------------------------------------------------------------- */
 
+/* The latest that any owner's shards are at: each read was of the version then or an earlier one.
+ */
 static int version_now(struct ctl *ctl, double *ret)
 {
-        json_t *answer, *job;
-        size_t i;
-        int r = ctl_ask_about(ctl, "jobs", NULL, &answer);
+        json_t *answer, *group, *shard, *version;
+        size_t i, k;
+        int r = ctl_ask_about(ctl, "shards", ctl->argument, &answer);
 
         if (r != CTL_OK)
                 return r;
-        *ret = -1;
-        json_array_foreach(json_object_get(answer, "jobs"), i, job)
+        *ret = 0;
+        json_array_foreach(
+                json_object_get(json_array_get(json_object_get(answer, "jobs"), 0), "groups"), i,
+                group)
         {
-                if (strcmp(field_text(job, "job"), ctl->argument) == 0)
-                        *ret = field_number(job, "version");
+                json_array_foreach(json_object_get(group, "shards"), k, shard)
+                {
+                        version = json_object_get(shard, "version");
+                        if (!json_is_number(version))
+                                *ret = -1; /* its owner is away */
+                        else if (*ret >= 0 && json_number_value(version) > *ret)
+                                *ret = json_number_value(version);
+                }
         }
         json_decref(answer);
         return CTL_OK;
@@ -182,15 +192,19 @@ static int version_now(struct ctl *ctl, double *ret)
 
 static int check_version(struct export *e)
 {
-        double before = (double)zero_version(e->ctl->client), after = -1;
+        double after;
         int r = version_now(e->ctl, &after);
 
-        if (r != CTL_OK || before == after)
+        if (r != CTL_OK || (after >= 0 && after <= (double)e->version))
                 return r;
-        ctl_error("job '%s' went from version %.0f to %.0f meanwhile, so the file would hold "
-                  "both: export when no trainer runs, or restore a checkpoint under another name "
-                  "and export that",
-                  e->ctl->argument, before, after);
+        if (after < 0)
+                ctl_error("job '%s': not all owners tell which version their shards have",
+                          e->ctl->argument);
+        else
+                ctl_error("job '%s' went from version %llu to %.0f meanwhile, so the file would "
+                          "hold both: export when no trainer runs, or restore a checkpoint under "
+                          "another name and export that",
+                          e->ctl->argument, (unsigned long long)e->version, after);
         return CTL_FAILED;
 }
 
@@ -264,6 +278,7 @@ static int run(struct ctl *ctl)
         if (r != CTL_OK)
                 return r;
         e.layout = zero_client_layout(ctl->client);
+        e.version = zero_version(ctl->client);
         r = list_tensors(&e);
         if (r == CTL_OK)
                 r = write_file(&e);
@@ -272,8 +287,8 @@ static int run(struct ctl *ctl)
                 return r;
         return ctl_show(ctl,
                         json_pack("{s:s, s:s, s:I, s:I, s:I}", "job", ctl->argument, "file",
-                                  ctl->file, "version", (json_int_t)zero_version(ctl->client),
-                                  "tensors", (json_int_t)e.n, "bytes", (json_int_t)e.bytes),
+                                  ctl->file, "version", (json_int_t)e.version, "tensors",
+                                  (json_int_t)e.n, "bytes", (json_int_t)e.bytes),
                         show);
 }
 

@@ -480,10 +480,13 @@ void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
 /* An order-independent hash of a plane over this owner's part: sums of block hashes. */
+enum { CHECKSUM_PLANES = 5 }; /* master, exp_avg, exp_avg_sq, step, set */
 struct checksum {
-        uint64_t sum[3][2]; /* master, exp_avg, exp_avg_sq */
+        uint64_t sum[CHECKSUM_PLANES][2];
+        uint64_t version; /* of all of it */
 };
-/* Computes it on an offload thread once the job is at that version and no update runs. */
+/* Computes it on an offload thread once the job is at that version, or later, and no update runs.
+ */
 void checksum_start(struct holding *h, uint64_t version,
                     void (*done)(void *arg, const struct checksum *sum), void *arg);
 

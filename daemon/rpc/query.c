@@ -10,13 +10,15 @@
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
+enum { CHECKSUM_ROUNDS = 20 };
+
 /* A question to all nodes. */
 struct survey {
         struct rpc *rpc;
         struct pending_call *call; /* NULL once it has ended */
         struct job *job;           /* the job asked about, or NULL */
         const char *what;
-        uint32_t pending;
+        uint32_t pending, rounds;
         int status;
         char text[300];
         struct answer {
@@ -90,16 +92,26 @@ static json_t *survey_shards(struct survey *s)
         return j;
 }
 
-static const char *const checksum_planes[] = { "master", "exp_avg", "exp_avg_sq" };
+static const char *const checksum_planes[CHECKSUM_PLANES] = { "master", "exp_avg", "exp_avg_sq",
+                                                              "step", "set" };
 static const char *const checksum_copies[PLACEMENT_COPIES] = { "own", "mirror" };
 
-/* Planes of all owners, each of one copy; NULL if none of them told. */
-static json_t *survey_sums(const struct survey *s, uint32_t copy)
+static json_t *hex_of(const uint64_t sum[2])
 {
-        json_t *planes = json_object();
         char hex[33];
 
-        for (size_t p = 0; p < 3; p++) {
+        snprintf(hex, sizeof hex, "%016llx%016llx", (unsigned long long)sum[0],
+                 (unsigned long long)sum[1]);
+        return json_string(hex);
+}
+
+/* Planes of all owners, each of one copy, and their sum. */
+static json_t *survey_sums(const struct survey *s, uint32_t copy, json_t **ret_all)
+{
+        json_t *planes = json_object();
+        uint64_t all[2] = { 0, 0 };
+
+        for (size_t p = 0; p < CHECKSUM_PLANES; p++) {
                 uint64_t sum[2] = { 0, 0 };
 
                 for (uint32_t n = 0; n < s->job->x->cluster->n_nodes; n++) {
@@ -110,23 +122,61 @@ static json_t *survey_sums(const struct survey *s, uint32_t copy)
                         for (size_t i = 0; i < 2; i++)
                                 sum[i] += (uint64_t)json_integer_value(json_array_get(part, i));
                 }
-                snprintf(hex, sizeof hex, "%016llx%016llx", (unsigned long long)sum[0],
-                         (unsigned long long)sum[1]);
-                json_object_set_new(planes, checksum_planes[p], json_string(hex));
+                all[0] += sum[0];
+                all[1] += sum[1];
+                json_object_set_new(planes, checksum_planes[p], hex_of(sum));
         }
+        *ret_all = hex_of(all);
         return planes;
+}
+
+/* Of all holders one version; else the job has stepped between their answers. */
+static bool is_of_one_version(const struct survey *s, json_int_t *ret)
+{
+        json_int_t least = INT64_MAX, most = -1;
+
+        for (uint32_t n = 0; n < s->rpc->x->cluster->n_nodes; n++) {
+                json_t *versions = json_object_get(s->answers[n].json, "versions");
+
+                for (size_t i = 0; i < json_array_size(versions); i++) {
+                        json_int_t version = json_integer_value(json_array_get(versions, i));
+
+                        least = version < least ? version : least;
+                        most = version > most ? version : most;
+                }
+        }
+        *ret = most;
+        return least >= most;
 }
 
 static json_t *survey_checksum(struct survey *s)
 {
-        json_t *j = json_object(), *planes = survey_sums(s, 0);
+        json_t *all, *j, *planes = survey_sums(s, 0, &all);
+        json_int_t version;
 
+        if (!is_of_one_version(s, &version)) {
+                json_decref(planes);
+                json_decref(all);
+                s->status = ZERO_EBUSY;
+                snprintf(s->text, sizeof s->text,
+                         "the nodes told of more than one version in %d tries, as the job steps "
+                         "meanwhile: "
+                         "ask again",
+                         CHECKSUM_ROUNDS);
+                return NULL;
+        }
+        j = json_object();
         json_object_set_new(j, "job", json_string(s->job->name));
-        json_object_set_new(j, "version", json_integer((json_int_t)s->job->version));
-        json_object_set(j, "checksum", json_object_get(planes, checksum_planes[0]));
+        json_object_set_new(j, "version", json_integer(version));
+        json_object_set_new(j, "checksum", all);
         json_object_set_new(j, "planes", planes);
-        if (s->job->place.copies > 1)
-                json_object_set_new(j, "mirrors", survey_sums(s, 1));
+        if (s->job->place.copies > 1) {
+                json_t *mirrors = survey_sums(s, 1, &all);
+
+                json_object_set_new(j, "mirrors_agree", json_boolean(json_equal(planes, mirrors)));
+                json_object_set_new(j, "mirrors", mirrors);
+                json_decref(all);
+        }
         return j;
 }
 
@@ -216,6 +266,24 @@ static void survey_end(struct survey *s)
         free(s);
 }
 
+static void survey_ask_all(struct survey *s);
+
+/* A checksum of several versions is none: it is asked for again, some times. */
+static bool survey_again(struct survey *s)
+{
+        json_int_t version;
+
+        if (!s->call || s->status || strcmp(s->what, "checksum") != 0 ||
+            is_of_one_version(s, &version) || ++s->rounds >= CHECKSUM_ROUNDS)
+                return false;
+        for (uint32_t n = 0; n < ZERO_NODE_MAX; n++) {
+                json_decref(s->answers[n].json);
+                s->answers[n] = (struct answer){ .json = NULL };
+        }
+        survey_ask_all(s);
+        return s->pending > 0;
+}
+
 static void question_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         struct question *q = arg;
@@ -232,7 +300,7 @@ static void question_answered(void *arg, int status, const char *text, const Zer
                 snprintf(s->text, sizeof s->text, "%s", text);
         }
         free(q);
-        if (--s->pending == 0)
+        if (--s->pending == 0 && !survey_again(s))
                 survey_end(s);
 }
 
@@ -311,11 +379,21 @@ static uint64_t survey_patience(const struct pending_call *call, const struct su
         return kind->most_ms && kind->most_ms < timeout_ms ? kind->most_ms : timeout_ms;
 }
 
+/* Answers come from the loop, never before: at least this node's own is due. */
+static void survey_ask_all(struct survey *s)
+{
+        const struct survey_kind *kind = survey_kind(s->what);
+        uint64_t patience = survey_patience(s->call, kind);
+
+        for (uint32_t n = 0; n < s->rpc->x->cluster->n_nodes; n++)
+                if (!kind->owners_only || placement_owner_on(&s->job->place, n) != NO_OWNER)
+                        survey_ask(s, n, kind->question, patience);
+}
+
 static int survey_start(struct pending_call *call, const struct survey_kind *kind,
                         const char *argument, struct fault *fault)
 {
         struct rpc *rpc = call->session->rpc;
-        const struct exchange *x = rpc->x;
         struct job *job = NULL;
         struct survey *s;
         int r = 0;
@@ -336,12 +414,7 @@ static int survey_start(struct pending_call *call, const struct survey_kind *kin
         call->request.subject = s;
         call->request.describe = survey_describe;
         call->request.forget = survey_forget;
-        s->pending = 1;
-        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                if (!kind->owners_only || placement_owner_on(&job->place, n) != NO_OWNER)
-                        survey_ask(s, n, kind->question, survey_patience(call, kind));
-        s->pending--; /* answers come from the loop, never before: at least this node's own is due
-                       */
+        survey_ask_all(s);
         return 0;
 }
 
@@ -422,7 +495,8 @@ struct checksum_question {
         uint32_t node, pending;
         uint64_t call;
         bool told[PLACEMENT_COPIES];
-        uint64_t total[PLACEMENT_COPIES][3][2];
+        uint64_t total[PLACEMENT_COPIES][CHECKSUM_PLANES][2];
+        json_t *versions;
         uint32_t n_parts;
         struct checksum_part {
                 struct checksum_question *question;
@@ -434,7 +508,7 @@ static json_t *checksum_totals(uint64_t (*total)[2])
 {
         json_t *j = json_object();
 
-        for (size_t p = 0; p < 3; p++)
+        for (size_t p = 0; p < CHECKSUM_PLANES; p++)
                 json_object_set_new(
                         j, checksum_planes[p],
                         json_pack("[I,I]", (json_int_t)total[p][0], (json_int_t)total[p][1]));
@@ -448,6 +522,7 @@ static void checksum_answer(struct checksum_question *q)
         if (--q->pending)
                 return;
         sums = json_object();
+        json_object_set_new(sums, "versions", q->versions);
         for (uint32_t copy = 0; copy < PLACEMENT_COPIES; copy++)
                 if (q->told[copy])
                         json_object_set_new(sums, checksum_copies[copy],
@@ -463,7 +538,8 @@ static void checksum_done(void *arg, const struct checksum *sum)
         uint64_t(*total)[2] = q->total[part->copy];
 
         q->told[part->copy] = true;
-        for (size_t p = 0; p < 3; p++)
+        json_array_append_new(q->versions, json_integer((json_int_t)sum->version));
+        for (size_t p = 0; p < CHECKSUM_PLANES; p++)
                 for (size_t i = 0; i < 2; i++)
                         total[p][i] += sum->sum[p][i];
         checksum_answer(q);
@@ -482,7 +558,9 @@ static void query_checksum(struct job *job, uint32_t node, const Zero__LinkMessa
                 answer(job->x, node, m, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        *q = (struct checksum_question){ .x = job->x, .node = node, .pending = 1, .call = m->call };
+        *q = (struct checksum_question){
+                .x = job->x, .node = node, .pending = 1, .call = m->call, .versions = json_array()
+        };
         for_holdings (job, h) {
                 struct checksum_part *part = &q->parts[q->n_parts++];
 

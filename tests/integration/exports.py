@@ -8,7 +8,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import BIG, Place, planes, train  # noqa: E402
-from cluster import SETS, Cluster, Tools, small_layout  # noqa: E402
+from cluster import SETS, Cluster, Tools, small_layout, step_all  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 TRIES = 8  # to have a step in the middle of an export
@@ -58,15 +58,16 @@ def export_and_import(dtype):
         assert sorted(os.listdir(d)) == ["a.safetensors", "s.safetensors", "t.safetensors"]
 
 
-@case
-def export_of_a_job_that_steps():
-    with Place() as d, Cluster(1) as c:
-        a, = c.ranks("job", BIG, [0], hold=2, push=2)
+@cases_of([1, 2], "{}_nodes")
+def export_of_a_job_that_steps(nodes):
+    """No owner may have stepped while its shards were read, whatever the node that is asked has heard."""
+    with Place() as d, Cluster(nodes, delay_ms=20 * (nodes - 1)) as c:
+        ranks = c.ranks("job", BIG, range(nodes), hold=2, push=2)
         for _ in range(TRIES):
-            asked = subprocess.Popen([Tools.zeroctl, "--socket", c[0].socket, "export", "job", f"{d}/a.safetensors"],
+            asked = subprocess.Popen([Tools.zeroctl, "--socket", c[nodes - 1].socket, "export", "job", f"{d}/a.safetensors"],
                                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             while asked.poll() is None:
-                a.do("step", sets=SETS)
+                step_all(ranks, sets=SETS)
             said = asked.communicate()[1]
             if asked.returncode:
                 break

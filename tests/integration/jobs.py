@@ -80,6 +80,51 @@ def put_reaches_every_node():
 
 
 @case
+def checksum_is_of_one_version():
+    """Whatever is told while the job steps is what it comes to when it stands still at that version."""
+    steps = 12
+
+    def ranks_of(c):
+        return c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+    with Cluster(2) as c:
+        ranks, sums = ranks_of(c), {}
+        for _ in range(steps):
+            train(ranks, 1, first_step=len(sums))
+            told = c.checksum("job")
+            sums[told["version"]] = told
+    assert sorted(sums) == list(range(1, steps + 1))
+    with Cluster(2, delay_ms=20) as c:
+        ranks, seen = ranks_of(c), set()
+        for step in range(steps):
+            for a in ranks:
+                a.start("train", steps=1, sets=SETS, first_step=step)
+            while not all(a.ready() for a in ranks):
+                r = c[step % 2].ctl_run("--json", "checksum", "job")
+                assert r.returncode == 0 or "more than one version" in r.stderr, r.stderr
+                told = json.loads(r.stdout) if r.returncode == 0 else {"version": 0}
+                assert told["version"] == 0 or told == sums[told["version"]], (told, sums[told["version"]])
+                seen.add(told["version"])
+            finish_all(ranks)
+        assert len(seen) > 1, seen
+
+
+@case
+def checksum_covers_everything():
+    """Each plane, a tensor's step and set included, changes its own sum and that of all."""
+    with Cluster(3, mirror=1) as c:
+        ranks = c.ranks("job", small_layout(width=256), [0, 1], hold=2, push=2)
+        train(ranks, 1)
+        was = c.checksum("job")
+        for plane, values in (("master", [1.5]), ("exp_avg", [0.25]), ("exp_avg_sq", [0.125]), ("step", [7]), ("set", [1])):
+            ranks[0].do("put", tensor=2, plane=plane, values=values)
+            told = c.checksum("job")
+            assert told["mirrors_agree"] and told["mirrors"] == told["planes"], told
+            assert told["checksum"] != was["checksum"]
+            assert {p for p in told["planes"] if told["planes"][p] != was["planes"][p]} == {plane}, (plane, told, was)
+            was = told
+
+
+@case
 def load_into_another_partition():
     """A job's planes written into one with other owners continue bit for bit."""
     planes = ("master", "exp_avg", "exp_avg_sq", "step")

@@ -1,6 +1,7 @@
 /*
  * A hash of the planes that does not depend on how they are partitioned: the sum of the
- * hashes of all blocks of 128 elements, each keyed with its plane, tensor and place.
+ * hashes of all blocks of 128 elements, each keyed with its plane, tensor and place.  Of a tensor's
+ * step and set each block has a hash too: every owner with a part of the tensor keeps both.
  */
 #include "daemon/exchange/planes/access.h"
 #include "daemon/exchange/planes/staging.h"
@@ -38,6 +39,34 @@ static void checksum_blocks(uint64_t sum[2], uint32_t plane, uint32_t tensor, ui
         }
 }
 
+static void checksum_single(uint64_t sum[2], enum zero_plane plane, const struct plan_segment *s,
+                            uint64_t first, uint64_t value)
+{
+        for (uint64_t i = 0; i < s->count; i += HASH_BLOCK) {
+                const struct {
+                        uint32_t plane, tensor;
+                        uint64_t first, value;
+                } block = { plane, s->tensor, first + i, value };
+                uint64_t hash[2];
+
+                crypto_generichash((uint8_t *)hash, sizeof hash, (const uint8_t *)&block,
+                                   sizeof block, NULL, 0);
+                sum[0] += hash[0];
+                sum[1] += hash[1];
+        }
+}
+
+/* What its tensor has one of. */
+static void checksum_singles(struct work *w, const struct plan_segment *s)
+{
+        const struct state *state = w->holding->state;
+        uint64_t first = s->in_group - w->job->layout->tensors[s->tensor].offset;
+
+        checksum_single(w->checksum.sum[3], ZERO_PLANE_STEP, s, first,
+                        state->tensor_step[s->tensor]);
+        checksum_single(w->checksum.sum[4], ZERO_PLANE_SET, s, first, state->tensor_set[s->tensor]);
+}
+
 static void checksum_segment(struct work *w, enum zero_plane plane, const struct plan_segment *s,
                              const float *values)
 {
@@ -66,6 +95,7 @@ static void checksum_run(struct offload_task *task, uint32_t worker)
                         continue;
                 checksum_segment(w, ZERO_PLANE_EXP_AVG, s, state->exp_avg + s->moment);
                 checksum_segment(w, ZERO_PLANE_EXP_AVG_SQ, s, state->exp_avg_sq + s->moment);
+                checksum_singles(w, s);
         }
 }
 
@@ -83,6 +113,7 @@ static void checksum_begin(struct work *w)
 {
         for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
                 shard_pin(w->holding, g);
+        w->checksum.version = w->job->version; /* the pins keep the next update waiting */
         w->task.run = checksum_run;
         w->task.done = checksum_end;
         offload_submit(w->job->x->offload, &w->task);

@@ -300,7 +300,7 @@ static void sum_done(void *arg, const struct checksum *sum)
 {
         struct sum *s = arg;
 
-        for (int p = 0; p < 3; p++)
+        for (int p = 0; p < CHECKSUM_PLANES; p++)
                 for (int k = 0; k < 2; k++)
                         s->total.sum[p][k] += sum->sum[p][k];
         s->pending--;
