@@ -141,9 +141,16 @@ def victims(c, who):
 
 def all_aborted(ranks, version):
     """Each is told, once, that the attempt is void; they are let in again together."""
+    told = set()
     for a in ranks:
-        if not a.asked:
+        if a.asked:
+            continue
+        # a gradient that was written and not pushed keeps zero_norm() from asking at all
+        if a.ask("push", group=1)["status"] == "EABORTED":
+            told.add(a)
+        else:
             a.start("norm")
     for a in ranks:
-        expect(a.finish(), "EABORTED")
+        if a not in told:
+            expect(a.finish(), "EABORTED")
         assert a.do("version")["version"] == version
