@@ -84,7 +84,7 @@
           "the state, while three quarters of the free memory hold it. With less the next update " \
           "waits until the rest is on the disk.")                                                  \
         N("State and memory", memory_limit, SIZE, "bytes", "0", 0, 1ull << 60,                     \
-          "Most memory for the states of all jobs. 0: no limit.")                                  \
+          "Most memory for the states of all jobs, and for layouts of 1 MiB and more. 0: no limit.")                                  \
         N("State and memory", window, SIZE, "bytes", "0", 0, 1ull << 50,                           \
           "Gather window of a job on this node. 0: what its ranks declare that they hold.")        \
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \

@@ -227,6 +227,20 @@ static bool holdings_new(struct job *job)
         return true;
 }
 
+/* Whether a job with that layout may be made. */
+static int open_new_check(struct exchange *x, const char *name, uint32_t uid, const layout *l,
+                          struct fault *fault)
+{
+        uint64_t bytes = job_layout_bytes(l);
+        char what[ZERO_NAME_MAX + 40];
+        int r = job_new_check(x, name, uid, fault);
+
+        if (r || !bytes)
+                return r;
+        snprintf(what, sizeof what, "the layout of job '%s'", name);
+        return store_admit(x->store, bytes, bytes, what, fault);
+}
+
 void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__Open *open = m->open;
@@ -254,7 +268,7 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 r = layout_from_message(open->layout, &l, &fault);
         if (!r)
                 r = job ? open_check(job, open, l, &fault)
-                        : job_new_check(x, m->job, open->uid, &fault);
+                        : open_new_check(x, m->job, open->uid, l, &fault);
         if (r || job) {
                 layout_free(l);
                 if (r)

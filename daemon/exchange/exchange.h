@@ -164,6 +164,7 @@ struct job {
         enum zero_dtype reduce_dtype;
         enum zero_dtype grad_dtype; /* what local ranks push; set by the first of them */
         layout *layout;
+        uint64_t layout_bytes; /* that the quota counts for it */
         struct placement place;
         struct partition *partition;
         struct list holdings; /* this node's; none where it holds no shards */
@@ -240,6 +241,11 @@ void resume_free(struct exchange *x);
 void jobs_claim(struct exchange *x, uint32_t node);
 /* Of the user's finished jobs that no session here looks at, the one that finished first, or NULL. */
 struct job *job_finished_first(struct exchange *x, uint32_t uid);
+/*
+ * Memory for the books of a layout's tensors and groups, on a node that also coordinates the job;
+ * 0: so little that the quota does not count it.
+ */
+uint64_t job_layout_bytes(const layout *l);
 /* Whether a job of that name may be made. */
 int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
 /* A holding that was just given its state, which stands between two steps. */

@@ -14,6 +14,7 @@
 #include "proto/cleanup.h"
 
 enum { STEPPING_MS = 60000 };
+enum { TENSOR_BYTES = 512, GROUP_BYTES = 1024, LAYOUT_COPIES = 3, LAYOUT_SMALL = 1 << 20 };
 
 /* ---- names and lookups ---------------------------------------------------- */
 
@@ -105,6 +106,7 @@ static void job_free(struct job *job)
         gathers_free(job);
         job_release_holdings(job);
         partition_free(job->partition);
+        store_uncount(job->x->store, job->layout_bytes);
         layout_free(job->layout);
         free(job->node_of_rank);
         free(job->here);
@@ -193,6 +195,17 @@ static bool job_alloc(struct job *job)
                reduce_new(job, &job->reduce) == 0;
 }
 
+/* Measured, with 262,144 tensors of nothing: 500 bytes a tensor beside the names. */
+uint64_t job_layout_bytes(const layout *l)
+{
+        uint64_t bytes =
+                (uint64_t)l->n_tensors * TENSOR_BYTES + (uint64_t)l->n_groups * GROUP_BYTES;
+
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                bytes += LAYOUT_COPIES * strlen(l->tensors[t].name);
+        return bytes < LAYOUT_SMALL ? 0 : bytes;
+}
+
 struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
                     uint32_t reduce_dtype, layout *l)
 {
@@ -214,6 +227,8 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
         job->lost = RANK_ABSENT;
         job->coordinator = coordinator_of(x, name);
         job->layout = l;
+        job->layout_bytes = job_layout_bytes(l);
+        store_count(x->store, job->layout_bytes);
         job->place = x->view;
         list_init(&job->link);
         list_init(&job->holdings);

@@ -146,6 +146,9 @@ uint64_t store_quota(const struct store *store);
  */
 int store_admit(const struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                 struct fault *fault);
+/* Memory beside the states that the quota counts: there, and gone again.  Never refused. */
+void store_count(struct store *store, uint64_t bytes);
+void store_uncount(struct store *store, uint64_t bytes);
 /*
  * Calls each() for every state file there is, with the name for state_open(); stops
  * when it returns non-zero, and returns that; -errno if the directory cannot be read.

@@ -318,3 +318,13 @@ void store_give(struct store *store, uint64_t bytes)
         assert(store->used >= bytes);
         store->used -= bytes;
 }
+
+void store_count(struct store *store, uint64_t bytes)
+{
+        store->used += bytes;
+}
+
+void store_uncount(struct store *store, uint64_t bytes)
+{
+        store_give(store, bytes);
+}

@@ -494,6 +494,27 @@ def memory_limit():
         assert 0 < used["state_used"] <= used["state_quota"] == 8 << 20, used
 
 
+@case
+def memory_limit_counts_layouts():
+    """Tensors of no elements take memory all the same: a second job of so many is refused, until the first is gone."""
+    layout = wire.layout_message([{"name": "g", "tensors": [{"name": f"t{i}", "shape": [0]} for i in range(100_000)]}])
+    attach = {1: layout, 2: 1, 3: 1, 4: 1, 5: 1}
+    with Cluster(1, memory_limit="64M") as c:
+        raws = [wire.Raw(c[0].socket) for _ in range(3)]
+        for i, raw in enumerate(raws):
+            raw.hello(f"many{i}", 0, 1, timeout_ms=60000 * WAIT)
+        assert raws[0].ask("attach", attach)[0] == wire.OK
+        assert c[0].status()["memory"]["state_used"] > 50_000_000
+        status, text, _ = raws[1].ask("attach", attach)
+        assert status != wire.OK and "layout" in text and "memory_limit" in text, (status, text)
+        raws[0].close()
+        c[0].ctl("drop", "many0")
+        until(lambda: c[0].status()["memory"]["state_used"] == 0, what="room")
+        assert raws[2].ask("attach", attach)[0] == wire.OK
+        for raw in raws[1:]:
+            raw.close()
+
+
 def still_trains_two(ranks):
     for a in ranks:
         a.start("train", steps=2, sets=[SETS[0]])
