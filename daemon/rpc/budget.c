@@ -28,11 +28,6 @@ void budget_worked(struct budget *budget, uint64_t ns)
         budget->credit_ns -= (int64_t)ns;
 }
 
-bool budget_is_low(const struct budget *budget)
-{
-        return budget->credit_ns < budget->quantum_ns / 2;
-}
-
 bool budget_grant(struct budget *budget, size_t bytes)
 {
         if (budget->frames && budget->frames + bytes > FRAMES_MAX)

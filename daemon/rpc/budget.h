@@ -31,7 +31,5 @@ void budget_init(struct budget *budget, uint64_t now_ms);
 /* Whether the user may go on. */
 bool budget_may_work(struct budget *budget, uint64_t now_ms);
 void budget_worked(struct budget *budget, uint64_t ns);
-/* Whether the user has worked so much of late that an answer may be one given a moment ago. */
-bool budget_is_low(const struct budget *budget);
 /* Grants a frame of so many bytes; without another frame in reading, any frame is granted. */
 bool budget_grant(struct budget *budget, size_t bytes);

@@ -18,6 +18,8 @@ struct user {
         bool privileged;
         uint32_t n_sessions;
         struct budget budget;
+        uint64_t asked_ms; /* loop time, since when so many questions for the status came */
+        uint32_t asked;
 };
 
 struct users {

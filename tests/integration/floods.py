@@ -334,7 +334,7 @@ def replies_that_are_not_read():
 
 # ---- loop time ----------------------------------------------------------------------------------
 
-FLOOD, QUESTIONS = 96, 5000
+FLOOD, QUESTIONS = 96, 5000 // SLOW
 
 
 def flood_of_status(attack, path):
