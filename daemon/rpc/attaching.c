@@ -85,6 +85,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         reply->attach = &attach;
         session_reply(s, reply, fds, n);
         free(accepted);
+        rpc_share(s->rpc);
 }
 
 static int attach_observer(struct pending_call *call, struct fault *fault)

@@ -14,7 +14,7 @@
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
-enum { SERVER_TICK_MS = 250 };
+enum { SERVER_TICK_MS = 100, TICKS_TRIM = 10 };
 enum { ACCEPTS = 8 }; /* in one turn of the loop */
 enum { HEAP_GROWTH = 16 << 20 };
 
@@ -92,8 +92,7 @@ static void server_polled(uv_poll_t *poll, int status, int events)
 
 /* ---- the tick ---------------------------------------------------------------------- */
 
-/* Whose jobs the loop serves now: of one user, of several, or of none. */
-static void server_share(struct rpc *rpc)
+void rpc_share(struct rpc *rpc)
 {
         bool some = false, several = false;
         uid_t uid = 0;
@@ -101,7 +100,7 @@ static void server_share(struct rpc *rpc)
         list_for_each (&rpc->x->jobs, item) {
                 const struct job *job = CONTAINER_OF(item, struct job, link);
 
-                if (!job_is_stepping(job))
+                if (!job->n_attached && !job_is_stepping(job))
                         continue;
                 several = several || (some && job->uid != uid);
                 some = true;
@@ -135,9 +134,10 @@ static void server_tick(uv_timer_t *timer)
         list_for_each (&rpc->sessions, item) {
                 session_check(CONTAINER_OF(item, struct session, link), now);
         }
-        server_share(rpc);
+        rpc_share(rpc);
         users_sweep(&rpc->users, now);
-        server_trim(rpc);
+        if (++rpc->ticks % TICKS_TRIM == 0)
+                server_trim(rpc);
         log_tick();
         if (!uv_is_active((uv_handle_t *)&rpc->listener) && !disposal_full())
                 uv_poll_start(&rpc->listener, UV_READABLE, server_polled);

@@ -16,6 +16,7 @@ struct rpc {
         int fd;
         int spare; /* closed to take a client with where no descriptor is left */
         uv_timer_t tick;
+        uint32_t ticks;
         uint32_t handles; /* not closed yet */
         size_t heap_kept; /* bytes that the allocator keeps though they were given back */
         struct conns conns;
@@ -65,6 +66,9 @@ struct pending_call {
 
 /* Frees the server and tells closed(), once it neither listens nor has sessions. */
 void rpc_gone(struct rpc *rpc);
+
+/* Tells users whether the loop serves jobs of others; to be called when one has begun. */
+void rpc_share(struct rpc *rpc);
 
 /* Takes fd over on success.  As user_enter(), or what the kernel says. */
 int session_new(struct rpc *rpc, int fd);
