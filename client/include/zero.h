@@ -332,9 +332,10 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
  * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated,
  * leases and gradients are gone, and the caller replays the step from its first fetch.
  * ZERO_EDEADLINE leaves the step as it is and names who is waited for.
- * ZERO_ELOSTRANK, also from zero_norm(), a fetch or a wait for gradient memory: a rank's
- * session ended without zero_close().  The step cannot end without it: calls say so at once, and
- * ZERO_EABORTED when it, or its successor, has attached.
+ * ZERO_ELOSTRANK, also from zero_norm(), a fetch or a wait for gradient memory: a rank has left by
+ * zero_close(), or, with ZERO_LOST_FAIL, its session ended otherwise.  The step cannot end without
+ * it: calls say so at once, and ZERO_EABORTED when it, or its successor, has attached.  With
+ * ZERO_LOST_WAIT calls wait for the successor, and end with ZERO_EDEADLINE.
  */
 int zero_step(struct zero_client *client, const struct zero_step *step,
               struct zero_result *ret_result);

@@ -333,6 +333,19 @@ static struct zero_client *observer(const struct fake *f)
         return c;
 }
 
+Test(attach, a_tensor_without_its_shape_is_told_so)
+{
+        struct zero_tensor t = { .name = "t", .ndim = 2 };
+        struct zero_layout *l;
+        uint32_t index;
+
+        cr_assert_eq(zero_layout_new(&l), ZERO_OK);
+        cr_assert_eq(zero_layout_group(l, "g", ZERO_FP32, NULL, 0, 0, &index), ZERO_OK);
+        cr_assert_eq(zero_layout_tensor(l, index, &t, &index), ZERO_EINVAL);
+        cr_assert(strstr(zero_layout_error(l), "shape is NULL"), "%s", zero_layout_error(l));
+        zero_layout_free(l);
+}
+
 Test(attach, observer_is_given_the_layout)
 {
         struct fake f = { 0 };
