@@ -83,8 +83,8 @@ struct device_ops {
         const char *name;
 
         /*
-         * p, m, v = AdamW(p, m, v, grad) for n elements.  undo: of the host alone, NULL: nothing
-         * is kept.
+         * p, m, v = AdamW(p, m, v, grad) for n elements.  undo: for host memory alone; NULL:
+         * nothing is kept.
          */
         void (*adamw)(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
                       const float *grad, const struct adamw_undo *undo);

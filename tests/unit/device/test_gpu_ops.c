@@ -79,6 +79,21 @@ Test(gpu_memory, an_operation_is_done_when_it_returns)
         window_free(&b);
 }
 
+Test(gpu_memory, an_update_of_host_memory_keeps_old_values_where_there_is_a_gpu)
+{
+        struct adamw_scalars s = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 };
+        float p[33], m[33] = { 0 }, v[33] = { 0 }, g[33] = { 0 }, old[3][33];
+        uint64_t kept = undo_mark(0);
+
+        for (int i = 0; i < 33; i++)
+                p[i] = 4;
+        gpu_ops()->adamw(&s, 33, p, m, v, g,
+                         &(struct adamw_undo){ old[0], old[1], old[2], &kept, 7 });
+        cr_assert_eq(undo_kept(kept), 40);
+        for (int i = 0; i < 33; i++)
+                cr_assert(p[i] == 2 && old[0][i] == 4 && old[1][i] == 0 && old[2][i] == 0);
+}
+
 Test(gpu_memory, an_update_is_done_when_it_returns)
 {
         const struct device_ops *ops = gpu_ops();
