@@ -14,6 +14,38 @@
 
 #include "proto/cleanup.h"
 
+enum { PUTS_MAX = 4 }; /* of one client at once: one, and those that it has given up */
+
+/* ---- what is put ------------------------------------------------------------------- */
+
+void put_values_unref(struct put_values *v)
+{
+        if (!v || --v->references)
+                return;
+        v->window->puts--;
+        push_window_unref(v->window);
+        free(v);
+}
+
+static int put_values_new(struct push_window *window, size_t bytes, struct put_values **ret,
+                          struct fault *fault)
+{
+        struct put_values *v;
+
+        if (window->puts >= PUTS_MAX)
+                return fault_set(fault, ZERO_EBUSY, "%d puts of this client are under way",
+                                 PUTS_MAX);
+        v = malloc(sizeof *v + bytes);
+        if (!v)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        *v = (struct put_values){ .references = 1, .window = window };
+        memcpy(v->data, window->segment.data, bytes);
+        window->puts++;
+        window->references++;
+        *ret = v;
+        return 0;
+}
+
 /* ---- the client's side ------------------------------------------------------------- */
 
 static void access_end(struct access *a)
@@ -25,6 +57,7 @@ static void access_end(struct access *a)
                 request_end(r, a->status, "%s", a->text);
         }
         list_remove(&a->link);
+        put_values_unref(a->values);
         push_window_unref(a->window);
         job_unref(a->job);
         free(a);
@@ -194,7 +227,8 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         w->access = a;
         w->put = a->put;
         work_name_put(w, job->x->cluster->self, a->id);
-        w->buffer = (char *)a->window->segment.data + (single ? 0 : (part.first - a->first) * size);
+        w->buffer = (a->put ? a->values->data : (char *)a->window->segment.data) +
+                    (single ? 0 : (part.first - a->first) * size);
         if (h) {
                 w->begin = work_submit;
                 w->end = local_part_end;
@@ -285,19 +319,27 @@ static int put_set_check(const struct job *job, const struct push_window *window
 int access_start(struct job *job, struct push_window *window, const Zero__Access *m, bool put,
                  uint64_t timeout_ms, struct request *r, struct fault *fault)
 {
+        struct put_values *values = NULL;
         struct access *a;
         int status = access_check(job, m, put, window->transfer_bytes, fault);
 
         if (!status && put)
                 status = m->plane == ZERO_PLANE_SET ? put_set_check(job, window, fault)
                                                     : put_check(job, fault);
+        if (!status && put)
+                status = put_values_new(
+                        window, m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane),
+                        &values, fault);
         if (status)
                 return status;
         a = calloc(1, sizeof *a);
-        if (!a)
+        if (!a) {
+                put_values_unref(values);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
         *a = (struct access){ .job = job,
                               .window = window,
+                              .values = values,
                               .request = r,
                               .put = put,
                               .id = ++job->x->last_put,

@@ -6,12 +6,24 @@
 
 #include "daemon/exchange/exchange.h"
 
+/*
+ * What a client puts, as it was when the call came: the client may write to its memory meanwhile,
+ * and all copies get the same.
+ */
+struct put_values {
+        uint32_t references;
+        struct push_window *window;
+        char data[]; /* aligned as malloc() has it */
+};
+void put_values_unref(struct put_values *v);
+
 /* A client's call, in as many parts as there are owners to ask. */
 struct access {
         struct list link; /* exchange.accesses */
         struct job *job;
         struct push_window *window;
-        struct request *request; /* NULL once it has ended */
+        struct put_values *values; /* NULL: it is no put */
+        struct request *request;   /* NULL once it has ended */
         bool put;
         uint64_t id; /* other nodes name a put by it */
         uint32_t tensor;

@@ -107,7 +107,7 @@ static void work_put_single(struct work *w)
 {
         uint64_t number, most = w->plane == ZERO_PLANE_SET ? ZERO_SET_MAX - 1 : STATE_STEP_MAX;
 
-        memcpy(&number, w->buffer, sizeof number); /* once: a client may write to it meanwhile */
+        memcpy(&number, w->buffer, sizeof number);
         if (number > most) {
                 w->end(w, ZERO_ERANGE);
                 return;
@@ -251,7 +251,7 @@ static struct access *put_find(struct exchange *x, uint64_t id)
 
 static void put_sent(void *arg, int status)
 {
-        push_window_unref(arg);
+        put_values_unref(arg);
 }
 
 /* The owner asks for what a client of this node put. */
@@ -271,11 +271,10 @@ static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
         }
         size = plane_size(job, a->tensor, a->plane);
         skip = plane_is_single(a->plane) ? 0 : (request->first - a->first) * size;
-        a->window->references++;
+        a->values->references++;
         if (fabric_payload(job->x->fabric, node, request->transfer, TRAFFIC_STATE,
-                           (char *)a->window->segment.data + skip, request->count * size, put_sent,
-                           a->window))
-                push_window_unref(a->window);
+                           a->values->data + skip, request->count * size, put_sent, a->values))
+                put_values_unref(a->values);
 }
 
 void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)

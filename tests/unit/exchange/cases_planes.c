@@ -68,6 +68,8 @@ static int client_access(struct client *c, bool put, uint32_t tensor, enum zero_
         r = access_start(job, c->window, &m, put, 10000, &c->request, &fault);
         if (r)
                 request_end(&c->request, r, "%s", fault.text);
+        if (put) /* what counts is what was there when the call came */
+                memset(c->window->segment.data, 0xff, c->window->transfer_bytes);
         net_wait(c->net, client_done, c, "a plane");
         return c->status;
 }
