@@ -26,7 +26,10 @@ struct snapshot_place {
 /* Whether that user may name that directory at all: 0, ZERO_EPERM or ZERO_EINVAL.  Does not block.
  */
 int snapshot_place_check(const struct snapshot_place *place, struct fault *fault);
-/* Opens DIR, or a checkpoint in it; make: what is missing of the path is made, mode 0700. */
+/*
+ * Opens DIR, or a checkpoint in it; make: what is missing of the path is made, mode 0700.  Below
+ * root, a directory of a third user is used as far as its mode allows everybody.
+ */
 int snapshot_place_open(const struct snapshot_place *place, bool make, int *ret_fd,
                         struct fault *fault);
 /* Bytes a second that the disk takes: writes and deletes a file of `bytes` bytes. */

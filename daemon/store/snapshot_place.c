@@ -90,16 +90,48 @@ static int open_step(int at, const char *name, int flags, bool make)
         return openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
 }
 
-static int walk(int fd, const char *path, int flags, bool make)
+/*
+ * zerod may be root, and open what the user may not: in another user's directory only that is done
+ * which its mode allows all.
+ */
+static bool may(int dir, uint32_t uid, mode_t mode)
+{
+        struct stat st;
+
+        return fstat(dir, &st) == 0 &&
+               (uid == 0 || st.st_uid == uid || trusted(st.st_uid) || (st.st_mode & mode) == mode);
+}
+
+static int step(int fd, const char *name, int flags, bool make, uint32_t uid)
+{
+        bool makes = make && may(fd, uid, S_IXOTH | S_IWOTH);
+        int next;
+
+        if (!may(fd, uid, S_IXOTH)) {
+                errno = EACCES;
+                return -1;
+        }
+        next = open_step(fd, name, flags, makes);
+        if (next < 0 && errno == ENOENT && make && !makes)
+                errno = EACCES;
+        return next;
+}
+
+static int walk(int fd, const char *path, int flags, bool make, uint32_t uid)
 {
         char name[NAME_MAX + 1];
 
         while (fd >= 0 && component(&path, name)) {
-                int next = open_step(fd, name, flags, make), error = errno;
+                int next = step(fd, name, flags, make, uid), error = errno;
 
                 close(fd);
                 errno = error;
                 fd = next;
+        }
+        if (fd >= 0 && !may(fd, uid, S_IXOTH | (make ? S_IWOTH : S_IROTH))) {
+                close(fd);
+                errno = EACCES;
+                return -1;
         }
         return fd;
 }
@@ -115,12 +147,12 @@ int snapshot_place_open(const struct snapshot_place *place, bool make, int *ret_
                 return r;
         if (rest)
                 fd = walk(open(place->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rest, O_NOFOLLOW,
-                          make);
+                          make, place->uid);
         else
-                fd = walk(open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC), place->path, 0, make);
+                fd = walk(open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC), place->path, 0, make, 0);
         if (fd < 0)
-                return fault_set(fault, ZERO_EIO, "directory %s: %s", place->path,
-                                 strerror_r(errno, why, sizeof(why)));
+                return fault_set(fault, errno == EACCES ? ZERO_EPERM : ZERO_EIO, "directory %s: %s",
+                                 place->path, strerror_r(errno, why, sizeof(why)));
         *ret_fd = fd;
         return 0;
 }

@@ -179,6 +179,32 @@ Test(checkpoints, others_come_below_the_root_only_and_no_link_leads_out)
         free(outside);
 }
 
+/* What a daemon that is root may open says nothing of what its user may. */
+Test(checkpoints, a_third_users_directory_is_used_as_its_mode_allows)
+{
+        enum { OWNER = 4711, OTHER = 4712 };
+        char *root, theirs[256], below[280];
+
+        if (geteuid())
+                cr_skip_test("a directory of another user needs root");
+        root = fixture_directory();
+        snprintf(theirs, sizeof(theirs), "%s/theirs", root);
+        snprintf(below, sizeof(below), "%s/below", theirs);
+        cr_assert_eq(mkdir(theirs, 0700) | chown(theirs, OWNER, OWNER), 0);
+        cr_assert_eq(place(root, theirs, OTHER), ZERO_EPERM);
+        cr_assert_eq(place(root, below, OTHER), ZERO_EPERM);
+        cr_assert_eq(chmod(theirs, 0755), 0);
+        cr_assert_eq(place(root, theirs, OTHER), ZERO_EPERM);
+        cr_assert_eq(place(root, below, OTHER), ZERO_EPERM);
+        cr_assert_neq(access(below, F_OK), 0);
+        cr_assert_eq(place(root, theirs, OWNER), 0);
+        cr_assert_eq(place(root, theirs, 0), 0);
+        cr_assert_eq(chmod(theirs, 0777), 0);
+        cr_assert_eq(place(root, below, OTHER), 0);
+        remove_tree(root);
+        free(root);
+}
+
 /* ---- manifest ---------------------------------------------------------------------------------
  */
 
