@@ -3,9 +3,13 @@
  * listener.
  *
  * A large payload goes by rendezvous, straight into its place, where the endpoint can read
- * remote memory (RDMA); else in pieces, eagerly, which are copied to their place as they come.
- * UCX would emulate a rendezvous there, but then it neither ends what it was receiving when
- * the endpoint is closed by force, nor stops writing to it.
+ * remote memory (RDMA, or cma of another process); else in pieces, eagerly, which are copied to
+ * their place as they come. UCX would emulate a rendezvous there, but then it neither ends what it
+ * was receiving when the endpoint is closed by force, nor stops writing to it.
+ *
+ * Reading cannot be called off: a receiver that was stopped in the middle, and whose sender has
+ * given the link up, reads what the sender's owner has put there since.  So a payload that was
+ * read has landed only when the sender confirms that the memory was still unchanged.
  *
  * GPU memory goes by rendezvous alone, which UCX does as the transports allow: read by the network
  * card or the other GPU, or staged by UCX.  In pieces each would be copied and waited for.
@@ -107,23 +111,31 @@ static int loop_open(struct bulk_ucx_port *port, uv_loop_t *loop)
         return 0;
 }
 
+static ucs_status_t handle(struct bulk_ucx_port *port, unsigned id, ucp_am_recv_callback_t handler)
+{
+        const ucp_am_handler_param_t params = {
+                .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                              UCP_AM_HANDLER_PARAM_FIELD_ARG,
+                .id = id,
+                .cb = handler,
+                .arg = port,
+        };
+
+        return ucp_worker_set_am_recv_handler(port->worker, &params);
+}
+
 static int worker_open(struct bulk_ucx_port *port)
 {
         const ucp_worker_params_t params = {
                 .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                 .thread_mode = UCS_THREAD_MODE_SINGLE,
         };
-        const ucp_am_handler_param_t handler = {
-                .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
-                              UCP_AM_HANDLER_PARAM_FIELD_ARG,
-                .id = UCX_AM_PAYLOAD,
-                .cb = ucx_port_on_payload,
-                .arg = port,
-        };
         ucs_status_t status = ucp_worker_create(port->ucx->context, &params, &port->worker);
 
         if (status == UCS_OK)
-                status = ucp_worker_set_am_recv_handler(port->worker, &handler);
+                status = handle(port, UCX_AM_PAYLOAD, ucx_port_on_payload);
+        if (status == UCS_OK)
+                status = handle(port, UCX_AM_CONFIRMATION, ucx_port_on_confirmation);
         if (status == UCS_OK)
                 status = ucp_worker_get_address(port->worker, &port->address, &port->address_size);
         return bulk_ucx_error(status);

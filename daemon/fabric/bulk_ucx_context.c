@@ -156,6 +156,9 @@ int bulk_ucx_context_new(const char *tls, ucp_context_h *ret, char **ret_tls)
 
         if (r)
                 return r;
+        /* UCX reads memory of other processes only where it is told that reading can be called off.
+         * It cannot; bulk_ucx.c does without.  UCX takes this from the environment alone. */
+        setenv("UCX_CMA_MEMORY_INVALIDATE", "y", false);
         r = configure(config, tls);
         if (r == 0)
                 r = bulk_ucx_error(ucp_init(&params, config, &context));

@@ -2,8 +2,9 @@
  * bulk_ucx_port.h - what the two halves of the UCX path share: bulk_ucx.c has the worker and
  * its loop, bulk_ucx_transfer.c the payloads.
  *
- * Invariants: what UCX holds of a port is in `inside` and `landings`, or is the first of `queued`
- * while `waiting`; UCX calls back for none of it when the worker has been destroyed.
+ * Invariants: what UCX holds of a port is in `inside`, or in `landings` and not yet read, or is the
+ * first of `queued` while `waiting`; UCX calls back for none of it when the worker has been
+ * destroyed.
  */
 #pragma once
 
@@ -12,7 +13,7 @@
 #include "daemon/fabric/bulk_common.h"
 #include "proto/cleanup.h"
 
-enum { UCX_AM_PAYLOAD = 1 };
+enum { UCX_AM_PAYLOAD = 1, UCX_AM_CONFIRMATION };
 
 struct bulk_ucx_port {
         struct bulk_base base; /* of the peer that it becomes */
@@ -33,7 +34,7 @@ struct bulk_ucx_port {
         struct list queued;   /* sends of which something is not yet given to UCX */
         bool waiting;         /* the first one's piece waits inside UCX */
         struct list inside;   /* sends by rendezvous */
-        struct list landings; /* by rendezvous */
+        struct list landings; /* by rendezvous, until they are read and confirmed */
         struct bulk_event gone;
 };
 
@@ -58,6 +59,8 @@ bool ucx_port_pump(struct bulk_ucx_port *port);
 bool ucx_port_is_empty(const struct bulk_ucx_port *port);
 /* The worker is gone: everything that is left ends as cancelled. */
 void ucx_port_cancel(struct bulk_ucx_port *port);
-/* The worker's handler of active messages; arg is the port. */
+/* The worker's handlers of active messages; arg is the port. */
 ucs_status_t ucx_port_on_payload(void *arg, const void *header, size_t header_size, void *data,
                                  size_t length, const ucp_am_recv_param_t *param);
+ucs_status_t ucx_port_on_confirmation(void *arg, const void *header, size_t header_size, void *data,
+                                      size_t length, const ucp_am_recv_param_t *param);

@@ -30,6 +30,7 @@ struct ucx_send {
         struct bulk_ucx_port *port;
         const uint8_t *p;
         size_t piece;
+        bool read;                /* by rendezvous: what is left to give is the confirmation */
         struct ucx_header header; /* offset: what was given */
 };
 
@@ -37,6 +38,7 @@ struct ucx_landing {
         struct list link;
         struct bulk_ucx_port *port;
         struct landing *landing;
+        bool read, confirmed; /* it ends when it is both */
 };
 
 /* Of what lies at p; its GPU is chosen for what UCX does now. */
@@ -68,13 +70,15 @@ static void on_landed(void *request, ucs_status_t status, size_t length, void *a
 {
         struct ucx_landing *in = arg;
 
-        end_landing(in, status == UCS_OK && length == in->landing->n);
+        in->read = status == UCS_OK && length == in->landing->n;
+        if (!in->read || in->confirmed)
+                end_landing(in, in->read);
         ucp_request_free(request);
 }
 
 static void land_rendezvous(struct bulk_ucx_port *port, struct landing *landing, void *descriptor)
 {
-        struct ucx_landing *in = malloc(sizeof *in);
+        struct ucx_landing *in = calloc(1, sizeof *in);
         const ucp_request_param_t param = {
                 .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                                 UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
@@ -108,24 +112,57 @@ static void arrive_rendezvous(struct bulk_ucx_port *port, const struct ucx_heade
                 land_rendezvous(port, landing, descriptor);
 }
 
+/* The header comes unaligned. */
+static bool header_read(struct bulk_ucx_port *port, const void *bytes, size_t size,
+                        struct ucx_header *ret)
+{
+        if (!port->endpoint)
+                return false;
+        if (size == sizeof *ret)
+                memcpy(ret, bytes, size);
+        if (size != sizeof *ret || ret->token != port->token) {
+                bulk_base_break(&port->base, "it sent a payload with another token");
+                return false;
+        }
+        return true;
+}
+
 /* Returning UCS_OK without having asked for the bytes drops them. */
 ucs_status_t ucx_port_on_payload(void *arg, const void *header_bytes, size_t header_size,
                                  void *data, size_t length, const ucp_am_recv_param_t *param)
 {
         struct bulk_ucx_port *port = arg;
-        struct ucx_header header = { 0 }; /* comes unaligned */
+        struct ucx_header header;
 
-        if (!port->endpoint)
+        if (!header_read(port, header_bytes, header_size, &header))
                 return UCS_OK;
-        if (header_size == sizeof header)
-                memcpy(&header, header_bytes, sizeof header);
-        if (header_size != sizeof header || header.token != port->token)
-                bulk_base_break(&port->base, "it sent a payload with another token");
-        else if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)
+        if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)
                 arrive_rendezvous(port, &header, length, data);
         else
                 bulk_base_piece(&port->base, header.transfer, header.length, header.offset, data,
                                 length);
+        return UCS_OK;
+}
+
+/* Of a payload that was dropped, perhaps. */
+ucs_status_t ucx_port_on_confirmation(void *arg, const void *header_bytes, size_t header_size,
+                                      void *data, size_t length, const ucp_am_recv_param_t *param)
+{
+        struct bulk_ucx_port *port = arg;
+        struct ucx_header header;
+
+        if (!header_read(port, header_bytes, header_size, &header))
+                return UCS_OK;
+        list_for_each (&port->landings, item) {
+                struct ucx_landing *in = CONTAINER_OF(item, struct ucx_landing, link);
+
+                if (in->landing->transfer != header.transfer)
+                        continue;
+                in->confirmed = true;
+                if (in->read)
+                        end_landing(in, true);
+                break;
+        }
         return UCS_OK;
 }
 
@@ -144,9 +181,23 @@ static void end_send(struct ucx_send *send, ucs_status_t status)
                     status == UCS_OK ? 0 : (port->base.closing ? -ECANCELED : -EIO));
 }
 
+/* It has been read.  A port that is closing gives nothing more, so it confirms nothing. */
+static void whole_given(struct ucx_send *send, ucs_status_t status)
+{
+        if (status != UCS_OK) {
+                end_send(send, status);
+                return;
+        }
+        send->read = true;
+        send->header.offset = send->header.length;
+        list_remove(&send->link);
+        list_insert(&send->port->queued, &send->link);
+        bulk_queue_wake(&send->port->queue);
+}
+
 static void on_sent(void *request, ucs_status_t status, void *arg)
 {
-        end_send(arg, status);
+        whole_given(arg, status);
         ucp_request_free(request);
 }
 
@@ -175,11 +226,13 @@ static ucs_status_ptr_t give(struct ucx_send *send, size_t n, uint32_t flags,
                 .cb.send = given,
                 .user_data = send,
                 .flags = flags,
-                .memory_type = memory_type(send->p),
+                .memory_type = send->read ? UCS_MEMORY_TYPE_HOST : memory_type(send->p),
         };
 
-        return ucp_am_send_nbx(send->port->endpoint, UCX_AM_PAYLOAD, &send->header,
-                               sizeof send->header, send->p + send->header.offset, n, &param);
+        return ucp_am_send_nbx(send->port->endpoint,
+                               send->read ? UCX_AM_CONFIRMATION : UCX_AM_PAYLOAD, &send->header,
+                               sizeof send->header,
+                               send->read ? NULL : send->p + send->header.offset, n, &param);
 }
 
 static void give_whole(struct ucx_send *send)
@@ -190,7 +243,7 @@ static void give_whole(struct ucx_send *send)
         list_insert(&send->port->inside, &send->link);
         request = give(send, send->header.length, UCP_AM_SEND_FLAG_RNDV, on_sent);
         if (!UCS_PTR_IS_PTR(request))
-                end_send(send, UCS_PTR_STATUS(request));
+                whole_given(send, UCS_PTR_STATUS(request));
 }
 
 static void give_piece(struct ucx_send *send)
@@ -214,7 +267,7 @@ bool ucx_port_pump(struct bulk_ucx_port *port)
                !list_empty(&port->queued)) {
                 struct ucx_send *send = CONTAINER_OF(port->queued.next, struct ucx_send, link);
                 given += PIECE;
-                if (port->can_get && send->header.length >= RENDEZVOUS)
+                if (port->can_get && send->header.length >= RENDEZVOUS && !send->read)
                         give_whole(send);
                 else
                         give_piece(send);
@@ -249,7 +302,11 @@ int ucx_port_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size
 
 bool ucx_port_is_empty(const struct bulk_ucx_port *port)
 {
-        return !port->waiting && list_empty(&port->inside) && list_empty(&port->landings);
+        list_for_each (&port->landings, item) {
+                if (!CONTAINER_OF(item, struct ucx_landing, link)->read)
+                        return false;
+        }
+        return !port->waiting && list_empty(&port->inside);
 }
 
 static void cancel_sends(struct list *sends)

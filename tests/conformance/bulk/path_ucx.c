@@ -1,6 +1,6 @@
 /*
- * The suite's ends of the path by UCX: over the transports it takes by itself, and with
- * rendezvous, for which reading another process's memory (cma) stands in for RDMA.
+ * The suite's ends of the path by UCX: in pieces, and by rendezvous, for which memory of another
+ * process is read (cma), as RDMA would.
  */
 #include "tests/conformance/bulk/bulk_path.h"
 
@@ -26,8 +26,8 @@ static struct bulk_path *path_new(void)
         return path;
 }
 
-static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
-                 struct bulk_peer *ret_peer[2])
+static void pair_open(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
+                      struct bulk_peer *ret_peer[2])
 {
         struct bulk_path *path = path_new();
         struct bulk_ucx_port *port[2];
@@ -69,15 +69,28 @@ static void path_free(struct bulk_path *path)
         free(path);
 }
 
+static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
+                 struct bulk_peer *ret_peer[2])
+{
+        setenv("UCX_TLS", "posix,self", 1);
+        pair_open(loop, token, ret, ret_peer);
+}
+
+static void side(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,
+                 struct bulk_path **ret, struct bulk_peer **ret_peer)
+{
+        setenv("UCX_TLS", "posix,self", 1);
+        side_open(loop, at, side, token, ret, ret_peer);
+}
+
 const struct bulk_path_ops bulk_path_ucx = {
-        .remote = true, .pair = pair, .side = side_open, .free = path_free
+        .remote = true, .pair = pair, .side = side, .free = path_free
 };
 
 /* Processes that are not each other's parents may read each other, too. */
 static void choose_get(void)
 {
         setenv("UCX_TLS", "posix,cma,self", 1);
-        setenv("UCX_CMA_MEMORY_INVALIDATE", "y", 1);
         prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
 }
 
@@ -85,7 +98,7 @@ static void pair_get(uv_loop_t *loop, const uint64_t token[2], struct bulk_path 
                      struct bulk_peer *ret_peer[2])
 {
         choose_get();
-        pair(loop, token, ret, ret_peer);
+        pair_open(loop, token, ret, ret_peer);
 }
 
 static void side_get(uv_loop_t *loop, const struct bulk_rendezvous *at, int side, uint64_t token,

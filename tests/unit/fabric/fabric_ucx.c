@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "daemon/fabric/bulk_ucx_context.h"
+#include "daemon/fabric/bulk_ucx_port.h"
 #include "nodes.h"
-#include "daemon/fabric/bulk.h"
 
 static void chooses(const char *environment, const char *tls, const char *expected)
 {
@@ -199,4 +199,95 @@ Test(ucx, an_address_out_of_bounds_is_refused)
         bulk_ucx_port_free(port);
         bulk_ucx_free(ucx);
         end_loop(&loop);
+}
+
+/* ---- memory of another process is read ---- */
+
+enum { PAYLOAD = 1 << 20, TOKEN = 7 };
+static const uint64_t DEADLINE_NS = 10000000000;
+
+/* Both ends of a link, in one process. */
+struct pair {
+        uv_loop_t loop;
+        struct bulk_ucx *ucx;
+        struct bulk_peer *peer[2];
+        int open;
+};
+
+static void pair_open(struct pair *pair)
+{
+        struct bulk_ucx_port *port[2];
+        const void *address[2];
+        size_t size[2];
+
+        unsetenv("UCX_TLS");
+        uv_loop_init(&pair->loop);
+        cr_assert_eq(bulk_ucx_new(NULL, &pair->ucx, NULL), 0);
+        for (int i = 0; i < 2; i++) {
+                cr_assert_eq(bulk_ucx_port_new(pair->ucx, &pair->loop, &port[i]), 0);
+                address[i] = bulk_ucx_port_address(port[i], &size[i]);
+        }
+        for (int i = 0; i < 2; i++)
+                cr_assert_eq(bulk_ucx_peer_new(port[i], address[!i], size[!i], TOKEN, NULL, NULL,
+                                               &pair->peer[i]),
+                             0);
+        pair->open = 2;
+}
+
+static void on_peer_closed(void *arg)
+{
+        ((struct pair *)arg)->open--;
+}
+
+static void peer_close(struct pair *pair, int i)
+{
+        pair->peer[i]->ops->close(pair->peer[i], on_peer_closed, pair);
+}
+
+static void pair_close(struct pair *pair)
+{
+        while (pair->open)
+                uv_run(&pair->loop, UV_RUN_ONCE);
+        bulk_ucx_free(pair->ucx);
+        end_loop(&pair->loop);
+}
+
+static void on_ended(void *arg, int status)
+{
+        *(int *)arg = status;
+}
+
+static bool is_read(const struct bulk_ucx_port *port)
+{
+        return !list_empty(&port->landings) && ucx_port_is_empty(port);
+}
+
+Test(ucx, a_payload_that_was_read_lands_when_its_sender_confirms_it)
+{
+        static uint8_t from[PAYLOAD] = { 1 }, to[PAYLOAD];
+        struct pair pair;
+        struct bulk_ucx_port *sender, *receiver;
+        int sent = 1, landed = 1;
+
+        pair_open(&pair);
+        sender = ucx_port_of(pair.peer[0]);
+        receiver = ucx_port_of(pair.peer[1]);
+        cr_assert(sender->can_get, "cma is not used");
+        cr_assert_eq(pair.peer[1]->ops->expect(pair.peer[1], 1, to, PAYLOAD, on_ended, &landed), 0);
+        cr_assert_eq(pair.peer[0]->ops->send(pair.peer[0], 1, from, PAYLOAD, on_ended, &sent), 0);
+        ucx_port_pump(sender);
+        for (uint64_t end = uv_hrtime() + DEADLINE_NS; !is_read(receiver) && uv_hrtime() < end;) {
+                if (list_empty(&receiver->landings))
+                        ucp_worker_progress(sender->worker);
+                ucp_worker_progress(receiver->worker);
+        }
+        cr_assert(is_read(receiver));
+        peer_close(&pair, 0); /* now the memory is its owner's again, perhaps before it was read */
+        while (pair.open > 1)
+                uv_run(&pair.loop, UV_RUN_ONCE);
+        cr_assert_eq(sent, -ECANCELED);
+        cr_assert_eq(landed, 1);
+        peer_close(&pair, 1);
+        pair_close(&pair);
+        cr_assert_eq(landed, -ECANCELED);
 }
