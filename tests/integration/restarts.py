@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from checkpointing import Place  # noqa: E402
 from cluster import SETS, SLOW, Cluster, end_process, finish_all, small_layout, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
-from mounts import private_mounts, small_disk  # noqa: E402
+from mounts import private_mounts, small_disks  # noqa: E402
 from moments import (LAYOUT, MOMENTS, Endless, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, kept,  # noqa: E402
                      start_step, train, victims)
 
@@ -231,11 +231,8 @@ def state_directory_is_full(what):
     """Somebody fills the file system meanwhile: what is there needs no more room than it has."""
     dtype, who = what
     private_mounts()
-    with Cluster(2, start=False) as c:
-        for d in c.daemons:
-            os.mkdir(d.options["state_dir"], 0o700)
-            small_disk(d.options["state_dir"], "64m,mode=0700")
-        c.start()
+    with Place() as place, small_disks([f"{place}/0", f"{place}/1"], "64m,mode=0700") as disks, \
+            Cluster(2, per_node={i: {"state_dir": disk} for i, disk in enumerate(disks)}) as c:
         ranks = begin(c, dtype)
         d, = victims(c, who)
         d.kill()

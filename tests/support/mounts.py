@@ -1,4 +1,6 @@
 """File systems that a test makes for itself and what it starts."""
+import contextlib
+import os
 import subprocess
 
 from cluster import libc
@@ -18,3 +20,16 @@ def small_disk(directory, size):
                        capture_output=True, text=True)
     if r.returncode:
         raise Skip(f"no tmpfs can be mounted: {r.stderr}")
+
+
+@contextlib.contextmanager
+def small_disks(directories, size):
+    """Makes the directories, and gives each a file system as long as the block runs."""
+    try:
+        for directory in directories:
+            os.mkdir(directory)
+            small_disk(directory, size)
+        yield directories
+    finally:
+        for directory in directories:
+            subprocess.run(["umount", "-l", directory], check=False, capture_output=True)
