@@ -23,6 +23,8 @@ enum {
 struct budget {
         int64_t quantum_ns, credit_ns;
         uint64_t filled_ms; /* the last time that credit was added */
+        uint32_t n_owing;   /* connections that are held until a debt is paid, first come, first
+                               served */
         size_t frames;      /* bytes granted to large frames */
         size_t replies;     /* bytes of replies in queues */
 };

@@ -26,6 +26,7 @@ struct conn {
         uv_poll_t poll;
         struct conns *conns;
         struct list link;      /* conns.held */
+        bool owes;             /* held for its user's debt: those that come later wait behind it */
         struct budget *budget; /* the user's */
         int fd;
         bool fds_may_come;
@@ -64,13 +65,20 @@ static void conn_watch(struct conn *conn)
                               conn_polled);
 }
 
+static void conn_let_go(struct conn *conn)
+{
+        list_remove(&conn->link);
+        conn->budget->n_owing -= conn->owes;
+        conn->owes = false;
+}
+
 static void conn_end(struct conn *conn, const char *why)
 {
         if (conn->closing || conn->ended)
                 return;
         conn->ended = true;
         uv_poll_stop(&conn->poll);
-        list_remove(&conn->link);
+        conn_let_go(conn);
         conn->events.ended(conn->events.arg, why);
 }
 
@@ -83,6 +91,8 @@ static void conn_hold(struct conn *conn)
         struct conns *conns = conn->conns;
 
         list_insert(&conns->held, &conn->link);
+        conn->owes = conn->budget->n_owing || !budget_may_work(conn->budget, conn_now(conn));
+        conn->budget->n_owing += conn->owes;
         if (!uv_is_active((uv_handle_t *)&conns->pace))
                 uv_timer_start(&conns->pace, conns_paced, 1, 1);
         conn_watch(conn);
@@ -247,7 +257,7 @@ static void conn_resume(struct conn *conn)
         size_t taken = 0;
         int r;
 
-        list_remove(&conn->link);
+        conn_let_go(conn);
         r = conn_feed(conn, conn->left + conn->left_at, conn->left_end - conn->left_at, &taken);
         if (r) {
                 conn_end(conn, conn_why(r));
@@ -263,6 +273,7 @@ static void conn_resume(struct conn *conn)
         free(STEAL(conn->left));
         conn->left_at = conn->left_end = 0;
         conn_watch(conn);
+        conn_read(conn);
 }
 
 static void conn_retry(struct conn *conn)
@@ -406,8 +417,12 @@ static void conn_polled(uv_poll_t *poll, int status, int events)
                 conn_end(conn, uv_strerror(status));
         if (!conn->closing && !conn->ended && (events & UV_WRITABLE))
                 conn_write(conn);
-        if (!conn->closing && !conn->ended && (events & UV_READABLE))
-                conn_read(conn);
+        if (!conn->closing && !conn->ended && (events & UV_READABLE)) {
+                if (conn->budget->n_owing)
+                        conn_hold(conn); /* a rank that has left is seen before it comes again */
+                else
+                        conn_read(conn);
+        }
         conn_worked(conn);
 }
 
@@ -487,7 +502,7 @@ void conn_close(struct conn *conn, void (*closed)(void *arg), void *arg)
         conn->closing = true;
         conn->closed = closed;
         conn->closed_arg = arg;
-        list_remove(&conn->link);
+        conn_let_go(conn);
         uv_close((uv_handle_t *)&conn->poll, conn_closed);
 }
 
