@@ -325,7 +325,7 @@ def observer_reads():
 def queries_are_answered():
     with attached("job") as (_, client):
         assert client.query("status")["jobs"][0]["job"] == "job"
-        assert set(client.query("checksum", "job")["planes"]) == {"master", "exp_avg", "exp_avg_sq"}
+        assert set(client.query("checksum", "job")["planes"]) == {"master", "exp_avg", "exp_avg_sq", "step", "set"}
         with raises(zerod.Invalid, "nonsense"):
             client.query("nonsense")
         with raises(zerod.NoJob, "other"):
