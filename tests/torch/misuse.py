@@ -6,6 +6,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
+from cluster import Cluster  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
 import copy  # noqa: E402
@@ -194,6 +195,18 @@ def waits_for_nobody():
 @case
 def the_timeout_of_shard():
     in_rank(waits_for_nobody)
+
+
+def waits_as_the_daemon_says():
+    os.environ["WORLD_SIZE"] = "2"
+    said = str(raises(zerod.Deadline, "rank 1", zt.shard, make(), job="half"))
+    assert "within 60.0 s" not in said, said
+
+
+@case
+def shard_without_a_timeout_waits_as_the_daemon_says():
+    with Cluster(1, wait_ms=300, rank_wait_ms=600) as cluster:
+        ranks.run(lambda _: waits_as_the_daemon_says(), 1, cluster)
 
 
 class Logged(torch.Tensor):

@@ -151,7 +151,7 @@ class Trainer(transformers.Trainer):
     def __init__(self, model: nn.Module | None = None,
                  args: transformers.TrainingArguments | None = None, *positional: Any,
                  stage: int = 3, groups: Groups = None, client: zerod.Client | None = None,
-                 job: str | None = None, timeout: float = 60.0,
+                 job: str | None = None, timeout: float | None = None,
                  reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
                  init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
                  resume: str = "auto", keep: bool = True, **named: Any):

@@ -343,7 +343,7 @@ def _find_standing(sharded: Sharded, resume: str) -> None:
 
 
 def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
-          client: zerod.Client | None = None, job: str | None = None, timeout: float = 60.0,
+          client: zerod.Client | None = None, job: str | None = None, timeout: float | None = None,
           reduce_dtype: torch.dtype | None = None,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           on_lost_rank: str = "wait",
