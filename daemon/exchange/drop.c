@@ -266,11 +266,16 @@ static struct drop *drop_keep(struct exchange *x, const char *job)
 
 void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t call, drop_told *told)
 {
-        const struct drop *d = drop_keep(x, job);
+        struct drop *d = drop_keep(x, job);
+        uint64_t self = 1ull << x->cluster->self;
 
+        if (d)
+                d->asked |= self; /* else it may be forgotten with the last of the job here */
         crash_point(CRASH_DROP_NOTED);
         drop_here(x, job);
         crash_point(CRASH_DROP_DELETED);
+        if (d)
+                d->asked &= ~self;
         drops_tick(x);
         for (uint32_t n = 0; d && n < x->cluster->n_nodes; n++)
                 if (d->untold & ~d->asked & 1ull << n)

@@ -70,6 +70,37 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
         session_close(&s);
 }
 
+static bool kept;
+
+static void on_told(struct exchange *x, uint32_t node, uint64_t call, bool keeps, uint64_t untold)
+{
+        kept = keeps;
+}
+
+/* Drops a job whose states are gone already: nothing of it has to be freed. */
+static void a_drop_is_kept_where_no_state_is_left(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct exchange *x;
+        struct job *job;
+
+        t.net = (struct net_options){ .nodes = 1, .owners = 1 };
+        t.ranks = 1;
+        open_listening(&s, &t);
+        session_attach(&s);
+        x = &s.net.nodes[0].x;
+        job = job_find(x, "zoo");
+        job->drop_state = true;
+        holding_free(holding_first(job));
+        net_wait(&s.net, released, x, "the memory");
+        kept = false;
+        drop_order(x, "zoo", 0, 0, on_told);
+        CHECK(kept && list_empty(&x->drops));
+        kill_all(&s);
+        session_close(&s);
+}
+
 static void a_dropped_job_can_be_made_anew(void)
 {
         struct training t = training_default();
@@ -450,6 +481,7 @@ static void a_link_that_ends_anywhere_loses_nothing(void)
 const struct test_case trouble_cases[] = {
         { "a-job-dropped-at-any-time-leaves-nothing", a_job_dropped_at_any_time_leaves_nothing },
         { "a-dropped-state-is-freed-beside-the-loop", a_dropped_state_is_freed_beside_the_loop },
+        { "a-drop-is-kept-where-no-state-is-left", a_drop_is_kept_where_no_state_is_left },
         { "a-dropped-job-can-be-made-anew", a_dropped_job_can_be_made_anew },
         { "daemons-stop-in-the-middle", daemons_stop_in_the_middle },
         { "two-sessions-cannot-be-one-rank", two_sessions_cannot_be_one_rank },
