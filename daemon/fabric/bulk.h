@@ -55,6 +55,8 @@ struct bulk_peer {
         void (*broken)(void *arg, const char *why);
         void *broken_arg;
         bool gpu; /* it takes GPU memory; cleared by the owner if the other side's does not */
+        /* The other side breaks the path if bytes change while they are sent. */
+        bool checked;
         uint64_t sent_bytes, received_bytes;
         uint32_t silent_ms; /* since anything came, even a beat; of a path that has beats */
 };

@@ -415,6 +415,7 @@ int bulk_tcp_peer_new(struct channel *channel, uint64_t token, enum bulk_seal se
         tcp->channel = channel;
         tcp->token = token;
         tcp->seal = seal;
+        tcp->base.peer.checked = seal == BULK_AUTHENTICATED;
         uv_timer_init(channel->tcp.loop, &tcp->beat);
         tcp->beat.data = tcp;
         uv_timer_start(&tcp->beat, on_beat, BULK_BEAT_MS, BULK_BEAT_MS);

@@ -238,6 +238,15 @@ bool fabric_takes_gpu(const struct fabric *fabric, uint32_t node, size_t n)
         return bulk && bulk->gpu && n >= BULK_GPU_MIN;
 }
 
+bool fabric_checks(const struct fabric *fabric, uint32_t node)
+{
+        const struct bulk_peer *bulk;
+
+        assert(node < fabric->n_nodes);
+        bulk = fabric->peers[node].bulk;
+        return bulk && bulk->checked;
+}
+
 int fabric_expect(struct fabric *fabric, uint32_t node, uint64_t transfer, enum traffic kind,
                   void *p, size_t n, bulk_done *done, void *arg)
 {

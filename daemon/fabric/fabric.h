@@ -64,6 +64,9 @@ uint64_t fabric_transfer(struct fabric *fabric, uint32_t node);
 /* Whether payloads of n bytes from and to that node may lie in GPU memory; else those that use this
  * stage them in host memory. */
 bool fabric_takes_gpu(const struct fabric *fabric, uint32_t node, size_t n);
+/* Whether the link with that node breaks if bytes change while they are sent; so what clients can
+ * write to is copied first. */
+bool fabric_checks(const struct fabric *fabric, uint32_t node);
 /* bulk.h's expect, send and forget, counted under a kind. */
 int fabric_expect(struct fabric *fabric, uint32_t node, uint64_t transfer, enum traffic kind,
                   void *p, size_t n, bulk_done *done, void *arg);

@@ -3,9 +3,10 @@
 the job ends with the same bits, and the log says what happened."""
 import os
 import sys
+import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, Cluster, finish_all, group, small_layout, tensor, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from relay import Relay  # noqa: E402
 
@@ -94,6 +95,45 @@ def silent_bulk_connection():
         for d, peer in ((c[0], "n1"), (c[1], "n0")):
             lines = [line for line in d.log().splitlines() if "nothing came over the bulk connection" in line]
             assert len(lines) == 1 and f"node {peer}" in lines[0], f"{d.name} does not name the peer once: {lines}"
+
+
+class Scribbler:
+    """Writes to what a rank has for its gradients, all the time."""
+
+    def __init__(self, pid):
+        with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
+            begin, end = next(line.split()[0].split("-") for line in f if "memfd:zerod-session" in line)
+        self.begin, self.size = int(begin, 16), int(end, 16) - int(begin, 16)
+        self.memory, self.ended = os.open(f"/proc/{pid}/mem", os.O_RDWR), False
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        while not self.ended:
+            for value in (b"\0", b"\1"):
+                os.pwrite(self.memory, value * (self.size // 2), self.begin + self.size // 4)
+
+    def end(self):
+        self.ended = True
+        self.thread.join()
+        os.close(self.memory)
+
+
+@case
+def client_that_writes_to_what_it_has_pushed():
+    """A client's gradient changes on its way to another node: that spoils the client's own job, and no link."""
+    with Wire() as c:
+        ranks = c.ranks("work", [group("g", tensor("t", 4 << 20))], [0, 1], hold=1, push=1)
+        for a in ranks:
+            a.start("train", steps=20, sets=SETS, patient=True)
+        scribblers = [Scribbler(a.pid) for a in ranks]
+        try:
+            finish_all(ranks)
+        finally:
+            for s in scribblers:
+                s.end()
+        for d in c.daemons:
+            assert "lost the link" not in d.log(), d.log()
 
 
 if __name__ == "__main__":

@@ -303,6 +303,12 @@ bool parcel_on_gpu(const struct parcel *p)
         return p->on_gpu;
 }
 
+bool parcel_is_pushed_memory(const struct parcel *p)
+{
+        return !p->on_gpu && p->n_sources == 1 && p->sources[0] && p->sources[0]->window &&
+               p->data == p->sources[0]->data;
+}
+
 const void *parcel_data(const struct parcel *p, uint64_t first)
 {
         uint32_t n = p->job->partition->slices[p->group];

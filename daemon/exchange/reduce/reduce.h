@@ -131,5 +131,7 @@ void parcel_start(struct parcel *p);
 void reduce_feed(struct reduce *r);
 void parcel_free(struct parcel *p);
 void group_offer(struct job *job, uint32_t group);
+/* Its data lies in host memory that its rank can write to. */
+bool parcel_is_pushed_memory(const struct parcel *p);
 /* From an element of the group on; of one that is a sum, or in place. */
 const void *parcel_data(const struct parcel *p, uint64_t first);
