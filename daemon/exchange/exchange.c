@@ -353,7 +353,7 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {
                 drop_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
-                x->query(x->query_arg, node, m);
+                x->query(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT ||
                    m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT_PROGRESS) {
                 snapshot_message(x, node, m);

@@ -102,8 +102,7 @@ struct exchange {
         uv_timer_t tick;
         uint64_t progress_ms; /* loop time of the last progress report */
         /* Questions of other nodes about this one (rpc/query.c). */
-        void (*query)(void *arg, uint32_t node, const Zero__LinkMessage *m);
-        void *query_arg;
+        void (*query)(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
         void (*drained)(void *arg); /* while steps in flight are waited for */
         void *drained_arg;
         uint64_t drain_until_ms; /* loop time */

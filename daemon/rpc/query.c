@@ -14,7 +14,7 @@ enum { CHECKSUM_ROUNDS = 20 };
 
 /* A question to all nodes. */
 struct survey {
-        struct rpc *rpc;
+        struct exchange *x;        /* not its server, which may go before the last answer */
         struct pending_call *call; /* NULL once it has ended */
         struct job *job;           /* the job asked about, or NULL */
         const char *what;
@@ -59,7 +59,7 @@ void query_end_text(struct pending_call *call, char *text)
 
 static json_t *survey_ping(struct survey *s)
 {
-        const struct exchange *x = s->rpc->x;
+        const struct exchange *x = s->x;
         json_t *j = json_object(), *peers = json_array();
 
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
@@ -135,7 +135,7 @@ static bool is_of_one_version(const struct survey *s, json_int_t *ret)
 {
         json_int_t least = INT64_MAX, most = -1;
 
-        for (uint32_t n = 0; n < s->rpc->x->cluster->n_nodes; n++) {
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++) {
                 json_t *versions = json_object_get(s->answers[n].json, "versions");
 
                 for (size_t i = 0; i < json_array_size(versions); i++) {
@@ -183,10 +183,10 @@ static json_t *survey_checksum(struct survey *s)
 /* A node that some other one has not told may have been told by a third. */
 static bool is_told(const struct survey *s, uint32_t node)
 {
-        for (uint32_t n = 0; n < s->rpc->x->cluster->n_nodes; n++) {
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++) {
                 const json_t *untold = json_object_get(s->answers[n].json, "untold");
 
-                if (untold && !json_object_get(untold, node_name(s->rpc->x, node)))
+                if (untold && !json_object_get(untold, node_name(s->x, node)))
                         return true;
         }
         return s->answers[node].came;
@@ -197,10 +197,10 @@ static json_t *survey_drop(struct survey *s)
         json_t *j = json_object(), *untold = json_array();
         bool kept = false;
 
-        for (uint32_t n = 0; n < s->rpc->x->cluster->n_nodes; n++) {
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++) {
                 kept = kept || json_object_get(s->answers[n].json, "untold");
                 if (!is_told(s, n))
-                        json_array_append_new(untold, json_string(node_name(s->rpc->x, n)));
+                        json_array_append_new(untold, json_string(node_name(s->x, n)));
         }
         if (!kept) {
                 s->status = ZERO_EPEER;
@@ -220,7 +220,7 @@ static json_t *survey_moves(struct survey *s)
 
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 answers[n] = s->answers[n].json;
-        return moves_together(s->rpc->x, answers);
+        return moves_together(s->x, answers);
 }
 
 enum { MOVES_MS = 5000 };    /* it is asked again and again */
@@ -252,7 +252,7 @@ static const struct survey_kind *survey_kind(const char *what)
 
 static void survey_end(struct survey *s)
 {
-        json_t *json = s->status ? NULL : survey_kind(s->what)->finish(s);
+        json_t *json = s->status || !s->call ? NULL : survey_kind(s->what)->finish(s);
 
         if (s->call && !s->status)
                 query_end(s->call, STEAL(json));
@@ -324,7 +324,7 @@ static void survey_ask(struct survey *s, uint32_t node, const char *question, ui
         m.query = &query;
         if (s->call)
                 budget_worked(&s->call->session->user->budget, ASKING_NS);
-        call_send(s->rpc->x, node, &m, timeout_ms, question_answered, q);
+        call_send(s->x, node, &m, timeout_ms, question_answered, q);
 }
 
 static void survey_forget(struct request *r)
@@ -385,7 +385,7 @@ static void survey_ask_all(struct survey *s)
         const struct survey_kind *kind = survey_kind(s->what);
         uint64_t patience = survey_patience(s->call, kind);
 
-        for (uint32_t n = 0; n < s->rpc->x->cluster->n_nodes; n++)
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++)
                 if (!kind->owners_only || placement_owner_on(&s->job->place, n) != NO_OWNER)
                         survey_ask(s, n, kind->question, patience);
 }
@@ -393,7 +393,6 @@ static void survey_ask_all(struct survey *s)
 static int survey_start(struct pending_call *call, const struct survey_kind *kind,
                         const char *argument, struct fault *fault)
 {
-        struct rpc *rpc = call->session->rpc;
         struct job *job = NULL;
         struct survey *s;
         int r = 0;
@@ -405,7 +404,7 @@ static int survey_start(struct pending_call *call, const struct survey_kind *kin
         s = calloc(1, sizeof *s);
         if (!s)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        s->rpc = rpc;
+        s->x = call->session->rpc->x;
         s->call = call;
         s->job = job;
         s->what = kind->what;
@@ -586,10 +585,8 @@ static void drop_answer(struct exchange *x, uint32_t node, uint64_t call, bool k
         query_answer(x, node, call, j);
 }
 
-void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
+void query_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        struct rpc *rpc = arg;
-        struct exchange *x = rpc->x;
         const char *what = m->query->what;
         struct job *job = job_find(x, m->job);
 

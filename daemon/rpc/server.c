@@ -251,7 +251,6 @@ int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault)
         }
         rpc->spare = spare_open();
         x->query = query_message;
-        x->query_arg = rpc;
         *ret = rpc;
         return 0;
 }

@@ -91,7 +91,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply);
 int query_start(struct pending_call *call, const char *what, const char *argument,
                 struct fault *fault);
 /* Questions of other nodes; arg is the rpc. */
-void query_message(void *arg, uint32_t node, const Zero__LinkMessage *m);
+void query_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 /* The answer, which is taken over, to a client's question or to another node's. */
 void query_end(struct pending_call *call, json_t *json);
 char *query_text(json_t *json); /* NULL: out of memory; takes json over */
