@@ -29,7 +29,7 @@ static void progress_send(struct job *job)
         Zero__LinkMessage m = job_message(job);
         Zero__Progress progress = ZERO__PROGRESS__INIT;
         Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
-        struct wait_line lines[WAIT_LINES];
+        struct wait_line lines[WAIT_LINES] = { 0 };
         bool waiting = false;
         uint32_t n = local_waits(job, lines, WAIT_LINES, &waiting);
 

@@ -166,7 +166,7 @@ void coordinator_tell(struct coordinator *c)
         Zero__Progress progress = ZERO__PROGRESS__INIT;
         Zero__Move move;
         Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
-        struct wait_line lines[WAIT_LINES];
+        struct wait_line lines[WAIT_LINES] = { 0 };
         uint32_t n = coordinator_is_waited_for(c) ? coordinator_summary(c, lines) : 0;
 
         progress.move = move_message(c, &move);
