@@ -29,6 +29,7 @@ struct conn {
         bool owes;             /* held for its user's debt: those that come later wait behind it */
         struct budget *budget; /* the user's */
         int fd;
+        int watched; /* events of the socket */
         bool fds_may_come;
         struct frame_reader reader;
         size_t granted; /* to the large frame that is being read */
@@ -56,13 +57,17 @@ static bool conn_held(const struct conn *conn)
         return !list_empty(&conn->link);
 }
 
+/* uv_poll_start() enters the kernel even where nothing changes: connections are held again and
+ * again, each millisecond. */
 static void conn_watch(struct conn *conn)
 {
-        if (!conn->ended && !conn->closing)
-                uv_poll_start(&conn->poll,
-                              (conn_held(conn) ? 0 : UV_READABLE) |
-                                      (list_empty(&conn->queue) ? 0 : UV_WRITABLE),
-                              conn_polled);
+        int events = (conn_held(conn) ? 0 : UV_READABLE) |
+                     (list_empty(&conn->queue) ? 0 : UV_WRITABLE);
+
+        if (conn->ended || conn->closing || events == conn->watched)
+                return;
+        conn->watched = events;
+        uv_poll_start(&conn->poll, events, conn_polled);
 }
 
 static void conn_let_go(struct conn *conn)
