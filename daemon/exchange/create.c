@@ -188,7 +188,7 @@ struct job *job_finished_first(struct exchange *x, uint32_t uid)
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
-                if (job->uid == uid && job->finished_ms && job->holders == 0 &&
+                if (job->uid == uid && job->finished_ms && job->holders == 0 && job->n_waits == 0 &&
                     (!first || job->finished_ms < first->finished_ms))
                         first = job;
         }

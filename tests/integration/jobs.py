@@ -320,6 +320,30 @@ def a_finished_job_gives_its_memory():
 
 
 @case
+def a_finished_job_that_ranks_come_back_to_keeps_its_place():
+    """While one of them waits for the other, too."""
+    with Cluster(2, job_limit=1) as c:
+        made(c, "first", leaves=(True, True))
+        job_is_finished(c, "first")
+        ranks = [as_user(c, NOBODY, node) for node in (0, 1)]
+        for r, a in enumerate(ranks):
+            a.do("connect", job="first", rank=r, world=2, local=1)
+            a.do("layout", groups=small_layout())
+        ranks[0].start("attach", hold=2, push=2)
+        until(lambda: all(d.status()["jobs"][0]["waiting"] for d in c.daemons), what="the wait for rank 1")
+        for node in (0, 1):
+            for name in ("a", "b", "c", "d"):  # coordinated by either node
+                more = as_user(c, NOBODY, node)
+                more.do("connect", job=name, rank=0, world=1)
+                more.do("layout", groups=small_layout())
+                more.refused("EQUOTA", "attach", "job_limit", hold=2, push=2)
+        ranks[1].start("attach", hold=2, push=2)
+        finish_all(ranks)
+        train(ranks, 1)
+        assert names(c[0]) == ["first"]
+
+
+@case
 def a_job_whose_ranks_want_it_dropped_is_dropped_with_the_last():
     with Cluster(2) as c:
         made(c, "gone", leaves=(False, False))
