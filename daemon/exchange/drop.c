@@ -164,10 +164,13 @@ void drops_tick(struct exchange *x)
 
 static void drop_here(struct exchange *x, const char *name)
 {
+        const struct job *job;
+
         coordinator_drop(x, name);
         resume_drop(x, name);
-        if (job_find(x, name))
-                log_info("job %s: dropped", name);
+        job = job_find(x, name);
+        if (job)
+                log_info_for(job->uid, "job %s: dropped", name);
         job_discard(x, name);
 }
 

@@ -170,8 +170,9 @@ struct job {
         struct list former;   /* of earlier placements: to be moved from, then deleted */
 
         /* The step, as this node last heard of it. */
-        bool started; /* all ranks are there (Start) */
-        uint64_t finished_ms; /* loop time at which all ranks had completed the job; 0: they have not */
+        bool started;         /* all ranks are there (Start) */
+        uint64_t finished_ms; /* loop time at which all ranks had completed the job; 0: they have
+                                 not */
         uint64_t epoch, version, attempt;
         double loss_scale, grad_norm;
         uint32_t skipped;
@@ -238,7 +239,8 @@ void resume_free(struct exchange *x);
  * though no rank attaches.
  */
 void jobs_claim(struct exchange *x, uint32_t node);
-/* Of the user's finished jobs that no session here looks at, the one that finished first, or NULL. */
+/* Of the user's finished jobs that no session here looks at and no rank waits to enter, the one
+ * that finished first, or NULL. */
 struct job *job_finished_first(struct exchange *x, uint32_t uid);
 /*
  * Memory for the books of a layout's tensors and groups, on a node that also coordinates the job;

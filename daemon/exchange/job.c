@@ -415,9 +415,11 @@ static void job_overflowed(struct job *job, const Zero__Decision *d)
         }
         job->overflows++;
         if ((job->overflows & (job->overflows - 1)) == 0)
-                log_warning("job %s: step skipped, a gradient was not finite (%u in a row); loss "
-                            "scale is now %g",
-                            job->name, job->overflows, d->loss_scale);
+                log_warning_for(
+                        job->uid,
+                        "job %s: step skipped, a gradient was not finite (%u in a row); loss "
+                        "scale is now %g",
+                        job->name, job->overflows, d->loss_scale);
 }
 
 void job_decision_message(struct job *job, const Zero__Decision *d)

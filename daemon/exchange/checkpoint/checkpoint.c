@@ -170,9 +170,10 @@ static void prepared(struct operation *op)
 
                 stall_us = part->stall_us > stall_us ? part->stall_us : stall_us;
         }
-        log_info("job %s: checkpoint of %llu bytes in %s; an update may wait for about %g s",
-                 op->job, (unsigned long long)operation_bytes(op), op->directory,
-                 (double)stall_us / 1e6);
+        log_info_for(op->uid,
+                     "job %s: checkpoint of %llu bytes in %s; an update may wait for about %g s",
+                     op->job, (unsigned long long)operation_bytes(op), op->directory,
+                     (double)stall_us / 1e6);
         operation_enter(op, OPERATION_COPYING);
         operation_ask(op, UINT64_MAX, &s, copied);
 }

@@ -213,11 +213,12 @@ void operation_end(struct operation *op, int status, const char *text)
         free(STEAL(op->layout));
         if (status) {
                 fault_set(&op->fault, status, "%s", text);
-                log_error("job %s: %s %s failed: %s", op->job, what, op->directory, op->fault.text);
+                log_error_for(op->uid, "job %s: %s %s failed: %s", op->job, what, op->directory,
+                              op->fault.text);
                 tell_cancel(op);
         } else {
-                log_info("job %s: %s %s done, version %llu", op->job, what, op->directory,
-                         (unsigned long long)op->manifest.version);
+                log_info_for(op->uid, "job %s: %s %s done, version %llu", op->job, what,
+                             op->directory, (unsigned long long)op->manifest.version);
         }
 }
 

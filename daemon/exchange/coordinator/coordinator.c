@@ -206,8 +206,9 @@ static void job_finish(struct coordinator *c)
 
         if (c->complete < c->step.world_size)
                 return;
-        log_info("job %s: finished after step %llu%s", c->name, (unsigned long long)c->step.version,
-                 c->unwanted == c->complete ? "; it is dropped, as its ranks asked" : "");
+        log_info_for(c->uid, "job %s: finished after step %llu%s", c->name,
+                     (unsigned long long)c->step.version,
+                     c->unwanted == c->complete ? "; it is dropped, as its ranks asked" : "");
         if (c->unwanted == c->complete) {
                 snprintf(name, sizeof name, "%s", c->name); /* c goes with the job */
                 drop_order(c->x, name, c->x->cluster->self, 0, NULL);

@@ -175,7 +175,8 @@ static bool open_displace(struct coordinator *c, uint32_t node, int status, cons
                 old = job_finished_first(x, c->uid);
                 if (!old)
                         return false;
-                log_warning(
+                log_warning_for(
+                        old->uid,
                         "job %s: dropped: it has been finished for %llu s, and job %s needs its "
                         "place on node %s: %.300s",
                         old->name, (unsigned long long)(exchange_now(x) - old->finished_ms) / 1000,

@@ -82,11 +82,13 @@ static void events_run(struct disk_job *disk)
 
 static void tell_no_events(const struct rank *rank)
 {
-        log_info("job %s: rank %u (process %u of user %u) waits for its GPU itself at each release "
-                 "and push, which costs it time: CUDA does not let this process open its events; "
-                 "run zerod and trainers as one user, with one /dev/shm (in containers: one IPC "
-                 "namespace)",
-                 rank->job_name, rank->rank, rank->pid, rank->needs.uid);
+        log_info_for(
+                rank->needs.uid,
+                "job %s: rank %u (process %u of user %u) waits for its GPU itself at each release "
+                "and push, which costs it time: CUDA does not let this process open its events; "
+                "run zerod and trainers as one user, with one /dev/shm (in containers: one IPC "
+                "namespace)",
+                rank->job_name, rank->rank, rank->pid, rank->needs.uid);
 }
 
 static void events_done(struct disk_job *disk)

@@ -349,11 +349,13 @@ static void idle_groups(struct holding *h)
                 first = n++ == 0 ? g : first;
         }
         if (n > 0)
-                log_warning("job %s: no rank has pushed a gradient of group '%s'%s in the last %d "
-                            "steps: its parameters stay as they are (zeroctl shards tells which "
-                            "groups were updated)",
-                            job->name, job->layout->groups[first].name, n > 1 ? " and others" : "",
-                            IDLE_STEPS);
+                log_warning_for(
+                        job->uid,
+                        "job %s: no rank has pushed a gradient of group '%s'%s in the last %d "
+                        "steps: its parameters stay as they are (zeroctl shards tells which "
+                        "groups were updated)",
+                        job->name, job->layout->groups[first].name, n > 1 ? " and others" : "",
+                        IDLE_STEPS);
 }
 
 void update_begin(struct holding *h, const Zero__Decision *d)
