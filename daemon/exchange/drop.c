@@ -202,8 +202,20 @@ static void wait_end(struct exchange *x, struct drop_wait *w, const struct drop 
         free(w);
 }
 
+static bool is_over(const struct drop *d)
+{
+        return !(d->untold & ~d->x->view.dead) && !d->asked && !is_dying(d->x, d->job);
+}
+
+/* Files go first: who hears that the job is dropped finds none of them. */
 void drops_check(struct exchange *x)
 {
+        list_for_each (&x->drops, item) {
+                const struct drop *d = CONTAINER_OF(item, struct drop, link);
+
+                if (is_over(d))
+                        drops_delete(x->store, d->job);
+        }
         list_for_each (&x->drop_waits, item) {
                 struct drop_wait *w = CONTAINER_OF(item, struct drop_wait, link);
                 const struct drop *d = w->told ? drop_find(x, w->job) : NULL;
@@ -214,7 +226,7 @@ void drops_check(struct exchange *x)
         list_for_each (&x->drops, item) {
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
 
-                if (!(d->untold & ~x->view.dead) && !d->asked && !is_dying(x, d->job))
+                if (is_over(d))
                         drop_forget(d);
         }
 }
