@@ -300,5 +300,22 @@ def state_waits_for_memory(what):
             assert "zeroctl drop" not in x.log(), x.log()
 
 
+@case
+def state_that_waits_for_memory_is_dropped():
+    """By another node: its file goes, and is not taken up later."""
+    with Cluster(2, bulk="tcp") as c:
+        for a in begin(c, "bf16"):
+            c.dismiss(a)
+        c[1].kill()
+        c[1].start(wrapper=[sys.executable, "-c", SHORT])
+        c.wait_up()
+        until(lambda: "memory is short" in c[1].log(), what="the short memory in the log")
+        assert c[0].ctl("drop", "job")["untold"] == []
+        for d in c.daemons:
+            assert d.state_files() == [".lock"] and d.status()["memory"]["state_used"] == 0, d.state_files()
+        resource.prlimit(c[1].process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        go_on(c, c.ranks("job", small_layout("fp32"), [0, 1], **NEED))
+
+
 if __name__ == "__main__":
     main()
