@@ -12,6 +12,7 @@ from relay import Relay  # noqa: E402
 
 LAYOUT = small_layout(blocks=2, width=256)
 STEPS = 60
+TRANSFER = 4 << 20  # bytes of a session's memory that planes are read and written through; gradients follow
 known = {}
 
 
@@ -101,12 +102,14 @@ def silent_bulk_connection():
 
 
 class Scribbler:
-    """Writes to what a rank has for its gradients, all the time."""
+    """Writes to a part of what a session shares with its daemon, all the time."""
 
-    def __init__(self, pid):
+    def __init__(self, pid, gradients):
         with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
             begin, end = next(line.split()[0].split("-") for line in f if "memfd:zerod-session" in line)
-        self.begin, self.size = int(begin, 16), int(end, 16) - int(begin, 16)
+        self.begin, self.size = int(begin, 16), TRANSFER
+        if gradients:
+            self.begin, self.size = self.begin + TRANSFER, int(end, 16) - self.begin - TRANSFER
         self.memory, self.ended = os.open(f"/proc/{pid}/mem", os.O_RDWR), False
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
@@ -114,7 +117,7 @@ class Scribbler:
     def run(self):
         while not self.ended:
             for value in (b"\0", b"\1"):
-                os.pwrite(self.memory, value * (self.size // 2), self.begin + self.size // 4)
+                os.pwrite(self.memory, value * self.size, self.begin)
 
     def end(self):
         self.ended = True
@@ -129,12 +132,28 @@ def client_that_writes_to_what_it_has_pushed():
         ranks = c.ranks("work", [group("g", tensor("t", 4 << 20))], [0, 1], hold=1, push=1)
         for a in ranks:
             a.start("train", steps=20, sets=SETS, patient=True)
-        scribblers = [Scribbler(a.pid) for a in ranks]
+        scribblers = [Scribbler(a.pid, gradients=True) for a in ranks]
         try:
             finish_all(ranks)
         finally:
             for s in scribblers:
                 s.end()
+        for d in c.daemons:
+            assert "lost the link" not in d.log(), d.log()
+
+
+@case
+def client_that_writes_to_what_it_reads_into():
+    """Values that a client gets of another node change while they land: no link breaks."""
+    with Wire() as c:
+        a, _ = c.ranks("work", [group("g", tensor("t", 4 << 20))], [0, 1], hold=1, push=1)
+        scribbler = Scribbler(a.pid, gradients=False)
+        try:
+            for first in (2 << 20, 3 << 20):  # the other node's half
+                for _ in range(2):
+                    a.do("get", tensor=0, plane="master", first=first, count=TRANSFER // 4)
+        finally:
+            scribbler.end()
         for d in c.daemons:
             assert "lost the link" not in d.log(), d.log()
 

@@ -139,12 +139,25 @@ static void local_part_end(struct work *w, int status)
         access_written(a, status, text);
 }
 
+/* Where the values of a part lie from its first element on. */
+static void *part_place(const struct access *a, uint64_t first)
+{
+        char *values = a->put ? a->values->data : a->window->segment.data;
+
+        return plane_is_single(a->plane)
+                       ? values
+                       : values + (first - a->first) * plane_size(a->job, a->tensor, a->plane);
+}
+
 static void remote_get_end(struct ask *ask, int status)
 {
         struct work *w = CONTAINER_OF(ask, struct work, ask);
         struct access *a = w->access;
         int refused = w->ask.status;
 
+        if (!status)
+                memcpy(part_place(a, w->first), w->buffer,
+                       w->count * plane_size(w->job, w->tensor, w->plane));
         work_free(w);
         access_written(a, status ? (refused ? refused : ZERO_EPEER) : 0,
                        status ? "an owner did not give its part" : "");
@@ -158,6 +171,7 @@ static void put_called(void *arg, int status, const char *text, const Zero__Link
 static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t node)
 {
         Zero__Pull pull = ZERO__PULL__INIT;
+        size_t bytes = w->count * plane_size(w->job, w->tensor, w->plane);
 
         pull.kind = ZERO__PULL__KIND__PLANE;
         pull.owner = owner;
@@ -167,8 +181,11 @@ static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t 
         pull.count = w->count;
         pull.version = w->job->version;
         w->ask.done = remote_get_end;
-        if (ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer,
-                     w->count * plane_size(w->job, w->tensor, w->plane)) == 0)
+        /* not the client's memory: a path checks what has landed, and must find it unchanged */
+        w->buffer = malloc(bytes);
+        w->owns_buffer = w->buffer != NULL;
+        if (w->buffer &&
+            ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer, bytes) == 0)
                 return;
         work_free(w);
         access_part(a, ZERO_EPEER, "an owner is not reachable");
@@ -216,9 +233,8 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         uint32_t owner = holder_owner(place, holder);
         struct holding *h = a->put ? holding_of_copy(job, owner, holder_copy(place, holder))
                                    : holding_find(job, owner);
-        size_t size = plane_size(job, a->tensor, a->plane);
-        bool single = plane_is_single(a->plane);
-        struct work *w = work_new(job, h, a->tensor, a->plane, part.first, single ? 1 : part.count);
+        struct work *w = work_new(job, h, a->tensor, a->plane, part.first,
+                                  plane_is_single(a->plane) ? 1 : part.count);
 
         if (!w) {
                 access_part(a, ZERO_ENOMEM, "out of memory");
@@ -227,8 +243,7 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         w->access = a;
         w->put = a->put;
         work_name_put(w, job->x->cluster->self, a->id);
-        w->buffer = (a->put ? a->values->data : (char *)a->window->segment.data) +
-                    (single ? 0 : (part.first - a->first) * size);
+        w->buffer = part_place(a, part.first);
         if (h) {
                 w->begin = work_submit;
                 w->end = local_part_end;
