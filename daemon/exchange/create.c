@@ -181,18 +181,36 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         return 0;
 }
 
-struct job *job_finished_first(struct exchange *x, uint32_t uid)
+uint64_t layout_state_bytes(const layout *l)
 {
-        struct job *first = NULL;
+        uint64_t bytes = 0;
 
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                const struct layout_group *group = &l->groups[g];
+                struct range all = { 0, group->elements };
+                size_t serve = group->dtype == ZERO_FP32 ? 0 : dtype_size(group->dtype);
+
+                bytes += group->elements * (sizeof(float) + serve) +
+                         shard_trainable(l, g, all) * 3 * sizeof(float);
+        }
+        return bytes;
+}
+
+void jobs_finished(struct exchange *x, uint32_t uid, struct finished_jobs *ret)
+{
+        *ret = (struct finished_jobs){ .first = NULL };
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
-                if (job->uid == uid && job->finished_ms && job->holders == 0 && job->n_waits == 0 &&
-                    (!first || job->finished_ms < first->finished_ms))
-                        first = job;
+                if (job->uid != uid)
+                        continue;
+                ret->n_jobs++;
+                if (!job->finished_ms || job->holders || job->n_waits)
+                        continue;
+                ret->bytes += layout_state_bytes(job->layout);
+                if (!ret->first || job->finished_ms < ret->first->finished_ms)
+                        ret->first = job;
         }
-        return first;
 }
 
 int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)

@@ -239,9 +239,16 @@ void resume_free(struct exchange *x);
  * though no rank attaches.
  */
 void jobs_claim(struct exchange *x, uint32_t node);
-/* Of the user's finished jobs that no session here looks at and no rank waits to enter, the one
- * that finished first, or NULL. */
-struct job *job_finished_first(struct exchange *x, uint32_t uid);
+/* A user's jobs as they concern a new one: those that are finished, and that no session looks at or
+ * rank waits to enter, may give it their place. */
+struct finished_jobs {
+        struct job *first; /* the one that finished first, or NULL */
+        uint64_t bytes;    /* layout_state_bytes() of all that are finished */
+        uint32_t n_jobs;   /* all jobs of the user */
+};
+void jobs_finished(struct exchange *x, uint32_t uid, struct finished_jobs *ret);
+/* What all owners together hold of such a layout, but for tables. */
+uint64_t layout_state_bytes(const layout *l);
 /*
  * Memory for the books of a layout's tensors and groups, on a node that also coordinates the job;
  * 0: so little that the quota does not count it.

@@ -344,6 +344,19 @@ def a_finished_job_that_ranks_come_back_to_keeps_its_place():
 
 
 @case
+def a_job_that_never_fits_costs_no_finished_job():
+    with Cluster(2, memory_limit="8M") as c:
+        for name in ("first", "second"):
+            made(c, name, width=128, leaves=(True, True))
+            job_is_finished(c, name)
+        more = as_user(c, NOBODY)
+        more.do("connect", job="large", rank=0, world=1)
+        more.do("layout", groups=small_layout(width=1024))
+        more.refused("EQUOTA", "attach", "memory_limit", hold=2, push=2)
+        assert all(names(d) == ["first", "second"] for d in c.daemons)
+
+
+@case
 def a_job_whose_ranks_want_it_dropped_is_dropped_with_the_last():
     with Cluster(2) as c:
         made(c, "gone", leaves=(False, False))

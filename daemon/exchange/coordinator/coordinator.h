@@ -81,9 +81,11 @@ struct coordinator {
                                      have; 0: that is not waited for */
         uint64_t return_until_ms; /* loop time: so long ranks of a node that was away may return */
         bool told;                /* the last summary was not empty */
-        uint32_t complete, unwanted; /* ranks that have left and completed the job, and of them those
-                                        that want it dropped; since a rank last joined */
-        char displaced[ZERO_NAME_MAX + 1]; /* the finished job that gives its place to this one */
+        uint32_t complete, unwanted; /* ranks that have left and completed the job, and of them
+                                        those that want it dropped; since a rank last joined */
+        uint64_t given;              /* bytes of finished jobs that gave their place to this one */
+        char displaced[ZERO_NAME_MAX +
+                       1]; /* the last of them: the finished job that gives its place to this one */
 };
 
 /* A join that waits for its answer. */

@@ -159,21 +159,32 @@ static bool node_known(struct coordinator *c, uint32_t node, const Zero__Opened 
 
 /* ---- asking ---------------------------------------------------------------------------- */
 
+/* Finished jobs are dropped only where their places suffice: nothing is lost for a job that never
+ * fits. */
+static bool displacing_helps(const struct coordinator *c, const struct finished_jobs *finished)
+{
+        return finished->n_jobs >= c->x->conf->job_limit ||
+               finished->bytes + c->given >= layout_state_bytes(c->layout);
+}
+
 /*
  * There is no place for the job: the finished job of the same user that finished first gives its
- * own. The next tick asks the node again.  False: there is none.
+ * own. The next tick asks the node again.  False: there is none, or it would not help.
  */
 static bool open_displace(struct coordinator *c, uint32_t node, int status, const char *text)
 {
         struct exchange *x = c->x;
-        struct job *old;
+        struct finished_jobs finished;
         struct fault fault;
 
         if (c->settled || (status != ZERO_EQUOTA && status != ZERO_ESHM))
                 return false;
         if (!c->displaced[0] || !drop_check(x, c->displaced, &fault)) {
-                old = job_finished_first(x, c->uid);
-                if (!old)
+                const struct job *old;
+
+                jobs_finished(x, c->uid, &finished);
+                old = finished.first;
+                if (!old || !displacing_helps(c, &finished))
                         return false;
                 log_warning_for(
                         old->uid,
@@ -181,6 +192,7 @@ static bool open_displace(struct coordinator *c, uint32_t node, int status, cons
                         "place on node %s: %.300s",
                         old->name, (unsigned long long)(exchange_now(x) - old->finished_ms) / 1000,
                         c->name, node_name(x, node), text);
+                c->given += layout_state_bytes(old->layout);
                 snprintf(c->displaced, sizeof c->displaced, "%s", old->name);
                 drop_order(x, c->displaced, x->cluster->self, 0, NULL);
         }
