@@ -69,6 +69,7 @@ static void on_prepare(uv_prepare_t *prepare)
         struct bulk_ucx_port *port = prepare->data;
         uint64_t until = uv_hrtime() + TURN_NS;
         bool idle = false, handed_on;
+        ucs_status_t status;
 
         if (port->armed)
                 return;
@@ -78,10 +79,10 @@ static void on_prepare(uv_prepare_t *prepare)
         handed_on = bulk_queue_drain(&port->queue);
         if (!port->worker)
                 return;
-        if (handed_on || !idle || ucp_worker_arm(port->worker) == UCS_ERR_BUSY)
+        status = handed_on || !idle ? UCS_ERR_BUSY : ucp_worker_arm(port->worker);
+        port->armed = status == UCS_OK; /* after any other error the next turn tries again */
+        if (status == UCS_ERR_BUSY)
                 bulk_queue_wake(&port->queue);
-        else
-                port->armed = true;
 }
 
 static void on_readable(uv_poll_t *poll, int status, int events)
