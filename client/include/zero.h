@@ -150,8 +150,8 @@ void zero_close(struct zero_client *client);
 /*
  * Says that this rank has completed the job; zero_close() tells the daemon.  When all ranks of the job have
  * left so, the job is finished: it stays to be read, exported or trained further, until a new job of the
- * same user finds job_limit or the memory of a node used up and the places of finished jobs suffice.  Then the job that finished first
- * is dropped, with a line in the daemon's log.  With keep false on every rank the job is dropped as soon as
+ * same user finds job_limit or the memory of a node used up, and the places of finished jobs suffice.
+ * Then the job that finished first is dropped, with a line in the daemon's log.  With keep false on every rank the job is dropped as soon as
  * the last rank has left.  A daemon that is started again no longer knows which jobs are finished and keeps
  * them.  Never blocks.  ZERO_ENOTATTACHED for a client that is not a rank of a job.
  */

@@ -61,6 +61,7 @@ class Client(Conversation):
         super().__init__(handle)
         self._job, self._place, self._socket = job, place, socket
         self._own_job = own_job  # to be dropped when it is over
+        self._closes_at_exit = False
         self._layout, self._may_have_job = None, False
 
     # ---- what it is ----------------------------------------------------------------------
@@ -359,10 +360,11 @@ class Client(Conversation):
         """Says that this rank has completed the job; close() tells the daemon.  When all ranks have left
         so, the job is finished: a new job of the same user may take its place when job_limit or memory is
         used up, the job that finished first going first.  keep False, on every rank: the job is dropped
-        when the last rank has left.  From here on the process's normal end closes, too; its end by an
-        exception does not, and leaves the job unfinished."""
+        when the last rank has left.  From here on the process's normal end closes, too, sys.exit() with
+        any status included; its end by another exception does not, and leaves the job unfinished."""
         self._call(self._library.zero_finish, bool(keep))
-        if not self._own_job:
+        if not self._own_job and not self._closes_at_exit:
+            self._closes_at_exit = True
             atexit.register(_close_unless_failed, self)
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ static void remote_get_end(struct ask *ask, int status)
         struct access *a = w->access;
         int refused = w->ask.status;
 
-        if (!status)
+        if (!status && a->request) /* else the client uses its memory for something else by now */
                 memcpy(part_place(a, w->first), w->buffer,
                        w->count * plane_size(w->job, w->tensor, w->plane));
         work_free(w);
@@ -183,9 +183,13 @@ static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t 
         w->ask.done = remote_get_end;
         /* not the client's memory: a path checks what has landed, and must find it unchanged */
         w->buffer = malloc(bytes);
-        w->owns_buffer = w->buffer != NULL;
-        if (w->buffer &&
-            ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer, bytes) == 0)
+        w->owns_buffer = true;
+        if (!w->buffer) {
+                work_free(w);
+                access_part(a, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        if (ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer, bytes) == 0)
                 return;
         work_free(w);
         access_part(a, ZERO_EPEER, "an owner is not reachable");

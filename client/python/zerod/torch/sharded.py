@@ -382,7 +382,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     is one if there are none.
     keep: False: the job is dropped when all ranks have completed it: when :func:`steps` or the Trainer has
     run to its end, or after ``client.finish(keep=False)``, and the processes have ended in order.  A
-    process that ends by an exception keeps the job.
+    process that ends by an exception keeps the job; sys.exit() is an end in order, whatever its status.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
