@@ -20,8 +20,8 @@
 
 #include "daemon/base/log.h"
 #include "daemon/device/gpu.h"
-#include "daemon/exchange/gpu/wait.h"
-#include "daemon/exchange/moving/view.h"
+#include "daemon/rank/gpu_wait.h"
+#include "daemon/membership/view.h"
 #include "daemon/loop/service.h"
 #include "daemon/loop/signals.h"
 #include "daemon/rpc/rpc.h"

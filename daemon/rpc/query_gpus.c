@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "daemon/device/gpu.h"
-#include "daemon/exchange/disk.h"
+#include "daemon/core/disk.h"
 #include "daemon/rpc/report.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"

@@ -7,8 +7,8 @@
  */
 #include <string.h>
 
-#include "daemon/exchange/moving/move.h"
-#include "daemon/exchange/moving/view.h"
+#include "daemon/reshard/move.h"
+#include "daemon/membership/view.h"
 #include "daemon/rpc/report.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"

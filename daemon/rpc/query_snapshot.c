@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/exchange/checkpoint/checkpoint.h"
+#include "daemon/checkpoint/checkpoint.h"
 #include "daemon/rpc/report.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/exchange/moving/view.h"
+#include "daemon/membership/view.h"
 #include "daemon/rpc/report.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"

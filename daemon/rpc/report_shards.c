@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "daemon/device/gpu.h"
-#include "daemon/exchange/shards.h"
+#include "daemon/shard/shards.h"
 #include "daemon/rpc/report_json.h"
 
 /* ---- what this node tells ---- */

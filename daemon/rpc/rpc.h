@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#include "daemon/exchange/exchange.h"
+#include "daemon/engine/engine.h"
 
 struct rpc;
 

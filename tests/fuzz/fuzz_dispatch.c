@@ -20,7 +20,7 @@
 #include "daemon/base/chunk.h"
 #include "daemon/base/log.h"
 #include "daemon/device/gpu.h"
-#include "daemon/exchange/moving/view.h"
+#include "daemon/membership/view.h"
 #include "daemon/fabric/fabric_inproc.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"

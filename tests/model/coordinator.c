@@ -1,5 +1,5 @@
 /*
- * The coordinator: the daemon's own step machine and recovery, driven as daemon/exchange's
+ * The coordinator: the daemon's own step machine and recovery, driven as daemon/coordinator's
  * coordinator.c, opening.c and joining.c drive them.
  */
 #include <string.h>

@@ -1,4 +1,4 @@
-/* A daemon's part of the job: what daemon/exchange's job.c, update.c, resume.c do. */
+/* A daemon's part of the job: what daemon/engine's job.c and resume.c and daemon/update do. */
 #include "world.h"
 
 #include <string.h>

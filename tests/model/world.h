@@ -5,7 +5,7 @@
  * A world is plain bytes: equal states have equal bytes (unused ones are zero), so that it can be
  * copied, hashed and compared as it is.  The coordinator's decisions are made by the daemon's own
  * job/step.c, job/recover.c and job/decide.c (coordinator.c here fills their structs and reads
- * them back); around them each function follows the one of the same name in daemon/exchange.
+ * them back); around them each function follows the one of the same name in the daemon.
  *
  * Left out: payloads (an offer carries what it offers), refused steps, zero_norm(), worlds that
  * change their size, jobs that are made or dropped, puts, deadlines.

@@ -5,7 +5,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/exchange/checkpoint/taking.h"
+#include "daemon/checkpoint/taking.h"
 #include "training.h"
 
 /* ---- copies that are held -------------------------------------------------------------- */

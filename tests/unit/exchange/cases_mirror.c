@@ -3,7 +3,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/exchange/coordinator/coordinator.h"
+#include "daemon/coordinator/coordinator.h"
 #include "listening.h"
 
 static struct training training_of(uint32_t nodes)

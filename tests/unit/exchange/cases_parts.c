@@ -4,8 +4,8 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/exchange/reduce/landing.h"
-#include "daemon/exchange/reduce/reduce.h"
+#include "daemon/reduce/landing.h"
+#include "daemon/reduce/reduce.h"
 #include "listening.h"
 #include "proto/cleanup.h"
 #include "stream.h"

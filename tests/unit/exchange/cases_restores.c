@@ -4,7 +4,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/exchange/checkpoint/checkpoint.h"
+#include "daemon/checkpoint/checkpoint.h"
 #include "net.h"
 #include "proto/cleanup.h"
 

@@ -3,8 +3,8 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/exchange/coordinator/coordinator.h"
-#include "daemon/exchange/reduce/landing.h"
+#include "daemon/coordinator/coordinator.h"
+#include "daemon/reduce/landing.h"
 #include "listening.h"
 
 /* One operation of one rank, to its end. */

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "daemon/exchange/exchange.h"
+#include "daemon/engine/engine.h"
 #include "daemon/fabric/fabric_inproc.h"
 
 enum { NET_NODES_MAX = 6, NET_WAIT_MS = 20000 };

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/exchange/moving/filling_core.h"
+#include "daemon/reshard/filling_core.h"
 
 enum { NODES = 3, SELF = 1 };
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/exchange/gather/window.h"
+#include "daemon/gather/window.h"
 #include "proto/dtype.h"
 
 enum { GROUPS = 9, SLABS = 4 };

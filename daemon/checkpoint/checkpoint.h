@@ -1,0 +1,165 @@
+/*
+ * checkpoint.h - checkpoints of jobs, written and restored.
+ *
+ *   operation.c   one checkpoint or restore as the job's coordinator runs it: phases, progress
+ *   checkpoint.c  the phases of a checkpoint, and periodic ones
+ *   taking.c      an owner's part of it       taking_copy.c, taking_save.c  its copy of the planes
+ *   restore.c     the phases of a restore     loading.c      a node's part of it
+ *
+ * A checkpoint is of one step: COPY goes to all owners at one place in the coordinator's stream of
+ * messages, between two decisions, and each owner copies what it has when the update before
+ * is through.  An update that comes to a group before it is copied saves the old values first;
+ * where memory or the planes' place does not allow that, it waits, as it does for any reader
+ * (shard_pin()).  All owners must tell the same step, or nothing is made of it.
+ * All on the loop thread, but for what is handed to threads.
+ */
+#pragma once
+
+#include "daemon/core/disk.h"
+#include "daemon/engine/engine.h"
+#include "daemon/store/snapshot.h"
+#include "daemon/store/snapshot_dir.h"
+
+/* ---- at the coordinator ---- */
+
+enum operation_phase {
+        OPERATION_PREPARING,
+        OPERATION_COPYING,
+        OPERATION_WRITING,
+        OPERATION_PUBLISHING,
+        OPERATION_READING,
+        OPERATION_LOADING,
+        OPERATION_SWAPPING,
+        OPERATION_DONE,
+        OPERATION_FAILED,
+};
+
+enum { OPERATION_SILENCE_MS = 600000, OPERATION_CALL_MS = 7 * 24 * 3600 * 1000 };
+
+/* What a client asks for. */
+struct order {
+        const char *job, *directory;
+        uint32_t uid, keep;
+};
+
+/* An owner's part of a checkpoint, a node's of a restore. */
+struct part {
+        bool asked;
+        uint64_t bytes, buffer, stall_us, version, attempt, copy_us;
+        uint64_t done; /* bytes written or read */
+        uint8_t hash[MANIFEST_HASH];
+};
+
+struct operation {
+        struct list link; /* exchange.operations */
+        struct exchange *x;
+        uint64_t id;
+        bool restore;
+        char job[ZERO_NAME_MAX + 1];
+        char *directory;
+        uint32_t uid, keep;
+        enum operation_phase phase;
+        bool superseded;  /* over, and a newer one has its place: freed with the last answer */
+        uint32_t pending; /* calls under way, and the disk's work */
+        struct fault fault;
+        void (*next)(struct operation *op);    /* when all parts have been answered for */
+        struct part parts[ZERO_NODE_MAX];      /* [owner], or [node] */
+        uint64_t begun_ms, ended_ms, moved_ms; /* moved: when bytes last were written or read */
+        struct manifest manifest;
+        char *text;      /* the manifest's */
+        uint8_t *layout; /* packed */
+        struct disk_job disk;
+        struct { /* what the disk's thread has read */
+                struct fault fault;
+                struct manifest manifest;
+                char *text;
+                uint8_t *layout;
+        } read;
+};
+
+/* A checkpoint every so many steps; in memory only. */
+struct schedule {
+        struct list link; /* exchange.schedules */
+        char job[ZERO_NAME_MAX + 1];
+        char *directory;
+        uint32_t uid, keep;
+        uint64_t every, next_version;
+};
+
+/*
+ * Begin; the outcome is in the operation, which operation_find() finds.  For the node that
+ * coordinates the job.
+ */
+int checkpoint_order(struct exchange *x, const struct order *order, uint64_t *ret_id,
+                     struct fault *fault);
+int restore_order(struct exchange *x, const struct order *order, uint64_t *ret_id,
+                  struct fault *fault);
+/* every 0: no more. */
+int checkpoint_schedule(struct exchange *x, const struct order *order, uint64_t every,
+                        struct fault *fault);
+/* The job's newest operation, running or over; its schedule.  NULL: none. */
+const struct operation *operation_find(const struct exchange *x, const char *job);
+const struct schedule *schedule_find(const struct exchange *x, const char *job);
+/* A restore of the job is under way: until it is over no rank joins the job. */
+bool restore_runs(const struct exchange *x, const char *job);
+const char *operation_phase_name(enum operation_phase phase);
+/* The node whose part that is. */
+uint32_t operation_node(const struct operation *op, uint32_t part);
+/* Sums over parts. */
+uint64_t operation_bytes(const struct operation *op);
+uint64_t operation_done_bytes(const struct operation *op);
+
+/* operation.c, for the phases */
+int operation_new(struct exchange *x, const struct order *order, bool restore,
+                  struct operation **ret, struct fault *fault);
+/* For the parts whose bit is set; then next(), or the operation fails. */
+void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *m,
+                   void (*next)(struct operation *op));
+void operation_enter(struct operation *op, enum operation_phase phase);
+void operation_end(struct operation *op, int status, const char *text);
+/* checkpoint.c */
+void checkpoints_due(struct exchange *x);
+void schedules_free(struct exchange *x);
+
+/* ---- at every node ---- */
+
+void snapshot_answer(struct exchange *x, uint32_t node, uint64_t call, Zero__Snapshotted *s);
+
+struct taking;
+void taking_prepare(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void taking_phase(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void loading_begin(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void loading_swap(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+/* id 0: all that a node has begun. */
+void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *why);
+void loading_cancel(struct exchange *x, uint32_t node, uint64_t id);
+/* Restores under way on this node that will be one more job of the user each. */
+uint64_t loadings_of_new_jobs(struct exchange *x, uint32_t uid);
+void takings_tick(struct exchange *x);
+void loadings_tick(struct exchange *x);
+/* owner: of a checkpoint. */
+void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, uint64_t id,
+                            uint32_t owner, uint64_t bytes);
+
+/* ---- hooks in the rest of the exchange ---- */
+
+void operations_tick(struct exchange *x);
+void operations_down(struct exchange *x, uint32_t node);
+/* After all calls have ended; idle: nothing of it is in flight any more. */
+void operations_stop(struct exchange *x);
+bool operations_idle(const struct exchange *x);
+void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+/* An update is over, and the next has not begun: what waits to be copied is. */
+void taking_updated(struct holding *h);
+/* The planes are being copied: clients' puts wait. */
+bool taking_copies(const struct holding *h);
+/*
+ * An update begins to change a group, which is not pinned: from where on in the stream it has to
+ * save what it changes.  UINT64_MAX: nothing; else taking_save() comes with each chunk's old
+ * values, on an offload thread, and taking_save_end() when the group is through.
+ */
+uint64_t taking_save_begin(struct holding *h, uint32_t group);
+void taking_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from);
+void taking_save_end(struct holding *h);
+/* The job is dropped. */
+void taking_forget(struct holding *h);

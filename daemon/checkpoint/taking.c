@@ -1,0 +1,498 @@
+/*
+ * An owner's part of a checkpoint.
+ *
+ *   PREPARING -> PREPARED -> (DUE) -> WRITING -> WRITTEN -> PUBLISHING -> ENDED
+ *
+ * What blocks runs on the disk's thread, one piece of work at a time.  Whatever fails ends it: the
+ * phase that waits for an answer is refused, or else the next one; then copies that are
+ * under way are waited for, what was written is deleted, and it goes.
+ */
+#include "daemon/checkpoint/taking.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+enum { BATCH_BLOCKS = 16, DISK_RATE = 100000000 /* a guess, bytes a second */ };
+
+static void taking_answer(struct taking *t, Zero__Snapshotted *s)
+{
+        if (t->call)
+                snapshot_answer(t->x, t->node, t->call, s);
+        t->call = 0;
+}
+
+static void taking_refuse(struct taking *t)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        m.call = t->call;
+        answer(t->x, t->node, &m, t->fault.status, t->fault.text);
+        t->call = 0;
+}
+
+static void taking_fail(struct taking *t, int status, const char *text)
+{
+        if (t->phase == TAKING_ENDED)
+                return;
+        t->phase = TAKING_ENDED;
+        t->progress.cancelled = true;
+        fault_set(&t->fault, status, "%s", text);
+        if (t->call) {
+                taking_refuse(t);
+                t->fault.status = ZERO_OK; /* told */
+        }
+        taking_advance(t);
+}
+
+/* ---- the disk's thread ---------------------------------------------------------------- */
+
+static void taking_free(struct taking *t)
+{
+        struct holding *h = t->holding;
+
+        list_remove(&t->link);
+        if (h->taking == t)
+                h->taking = NULL;
+        taking_copy_deinit(t);
+        free(t->directory);
+        free(t->text);
+        free(t->layout);
+        free(t);
+        job_unref(h->job);
+}
+
+static void disk_begin(struct taking *t, void (*run)(struct disk_job *),
+                       void (*done)(struct disk_job *))
+{
+        t->disk_busy = true;
+        t->disk.run = run;
+        t->disk.done = done;
+        disk_submit(t->x->loop, &t->disk);
+}
+
+/* What a piece of work came to; false: it failed, and so does all. */
+static bool disk_ended(struct taking *t)
+{
+        t->disk_busy = false;
+        if (t->status && t->phase != TAKING_ENDED)
+                taking_fail(t, t->disk_fault.status, t->disk_fault.text);
+        else if (t->phase == TAKING_ENDED)
+                taking_advance(t);
+        else
+                return true;
+        return false;
+}
+
+static void prepare_run(struct disk_job *job)
+{
+        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct snapshot_place place = { t->x->conf->checkpoint_dir, t->directory, t->uid };
+        struct fault *fault = &t->disk_fault;
+
+        t->status = snapshot_place_open(&place, true, &t->dir, fault);
+        if (t->status == 0)
+                t->status = snapshot_room(t->dir, t->map.bytes, fault);
+        if (t->status == 0)
+                t->status = taking_copy_prepare(t, fault);
+        if (t->status == 0 && t->n_slots < t->n_blocks && t->unmeasured &&
+            snapshot_probe(t->dir, t->buffer, SLOTS_PROBED * SNAPSHOT_BLOCK, &t->probed_rate,
+                           fault))
+                t->probed_rate = DISK_RATE; /* whether it takes the shard will be seen */
+}
+
+static void prepare_done(struct disk_job *job)
+{
+        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
+
+        if (!disk_ended(t))
+                return;
+        if (t->probed_rate > 0)
+                t->x->disk_rate = t->probed_rate;
+        t->phase = TAKING_PREPARED;
+        s.bytes = t->map.bytes;
+        s.buffer = t->buffer_bytes;
+        s.stall_us = taking_stall_us(t);
+        taking_answer(t, &s);
+}
+
+static int write_blocks(struct taking *t, struct fault *fault)
+{
+        int r = 0;
+
+        for (uint64_t b = t->written; r == 0 && b < t->write_end; b++) {
+                if (t->progress.cancelled)
+                        return fault_set(fault, ZERO_EABORTED, "it was broken off");
+                r = snapshot_writer_block(t->writer, taking_block(t, b), fault);
+                if (r == 0)
+                        t->progress.bytes += taking_block_bytes(t, b);
+        }
+        return r;
+}
+
+static void write_run(struct disk_job *job)
+{
+        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct fault *fault = &t->disk_fault;
+        uint64_t begin = uv_hrtime();
+        int r = 0;
+
+        if (!t->writer) {
+                r = snapshot_partial_open(t->dir, t->holding->job->name, t->header.version,
+                                          &t->partial, fault);
+                if (r == 0)
+                        r = snapshot_writer_new(t->partial, &t->header, t->meta, &t->writer, fault);
+        }
+        if (r == 0)
+                r = write_blocks(t, fault);
+        if (r == 0 && t->write_end == t->n_blocks)
+                r = snapshot_writer_finish(t->writer, &t->shard, fault);
+        t->write_ns += uv_hrtime() - begin;
+        t->status = r;
+}
+
+static void taking_tell_written(struct taking *t)
+{
+        Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
+
+        s.bytes = t->shard.bytes;
+        s.hash.data = t->shard.hash;
+        s.hash.len = MANIFEST_HASH;
+        s.copy_us = t->copy_us + 1;
+        taking_answer(t, &s);
+}
+
+static void write_done(struct disk_job *job)
+{
+        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+
+        if (!disk_ended(t))
+                return;
+        t->written = t->write_end;
+        if (t->written == t->n_blocks) {
+                t->phase = TAKING_WRITTEN;
+                t->x->disk_rate = (double)t->map.bytes / ((double)t->write_ns / 1e9 + 1e-6);
+                taking_tell_written(t);
+                return;
+        }
+        taking_advance(t);
+}
+
+static void write_begin(struct taking *t)
+{
+        uint64_t end =
+                t->written + (t->n_slots < 2 * BATCH_BLOCKS ? (t->n_slots + 1) / 2 : BATCH_BLOCKS);
+
+        t->write_end = t->copied < end ? t->copied : end;
+        disk_begin(t, write_run, write_done);
+}
+
+static void publish_run(struct disk_job *job)
+{
+        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct manifest m;
+        int r = manifest_parse(t->text, strlen(t->text), &m, &t->disk_fault);
+
+        if (r == 0)
+                r = snapshot_publish(t->dir, &m, t->text, t->layout, &t->disk_fault);
+        if (r == 0)
+                snapshot_keep(t->dir, &m, t->keep);
+        t->status = r;
+}
+
+static void publish_done(struct disk_job *job)
+{
+        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
+
+        t->published = t->status == 0;
+        if (!disk_ended(t))
+                return;
+        taking_answer(t, &s);
+        t->phase = TAKING_ENDED;
+        taking_advance(t);
+}
+
+static void remove_run(struct disk_job *job)
+{
+        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        bool begun = t->partial >= 0;
+
+        snapshot_writer_free(STEAL(t->writer));
+        cleanup_close(&t->partial);
+        if (begun && !t->published)
+                snapshot_partial_remove(t->dir, t->holding->job->name, t->header.version);
+        cleanup_close(&t->dir);
+        t->dir = t->partial = -1;
+        taking_copy_deinit(t);
+}
+
+static void remove_done(struct disk_job *job)
+{
+        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+
+        t->disk_busy = false;
+        t->removed = true;
+        taking_advance(t);
+}
+
+/* Nothing of it is in flight any more: planes are let go, files deleted, and then it goes. */
+static void taking_wind_up(struct taking *t)
+{
+        if (t->copying || t->disk_busy || taking_saves_now(t))
+                return;
+        if (t->pinned && !t->removed) {
+                taking_unpin(t, UINT64_MAX);
+                t->pinned = false;
+                access_updated(t->holding->job);
+        }
+        if (!t->removed)
+                disk_begin(t, remove_run, remove_done);
+        else if (t->fault.status == ZERO_OK) /* else the coordinator has yet to be told why */
+                taking_free(t);
+}
+
+void taking_advance(struct taking *t)
+{
+        if (t->phase == TAKING_ENDED) {
+                taking_wind_up(t);
+        } else if (t->phase == TAKING_WRITING) {
+                if (t->saves)
+                        taking_save_advance(t);
+                else
+                        taking_copy_advance(t);
+                if (!t->disk_busy && (t->copied > t->written || t->n_blocks == 0))
+                        write_begin(t);
+        }
+}
+
+/* ---- the coordinator's word --------------------------------------------------------------- */
+
+static struct taking *taking_find(const struct exchange *x, uint32_t node, uint64_t id,
+                                  uint32_t owner)
+{
+        list_for_each (&x->takings, item) {
+                struct taking *t = CONTAINER_OF(item, struct taking, link);
+
+                if (t->node == node && t->id == id && t->holding->owner == owner)
+                        return t;
+        }
+        return NULL;
+}
+
+static int taking_new(struct holding *h, uint32_t node, const Zero__LinkMessage *m,
+                      struct fault *fault)
+{
+        struct taking *t;
+        int r;
+
+        if (h->taking)
+                return fault_set(fault, ZERO_EBUSY,
+                                 "an earlier checkpoint of the job is being broken off: try again");
+        t = calloc(1, sizeof *t);
+        if (t)
+                t->directory = strdup(m->snapshot->directory);
+        r = t && t->directory ? snapshot_map_new(h->state->plan, &t->map) : -ENOMEM;
+        if (r) {
+                free(t ? t->directory : NULL);
+                free(t);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        t->x = h->job->x;
+        t->holding = h;
+        job_ref(h->job);
+        h->taking = t;
+        t->id = m->snapshot->id;
+        t->call = m->call;
+        t->node = node;
+        t->uid = m->snapshot->uid;
+        t->dir = t->partial = -1;
+        t->unmeasured = t->x->disk_rate == 0;
+        list_insert(&t->x->takings, &t->link);
+        disk_begin(t, prepare_run, prepare_done);
+        return 0;
+}
+
+void taking_prepare(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct snapshot_place place = { x->conf->checkpoint_dir, m->snapshot->directory,
+                                        m->snapshot->uid };
+        const struct job *job = job_find(x, m->job);
+        struct holding *h = NULL;
+        struct fault fault;
+        int r = 0;
+
+        if (job && !job->opening)
+                h = holding_of_copy(job, m->snapshot->owner, 0);
+        if (!h)
+                r = fault_set(&fault, ZERO_ENOJOB, "there is no job '%.100s'", m->job);
+        if (!r)
+                r = snapshot_place_check(&place, &fault);
+        if (!r)
+                r = taking_new(h, node, m, &fault);
+        if (r)
+                answer(x, node, m, r, fault.text);
+}
+
+static int taking_describe(struct taking *t)
+{
+        const struct state *state = t->holding->state;
+        const struct job *job = t->holding->job;
+        struct snapshot_header *h = &t->header;
+        size_t meta_bytes;
+        int r = snapshot_meta_new(state, &t->meta, &meta_bytes);
+
+        if (r)
+                return r;
+        h->owner = t->holding->owner;
+        h->n_owners = job->place.n_owners;
+        h->uid = job->uid;
+        h->world_size = job->world_size;
+        h->reduce_dtype = job->reduce_dtype;
+        h->version = state->record->version;
+        h->attempt = state->record->decided_attempt;
+        h->meta_bytes = meta_bytes;
+        h->stream_bytes = t->map.bytes;
+        layout_hash(job->layout, h->model_hash);
+        snprintf(h->job, sizeof h->job, "%s", job->name);
+        return 0;
+}
+
+static void taking_copy(struct taking *t)
+{
+        Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
+
+        if (taking_describe(t)) {
+                taking_fail(t, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        t->phase = TAKING_WRITING;
+        t->pinned = true;
+        s.version = t->header.version;
+        s.attempt = t->header.attempt;
+        taking_answer(t, &s);
+        taking_copy_begin(t);
+        taking_advance(t);
+}
+
+static int taking_publish(struct taking *t, const Zero__Snapshot *s)
+{
+        struct manifest m;
+        struct fault fault;
+
+        if (manifest_parse(s->manifest, strlen(s->manifest), &m, &fault) ||
+            s->layout.len != m.layout_bytes || strcmp(m.job, t->holding->job->name) != 0 ||
+            m.version != t->header.version)
+                return ZERO_EPROTO;
+        t->text = strdup(s->manifest);
+        t->layout = malloc(s->layout.len + 1);
+        if (!t->text || !t->layout)
+                return ZERO_ENOMEM;
+        memcpy(t->layout, s->layout.data, s->layout.len);
+        t->keep = s->keep;
+        t->phase = TAKING_PUBLISHING;
+        disk_begin(t, publish_run, publish_done);
+        return 0;
+}
+
+static void taking_step(struct taking *t, const Zero__Snapshot *s)
+{
+        int r = ZERO_EPROTO;
+
+        if (s->phase == ZERO__SNAPSHOT__PHASE__COPY && t->phase == TAKING_PREPARED) {
+                r = 0;
+                if (update_running(t->holding->update))
+                        t->phase = TAKING_DUE;
+                else
+                        taking_copy(t);
+        } else if (s->phase == ZERO__SNAPSHOT__PHASE__WRITE && t->phase == TAKING_WRITING) {
+                r = 0;
+        } else if (s->phase == ZERO__SNAPSHOT__PHASE__WRITE && t->phase == TAKING_WRITTEN) {
+                r = 0;
+                taking_tell_written(t);
+        } else if (s->phase == ZERO__SNAPSHOT__PHASE__PUBLISH && t->phase == TAKING_WRITTEN) {
+                r = taking_publish(t, s);
+        }
+        if (r)
+                taking_fail(t, r, "the checkpoint's phases are in disorder");
+}
+
+void taking_phase(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct taking *t = taking_find(x, node, m->snapshot->id, m->snapshot->owner);
+
+        if (!t) {
+                answer(x, node, m, ZERO_EABORTED, "nothing of this checkpoint is here any more");
+                return;
+        }
+        t->call = m->call;
+        if (t->phase != TAKING_ENDED) {
+                taking_step(t, m->snapshot);
+                return;
+        }
+        taking_refuse(t);
+        t->fault.status = ZERO_OK;
+        taking_advance(t);
+}
+
+void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *why)
+{
+        list_for_each (&x->takings, item) {
+                struct taking *t = CONTAINER_OF(item, struct taking, link);
+
+                if (t->node != node || (id && t->id != id))
+                        continue;
+                taking_fail(t, ZERO_EABORTED, why);
+                if (t->fault.status) { /* nobody asks any more */
+                        t->fault.status = ZERO_OK;
+                        taking_advance(t);
+                }
+        }
+}
+
+/* ---- hooks ---------------------------------------------------------------------------------- */
+
+void taking_updated(struct holding *h)
+{
+        struct taking *t = h->taking;
+
+        if (!t)
+                return;
+        if (t->phase == TAKING_DUE && h->state->id.epoch == h->job->place.epoch)
+                taking_copy(t);
+        else if (t->phase == TAKING_DUE)
+                taking_fail(t, ZERO_EABORTED, "the job was moved meanwhile: try again");
+        else
+                taking_advance(t);
+}
+
+bool taking_copies(const struct holding *h)
+{
+        const struct taking *t = h->taking;
+
+        return t && t->pinned && !t->whole;
+}
+
+void taking_forget(struct holding *h)
+{
+        if (h->taking)
+                taking_fail(h->taking, ZERO_ENOJOB, "the job was dropped");
+}
+
+void takings_tick(struct exchange *x)
+{
+        list_for_each (&x->takings, item) {
+                struct taking *t = CONTAINER_OF(item, struct taking, link);
+                uint64_t bytes = t->progress.bytes;
+
+                if (bytes == t->told)
+                        continue;
+                t->told = bytes;
+                snapshot_send_progress(x, t->holding->job->name, t->node, t->id, t->holding->owner,
+                                       bytes);
+        }
+}

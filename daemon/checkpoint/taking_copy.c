@@ -1,0 +1,236 @@
+/*
+ * The memory for an owner's copy of its planes, and the copy where updates have to wait for it:
+ * with less memory than the planes have, or from a GPU.
+ *
+ * It goes through a ring of blocks: a block is copied when the one that had its place is on the
+ * disk.  All groups are pinned at the beginning, and each is let go as soon as the stream up to its
+ * end is copied: the next update follows group by group.
+ */
+#include "daemon/checkpoint/taking.h"
+#include "daemon/transfer/staging.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "proto/cleanup.h"
+
+enum { TRIAL_BYTES = 128 << 20, PAGE = 4096, SLOTS_MIN = SLOTS_PROBED };
+
+/* A block's place in the ring. */
+struct slot {
+        struct offload_task task;
+        struct taking *t;
+        uint64_t block;
+        bool copied;
+};
+
+/* ---- memory ------------------------------------------------------------------------- */
+
+/* What the machine can spare; UINT64_MAX if it does not tell. */
+static uint64_t memory_available(void)
+{
+        FILE *f = fopen("/proc/meminfo", "re");
+        unsigned long long kib = 0;
+        char line[128];
+
+        while (f && fgets(line, sizeof line, f))
+                if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+                        break;
+        if (f)
+                fclose(f);
+        return kib ? kib * 1024 : UINT64_MAX;
+}
+
+static uint64_t slots_for(const struct taking *t)
+{
+        uint64_t limit = t->x->conf->checkpoint_memory, spare = memory_available() / 4 * 3;
+        uint64_t slots;
+
+        if (limit == 0 || limit > spare)
+                limit = spare;
+        slots = limit / placement_owners_on(&t->x->view, t->x->cluster->self) / SNAPSHOT_BLOCK;
+        if (slots < SLOTS_MIN)
+                slots = SLOTS_MIN;
+        return slots < t->n_blocks ? slots : t->n_blocks;
+}
+
+/* Its pages are there before the update has to wait for the copy. */
+static int buffer_map(struct taking *t)
+{
+        uint64_t bytes = t->n_slots * (uint64_t)SNAPSHOT_BLOCK;
+        void *p;
+
+        if (t->n_slots == t->n_blocks)
+                bytes = (t->map.bytes + PAGE - 1) / PAGE * PAGE;
+        if (bytes == 0)
+                return 0;
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED)
+                return -errno;
+        t->buffer = p;
+        t->buffer_bytes = bytes;
+        (void)madvise(p, bytes, MADV_HUGEPAGE); /* a hint */
+        if (madvise(p, bytes, MADV_POPULATE_WRITE) == 0)
+                return 0;
+        if (errno == EINVAL) { /* before Linux 5.14 */
+                memset(p, 0, bytes);
+                return 0;
+        }
+        return -errno;
+}
+
+static double copy_rate(const struct taking *t)
+{
+        const struct state *state = t->holding->state;
+        uint64_t half = t->buffer_bytes / 2 < TRIAL_BYTES ? t->buffer_bytes / 2 : TRIAL_BYTES;
+        uint64_t master = plan_plane_bytes(state->plan, ZERO_PLANE_MASTER), begin = uv_hrtime();
+        const void *from = t->buffer + half;
+
+        if (state_on_gpu(state)) { /* the way that counts */
+                half = half < master ? half : master;
+                from = state->master;
+        }
+        if (half)
+                holding_ops(t->holding)->copy(t->buffer, from, half);
+        return (double)half / ((double)(uv_hrtime() - begin) / 1e9 + 1e-6);
+}
+
+int taking_copy_prepare(struct taking *t, struct fault *fault)
+{
+        int r;
+
+        t->n_blocks = (t->map.bytes + SNAPSHOT_BLOCK - 1) / SNAPSHOT_BLOCK;
+        t->n_slots = slots_for(t);
+        t->slots = calloc(t->n_slots + 1, sizeof *t->slots);
+        r = t->slots ? buffer_map(t) : -ENOMEM;
+        if (r)
+                return fault_set(fault, ZERO_ENOMEM,
+                                 "no memory for the copy of %llu bytes: lower checkpoint_memory",
+                                 (unsigned long long)t->map.bytes);
+        t->saves = t->n_slots == t->n_blocks && !state_on_gpu(t->holding->state);
+        if (t->saves && taking_save_prepare(t))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        t->rate = copy_rate(t);
+        return 0;
+}
+
+uint64_t taking_stall_us(const struct taking *t)
+{
+        double stall = t->rate > 0 ? (double)t->map.bytes / t->rate : 0;
+
+        if (t->saves) /* what is saved is in the cache: half of the bytes move */
+                stall /= 2;
+        if (t->n_slots < t->n_blocks)
+                stall += (double)(t->map.bytes - t->buffer_bytes) / t->x->disk_rate;
+        return (uint64_t)(stall * 1e6) + 1;
+}
+
+void taking_copy_deinit(struct taking *t)
+{
+        if (t->buffer)
+                munmap(STEAL(t->buffer), t->buffer_bytes);
+        free(STEAL(t->slots));
+        taking_save_deinit(t);
+        snapshot_map_deinit(&t->map);
+        free(STEAL(t->meta));
+}
+
+/* ---- blocks ---------------------------------------------------------------------------- */
+
+uint64_t taking_block_bytes(const struct taking *t, uint64_t block)
+{
+        uint64_t left = t->map.bytes - block * SNAPSHOT_BLOCK;
+
+        return left < SNAPSHOT_BLOCK ? left : SNAPSHOT_BLOCK;
+}
+
+uint8_t *taking_block(const struct taking *t, uint64_t block)
+{
+        return t->buffer + block % t->n_slots * SNAPSHOT_BLOCK;
+}
+
+/* Groups that end within that much of the stream may be updated again. */
+void taking_unpin(struct taking *t, uint64_t stream_bytes)
+{
+        while (t->next_group < t->map.n_groups && t->map.group_end[t->next_group] <= stream_bytes)
+                shard_unpin(t->holding, t->next_group++);
+}
+
+static void copy_run(struct offload_task *task, uint32_t worker)
+{
+        struct slot *slot = CONTAINER_OF(task, struct slot, task);
+        const struct taking *t = slot->t;
+
+        snapshot_copy(&t->map, t->holding->state, t->x->ops, slot->block * SNAPSHOT_BLOCK,
+                      taking_block(t, slot->block), taking_block_bytes(t, slot->block));
+}
+
+static struct slot *slot_of(const struct taking *t, uint64_t block)
+{
+        return &t->slots[block % t->n_slots];
+}
+
+/* Blocks end in any order; what counts is how many do from the first on. */
+static void copy_note(struct taking *t)
+{
+        while (t->copied < t->submitted && slot_of(t, t->copied)->copied)
+                slot_of(t, t->copied++)->copied = false;
+        if (t->phase != TAKING_ENDED)
+                taking_unpin(t,
+                             t->copied == t->n_blocks ? t->map.bytes : t->copied * SNAPSHOT_BLOCK);
+}
+
+void taking_copy_over(struct taking *t)
+{
+        t->whole = true;
+        t->copy_us = (uv_hrtime() - t->copy_begun_ns) / 1000;
+        access_updated(t->holding->job);
+}
+
+static void copy_done(struct offload_task *task)
+{
+        struct slot *slot = CONTAINER_OF(task, struct slot, task);
+        struct taking *t = slot->t;
+
+        slot->copied = true;
+        t->copying--;
+        copy_note(t);
+        if (t->phase != TAKING_ENDED && t->copied == t->n_blocks)
+                taking_copy_over(t);
+        taking_advance(t);
+}
+
+static void copy_submit(struct taking *t)
+{
+        struct slot *slot = slot_of(t, t->submitted);
+
+        *slot = (struct slot){ .task = { .run = copy_run, .done = copy_done },
+                               .t = t,
+                               .block = t->submitted++ };
+        t->copying++;
+        offload_submit(t->x->offload, &slot->task);
+}
+
+void taking_copy_advance(struct taking *t)
+{
+        uint32_t most = offload_workers(t->x->offload) + 1;
+
+        while (t->copying < most && t->submitted < t->n_blocks &&
+               t->submitted < t->written + t->n_slots)
+                copy_submit(t);
+}
+
+void taking_copy_begin(struct taking *t)
+{
+        t->copy_begun_ns = uv_hrtime();
+        if (t->saves)
+                t->next_group = t->map.n_groups;
+        for (uint32_t g = t->next_group; g < t->map.n_groups; g++)
+                shard_pin(t->holding, g);
+        if (t->n_blocks == 0) {
+                taking_unpin(t, 0);
+                taking_copy_over(t);
+        }
+}

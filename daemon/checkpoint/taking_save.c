@@ -1,0 +1,124 @@
+/*
+ * An owner's copy of its planes where there is room for all of them: no update waits for it.
+ *
+ * Between two updates some of the compute threads copy the stream, piece by piece.  An update that
+ * comes to a group before them saves what is left of it (save_order.h), chunk by chunk: it has the
+ * old values at hand, so that they cost a write, where a copy costs a read as well.
+ */
+#include "daemon/checkpoint/taking.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+
+/* An update waits for no more than one of them: a quarter of a millisecond. */
+enum { PIECE_BYTES = 4 << 20 };
+
+struct piece {
+        struct offload_task task;
+        struct taking *t;
+        struct save_piece cut;
+        bool busy;
+};
+
+/* Gathers and sums want their turn. */
+static uint32_t pieces_most(const struct taking *t)
+{
+        uint32_t workers = offload_workers(t->x->offload);
+
+        return workers < 2 ? 1 : workers / 2;
+}
+
+int taking_save_prepare(struct taking *t)
+{
+        t->pieces = calloc(pieces_most(t), sizeof *t->pieces);
+        return t->pieces ? save_order_init(&t->order, &t->map) : -ENOMEM;
+}
+
+void taking_save_deinit(struct taking *t)
+{
+        free(STEAL(t->pieces));
+        save_order_deinit(&t->order);
+}
+
+bool taking_saves_now(const struct taking *t)
+{
+        return t->order.copying || t->order.saving;
+}
+
+/* ---- between updates ------------------------------------------------------------------- */
+
+static void piece_run(struct offload_task *task, uint32_t worker)
+{
+        const struct piece *p = CONTAINER_OF(task, struct piece, task);
+        const struct taking *t = p->t;
+
+        snapshot_copy(&t->map, t->holding->state, t->x->ops, p->cut.offset,
+                      t->buffer + p->cut.offset, p->cut.bytes);
+}
+
+static void piece_done(struct offload_task *task)
+{
+        struct piece *p = CONTAINER_OF(task, struct piece, task);
+        struct taking *t = p->t;
+
+        p->busy = false;
+        save_order_copied(&t->order);
+        shard_unpin(t->holding, p->cut.group);
+        taking_advance(t);
+}
+
+static bool piece_submit(struct taking *t, struct piece *p)
+{
+        struct save_piece cut;
+
+        if (!save_order_cut(&t->order, PIECE_BYTES, &cut))
+                return false;
+        *p = (struct piece){
+                .task = { .run = piece_run, .done = piece_done }, .t = t, .cut = cut, .busy = true
+        };
+        shard_pin(t->holding, cut.group);
+        offload_submit(t->x->offload, &p->task);
+        return true;
+}
+
+void taking_save_advance(struct taking *t)
+{
+        uint32_t most = pieces_most(t), i = 0;
+
+        if (t->whole || update_running(t->holding->update))
+                return;
+        while (i < most && (t->pieces[i].busy || piece_submit(t, &t->pieces[i])))
+                i++;
+        if (!save_order_over(&t->order))
+                return;
+        t->copied = t->n_blocks;
+        taking_copy_over(t);
+}
+
+/* ---- updates ------------------------------------------------------------------------------ */
+
+uint64_t taking_save_begin(struct holding *h, uint32_t group)
+{
+        struct taking *t = h->taking;
+
+        if (!t || t->phase != TAKING_WRITING || !t->saves || t->whole)
+                return UINT64_MAX;
+        assert(h->pins[group] == 0);
+        return save_order_begin(&t->order, group);
+}
+
+void taking_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from)
+{
+        const struct taking *t = h->taking;
+
+        snapshot_save_chunk(&t->map, h->state->plan, t->x->ops, chunk, old, from, t->buffer);
+}
+
+void taking_save_end(struct holding *h)
+{
+        save_order_saved(&h->taking->order);
+        taking_advance(h->taking);
+}

@@ -1,0 +1,190 @@
+/* Who is late: reports of the nodes put together and told to all, so that every wait has a name. */
+#include "daemon/coordinator/coordinator.h"
+
+#include <stdio.h>
+
+#include "proto/cleanup.h"
+
+/* ---- who is late -------------------------------------------------------------------------- */
+
+void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progress *p)
+{
+        struct report *r = &c->reports[node];
+        uint64_t now = exchange_now(c->x);
+
+        *r = (struct report){ .waiting = p->waiting };
+        for (size_t i = 0; i < p->n_waits && r->n < WAIT_LINES; i++) {
+                struct wait_line *line = &r->lines[r->n++];
+
+                snprintf(line->who, sizeof line->who, "%s", p->waits[i]->who);
+                snprintf(line->what, sizeof line->what, "%s", p->waits[i]->what);
+                line->since_ms = now > p->waits[i]->since_ms ? now - p->waits[i]->since_ms : 0;
+                line->alive = p->waits[i]->alive;
+        }
+}
+
+static void summary_add(struct wait_line *lines, uint32_t *n, const struct wait_line *line)
+{
+        if (*n < WAIT_LINES)
+                lines[(*n)++] = *line;
+}
+
+const char *coordinator_untold(const struct coordinator *c)
+{
+        return c->may_be_there
+                       ? "to come up: the job may be there; else take another name, or see "
+                         "takeover in zeroctl(1)"
+                       : "to come up: it may have steps that no other node has; else drop the job "
+                         "and restore it from a checkpoint";
+}
+
+/* Nodes that are away, and what else hinders the job. */
+static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lines)
+{
+        uint64_t now = exchange_now(c->x);
+        uint32_t n = 0;
+
+        if (c->fault.status) {
+                struct wait_line line = { .since_ms = now };
+
+                snprintf(line.who, sizeof line.who, "a person, for node %.60s",
+                         node_name(c->x, c->hinders));
+                snprintf(line.what, sizeof line.what, "%.150s", c->fault.text);
+                summary_add(lines, &n, &line);
+        }
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
+                struct wait_line line = { .since_ms = now };
+
+                if (!step_needs_node(&c->step, i) ||
+                    (c->step.open >> i & 1 && !(c->step.phase == STEP_FORMING && c->step.cut[i])))
+                        continue;
+                snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
+                snprintf(line.what, sizeof line.what, "%s",
+                         c->step.open >> i & 1         ? "to reach all nodes"
+                         : c->nodes[i] != NODE_UNASKED ? "to get its shards"
+                         : c->x->up >> i & 1 ? "to have memory for its state (see its log)"
+                                             : "to come up");
+                summary_add(lines, &n, &line);
+        }
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
+                struct wait_line line = { .since_ms = now };
+
+                if (!(c->untold >> i & 1))
+                        continue;
+                snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
+                snprintf(line.what, sizeof line.what, "%s", coordinator_untold(c));
+                summary_add(lines, &n, &line);
+        }
+        return n;
+}
+
+/* Ranks of another world size wait for those of this one to leave. */
+static bool world_waits(const struct coordinator *c, struct wait_line *lines, uint32_t *n)
+{
+        const struct join *j = join_of_other_world(c);
+        struct wait_line line = { .since_ms = exchange_now(c->x) };
+
+        if (!j)
+                return false;
+        for (uint32_t r = 0; r < c->step.world_size; r++) {
+                if (c->step.seats[r] != SEAT_HERE)
+                        continue;
+                snprintf(line.who, sizeof line.who, "rank %u of %u", r, c->step.world_size);
+                snprintf(line.what, sizeof line.what, "to leave: ranks of world size %u wait",
+                         j->world_size);
+                summary_add(lines, n, &line);
+        }
+        return true;
+}
+
+/* A rank that is not there may come yet, unless its process has ended. */
+static void absent_waits(const struct coordinator *c, uint32_t rank, struct wait_line *lines,
+                         uint32_t *n)
+{
+        const struct sitter *sitter = &c->sitters[rank];
+        bool lost = c->step.seats[rank] == SEAT_LOST;
+        struct wait_line line = { .since_ms = exchange_now(c->x),
+                                  .alive = !lost || sitter->cut_off_ms };
+
+        if (lost && sitter->cut_off_ms)
+                line.since_ms = sitter->cut_off_ms;
+        else if (!lost && !list_empty(&c->joins))
+                line.since_ms = CONTAINER_OF(c->joins.next, struct join, link)->since_ms;
+        snprintf(line.who, sizeof line.who, "rank %u", rank);
+        snprintf(line.what, sizeof line.what, "%s",
+                 !lost                ? "to attach"
+                 : sitter->cut_off_ms ? "to attach again: the link to its node was lost"
+                                      : "it was lost: its session ended");
+        summary_add(lines, n, &line);
+}
+
+/* Missing nodes and ranks first, then what the nodes report. */
+static uint32_t coordinator_summary(const struct coordinator *c, struct wait_line *lines)
+{
+        const struct step *s = &c->step;
+        uint32_t n = nodes_summary(c, lines);
+
+        if (world_waits(c, lines, &n))
+                return n;
+        for (uint32_t r = 0; r < s->world_size; r++) {
+                if (s->seats[r] != SEAT_HERE)
+                        absent_waits(c, r, lines, &n);
+        }
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
+                for (uint32_t k = 0; k < c->reports[i].n; k++)
+                        summary_add(lines, &n, &c->reports[i].lines[k]);
+        return n;
+}
+
+static bool coordinator_is_waited_for(const struct coordinator *c)
+{
+        if (!list_empty(&c->joins) || c->fault.status)
+                return true;
+        for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
+                if (c->reports[i].waiting)
+                        return true;
+        return false;
+}
+
+static Zero__Move *move_message(struct coordinator *c, Zero__Move *ret)
+{
+        struct move m;
+
+        if (!coordinator_moves(c, &m))
+                return NULL;
+        zero__move__init(ret);
+        ret->from = m.from;
+        ret->to = m.to;
+        ret->bytes = m.bytes;
+        ret->total = m.total;
+        return ret;
+}
+
+void coordinator_tell(struct coordinator *c)
+{
+        Zero__LinkMessage m = coordinator_to(c);
+        Zero__Progress progress = ZERO__PROGRESS__INIT;
+        Zero__Move move;
+        Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
+        struct wait_line lines[WAIT_LINES] = { 0 };
+        uint32_t n = coordinator_is_waited_for(c) ? coordinator_summary(c, lines) : 0;
+
+        progress.move = move_message(c, &move);
+        if (n == 0 && !progress.move && !c->told)
+                return;
+        for (uint32_t i = 0; i < n; i++) {
+                zero__wait__init(&waits[i]);
+                waits[i].who = lines[i].who;
+                waits[i].what = lines[i].what;
+                waits[i].since_ms = exchange_now(c->x) - lines[i].since_ms;
+                waits[i].alive = lines[i].alive;
+                pointers[i] = &waits[i];
+        }
+        progress.summary = true;
+        progress.n_waits = n;
+        progress.waits = pointers;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PROGRESS;
+        m.progress = &progress;
+        send_all(c->x, &m);
+        c->told = n > 0 || progress.move;
+}

@@ -1,0 +1,178 @@
+/*
+ * How far a job's shards are on their way: bytes that lie where the placement in force has them, of
+ * all of them, and who keeps the rest waiting.
+ */
+#include "daemon/reshard/move.h"
+
+#include <stdlib.h>
+
+#include "daemon/coordinator/coordinator.h"
+#include "daemon/shard/shards.h"
+#include "proto/cleanup.h"
+
+static void count_shares(struct coordinator *c)
+{
+        uint32_t n = c->step.view.n_owners;
+        uint64_t *shares = calloc(n, sizeof *shares);
+        struct partition *p = NULL;
+
+        if (shares && partition_new(c->layout, n, &p) == 0) {
+                for (uint32_t o = 0; o < n; o++)
+                        shares[o] = shards_bytes(c->layout, p, o);
+                c->shares = STEAL(shares);
+        }
+        partition_free(p);
+        free(shares);
+}
+
+/* ---- how far ------------------------------------------------------------------------------ */
+
+static void holder_add(const struct coordinator *c, uint32_t holder, struct move *m)
+{
+        uint64_t share = c->shares ? c->shares[holder_owner(&c->step.view, holder)] : 0;
+        uint64_t bytes = 0, total, moved;
+
+        if (c->fills[holder])
+                fill_progress(c->fills[holder], &bytes, &total, &moved);
+        else if (c->settled && !placing_is_lacking(c, holder))
+                bytes = share;
+        m->bytes += bytes < share ? bytes : share;
+        m->total += share;
+}
+
+/* Of the states that are moved, or, where that is not known yet, of the newest there are. */
+static bool former_epoch(const struct coordinator *c, uint64_t *ret)
+{
+        uint64_t newest = 0;
+        bool some = false;
+
+        for (uint32_t i = 0; i < FORMER_MAX; i++) {
+                const struct placement *p = &c->formers[i].place;
+
+                some = some || p->n_owners;
+                newest = p->n_owners && p->epoch > newest ? p->epoch : newest;
+        }
+        if (some)
+                *ret = c->former ? c->former->place.epoch : newest;
+        return some;
+}
+
+/* Of a whole job, the holders that get back what they lost. */
+static bool is_restored(const struct coordinator *c, uint32_t holder)
+{
+        uint32_t node = holder_node(&c->step.view, holder);
+
+        return c->fills[holder] || (!c->standings[holder] && c->nodes[node] == NODE_KNOWN);
+}
+
+bool coordinator_moves(struct coordinator *c, struct move *ret)
+{
+        const struct placement *view = &c->step.view;
+        struct move m = { .from = view->epoch, .to = view->epoch };
+        bool moves = !c->whole && former_epoch(c, &m.from);
+
+        if (!moves && !c->whole)
+                return false;
+        if (!c->shares)
+                count_shares(c);
+        for (uint32_t h = 0; h < placement_holders(view); h++) {
+                if (c->whole && !is_restored(c, h))
+                        continue;
+                holder_add(c, h, &m);
+                moves = true;
+        }
+        if (moves)
+                *ret = m;
+        return moves;
+}
+
+/* ---- who keeps it waiting ------------------------------------------------------------------- */
+
+static void wait_for(const struct coordinator *c, uint32_t node, const char *what,
+                     struct wait_line *ret)
+{
+        snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(c->x, node));
+        snprintf(ret->what, sizeof ret->what, "%s", what);
+}
+
+/* Not all of the job is on the nodes that are there. */
+static void rest_waits(const struct coordinator *c, struct wait_line *ret)
+{
+        uint32_t n_nodes = c->x->cluster->n_nodes;
+        size_t at = 0;
+
+        for (uint32_t n = 0; n < n_nodes && at < sizeof ret->who; n++)
+                if (c->untold ? c->untold >> n & 1 : c->nodes[n] == NODE_UNASKED)
+                        at += (size_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
+                                               at ? ", " : "node ", node_name(c->x, n));
+        if (at) {
+                snprintf(ret->what, sizeof ret->what, "%s",
+                         c->untold ? coordinator_untold(c)
+                                   : "to come up: the rest of the job is there");
+                return;
+        }
+        snprintf(ret->who, sizeof ret->who, "a person");
+        snprintf(ret->what, sizeof ret->what,
+                 "no node has the rest of the job: restore it from a checkpoint, or zeroctl drop "
+                 "it");
+}
+
+/* Where the job stands is not known, or must first be carried out. */
+static bool standing_waits(const struct coordinator *c, struct wait_line *ret)
+{
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
+                if (c->nodes[n] == NODE_ASKED) {
+                        wait_for(c, n, "to say what it has of the job", ret);
+                        return true;
+                } else if (c->settled && !c->whole && c->former->settling >> n & 1) {
+                        wait_for(c, n, "to carry out the last step", ret);
+                        return true;
+                }
+        if (!c->settled)
+                rest_waits(c, ret);
+        return !c->settled;
+}
+
+static void coordinator_waits(const struct coordinator *c, struct wait_line *ret)
+{
+        const struct placement *view = &c->step.view;
+
+        *ret = (struct wait_line){ .since_ms = exchange_now(c->x) };
+        if (c->fault.status) {
+                snprintf(ret->who, sizeof ret->who, "a person");
+                snprintf(ret->what, sizeof ret->what, "%.150s", c->fault.text);
+                return;
+        }
+        if (c->refused.status) {
+                snprintf(ret->who, sizeof ret->who, "the owners before");
+                snprintf(ret->what, sizeof ret->what, "%.100s; they come back", c->refused.text);
+                return;
+        }
+        for (uint32_t h = 0; h < placement_holders(view); h++) {
+                uint32_t node = holder_node(view, h);
+
+                if (c->nodes[node] != NODE_UNASKED)
+                        continue;
+                wait_for(c, node, "to come up", ret);
+                return;
+        }
+        if (standing_waits(c, ret))
+                return;
+        for (uint32_t h = 0; h < placement_holders(view); h++)
+                if (c->fills[h])
+                        wait_for(c, holder_node(view, h), "to get its shards", ret);
+}
+
+void moves_each(struct exchange *x, move_each *each, void *arg)
+{
+        list_for_each (&x->coordinators, item) {
+                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+                struct wait_line wait;
+                struct move m;
+
+                if (!coordinator_moves(c, &m))
+                        continue;
+                coordinator_waits(c, &wait);
+                each(arg, c->name, &m, &wait, c->fault.status ? c->fault.text : "");
+        }
+}

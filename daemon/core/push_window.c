@@ -1,0 +1,93 @@
+/*
+ * A session's own memory: the transfer area, and a rank's slots for gradients.
+ *
+ * Both are one memfd; slots on a GPU are memory of their own (making.c).  It lives until nobody
+ * reads what was pushed.
+ */
+#include "daemon/engine/engine.h"
+
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+
+DEFINE_CLEANUP(struct push_window *, push_window_unref)
+
+/* Pages appear when they are touched. */
+enum { TRANSFER_BYTES = 4 << 20 };
+
+void push_window_unref(struct push_window *w)
+{
+        if (!w || --w->references)
+                return;
+        segment_free(&w->segment);
+        segment_free(&w->gpu_slots);
+        slots_free(w->slots);
+        free(w);
+}
+
+static struct push_window *window_alloc(void)
+{
+        struct push_window *w = calloc(1, sizeof *w);
+
+        if (!w)
+                return NULL;
+        w->references = 1;
+        w->segment.fd = w->gpu_slots.fd = -1;
+        w->transfer_bytes = TRANSFER_BYTES;
+        return w;
+}
+
+static int window_map(struct push_window *w, uint64_t slots_bytes, struct fault *fault)
+{
+        return segment_new("zerod-session", w->transfer_bytes + slots_bytes,
+                           SEGMENT_SHARED | SEGMENT_SPARSE, &w->segment, fault);
+}
+
+int push_window_new(struct push_window **ret, struct fault *fault)
+{
+        CLEANUP(cleanup_push_window_unref) struct push_window *w = window_alloc();
+        int r;
+
+        if (!w)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = window_map(w, 0, fault);
+        if (r)
+                return r;
+        *ret = STEAL(w);
+        return 0;
+}
+
+static int window_slots(const struct rank_needs *needs, const layout *l, struct slots **ret)
+{
+        CLEANUP(cleanup_free) bool *skip = calloc(l->n_groups, sizeof *skip);
+
+        if (!skip)
+                return -ENOMEM;
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                skip[g] = !layout_group_trainable(l, g);
+        return slots_new(l, needs->push_groups, needs->grad_dtype, skip, ret);
+}
+
+int push_window_new_rank(const struct rank *rank, const struct job *job, struct push_window **ret,
+                         struct fault *fault)
+{
+        const struct rank_needs *needs = &rank->needs;
+        CLEANUP(cleanup_push_window_unref) struct push_window *w = window_alloc();
+        int r;
+
+        if (!w || window_slots(needs, job->layout, &w->slots))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = window_map(w, needs->windows.on_gpu ? 0 : w->slots->bytes, fault);
+        if (r)
+                return r;
+        *ret = STEAL(w);
+        return 0;
+}
+
+const void *push_window_slot(const struct push_window *w, uint32_t slot)
+{
+        const char *slots = w->gpu_slots.bytes ? w->gpu_slots.data
+                                               : (char *)w->segment.data + w->transfer_bytes;
+
+        return slots + slots_offset(w->slots, slot);
+}

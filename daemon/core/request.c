@@ -1,0 +1,93 @@
+/* Waiting requests: deadlines and names. */
+#include "daemon/core/request.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "proto/cleanup.h"
+
+void requests_init(struct requests *requests)
+{
+        list_init(&requests->all);
+}
+
+void request_begin(struct requests *requests, struct request *r, uint64_t now_ms,
+                   uint64_t timeout_ms)
+{
+        r->since_ms = now_ms;
+        r->timeout_ms = timeout_ms;
+        r->deadline_ms = now_ms + timeout_ms;
+        list_init(&r->wait);
+        list_insert(&requests->all, &r->deadline);
+}
+
+void request_end(struct request *r, int status, const char *format, ...)
+{
+        char text[480] = "";
+
+        if (format) {
+                va_list arguments;
+
+                va_start(arguments, format);
+                vsnprintf(text, sizeof text, format, arguments);
+                va_end(arguments);
+        }
+        list_remove(&r->wait);
+        list_remove(&r->deadline);
+        r->finish(r, status, text);
+}
+
+static void request_expire(struct request *r, uint64_t now_ms)
+{
+        struct wait_line line = { .who = "the daemon" };
+        int status = r->describe ? r->describe(r, &line) : ZERO_EDEADLINE;
+
+        if (r->prolong && line.until_ms > now_ms) {
+                uint64_t left = line.until_ms - now_ms;
+                uint64_t ms = left < r->timeout_ms ? left : r->timeout_ms;
+
+                r->deadline_ms = now_ms + ms;
+                r->prolong(r, ms);
+                return;
+        }
+        if (r->forget)
+                r->forget(r);
+        request_end(r, status, "no answer within %.1f s: waiting for %s%s%s",
+                    (double)(r->deadline_ms - r->since_ms) / 1000, line.who,
+                    line.what[0] ? ": " : "", line.what);
+}
+
+/* Ending one request may end others, so the walk begins anew after each. */
+void requests_expire(struct requests *requests, uint64_t now_ms)
+{
+        for (;;) {
+                struct request *late = NULL;
+
+                list_for_each (&requests->all, item) {
+                        struct request *r = CONTAINER_OF(item, struct request, deadline);
+
+                        if (r->deadline_ms <= now_ms) {
+                                late = r;
+                                break;
+                        }
+                }
+                if (!late)
+                        return;
+                request_expire(late, now_ms);
+        }
+}
+
+void requests_end_all(struct list *waiting, int status, const char *text)
+{
+        while (!list_empty(waiting))
+                request_end(CONTAINER_OF(waiting->next, struct request, wait), status, "%s",
+                            text ? text : "");
+}
+
+void request_cancel(struct request *r)
+{
+        r->gone = true;
+        if (r->forget)
+                r->forget(r);
+        request_end(r, ZERO_ECLOSED, NULL);
+}

@@ -1,0 +1,322 @@
+/* Jobs made where their coordinator opens them. */
+#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/membership/view.h"
+#include "daemon/shard/shards.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* The job's state is made on an offload thread; then Open is answered. */
+struct make {
+        struct offload_task task;
+        struct job *job;
+        uint32_t node;
+        uint64_t call;
+        int status;
+        struct fault fault;
+};
+
+static void opened_add(Zero__Opened *opened, const struct holding *h,
+                       struct standing_message *standings)
+{
+        if (opened->n_standings == STATES_MAX)
+                return;
+        opened->standings[opened->n_standings] =
+                standing_fill(h->state, &standings[opened->n_standings]);
+        opened->n_standings++;
+}
+
+static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, const struct job *job,
+                          bool created)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Opened opened = ZERO__OPENED__INIT;
+        struct standing_message standings[STATES_MAX];
+        Zero__Standing *pointers[STATES_MAX];
+
+        opened.created = created;
+        opened.known = true;
+        opened.attempt = job->attempt;
+        opened.standings = pointers;
+        for_holdings (job, h)
+                opened_add(&opened, h, standings);
+        list_for_each ((struct list *)&job->former, item) {
+                opened_add(&opened, CONTAINER_OF(item, struct holding, link), standings);
+        }
+        m.answer = call;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
+        m.opened = &opened;
+        crash_point(CRASH_OPEN_ANSWERING);
+        fabric_send(x->fabric, node, &m);
+        crash_point(CRASH_OPEN_ANSWERED);
+}
+
+static int holding_make(struct holding *h, struct fault *fault)
+{
+        struct job *job = h->job;
+        struct exchange *x = job->x;
+        struct state_identity id = { .job = job->name,
+                                     .uid = job->uid,
+                                     .world_size = job->world_size,
+                                     .n_owners = job->place.n_owners,
+                                     .copy = h->copy,
+                                     .epoch = job->place.epoch,
+                                     .reduce_dtype = job->reduce_dtype };
+        int r = shards_make(x, &id, job->layout, job->partition, h->owner, state_create, &h->state,
+                            fault);
+
+        if (r)
+                return r;
+        for (uint32_t g = 0; r == 0 && g < job->layout->n_groups; g++)
+                r = state_init_group(h->state, job->layout, g, x->ops);
+        if (r)
+                return fault_errno(fault, r, "first values");
+        state_abort(h->state, JOB_FILLED); /* from here on it can be taken up again */
+        return 0;
+}
+
+static void make_run(struct offload_task *task, uint32_t worker)
+{
+        struct make *make = CONTAINER_OF(task, struct make, task);
+
+        for_holdings (make->job, h)
+                if (!make->status)
+                        make->status = holding_make(h, &make->fault);
+}
+
+static uint64_t held_bytes(const struct job *job)
+{
+        uint64_t bytes = 0;
+
+        for_holdings (job, h)
+                bytes += state_bytes(h->state);
+        return bytes;
+}
+
+static void make_done(struct offload_task *task)
+{
+        struct make *make = CONTAINER_OF(task, struct make, task);
+        struct job *job = make->job;
+        struct exchange *x = job->x;
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        job->opening = false;
+        m.call = make->call;
+        m.job = job->name;
+        if (job->dead) {
+                job->drop_state = true;
+                answer(x, make->node, &m, ZERO_ENOJOB, "the job was dropped while it was made");
+        } else if (make->status) {
+                log_error_for(job->uid, "job %s: %s", job->name, make->fault.text);
+                answer(x, make->node, &m, make->status, make->fault.text);
+                job->drop_state = true; /* what was made of it */
+                job_detach(job);
+        } else {
+                log_info_for(
+                        job->uid,
+                        "job %s: opened, %llu parameters in %u groups, %llu bytes of state here",
+                        job->name, (unsigned long long)job->layout->elements, job->layout->n_groups,
+                        (unsigned long long)held_bytes(job));
+                job->attempt = JOB_FILLED;
+                opened_answer(x, make->node, make->call, job, true);
+        }
+        free(make);
+        job_unref(job);
+}
+
+static void job_make(struct job *job, uint32_t node, uint64_t call)
+{
+        struct make *make = calloc(1, sizeof *make);
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        if (!make) {
+                m.call = call;
+                answer(job->x, node, &m, ZERO_ENOMEM, "out of memory");
+                job_detach(job);
+                return;
+        }
+        *make = (struct make){ .task = { .run = make_run, .done = make_done },
+                               .job = job,
+                               .node = node,
+                               .call = call };
+        job_ref(job);
+        offload_submit(job->x->offload, &make->task);
+}
+
+static void unknown_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *open)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Opened opened = ZERO__OPENED__INIT;
+
+        m.job = open->job;
+        m.answer = open->call;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
+        m.opened = &opened;
+        fabric_send(x->fabric, node, &m);
+}
+
+/* A job of that name that is here must be the one that is meant. */
+static int open_check(const struct job *job, const Zero__Open *open, const layout *l,
+                      struct fault *fault)
+{
+        char text[300];
+
+        if (job->opening)
+                return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", job->name);
+        if (job->uid != open->uid)
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
+                                 job->uid);
+        if (job->reduce_dtype != open->reduce_dtype)
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "job '%s' has reduce_dtype %s (drop it to begin anew)", job->name,
+                                 dtype_name(job->reduce_dtype));
+        if (!layout_equal(l, job->layout, text, sizeof text))
+                return fault_set(fault, ZERO_ELAYOUT,
+                                 "job '%s' exists with another layout: %s (drop it to begin anew)",
+                                 job->name, text);
+        return 0;
+}
+
+uint64_t layout_state_bytes(const layout *l)
+{
+        uint64_t bytes = 0;
+
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                const struct layout_group *group = &l->groups[g];
+                struct range all = { 0, group->elements };
+                size_t serve = group->dtype == ZERO_FP32 ? 0 : dtype_size(group->dtype);
+
+                bytes += group->elements * (sizeof(float) + serve) +
+                         shard_trainable(l, g, all) * 3 * sizeof(float);
+        }
+        return bytes;
+}
+
+void jobs_finished(struct exchange *x, uint32_t uid, struct finished_jobs *ret)
+{
+        *ret = (struct finished_jobs){ .first = NULL };
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->uid != uid)
+                        continue;
+                ret->n_jobs++;
+                if (!job->finished_ms || job->holders || job->n_waits)
+                        continue;
+                ret->bytes += layout_state_bytes(job->layout);
+                if (!ret->first || job->finished_ms < ret->first->finished_ms)
+                        ret->first = job;
+        }
+}
+
+int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
+{
+        uint64_t n = loadings_of_new_jobs(x, uid);
+
+        if (view_changing(x))
+                return fault_set(fault, ZERO_EBUSY, "the owners are being changed: try again");
+        if (drop_check(x, name, fault))
+                return fault->status;
+        list_for_each (&x->jobs, item) {
+                n += CONTAINER_OF(item, struct job, link)->uid == uid;
+        }
+        if (n < x->conf->job_limit)
+                return 0;
+        return fault_set(
+                fault, ZERO_EQUOTA,
+                "user %u has %llu jobs, as many as job_limit allows: zeroctl drop ends one", uid,
+                (unsigned long long)n);
+}
+
+/* All that this node has to hold of the job. */
+static bool holdings_new(struct job *job)
+{
+        const struct placement *place = &job->place;
+        struct holding *h;
+
+        for (uint32_t i = 0; i < placement_holders(place); i++)
+                if (holder_node(place, i) == job->x->cluster->self &&
+                    holding_new(job, holder_owner(place, i), holder_copy(place, i), &h))
+                        return false;
+        return true;
+}
+
+/* Whether a job with that layout may be made. */
+static int open_new_check(struct exchange *x, const char *name, uint32_t uid, const layout *l,
+                          struct fault *fault)
+{
+        uint64_t bytes = job_layout_bytes(l);
+        char what[ZERO_NAME_MAX + 40];
+        int r = job_new_check(x, name, uid, fault);
+
+        if (r || !bytes)
+                return r;
+        snprintf(what, sizeof what, "the layout of job '%s'", name);
+        return store_admit(x->store, bytes, bytes, what, fault);
+}
+
+void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        const Zero__Open *open = m->open;
+        struct job *job = job_find(x, m->job);
+        struct fault fault;
+        layout *l = NULL;
+        int r = 0;
+
+        if (!job_name_valid(m->job) || !open->layout || open->world_size < 1 ||
+            open->world_size > ZERO_RANK_MAX || !dtype_valid(open->reduce_dtype) ||
+            node != coordinator_of(x, m->job)) {
+                answer(x, node, m, ZERO_EPROTO, "malformed open");
+                return;
+        }
+        if (resume_waits(x, m->job)) {
+                answer(x, node, m, ZERO_EPEER, "its state waits for memory");
+                return;
+        }
+        r = job ? 0 : drop_check(x, m->job, &fault);
+        if (!r && !job && !open->create) {
+                unknown_answer(x, node, m);
+                return;
+        }
+        if (!r)
+                r = layout_from_message(open->layout, &l, &fault);
+        if (!r)
+                r = job ? open_check(job, open, l, &fault)
+                        : open_new_check(x, m->job, open->uid, l, &fault);
+        if (r || job) {
+                layout_free(l);
+                if (r)
+                        answer(x, node, m, r, fault.text);
+                else
+                        opened_answer(x, node, m->call, job, false);
+                return;
+        }
+        job = job_new(x, m->job, open->uid, open->world_size, open->reduce_dtype, l);
+        if (!job || !holdings_new(job)) {
+                if (job)
+                        job_unref(job);
+                answer(x, node, m, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        list_insert(&x->jobs, &job->link);
+        if (!list_empty(&job->holdings)) {
+                job_make(job, node, m->call);
+                return;
+        }
+        job->opening = false;
+        opened_answer(x, node, m->call, job, true);
+}
+
+void job_discard(struct exchange *x, const char *name)
+{
+        struct job *job = job_find(x, name);
+
+        if (!job)
+                return;
+        job->drop_state = true;
+        job_detach(job);
+}

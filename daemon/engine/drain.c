@@ -1,0 +1,81 @@
+/*
+ * Leaving between two steps.
+ *
+ * A daemon that is told to stop waits, for a bounded time, until the attempts in flight are
+ * decided and the updates are through: then nothing of what ranks have handed in is lost, and
+ * they see no more than a pause while another process takes the jobs up.
+ */
+#include "daemon/reduce/landing.h"
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+static bool ranks_here(const struct job *job)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (!job->here[r])
+                        return false;
+        return true;
+}
+
+/* Something was handed in that only a decision makes last. */
+static bool step_begun(const struct job *job)
+{
+        if (reduce_any(job))
+                return true;
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->seats[r].closed || (job->ranks[r] && due_any(job->ranks[r])))
+                        return true;
+        for_holdings (job, h)
+                if (landing_begun(h))
+                        return true;
+        return false;
+}
+
+/* Whether the job's step will end by itself: not without its ranks and nodes. */
+static bool job_in_flight(const struct job *job)
+{
+        struct wait_line away;
+
+        for_holdings (job, h)
+                if (update_running(h->update))
+                        return true;
+        return job->started && ranks_here(job) && !job_away(job, &away) && step_begun(job);
+}
+
+static const struct job *first_in_flight(const struct exchange *x)
+{
+        list_for_each (&x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job_in_flight(job))
+                        return job;
+        }
+        return NULL;
+}
+
+void drain_check(struct exchange *x)
+{
+        const struct job *job;
+
+        if (!x->drained)
+                return;
+        job = first_in_flight(x);
+        if (job && exchange_now(x) < x->drain_until_ms)
+                return;
+        if (job)
+                log_warning("job %s: its step did not end in time: its ranks replay it", job->name);
+        STEAL(x->drained)(x->drained_arg);
+}
+
+void exchange_drain(struct exchange *x, uint64_t timeout_ms, void (*drained)(void *arg), void *arg)
+{
+        const struct job *job = first_in_flight(x);
+
+        x->drained = drained;
+        x->drained_arg = arg;
+        x->drain_until_ms = exchange_now(x) + timeout_ms;
+        if (job)
+                log_info("job %s: its step is to end first", job->name);
+        drain_check(x);
+}

@@ -1,0 +1,389 @@
+/*
+ * Dropping a job, on all nodes.
+ *
+ * A node that holds shards by the owner list in force keeps the drop: before it deletes anything it
+ * writes down which nodes may have some of the job (store/drops.h), tells each of them, and forgets
+ * the drop when all have answered.  A node that is away hears of it when it comes up, from
+ * whichever node keeps the drop, before it is asked for the job.
+ *
+ * Rule: until then no job of that name is made or taken up here.  So whoever hears of a drop late
+ * has nothing of a new job by that name: one cannot be made without the nodes that hold shards.
+ */
+#include "daemon/engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "daemon/core/disk.h"
+#include "daemon/membership/view.h"
+#include "daemon/store/drops.h"
+#include "proto/cleanup.h"
+
+/* A drop that this node keeps. */
+struct drop {
+        struct list link; /* exchange.drops */
+        struct exchange *x;
+        char job[ZERO_NAME_MAX + 1];
+        uint64_t untold; /* nodes that may have some of the job, a bit each */
+        uint64_t asked;  /* of them: a call is under way, and refers to this */
+};
+
+/* Who wants to know when the job is gone. */
+struct drop_wait {
+        struct list link; /* exchange.drop_waits */
+        char job[ZERO_NAME_MAX + 1];
+        uint32_t node;
+        uint64_t call;
+        drop_told *told; /* NULL: another node asks for what is here alone */
+};
+
+static struct drop *drop_find(struct exchange *x, const char *job)
+{
+        list_for_each (&x->drops, item) {
+                struct drop *d = CONTAINER_OF(item, struct drop, link);
+
+                if (strcmp(d->job, job) == 0)
+                        return d;
+        }
+        return NULL;
+}
+
+/* Something is in flight that needs its state, or its memory is being freed. */
+static bool is_dying(struct exchange *x, const char *job)
+{
+        list_for_each (&x->dead_jobs, item) {
+                const struct job *dead = CONTAINER_OF(item, struct job, link);
+
+                if (strcmp(dead->name, job) == 0 && dead->references > dead->holders)
+                        return true;
+        }
+        return false;
+}
+
+static void drop_forget(struct drop *d)
+{
+        drops_delete(d->x->store, d->job);
+        list_remove(&d->link);
+        free(d);
+}
+
+/* ---- memory ---------------------------------------------------------------------- */
+
+struct release {
+        struct disk_job disk;
+        struct exchange *x;
+        struct job *job;
+        struct state *state;
+};
+
+static void release_run(struct disk_job *disk)
+{
+        struct release *r = CONTAINER_OF(disk, struct release, disk);
+
+        state_drop(r->state);
+}
+
+static void release_done(struct disk_job *disk)
+{
+        struct release *r = CONTAINER_OF(disk, struct release, disk);
+
+        r->x->releases--;
+        if (r->job)
+                job_unref(r->job);
+        free(r);
+}
+
+void state_drop_later(struct exchange *x, struct job *job, struct state *state)
+{
+        struct release *r = state ? calloc(1, sizeof *r) : NULL;
+
+        if (!r) {
+                state_drop(state);
+                return;
+        }
+        *r = (struct release){ .disk = { .run = release_run, .done = release_done },
+                               .x = x,
+                               .job = job,
+                               .state = state };
+        state_unlink(state);
+        if (job)
+                job_ref(job);
+        x->releases++;
+        disk_submit(x->loop, &r->disk);
+}
+
+/* ---- telling others -------------------------------------------------------------- */
+
+struct tell {
+        struct drop *drop;
+        uint32_t node;
+};
+
+static void tell_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct tell *t = arg;
+        struct exchange *x = t->drop->x;
+
+        t->drop->asked &= ~(1ull << t->node);
+        if (status == ZERO_OK)
+                t->drop->untold &= ~(1ull << t->node);
+        free(t);
+        drops_check(x);
+}
+
+static void drop_tell(struct drop *d, uint32_t node)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Drop drop = ZERO__DROP__INIT;
+        struct tell *t = malloc(sizeof *t);
+
+        if (!t)
+                return; /* at the next tick */
+        *t = (struct tell){ d, node };
+        d->asked |= 1ull << node;
+        m.job = d->job;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;
+        m.drop = &drop;
+        call_send(d->x, node, &m, CALL_MS, tell_answered, t);
+}
+
+void drops_tick(struct exchange *x)
+{
+        list_for_each (&x->drops, item) {
+                struct drop *d = CONTAINER_OF(item, struct drop, link);
+
+                for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                        if (d->untold & ~d->asked & x->up & 1ull << n)
+                                drop_tell(d, n);
+        }
+}
+
+/* ---- dropping here --------------------------------------------------------------- */
+
+static void drop_here(struct exchange *x, const char *name)
+{
+        const struct job *job;
+
+        coordinator_drop(x, name);
+        resume_drop(x, name);
+        job = job_find(x, name);
+        if (job)
+                log_info_for(job->uid, "job %s: dropped", name);
+        job_discard(x, name);
+}
+
+static void wait_add(struct exchange *x, const char *job, uint32_t node, uint64_t call,
+                     drop_told *told)
+{
+        struct drop_wait *w = calloc(1, sizeof *w);
+
+        if (!w)
+                return; /* who asks has a deadline */
+        snprintf(w->job, sizeof w->job, "%s", job);
+        w->node = node;
+        w->call = call;
+        w->told = told;
+        list_insert(&x->drop_waits, &w->link);
+}
+
+static void wait_end(struct exchange *x, struct drop_wait *w, const struct drop *d)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        list_remove(&w->link);
+        m.job = w->job;
+        m.call = w->call;
+        if (w->told)
+                w->told(x, w->node, w->call, d != NULL, d ? d->untold : 0);
+        else
+                answer(x, w->node, &m, ZERO_OK, "");
+        free(w);
+}
+
+static bool is_over(const struct drop *d)
+{
+        return !(d->untold & ~d->x->view.dead) && !d->asked && !is_dying(d->x, d->job);
+}
+
+/* Files go first: who hears that the job is dropped finds none of them. */
+void drops_check(struct exchange *x)
+{
+        list_for_each (&x->drops, item) {
+                const struct drop *d = CONTAINER_OF(item, struct drop, link);
+
+                if (is_over(d))
+                        drops_delete(x->store, d->job);
+        }
+        list_for_each (&x->drop_waits, item) {
+                struct drop_wait *w = CONTAINER_OF(item, struct drop_wait, link);
+                const struct drop *d = w->told ? drop_find(x, w->job) : NULL;
+
+                if (!(d && d->asked) && !is_dying(x, w->job))
+                        wait_end(x, w, d);
+        }
+        list_for_each (&x->drops, item) {
+                struct drop *d = CONTAINER_OF(item, struct drop, link);
+
+                if (is_over(d))
+                        drop_forget(d);
+        }
+}
+
+/* ---- keeping it ------------------------------------------------------------------ */
+
+static struct drop *drop_new(struct exchange *x, const char *job, uint64_t untold)
+{
+        struct drop *d = drop_find(x, job);
+
+        if (!d) {
+                d = calloc(1, sizeof *d);
+                if (!d)
+                        return NULL;
+                d->x = x;
+                snprintf(d->job, sizeof d->job, "%s", job);
+                list_insert(&x->drops, &d->link);
+        }
+        d->untold |= untold;
+        return d;
+}
+
+static void drop_write(const struct drop *d)
+{
+        char nodes[ZERO_NODE_MAX * (NODE_NAME_MAX + 1) + 1] = "";
+        struct fault fault;
+        size_t n = 0;
+
+        for (uint32_t i = 0; i < d->x->cluster->n_nodes; i++)
+                if (d->untold >> i & 1)
+                        n += (size_t)snprintf(nodes + n, sizeof nodes - n, "%s ",
+                                              node_name(d->x, i));
+        if (drops_write(d->x->store, d->job, nodes, &fault))
+                log_error("job %s: that it is dropped is not written down: %s; if this daemon "
+                          "ends before all nodes have heard of it, drop it again there",
+                          d->job, fault.text);
+}
+
+/* Any node may have something of it that was not declared dead. */
+static struct drop *drop_keep(struct exchange *x, const char *job)
+{
+        uint32_t n = x->cluster->n_nodes, self = x->cluster->self;
+        uint64_t all = n == 64 ? UINT64_MAX : (1ull << n) - 1;
+        struct drop *d = NULL;
+
+        if (placement_nodes(&x->view) >> self & 1)
+                d = drop_new(x, job, all & ~x->view.dead & ~(1ull << self));
+        if (d)
+                drop_write(d);
+        return d;
+}
+
+void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t call, drop_told *told)
+{
+        struct drop *d = drop_keep(x, job);
+        uint64_t self = 1ull << x->cluster->self;
+
+        if (d)
+                d->asked |= self; /* else it may be forgotten with the last of the job here */
+        crash_point(CRASH_DROP_NOTED);
+        drop_here(x, job);
+        crash_point(CRASH_DROP_DELETED);
+        if (d)
+                d->asked &= ~self;
+        drops_tick(x);
+        for (uint32_t n = 0; d && n < x->cluster->n_nodes; n++)
+                if (d->untold & ~d->asked & 1ull << n)
+                        log_warning(
+                                "job %s: node %s is away; it hears that the job is dropped when "
+                                "it comes up",
+                                job, node_name(x, n));
+        wait_add(x, job, node, call, told);
+        drops_check(x);
+}
+
+void drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        drop_here(x, m->job);
+        if (m->call)
+                wait_add(x, m->job, node, m->call, NULL);
+        drops_check(x);
+}
+
+/* Where all owners are those that the job was made for, no other node has anything but ranks. */
+static uint64_t that_hold(const struct exchange *x)
+{
+        return x->view.epoch ? UINT64_MAX : placement_nodes(&x->view);
+}
+
+int drop_check(struct exchange *x, const char *job, struct fault *fault)
+{
+        struct drop *d = drop_find(x, job);
+        uint64_t untold = d ? d->untold & ~x->view.dead & that_hold(x) : 0;
+        uint64_t away = untold & ~x->up;
+
+        if (away)
+                return fault_set(fault, ZERO_EBUSY,
+                                 "job '%s' was dropped, and node %s, which is away, has not heard "
+                                 "of it: start its daemon",
+                                 job, node_name(x, (uint32_t)__builtin_ctzll(away)));
+        if (untold || (d && d->asked) || is_dying(x, job))
+                return fault_set(fault, ZERO_EBUSY, "job '%s' is still being dropped: try again",
+                                 job);
+        if (d)
+                drop_forget(d);
+        return 0;
+}
+
+/* ---- what an earlier process left ------------------------------------------------- */
+
+static uint64_t nodes_parse(const struct exchange *x, const char *names)
+{
+        uint64_t nodes = 0;
+
+        for (size_t n; *names; names += n + strspn(names + n, " ")) {
+                n = strcspn(names, " ");
+                for (uint32_t i = 0; i < x->cluster->n_nodes; i++)
+                        if (strncmp(node_name(x, i), names, n) == 0 && !node_name(x, i)[n])
+                                nodes |= 1ull << i;
+        }
+        return nodes & ~(1ull << x->cluster->self);
+}
+
+/* A node that was declared dead comes back to jobs that went on without it. */
+static void resume_note(const char *job, const char *nodes, void *arg)
+{
+        struct exchange *x = arg;
+
+        if (!job_name_valid(job))
+                return;
+        if (x->view.dead >> x->cluster->self & 1) {
+                drops_delete(x->store, job);
+                return;
+        }
+        if (!drop_new(x, job, nodes_parse(x, nodes)))
+                return;
+        drop_here(x, job);
+}
+
+void drops_resume(struct exchange *x)
+{
+        drops_each(x->store, resume_note, x);
+        drops_check(x);
+}
+
+void drops_free(struct exchange *x)
+{
+        while (!list_empty(&x->drop_waits)) {
+                struct drop_wait *w = CONTAINER_OF(x->drop_waits.next, struct drop_wait, link);
+
+                list_remove(&w->link);
+                free(w);
+        }
+        list_for_each (&x->drops, item) {
+                struct drop *d = CONTAINER_OF(item, struct drop, link);
+
+                list_remove(&d->link);
+                free(d);
+        }
+}

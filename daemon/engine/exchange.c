@@ -1,0 +1,375 @@
+/* Start and stop of the exchange, its tick, and the way of messages to its parts. */
+#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/reshard/filling.h"
+#include "daemon/reshard/former.h"
+#include "daemon/membership/view.h"
+#include "daemon/transfer/staging.h"
+
+#include <sodium.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+uint64_t exchange_now(const struct exchange *x)
+{
+        return uv_now(x->loop);
+}
+
+const char *node_name(const struct exchange *x, uint32_t node)
+{
+        return node < x->cluster->n_nodes ? x->cluster->nodes[node].name : "?";
+}
+
+/* ---- the tick ----------------------------------------------------------------- */
+
+/* Tells the job's coordinator who is late on this node. */
+static void progress_send(struct job *job)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Progress progress = ZERO__PROGRESS__INIT;
+        Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
+        struct wait_line lines[WAIT_LINES] = { 0 };
+        bool waiting = false;
+        uint32_t n = local_waits(job, lines, WAIT_LINES, &waiting);
+
+        if (!job->started || (job->n_attached == 0 && n == 0 && !job->reported))
+                return;
+        job->reported = n > 0 || waiting;
+        for (uint32_t i = 0; i < n; i++) {
+                zero__wait__init(&waits[i]);
+                waits[i].who = lines[i].who;
+                waits[i].what = lines[i].what;
+                waits[i].since_ms =
+                        lines[i].since_ms ? exchange_now(job->x) - lines[i].since_ms : 0;
+                waits[i].alive = lines[i].alive;
+                pointers[i] = &waits[i];
+        }
+        progress.waiting = waiting;
+        progress.n_waits = n;
+        progress.waits = pointers;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PROGRESS;
+        m.progress = &progress;
+        fabric_send(job->x->fabric, job->coordinator, &m);
+}
+
+static void progress_summary(struct job *job, const Zero__Progress *p)
+{
+        uint64_t now = exchange_now(job->x);
+
+        job_move_told(job, p->move);
+        job->n_waits = 0;
+        for (size_t i = 0; i < p->n_waits && job->n_waits < WAIT_LINES; i++) {
+                struct wait_line *line = &job->waits[job->n_waits++];
+
+                snprintf(line->who, sizeof line->who, "%s", p->waits[i]->who);
+                snprintf(line->what, sizeof line->what, "%s", p->waits[i]->what);
+                line->since_ms = now > p->waits[i]->since_ms ? now - p->waits[i]->since_ms : 0;
+                line->until_ms =
+                        p->waits[i]->alive ? line->since_ms + job->x->conf->rank_wait_ms : 0;
+        }
+}
+
+static void tick_closed(uv_handle_t *tick)
+{
+        struct exchange *x = CONTAINER_OF((uv_timer_t *)tick, struct exchange, tick);
+
+        x->closed(x->closed_arg);
+}
+
+static void exchange_check_stopped(struct exchange *x)
+{
+        if (!x->closed || !list_empty(&x->dead_jobs) || !list_empty(&x->calls) ||
+            !list_empty(&x->joining) || !list_empty(&x->makings) || x->releases ||
+            offload_pending(x->offload) || !operations_idle(x) || !fillings_idle(x) ||
+            !views_idle(x))
+                return;
+        views_free(x);
+        uv_close((uv_handle_t *)&x->tick, tick_closed);
+}
+
+static void exchange_tick(uv_timer_t *timer)
+{
+        struct exchange *x = CONTAINER_OF(timer, struct exchange, tick);
+
+        calls_expire(x);
+        requests_expire(&x->requests, exchange_now(x));
+        if (exchange_now(x) - x->progress_ms >= PROGRESS_MS) {
+                x->progress_ms = exchange_now(x);
+                list_for_each (&x->jobs, item) {
+                        progress_send(CONTAINER_OF(item, struct job, link));
+                }
+                coordinator_tick(x);
+                operations_tick(x);
+                fills_tick(x);
+                fillings_tick(x);
+                drops_tick(x);
+                resume_tick(x);
+        }
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                former_sweep(job);
+                for_holdings (job, h)
+                        landing_tick(h);
+        }
+        views_tick(x);
+        drain_check(x);
+        exchange_check_stopped(x);
+}
+
+/* ---- start and stop ---------------------------------------------------------------- */
+
+int exchange_start(struct exchange *x)
+{
+        struct list *lists[] = { &x->jobs,       &x->dead_jobs,  &x->coordinators, &x->calls,
+                                 &x->asks,       &x->accesses,   &x->works,        &x->joining,
+                                 &x->operations, &x->schedules,  &x->takings,      &x->loadings,
+                                 &x->fills,      &x->fillings,   &x->staged,       &x->makings,
+                                 &x->drops,      &x->drop_waits, &x->shut };
+        uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
+
+        for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+                list_init(lists[i]);
+        requests_init(&x->requests);
+        x->linked = x->agreeing = x->up = 0;
+        randombytes_buf(&x->last_put, sizeof x->last_put); /* names of puts outlive the process */
+        for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
+                x->cut[n] = UINT64_MAX; /* until it tells */
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                for (uint32_t i = 0; i < x->cluster->nodes[n].owners; i++)
+                        owners[n_owners++] = n;
+        placement_init(&x->view, 0, owners, n_owners, x->cluster->mirror);
+        uv_timer_init(x->loop, &x->tick);
+        return uv_timer_start(&x->tick, exchange_tick, TICK_MS, TICK_MS);
+}
+
+void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
+{
+        x->closed = closed;
+        x->closed_arg = arg;
+        view_back_forget(x);
+        coordinators_free(x);
+        list_for_each (&x->joining, item) {
+                struct rank *rank = CONTAINER_OF(item, struct rank, link);
+
+                if (rank->attaching)
+                        request_end(STEAL(rank->attaching), ZERO_ECLOSED, "the daemon stops");
+        }
+        while (!list_empty(&x->jobs))
+                job_detach(CONTAINER_OF(x->jobs.next, struct job, link));
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                calls_down(x, n, "the daemon stops");
+        drops_free(x);
+        resume_free(x);
+        operations_stop(x);
+}
+
+/* ---- other nodes -------------------------------------------------------------------- */
+
+void exchange_up(struct exchange *x, uint32_t node)
+{
+        log_info("node %s is up", node_name(x, node));
+        links_up(x, node);
+        views_up(x, node);
+}
+
+void node_agrees(struct exchange *x, uint32_t node)
+{
+        drops_tick(x); /* first: the node hears of it before it is asked for the job */
+        calls_up(x, node);
+        coordinator_up(x, node);
+        ranks_up(x, node);
+        jobs_claim(x, node);
+        list_for_each (&x->jobs, item) {
+                gather_up(CONTAINER_OF(item, struct job, link));
+        }
+}
+
+void exchange_down(struct exchange *x, uint32_t node, const char *why)
+{
+        links_down(x, node);
+        calls_down(x, node, why);
+        operations_down(x, node);
+        fillings_down(x, node);
+        coordinator_down(x, node);
+        staging_down(x, node);
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                shard_forget_node(job, node);
+                for_holdings (job, h)
+                        landing_forget_node(h, node);
+        }
+}
+
+static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
+{
+        switch (pull->kind) {
+        case ZERO__PULL__KIND__PARAM:
+                shard_pull_message(job, node, pull);
+                break;
+        case ZERO__PULL__KIND__GRAD:
+                reduce_pull_message(job, node, pull);
+                break;
+        case ZERO__PULL__KIND__SUM:
+                mirror_pull_message(job, node, pull);
+                break;
+        case ZERO__PULL__KIND__STATE:
+                giving_pull_message(job, node, pull);
+                break;
+        case ZERO__PULL__KIND__PLANE:
+        case ZERO__PULL__KIND__PUT:
+                access_pull_message(job, node, pull);
+                break;
+        default:
+                ask_refuse(job, node, pull->transfer, ZERO_EPROTO, "unknown kind of pull");
+        }
+}
+
+static void prepare_message(struct job *job, const Zero__Prepare *m)
+{
+        struct step_params params;
+        struct fault fault;
+
+        if (m->params && step_params_from_message(m->params, &params, &fault))
+                return;
+        for_holdings (job, h)
+                landing_prepare(h, m, m->params ? &params : NULL);
+}
+
+static void offer_message(struct job *job, uint32_t node, const Zero__Offer *offer)
+{
+        int r = landing_offer(job, node, offer, NULL);
+
+        if (r == -EPROTO)
+                fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");
+}
+
+/* Messages for a job that stands on this node. */
+static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        bool trusted = node == job->coordinator;
+
+        switch (m->body_case) {
+        case ZERO__LINK_MESSAGE__BODY_START:
+                if (trusted)
+                        job_start_message(job, m);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_PART:
+                if (trusted)
+                        job_part_message(job, m->part);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_DECISION:
+                if (trusted)
+                        job_decision_message(job, m->decision);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_PREPARE:
+                if (trusted)
+                        prepare_message(job, m->prepare);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_PROGRESS:
+                if (trusted)
+                        progress_summary(job, m->progress);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_PULL:
+                pull_message(job, node, m->pull);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_OFFER:
+                offer_message(job, node, m->offer);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_FILL_INFO:
+                giving_info_message(job, node, m);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_PUT_RANGE:
+                access_put_message(job, node, m);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_DIRTY:
+                if (m->dirty->group < job->layout->n_groups)
+                        gather_dirty(job, m->dirty->group);
+                answer(job->x, node, m, ZERO_OK, "");
+                break;
+        case ZERO__LINK_MESSAGE__BODY_SETTLE:
+                if (trusted)
+                        former_settle_message(job, node, m);
+                break;
+        default:
+                answer(job->x, node, m, ZERO_EPROTO, "message not understood");
+        }
+}
+
+static bool for_coordinator(const Zero__LinkMessage *m)
+{
+        switch (m->body_case) {
+        case ZERO__LINK_MESSAGE__BODY_JOIN:
+        case ZERO__LINK_MESSAGE__BODY_READY:
+        case ZERO__LINK_MESSAGE__BODY_PREPARED:
+        case ZERO__LINK_MESSAGE__BODY_DONE:
+                return true;
+        case ZERO__LINK_MESSAGE__BODY_PART:
+                return !m->part->told;
+        case ZERO__LINK_MESSAGE__BODY_PROGRESS:
+                return !m->progress->summary;
+        default:
+                return false;
+        }
+}
+
+static void unknown_job(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        if (m->body_case == ZERO__LINK_MESSAGE__BODY_PULL) {
+                Zero__LinkMessage reply = ZERO__LINK_MESSAGE__INIT;
+                Zero__Refuse refuse = ZERO__REFUSE__INIT;
+
+                refuse.transfer = m->pull->transfer;
+                refuse.status = ZERO_ENOJOB;
+                refuse.text = (char *)"no such job";
+                reply.body_case = ZERO__LINK_MESSAGE__BODY_REFUSE;
+                reply.refuse = &refuse;
+                fabric_send(x->fabric, node, &reply);
+                return;
+        }
+        answer(x, node, m, ZERO_ENOJOB, "no such job on this node");
+}
+
+void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct job *job;
+
+        if (m->answer) {
+                calls_answer(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_REFUSE) {
+                ask_refused_message(x, node, m->refuse);
+        } else if (x->closed) {
+                answer(x, node, m, ZERO_ECLOSED, "the daemon stops");
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_LINKS) {
+                links_message(x, node, m->links);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_VOTE) {
+                views_message(x, node, m);
+        } else if (!(x->agreeing >> node & 1)) {
+                answer(x, node, m, ZERO_EPEER, "another list of owners is in force here");
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_OPEN) {
+                job_open_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {
+                drop_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
+                x->query(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT ||
+                   m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT_PROGRESS) {
+                snapshot_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_PLACED) {
+                former_placed_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_FILL) {
+                filling_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_FILL_PROGRESS) {
+                fill_progress_message(x, node, m);
+        } else if (for_coordinator(m)) {
+                coordinator_message(x, node, m);
+        } else {
+                job = job_find(x, m->job);
+                if (job && !job->opening)
+                        job_message_in(job, node, m);
+                else
+                        unknown_job(x, node, m);
+        }
+}

@@ -1,0 +1,363 @@
+/*
+ * Jobs that an earlier process left in the state directory.
+ *
+ * A step whose decision is in the record is carried out to the end.  What becomes of an
+ * attempt that this owner has voted in, the job's coordinator finds out (coordinator.h); any
+ * other is void, its gradients count for nothing.  Trainers then attach as to any job.
+ *
+ * A state that is whole while memory is short is tried again until it is taken up, and its job with
+ * it.  Meanwhile this node answers as one that is not up yet: nobody takes the state for lost.
+ */
+#include "daemon/reshard/former.h"
+#include "daemon/shard/shards.h"
+#include "daemon/job/moving.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* What the job is told to be at: the coordinator tells those behind, and those ahead know. */
+static const struct state_record *record_behind(struct list *holdings)
+{
+        const struct state_record *behind = NULL;
+        uint64_t least = UINT64_MAX;
+
+        list_for_each (holdings, item) {
+                const struct state_record *r =
+                        CONTAINER_OF(item, struct holding, link)->state->record;
+                uint64_t attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
+
+                if (attempt < least) {
+                        least = attempt;
+                        behind = r;
+                }
+        }
+        return behind;
+}
+
+void holding_take_up(struct holding *h)
+{
+        const struct job *job = h->job;
+
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                h->shard_version[g] = group_version(job, g, h->state->record->version);
+        if (h->state->record->phase == ATTEMPT_DECIDED)
+                update_start(h);
+}
+
+void job_take_up(struct job *job)
+{
+        bool former = list_empty(&job->holdings); /* all that is here is of an earlier placement */
+        const struct state_record *record = record_behind(former ? &job->former : &job->holdings);
+        bool decided = record->phase == ATTEMPT_DECIDED;
+
+        job->attempt = record->attempt + decided;
+        job->version = record->version + (decided && record->commit);
+        job->loss_scale = record->loss_scale > 0 ? record->loss_scale : job->loss_scale;
+        job->grad_norm = record->grad_norm;
+        job->skipped = record->skipped;
+        if (record->decided_attempt)
+                job->last = (struct step_result){ .version = job->version,
+                                                  .attempt = record->decided_attempt,
+                                                  .skipped = !record->commit,
+                                                  .grad_norm = record->grad_norm,
+                                                  .loss_scale = record->loss_scale };
+        crash_point(CRASH_RESUME_TAKEN);
+        for_holdings (job, h)
+                holding_take_up(h);
+        coordinator_resume(job);
+}
+
+static enum state_use resume_use(const struct exchange *x, const struct state *state)
+{
+        const struct state_place of = { state->id.epoch, state->id.n_owners, state->plan->owner,
+                                        state->id.copy };
+
+        return state_use(&x->view, x->cluster->self, &of);
+}
+
+static bool resume_check(const struct exchange *x, const struct state *state, const char *file)
+{
+        if (job_name_valid(state->id.job) && resume_use(x, state) != STATE_FOREIGN)
+                return true;
+        log_error("state file %s was made for %u owners at epoch %llu, this node holding %snumber "
+                  "%u: it is left alone; restore that owner list to use it",
+                  file, state->id.n_owners, (unsigned long long)state->id.epoch,
+                  state->id.copy ? "the mirror of " : "", state->plan->owner);
+        return false;
+}
+
+/* The states of one job on this node are of one job. */
+static bool resume_matches(const struct job *job, const struct state *state, const layout *l,
+                           const char *file)
+{
+        char text[300];
+
+        if (job->uid == state->id.uid && job->reduce_dtype == state->id.reduce_dtype &&
+            layout_equal(l, job->layout, text, sizeof text) &&
+            !holding_of_epoch(job, state->id.epoch, state->plan->owner, state->id.copy))
+                return true;
+        log_error("state file %s is not of the job '%s' that another file here is of: it is left "
+                  "alone",
+                  file, job->name);
+        return false;
+}
+
+/* The job that the state is of; takes the layout over. */
+static struct job *resume_find(struct exchange *x, const struct state *state, layout *l,
+                               const char *file)
+{
+        struct job *job = job_find(x, state->id.job);
+
+        if (job && !resume_matches(job, state, l, file))
+                job = NULL;
+        else if (job)
+                ;
+        else if ((job = job_new(x, state->id.job, state->id.uid, state->id.world_size,
+                                state->id.reduce_dtype, STEAL(l)))) {
+                job->resuming = true;
+                list_insert(&x->jobs, &job->link);
+        } else
+                log_error("state file %s is not used: out of memory", file);
+        layout_free(l);
+        return job;
+}
+
+static int resume_add(struct job *job, struct state *state, struct holding **ret)
+{
+        int r;
+
+        if (resume_use(job->x, state) == STATE_FORMER)
+                return holding_new_former(job, state, ret);
+        r = holding_new(job, state->plan->owner, state->id.copy, ret);
+        if (r == 0)
+                (*ret)->state = state;
+        return r;
+}
+
+/* Nothing that could be used is left of it, but it is for somebody to say so. */
+static void resume_lost(const struct exchange *x, const struct state *state, const char *file)
+{
+        bool former = resume_use(x, state) != STATE_IN_FORCE;
+
+        log_error(
+                "job %s: what this node held of owner %u at version %llu was in GPU memory and is "
+                "lost with the process that held it (state file %s): %s",
+                state->id.job, state->plan->owner, (unsigned long long)state->record->version, file,
+                former ? "other owners are in force; delete it when the job runs without it"
+                       : "a mirror fills it, if there is one; else restore a checkpoint (zeroctl "
+                         "restore)");
+}
+
+/* What is of the placement in force goes to where this node keeps such. */
+static void resume_place(const struct exchange *x, struct state *state)
+{
+        struct fault fault;
+        uint32_t place;
+
+        if (resume_use(x, state) != STATE_IN_FORCE || state_on_gpu(state))
+                return;
+        place = shards_place(x, state->plan->owner, state->id.copy);
+        if (place && state_to_gpu(state, place - 1, &fault))
+                log_warning("job %s: its state stays in host memory: %s", state->id.job,
+                            fault.text);
+}
+
+/* Not 0: there is no memory for it now. */
+static int resume_open(struct exchange *x, const char *file, struct fault *fault)
+{
+        struct state *state = NULL;
+        struct holding *h = NULL;
+        layout *l = NULL;
+        struct job *job;
+        int r = state_open(x->store, file, &state, &l, fault);
+
+        if (r == ZERO_ESHM || r == ZERO_ENOMEM)
+                return r;
+        if (r) {
+                log_error("state file %s is not used: %s", file, fault->text);
+                return 0;
+        }
+        if (state->record->attempt < JOB_FILLED) {
+                log_warning("state file %s was never filled: it is deleted", file);
+                layout_free(l);
+                state_drop(state);
+                return 0;
+        }
+        if (state_lost(state))
+                resume_lost(x, state, file);
+        if (state_lost(state) || !resume_check(x, state, file)) {
+                layout_free(l);
+                state_close(state);
+                return 0;
+        }
+        job = resume_find(x, state, l, file);
+        if (!job || resume_add(job, state, &h)) {
+                state_close(state);
+                return 0;
+        }
+        crash_point(CRASH_RESUME_OPENED);
+        resume_place(x, state);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                state_serve_group(state, job->layout, g, x->ops);
+        return 0;
+}
+
+/* ---- waiting for memory ------------------------------------------------------------ */
+
+struct shut {
+        struct list link; /* exchange.shut */
+        char *file;
+};
+
+static void shut_free(struct shut *s)
+{
+        list_remove(&s->link);
+        free(s->file);
+        free(s);
+}
+
+static int resume_state(const char *file, void *arg)
+{
+        struct exchange *x = arg;
+        struct fault fault;
+        struct shut *s;
+
+        if (resume_open(x, file, &fault) == 0)
+                return 0;
+        s = calloc(1, sizeof *s);
+        if (!s || !(s->file = strdup(file))) {
+                log_error("state file %s is not used: out of memory", file);
+                free(s);
+                return 0;
+        }
+        log_error("state file %s is whole, but memory is short: %s; it is taken up as soon as "
+                  "there is "
+                  "some",
+                  file, fault.text);
+        list_insert(&x->shut, &s->link);
+        return 0;
+}
+
+bool resume_waits(const struct exchange *x, const char *job)
+{
+        list_for_each ((struct list *)&x->shut, item) {
+                if (state_is_of(CONTAINER_OF(item, struct shut, link)->file, job))
+                        return true;
+        }
+        return false;
+}
+
+void resume_drop(struct exchange *x, const char *job)
+{
+        list_for_each (&x->shut, item) {
+                struct shut *s = CONTAINER_OF(item, struct shut, link);
+
+                if (!state_is_of(s->file, job))
+                        continue;
+                store_discard(x->store, s->file);
+                shut_free(s);
+        }
+}
+
+void resume_free(struct exchange *x)
+{
+        list_for_each (&x->shut, item) {
+                shut_free(CONTAINER_OF(item, struct shut, link));
+        }
+}
+
+/* ---- taking up ------------------------------------------------------------------------ */
+
+static void claim_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        if (status && status != ZERO_EPEER)
+                log_debug("what a job left here is not taken up: %s", text);
+}
+
+static void job_claim(struct job *job)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Join join = ZERO__JOIN__INIT;
+
+        if (layout_to_message(job->layout, &join.layout))
+                return; /* a rank that attaches will do */
+        join.uid = job->uid;
+        join.rank = RANK_ABSENT;
+        join.world_size = job->world_size;
+        join.reduce_dtype = job->reduce_dtype;
+        join.resume = true;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
+        m.join = &join;
+        call_send(job->x, job->coordinator, &m, CALL_MS, claim_answered, NULL);
+        zero__layout__free_unpacked(join.layout, NULL);
+}
+
+/* There is something that the job's coordinator may lack, and can have from here. */
+static bool is_claimed(const struct job *job)
+{
+        return !list_empty(&job->former) || (job->place.copies > 1 && !list_empty(&job->holdings));
+}
+
+void jobs_claim(struct exchange *x, uint32_t node)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->coordinator == node && node != x->cluster->self && !job->opening &&
+                    is_claimed(job))
+                        job_claim(job);
+        }
+}
+
+/* Those of which all that is here is open; the others wait. */
+static void jobs_begin(struct exchange *x, bool late)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (!job->resuming || resume_waits(x, job->name))
+                        continue;
+                job->opening = job->resuming = false;
+                former_take_up(job);
+                job_take_up(job);
+                log_info("job %s: taken up at version %llu", job->name,
+                         (unsigned long long)job->version);
+                if (late)
+                        job_claim(job);
+        }
+}
+
+void jobs_resume(struct exchange *x)
+{
+        int r = store_each(x->store, resume_state, x);
+
+        if (r)
+                log_error("the state directory cannot be read: %s", strerror(-r));
+        if (store_quota(x->store) && store_used(x->store) > store_quota(x->store))
+                log_warning("the states here take %llu bytes, memory_limit is %llu: they are taken "
+                            "up, and no other job is made",
+                            (unsigned long long)store_used(x->store),
+                            (unsigned long long)store_quota(x->store));
+        drops_resume(x);
+        jobs_begin(x, false);
+}
+
+void resume_tick(struct exchange *x)
+{
+        struct fault fault;
+
+        if (list_empty(&x->shut) || exchange_now(x) < x->resume_ms)
+                return;
+        x->resume_ms = exchange_now(x) + RESUME_MS;
+        list_for_each (&x->shut, item) {
+                struct shut *s = CONTAINER_OF(item, struct shut, link);
+
+                if (resume_open(x, s->file, &fault) == 0)
+                        shut_free(s);
+        }
+        jobs_begin(x, true);
+}

@@ -1,0 +1,342 @@
+/*
+ * Gather windows: where they are, how large, and which ranks they have room for.
+ *
+ * Each place that ranks name has one.  It is made for the first rank that names it, from the
+ * configuration or from what the local ranks will declare, and goes with the last.  How many of
+ * the local ranks share a GPU is not known where there are several: a window there is for as many
+ * as an even spread gives it, and those that find no room have another one beside it.
+ */
+#include "daemon/gather/gather.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+static void gather_drop_window(struct gather *g)
+{
+        if (!g->has_window && !g->planned)
+                return;
+        window_deinit(&g->window);
+        segment_free(&g->segment);
+        g->has_window = g->planned = false;
+}
+
+static void gather_free(struct gather *g)
+{
+        gather_drop_window(g);
+        free(g->entries);
+        free(g->skip);
+        free(g);
+}
+
+static int gather_new(struct job *job, const struct window_place *place)
+{
+        uint32_t n = job->layout->n_groups;
+        struct gather *g = calloc(1, sizeof *g);
+
+        if (!g)
+                return -ENOMEM;
+        g->job = job;
+        g->place = *place;
+        g->entries = calloc(n, sizeof *g->entries);
+        g->skip = calloc(n, sizeof *g->skip);
+        if (!g->entries || !g->skip) {
+                gather_free(g);
+                return -ENOMEM;
+        }
+        g->segment.fd = -1;
+        list_init(&g->starving);
+        for (uint32_t i = 0; i < n; i++) {
+                list_init(&g->entries[i].waiting);
+                list_init(&g->entries[i].starving);
+                g->entries[i].slab = SLAB_NONE;
+        }
+        list_insert(&job->gathers, &g->link);
+        return 0;
+}
+
+void gathers_free(struct job *job)
+{
+        list_for_each (&job->gathers, item) {
+                gather_free(CONTAINER_OF(item, struct gather, link));
+        }
+        list_init(&job->gathers);
+}
+
+static struct gather *gather_at(const struct job *job, struct list *item)
+{
+        return item == &job->gathers ? NULL : CONTAINER_OF(item, struct gather, link);
+}
+
+struct gather *gather_first(const struct job *job)
+{
+        return gather_at(job, job->gathers.next);
+}
+
+struct gather *gather_next(const struct job *job, const struct gather *g)
+{
+        return gather_at(job, g->link.next);
+}
+
+bool slabless(const struct gather *g, uint32_t group)
+{
+        return gather_mapped(g, group) || g->job->layout->groups[group].elements == 0;
+}
+
+const struct segment *gather_serve(const struct gather *g)
+{
+        const struct holding *sole = holding_sole(g->job);
+        const struct segment *serve = sole && sole->state ? &sole->state->serve_segment : NULL;
+
+        return serve && serve->data && window_place_has(&g->place, serve) ? serve : NULL;
+}
+
+bool gather_mapped(const struct gather *g, uint32_t group)
+{
+        const struct layout_group *l = &g->job->layout->groups[group];
+
+        return gather_serve(g) && l->dtype != ZERO_FP32 && l->elements > 0;
+}
+
+const struct segment *gather_segment(const struct gather *g)
+{
+        return g->has_window && g->segment.bytes ? &g->segment : NULL;
+}
+
+/* ---- admission ----------------------------------------------------------- */
+
+static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
+{
+        return groups < n_groups ? (uint32_t)groups : n_groups;
+}
+
+/* The window by configuration: as many slabs as fit; else as many as the ranks declare. */
+static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **ret)
+{
+        const struct job *job = g->job;
+        uint32_t wanted = gather_wanted(groups, job->layout->n_groups);
+        uint64_t limit = job->x->conf->window;
+        struct slots *one = NULL;
+
+        if (!limit)
+                return slots_new(job->layout, wanted, 0, g->skip, ret);
+        if (slots_new(job->layout, job->layout->n_groups, 0, g->skip, ret))
+                return -ENOMEM;
+        if ((*ret)->bytes <= limit)
+                return 0;
+        slots_free(*ret);
+        if (slots_new(job->layout, 1, 0, g->skip, &one))
+                return -ENOMEM;
+        wanted = one->bytes ? (uint32_t)(limit / one->bytes) : 1;
+        slots_free(one);
+        return slots_new(job->layout, wanted ? wanted : 1, 0, g->skip, ret);
+}
+
+static int gather_make_segment(struct gather *g, struct fault *fault)
+{
+        uint64_t bytes = g->window.slots->bytes;
+        int r = 0;
+
+        if (bytes && g->place.on_gpu) {
+                g->planned = true;
+                return 0;
+        }
+        if (bytes)
+                r = segment_new("zerod-gather", bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE,
+                                &g->segment, fault);
+        g->has_window = r == 0;
+        return r;
+}
+
+static int gather_make_window(struct gather *g, uint64_t groups, struct fault *fault)
+{
+        const struct job *job = g->job;
+        struct slots *slots = NULL;
+        int r;
+
+        for (uint32_t i = 0; i < job->layout->n_groups; i++)
+                g->skip[i] = slabless(g, i);
+        if (gather_make_slots(g, groups, &slots))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        if (window_init(&g->window, job->layout->n_groups, slots)) {
+                slots_free(slots);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        r = gather_make_segment(g, fault);
+        if (r)
+                window_deinit(&g->window);
+        return r;
+}
+
+struct job *gather_job(const struct gather *g)
+{
+        return g->job;
+}
+
+uint64_t gather_lacks(const struct gather *g)
+{
+        return g->planned ? g->window.slots->bytes : 0;
+}
+
+void gather_provide(struct gather *g, struct segment *memory)
+{
+        assert(g->planned);
+        g->segment = *memory;
+        *memory = (struct segment){ .fd = -1 };
+        g->planned = false;
+        g->has_window = true;
+}
+
+/* Local ranks that a window in that place is likely to serve. */
+static uint32_t sharers(const struct window_place *place, uint32_t local_world_size)
+{
+        uint32_t n = place->on_gpu ? gpus_count() : 1;
+
+        return (local_world_size + n - 1) / n;
+}
+
+/* Whether the window, made if need be, has room for one more rank's groups. */
+static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_size,
+                        struct fault *fault)
+{
+        const struct job *job = g->job;
+        uint32_t n = job->layout->n_groups;
+        uint64_t total = g->admitted + own;
+        struct slots *needed = NULL;
+        int r = 0;
+
+        assert(!g->planned); /* nobody is admitted meanwhile */
+        if (!g->has_window)
+                r = gather_make_window(g, own * sharers(&g->place, local_world_size), fault);
+        if (r)
+                return r;
+        if (g->window.slots->bytes && !g->window.slots->whole &&
+            gather_wanted(total, n) > g->window.slots->n) {
+                if (slots_new(job->layout, gather_wanted(total, n), 0, g->skip, &needed))
+                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
+                fault_set(fault, ZERO_EWINDOW,
+                          "the gather window of this node holds %u groups (%llu bytes), its ranks "
+                          "declare %llu: set window to at least %llu bytes, or attach all %u local "
+                          "ranks "
+                          "with the same needs",
+                          g->window.slots->n, (unsigned long long)g->window.slots->bytes,
+                          (unsigned long long)total, (unsigned long long)needed->bytes,
+                          local_world_size);
+                slots_free(needed);
+                return ZERO_EWINDOW;
+        }
+        return 0;
+}
+
+/* Its last rank has left, and perhaps nothing uses it any more. */
+static void gather_vacate(struct gather *g)
+{
+        uint32_t n = g->job->layout->n_groups;
+
+        if (g->admitted || g->busy || !(g->has_window || g->planned))
+                return;
+        for (uint32_t i = 0; i < n; i++)
+                if (!list_empty(&g->entries[i].waiting))
+                        return; /* the window stays for the next ranks */
+        for (uint32_t i = 0; i < n; i++) {
+                list_remove(&g->entries[i].starving);
+                g->entries[i].phase = ENTRY_EMPTY;
+                g->entries[i].slab = SLAB_NONE;
+        }
+        gather_drop_window(g);
+        for (uint32_t i = 0; i < n; i++)
+                gather_advance_others(g, i); /* who waited for what it was to bring */
+}
+
+void gather_use(struct gather *g)
+{
+        g->busy++;
+}
+
+void gather_unuse(struct gather *g)
+{
+        assert(g->busy > 0);
+        if (--g->busy == 0)
+                gather_vacate(g);
+}
+
+/* Ranks in that place may have windows beside each other. */
+static bool windows_beside(const struct job *job, const struct window_place *place)
+{
+        return place->on_gpu && gpus_count() > 1 && !job->x->conf->window;
+}
+
+/* A window there that has room; one without is made if need be. */
+static int gather_find(struct job *job, const struct window_place *place, uint64_t own,
+                       uint32_t local_world_size, struct gather **ret, struct fault *fault)
+{
+        for_gathers (job, g) {
+                int r;
+
+                if (!window_place_equal(&g->place, place))
+                        continue;
+                r = gather_check(g, own, local_world_size, fault);
+                if (r == 0)
+                        *ret = g;
+                else
+                        gather_vacate(g);
+                if (r != ZERO_EWINDOW || !windows_beside(job, place))
+                        return r;
+        }
+        if (gather_new(job, place))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        return gather_find(job, place, own, local_world_size, ret, fault);
+}
+
+int gather_admit(struct job *job, const struct window_place *place, uint32_t hold_groups,
+                 uint32_t local_world_size, struct gather **ret, struct fault *fault)
+{
+        uint64_t own = gather_wanted(hold_groups, job->layout->n_groups);
+        struct gather *g = NULL;
+        int r = gather_find(job, place, own, local_world_size, &g, fault);
+
+        if (r)
+                return r;
+        g->admitted += own;
+        *ret = g;
+        return 0;
+}
+
+void gather_leave(struct gather *g, uint32_t hold_groups)
+{
+        g->admitted -= gather_wanted(hold_groups, g->job->layout->n_groups);
+        gather_vacate(g);
+}
+
+/* ---- told ------------------------------------------------------------------ */
+
+static void info_add(const struct gather *g, struct gather_info *info)
+{
+        char name[PLACE_NAME_MAX];
+        size_t used = strlen(info->places);
+
+        info->hits += g->hits;
+        info->misses += g->misses;
+        info->gathers += g->gathers;
+        info->spread += g->spread;
+        info->elements_received += g->elements_received;
+        if (!g->has_window)
+                return;
+        info->window_bytes += g->window.slots->bytes;
+        info->slots += g->window.slots->n;
+        window_place_name(&g->place, name, sizeof name);
+        snprintf(info->places + used, sizeof info->places - used, "%s%s", used ? ", " : "", name);
+}
+
+void gather_info(const struct job *job, struct gather_info *ret)
+{
+        struct gather_info info = { .window_bytes = 0 };
+
+        for_gathers (job, g)
+                info_add(g, &info);
+        *ret = info;
+}

@@ -1,0 +1,322 @@
+/*
+ * Parameters to trainers.
+ *
+ * A group that one local owner holds in a serve plane is mapped: nothing moves.  Any other is
+ * gathered into a slab of the window, once a version, however many ranks ask; those who
+ * ask meanwhile wait for the same gather, those who ask later hit the window.
+ *
+ * There is a window in each place that ranks name: host memory, GPUs.  A group is brought from its
+ * owners to the one whose ranks ask first, and goes from there to those whose ranks ask while it
+ * is there (spread.c).
+ *
+ * Invariants: at most one gather a group and window is in flight; a slab being filled is pinned; a
+ * request waits in exactly one entry; an entry that waits for a slab is in `starving`, in
+ * the order of asking.  A fetch never sees a mix of versions: an entry is READY only if all
+ * its slices were at `version`, and nobody writes the slab afterwards while it is leased.
+ */
+#include "daemon/gather/gather.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+#include "proto/cleanup.h"
+
+enum { PARTS_IN_FLIGHT = 8 };
+
+/* ---- entries ------------------------------------------------------------------ */
+
+static void entry_answer(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+
+        while (!list_empty(&e->waiting)) {
+                struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
+
+                window_lease(&g->window, e->slab);
+                r->result.fetch.serve = false;
+                r->result.fetch.offset = window_offset(&g->window, e->slab);
+                request_end(r, ZERO_OK, NULL);
+        }
+}
+
+void gather_feed(struct gather *g)
+{
+        if (g->feeding) /* an entry fed just now failed: its slab is taken by the next */
+                return;
+        g->feeding = true;
+        list_for_each (&g->starving, item) {
+                struct entry *e = CONTAINER_OF(item, struct entry, starving);
+
+                if (!g->window.slots->whole && window_available(&g->window) == 0)
+                        break;
+                gather_advance(g, (uint32_t)(e - g->entries));
+        }
+        g->feeding = false;
+}
+
+/* An owner refused: it has gone on to another version, so the ranks' step was aborted. */
+static void entry_fail(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+
+        e->phase = ENTRY_EMPTY;
+        g->window.slabs[e->slab].pinned = false;
+        requests_end_all(&e->waiting, e->refused,
+                         "an owner refused its slice of the group: the version asked for is over");
+        gather_advance_others(g, group);
+        gather_feed(g);
+}
+
+/* This node's own shard, too, may have gone on before its slice was begun. */
+static bool entry_overtaken(const struct gather *g, uint32_t group)
+{
+        const struct job *job = g->job;
+        const struct entry *e = &g->entries[group];
+
+        if (e->next_part == gather_parts(job, group))
+                return false;
+        for_holdings (job, h)
+                if (h->state->plan->shards[group].range.count > 0 &&
+                    h->shard_version[group] > e->version)
+                        return true;
+        return false;
+}
+
+/* Gets the entry a slab, or puts it among the starving. */
+static bool entry_slab(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+        uint32_t evicted = SLAB_NONE;
+
+        if (e->slab == SLAB_NONE)
+                e->slab = window_take(&g->window, group, &evicted);
+        if (evicted != SLAB_NONE && evicted != group) {
+                g->entries[evicted].slab = SLAB_NONE;
+                if (g->entries[evicted].phase == ENTRY_READY)
+                        g->entries[evicted].phase = ENTRY_EMPTY;
+        }
+        if (e->slab == SLAB_NONE) {
+                if (e->phase != ENTRY_STARVING)
+                        list_insert(&g->starving, &e->starving);
+                e->phase = ENTRY_STARVING;
+                return false;
+        }
+        list_remove(&e->starving);
+        return true;
+}
+
+static void entry_begin(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+
+        e->phase = ENTRY_FILLING;
+        e->next_part = e->landed = 0;
+        e->begun = e->again = false;
+        e->refused = 0;
+        g->window.slabs[e->slab].pinned = true;
+}
+
+/* Its bytes are all there. */
+static void entry_ready(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+
+        e->phase = ENTRY_READY;
+        g->window.slabs[e->slab].pinned = false;
+        gather_advance_others(g, group); /* before anybody takes the slab */
+        entry_answer(g, group);
+        gather_feed(g);
+}
+
+/* Starts what can be started; not while the slab's old bytes are on their way to other windows. */
+static void entry_fill(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+        uint32_t parts = gather_parts(g->job, group);
+
+        if (e->again || e->refused || g->window.slabs[e->slab].readers)
+                return;
+        if (!e->begun && spread_to(g, group))
+                return;
+        e->begun = true;
+        while (e->next_part < parts && e->in_flight < PARTS_IN_FLIGHT &&
+               gather_part(g, group, e->next_part))
+                e->next_part++;
+        if (e->landed == parts)
+                entry_ready(g, group);
+}
+
+void gather_advance(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+
+        if (e->phase == ENTRY_STARVING && entry_slab(g, group))
+                entry_begin(g, group);
+        if (e->phase != ENTRY_FILLING)
+                return;
+        if (e->again && !e->stalled && !e->refused && e->in_flight == 0)
+                entry_begin(g, group);
+        if (!e->again && entry_overtaken(g, group))
+                e->refused = ZERO_EABORTED;
+        if (e->refused && e->in_flight == 0)
+                entry_fail(g, group);
+        if (e->phase == ENTRY_FILLING)
+                entry_fill(g, group);
+}
+
+void gather_advance_others(struct gather *g, uint32_t group)
+{
+        if (g->job->dead)
+                return;
+        for_gathers (g->job, other)
+                if (other != g)
+                        gather_advance(other, group);
+}
+
+/* ---- asking -------------------------------------------------------------------- */
+
+/* Begins to bring the group to a version, if it is not there or under way already. */
+static void gather_want(struct gather *g, uint32_t group, uint64_t version)
+{
+        struct entry *e = &g->entries[group];
+
+        if (e->phase == ENTRY_FILLING || e->phase == ENTRY_STARVING) {
+                if (e->version == version)
+                        return;
+                e->version = version;
+                e->again = e->phase == ENTRY_FILLING;
+                e->refused = 0;
+                gather_advance(g, group);
+                gather_advance_others(g, group); /* who waited for what it was to bring */
+                return;
+        }
+        e->version = version;
+        g->gathers++;
+        if (!entry_slab(g, group))
+                return;
+        entry_begin(g, group);
+        gather_advance(g, group);
+}
+
+static int gather_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct gather *g = r->subject;
+        const struct job *job = g->job;
+        const struct entry *e = &g->entries[r->group];
+        int status = job_describe(job, ret);
+
+        ret->until_ms = 0; /* nodes bring it, and no rank */
+        snprintf(ret->what, sizeof ret->what, "group '%.80s' at version %llu%s",
+                 job->layout->groups[r->group].name, (unsigned long long)e->version,
+                 e->phase == ENTRY_STARVING ? ", no slab of the window is free" : "");
+        return status;
+}
+
+void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r)
+{
+        struct job *job = g->job;
+        struct entry *e = &g->entries[group];
+
+        r->describe = gather_describe;
+        r->subject = g;
+        r->group = group;
+        if (job->layout->groups[group].elements == 0) {
+                r->result.fetch.serve = false;
+                r->result.fetch.offset = 0;
+                request_end(r, ZERO_OK, NULL);
+                return;
+        }
+        const struct holding *sole = gather_mapped(g, group) ? holding_sole(job) : NULL;
+
+        if (sole && sole->shard_version[group] == version) {
+                r->result.fetch.serve = true;
+                r->result.fetch.offset = sole->state->plan->shards[group].serve;
+                request_end(r, ZERO_OK, NULL);
+                return;
+        }
+        list_insert(&e->waiting, &r->wait);
+        if (sole)
+                return; /* shard_ready() will answer */
+        if (e->phase == ENTRY_READY && e->version == version) {
+                g->hits++;
+                entry_answer(g, group);
+                return;
+        }
+        g->misses++;
+        gather_want(g, group, version);
+}
+
+void gather_prefetch(struct gather *g, uint32_t group, uint64_t version)
+{
+        struct entry *e = &g->entries[group];
+
+        if (slabless(g, group) || e->phase == ENTRY_FILLING || e->phase == ENTRY_STARVING ||
+            (e->phase == ENTRY_READY && e->version == version))
+                return;
+        if (e->slab == SLAB_NONE && window_available(&g->window) == 0)
+                return;
+        if (e->slab != SLAB_NONE && g->window.slabs[e->slab].leases > 0)
+                return;
+        gather_want(g, group, version);
+}
+
+void gather_release(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+
+        if (slabless(g, group))
+                return;
+        assert(e->slab != SLAB_NONE);
+        if (window_release(&g->window, e->slab) && !g->job->dead)
+                gather_feed(g);
+}
+
+void gather_up(struct job *job)
+{
+        for_gathers (job, g)
+                for (uint32_t i = 0; i < job->layout->n_groups; i++) {
+                        g->entries[i].stalled = false;
+                        gather_advance(g, i);
+                }
+}
+
+static void mapped_ready(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+
+        while (!list_empty(&e->waiting)) {
+                struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
+
+                r->result.fetch.serve = true;
+                r->result.fetch.offset = holding_sole(g->job)->state->plan->shards[group].serve;
+                request_end(r, ZERO_OK, NULL);
+        }
+}
+
+void gather_shard_ready(struct job *job, uint32_t group)
+{
+        for_gathers (job, g)
+                if (gather_mapped(g, group))
+                        mapped_ready(g, group);
+                else
+                        gather_advance(g, group);
+}
+
+void gather_dirty(struct job *job, uint32_t group)
+{
+        for_gathers (job, g) {
+                struct entry *e = &g->entries[group];
+
+                if (e->phase == ENTRY_READY)
+                        e->phase = ENTRY_EMPTY;
+                else if (e->phase == ENTRY_FILLING)
+                        e->again = true;
+        }
+}
+
+void gather_fail(struct job *job, int status, const char *text)
+{
+        for_gathers (job, g)
+                for (uint32_t i = 0; i < job->layout->n_groups; i++)
+                        requests_end_all(&g->entries[i].waiting, status, text);
+}

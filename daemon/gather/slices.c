@@ -1,0 +1,182 @@
+/*
+ * A group's slices on their way into a slab: from other nodes, or copied from this node's shards.
+ * Into a window on a GPU all is copied, from shards here or from buffers that other nodes' bytes
+ * land in, unless their path takes GPU memory.
+ *
+ * They are brought in parts of at most exchange.part_bytes: while one is sent, the next is copied
+ * from a GPU, and the one before to another.
+ */
+#include <stdlib.h>
+
+#include "daemon/gather/gather.h"
+#include "proto/cleanup.h"
+
+/* A part of a slice on its way: from another node, or copied from this one's shard. */
+struct slice {
+        struct offload_task task;
+        struct ask ask;
+        struct gather *gather;
+        struct holding *holding; /* copied from; NULL: another node's */
+        uint32_t group;
+        uint64_t version;
+        void *dst;
+        const void *src;
+        void *buffer; /* another node's, on its way to a GPU */
+        size_t bytes;
+        uint64_t elements;
+};
+
+static void slice_end(struct slice *s, bool ok)
+{
+        struct gather *g = s->gather;
+        struct job *job = g->job;
+        struct entry *e = &g->entries[s->group];
+
+        e->in_flight--;
+        if (ok)
+                e->landed++;
+        else
+                e->again = true;
+        if (!job->dead)
+                gather_advance(g, s->group);
+        gather_unuse(g);
+        gpu_buffer_free(s->buffer);
+        free(s);
+        job_unref(job);
+}
+
+static void slice_copy(struct offload_task *task, uint32_t worker)
+{
+        struct slice *s = CONTAINER_OF(task, struct slice, task);
+
+        bool gpu = s->gather->segment.on_gpu || (s->holding && state_on_gpu(s->holding->state));
+
+        ops_for(s->gather->job->x, gpu)->copy(s->dst, s->src, s->bytes);
+}
+
+static void slice_copied(struct offload_task *task)
+{
+        struct slice *s = CONTAINER_OF(task, struct slice, task);
+
+        if (s->holding)
+                shard_unpin(s->holding, s->group);
+        slice_end(s, true);
+}
+
+static void slice_submit(struct slice *s, const void *src)
+{
+        s->src = src;
+        s->task.run = slice_copy;
+        s->task.done = slice_copied;
+        offload_submit(s->gather->job->x->offload, &s->task);
+}
+
+static void slice_landed(struct ask *ask, int status)
+{
+        struct slice *s = CONTAINER_OF(ask, struct slice, ask);
+        struct entry *e = &s->gather->entries[s->group];
+
+        if (status == 0)
+                s->gather->elements_received += s->elements;
+        if (ask->status == ZERO_ENOJOB)
+                e->stalled = true;
+        else if (ask->status && s->version == e->version) /* else a later one is wanted by now */
+                e->refused = ask->status;
+        if (status == 0 && s->buffer)
+                slice_submit(s, s->buffer);
+        else
+                slice_end(s, status == 0);
+}
+
+static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct range range)
+{
+        struct job *job = s->gather->job;
+        Zero__Pull pull = ZERO__PULL__INIT;
+
+        pull.kind = ZERO__PULL__KIND__PARAM;
+        pull.group = s->group;
+        pull.owner = owner;
+        pull.version = version;
+        pull.first = range.first;
+        pull.count = range.count;
+        s->ask.done = slice_landed;
+        if (s->gather->segment.on_gpu &&
+            !fabric_takes_gpu(job->x->fabric, job->place.node[owner], s->bytes)) {
+                s->buffer = gpu_buffer_new(s->bytes);
+                if (!s->buffer)
+                        return -ENOMEM;
+        }
+        return ask_send(&s->ask, job, job->place.node[owner], TRAFFIC_GATHER, &pull,
+                        s->buffer ? s->buffer : s->dst, s->bytes);
+}
+
+/* Into how many each slice of the group is cut. */
+static uint32_t slice_parts(const struct job *job, uint32_t group)
+{
+        const struct layout_group *g = &job->layout->groups[group];
+        uint64_t slices = job->partition->slices[group], units = g->elements / LAYOUT_ALIGN;
+        uint64_t largest = (units + slices - 1) / slices * LAYOUT_ALIGN;
+
+        return range_parts(largest, job->x->part_bytes / dtype_size(g->dtype));
+}
+
+uint32_t gather_parts(const struct job *job, uint32_t group)
+{
+        return job->partition->slices[group] * slice_parts(job, group);
+}
+
+/*
+ * Every node begins behind its own slice, so that no owner is asked by all at once, and the own
+ * one, a copy, comes last.
+ */
+static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
+{
+        uint32_t n = job->partition->slices[group], own = job->x->cluster->self % n;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (job->place.node[partition_owner(job->partition, group, i)] ==
+                    job->x->cluster->self)
+                        own = i;
+        return (own + 1 + k) % n;
+}
+
+bool gather_part(struct gather *g, uint32_t group, uint32_t k)
+{
+        struct job *job = g->job;
+        struct entry *e = &g->entries[group];
+        uint32_t slices = job->partition->slices[group];
+        uint32_t owner =
+                partition_owner(job->partition, group, slice_order(job, group, k % slices));
+        struct range slice = partition_range(job->partition, group, owner);
+        struct range range = range_part(slice, k / slices, slice_parts(job, group));
+        size_t size = dtype_size(job->layout->groups[group].dtype);
+        struct holding *h = holding_find(job, owner);
+        struct slice *s;
+
+        if (h && h->shard_version[group] != e->version)
+                return false;
+        s = calloc(1, sizeof *s);
+        if (!s)
+                return false;
+        *s = (struct slice){ .gather = g,
+                             .holding = h,
+                             .group = group,
+                             .version = e->version,
+                             .dst = (char *)gather_slab(g, group) + range.first * size,
+                             .bytes = range.count * size,
+                             .elements = range.count };
+        if (!h && slice_ask(s, owner, e->version, range)) {
+                gpu_buffer_free(s->buffer);
+                free(s);
+                return false;
+        }
+        job_ref(job);
+        gather_use(g);
+        e->in_flight++;
+        if (h) {
+                shard_pin(h, group);
+                slice_submit(s, (const char *)state_shard(h->state, job->layout, group) +
+                                        (range.first - slice.first) * size);
+        }
+        return true;
+}

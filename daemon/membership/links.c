@@ -1,0 +1,90 @@
+/*
+ * Which nodes reach each other.
+ *
+ * A node counts as up when its link stands and it has told that the same list of owners is in
+ * force there: until then nothing that it says of jobs is heard.
+ *
+ * Every node tells all others, whenever that changes, which nodes it cannot reach: what was on
+ * its way over a link that broke is lost, also between two nodes that are no coordinator,
+ * and an attempt that needs both is void.
+ */
+#include "daemon/coordinator/coordinator.h"
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+static uint64_t all_nodes(const struct exchange *x)
+{
+        uint32_t n = x->cluster->n_nodes;
+
+        return n == 64 ? UINT64_MAX : (1ull << n) - 1;
+}
+
+void links_tell(struct exchange *x)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Links links = ZERO__LINKS__INIT;
+
+        links.cut = all_nodes(x) & ~x->up;
+        links.placement = x->view.epoch;
+        m.job = (char *)"";
+        m.body_case = ZERO__LINK_MESSAGE__BODY_LINKS;
+        m.links = &links;
+        send_all(x, &m);
+}
+
+/* What waits for the node goes on once both are so. */
+static void links_check(struct exchange *x, uint32_t node)
+{
+        uint64_t bit = 1ull << node;
+
+        if (x->up & bit || !(x->linked & x->agreeing & bit))
+                return;
+        x->up |= bit;
+        links_tell(x);
+        node_agrees(x, node);
+}
+
+void links_up(struct exchange *x, uint32_t node)
+{
+        x->linked |= 1ull << node;
+        links_tell(x);
+        links_check(x, node);
+}
+
+void links_down(struct exchange *x, uint32_t node)
+{
+        uint64_t others = ~(1ull << node);
+
+        x->linked &= others;
+        x->agreeing &= others;
+        x->up &= others;
+        x->cut[node] = UINT64_MAX; /* until it tells */
+        links_tell(x);
+}
+
+/* Its first word on a link; messages may come before this node has heard that the link stands. */
+static void links_agree(struct exchange *x, uint32_t node, uint64_t epoch)
+{
+        if (epoch == x->view.epoch) {
+                x->agreeing |= 1ull << node;
+                links_check(x, node);
+        } else {
+                log_info("node %s has owner list %llu in force, this one %llu: one of the two is "
+                         "about to hear",
+                         node_name(x, node), (unsigned long long)epoch,
+                         (unsigned long long)x->view.epoch);
+        }
+}
+
+void links_message(struct exchange *x, uint32_t node, const Zero__Links *m)
+{
+        links_agree(x, node, m->placement);
+        x->cut[node] = m->cut;
+        list_for_each (&x->coordinators, item) {
+                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+
+                step_links(&c->step, node, m->cut);
+                coordinator_advance(c);
+        }
+}

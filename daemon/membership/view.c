@@ -1,0 +1,419 @@
+/* Drives the register of views; see view.h. */
+#include "daemon/membership/view.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+static void view_next(struct views *v);
+
+/* ---- what is known ---- */
+
+static void list_owners(const struct exchange *x, const struct placement *p, char *text, size_t n)
+{
+        size_t at = 0;
+
+        text[0] = 0;
+        for (uint32_t o = 0; o < p->n_owners && at < n; o++)
+                at += (size_t)snprintf(text + at, n - at, "%s%s", o ? " " : "",
+                                       node_name(x, p->node[o]));
+}
+
+bool view_changing(const struct exchange *x)
+{
+        const struct views *v = x->views;
+
+        return v && (v->change || v->r.phase != REGISTER_IDLE || register_undecided(&v->r));
+}
+
+int view_hindered(const struct exchange *x, struct fault *fault)
+{
+        if (!list_empty(&x->loadings))
+                return fault_set(fault, ZERO_EBUSY, "a job is being restored on node %s: try again",
+                                 node_name(x, x->cluster->self));
+        return 0;
+}
+
+static uint64_t reachable(const struct exchange *x)
+{
+        return x->linked | 1ull << x->cluster->self;
+}
+
+void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *ret)
+{
+        uint64_t away = register_voters(&x->views->r, dead) & ~reachable(x);
+        uint32_t n = (uint32_t)__builtin_popcountll(reachable(x) & ~dead), at = 0;
+
+        snprintf(ret->who, sizeof ret->who, "the other nodes' votes");
+        for (uint32_t i = 0; i < x->cluster->n_nodes && at < sizeof ret->who; i++)
+                if (away >> i & 1)
+                        at += (uint32_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
+                                                 at ? ", " : "node ", node_name(x, i));
+        snprintf(ret->what, sizeof ret->what,
+                 "%u of %u nodes can vote, %u must; start them, or see takeover in zeroctl(1)%s", n,
+                 x->cluster->n_nodes, register_quorum(x->cluster->n_nodes, dead),
+                 x->views->r.record.voter
+                         ? ""
+                         : " (node without a record of votes: it must hear from all others)");
+}
+
+/* ---- adopting ---- */
+
+static void view_tell(const struct exchange *x, const struct placement *view)
+{
+        char owners[1024];
+
+        list_owners(x, view, owners, sizeof owners);
+        log_info("epoch %llu: the owners are %s", (unsigned long long)view->epoch, owners);
+}
+
+/* ---- a client's change ---- */
+
+static void change_end(struct views *v, int status, const char *text)
+{
+        struct view_change *c = STEAL(v->change);
+
+        if (c)
+                c->done(c, status, text);
+}
+
+static void change_over(struct views *v)
+{
+        const struct placement *chosen = &v->r.record.chosen;
+        char text[1200], owners[1024];
+
+        if (register_won(&v->r)) {
+                change_end(v, ZERO_OK, "");
+                return;
+        }
+        list_owners(v->x, chosen, owners, sizeof owners);
+        snprintf(
+                text, sizeof text,
+                "another change came first: in epoch %llu the owners are %s; ask again if yours is "
+                "still wanted",
+                (unsigned long long)chosen->epoch, owners);
+        change_end(v, ZERO_ECONFLICT, text);
+}
+
+static void change_refused(struct views *v, uint32_t node, int status, const char *text)
+{
+        char whole[700];
+
+        if (v->r.phase == REGISTER_IDLE)
+                return;
+        snprintf(whole, sizeof whole, "node %s: %s", node_name(v->x, node), text);
+        register_give_up(&v->r);
+        if (!v->change)
+                log_debug("what was begun earlier cannot be completed: %s", whole);
+        change_end(v, status, whole);
+}
+
+/* ---- one event after the other ---- */
+
+static void split_found(struct views *v, uint32_t node)
+{
+        struct exchange *x = v->x;
+
+        if (!v->split_told[node])
+                log_error("node %s has other owners for epoch %llu: each side was told that the "
+                          "other is dead. Stop the daemons of the side that is to be given up, "
+                          "move its files in view_dir away, and start them again: they learn from "
+                          "the others",
+                          node_name(x, node), (unsigned long long)v->r.record.chosen.epoch);
+        v->split_told[node] = true;
+        fabric_cut(x->fabric, node, "it has other owners for the same epoch: see the log");
+}
+
+static void view_pause(struct views *v, uint32_t actions)
+{
+        uint64_t now = exchange_now(v->x);
+
+        if (actions & REGISTER_BEATEN)
+                v->retry_ms = now + VIEW_PAUSE_MS + randombytes_uniform(VIEW_PAUSE_MORE_MS);
+        else if (actions & REGISTER_ASK)
+                v->retry_ms = now + VIEW_RETRY_MS + randombytes_uniform(VIEW_PAUSE_MORE_MS);
+}
+
+/* What it changed is durable. */
+static void view_speak(struct views *v, uint32_t actions, uint32_t from)
+{
+        struct exchange *x = v->x;
+
+        if (actions & REGISTER_CHOSEN)
+                view_tell(x, &v->r.record.chosen);
+        if (actions & REGISTER_ANSWER)
+                view_send(x, from, &v->r.answer, NULL);
+        for (uint32_t n = 0; actions & REGISTER_ASK && n < x->cluster->n_nodes; n++)
+                if (v->r.to >> n & 1)
+                        view_send(x, n, &v->r.ask, NULL);
+        view_pause(v, actions);
+        if (actions & REGISTER_OVER)
+                change_over(v);
+        if (actions & REGISTER_SPLIT)
+                split_found(v, from);
+        if (v->r.record.chosen.epoch <= x->view.epoch)
+                return;
+        if (v->change)
+                change_over(v);
+        x->view_chosen(x->view_arg);
+}
+
+static void view_write(struct disk_job *disk)
+{
+        struct views *v = CONTAINER_OF(disk, struct views, disk);
+
+        v->written = ballots_write(v->ballots, &v->record);
+}
+
+/* Nothing was said of the event: it has not happened. */
+static void view_unwritten(struct views *v)
+{
+        char text[300];
+
+        snprintf(text, sizeof text, "this node's vote cannot be written to %s: %s",
+                 v->x->conf->view_dir, strerror(-v->written));
+        log_error("%s", text);
+        v->r.record = v->durable;
+        register_give_up(&v->r);
+        change_end(v, ZERO_EIO, text);
+}
+
+static void view_written(struct disk_job *disk)
+{
+        struct views *v = CONTAINER_OF(disk, struct views, disk);
+
+        v->writing = false;
+        if (v->written) {
+                view_unwritten(v);
+        } else {
+                v->durable = v->r.record;
+                view_speak(v, v->actions, v->from);
+        }
+        view_next(v);
+}
+
+static void view_act(struct views *v, uint32_t actions, uint32_t from)
+{
+        assert(!v->writing);
+        if (!(actions & REGISTER_WRITE)) {
+                view_speak(v, actions, from);
+                return;
+        }
+        v->actions = actions;
+        v->from = from;
+        v->writing = true;
+        record_to_ballots(&v->r.record, &v->record);
+        v->disk.run = view_write;
+        v->disk.done = view_written;
+        disk_submit(v->x->loop, &v->disk);
+}
+
+/* ---- other nodes ---- */
+
+/* A view that is not chosen yet may only come where nothing stands in its way. */
+static bool view_refuse(struct views *v, uint32_t node, const struct register_message *m)
+{
+        struct exchange *x = v->x;
+        struct fault fault = { 0 };
+
+        if (m->kind != REGISTER_PREPARE && m->kind != REGISTER_ACCEPT)
+                return false;
+        for (uint32_t n = 0; n < x->cluster->n_nodes && !fault.status; n++)
+                if (m->dead >> n & x->linked >> n & 1)
+                        fault_set(&fault, ZERO_ECONFLICT,
+                                  "node %s is said to be dead, but its daemon answers here",
+                                  node_name(x, n));
+        if (!fault.status && !view_hindered(x, &fault))
+                return false;
+        register_up(&v->r);
+        v->r.answer.ballot = m->ballot; /* what is refused */
+        view_send(x, node, &v->r.answer, &fault);
+        return true;
+}
+
+static void view_hear(struct views *v, uint32_t node, const struct register_message *m)
+{
+        if (view_refuse(v, node, m))
+                return;
+        view_act(v, register_hear(&v->r, node, m), node);
+}
+
+/* What came meanwhile, until something is to be written again. */
+static void view_next(struct views *v)
+{
+        for (uint32_t n = 0; n < v->x->cluster->n_nodes && !v->writing; n++) {
+                struct view_waiting *w = &v->waiting[n];
+
+                if (!w->there)
+                        continue;
+                w->there = false;
+                view_hear(v, n, &w->m);
+        }
+}
+
+void views_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct views *v = x->views;
+        struct register_message heard;
+
+        if (!v)
+                return;
+        if (node == x->cluster->self || view_receive(x, node, m->vote, &heard)) {
+                fabric_cut(x->fabric, node, "it voted against the rules");
+                return;
+        }
+        if (m->status && heard.ballot == v->r.ballot)
+                change_refused(v, node, (int)m->status, m->text);
+        v->waiting[node] = (struct view_waiting){ .there = true, .m = heard };
+        view_next(v);
+}
+
+void views_up(struct exchange *x, uint32_t node)
+{
+        struct views *v = x->views;
+        struct register_message state = { .kind = REGISTER_STATE };
+
+        if (!v)
+                return;
+        state.record = v->durable;
+        view_send(x, node, &state, NULL);
+}
+
+/* ---- proposing ---- */
+
+static void view_propose(struct views *v, const struct placement *wanted, uint64_t dead)
+{
+        uint32_t actions = 0;
+
+        if (register_propose(&v->r, wanted, dead, &actions, NULL) == 0)
+                view_act(v, actions, v->x->cluster->self);
+}
+
+static void change_begin(struct views *v)
+{
+        struct view_change *c = v->change;
+
+        if (c->wanted.epoch != v->r.record.chosen.epoch) { /* it was planned for another view */
+                v->r.wanted = c->wanted;
+                change_over(v);
+                return;
+        }
+        view_propose(v, &c->wanted, c->dead);
+}
+
+/* As many are there as must vote. */
+static bool votes_there(const struct views *v, uint64_t dead)
+{
+        return (uint32_t)__builtin_popcountll(reachable(v->x) & ~dead) >=
+               register_quorum(v->x->cluster->n_nodes, dead);
+}
+
+static bool complete_due(const struct views *v)
+{
+        return register_undecided(&v->r) && exchange_now(v->x) >= v->complete_ms &&
+               view_hindered(v->x, NULL) == 0 && votes_there(v, 0);
+}
+
+static void view_complete(struct views *v)
+{
+        const struct placement view = v->r.record.view;
+
+        v->complete_ms =
+                exchange_now(v->x) + VIEW_COMPLETE_MS + randombytes_uniform(VIEW_COMPLETE_MS);
+        view_propose(v, &view, 0);
+}
+
+void views_tick(struct exchange *x)
+{
+        struct views *v = x->views;
+
+        if (!v || v->writing || x->closed)
+                return;
+        view_back_tick(x);
+        if (v->r.phase != REGISTER_IDLE) {
+                if (exchange_now(x) >= v->retry_ms && votes_there(v, v->r.dead))
+                        view_act(v, register_retry(&v->r), x->cluster->self);
+        } else if (v->change) {
+                change_begin(v);
+        } else if (complete_due(v)) {
+                view_complete(v);
+        }
+}
+
+int view_change(struct exchange *x, struct view_change *change, struct fault *fault)
+{
+        struct views *v = x->views;
+        int r;
+
+        if (v->change)
+                return fault_set(fault, ZERO_EBUSY, "another change of the owners is under way");
+        r = view_hindered(x, fault);
+        if (r)
+                return r;
+        v->change = change;
+        return 0;
+}
+
+void view_forget(struct exchange *x, const struct view_change *change)
+{
+        struct views *v = x->views;
+
+        if (v->change != change)
+                return;
+        v->change = NULL;
+        register_give_up(&v->r);
+        v->complete_ms = exchange_now(x) + VIEW_COMPLETE_MS;
+}
+
+/* ---- start and stop ---- */
+
+int views_start(struct exchange *x, struct fault *fault)
+{
+        struct register_record record;
+        struct ballots_record b = { 0 };
+        struct views *v = calloc(1, sizeof *v);
+        bool found = false;
+        int r = 0;
+
+        if (!v)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        v->x = x;
+        x->views = v;
+        if (x->cluster->n_nodes > 1)
+                r = ballots_open(x->conf->view_dir, node_name(x, x->cluster->self),
+                                 x->cluster->hash, &v->ballots, &b, &found, fault);
+        if (!r && found && !record_from_ballots(x, &b, &record))
+                r = fault_set(fault, ZERO_EIO, "the file of votes in %s makes no sense",
+                              x->conf->view_dir);
+        if (r)
+                return r;
+        register_init(&v->r, x->cluster->n_nodes, x->cluster->self, &x->view,
+                      found ? &record : NULL);
+        v->durable = v->r.record;
+        if (v->r.record.chosen.epoch) {
+                x->view = v->r.record.chosen;
+                view_tell(x, &x->view);
+        }
+        return 0;
+}
+
+bool views_idle(const struct exchange *x)
+{
+        return !x->views || !x->views->writing;
+}
+
+void views_free(struct exchange *x)
+{
+        struct views *v = STEAL(x->views);
+
+        if (!v)
+                return;
+        assert(!v->writing && !v->change);
+        ballots_close(v->ballots);
+        free(v);
+}

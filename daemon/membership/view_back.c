@@ -1,0 +1,48 @@
+/*
+ * A change of owners is taken back.
+ *
+ * It is a change like any other, wished for by the coordinator of a job that a node refuses to take
+ * its part of.  The first reason is kept, for those who ask what became of their change.
+ */
+#include "daemon/base/log.h"
+#include "daemon/membership/view.h"
+#include "proto/cleanup.h"
+
+static void back_done(struct view_change *change, int status, const char *text)
+{
+        struct view_back *b = CONTAINER_OF(change, struct view_back, change);
+
+        b->wished = false; /* its coordinator wishes again, as long as that makes sense */
+        if (status == ZERO_OK)
+                b->x->taken_back = b->note;
+        else
+                log_warning("the change of owners is not taken back yet: %s", text);
+}
+
+void view_take_back(struct exchange *x, const struct placement *before, const char *why)
+{
+        struct views *v = x->views;
+
+        if (!v || v->back.wished || v->durable.chosen.epoch != x->view.epoch)
+                return;
+        v->back = (struct view_back){ .x = x, .wished = true, .note = { .epoch = x->view.epoch } };
+        snprintf(v->back.note.why, sizeof v->back.note.why, "%s", why);
+        placement_init(&v->back.change.wanted, x->view.epoch, before->node, before->n_owners,
+                       x->cluster->mirror);
+        v->back.change.done = back_done;
+}
+
+/* Behind what is under way for a client. */
+void view_back_tick(struct exchange *x)
+{
+        struct views *v = x->views;
+
+        if (v->back.wished && !v->change && view_change(x, &v->back.change, NULL))
+                v->back.wished = false;
+}
+
+void view_back_forget(struct exchange *x)
+{
+        if (x->views && x->views->back.wished)
+                view_forget(x, &x->views->back.change);
+}

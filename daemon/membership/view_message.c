@@ -1,0 +1,103 @@
+/* The register's messages as they travel, and its record as it lies on the disk. */
+#include "daemon/membership/view.h"
+
+#include <errno.h>
+#include <string.h>
+
+void view_send(struct exchange *x, uint32_t node, const struct register_message *m,
+               const struct fault *refusal)
+{
+        Zero__LinkMessage message = ZERO__LINK_MESSAGE__INIT;
+        Zero__Register out = ZERO__REGISTER__INIT;
+        Zero__Placement chosen, view;
+
+        out.kind = (uint32_t)m->kind;
+        out.ballot = m->ballot;
+        out.dead = m->dead;
+        out.voter = m->record.voter;
+        out.promised = m->record.promised;
+        out.accepted = m->record.accepted;
+        placement_to_message(&m->record.chosen, &chosen);
+        out.chosen = &chosen;
+        if (m->record.accepted) {
+                placement_to_message(&m->record.view, &view);
+                out.view = &view;
+        }
+        message.job = (char *)"";
+        message.body_case = ZERO__LINK_MESSAGE__BODY_VOTE;
+        message.vote = &out;
+        if (refusal) {
+                message.status = (uint32_t)refusal->status;
+                message.text = (char *)refusal->text;
+        }
+        fabric_send(x->fabric, node, &message);
+}
+
+int view_receive(const struct exchange *x, uint32_t node, const Zero__Register *from,
+                 struct register_message *ret)
+{
+        struct register_message m = { .kind = from->kind,
+                                      .ballot = from->ballot,
+                                      .dead = from->dead,
+                                      .record = { .voter = from->voter,
+                                                  .promised = from->promised,
+                                                  .accepted = from->accepted } };
+        bool asks = m.kind == REGISTER_PREPARE || m.kind == REGISTER_ACCEPT;
+
+        if (from->kind >= REGISTER_KINDS || m.ballot > REGISTER_BALLOT_MAX ||
+            !placement_from_message(from->chosen, x->cluster->n_nodes, false, &m.record.chosen) ||
+            (m.record.accepted && !from->view) ||
+            (from->view &&
+             !placement_from_message(from->view, x->cluster->n_nodes, false, &m.record.view)) ||
+            !register_record_sane(&m.record, x->cluster->n_nodes))
+                return -EPROTO;
+        if (asks && (register_ballot_node(m.ballot) != node || m.dead >> x->cluster->self & 1))
+                return -EPROTO;
+        *ret = m;
+        return 0;
+}
+
+/* ---- the disk ---- */
+
+_Static_assert((int)PLACEMENT_BEFORE == (int)BALLOTS_BEFORE, "as the file has it");
+
+static void view_to_ballots(const struct placement *p, struct ballots_view *ret)
+{
+        ret->epoch = p->epoch;
+        ret->n_owners = p->n_owners;
+        memcpy(ret->node, p->node, p->n_owners * sizeof *p->node);
+        memcpy(ret->before, p->before, sizeof p->before);
+        ret->older = p->older;
+        ret->dead = p->dead;
+}
+
+static void view_from_ballots(const struct exchange *x, const struct ballots_view *v,
+                              struct placement *ret)
+{
+        placement_init(ret, v->epoch, v->node, v->n_owners, x->cluster->mirror);
+        memcpy(ret->before, v->before, sizeof v->before);
+        ret->older = v->older;
+        ret->dead = v->dead;
+}
+
+void record_to_ballots(const struct register_record *r, struct ballots_record *ret)
+{
+        *ret = (struct ballots_record){ .voter = r->voter,
+                                        .promised = r->promised,
+                                        .accepted = r->accepted };
+        view_to_ballots(&r->chosen, &ret->chosen);
+        if (r->accepted)
+                view_to_ballots(&r->view, &ret->view);
+}
+
+bool record_from_ballots(const struct exchange *x, const struct ballots_record *b,
+                         struct register_record *ret)
+{
+        *ret = (struct register_record){ .voter = b->voter,
+                                         .promised = b->promised,
+                                         .accepted = b->accepted };
+        view_from_ballots(x, &b->chosen, &ret->chosen);
+        if (b->accepted)
+                view_from_ballots(x, &b->view, &ret->view);
+        return register_record_sane(ret, x->cluster->n_nodes);
+}

@@ -1,0 +1,422 @@
+/*
+ * The ranks that run on this node: attaching, holding, pushing, ending the step.
+ *
+ * Attaching: the rank's layout goes to the job's coordinator (join); when every rank is there the
+ * coordinator starts the job on all nodes and answers.  If the coordinator is not up yet, the
+ * join waits for it.  A rank that takes the place of a lost one is answered at once, and begins
+ * with what that one has handed in; if that was the whole step, it waits for the decision.
+ *
+ * When the link to the coordinator was lost, the node's ranks join again by themselves.
+ */
+#include "daemon/rank/local.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "daemon/rank/gpu_wait.h"
+#include "proto/cleanup.h"
+
+enum { JOIN_MS = 24 * 3600 * 1000 };
+
+/* ---- attaching ---------------------------------------------------------------- */
+
+void rank_free(struct rank *rank)
+{
+        list_remove(&rank->link);
+        if (rank->layout)
+                zero__layout__free_unpacked(rank->layout, NULL);
+        push_window_unref(rank->window);
+        gpu_waits_drop(rank->x->gpu_waits, rank->gpu_events);
+        free(rank->holds);
+        free(rank);
+}
+
+void rank_part(const struct rank *rank, bool orderly)
+{
+        struct exchange *x = rank->x;
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Part part = ZERO__PART__INIT;
+
+        if (x->leaving) /* the link's end will say it all */
+                return;
+        m.job = (char *)rank->job_name;
+        part.rank = rank->rank;
+        part.session = rank->session;
+        part.orderly = orderly;
+        part.finish = rank->finish;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
+        m.part = &part;
+        fabric_send(x->fabric, coordinator_of(x, rank->job_name), &m);
+}
+
+void attach_end(struct rank *rank, int status, const char *text)
+{
+        struct request *r = rank->attaching;
+
+        rank->attaching = NULL;
+        rank->admitted = rank->admitted || (r && status == ZERO_OK);
+        if (r)
+                request_end(r, status, "%s", text);
+}
+
+/* Nobody waits for its place any more: it does not join when the coordinator is up. */
+static void attach_forget(struct request *r)
+{
+        struct rank *rank = r->subject;
+
+        rank->attaching = NULL;
+        if (rank->calling && !r->gone)
+                rank_part(rank, true);
+        else if (!rank->calling && !rank->making)
+                list_remove(&rank->link);
+}
+
+static int attach_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct rank *rank = r->subject;
+        struct exchange *x = rank->x;
+        const struct job *job = job_find(x, rank->job_name);
+
+        if (rank->making) {
+                making_describe(rank->making, ret);
+                return ZERO_EDEADLINE;
+        }
+        if (job && job->n_waits)
+                return job_describe(job, ret);
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct fabric_info info;
+
+                fabric_info(x->fabric, n, &info);
+                if (info.up)
+                        continue;
+                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
+                snprintf(ret->what, sizeof ret->what, "to come up (%.100s)",
+                         info.link.why[0] ? info.link.why : "not connected");
+                return ZERO_EDEADLINE;
+        }
+        snprintf(ret->who, sizeof ret->who, "the other ranks");
+        snprintf(ret->what, sizeof ret->what, "to attach");
+        return ZERO_EDEADLINE;
+}
+
+bool rank_attaching(const struct rank *rank, struct wait_line *ret)
+{
+        if (!rank->attaching)
+                return false;
+        *ret = (struct wait_line){ .who = "the daemon" };
+        attach_describe(rank->attaching, ret);
+        ret->since_ms = rank->attaching->since_ms;
+        return true;
+}
+
+void window_place_name(const struct window_place *p, char *text, size_t n)
+{
+        if (p->on_gpu)
+                snprintf(text, n, "gpu %u", p->gpu);
+        else
+                snprintf(text, n, "host");
+}
+
+static void rank_gone(struct rank *rank, int status, const char *text)
+{
+        rank->events.gone(rank->events.arg, status, text);
+}
+
+/* A rank that was in the job has its place again, or has none any more. */
+static void rank_rejoined(struct rank *rank, int status, const char *text)
+{
+        if (status != ZERO_OK && status != ZERO_EPEER && !rank->job->dead)
+                rank_gone(rank, status, text);
+}
+
+void attach_refused(struct rank *rank, int status, const char *text)
+{
+        list_remove(&rank->link);
+        attach_end(rank, status, text);
+}
+
+static void rank_joined(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct rank *rank = arg;
+
+        rank->calling = false;
+        if (rank->left) { /* rank_leave() has told the coordinator */
+                rank_free(rank);
+                return;
+        }
+        if (rank->job) {
+                rank_rejoined(rank, status, text);
+                return;
+        }
+        if (!rank->attaching && (status == ZERO_OK || !m)) { /* the client has given up */
+                list_remove(&rank->link);
+                rank_part(rank, true);
+                return;
+        }
+        if (status == ZERO_EPEER)
+                return; /* again when the coordinator is up, until the deadline */
+        if (status != ZERO_OK)
+                attach_refused(rank, status, text);
+        else
+                rank_admitted(rank);
+}
+
+void ranks_admit(struct job *job)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->ranks[r] && !job->seats[r].stepped)
+                        attach_end(job->ranks[r], ZERO_OK, "");
+}
+
+/* ---- joining -------------------------------------------------------------------- */
+
+/* For as long as the session lasts: its own calls have deadlines. */
+static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Join join = ZERO__JOIN__INIT;
+
+        join.uid = rank->needs.uid;
+        join.rank = rank->rank;
+        join.session = rank->session;
+        join.world_size = rank->needs.world_size;
+        join.reduce_dtype = rank->needs.reduce_dtype;
+        join.layout = l;
+        join.incarnation = rank->needs.incarnation;
+        join.resume = resume;
+        join.fail_on_lost = rank->needs.fail_on_lost;
+        join.pid = rank->pid;
+        m.job = rank->job_name;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
+        m.join = &join;
+        rank->calling = true;
+        call_send(rank->x, coordinator_of(rank->x, rank->job_name), &m, JOIN_MS, rank_joined, rank);
+}
+
+void rank_join(struct rank *rank)
+{
+        join_call(rank, rank->layout, rank->needs.resume);
+}
+
+static void ranks_rejoin(struct job *job)
+{
+        Zero__Layout *l = NULL;
+
+        if (job->n_attached == 0)
+                return;
+        if (layout_to_message(job->layout, &l)) {
+                log_error("job %s: out of memory: its ranks wait for the next link", job->name);
+                return;
+        }
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->ranks[r] && !job->ranks[r]->calling)
+                        join_call(job->ranks[r], l, true);
+        zero__layout__free_unpacked(l, NULL);
+}
+
+void ranks_up(struct exchange *x, uint32_t node)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->coordinator == node)
+                        ranks_rejoin(job);
+        }
+        list_for_each (&x->joining, item) {
+                struct rank *rank = CONTAINER_OF(item, struct rank, link);
+
+                if (coordinator_of(x, rank->job_name) != node)
+                        continue;
+                if (rank->making)
+                        rank->rejoin = making_job(rank->making); /* the link was lost since */
+                else if (!rank->calling)
+                        rank_join(rank);
+        }
+}
+
+/* ---- fencing -------------------------------------------------------------------- */
+
+static void rank_taken(struct rank *rank)
+{
+        char text[120];
+
+        snprintf(text, sizeof text, "rank %u was taken by a later incarnation", rank->rank);
+        rank_gone(rank, ZERO_ERANK, text);
+}
+
+void rank_fence(struct job *job, uint32_t rank, uint64_t session)
+{
+        list_for_each (&job->x->joining, item) {
+                struct rank *r = CONTAINER_OF(item, struct rank, link);
+
+                if (r->making && making_job(r->making) == job && r->rank == rank &&
+                    r->session == session)
+                        rank_taken(r);
+        }
+        if (rank < job->world_size && job->ranks[rank] && job->ranks[rank]->session == session)
+                rank_taken(job->ranks[rank]);
+}
+
+/* Whether it means the job that is here: one that will be refused has fenced nobody. */
+static bool means_job(const struct job *job, const struct rank_needs *needs, const layout *l)
+{
+        char text[300];
+
+        return (needs->uid == 0 || needs->uid == job->uid) &&
+               needs->world_size == job->world_size && needs->reduce_dtype == job->reduce_dtype &&
+               layout_equal(l, job->layout, text, sizeof text);
+}
+
+static bool is_earlier(const struct rank *rank, const char *name, const struct rank_needs *needs)
+{
+        return rank->rank == needs->rank && rank->needs.world_size == needs->world_size &&
+               (needs->uid == 0 || needs->uid == rank->needs.uid) &&
+               rank->needs.incarnation < needs->incarnation && strcmp(rank->job_name, name) == 0;
+}
+
+/* A later incarnation ends the sessions of earlier ones here, attached or attaching. */
+static void fence_earlier(struct exchange *x, const char *name, const struct rank_needs *needs,
+                          const layout *l)
+{
+        struct job *job = job_find(x, name);
+        struct rank *rank = job && needs->rank < job->world_size ? job->ranks[needs->rank] : NULL;
+
+        if (rank && rank->needs.incarnation < needs->incarnation && means_job(job, needs, l))
+                rank_taken(rank);
+        list_for_each (&x->joining, item) {
+                rank = CONTAINER_OF(item, struct rank, link);
+                if (is_earlier(rank, name, needs))
+                        rank_taken(rank);
+        }
+}
+
+static int needs_check(const char *job, const struct rank_needs *n, struct fault *fault)
+{
+        if (!job_name_valid(job))
+                return fault_set(
+                        fault, ZERO_EINVAL,
+                        "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
+                        "with a dot",
+                        ZERO_NAME_MAX);
+        if (n->world_size < 1 || n->world_size > ZERO_RANK_MAX)
+                return fault_set(fault, ZERO_ERANK, "world size %u is not in 1..%d", n->world_size,
+                                 ZERO_RANK_MAX);
+        if (n->rank >= n->world_size)
+                return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u", n->rank,
+                                 n->world_size);
+        if (n->local_world_size > n->world_size)
+                return fault_set(fault, ZERO_ERANK, "local world size %u exceeds the world size %u",
+                                 n->local_world_size, n->world_size);
+        if (!dtype_valid(n->grad_dtype) || !dtype_valid(n->reduce_dtype) ||
+            n->reduce_dtype == ZERO_FP16)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "grad_dtype is fp32, bf16 or fp16; reduce_dtype is fp32 or bf16");
+        if (n->hold_groups < 1 || n->push_groups < 1)
+                return fault_set(fault, ZERO_EINVAL, "hold_groups and push_groups are at least 1");
+        return 0;
+}
+
+/* It may join now. */
+static void events_opened(struct rank *rank, int status, const char *text)
+{
+        if (rank->left)
+                rank_free(rank);
+        else if (!rank->attaching) /* the client has given up */
+                list_remove(&rank->link);
+        else if (status)
+                attach_refused(rank, status, text);
+        else
+                rank_join(rank);
+}
+
+int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message,
+                const struct rank_needs *needs, const struct rank_events *events, struct request *r,
+                struct rank **ret_rank, struct fault *fault)
+{
+        struct rank *rank;
+        layout *l = NULL;
+        int status = needs_check(job, needs, fault);
+
+        if (!status)
+                status = layout_from_message(message, &l, fault);
+        if (status)
+                return status;
+        rank = calloc(1, sizeof *rank);
+        if (!rank || layout_to_message(l, &rank->layout)) {
+                free(rank);
+                layout_free(l);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        fence_earlier(x, job, needs, l);
+        layout_free(l);
+        rank->x = x;
+        rank->events = *events;
+        snprintf(rank->job_name, sizeof rank->job_name, "%s", job);
+        rank->needs = *needs;
+        rank->needs.event_handles = NULL; /* the caller's */
+        rank->rank = needs->rank;
+        rank->session = ++x->last_session;
+        rank->pid = needs->pid;
+        rank->hold_groups = needs->hold_groups;
+        rank->grad_dtype = needs->grad_dtype;
+        list_init(&rank->due);
+        list_init(&rank->link);
+        if (needs->n_events &&
+            rank_make_events(rank, needs->event_handles, needs->n_events, events_opened)) {
+                rank_free(rank);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        rank->attaching = r;
+        r->subject = rank;
+        r->describe = attach_describe;
+        r->forget = attach_forget;
+        list_insert(&x->joining, &rank->link);
+        if (!rank->making)
+                rank_join(rank);
+        *ret_rank = rank;
+        return 0;
+}
+
+void rank_finish(struct rank *rank, Zero__Finish finish)
+{
+        rank->finish = finish;
+}
+
+void rank_leave(struct rank *rank, bool orderly)
+{
+        struct job *job;
+
+        if (!rank)
+                return;
+        due_drop(rank);
+        job = rank->job;
+        if (!job) {
+                rank->left = true;
+                list_remove(&rank->link);
+                if (rank->calling || (rank->making && making_job(rank->making)))
+                        rank_part(rank, orderly);
+                if (!rank->calling && !rank->making)
+                        rank_free(rank);
+                return;
+        }
+        rank_release_all(rank);
+        job->n_attached--;
+        gather_leave(rank->gather, rank->hold_groups);
+        if (job->n_attached == 0) {
+                reduce_vacate(job->reduce);
+                for_holdings (job, h)
+                        landing_vacate(h->landing);
+        }
+        for_holdings (job, h)
+                landing_left(h);
+        job->ranks[rank->rank] = NULL;
+        if (!job->dead)
+                rank_part(rank, orderly);
+        if (rank->calling)
+                rank->left = true;
+        else
+                rank_free(rank);
+        job_let_go(job);
+}

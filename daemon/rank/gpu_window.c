@@ -1,0 +1,34 @@
+/* Windows on GPUs, counted; see window.h. */
+#include "daemon/rank/gpu_window.h"
+
+#include "daemon/device/gpu.h"
+#include "daemon/engine/engine.h"
+
+int gpu_windows_check(const struct job *job, uint32_t gpu, const struct gpu_window *windows,
+                      uint32_t n, struct fault *fault)
+{
+        uint64_t most = job->x->conf->gpu_windows, used = gpu_charged(gpu, job->uid);
+
+        for (uint32_t i = 0; most && i < n; i++) {
+                uint64_t bytes = windows[i].bytes;
+
+                if (bytes && (used > most || bytes > most - used))
+                        return fault_set(
+                                fault, ZERO_EQUOTA,
+                                "no memory of GPU %u for %.200s: %.1f MiB are needed; user %u's "
+                                "windows have %.1f there, and gpu_windows allows %.1f",
+                                gpu, windows[i].what, (double)bytes / 0x1p20, job->uid,
+                                (double)used / 0x1p20, (double)most / 0x1p20);
+                used += bytes;
+        }
+        return 0;
+}
+
+int gpu_window_make(uint32_t gpu, uint32_t uid, struct gpu_window *w, struct fault *fault)
+{
+        int r = w->bytes ? segment_new_on_gpu(gpu, w->what, w->bytes, &w->segment, fault) : 0;
+
+        if (w->bytes && r == 0)
+                gpu_charge(w->segment.data, uid);
+        return r;
+}

@@ -1,0 +1,70 @@
+/*
+ * local.h - shared by attaching (attach.c, entering.c), what attached ranks do (rank.c), what is
+ * made on a rank's GPU (making.c), and messages that wait for it (due.c).
+ */
+#pragma once
+
+#include "daemon/engine/engine.h"
+
+/* Ends all leases of a rank, but not those of releases that wait for its GPU. */
+void rank_release_all(struct rank *rank);
+
+/* What a message does when it counts; not 0: it is refused, and r is still to be ended. */
+int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r,
+                  struct fault *fault);
+int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r,
+                  struct fault *fault);
+int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r,
+                  struct fault *fault);
+/* The attempt, if it is the one that counts, must not end without that gradient. */
+void rank_push_refused(struct rank *rank, uint64_t attempt);
+
+/* ---- attach.c ---- */
+
+void rank_free(struct rank *rank);
+/* The coordinator hears that it has left. */
+void rank_part(const struct rank *rank, bool orderly);
+void rank_join(struct rank *rank);
+/* The call that attaches ends, if there is one still. */
+void attach_end(struct rank *rank, int status, const char *text);
+/* ... and the rank is not of those any more that wait for their job. */
+void attach_refused(struct rank *rank, int status, const char *text);
+
+/* ---- entering.c ---- */
+
+/* Its join was answered: it enters the job, or is refused, perhaps before this returns. */
+void rank_admitted(struct rank *rank);
+
+/* ---- making.c ---- */
+
+/*
+ * It is over; never before the call that began it returns, unless status is not 0.  The session may
+ * have ended meanwhile.
+ */
+typedef void rank_made(struct rank *rank, int status, const char *text);
+
+/* Opens rank->gpu_events, or sets rank->no_events; -ENOMEM. */
+int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
+                     rank_made *made);
+/* Makes rank->window and room in rank->gather, both on the rank's GPU; -ENOMEM. */
+int rank_make_windows(struct rank *rank, struct job *job, rank_made *made);
+/* That the windows are for; NULL: events are opened. */
+struct job *making_job(const struct making *m);
+/* Ranks of the job that have joined and lack their windows. */
+uint32_t makings_waits(const struct job *job, struct wait_line *lines, uint32_t n);
+/* What it waits for. */
+void making_describe(const struct making *m, struct wait_line *ret);
+
+/* ---- due.c ---- */
+
+enum due_kind { DUE_RELEASE, DUE_PUSH, DUE_NORM, DUE_STEP };
+
+/* A message that names this event (1 + its number; 0: none) is not to count at once. */
+bool due_later(const struct rank *rank, uint32_t event);
+/* Has it counted, and its request ended, when its turn has come; m is copied. */
+int due_add(struct rank *rank, enum due_kind kind, const ProtobufCMessage *m, uint32_t event,
+            struct request *r, struct fault *fault);
+/* Is something of the rank's waited for, and for what? */
+bool due_waits(const struct rank *rank, struct wait_line *ret);
+/* The session has ended: nothing of it counts any more, its leases and its events end. */
+void due_drop(struct rank *rank);

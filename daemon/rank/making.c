@@ -1,0 +1,273 @@
+/*
+ * What a rank needs of its GPU: its events, opened before it joins, and its windows, made when it
+ * has joined.  The driver may wait for the GPU then, so threads call it that may block (disk.h),
+ * and not those that compute; meanwhile the session may have ended, its deadline passed, the job
+ * been dropped: then all is given back.
+ *
+ * Windows of a GPU are made for one rank after the other, in the order of joining.  So a job has
+ * one gather window there, also when two ranks come at once, and what a user has is counted right.
+ */
+#include "daemon/rank/local.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/device/gpu.h"
+#include "daemon/core/disk.h"
+#include "daemon/rank/gpu_window.h"
+#include "proto/cleanup.h"
+
+enum window_kind { PUSH, GATHER, N_WINDOWS };
+
+struct making {
+        struct list link; /* exchange.makings */
+        struct disk_job disk;
+        struct rank *rank;
+        uint32_t gpu, uid;
+        rank_made *made;
+        bool begun;
+        uint64_t since_ms; /* loop time */
+        int status;
+        struct fault fault;
+        /* windows */
+        struct job *job;       /* NULL: events are opened; a holder */
+        struct gather *gather; /* that has room for the rank; NULL: not yet */
+        struct gpu_window windows[N_WINDOWS];
+        /* events */
+        struct gpu_events *events;
+        uint32_t n_handles;
+        uint8_t handles[][ZERO_GPU_HANDLE];
+};
+
+static struct making *making_new(struct rank *rank, uint32_t n_handles, rank_made *made)
+{
+        struct making *m = calloc(1, sizeof *m + n_handles * sizeof m->handles[0]);
+
+        if (!m)
+                return NULL;
+        list_insert(&rank->x->makings, &m->link);
+        m->rank = rank;
+        m->since_ms = exchange_now(rank->x);
+        m->gpu = rank->needs.windows.gpu;
+        m->made = made;
+        m->n_handles = n_handles;
+        rank->making = m;
+        return m;
+}
+
+/* It may have been made in vain. */
+static void making_end(struct making *m)
+{
+        struct rank *rank = m->rank;
+        struct job *job = m->job;
+
+        rank->making = NULL;
+        list_remove(&m->link);
+        m->made(rank, m->status, m->fault.text);
+        if (job)
+                job_let_go(job);
+        free(m);
+}
+
+/* ---- events ---------------------------------------------------------------------- */
+
+static void events_run(struct disk_job *disk)
+{
+        struct making *m = CONTAINER_OF(disk, struct making, disk);
+
+        m->status = gpu_events_open(m->gpu, (const uint8_t(*)[ZERO_GPU_HANDLE])m->handles,
+                                    m->n_handles, &m->events, &m->fault);
+}
+
+static void tell_no_events(const struct rank *rank)
+{
+        log_info_for(
+                rank->needs.uid,
+                "job %s: rank %u (process %u of user %u) waits for its GPU itself at each release "
+                "and push, which costs it time: CUDA does not let this process open its events; "
+                "run zerod and trainers as one user, with one /dev/shm (in containers: one IPC "
+                "namespace)",
+                rank->job_name, rank->rank, rank->pid, rank->needs.uid);
+}
+
+static void events_done(struct disk_job *disk)
+{
+        struct making *m = CONTAINER_OF(disk, struct making, disk);
+
+        m->rank->gpu_events = m->events;
+        m->rank->no_events = m->status == 0 && !m->events;
+        if (m->rank->no_events)
+                tell_no_events(m->rank);
+        making_end(m);
+}
+
+int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
+                     rank_made *made)
+{
+        struct making *m = making_new(rank, n, made);
+
+        if (!m)
+                return -ENOMEM;
+        memcpy(m->handles, handles, n * sizeof m->handles[0]);
+        m->disk.run = events_run;
+        m->disk.done = events_done;
+        m->begun = true;
+        disk_submit(rank->x->loop, &m->disk);
+        return 0;
+}
+
+/* ---- windows --------------------------------------------------------------------- */
+
+static void windows_run(struct disk_job *disk)
+{
+        struct making *m = CONTAINER_OF(disk, struct making, disk);
+
+        for (int i = 0; i < N_WINDOWS && !m->status; i++)
+                m->status = gpu_window_make(m->gpu, m->uid, &m->windows[i], &m->fault);
+}
+
+/* The rank has them, or nobody. */
+static void windows_end(struct making *m)
+{
+        struct rank *rank = m->rank;
+
+        if (m->status == 0) {
+                rank->gather = m->gather;
+                if (m->windows[GATHER].bytes)
+                        gather_provide(m->gather, &m->windows[GATHER].segment);
+                rank->window->gpu_slots = m->windows[PUSH].segment;
+        } else {
+                for (int i = 0; i < N_WINDOWS; i++)
+                        segment_free(&m->windows[i].segment);
+                if (m->gather)
+                        gather_leave(m->gather, rank->needs.hold_groups);
+        }
+        making_end(m);
+}
+
+static void makings_advance(struct exchange *x);
+
+static void windows_done(struct disk_job *disk)
+{
+        struct making *m = CONTAINER_OF(disk, struct making, disk);
+        struct exchange *x = m->rank->x;
+
+        windows_end(m);
+        makings_advance(x);
+}
+
+/* What is to be made: the rank's turn has come. */
+static int windows_plan(struct making *m)
+{
+        const struct rank_needs *needs = &m->rank->needs;
+        struct job *job = m->job;
+        int status;
+
+        if (m->rank->left || !m->rank->attaching || job->dead)
+                return fault_set(&m->fault, ZERO_EABORTED, "the job ended while the rank attached");
+        status = push_window_new_rank(m->rank, job, &m->rank->window, &m->fault);
+        if (!status)
+                status = gather_admit(job, &needs->windows, needs->hold_groups,
+                                      needs->local_world_size, &m->gather, &m->fault);
+        if (status)
+                return status;
+        m->windows[PUSH].bytes = m->rank->window->slots->bytes;
+        m->windows[GATHER].bytes = gather_lacks(m->gather);
+        return gpu_windows_check(job, m->gpu, m->windows, N_WINDOWS, &m->fault);
+}
+
+static void windows_begin(struct making *m)
+{
+        m->begun = true;
+        m->status = windows_plan(m);
+        if (m->status)
+                windows_end(m);
+        else
+                disk_submit(m->rank->x->loop, &m->disk);
+}
+
+static bool gpu_is_busy(const struct exchange *x, uint32_t gpu)
+{
+        list_for_each ((struct list *)&x->makings, item) {
+                const struct making *m = CONTAINER_OF(item, struct making, link);
+
+                if (m->begun && m->job && m->gpu == gpu)
+                        return true;
+        }
+        return false;
+}
+
+static struct making *making_next(const struct exchange *x)
+{
+        list_for_each ((struct list *)&x->makings, item) {
+                struct making *m = CONTAINER_OF(item, struct making, link);
+
+                if (!m->begun && !gpu_is_busy(x, m->gpu))
+                        return m;
+        }
+        return NULL;
+}
+
+static void makings_advance(struct exchange *x)
+{
+        struct making *m;
+
+        while ((m = making_next(x)))
+                windows_begin(m);
+}
+
+int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
+{
+        struct making *m = making_new(rank, 0, made);
+
+        if (!m)
+                return -ENOMEM;
+        m->job = job;
+        m->uid = job->uid;
+        job_hold(job);
+        for (int i = 0; i < N_WINDOWS; i++)
+                m->windows[i].segment.fd = -1;
+        snprintf(m->windows[PUSH].what, sizeof m->windows[PUSH].what,
+                 "the push slots of rank %u of job %s", rank->rank, job->name);
+        snprintf(m->windows[GATHER].what, sizeof m->windows[GATHER].what,
+                 "the gather window of job %s", job->name);
+        m->disk.run = windows_run;
+        m->disk.done = windows_done;
+        makings_advance(rank->x);
+        return 0;
+}
+
+/* ---- names ------------------------------------------------------------------------- */
+
+struct job *making_job(const struct making *m)
+{
+        return m->job;
+}
+
+void making_describe(const struct making *m, struct wait_line *ret)
+{
+        snprintf(ret->who, sizeof ret->who, "%sGPU %u", m->job ? "memory of " : "", m->gpu);
+        snprintf(ret->what, sizeof ret->what,
+                 m->job ? "the windows of rank %u" : "to open the events of rank %u",
+                 m->rank->rank);
+}
+
+uint32_t makings_waits(const struct job *job, struct wait_line *lines, uint32_t n)
+{
+        uint32_t used = 0;
+
+        list_for_each (&job->x->makings, item) {
+                const struct making *m = CONTAINER_OF(item, struct making, link);
+                struct wait_line *line = &lines[used];
+
+                if (m->job != job || m->rank->left || used == n)
+                        continue;
+                *line = (struct wait_line){ .since_ms = m->since_ms };
+                snprintf(line->who, sizeof line->who, "rank %u on %.60s", m->rank->rank,
+                         node_name(job->x, job->x->cluster->self));
+                snprintf(line->what, sizeof line->what, "memory of GPU %u", m->gpu);
+                used++;
+        }
+        return used;
+}

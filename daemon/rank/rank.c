@@ -1,0 +1,522 @@
+/* What an attached rank does: holding groups, pushing gradients, ending the step. */
+#include "daemon/rank/local.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/base/process.h"
+#include "proto/cleanup.h"
+
+/* ---- attaching ---------------------------------------------------------------- */
+
+static void holds_end(struct rank *rank, enum hold kind)
+{
+        for (uint32_t g = 0; g < rank->job->layout->n_groups; g++)
+                if (rank->holds[g] == kind) {
+                        rank->holds[g] = HOLD_NONE;
+                        rank->held--;
+                        if (!rank->job->dead) /* else what it held may be gone */
+                                gather_release(rank->gather, g);
+                }
+}
+
+void rank_release_all(struct rank *rank)
+{
+        holds_end(rank, HOLD_HELD);
+        holds_end(rank, HOLD_PAST);
+}
+
+static struct seat *seat_of(const struct rank *rank)
+{
+        return &rank->job->seats[rank->rank];
+}
+
+uint32_t rank_accepted(const struct rank *rank, uint32_t group)
+{
+        return reduce_pushed(rank->job, group, rank->rank);
+}
+
+/* ---- holding -------------------------------------------------------------------- */
+
+/* The newest session is the rank. */
+static int rank_check(const struct rank *rank, struct fault *fault)
+{
+        if (rank->job->ranks[rank->rank] == rank)
+                return 0;
+        return fault_set(fault, ZERO_ERANK, "rank %u has attached anew in another session",
+                         rank->rank);
+}
+
+/* A client that has not heard yet that its attempt is over; 0: it does not say. */
+static int attempt_check(const struct rank *rank, uint64_t attempt, struct fault *fault)
+{
+        if (attempt == 0 || attempt == rank->job->attempt)
+                return 0;
+        return fault_set(fault, ZERO_EABORTED, "attempt %llu is over, replay the step",
+                         (unsigned long long)attempt);
+}
+
+static int group_check(const struct rank *rank, uint32_t group, struct fault *fault)
+{
+        if (rank->job->dead)
+                return fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", rank->job->name);
+        if (group >= rank->job->layout->n_groups)
+                return fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u",
+                                 group, rank->job->layout->n_groups);
+        return rank_check(rank, fault);
+}
+
+int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault)
+{
+        struct job *job = rank->job;
+        uint32_t group = fetch->group;
+        uint64_t version = fetch->version;
+        int status = group_check(rank, group, fault);
+
+        if (!status)
+                status = attempt_check(rank, fetch->attempt, fault);
+        if (status)
+                return status;
+        if (rank->unaware)
+                holds_end(rank, HOLD_PAST);
+        rank->unaware = false;
+        if (version != job->version)
+                return fault_set(fault, ZERO_EABORTED, "version %llu is over, the job is at %llu",
+                                 (unsigned long long)version, (unsigned long long)job->version);
+        if (rank->holds[group] != HOLD_NONE)
+                return fault_set(fault, ZERO_EBUSY, "group '%s' is held already",
+                                 job->layout->groups[group].name);
+        if (rank->held >= rank->hold_groups)
+                return fault_set(fault, ZERO_EHELD,
+                                 "%u groups are held, as many as were declared at attach",
+                                 rank->held);
+        if (rank->closing && !rank->wants_norm)
+                return fault_set(fault, ZERO_EORDER,
+                                 "the step is being ended: its result comes first");
+        rank->holds[group] = HOLD_ASKED;
+        rank->held++;
+        gather_fetch(rank->gather, group, group_version(job, group, version), r);
+        return 0;
+}
+
+void rank_fetched(struct rank *rank, uint32_t group, bool ok)
+{
+        rank->holds[group] = ok ? HOLD_HELD : HOLD_NONE;
+        rank->held -= !ok;
+}
+
+void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version)
+{
+        struct fault fault;
+
+        if (group_check(rank, group, &fault) == 0 && version == rank->job->version)
+                gather_prefetch(rank->gather, group, group_version(rank->job, group, version));
+}
+
+int rank_release(struct rank *rank, const Zero__Release *release, struct request *r,
+                 struct fault *fault)
+{
+        uint32_t group = release->group;
+        int status = group_check(rank, group, fault);
+        bool later;
+
+        if (!status)
+                status = attempt_check(rank, release->attempt, fault);
+        if (status)
+                return status;
+        if (rank->holds[group] != HOLD_HELD)
+                return fault_set(fault, ZERO_ENOTHELD, "group '%s' is not held",
+                                 rank->job->layout->groups[group].name);
+        later = due_later(rank, release->event);
+        if (later)
+                status = due_add(rank, DUE_RELEASE, &release->base, release->event, r, fault);
+        if (status)
+                return status;
+        rank->holds[group] = HOLD_NONE;
+        rank->held--;
+        if (later)
+                return 0;
+        gather_release(rank->gather, group);
+        request_end(r, ZERO_OK, NULL);
+        return 0;
+}
+
+int job_lost(const struct job *job, struct fault *fault)
+{
+        if (job->lost == RANK_ABSENT)
+                return 0;
+        return fault_set(fault, ZERO_ELOSTRANK, "rank %u was lost: its session ended", job->lost);
+}
+
+void rank_push_refused(struct rank *rank, uint64_t attempt)
+{
+        if (attempt == rank->job->attempt)
+                seat_of(rank)->refused = true;
+}
+
+int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
+{
+        int status = group_check(rank, push->group, fault);
+
+        if (!status && push->attempt == rank->job->attempt && job_lost(rank->job, fault))
+                return fault->status; /* the attempt is void */
+        if (!status)
+                status = reduce_push(rank, push, r, fault);
+        if (status)
+                rank_push_refused(rank, push->attempt);
+        if (status)
+                return status;
+        rank->pushed++;
+        rank->last_pushed = push->group;
+        crash_point(CRASH_PUSH_ACCEPTED);
+        return 0;
+}
+
+int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
+{
+        int status = group_check(rank, push->group, fault);
+
+        if (!due_later(rank, push->event))
+                return rank_push_now(rank, push, r, fault);
+        if (!status)
+                status = due_add(rank, DUE_PUSH, &push->base, push->event, r, fault);
+        if (status)
+                rank_push_refused(rank, push->attempt);
+        return status;
+}
+
+/* ---- ending the step ---------------------------------------------------------------- */
+
+static int close_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct rank *rank = r->subject;
+
+        return job_describe(rank->job, ret);
+}
+
+void rank_begin_attempt(struct rank *rank, bool decided)
+{
+        rank->wants_norm = false;
+        rank->pushed = 0;
+        if (decided)
+                return;
+        rank->unaware = true;
+        for (uint32_t g = 0; g < rank->job->layout->n_groups; g++)
+                if (rank->holds[g] == HOLD_HELD)
+                        rank->holds[g] = HOLD_PAST;
+}
+
+static void close_forget(struct request *r)
+{
+        struct rank *rank = r->subject;
+
+        rank->closing = NULL;
+}
+
+static void close_end_all(struct job *job, int status, const char *text)
+{
+        for (uint32_t i = 0; i < job->world_size; i++) {
+                struct rank *rank = job->ranks[i];
+
+                if (rank && rank->closing)
+                        request_end(STEAL(rank->closing), status, "%s", text);
+        }
+}
+
+void ranks_refuse_step(struct job *job, int status, const char *text)
+{
+        for (uint32_t i = 0; i < job->world_size; i++)
+                job->seats[i].stepped = false;
+        ranks_admit(job);
+        close_end_all(job, status, text);
+}
+
+static void ready_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct job *job = arg;
+
+        /* a coordinator that was lost begins a new attempt when it is back */
+        if (status != ZERO_OK && status != ZERO_EPEER && !job->dead)
+                ranks_refuse_step(job, status, text);
+        job_unref(job);
+}
+
+/* Whether a rank of this node wants the step, or the norm, to be taken. */
+static bool seat_closes(const struct job *job, uint32_t rank, bool norm)
+{
+        const struct rank *session = job->ranks[rank];
+
+        return norm ? session && session->closing && session->wants_norm : job->seats[rank].stepped;
+}
+
+static size_t kept_fill(const struct job *job, Zero__Kept *kept, Zero__Kept **pointers)
+{
+        size_t n = 0;
+
+        for (uint32_t i = 0; i < job->world_size; i++) {
+                const struct kept *k = &job->seats[i].handed;
+
+                if (k->bytes == 0)
+                        continue;
+                zero__kept__init(&kept[n]);
+                kept[n].rank = i;
+                kept[n].blob = (ProtobufCBinaryData){ k->bytes, k->data };
+                pointers[n] = &kept[n];
+                n++;
+        }
+        return n;
+}
+
+/* Every local rank waits for the same thing: the coordinator hears of it. */
+static void ready_send(struct job *job, const struct rank *last)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Ready ready = ZERO__READY__INIT;
+        Zero__Kept *kept = calloc(job->world_size, sizeof *kept);
+        Zero__Kept **pointers = calloc(job->world_size, sizeof *pointers);
+        struct step_params_message params;
+
+        if (kept && pointers) { /* else the step's deadline will say so */
+                ready.attempt = job->attempt;
+                ready.rank = last->rank;
+                if (!last->wants_norm) {
+                        ready.params = step_params_to_message(seat_of(last)->params, &params);
+                        ready.n_kept = kept_fill(job, kept, pointers);
+                        ready.kept = pointers;
+                }
+                m.body_case = ZERO__LINK_MESSAGE__BODY_READY;
+                m.ready = &ready;
+                job_ref(job);
+                call_send(job->x, job->coordinator, &m, CALL_MS, ready_answered, job);
+        }
+        free(kept);
+        free(pointers);
+}
+
+static void close_report(struct job *job, const struct rank *last)
+{
+        for (uint32_t i = 0; i < job->world_size; i++)
+                if (job->node_of_rank[i] == job->x->cluster->self &&
+                    !seat_closes(job, i, last->wants_norm))
+                        return;
+        ready_send(job, last);
+}
+
+static int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,
+                       struct fault *fault)
+{
+        const struct job *job = rank->job;
+        char text[240];
+
+        if (job->dead)
+                return fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", job->name);
+        if (attempt != job->attempt)
+                return fault_set(fault, ZERO_EABORTED, "attempt %llu is over, replay the step",
+                                 (unsigned long long)attempt);
+        if (job_lost(job, fault))
+                return fault->status;
+        if (rank->closing)
+                return fault_set(fault, ZERO_EORDER, "the step is being ended already");
+        if (seat_of(rank)->refused)
+                return fault_set(fault, ZERO_EORDER,
+                                 "a gradient of rank %u was refused in this attempt: attach anew",
+                                 rank->rank);
+        for (uint32_t g = 0; params && g < job->layout->n_groups; g++)
+                if (rank->holds[g] == HOLD_ASKED)
+                        return fault_set(fault, ZERO_EORDER, "group '%s' is still being fetched",
+                                         job->layout->groups[g].name);
+        for (uint32_t i = 0; params && i < job->world_size; i++)
+                if (job->seats[i].stepped && i != rank->rank &&
+                    !step_params_equal(job->seats[i].params, params, text, sizeof text))
+                        return fault_set(fault, ZERO_ECONFLICT,
+                                         "ranks %u and %u pass different values to zero_step: %s",
+                                         i, rank->rank, text);
+        return 0;
+}
+
+/* What is handed in with a step stays, whatever becomes of the session. */
+static int seat_step(struct seat *seat, const struct step_params *params,
+                     const ProtobufCBinaryData *blob, struct fault *fault)
+{
+        if (blob->len > ZERO_BLOB_MAX)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "a rank keeps at most %d bytes with a step, not %zu",
+                                 ZERO_BLOB_MAX, blob->len);
+        if (!seat->params)
+                seat->params = malloc(sizeof *seat->params);
+        if (!seat->params || kept_set(&seat->handed, blob->data, blob->len))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        *seat->params = *params;
+        seat->stepped = true;
+        return 0;
+}
+
+/* The step was decided while nobody of this rank waited for it. */
+static void close_again(const struct job *job, struct request *r)
+{
+        r->result.step.version = job->last.version;
+        r->result.step.attempt = job->attempt;
+        r->result.step.skipped = job->last.skipped;
+        r->result.step.grad_norm = job->last.grad_norm;
+        r->result.step.loss_scale = job->last.loss_scale;
+        request_end(r, ZERO_OK, NULL);
+}
+
+/* params NULL: zero_norm(); else blob is kept with the step. */
+static int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
+                      const ProtobufCBinaryData *blob, struct request *r, struct fault *fault)
+{
+        struct seat *seat;
+        int status = rank_check(rank, fault);
+
+        if (!status && params && attempt && attempt == rank->job->last.attempt) {
+                close_again(rank->job, r);
+                return 0;
+        }
+        if (!status)
+                status = close_check(rank, attempt, params, fault);
+        if (status)
+                return status;
+        seat = seat_of(rank);
+        if (params) {
+                status = seat_step(seat, params, blob, fault);
+                if (status)
+                        return status;
+                rank_release_all(rank);
+        }
+        rank->wants_norm = params == NULL;
+        rank->closing = r;
+        r->subject = rank;
+        r->describe = close_describe;
+        r->forget = close_forget;
+        if (!seat->closed) {
+                seat->closed = true;
+                reduce_close(rank->job, rank->rank);
+        }
+        close_report(rank->job, rank);
+        return 0;
+}
+
+int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault)
+{
+        return rank_close(rank, norm->attempt, NULL, NULL, r, fault);
+}
+
+int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault)
+{
+        if (due_later(rank, 0))
+                return due_add(rank, DUE_NORM, &norm->base, 0, r, fault);
+        return rank_norm_now(rank, norm, r, fault);
+}
+
+int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault)
+{
+        struct step_params params;
+        int status;
+
+        if (!step->params)
+                return fault_set(fault, ZERO_EINVAL, "a step needs its parameters");
+        status = step_params_from_message(step->params, &params, fault);
+        if (status)
+                return status;
+        return rank_close(rank, step->attempt, &params, &step->blob, r, fault);
+}
+
+int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault)
+{
+        if (due_later(rank, step->event))
+                return due_add(rank, DUE_STEP, &step->base, step->event, r, fault);
+        return rank_step_now(rank, step, r, fault);
+}
+
+/* ---- names ------------------------------------------------------------------------------ */
+
+bool job_away(const struct job *job, struct wait_line *ret)
+{
+        const struct exchange *x = job->x;
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct fabric_info info;
+
+                if (x->up >> n & 1 || !(job_needs_node(job, n) || n == job->coordinator))
+                        continue;
+                fabric_info(x->fabric, n, &info);
+                *ret = (struct wait_line){ .since_ms = info.link.since_ms };
+                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
+                snprintf(ret->what, sizeof ret->what, "to come up again");
+                return true;
+        }
+        return false;
+}
+
+int job_describe(const struct job *job, struct wait_line *ret)
+{
+        const struct wait_line *first = &job->waits[0];
+
+        if (job_away(job, ret))
+                return ZERO_EDEADLINE;
+        for (uint32_t i = 1; i < job->n_waits; i++)
+                if (job->waits[i].until_ms < first->until_ms)
+                        first = &job->waits[i];
+        if (job->n_waits == 0)
+                snprintf(ret->who, sizeof ret->who, "the other ranks");
+        else
+                *ret = *first;
+        return ZERO_EDEADLINE;
+}
+
+void rank_called(struct rank *rank, const char *name)
+{
+        rank->active_ms = exchange_now(rank->x);
+        rank->last_call = name;
+}
+
+/* A rank that others wait for: what it owes, and whether it may come to that yet. */
+static void rank_describe(const struct rank *rank, struct wait_line *ret)
+{
+        const struct job *job = rank->job;
+        enum process_life life = process_life(rank->pid, rank->needs.process_start);
+
+        *ret = (struct wait_line){ .since_ms = rank->active_ms,
+                                   .alive = life == PROCESS_RUNS || life == PROCESS_UNSEEN };
+        snprintf(ret->who, sizeof ret->who, "rank %u on %.60s", rank->rank,
+                 node_name(job->x, job->x->cluster->self));
+        snprintf(ret->what, sizeof ret->what,
+                 "zero_step (pushed %u gradients%s%.60s%s); last call %s, %.1f s ago%s",
+                 rank->pushed, rank->pushed ? ", the last of group '" : "",
+                 rank->pushed ? job->layout->groups[rank->last_pushed].name : "",
+                 rank->pushed ? "'" : "", rank->last_call,
+                 (double)(exchange_now(job->x) - rank->active_ms) / 1000,
+                 life == PROCESS_STOPPED ? "; its process is stopped"
+                 : life == PROCESS_ENDED ? "; its process has ended"
+                                         : "");
+}
+
+static bool rank_waits(const struct rank *rank)
+{
+        return rank && (rank->closing || rank->attaching);
+}
+
+uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting)
+{
+        uint32_t used = 0;
+
+        *ret_waiting = reduce_push_waits(job);
+        for (uint32_t i = 0; i < job->world_size && used < n; i++) {
+                const struct rank *rank = job->ranks[i];
+                struct wait_line *line = &lines[used];
+
+                if (rank_waits(rank))
+                        *ret_waiting = true;
+                if (!rank || rank->closing || rank->attaching)
+                        continue;
+                rank_describe(rank, line);
+                *ret_waiting = due_waits(rank, line) || *ret_waiting;
+                used++;
+        }
+        used += makings_waits(job, lines + used, n - used);
+        for_holdings (job, h)
+                used += landing_waits(h, lines + used, n - used);
+        return used;
+}

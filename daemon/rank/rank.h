@@ -1,0 +1,168 @@
+/*
+ * rank.h - ranks of this node: they attach, hold groups, push gradients and end steps.  Part of
+ * exchange.h.
+ */
+#pragma once
+
+#include "daemon/core/request.h"
+#include "daemon/job/step.h"
+#include "daemon/store/segment.h"
+#include "proto/dtype.h"
+#include "proto/slots.h"
+#include "proto/zero.pb-c.h"
+
+struct exchange;
+struct gather;
+struct gpu_events;
+struct job;
+struct making;
+struct rank;
+
+/* Where a rank's windows lie. */
+struct window_place {
+        bool on_gpu; /* else in host memory */
+        uint32_t gpu;
+};
+
+static inline bool window_place_equal(const struct window_place *a, const struct window_place *b)
+{
+        return a->on_gpu == b->on_gpu && (!a->on_gpu || a->gpu == b->gpu);
+}
+
+static inline bool window_place_has(const struct window_place *p, const struct segment *s)
+{
+        return p->on_gpu == s->on_gpu && (!p->on_gpu || p->gpu == s->gpu);
+}
+
+enum { PLACE_NAME_MAX = 20 };
+/* "host" or "gpu N". */
+void window_place_name(const struct window_place *p, char *text, size_t n);
+
+/* Memory of one session that its trainer writes; lives as long as somebody reads it. */
+struct push_window {
+        uint32_t references;
+        struct segment segment; /* a transfer area, then the slots unless they are on a GPU */
+        uint64_t transfer_bytes;
+        uint32_t puts; /* of which copies exist; at most PUTS_MAX */
+        struct segment gpu_slots; /* bytes 0: there are none, or they are in host memory */
+        struct slots *slots;      /* NULL for observers */
+};
+void push_window_unref(struct push_window *w);
+/* A transfer area only. */
+int push_window_new(struct push_window **ret, struct fault *fault);
+/* Of a rank: slots too, unless they are to be on a GPU. */
+int push_window_new_rank(const struct rank *rank, const struct job *job, struct push_window **ret,
+                         struct fault *fault);
+/* Not for the CPU if the slots are on a GPU. */
+const void *push_window_slot(const struct push_window *w, uint32_t slot);
+
+struct rank_needs {
+        uint32_t uid, pid, rank, world_size, local_world_size;
+        uint32_t hold_groups, push_groups, timeout_ms, incarnation;
+        uint64_t process_start; /* of the pid (base/process.h) */
+        enum zero_dtype grad_dtype, reduce_dtype;
+        bool fail_on_lost, resume;
+        struct window_place windows;
+        const uint8_t (*event_handles)[ZERO_GPU_HANDLE]; /* of the GPU of its windows */
+        uint32_t n_events;
+};
+
+/* What a session is told without having asked: it is the rank's no more. */
+struct rank_events {
+        void (*gone)(void *arg, int status, const char *text);
+        void *arg;
+};
+
+/*
+ * A group of the window.  PAST: held in an attempt that was aborted.  The rank computes with it
+ * until it hears of that: the slab is its own until it fetches, or steps, in a later attempt.
+ */
+enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
+
+struct rank {
+        struct list link; /* exchange.joining */
+        struct exchange *x;
+        char job_name[ZERO_NAME_MAX + 1];
+        struct job *job;      /* NULL until it has joined */
+        Zero__Layout *layout; /* its own, until it has joined */
+        struct rank_needs needs;
+        struct rank_events events;
+        bool calling, left;            /* a join is under way; the session has ended meanwhile */
+        struct making *making;         /* something is made for it on its GPU (making.c) */
+        bool rejoin;                   /* ... and then it is to join again */
+        struct gpu_events *gpu_events; /* NULL: it has none */
+        bool no_events;                /* ... for they cannot be opened: it waits itself */
+        bool admitted;                 /* attaching has succeeded */
+        bool unaware;                  /* of an abort: some holds may be PAST */
+        uint64_t session;              /* its number on this node */
+        uint32_t rank, pid;
+        uint32_t hold_groups, held; /* held: asked for, held or past */
+        enum hold *holds;           /* [group] */
+        struct push_window *window;
+        struct gather *gather; /* the window that it maps; set with job */
+        struct list due;       /* messages whose GPU work is not done (due.c) */
+        enum zero_dtype grad_dtype;
+        struct request *attaching; /* waits for the job to start */
+        struct request *closing;   /* waits in zero_norm() or zero_step() */
+        bool wants_norm;           /* closing is a norm request */
+        uint32_t pushed;           /* groups, in this attempt */
+        uint32_t last_pushed;      /* group */
+        uint64_t active_ms;        /* loop time of its last call, or of that call's end */
+        const char *last_call;     /* its name */
+        Zero__Finish finish;       /* how it leaves the job, once it has said so */
+};
+
+/*
+ * A rank attaches: its layout goes to the coordinator; r ends when the job has started.
+ * *ret_rank is the session's handle at once; it is given back by rank_leave().  Handles of
+ * events are copied.
+ */
+int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
+                const struct rank_needs *needs, const struct rank_events *events, struct request *r,
+                struct rank **ret_rank, struct fault *fault);
+/* Whether the session waits in zero_attach(), and for what. */
+bool rank_attaching(const struct rank *rank, struct wait_line *ret);
+/* It has made a call, of that name. */
+void rank_called(struct rank *rank, const char *name);
+/* How the rank will leave the job. */
+void rank_finish(struct rank *rank, Zero__Finish finish);
+/* The session has ended. */
+void rank_leave(struct rank *rank, bool orderly);
+int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault);
+/* The fetch has ended: the rank holds the group from here on, or does not. */
+void rank_fetched(struct rank *rank, uint32_t group, bool ok);
+void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
+/*
+ * These count, and are answered, when the rank's GPU has come to the event that they name, and all
+ * of them that came before have counted.
+ */
+int rank_release(struct rank *rank, const Zero__Release *release, struct request *r,
+                 struct fault *fault);
+int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
+int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
+int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);
+/* What it did in the attempt before is over; what it holds, when it hears of that. */
+void rank_begin_attempt(struct rank *rank, bool decided);
+/* Micro-batches of a group that were accepted from the rank, whichever its session, in this
+ * attempt. */
+uint32_t rank_accepted(const struct rank *rank, uint32_t group);
+/* The job's first late rank or node, as its coordinator last told. */
+int job_describe(const struct job *job, struct wait_line *ret);
+/* A node that the job needs and that is away. */
+bool job_away(const struct job *job, struct wait_line *ret);
+/* The owners do not carry zero_step() out: the calls of local ranks fail, the attempt goes on. */
+void ranks_refuse_step(struct job *job, int status, const char *text);
+/* The same for all calls of a rank that wait for its GPU. */
+void due_fail(struct rank *rank, int status, const char *text);
+/* A push or the end of the step waits so. */
+bool due_any(const struct rank *rank);
+/* Without a rank that was lost the attempt cannot end: ZERO_ELOSTRANK and its name, or OK. */
+int job_lost(const struct job *job, struct fault *fault);
+/* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */
+void ranks_up(struct exchange *x, uint32_t node);
+/* A rank has attached on another node: that session of it here, if it lives, is told and ends. */
+void rank_fence(struct job *job, uint32_t rank, uint64_t session);
+/* Ranks that took the place of one that had stepped already: the step is over. */
+void ranks_admit(struct job *job);
+/* What this node's ranks and owners keep others waiting for. */
+uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);

@@ -1,0 +1,120 @@
+/*
+ * What is done to a group's sum in one task: an offer is added, or the norm of the whole is taken,
+ * or both in one pass over memory; or the norm of an offer that is not added.
+ *
+ * A tensor of the group is a piece (device.h) of its own: each has other sources, and the gaps
+ * between them have no gradient.
+ */
+#include "daemon/reduce/landing.h"
+
+#include <stdlib.h>
+
+/* Elements of a segment that belong to its tensor: the gap behind it has no gradient. */
+static uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segment *s)
+{
+        uint64_t first = s->in_group - t->offset;
+
+        if (first >= t->elements)
+                return 0;
+        return s->count < t->elements - first ? s->count : t->elements - first;
+}
+
+static bool offer_has(const struct offer *o, uint32_t tensor)
+{
+        uint32_t i = tensor - o->holding->job->layout->groups[o->group].first_tensor;
+
+        return o->present[i / 8] >> (i % 8) & 1;
+}
+
+/* Where a segment lies in what was pulled: as in the group, or, for a mirror, as in the plane. */
+static const void *pulled_at(const struct offer *o, const struct plan_segment *s)
+{
+        const struct holding *h = o->holding;
+        const struct plan_shard *shard = &h->state->plan->shards[o->group];
+        uint64_t at = h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
+
+        return (const char *)o->room.memory + at * dtype_size(landing_dtype(h));
+}
+
+/* Where the tensor's contributions lie; their number. */
+static size_t sources_of(const struct offer *o, const struct plan_segment *s, const void **ret_src)
+{
+        if (o->parcel)
+                return parcel_sources(o->parcel, s->tensor, s->in_group, ret_src);
+        ret_src[0] = pulled_at(o, s);
+        return 1;
+}
+
+void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group)
+{
+        double divisor = layout_group_divisor(&job->layout->groups[group], job->world_size);
+
+        norm->scale = 1 / (divisor * divisor);
+        norm->finite = true;
+        exact_sum_init(&norm->sum);
+}
+
+/* The pieces of a group, and room for the addresses of each one's sources. */
+struct pieces {
+        struct reduce_piece *list; /* [segment of the shard] */
+        const void **src;          /* [most * segment of the shard] */
+        size_t most, n;
+};
+
+/* false: nothing is to be done with the segment. */
+static bool piece_make(const struct holding *h, const struct plan_segment *s, const struct offer *o,
+                       bool normed, const void **src, struct reduce_piece *ret)
+{
+        const struct layout_tensor *t = &h->job->layout->tensors[s->tensor];
+        uint8_t *present = &h->landing->present[s->tensor];
+        bool has = !t->frozen && o && offer_has(o, s->tensor);
+        bool first = !*present || (o && o->way == OFFER_SETTLED);
+        uint64_t n = segment_elements(t, s);
+
+        if (has)
+                *present = 1; /* also of a tensor that has no elements here */
+        if (n == 0 || t->frozen || !(has || (normed && *present)))
+                return false;
+        *ret = (struct reduce_piece){ .acc = o && o->way == OFFER_DEFERRED
+                                                     ? NULL
+                                                     : h->state->grad + s->moment,
+                                      .n = n,
+                                      .k = has ? sources_of(o, s, src) : 0,
+                                      .src = src,
+                                      .first = first };
+        return true;
+}
+
+/* What is deferred lies on one GPU. */
+static void pieces_reduce(const struct holding *h, const struct pieces *p, const struct offer *o,
+                          struct group_norm *norm)
+{
+        const struct parcel *parcel = o ? o->parcel : NULL;
+        enum zero_dtype wire = landing_dtype(h), from = parcel ? parcel_dtype(parcel) : wire;
+
+        if (o && o->way == OFFER_DEFERRED)
+                gpu_measure(p->list, p->n, wire, from, norm->scale, &norm->sum, &norm->finite);
+        else
+                ops_for(h->job->x, state_on_gpu(h->state) || (parcel && parcel_on_gpu(parcel)))
+                        ->reduce(p->list, p->n, wire, from, norm ? norm->scale : 0,
+                                 norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
+}
+
+void landing_add(const struct holding *h, uint32_t group, const struct offer *o,
+                 struct group_norm *norm)
+{
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+        const struct parcel *parcel = o ? o->parcel : NULL;
+        struct pieces p = { .most = parcel ? parcel_sources_max(parcel) : 1 };
+
+        p.list = calloc(shard->n_segments + 1, sizeof *p.list);
+        p.src = calloc(shard->n_segments * p.most + 1, sizeof *p.src);
+        if (!p.list || !p.src)
+                abort(); /* a few bytes on a worker: nothing sensible is left to do */
+        for (uint32_t i = 0; i < shard->n_segments; i++)
+                p.n += piece_make(h, &h->state->plan->segments[shard->first_segment + i], o, norm,
+                                  p.src + p.n * p.most, &p.list[p.n]);
+        pieces_reduce(h, &p, o, norm);
+        free(p.list);
+        free(p.src);
+}

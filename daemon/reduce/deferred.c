@@ -1,0 +1,80 @@
+/*
+ * Sums that are never written.
+ *
+ * Where all that is added to a group lies on the GPU of the states, and may stay there, its owner
+ * takes the norm of the sum alone: the update adds the contributions up itself.  That saves the
+ * accumulator's writing and reading for a second reading of the contributions.
+ *
+ * Invariants: what is deferred, and with it the memory that was pushed, is kept until the group's
+ * update is through, or until there will be none.  Who lets go of it before writes the sum first
+ * (settles it): where it is not known what becomes of this owner's vote, so that a state in which a
+ * vote or a decision is recorded has what it needs wherever it is opened; and when a rank leaves
+ * before the vote, so that a dead rank's memory is there for its successor.  A group that is being
+ * settled is not voted for.  States that lie on a GPU end with their process.
+ */
+#include "daemon/device/gpu.h"
+#include "daemon/reduce/landing.h"
+#include "daemon/reduce/reduce.h"
+#include "proto/cleanup.h"
+
+static bool group_is_empty(const struct holding *h, uint32_t group)
+{
+        const struct layout_group *g = &h->job->layout->groups[group];
+
+        for (uint32_t t = 0; t < g->n_tensors; t++)
+                if (h->landing->present[g->first_tensor + t])
+                        return false;
+        return true;
+}
+
+/* A mirror would want the sum. */
+bool offer_defers(const struct offer *o)
+{
+        const struct holding *h = o->holding;
+
+        return o->final && o->parcel && state_on_gpu(h->state) && h->job->place.copies == 1 &&
+               parcel_may_stay(o->parcel, gpu_of(h->state->grad)) && group_is_empty(h, o->group);
+}
+
+void deferred_keep(struct offer *o)
+{
+        struct landing_group *lg = &o->holding->landing->groups[o->group];
+
+        parcel_keep(o->parcel);
+        o->holding->job->reduce->deferred++;
+        lg->deferred = o;
+}
+
+struct offer *deferred_take(struct holding *h, uint32_t group)
+{
+        return STEAL(h->landing->groups[group].deferred);
+}
+
+void deferred_release(struct offer *o)
+{
+        if (!o)
+                return;
+        /* it goes with all parcels of its attempt */
+        parcel_read_end(o->parcel, o->holding->owner, 0);
+        offer_free(o);
+}
+
+void landing_left(struct holding *h)
+{
+        for (uint32_t g = 0; g < h->landing->n_groups && !landing_voted(h); g++) {
+                struct offer *o = deferred_take(h, g);
+
+                if (o)
+                        offer_settle(o);
+        }
+}
+
+void deferred_end(struct holding *h, uint32_t group)
+{
+        struct offer *o = deferred_take(h, group);
+
+        if (o && h->state->record->phase == ATTEMPT_PREPARED)
+                offer_settle(o);
+        else
+                deferred_release(o);
+}

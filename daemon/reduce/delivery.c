@@ -1,0 +1,114 @@
+/*
+ * Owners on other nodes take their ranges of parcels, part by part.  What is asked for has to be on
+ * offer, and to be the owner's own.
+ */
+#include "daemon/transfer/staging.h"
+#include "daemon/reduce/reduce.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "proto/cleanup.h"
+
+/* A part of a parcel on its way to its owner. */
+struct delivery {
+        struct job *job;
+        struct parcel *parcel;
+        uint32_t owner;
+        uint64_t elements;
+        void *copy; /* of what its rank may write to meanwhile; NULL: none is needed */
+};
+
+static struct delivery *delivery_new(struct job *job, struct parcel *p, uint32_t owner,
+                                     uint64_t elements)
+{
+        struct delivery *d = malloc(sizeof *d);
+
+        if (d) {
+                *d = (struct delivery){ job, p, owner, elements, NULL };
+                job_ref(job);
+        }
+        return d;
+}
+
+static void delivery_free(struct delivery *d)
+{
+        if (!d)
+                return;
+        job_unref(d->job);
+        free(d->copy);
+        free(d);
+}
+
+static void delivery_sent(void *arg, int status)
+{
+        struct delivery *d = arg;
+        struct job *job = d->job;
+        struct parcel *p = d->parcel;
+
+        if (status == 0)
+                job->reduce->elements_sent += d->elements;
+        parcel_read_end(p, d->owner, status == 0 ? d->elements : 0);
+        delivery_free(d);
+}
+
+static struct parcel *parcel_find(struct job *job, const Zero__Pull *request)
+{
+        list_for_each (&job->reduce->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                if (p->offered && !p->void_ && p->group == request->group &&
+                    p->attempt == request->attempt && p->micro_batch == request->micro_batch)
+                        return p;
+        }
+        return NULL;
+}
+
+/* What is sent: a copy, where a rank that writes to what it has pushed would break the link. */
+static const void *delivery_data(struct delivery *d, uint32_t node, uint64_t first, size_t n)
+{
+        const struct parcel *p = d->parcel;
+        const void *data = parcel_data(p, first);
+
+        if (!parcel_is_pushed_memory(p) || !fabric_checks(d->job->x->fabric, node))
+                return data;
+        d->copy = malloc(n);
+        return d->copy ? memcpy(d->copy, data, n) : NULL;
+}
+
+void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
+{
+        struct parcel *p = parcel_find(job, request);
+        struct range range = { request->first, request->count };
+        struct delivery *d;
+        const void *data;
+        size_t n;
+
+        if (!p || request->owner >= job->place.n_owners ||
+            job->place.node[request->owner] != node) {
+                ask_refuse(job, node, request->transfer, ZERO_EABORTED,
+                           "no such gradient is offered");
+                return;
+        }
+        if (!range_within(range, partition_range(job->partition, request->group, request->owner))) {
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
+                return;
+        }
+        d = delivery_new(job, p, request->owner, range.count);
+        n = range.count * dtype_size(job->reduce_dtype);
+        data = d ? delivery_data(d, node, range.first, n) : NULL;
+        if (!data) {
+                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+                delivery_free(d);
+                return;
+        }
+        parcel_read_begin(p);
+        if (staged_payload(job, p->on_gpu, node, request->transfer, TRAFFIC_REDUCE, data, n,
+                           delivery_sent, d) == 0) {
+                crash_point(CRASH_PUSH_SENDING);
+                return;
+        }
+        parcel_read_end(p, request->owner, 0);
+        delivery_free(d);
+}

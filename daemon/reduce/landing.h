@@ -1,0 +1,152 @@
+/*
+ * landing.h - shared by an owner's reduction (landing.c), what it computes (adding.c), what of it
+ * is left to the update (deferred.c), the offers it takes (offer.c, pulling.c, room.c) and its vote
+ * (vote.c).
+ */
+#pragma once
+
+#include "daemon/engine/engine.h"
+
+/* The squares of a group's sum, each times scale. */
+struct group_norm {
+        double scale;
+        struct exact_sum sum;
+        bool finite;
+};
+
+enum offer_way {
+        OFFER_ADDED,    /* to the group's sum */
+        OFFER_DEFERRED, /* the norm is taken; the update adds up what it has */
+        OFFER_SETTLED,  /* it was deferred, and is the group's sum after all */
+};
+
+enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
+
+/* Memory for what is pulled of an offer. */
+struct room {
+        void *memory; /* NULL: none */
+        uint64_t bytes;
+        int gpu; /* ROOM_ON_HOST, or where it lies */
+};
+
+enum { ROOM_ON_HOST = -1, ROOMS_KEPT = 4 };
+
+struct offer {
+        struct list link; /* landing_group.queues[node], or landing.early */
+        struct offload_task task;
+        struct holding *holding;
+        enum offer_phase phase;
+        enum offer_way way;
+        uint32_t node, group, micro_batch;
+        uint64_t attempt;
+        bool last, empty;
+        bool void_;            /* its attempt is over: freed when its parts have ended */
+        uint64_t generation;   /* of the landing, when its accumulation began */
+        struct parcel *parcel; /* of this node's own ranks */
+        uint8_t *present;      /* one bit a tensor */
+        size_t present_bytes;
+        struct room room; /* where its parts land */
+        struct offer_part *parts;
+        uint32_t n_parts, next_part, in_flight, landed; /* parts; next: to be asked for */
+        bool failed; /* one did; no more are asked for before the others have ended */
+        bool cut;    /* the link ended meanwhile */
+        bool final;  /* the group's norm is taken with it */
+        struct group_norm norm;
+};
+
+struct landing_group {
+        struct list *queues;          /* [node] */
+        uint32_t *offered;            /* [node]: micro-batches offered so far */
+        bool *finished;               /* [node]: its last was accumulated, or it has no ranks */
+        uint32_t micro_batch, cursor; /* whose turn it is */
+        bool busy;                    /* an accumulation or the norm is running */
+        uint32_t readers;             /* payloads of the sum, to the mirror */
+        bool normed;                  /* what was added last was the last: the norm is there */
+        bool complete, measured;
+        struct group_norm norm;
+        struct offer *deferred; /* the sum is not there: it is what this offer has */
+};
+
+struct landing {
+        uint32_t n_groups;
+        struct landing_group *groups; /* [group] */
+        uint8_t *present;             /* [tensor]: has a gradient in this attempt */
+        struct list early;            /* offers of attempts that this node has not heard of yet */
+        uint32_t n_early;
+        uint64_t room_bytes;                /* that offers have */
+        struct room kept_rooms[ROOMS_KEPT]; /* on GPUs, for the next offers */
+        uint32_t n_kept_rooms;
+        uint64_t kept_ms; /* when one came last */
+        bool room_asked;  /* for one more */
+        bool preparing;   /* the coordinator wants this owner's vote */
+        bool have_params; /* ... to end the step, not for the norm only */
+        bool voted;       /* ... and has it; there is no decision yet */
+        struct step_params params;
+        struct kept *kept; /* [rank]: what the ranks keep with it */
+        uint32_t n_kept;
+        uint64_t generation; /* tasks of an older one end in nothing */
+};
+
+/* Of what is pulled: the wire's, or fp32 for a mirror. */
+enum zero_dtype landing_dtype(const struct holding *h);
+/* Whether the group is reduced here at all; whether a node has something to offer to it: ranks, or
+ * the sum that is mirrored. */
+bool landing_has(const struct holding *h, uint32_t group);
+bool landing_expects(const struct holding *h, uint32_t group, uint32_t node);
+
+/* Elements that are pulled of an offer, and the first: of the group, or of the mirrored sum. */
+struct range landing_range(const struct holding *h, uint32_t group);
+
+/* offer.c */
+void offer_free(struct offer *o);
+void landing_take_early(struct holding *h);
+
+/* pulling.c */
+/* Begins to pull it, if it has anything to pull and is not being pulled; its_turn: beyond the
+ * budget if need be. */
+void offer_pull(struct offer *o, bool its_turn);
+/* Frees it, or lets it go when its parts have ended. */
+void offer_void(struct offer *o);
+
+/* room.c */
+/* False: not now. */
+bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret);
+void room_give(struct holding *h, struct room *room);
+
+/* deferred.c: on the loop thread. */
+/* Its sum need not be written. */
+bool offer_defers(const struct offer *o);
+/* Until it is taken, or the attempt is over; with it what its ranks pushed. */
+void deferred_keep(struct offer *o);
+/* Whoever has it releases it; NULL: the sum is written. */
+struct offer *deferred_take(struct holding *h, uint32_t group);
+void deferred_release(struct offer *o);
+/* Nobody takes it. */
+void deferred_end(struct holding *h, uint32_t group);
+
+/* mirror.c: the group's sum is there. */
+void mirror_offer(struct holding *h, uint32_t group);
+
+/* adding.c */
+/* Of nothing yet. */
+void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
+/* Adds an offer to the group's sum; NULL: nothing.  Then, unless norm is NULL, takes the norm of
+ * the sum.  For an offload thread. */
+void landing_add(const struct holding *h, uint32_t group, const struct offer *o,
+                 struct group_norm *norm);
+
+/* vote.c: the norm of a complete group, if it has none yet, and the vote once all have theirs. */
+void landing_measure(struct holding *h, uint32_t group);
+void landing_measured(struct holding *h, uint32_t group);
+void landing_vote(struct holding *h);
+
+/* landing.c */
+/* Writes the sum of what was deferred. */
+void offer_settle(struct offer *o);
+void landing_advance(struct holding *h, uint32_t group);
+void landing_forget_present(struct holding *h, uint32_t group);
+void landing_forget_kept(struct landing *l);
+/* Tasks or payloads under way that use the state. */
+bool landing_in_use(const struct holding *h);
+/* Has any node offered a gradient in this attempt? */
+bool landing_begun(const struct holding *h);

@@ -1,0 +1,499 @@
+/*
+ * Parcels: summed and offered to the owners.
+ */
+#include "daemon/reduce/reduce.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "proto/cleanup.h"
+
+/* ---- parcels ----------------------------------------------------------------- */
+
+void parcel_free(struct parcel *p)
+{
+        for (uint32_t i = 0; i < p->n_sources; i++)
+                if (p->sources[i] && p->aborted)
+                        contribution_abort(p->sources[i], p->job);
+                else if (p->sources[i])
+                        contribution_free(p->sources[i], ZERO_OK, "");
+        sum_give(p);
+        list_remove(&p->link);
+        free(p->present);
+        free(p->untaken);
+        free(p->sums);
+        job_unref(p->job);
+        free(p);
+}
+
+static bool source_has(const struct contribution *c, uint32_t tensor_in_group)
+{
+        return !c->present || c->present[tensor_in_group];
+}
+
+/* Whether two tensors of the group come from the same sources. */
+static bool same_sources(const struct parcel *p, uint32_t a, uint32_t b)
+{
+        const struct layout_group *g = &p->job->layout->groups[p->group];
+        const struct layout_tensor *t = &p->job->layout->tensors[g->first_tensor];
+
+        if (t[a].frozen != t[b].frozen)
+                return false;
+        for (uint32_t s = 0; s < p->n_sources; s++)
+                if (source_has(p->sources[s], a) != source_has(p->sources[s], b))
+                        return false;
+        return true;
+}
+
+/* Sources that have a tensor; their number. */
+static uint32_t sources_of(const struct parcel *p, uint32_t tensor, uint64_t element,
+                           const void **src)
+{
+        uint32_t k = 0;
+
+        for (uint32_t s = 0; s < p->n_sources; s++)
+                if (source_has(p->sources[s], tensor))
+                        src[k++] = (const char *)p->sources[s]->data +
+                                   element * dtype_size(p->grad_dtype);
+        return k;
+}
+
+/* A range of which all elements come from the sources that have that tensor. */
+static void range_sum(const struct parcel *p, uint32_t tensor, struct range range, void *dst,
+                      const void **src)
+{
+        const struct job *job = p->job;
+        uint32_t k = sources_of(p, tensor, range.first, src);
+
+        if (k && range.count)
+                ops_for(job->x, p->on_gpu || parcel_pushed_on_gpu(p))
+                        ->sum(job->reduce_dtype, dst, p->grad_dtype, src, k, range.count);
+}
+
+/* What of a run of tensors belongs into a piece, or all of it into the buffer. */
+static void run_sum(const struct parcel *p, const struct piece *piece, uint32_t tensor,
+                    struct range run, const void **src)
+{
+        uint32_t n = p->job->partition->slices[p->group];
+
+        if (!piece)
+                range_sum(p, tensor, run,
+                          (char *)p->buffer + run.first * dtype_size(p->job->reduce_dtype), src);
+        for (uint32_t i = 0; piece && i < n; i++) {
+                const struct part *part = &p->parts[i];
+                struct range range = range_common(part->range, run);
+
+                if (part->gpu == piece->gpu && range.count)
+                        range_sum(p, tensor, range, sum_at(p, part, range.first), src);
+        }
+}
+
+/* Offload thread: the present contributions in rank order, in as few pieces as they allow. */
+static void parcel_sum(struct offload_task *task, uint32_t worker)
+{
+        const struct parcel_sum *sum = CONTAINER_OF(task, struct parcel_sum, task);
+        const struct parcel *p = sum->parcel;
+        const struct layout_group *g = &p->job->layout->groups[p->group];
+        const struct layout_tensor *t = &p->job->layout->tensors[g->first_tensor];
+        const void **src = malloc(p->n_sources * sizeof *src);
+
+        if (!src)
+                abort(); /* a few bytes on a worker: nothing sensible is left to do */
+        for (uint32_t first = 0, end; first < g->n_tensors; first = end) {
+                uint64_t offset = t[first].offset;
+
+                for (end = first + 1; end < g->n_tensors && same_sources(p, first, end); end++)
+                        ;
+                if (!t[first].frozen)
+                        run_sum(p, sum->piece, first,
+                                (struct range){ offset,
+                                                t[end - 1].offset + t[end - 1].elements - offset },
+                                src);
+        }
+        free(src);
+}
+
+static void parcel_summed(struct offload_task *task)
+{
+        struct parcel *p = CONTAINER_OF(task, struct parcel_sum, task)->parcel;
+
+        if (--p->summing)
+                return;
+        if (p->void_) {
+                parcel_free(p);
+                return;
+        }
+        for (uint32_t i = 0; i < p->n_sources; i++) {
+                contribution_free(p->sources[i], ZERO_OK, "");
+                p->sources[i] = NULL;
+        }
+        p->ready = true;
+        crash_point(CRASH_PUSH_SUMMED);
+        group_offer(p->job, p->group);
+}
+
+/* In each place where a part is to be, side by side. */
+static bool parcel_submit(struct parcel *p)
+{
+        uint32_t n = 0;
+
+        list_for_each (&p->pieces, item) {
+                n++;
+        }
+        p->sums = calloc(n ? n : 1, sizeof *p->sums);
+        if (!p->sums)
+                return false;
+        n = 0;
+        list_for_each (&p->pieces, item) {
+                p->sums[n++].piece = CONTAINER_OF(item, struct piece, link);
+        }
+        p->summing = n ? n : 1;
+        for (uint32_t i = 0; i < p->summing; i++) {
+                p->sums[i].parcel = p;
+                p->sums[i].task.run = parcel_sum;
+                p->sums[i].task.done = parcel_summed;
+                offload_submit(p->job->x->offload, &p->sums[i].task);
+        }
+        return true;
+}
+
+/* The only contribution is what owners take, where it is of use to them. */
+static bool parcel_in_place(const struct parcel *p)
+{
+        return p->n_sources == 1 && p->grad_dtype == p->job->reduce_dtype &&
+               parcel_pushed_on_gpu(p) == parcel_stays_on_gpu(p);
+}
+
+/* Nobody else has to do with the job: all of its ranks and of the group's owners are here. */
+static bool job_is_alone(const struct job *job, uint32_t group)
+{
+        uint32_t self = job->x->cluster->self;
+
+        for (uint32_t i = 0; i < job->partition->slices[group]; i++)
+                if (job->place.node[partition_owner(job->partition, group, i)] != self)
+                        return false;
+        for (uint32_t rank = 0; rank < job->world_size; rank++)
+                if (job->node_of_rank[rank] != self)
+                        return false;
+        return true;
+}
+
+/*
+ * Its owners add the contributions up themselves, in the pass that accumulates: they lie where the
+ * states do, and wait for no other node there.
+ */
+static bool parcel_for_owners(const struct parcel *p)
+{
+        if (!job_is_alone(p->job, p->group))
+                return false;
+        for_holdings (p->job, h)
+                for (uint32_t i = 0; i < p->n_sources; i++)
+                        if (!h->state || gpu_of(h->state->grad) != gpu_of(p->sources[i]->data))
+                                return false;
+        return true;
+}
+
+void parcel_start(struct parcel *p)
+{
+        struct job *job = p->job;
+
+        p->starved = false;
+        if (p->n_sources == 0) { /* no rank has anything */
+                p->ready = true;
+                group_offer(job, p->group);
+                return;
+        }
+        if (parcel_in_place(p)) {
+                p->data = p->sources[0]->data;
+                p->on_gpu = contribution_on_gpu(p->sources[0]);
+                p->ready = true;
+                group_offer(job, p->group);
+                return;
+        }
+        if (parcel_for_owners(p)) {
+                p->on_gpu = parcel_pushed_on_gpu(p);
+                p->ready = true;
+                group_offer(job, p->group);
+                return;
+        }
+        if (!sum_take(p)) {
+                p->starved = true;
+                return;
+        }
+        if (!parcel_submit(p)) {
+                sum_give(p);
+                p->starved = true;
+        }
+}
+
+void reduce_feed(struct reduce *r)
+{
+        list_for_each (&r->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                if (p->starved)
+                        parcel_start(p);
+        }
+}
+
+/* More of an owner's range; who asks twice for something takes nothing from others. */
+static void parcel_taken(struct parcel *p, uint32_t owner, uint64_t elements)
+{
+        uint64_t *left = &p->untaken[owner];
+
+        if (elements && *left && elements >= *left)
+                p->takers--;
+        *left -= elements < *left ? elements : *left;
+}
+
+/* Ends with the last that is read of it. */
+static void parcel_check(struct parcel *p)
+{
+        struct job *job = p->job;
+
+        if (p->takers || p->readers)
+                return;
+        job_ref(job);
+        parcel_free(p);
+        reduce_feed(job->reduce);
+        job_unref(job);
+}
+
+void parcel_read_begin(struct parcel *p)
+{
+        p->readers++;
+}
+
+void parcel_read_end(struct parcel *p, uint32_t owner, uint64_t taken)
+{
+        assert(p->readers > 0);
+        p->readers--;
+        if (p->void_ && p->readers == 0) {
+                parcel_free(p);
+        } else if (!p->void_) {
+                parcel_taken(p, owner, taken);
+                parcel_check(p);
+        }
+}
+
+bool parcel_may_stay(const struct parcel *p, int gpu)
+{
+        if (p->parts || p->buffer || p->n_sources * dtype_size(p->grad_dtype) >= 2 * sizeof(float))
+                return false;
+        for (uint32_t i = 0; i < p->n_sources; i++) {
+                const struct contribution *c = p->sources[i];
+
+                if (!c->window || !c->window->slots->whole || gpu_of(c->data) != gpu)
+                        return false;
+        }
+        return true;
+}
+
+void parcel_keep(struct parcel *p)
+{
+        for (uint32_t i = 0; i < p->n_sources; i++)
+                if (p->sources[i]->request)
+                        p->sources[i]->request->deadline_ms = UINT64_MAX;
+}
+
+bool parcel_on_gpu(const struct parcel *p)
+{
+        return p->on_gpu;
+}
+
+bool parcel_is_pushed_memory(const struct parcel *p)
+{
+        return !p->on_gpu && p->n_sources == 1 && p->sources[0] && p->sources[0]->window &&
+               p->data == p->sources[0]->data;
+}
+
+const void *parcel_data(const struct parcel *p, uint64_t first)
+{
+        uint32_t n = p->job->partition->slices[p->group];
+
+        if (p->parts)
+                return sum_at(p, parts_find(p->parts, n, first), first);
+        return (const char *)p->data + first * dtype_size(p->job->reduce_dtype);
+}
+
+/* Else owners take the contributions themselves. */
+static bool parcel_is_sum(const struct parcel *p)
+{
+        return p->data || p->parts;
+}
+
+size_t parcel_sources(const struct parcel *p, uint32_t tensor, uint64_t first, const void **ret_src)
+{
+        if (!parcel_is_sum(p))
+                return sources_of(p, tensor - p->job->layout->groups[p->group].first_tensor, first,
+                                  ret_src);
+        ret_src[0] = parcel_data(p, first);
+        return 1;
+}
+
+size_t parcel_sources_max(const struct parcel *p)
+{
+        return parcel_is_sum(p) ? 1 : p->n_sources;
+}
+
+enum zero_dtype parcel_dtype(const struct parcel *p)
+{
+        return parcel_is_sum(p) ? p->job->reduce_dtype : p->grad_dtype;
+}
+
+/* Tells one owner. An empty offer has no parcel: there is nothing to take. */
+static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t micro_batch,
+                       bool last, struct parcel *p)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Offer offer = ZERO__OFFER__INIT;
+
+        offer.attempt = job->attempt;
+        offer.group = group;
+        offer.owner = owner;
+        offer.micro_batch = micro_batch;
+        offer.last = last;
+        offer.empty = p == NULL;
+        if (p) {
+                offer.present.data = p->present;
+                offer.present.len = (job->layout->groups[group].n_tensors + 7) / 8;
+        }
+        if (job->place.node[owner] == job->x->cluster->self) {
+                int r = landing_offer(job, job->x->cluster->self, &offer, p);
+
+                assert(r == 0); /* what this node offers keeps the rules */
+                (void)r;
+                return;
+        }
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
+        m.offer = &offer;
+        fabric_send(job->x->fabric, job->place.node[owner], &m);
+        crash_point(CRASH_PUSH_OFFERED);
+}
+
+static void offer_all(struct job *job, uint32_t group, uint32_t micro_batch, bool last,
+                      struct parcel *p)
+{
+        uint32_t n = job->partition->slices[group];
+
+        for (uint32_t i = 0; i < n; i++)
+                offer_send(job, group, partition_owner(job->partition, group, i), micro_batch, last,
+                           p);
+}
+
+static void parcel_offer(struct parcel *p)
+{
+        p->offered = true;
+        if (p->n_sources == 0) {
+                offer_all(p->job, p->group, p->micro_batch, p->last, NULL);
+                parcel_free(p);
+                return;
+        }
+        p->takers = p->job->partition->slices[p->group];
+        for (uint32_t o = 0; o < p->job->partition->n_owners; o++)
+                p->untaken[o] = partition_range(p->job->partition, p->group, o).count;
+        if (p->takers == 0) { /* a group of empty tensors */
+                parcel_check(p);
+                return;
+        }
+        offer_all(p->job, p->group, p->micro_batch, p->last, p);
+}
+
+static struct parcel *parcel_ready(struct job *job, uint32_t group, uint32_t micro_batch)
+{
+        list_for_each (&job->reduce->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                if (p->ready && !p->offered && !p->void_ && p->group == group &&
+                    p->micro_batch == micro_batch)
+                        return p;
+        }
+        return NULL;
+}
+
+/* Offers what is ready, in the order of micro-batches. */
+void group_offer(struct job *job, uint32_t group)
+{
+        struct reduce_group *g = &job->reduce->groups[group];
+        struct parcel *p;
+
+        while ((p = parcel_ready(job, group, g->offered))) {
+                g->offered++;
+                parcel_offer(p);
+        }
+        if (!g->ends_empty || g->offered < g->micro_batch)
+                return;
+        g->ends_empty = false;
+        offer_all(job, group, g->micro_batch, true, NULL);
+}
+
+/* Marks the tensors that it has; false if it has none. */
+static bool source_mark(const struct contribution *c, uint32_t n_tensors, uint8_t *present)
+{
+        bool some = false;
+
+        for (uint32_t i = 0; i < n_tensors; i++) {
+                if (!source_has(c, i))
+                        continue;
+                present[i / 8] |= (uint8_t)(1u << (i % 8));
+                some = true;
+        }
+        return some;
+}
+
+/* A rank's next micro-batch goes into the parcel, if it has anything. */
+static void parcel_take(struct parcel *p, struct contributor *from)
+{
+        struct contribution *c = CONTAINER_OF(from->queue.next, struct contribution, link);
+
+        if (c->more > 0) {
+                c->more--;
+                return;
+        }
+        contribution_take(c);
+        if (c->data && source_mark(c, p->job->layout->groups[p->group].n_tensors, p->present))
+                p->sources[p->n_sources++] = c;
+        else
+                contribution_free(c, ZERO_OK, "");
+}
+
+/* One parcel of what the local ranks have queued for the group's next micro-batch. */
+struct parcel *parcel_new(struct job *job, uint32_t group)
+{
+        const struct layout_group *g = &job->layout->groups[group];
+        struct reduce *r = job->reduce;
+        struct parcel *p = calloc(1, sizeof *p + job->n_local * sizeof(struct contribution *));
+
+        if (!p)
+                return NULL;
+        p->present = calloc(1, (g->n_tensors + 7) / 8 + 1);
+        p->untaken = calloc(job->partition->n_owners, sizeof *p->untaken);
+        if (!p->present || !p->untaken) {
+                free(p->present);
+                free(p->untaken);
+                free(p);
+                return NULL;
+        }
+        p->job = job;
+        p->group = group;
+        p->micro_batch = r->groups[group].micro_batch;
+        p->attempt = job->attempt;
+        p->grad_dtype = job->grad_dtype;
+        list_init(&p->pieces);
+        p->last = true;
+        for (uint32_t rank = 0; rank < job->world_size; rank++) {
+                struct contributor *c = contributor_of(r, group, rank);
+
+                if (!is_local(job, group, rank) || list_empty(&c->queue)) {
+                        p->last = p->last && (!is_local(job, group, rank) || c->finished);
+                        continue;
+                }
+                parcel_take(p, c);
+                p->last = p->last && c->finished && list_empty(&c->queue);
+        }
+        list_insert(&r->parcels, &p->link);
+        job_ref(job);
+        return p;
+}

@@ -1,0 +1,211 @@
+/*
+ * Offers are pulled in parts of at most exchange.part_bytes, a few at a time: one is sent while the
+ * next is copied from a GPU of its node, and the one before to a GPU of this one.  Into a GPU parts
+ * go by a buffer of the host, unless their path takes GPU memory; buffers hold less than the rooms
+ * of the offers that they are for.
+ *
+ * Invariant: an offer is being pulled (OFFER_PULLING) while parts of it are in flight, and only
+ * then.  What has landed stays when another part is refused, since a node gives nothing twice, but
+ * not when the link ends: no offer is put together from two of them.
+ */
+#include "daemon/reduce/landing.h"
+
+#include <stdlib.h>
+
+#include "daemon/base/crash.h"
+#include "proto/cleanup.h"
+
+enum { PARTS_IN_FLIGHT = 4 };
+enum part_phase { PART_WAITING, PART_ASKED, PART_COPYING, PART_LANDED };
+
+struct offer_part {
+        struct ask ask;
+        struct offload_task task;
+        struct offer *offer;
+        enum part_phase phase;
+        struct range range;
+        void *place; /* in the offer's room */
+        size_t bytes;
+        void *buffer; /* on its way to a GPU; NULL: none */
+};
+
+static void offer_forget_parts(struct offer *o)
+{
+        room_give(o->holding, &o->room);
+        free(STEAL(o->parts));
+        o->landed = 0;
+}
+
+/* Nothing of it is in flight any more. */
+static void offer_pulled(struct offer *o)
+{
+        o->phase = OFFER_WAITING;
+        if (o->landed < o->n_parts) { /* the job says why, and what becomes of it */
+                if (o->landed == 0 || o->cut)
+                        offer_forget_parts(o);
+                return;
+        }
+        o->phase = OFFER_LANDED;
+        crash_point(CRASH_LANDING_LANDED);
+        landing_advance(o->holding, o->group);
+}
+
+static void offer_ask(struct offer *o);
+
+static void part_end(struct offer_part *part, bool ok)
+{
+        struct offer *o = part->offer;
+
+        gpu_buffer_free(STEAL(part->buffer));
+        part->phase = ok ? PART_LANDED : PART_WAITING;
+        o->in_flight--;
+        o->landed += ok;
+        o->failed = o->failed || !ok;
+        if (ok)
+                crash_point(CRASH_LANDING_PART);
+        if (!o->void_)
+                offer_ask(o);
+        if (o->in_flight)
+                return;
+        if (o->void_)
+                offer_free(o);
+        else
+                offer_pulled(o);
+}
+
+static void part_copy(struct offload_task *task, uint32_t worker)
+{
+        const struct offer_part *part = CONTAINER_OF(task, struct offer_part, task);
+
+        gpu_ops()->copy(part->place, part->buffer, part->bytes);
+}
+
+static void part_copied(struct offload_task *task)
+{
+        part_end(CONTAINER_OF(task, struct offer_part, task), true);
+}
+
+static void part_landed(struct ask *ask, int status)
+{
+        struct offer_part *part = CONTAINER_OF(ask, struct offer_part, ask);
+
+        part->offer->cut = part->offer->cut || (status && !ask->status);
+        if (status || !part->buffer || part->offer->void_) {
+                part_end(part, status == 0);
+                return;
+        }
+        part->phase = PART_COPYING;
+        part->task.run = part_copy;
+        part->task.done = part_copied;
+        offload_submit(part->offer->holding->job->x->offload, &part->task);
+}
+
+static int part_send(struct offer_part *part, void *to)
+{
+        const struct offer *o = part->offer;
+        const struct holding *h = o->holding;
+        Zero__Pull pull = ZERO__PULL__INIT;
+
+        pull.kind = h->copy ? ZERO__PULL__KIND__SUM : ZERO__PULL__KIND__GRAD;
+        pull.group = o->group;
+        pull.owner = h->owner;
+        pull.attempt = o->attempt;
+        pull.micro_batch = o->micro_batch;
+        pull.first = part->range.first;
+        pull.count = part->range.count;
+        part->ask.done = part_landed;
+        return ask_send(&part->ask, h->job, o->node, TRAFFIC_REDUCE, &pull, to, part->bytes);
+}
+
+static bool part_ask(struct offer_part *part)
+{
+        const struct offer *o = part->offer;
+        bool staged = o->room.gpu != ROOM_ON_HOST &&
+                      !fabric_takes_gpu(o->holding->job->x->fabric, o->node, part->bytes);
+
+        if (staged)
+                part->buffer = gpu_buffer_new(part->bytes);
+        if (staged && !part->buffer)
+                return false;
+        if (part_send(part, staged ? part->buffer : part->place)) {
+                gpu_buffer_free(STEAL(part->buffer));
+                return false;
+        }
+        part->phase = PART_ASKED;
+        return true;
+}
+
+/* For as many as may be in flight. */
+static void offer_ask(struct offer *o)
+{
+        while (!o->failed && o->next_part < o->n_parts && o->in_flight < PARTS_IN_FLIGHT) {
+                struct offer_part *part = &o->parts[o->next_part];
+
+                if (part->phase == PART_WAITING) {
+                        o->failed = !part_ask(part);
+                        o->in_flight += !o->failed;
+                }
+                o->next_part++;
+        }
+}
+
+static void offer_cut(struct offer *o)
+{
+        struct range all = landing_range(o->holding, o->group);
+        size_t size = dtype_size(landing_dtype(o->holding));
+
+        for (uint32_t i = 0; i < o->n_parts; i++) {
+                struct range range = range_part(all, i, o->n_parts);
+
+                o->parts[i] = (struct offer_part){ .offer = o,
+                                                   .range = range,
+                                                   .place = (char *)o->room.memory +
+                                                            (range.first - all.first) * size,
+                                                   .bytes = range.count * size };
+        }
+}
+
+/* Room for all of it; it may have that from before.  False: not now. */
+static bool offer_make_room(struct offer *o, bool its_turn)
+{
+        struct holding *h = o->holding;
+        uint64_t most = h->job->x->part_bytes / dtype_size(landing_dtype(h));
+
+        if (o->parts)
+                return true;
+        o->n_parts = range_parts(landing_range(h, o->group).count, most);
+        o->parts = calloc(o->n_parts, sizeof *o->parts);
+        if (!o->parts || !room_take(h, o->group, its_turn, &o->room)) {
+                free(STEAL(o->parts));
+                return false;
+        }
+        offer_cut(o);
+        return true;
+}
+
+void offer_pull(struct offer *o, bool its_turn)
+{
+        if (o->phase != OFFER_WAITING || o->empty || o->parcel || !offer_make_room(o, its_turn))
+                return;
+        o->phase = OFFER_PULLING;
+        o->next_part = 0;
+        o->failed = o->cut = false;
+        offer_ask(o);
+        if (o->in_flight == 0)
+                offer_pulled(o);
+}
+
+void offer_void(struct offer *o)
+{
+        struct fabric *fabric = o->holding->job->x->fabric;
+
+        if (o->phase != OFFER_PULLING) {
+                offer_free(o);
+                return;
+        }
+        o->void_ = true;
+        list_remove(&o->link);
+        for (uint32_t i = 0; i < o->n_parts; i++)
+                if (o->parts[i].phase == PART_ASKED)
+                        fabric_forget(fabric, o->node, o->parts[i].ask.transfer);
+}

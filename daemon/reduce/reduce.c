@@ -1,0 +1,472 @@
+/*
+ * This node's side of a gradient.
+ *
+ * Contributions are keyed (attempt, group, micro-batch, rank).  When every local rank of a
+ * group has pushed a micro-batch, or will not, the pushed ones are summed in fp32 in rank
+ * order and rounded once to the wire dtype: a parcel.  A parcel is offered to every owner of the
+ * group; it lives until each has taken its range.  One contribution that has the wire dtype already
+ * is its own parcel, in place, unless it lies on a GPU that no owner here is on.  Where all ranks
+ * and owners are on this node, and states and contributions in one place, the owners add the
+ * contributions up themselves (adding.c), with the same rounding, some not before the update
+ * (deferred.c).  A contribution without data only says that its rank has nothing; where no rank has
+ * anything the offer is empty.
+ *
+ * Invariants: a contribution is acknowledged when its memory is free again, exactly
+ * once; parcels of a group are offered in the order of micro-batches; the last is marked.
+ */
+#include "daemon/reduce/reduce.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+static void reduce_advance(struct job *job, uint32_t group);
+
+int reduce_resize(struct job *job, uint32_t world_size)
+{
+        struct reduce *r = job->reduce;
+        size_t n = (size_t)job->layout->n_groups * world_size;
+        struct contributor *contributors = calloc(n, sizeof *contributors);
+        uint32_t *waiting = calloc(world_size, sizeof *waiting);
+        bool *spilled = calloc(world_size, sizeof *spilled);
+
+        if (!contributors || !waiting || !spilled) {
+                free(contributors);
+                free(waiting);
+                free(spilled);
+                return -ENOMEM;
+        }
+        for (size_t i = 0; i < n; i++)
+                list_init(&contributors[i].queue);
+        free(r->contributors);
+        free(r->waiting);
+        free(r->spilled);
+        r->contributors = contributors;
+        r->waiting = waiting;
+        r->spilled = spilled;
+        return 0;
+}
+
+int reduce_new(struct job *job, struct reduce **ret)
+{
+        struct reduce *r = calloc(1, sizeof *r);
+
+        if (!r)
+                return -ENOMEM;
+        r->job = job;
+        list_init(&r->parcels);
+        list_init(&r->kept);
+        job->reduce = r;
+        r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
+        if (!r->groups || reduce_resize(job, job->world_size)) {
+                job->reduce = NULL;
+                reduce_free(r);
+                return -ENOMEM;
+        }
+        *ret = r;
+        return 0;
+}
+
+void reduce_free(struct reduce *r)
+{
+        if (!r)
+                return;
+        assert(list_empty(&r->parcels));
+        reduce_vacate(r);
+        free(r->groups);
+        free(r->contributors);
+        free(r->waiting);
+        free(r->spilled);
+        free(r);
+}
+
+uint64_t reduce_elements_sent(const struct reduce *r)
+{
+        return r->elements_sent;
+}
+
+uint64_t reduce_deferred(const struct reduce *r)
+{
+        return r->deferred;
+}
+
+struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank)
+{
+        return &r->contributors[(size_t)group * r->job->world_size + rank];
+}
+
+bool is_local(const struct job *job, uint32_t group, uint32_t rank)
+{
+        return job->node_of_rank[rank] == job->x->cluster->self &&
+               layout_group_has_rank(&job->layout->groups[group], rank);
+}
+
+/* ---- contributions ------------------------------------------------------- */
+
+void contribution_answer(struct contribution *c, int status, const char *text)
+{
+        struct request *r = STEAL(c->request);
+
+        if (!r)
+                return;
+        r->subject = NULL;
+        request_end(r, status, "%s", text);
+}
+
+void contribution_free(struct contribution *c, int status, const char *text)
+{
+        contribution_answer(c, status, text);
+        if (c->copying) {
+                c->freed = true;
+                return;
+        }
+        spill_end(c);
+        push_window_unref(c->window);
+        free(c->present);
+        free(c);
+}
+
+void contribution_take(struct contribution *c)
+{
+        list_remove(&c->link);
+        c->queued = false;
+        if (c->counted)
+                c->job->reduce->waiting[c->rank]--;
+}
+
+void contribution_abort(struct contribution *c, const struct job *job)
+{
+        if (job->dead)
+                contribution_free(c, ZERO_ENOJOB, "the job was dropped or the daemon stops");
+        else
+                contribution_free(c, ZERO_EABORTED, "the attempt is over");
+}
+
+bool contribution_on_gpu(const struct contribution *c)
+{
+        return c->window && c->window->gpu_slots.on_gpu;
+}
+
+/* The session that pushed is gone, or was told of the deadline: no one to acknowledge to. */
+static void push_forget(struct request *r)
+{
+        struct contribution *c = r->subject;
+
+        if (c)
+                c->request = NULL;
+}
+
+static int push_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct contribution *c = r->subject;
+        int status = job_describe(c->job, ret);
+
+        snprintf(ret->what, sizeof ret->what, "gradient of group '%.80s', micro-batch %u",
+                 c->job->layout->groups[r->group].name, c->micro_batch);
+        return status;
+}
+
+bool reduce_push_waits(const struct job *job)
+{
+        uint64_t now = exchange_now(job->x);
+
+        list_for_each (&job->x->requests.all, item) {
+                const struct request *r = CONTAINER_OF(item, struct request, deadline);
+
+                if (r->describe == push_describe && now - r->since_ms >= PUSH_WAITS_MS &&
+                    ((const struct contribution *)r->subject)->job == job)
+                        return true;
+        }
+        return false;
+}
+
+static int push_check(const struct rank *rank, const Zero__Push *push, struct fault *fault)
+{
+        struct job *job = rank->job;
+        const struct layout_group *g;
+        const struct contributor *c;
+        const struct slots *slots = rank->window->slots;
+
+        if (push->group >= job->layout->n_groups)
+                return fault_set(fault, ZERO_ENOGROUP, "there is no group %u", push->group);
+        g = &job->layout->groups[push->group];
+        if (push->attempt != job->attempt)
+                return fault_set(fault, ZERO_EABORTED, "attempt %llu is over, replay the step",
+                                 (unsigned long long)push->attempt);
+        if (!layout_group_trainable(job->layout, push->group))
+                return fault_set(fault, ZERO_EINVAL, "group '%s' is frozen: it takes no gradient",
+                                 g->name);
+        if (!layout_group_has_rank(g, rank->rank))
+                return fault_set(fault, ZERO_ERANK, "rank %u is not in the rank set of group '%s'",
+                                 rank->rank, g->name);
+        c = contributor_of(job->reduce, push->group, rank->rank);
+        if (push->micro_batch < c->pushed)
+                return 0;
+        if (job->seats[rank->rank].closed || c->finished)
+                return fault_set(fault, ZERO_EORDER,
+                                 "group '%s': its last gradient of this step was pushed", g->name);
+        if (push->micro_batch != c->pushed)
+                return fault_set(fault, ZERO_EORDER, "group '%s': micro-batch %u where %u is next",
+                                 g->name, push->micro_batch, c->pushed);
+        if (push->micro_batch + 1 >=
+            MICRO_BATCHES_MAX) /* the last place is for the mark of the end */
+                return fault_set(fault, ZERO_ERANGE,
+                                 "group '%s': a step has at most %d micro-batches", g->name,
+                                 MICRO_BATCHES_MAX - 1);
+        if (!push->empty && (slots->whole ? push->slot != push->group : push->slot >= slots->n))
+                return fault_set(fault, ZERO_ERANGE, "group '%s': slot %u is not its place",
+                                 g->name, push->slot);
+        if (push->present.len && push->present.len != g->n_tensors)
+                return fault_set(fault, ZERO_EINVAL, "group '%s': mask of %zu bytes for %u tensors",
+                                 g->name, push->present.len, g->n_tensors);
+        return 0;
+}
+
+static bool contribution_is_in(const struct contribution *c, const struct rank *rank, uint32_t slot)
+{
+        return c && c->window == rank->window && c->slot == slot;
+}
+
+/*
+ * Places of empty groups coincide with others', so slots are compared, not addresses.  What is read
+ * of an aborted attempt counts for nothing: it may change.
+ */
+static bool slot_busy(const struct rank *rank, uint32_t slot)
+{
+        struct job *job = rank->job;
+
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                list_for_each (&contributor_of(job->reduce, g, rank->rank)->queue, item) {
+                        if (contribution_is_in(CONTAINER_OF(item, struct contribution, link), rank,
+                                               slot))
+                                return true;
+                }
+        list_for_each (&job->reduce->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                for (uint32_t i = 0; !p->aborted && i < p->n_sources; i++)
+                        if (contribution_is_in(p->sources[i], rank, slot))
+                                return true;
+        }
+        return false;
+}
+
+static struct contribution *contribution_new(struct rank *rank, const Zero__Push *push)
+{
+        struct contribution *c = calloc(1, sizeof *c);
+
+        if (c && !push->empty && push->present.len) {
+                c->present = malloc(push->present.len);
+                if (!c->present) {
+                        free(c);
+                        return NULL;
+                }
+                memcpy(c->present, push->present.data, push->present.len);
+        }
+        if (!c)
+                return NULL;
+        c->job = rank->job;
+        c->group = push->group;
+        c->rank = rank->rank;
+        c->micro_batch = push->micro_batch;
+        if (push->empty)
+                return c;
+        c->window = rank->window;
+        c->window->references++;
+        c->slot = push->slot;
+        c->data = push_window_slot(c->window, push->slot);
+        return c;
+}
+
+static void contribution_queue(struct contribution *c, struct contributor *to)
+{
+        list_insert(&to->queue, &c->link);
+        c->queued = true;
+        c->counted = c->window != NULL;
+        c->job->reduce->waiting[c->rank] += c->counted;
+}
+
+/* Without data there is no memory to give back: it is acknowledged at once. */
+static void contribution_wait(struct contribution *c, struct request *r, uint32_t group)
+{
+        if (!c->data) {
+                request_end(r, ZERO_OK, NULL);
+                return;
+        }
+        c->request = r;
+        r->subject = c;
+        r->group = group;
+        r->describe = push_describe;
+        r->forget = push_forget;
+}
+
+/* The last one that waits, if it has no data: so that what a rank lacks takes no room. */
+static struct contribution *contribution_empty(const struct contributor *from)
+{
+        struct contribution *c = CONTAINER_OF(from->queue.prev, struct contribution, link);
+
+        return list_empty(&from->queue) || c->data ? NULL : c;
+}
+
+int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
+{
+        struct job *job = rank->job;
+        struct contributor *contributor;
+        struct contribution *c;
+        int status = push_check(rank, push, fault);
+
+        if (status)
+                return status;
+        if (push->micro_batch < reduce_pushed(job, push->group, rank->rank)) {
+                request_end(r, ZERO_OK, NULL); /* an earlier session has pushed it */
+                return 0;
+        }
+        if (!push->empty && slot_busy(rank, push->slot))
+                return fault_set(fault, ZERO_EBUSY, "slot %u is still being read", push->slot);
+        contributor = contributor_of(job->reduce, push->group, rank->rank);
+        c = push->empty ? contribution_empty(contributor) : NULL;
+        if (c) {
+                c->more++;
+                request_end(r, ZERO_OK, NULL);
+        } else {
+                c = contribution_new(rank, push);
+                if (!c)
+                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
+                contribution_queue(c, contributor);
+                contribution_wait(c, r, push->group);
+        }
+        contributor->pushed++;
+        contributor->finished = push->last;
+        reduce_advance(job, push->group);
+        spill_check(job);
+        return 0;
+}
+
+void reduce_close(struct job *job, uint32_t rank)
+{
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                if (!is_local(job, g, rank))
+                        continue;
+                contributor_of(job->reduce, g, rank)->finished = true;
+                reduce_advance(job, g);
+        }
+        spill_check(job);
+}
+
+/* ---- reducing ------------------------------------------------------------------ */
+
+/* Reduces every micro-batch of the group that no local rank is missing from any more. */
+static void reduce_advance(struct job *job, uint32_t group)
+{
+        struct reduce *r = job->reduce;
+        struct reduce_group *g = &r->groups[group];
+
+        while (!g->ended) {
+                uint32_t queued = 0, local = 0;
+                struct parcel *p;
+
+                for (uint32_t rank = 0; rank < job->world_size; rank++) {
+                        struct contributor *c = contributor_of(r, group, rank);
+
+                        if (!is_local(job, group, rank))
+                                continue;
+                        local++;
+                        if (list_empty(&c->queue) && !c->finished)
+                                return;
+                        queued += !list_empty(&c->queue);
+                }
+                if (local == 0)
+                        return;
+                if (queued == 0) {
+                        g->ended = true;
+                        g->ends_empty = layout_group_trainable(job->layout, group);
+                        group_offer(job, group);
+                        return;
+                }
+                p = parcel_new(job, group);
+                if (!p)
+                        return; /* out of memory: the step's deadline will say so */
+                g->micro_batch++;
+                g->ended = p->last;
+                parcel_start(p);
+        }
+}
+
+void reduce_fail(struct job *job, int status, const char *text)
+{
+        struct reduce *r = job->reduce;
+        size_t n = (size_t)job->layout->n_groups * job->world_size;
+
+        for (size_t i = 0; i < n; i++)
+                list_for_each (&r->contributors[i].queue, item) {
+                        contribution_answer(CONTAINER_OF(item, struct contribution, link), status,
+                                            text);
+                }
+        list_for_each (&r->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                for (uint32_t i = 0; i < p->n_sources; i++)
+                        if (p->sources[i])
+                                contribution_answer(p->sources[i], status, text);
+        }
+}
+
+uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank)
+{
+        return contributor_of(job->reduce, group, rank)->pushed;
+}
+
+bool reduce_any(const struct job *job)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                        if (reduce_pushed(job, g, r))
+                                return true;
+        return false;
+}
+
+/* The slots of the session before are not the new one's. */
+void reduce_rejoin(struct job *job, uint32_t rank)
+{
+        struct reduce *r = job->reduce;
+
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                list_for_each (&contributor_of(r, g, rank)->queue, item) {
+                        CONTAINER_OF(item, struct contribution, link)->counted = false;
+                }
+        r->waiting[rank] = 0;
+}
+
+/* After a decision every contribution was taken, even where word of it has not come back yet. */
+void reduce_reset(struct job *job, bool decided)
+{
+        struct reduce *r = job->reduce;
+        size_t n = (size_t)job->layout->n_groups * job->world_size;
+
+        for (size_t i = 0; i < n; i++) {
+                struct contributor *c = &r->contributors[i];
+
+                while (!list_empty(&c->queue)) {
+                        struct contribution *x =
+                                CONTAINER_OF(c->queue.next, struct contribution, link);
+
+                        contribution_take(x);
+                        contribution_abort(x, job);
+                }
+                c->pushed = 0;
+                c->finished = false;
+        }
+        memset(r->groups, 0, job->layout->n_groups * sizeof *r->groups);
+        list_for_each (&r->parcels, item) {
+                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+
+                if (p->void_)
+                        continue;
+                p->void_ = true;
+                p->aborted = !decided;
+                if (!p->summing && p->readers == 0)
+                        parcel_free(p);
+        }
+}

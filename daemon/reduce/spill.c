@@ -1,0 +1,120 @@
+/*
+ * Pushed gradients copied aside, so that ranks of a node which push in different orders do not
+ * wait for each other's slots for ever.
+ *
+ * When every local rank either pushes no more or has a gradient waiting for the others in each of
+ * its slots, none of them can go on.  Then one of these gradients is copied and its slot given
+ * back: at most one a rank at a time.  Orders that differ by more end at the step's deadline, by
+ * name.
+ *
+ * A contribution is not freed while it is copied; one that was taken meanwhile stays where it was.
+ */
+#include "daemon/reduce/reduce.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "daemon/reduce/buffer.h"
+#include "proto/cleanup.h"
+
+static void spill_copy(struct offload_task *task, uint32_t worker)
+{
+        struct contribution *c = CONTAINER_OF(task, struct contribution, task);
+
+        ops_for(c->job->x, contribution_on_gpu(c))->copy(c->copy, c->data, c->copy_bytes);
+}
+
+static void spill_copied(struct offload_task *task)
+{
+        struct contribution *c = CONTAINER_OF(task, struct contribution, task);
+        struct job *job = c->job;
+
+        c->copying = false;
+        if (c->freed) {
+                contribution_free(c, ZERO_OK, "");
+        } else if (c->queued) {
+                if (c->counted)
+                        job->reduce->waiting[c->rank]--;
+                c->counted = false;
+                c->data = c->copy;
+                push_window_unref(STEAL(c->window));
+                contribution_answer(c, ZERO_OK, "");
+        } else {
+                spill_end(c);
+        }
+        job_unref(job);
+}
+
+void spill_end(struct contribution *c)
+{
+        if (!c->copy)
+                return;
+        assert(!c->copying);
+        free(STEAL(c->copy));
+        if (c->rank < c->job->world_size) /* there may be fewer ranks by now */
+                c->job->reduce->spilled[c->rank] = false;
+}
+
+static bool slots_full(const struct job *job, uint32_t rank)
+{
+        const struct slots *slots = job->ranks[rank]->window->slots;
+
+        return !slots->whole && job->reduce->waiting[rank] == slots->n;
+}
+
+/* No local rank can push, or will. */
+static bool spill_needed(const struct job *job)
+{
+        for (uint32_t rank = 0; rank < job->world_size; rank++) {
+                if (job->node_of_rank[rank] != job->x->cluster->self)
+                        continue;
+                if (!job->seats[rank].closed && (!job->ranks[rank] || !slots_full(job, rank)))
+                        return false;
+        }
+        return true;
+}
+
+static struct contribution *spill_choose(const struct job *job, uint32_t rank)
+{
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                list_for_each (&contributor_of(job->reduce, g, rank)->queue, item) {
+                        struct contribution *c = CONTAINER_OF(item, struct contribution, link);
+
+                        if (c->counted)
+                                return c;
+                }
+        return NULL;
+}
+
+static void spill_start(struct contribution *c)
+{
+        struct job *job = c->job;
+
+        c->copy_bytes = job->layout->groups[c->group].elements * dtype_size(job->grad_dtype);
+        c->copy = buffer_new(c->copy_bytes);
+        if (!c->copy)
+                return; /* out of memory: the step's deadline will say so */
+        job->reduce->spilled[c->rank] = true;
+        c->copying = true;
+        c->task.run = spill_copy;
+        c->task.done = spill_copied;
+        job_ref(job);
+        offload_submit(job->x->offload, &c->task);
+}
+
+void spill_check(struct job *job)
+{
+        if (!spill_needed(job))
+                return;
+        for (uint32_t rank = 0; rank < job->world_size; rank++) {
+                struct contribution *c;
+
+                if (job->node_of_rank[rank] != job->x->cluster->self || job->seats[rank].closed ||
+                    job->reduce->spilled[rank])
+                        continue;
+                c = spill_choose(job, rank);
+                if (c)
+                        spill_start(c);
+                return;
+        }
+}

@@ -1,0 +1,225 @@
+/*
+ * An owner's vote: the norm of each complete group, and, once all groups are complete and the
+ * coordinator has asked, everything the vote follows from is recorded, then it is sent.
+ */
+#include "daemon/reduce/landing.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/store/blobs.h"
+#include "proto/cleanup.h"
+
+/* The norm of one group, on an offload thread. */
+struct measure {
+        struct offload_task task;
+        struct holding *holding;
+        uint32_t group;
+        uint64_t generation;
+        struct group_norm norm;
+};
+
+/* ---- completion and vote ---------------------------------------------------------- */
+
+static void measure_run(struct offload_task *task, uint32_t worker)
+{
+        struct measure *m = CONTAINER_OF(task, struct measure, task);
+
+        landing_add(m->holding, m->group, NULL, &m->norm);
+}
+
+/* What the ranks keep with the step, into memory that outlives the process. */
+static int landing_keep(struct holding *h, struct fault *fault)
+{
+        const struct job *job = h->job;
+
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                const struct kept *k = &h->landing->kept[r];
+                int status = state_blob_stage(h->state, r, job->attempt, k->data, k->bytes);
+
+                if (status)
+                        return fault_set(fault, status == -EDQUOT ? ZERO_EQUOTA : ZERO_ESHM,
+                                         "no room for what the ranks keep with the step: %s",
+                                         strerror(-status));
+        }
+        return 0;
+}
+
+/* The vote, with all it follows from, into memory that outlives the process. */
+static void landing_record(struct holding *h, const struct exact_sum *sum, bool finite,
+                           struct fault *fault)
+{
+        const struct step_params *params = &h->landing->params;
+        const struct job *job = h->job;
+        struct state_record record;
+
+        if (h->state->record->attempt < job->attempt) /* attempts were aborted meanwhile */
+                state_abort(h->state, job->attempt);
+        record = *h->state->record;
+        memcpy(h->state->present, h->landing->present, job->layout->n_tensors);
+        if (landing_keep(h, fault))
+                return;
+        crash_point(CRASH_VOTE_KEPT);
+        record.finite = finite;
+        record.norm = *sum;
+        record.clip_norm = params->clip_norm;
+        record.step_loss_scale = params->loss_scale;
+        record.growth_interval = params->growth_interval;
+        record.world_size = job->world_size;
+        record.n_sets = params->n_sets;
+        for (uint32_t i = 0; i < params->n_sets; i++) {
+                record.sets[i].lr = params->sets[i].lr;
+                record.sets[i].beta1 = params->sets[i].beta1;
+                record.sets[i].beta2 = params->sets[i].beta2;
+                record.sets[i].eps = params->sets[i].eps;
+                record.sets[i].weight_decay = params->sets[i].weight_decay;
+        }
+        state_prepare(h->state, &record);
+        crash_point(CRASH_VOTE_RECORDED);
+}
+
+/* Every tensor to be updated here has a hyperparameter set in the step. */
+static int landing_check(const struct holding *h, struct fault *fault)
+{
+        const struct job *job = h->job;
+        uint32_t n_sets = h->landing->params.n_sets, t;
+
+        if (!h->landing->have_params || n_sets == 0)
+                return 0;
+        t = state_check_sets(h->state, n_sets);
+        if (t == job->layout->n_tensors)
+                return 0;
+        return fault_set(fault, ZERO_EINVAL,
+                         "tensor '%.200s' uses hyperparameter set %llu, but the step has %u",
+                         job->layout->tensors[t].name, (unsigned long long)h->state->tensor_set[t],
+                         n_sets);
+}
+
+void landing_vote(struct holding *h)
+{
+        const struct job *job = h->job;
+        struct landing *l = h->landing;
+        Zero__LinkMessage m = job_message(job);
+        Zero__Prepared vote = ZERO__PREPARED__INIT;
+        struct exact_sum sum;
+        struct fault fault = { 0 };
+        bool finite = true;
+
+        if (!l->preparing || update_running(h->update))
+                return;
+        exact_sum_init(&sum);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                if (!landing_has(h, g))
+                        continue;
+                if (!l->groups[g].measured || l->groups[g].busy) /* it may be being settled */
+                        return;
+                exact_sum_merge(&sum, &l->groups[g].norm.sum);
+                finite = finite && l->groups[g].norm.finite;
+        }
+        exact_sum_normalize(&sum);
+        l->preparing = false;
+        if (landing_check(h, &fault) == 0 && l->have_params)
+                landing_record(h, &sum, finite, &fault);
+        l->voted = l->have_params;
+        vote.status = (uint32_t)fault.status;
+        vote.text = fault.text;
+        vote.attempt = job->attempt;
+        vote.owner = h->owner;
+        vote.copy = h->copy;
+        vote.finite = finite;
+        vote.closing = l->have_params;
+        vote.n_norm = EXACT_SUM_BINS;
+        vote.norm = sum.bin;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARED;
+        m.prepared = &vote;
+        fabric_send(job->x->fabric, job->coordinator, &m);
+        crash_point(CRASH_VOTE_SENT);
+}
+
+void landing_measured(struct holding *h, uint32_t group)
+{
+        struct landing_group *lg = &h->landing->groups[group];
+
+        lg->complete = lg->measured = true;
+        if (h->job->dead)
+                return;
+        mirror_offer(h, group);
+        landing_vote(h);
+}
+
+static void measure_done(struct offload_task *task)
+{
+        struct measure *m = CONTAINER_OF(task, struct measure, task);
+        struct holding *h = m->holding;
+        struct job *job = h->job;
+        struct landing_group *lg = &h->landing->groups[m->group];
+
+        lg->busy = false;
+        if (m->generation == h->landing->generation) {
+                lg->norm = m->norm;
+                landing_measured(h, m->group);
+        } else {
+                landing_forget_present(h, m->group);
+                landing_advance(h, m->group);
+        }
+        free(m);
+        job_unref(job);
+}
+
+void landing_measure(struct holding *h, uint32_t group)
+{
+        struct measure *m = calloc(1, sizeof *m);
+
+        if (!m)
+                return;
+        m->holding = h;
+        job_ref(h->job);
+        m->group = group;
+        m->generation = h->landing->generation;
+        group_norm_init(&m->norm, h->job, group);
+        m->task.run = measure_run;
+        m->task.done = measure_done;
+        h->landing->groups[group].complete = true;
+        h->landing->groups[group].busy = true;
+        offload_submit(h->job->x->offload, &m->task);
+}
+
+/* What the ranks keep with the step; false: it cannot be. */
+static bool kept_take(struct holding *h, const Zero__Prepare *m)
+{
+        const struct job *job = h->job;
+        struct landing *l = h->landing;
+
+        if (l->n_kept != job->world_size) {
+                struct kept *kept = calloc(job->world_size, sizeof *kept);
+
+                if (!kept)
+                        return false;
+                landing_forget_kept(l);
+                l->kept = kept;
+                l->n_kept = job->world_size;
+        }
+        for (uint32_t r = 0; r < l->n_kept; r++)
+                kept_clear(&l->kept[r]);
+        for (size_t i = 0; i < m->n_kept; i++)
+                if (m->kept[i]->rank >= l->n_kept || m->kept[i]->blob.len > ZERO_BLOB_MAX ||
+                    kept_set(&l->kept[m->kept[i]->rank], m->kept[i]->blob.data,
+                             m->kept[i]->blob.len))
+                        return false;
+        return true;
+}
+
+void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params)
+{
+        struct landing *l = h->landing;
+
+        if (m->attempt != h->job->attempt || (params && !kept_take(h, m)))
+                return; /* the step's deadline will say so */
+        l->preparing = true;
+        l->have_params = params != NULL;
+        if (params)
+                l->params = *params;
+        landing_vote(h);
+}

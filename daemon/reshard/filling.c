@@ -1,0 +1,389 @@
+/*
+ * A fill at the holder's node: a draft, its bytes, its name.
+ *
+ * The job need not be here yet: it is made with its first holder.  Whatever fails drops the draft
+ * and tells the coordinator why; what was in force stays so.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "daemon/reshard/filling_core.h"
+#include "daemon/reduce/landing.h"
+#include "daemon/shard/shards.h"
+#include "proto/cleanup.h"
+
+enum { SETTLE_MS = 60000 };
+
+DEFINE_CLEANUP(struct partition *, partition_free)
+
+uint32_t filling_holder(const struct filling *f)
+{
+        return holder_of(&f->to, f->owner, f->copy);
+}
+
+/* ---- the end ----------------------------------------------------------------------------- */
+
+static void filling_free(struct filling *f)
+{
+        list_remove(&f->link);
+        state_drop_later(f->x, NULL, f->state);
+        pieces_free(f->pieces);
+        if (f->job)
+                job_unref(f->job);
+        free(f);
+}
+
+void filling_part_ended(struct filling *f)
+{
+        if (--f->busy == 0 && f->phase == FILLING_ENDED)
+                filling_free(f);
+}
+
+/* It goes with the last of what is in flight. */
+static void filling_end(struct filling *f)
+{
+        f->phase = FILLING_ENDED;
+        filling_forget_pulls(f);
+        if (f->made_job && f->job->opening && !filling_of_job(f->job))
+                job_detach(f->job);
+        if (f->busy == 0)
+                filling_free(f);
+}
+
+void filling_fail(struct filling *f, int status, const char *text)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        if (f->phase == FILLING_ENDED)
+                return;
+        m.call = f->call;
+        m.job = f->job->name;
+        log_warning("job %s: what is held of owner %u is not filled: %s", f->job->name, f->owner,
+                    text);
+        answer(f->x, f->node, &m, status, text);
+        f->busy++;
+        filling_end(f);
+        filling_part_ended(f);
+}
+
+/* ---- the draft ----------------------------------------------------------------------------- */
+
+static struct state_identity identity(const struct filling *f)
+{
+        return (struct state_identity){ .job = f->job->name,
+                                        .uid = f->job->uid,
+                                        .world_size = f->record.world_size,
+                                        .n_owners = f->to.n_owners,
+                                        .copy = f->copy,
+                                        .epoch = f->to.epoch,
+                                        .reduce_dtype = f->job->reduce_dtype };
+}
+
+static int cut_pieces(struct filling *f, const struct partition *from, const struct partition *to)
+{
+        const struct shared_out was = { &f->from, from }, is = { &f->to, to };
+        int r = pieces_new(&was, f->readable, &is, filling_holder(f), FILLING_PIECE, &f->pieces);
+
+        if (r == -ENODATA)
+                return fault_set(&f->fault, ZERO_ECONFLICT,
+                                 "no node that is there holds all that is needed");
+        return r ? fault_set(&f->fault, ZERO_ENOMEM, "out of memory") : 0;
+}
+
+static void draft_run(struct offload_task *task, uint32_t worker)
+{
+        struct filling *f = CONTAINER_OF(task, struct filling, task);
+        CLEANUP(cleanup_partition_free) struct partition *from = NULL, *to = NULL;
+        CLEANUP(cleanup_partition_free) struct partition *second = NULL;
+        const struct state_identity id = identity(f);
+        const layout *l = f->job->layout;
+
+        if (partition_new(l, f->from.n_owners, &from) ||
+            partition_new(l, f->to.n_owners, &second)) {
+                fault_set(&f->fault, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        to = STEAL(second);
+        if (cut_pieces(f, from, to) == 0)
+                shards_make(f->x, &id, l, to, f->owner, state_draft, &f->state, &f->fault);
+}
+
+static void draft_done(struct offload_task *task)
+{
+        struct filling *f = CONTAINER_OF(task, struct filling, task);
+
+        if (f->phase == FILLING_ENDED) {
+                ;
+        } else if (f->fault.status) {
+                filling_fail(f, f->fault.status, f->fault.text);
+        } else {
+                crash_point(CRASH_FILL_DRAFTED);
+                f->total = plan_plane_bytes(f->state->plan, ZERO_PLANE_MASTER) +
+                           2 * plan_plane_bytes(f->state->plan, ZERO_PLANE_EXP_AVG);
+                f->phase = FILLING_PULLING;
+                filling_pull(f);
+        }
+        filling_part_ended(f);
+}
+
+static void task_submit(struct filling *f, void (*run)(struct offload_task *, uint32_t),
+                        void (*done)(struct offload_task *))
+{
+        f->busy++;
+        f->task.run = run;
+        f->task.done = done;
+        offload_submit(f->x->offload, &f->task);
+}
+
+/* ---- the name ------------------------------------------------------------------------------ */
+
+/* A holding that this one is to replace may be read by others. */
+static bool holding_read(const struct holding *h)
+{
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                if (h->pins[g])
+                        return true;
+        return update_running(h->update) || landing_in_use(h) || h->taking;
+}
+
+/* From here on the draft is the state. */
+static int name_draft(struct filling *f, struct state *old, struct fault *fault)
+{
+        const struct state_identity id = identity(f);
+
+        if (!old && state_vacant(f->x->store, &id, f->owner, NULL)) {
+                log_warning("job %s: a state file of owner %u, which was not used, is replaced",
+                            f->job->name, f->owner);
+                state_discard(f->x->store, &id, f->owner);
+        }
+        state_set_puts(f->state, f->puts);
+        state_restore(f->state, &f->record);
+        crash_point(CRASH_FILL_FILLED);
+        return state_replace(f->state, old, fault);
+}
+
+static void tell_filled(struct filling *f, const struct state *state)
+{
+        Zero__LinkMessage m = job_message(f->job);
+        Zero__Filled filled = ZERO__FILLED__INIT;
+        struct standing_message standing;
+
+        filled.standing = standing_fill(state, &standing);
+        m.answer = f->call;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_FILLED;
+        m.filled = &filled;
+        fabric_send(f->x->fabric, f->node, &m);
+}
+
+/* It is the job's. */
+static int take_into_job(struct filling *f, struct fault *fault)
+{
+        struct job *job = f->job;
+        bool first = list_empty(&job->holdings);
+        struct holding *h = holding_of_copy(job, f->owner, f->copy);
+        struct state *old = h ? h->state : NULL;
+        int r;
+
+        if (!h && holding_new(job, f->owner, f->copy, &h))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = name_draft(f, old, fault);
+        if (r && !old)
+                holding_free(h);
+        if (r)
+                return r;
+        h->state = STEAL(f->state);
+        if (old) {
+                landing_reset(h);
+                state_drop_later(f->x, job, old);
+        }
+        job->opening = false;
+        if (first)
+                job_take_up(job);
+        else
+                holding_take_up(h);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                gather_dirty(job, g);
+        log_info("job %s: filled the %s of owner %u in %.1f s: %llu bytes, %llu from other nodes",
+                 job->name, f->copy ? "mirror" : "shards", f->owner,
+                 (double)(exchange_now(f->x) - f->begun_ms) / 1000, (unsigned long long)f->bytes,
+                 (unsigned long long)f->moved);
+        tell_filled(f, h->state);
+        filling_end(f);
+        return 0;
+}
+
+static void filling_settle(struct filling *f)
+{
+        const struct holding *h = holding_of_copy(f->job, f->owner, f->copy);
+        struct fault fault;
+        int r = 0;
+
+        f->phase = FILLING_SETTLING;
+        if (!h || !holding_read(h))
+                r = take_into_job(f, &fault);
+        else if (exchange_now(f->x) >= f->settle_until_ms)
+                r = fault_set(&fault, ZERO_EBUSY, "the state before it is being read");
+        if (r)
+                filling_fail(f, fault.status, fault.text);
+}
+
+static void serve_run(struct offload_task *task, uint32_t worker)
+{
+        struct filling *f = CONTAINER_OF(task, struct filling, task);
+
+        for (uint32_t g = 0; g < f->job->layout->n_groups; g++)
+                state_serve_group(f->state, f->job->layout, g, f->x->ops);
+}
+
+static void serve_done(struct offload_task *task)
+{
+        struct filling *f = CONTAINER_OF(task, struct filling, task);
+
+        f->settle_until_ms = exchange_now(f->x) + SETTLE_MS;
+        if (f->phase == FILLING_SERVING)
+                filling_settle(f);
+        filling_part_ended(f);
+}
+
+void filling_pulled(struct filling *f)
+{
+        f->phase = FILLING_ASKING;
+        filling_ask(f);
+}
+
+void filling_asked(struct filling *f)
+{
+        f->phase = FILLING_SERVING;
+        task_submit(f, serve_run, serve_done);
+}
+
+/* ---- the beginning ----------------------------------------------------------------------------
+ */
+
+/* It was filled before, and the coordinator has not heard of it. */
+static bool told_again(struct filling *f)
+{
+        const struct holding *h = holding_of_copy(f->job, f->owner, f->copy);
+        const struct state_record *r = h ? h->state->record : NULL;
+
+        if (!r || r->phase != ATTEMPT_OPEN || r->version != f->record.version ||
+            r->attempt != f->record.attempt || r->decided_attempt != f->record.decided_attempt ||
+            h->state->puts != f->puts)
+                return false;
+        tell_filled(f, h->state);
+        return true;
+}
+
+static int filling_begin(struct filling *f, const Zero__LinkMessage *m, struct fault *fault)
+{
+        layout *l = NULL;
+        int r = filling_read_order(f, m->fill, &l, fault);
+
+        if (r == 0)
+                r = filling_join_job(f, m->job, m->fill, l, fault);
+        if (r)
+                return r;
+        list_insert(&f->x->fillings, &f->link);
+        if (told_again(f))
+                filling_end(f);
+        else
+                task_submit(f, draft_run, draft_done);
+        return 0;
+}
+
+static void filling_cancel(struct exchange *x, uint32_t node, uint64_t id)
+{
+        list_for_each (&x->fillings, item) {
+                struct filling *f = CONTAINER_OF(item, struct filling, link);
+
+                if (f->node == node && f->id == id)
+                        filling_fail(f, ZERO_EABORTED, "it is broken off");
+        }
+}
+
+void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct filling *f;
+        struct fault fault;
+
+        if (m->fill->cancel) {
+                filling_cancel(x, node, m->fill->id);
+                return;
+        }
+        if (!job_name_valid(m->job) || node != coordinator_of(x, m->job)) {
+                answer(x, node, m, ZERO_EPROTO, "malformed fill");
+                return;
+        }
+        f = calloc(1, sizeof *f);
+        if (!f) {
+                answer(x, node, m, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        f->x = x;
+        f->begun_ms = exchange_now(x);
+        f->id = m->fill->id;
+        f->call = m->call;
+        f->node = node;
+        list_init(&f->link);
+        if (filling_begin(f, m, &fault)) {
+                answer(x, node, m, fault.status, fault.text);
+                filling_free(f);
+        }
+}
+
+/* ---- hooks ------------------------------------------------------------------------------------
+ */
+
+static void tell_progress(struct filling *f)
+{
+        Zero__LinkMessage m = job_message(f->job);
+        Zero__FillProgress progress = ZERO__FILL_PROGRESS__INIT;
+
+        progress.id = f->id;
+        progress.bytes = f->told = f->bytes;
+        progress.total = f->total;
+        progress.moved = f->moved;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_FILL_PROGRESS;
+        m.fill_progress = &progress;
+        fabric_send(f->x->fabric, f->node, &m);
+}
+
+void fillings_tick(struct exchange *x)
+{
+        list_for_each (&x->fillings, item) {
+                struct filling *f = CONTAINER_OF(item, struct filling, link);
+
+                if (f->phase == FILLING_DRAFTING || f->phase == FILLING_SERVING ||
+                    (f->phase == FILLING_PULLING && f->told != f->bytes))
+                        tell_progress(f);
+                else if (f->phase == FILLING_SETTLING)
+                        filling_settle(f);
+        }
+}
+
+void fillings_down(struct exchange *x, uint32_t node)
+{
+        list_for_each (&x->fillings, item) {
+                struct filling *f = CONTAINER_OF(item, struct filling, link);
+
+                if (f->node == node)
+                        filling_fail(f, ZERO_EPEER, "the link to the coordinator was lost");
+        }
+}
+
+void fillings_forget(struct job *job)
+{
+        list_for_each (&job->x->fillings, item) {
+                struct filling *f = CONTAINER_OF(item, struct filling, link);
+
+                if (f->job == job)
+                        filling_fail(f, ZERO_ENOJOB, "the job was dropped");
+        }
+}
+
+bool fillings_idle(const struct exchange *x)
+{
+        return list_empty(&x->fillings) && list_empty(&x->fills);
+}

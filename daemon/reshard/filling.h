@@ -1,0 +1,70 @@
+/*
+ * filling.h - a holder's state made from those of other holders: when the list of owners changes,
+ * when a node has lost what it held, when a mirror has missed a put.
+ *
+ *   fill.c          at the coordinator: fills asked for, and how far they are
+ *   filling.c       at the holder's node: the phases of one
+ *   filling_pull.c  its bytes              filling_order.c  what is asked for, read
+ *   giving.c        at a source
+ *
+ * All sources stand at one version and decision, and no step runs.  The holder's node makes a
+ * draft, pulls what lacks (job/pieces.h) straight into its planes, then asks each source for tensor
+ * steps and sets: a source whose state has changed since, by a step or by a put, refuses, and
+ * nothing has happened.  Then the draft is named, at one instant, and is the job's.
+ */
+#pragma once
+
+#include "daemon/engine/engine.h"
+
+/* ---- at the coordinator ---- */
+
+enum { FILL_SILENCE_MS = 120000 };
+
+struct fill_order {
+        const char *job;
+        uint32_t uid, world_size, reduce_dtype;
+        Zero__Layout *layout;
+        /* to: in force.  from: the same where a holder lacks its state; owners of whom nothing is
+         * known any more have node ZERO_NODE_MAX. */
+        const struct placement *from, *to;
+        uint32_t holder;             /* of `to` */
+        uint64_t version, attempt;   /* attempt: after all that any node has heard of */
+        Zero__Decision *last;        /* NULL: none was yet */
+        uint64_t puts;               /* that the state has then; as its twin's */
+        const bool *readable;        /* [holder of `from`] */
+        const uint64_t *source_puts; /* the same: as their standings say */
+};
+
+/* One that is under way. */
+struct fill;
+/* Called exactly once, never before fill_start() returns; standing is there with ZERO_OK alone. */
+typedef void fill_done(void *arg, int status, const char *text, const Zero__Standing *standing);
+/* NULL: out of memory.  ZERO_EBUSY, as status, tells that an earlier one has not ended there yet.
+ */
+struct fill *fill_start(struct exchange *x, const struct fill_order *order, fill_done *done,
+                        void *arg);
+/* done() is still called. */
+void fill_cancel(struct fill *f);
+/* Bytes: in their place, of all; of those, what came from other nodes. */
+void fill_progress(const struct fill *f, uint64_t *ret_bytes, uint64_t *ret_total,
+                   uint64_t *ret_moved);
+/* Gives up those of which nothing was heard for FILL_SILENCE_MS. */
+void fills_tick(struct exchange *x);
+void fill_progress_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+
+/* ---- at the holder's node ---- */
+
+void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+
+/* ---- at a source ---- */
+
+void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
+void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
+
+/* ---- hooks in the rest of the exchange ---- */
+
+void fillings_tick(struct exchange *x);
+void fillings_down(struct exchange *x, uint32_t node);
+/* The job is dropped, or the daemon stops. */
+void fillings_forget(struct job *job);
+bool fillings_idle(const struct exchange *x);

@@ -1,0 +1,350 @@
+/*
+ * The bytes of a filling: planes of pieces, a bounded number under way, each straight into its
+ * place in the draft; then, source by source, what does not lie in planes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/device/gpu.h"
+#include "daemon/reshard/filling_core.h"
+#include "daemon/reshard/giving.h"
+#include "daemon/store/blobs.h"
+#include "proto/cleanup.h"
+
+static const enum zero_plane planes[] = { ZERO_PLANE_MASTER, ZERO_PLANE_EXP_AVG,
+                                          ZERO_PLANE_EXP_AVG_SQ };
+enum { PLANES = sizeof planes / sizeof planes[0] };
+
+/* As what a source is read. */
+static struct giving source_of(const struct filling *f, uint32_t holder)
+{
+        return (struct giving){ .epoch = f->from.epoch,
+                                .owner = holder_owner(&f->from, holder),
+                                .copy = holder_copy(&f->from, holder),
+                                .version = f->record.version,
+                                .attempt = f->record.decided_attempt,
+                                .puts = f->source_puts[holder] };
+}
+
+static void source_failed(struct filling *f, uint32_t holder, int status, const char *why)
+{
+        struct fault fault;
+
+        fault_set(&fault, status, "node %s does not give what it holds of owner %u: %.200s",
+                  node_name(f->x, holder_node(&f->from, holder)), holder_owner(&f->from, holder),
+                  why);
+        filling_fail(f, status, fault.text);
+}
+
+/* ---- planes ------------------------------------------------------------------------------- */
+
+static void transfer_end(struct filling_transfer *t, bool ok)
+{
+        struct filling *f = t->f;
+
+        t->busy = false;
+        gpu_buffer_free(STEAL(t->landing));
+        f->pulling--;
+        if (ok) {
+                f->bytes += t->bytes;
+                f->moved += t->remote ? t->bytes : 0;
+        }
+        if (f->phase == FILLING_PULLING)
+                filling_pull(f);
+        filling_part_ended(f);
+}
+
+static void copy_run(struct offload_task *task, uint32_t worker)
+{
+        struct filling_transfer *t = CONTAINER_OF(task, struct filling_transfer, task);
+
+        bool gpu = state_on_gpu(t->f->state) || (t->source && state_on_gpu(t->source->state));
+
+        (gpu ? gpu_ops() : t->f->x->ops)->copy(t->to, t->from, t->bytes);
+}
+
+static void copy_done(struct offload_task *task)
+{
+        struct filling_transfer *t = CONTAINER_OF(task, struct filling_transfer, task);
+
+        if (t->source)
+                shard_unpin(t->source, t->group);
+        t->source = NULL;
+        transfer_end(t, true);
+}
+
+static void copy_submit(struct filling_transfer *t)
+{
+        t->task.run = copy_run;
+        t->task.done = copy_done;
+        offload_submit(t->f->x->offload, &t->task);
+}
+
+static void transfer_landed(struct ask *ask, int status)
+{
+        struct filling_transfer *t = CONTAINER_OF(ask, struct filling_transfer, ask);
+        struct fault fault;
+
+        if (status) {
+                fault_set(&fault, ask->status ? ask->status : ZERO_EPEER, "node %s: %s",
+                          node_name(t->f->x, ask->node),
+                          ask->status ? zero_status_name(ask->status)
+                                      : "the link was lost while it gave a state");
+                filling_fail(t->f, fault.status, fault.text);
+        }
+        if (status == 0 && t->landing) {
+                t->from = t->landing;
+                copy_submit(t);
+        } else {
+                transfer_end(t, status == 0);
+        }
+}
+
+static int start_copy(struct filling_transfer *t, const struct piece *piece, enum zero_plane plane)
+{
+        struct filling *f = t->f;
+        struct giving g = source_of(f, piece->source);
+        struct fault fault;
+        struct holding *h = giving_find(f->job, &g, &fault);
+        uint64_t bytes = 0;
+
+        if (!h) {
+                source_failed(f, piece->source, fault.status, fault.text);
+                return fault.status;
+        }
+        t->from = giving_place(h, plane, piece->group, (struct range){ piece->first, piece->count },
+                               &bytes);
+        if (!t->from || bytes != t->bytes) {
+                source_failed(f, piece->source, ZERO_EPROTO, "it has other shards");
+                return ZERO_EPROTO;
+        }
+        t->source = h;
+        shard_pin(h, piece->group);
+        copy_submit(t);
+        return 0;
+}
+
+static int start_pull(struct filling_transfer *t, const struct piece *piece, enum zero_plane plane)
+{
+        struct filling *f = t->f;
+        const struct giving g = source_of(f, piece->source);
+        Zero__Pull pull = ZERO__PULL__INIT;
+
+        uint32_t node = holder_node(&f->from, piece->source);
+
+        if (state_on_gpu(f->state) && !fabric_takes_gpu(f->x->fabric, node, t->bytes)) {
+                t->landing = gpu_buffer_new(t->bytes);
+                if (!t->landing) {
+                        filling_fail(f, ZERO_ENOMEM, "out of memory");
+                        return ZERO_ENOMEM;
+                }
+        }
+        pull.kind = ZERO__PULL__KIND__STATE;
+        pull.placement = g.epoch;
+        pull.owner = g.owner;
+        pull.copy = g.copy;
+        pull.version = g.version;
+        pull.attempt = g.attempt;
+        pull.puts = g.puts;
+        pull.group = piece->group;
+        pull.plane = plane;
+        pull.first = piece->first;
+        pull.count = piece->count;
+        t->ask.done = transfer_landed;
+        if (ask_send(&t->ask, f->job, node, TRAFFIC_STATE, &pull, t->landing ? t->landing : t->to,
+                     t->bytes) == 0)
+                return 0;
+        gpu_buffer_free(STEAL(t->landing));
+        source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");
+        return ZERO_EPEER;
+}
+
+static void *draft_place(const struct filling *f, const struct piece *piece, enum zero_plane plane,
+                         uint64_t *ret_bytes)
+{
+        struct range part = { piece->first, piece->count };
+        struct range span = plan_span(f->state->plan, plane, piece->group, part);
+        float *base = plane == ZERO_PLANE_MASTER    ? f->state->master
+                      : plane == ZERO_PLANE_EXP_AVG ? f->state->exp_avg
+                                                    : f->state->exp_avg_sq;
+
+        *ret_bytes = span.count * sizeof(float);
+        return base + span.first;
+}
+
+/* The next plane of a piece; there is one. */
+static int transfer_begin(struct filling *f, struct filling_transfer *t)
+{
+        const struct piece *piece = &f->pieces->items[f->next_piece];
+        enum zero_plane plane = planes[f->next_plane];
+        int r;
+
+        *t = (struct filling_transfer){ .f = f,
+                                        .group = piece->group,
+                                        .remote = holder_node(&f->from, piece->source) !=
+                                                  f->x->cluster->self };
+        list_init(&t->ask.link);
+        t->to = draft_place(f, piece, plane, &t->bytes);
+        f->next_plane = (f->next_plane + 1) % PLANES;
+        f->next_piece += f->next_plane == 0;
+        if (t->bytes == 0) /* frozen: no moments */
+                return 0;
+        r = t->remote ? start_pull(t, piece, plane) : start_copy(t, piece, plane);
+        if (r == 0) {
+                t->busy = true;
+                f->pulling++;
+                f->busy++;
+        }
+        return r;
+}
+
+static struct filling_transfer *transfer_free(struct filling *f)
+{
+        for (uint32_t i = 0; i < FILLING_FLIGHT; i++)
+                if (!f->transfers[i].busy)
+                        return &f->transfers[i];
+        return NULL;
+}
+
+void filling_pull(struct filling *f)
+{
+        struct filling_transfer *t;
+
+        while (f->next_piece < f->pieces->n && (t = transfer_free(f)))
+                if (transfer_begin(f, t))
+                        return;
+        if (f->pulling == 0)
+                filling_pulled(f);
+}
+
+void filling_forget_pulls(struct filling *f)
+{
+        for (uint32_t i = 0; i < FILLING_FLIGHT; i++) {
+                struct filling_transfer *t = &f->transfers[i];
+
+                if (t->busy && t->remote)
+                        fabric_forget(f->x->fabric, t->ask.node, t->ask.transfer);
+        }
+}
+
+/* ---- what does not lie in planes --------------------------------------------------------------
+ */
+
+struct question {
+        struct filling *f;
+        uint32_t holder;
+};
+
+/* Of the tensors that a piece has parts of. */
+static void take_piece(struct filling *f, const struct piece *piece, const Zero__FillTables *t)
+{
+        const struct plan *plan = f->state->plan;
+        const struct plan_shard *shard = &plan->shards[piece->group];
+
+        for (uint32_t i = 0; i < shard->n_segments; i++) {
+                const struct plan_segment *s = &plan->segments[shard->first_segment + i];
+
+                if (s->in_group >= piece->first + piece->count ||
+                    s->in_group + s->count <= piece->first)
+                        continue;
+                state_put_step(f->state, s->tensor, t->steps[s->tensor]);
+                state_put_set(f->state, s->tensor, t->sets[s->tensor]);
+        }
+}
+
+static bool tables_valid(const struct filling *f, const Zero__FillTables *t)
+{
+        uint32_t n = f->job->layout->n_tensors;
+
+        if (t->n_steps != n || t->n_sets != n)
+                return false;
+        for (uint32_t i = 0; i < n; i++)
+                if (t->steps[i] > STATE_STEP_MAX || t->sets[i] >= ZERO_SET_MAX)
+                        return false;
+        return true;
+}
+
+static int tables_take(struct filling *f, uint32_t holder, const Zero__FillTables *t)
+{
+        int r = 0;
+
+        for (uint32_t i = 0; i < f->pieces->n; i++)
+                if (f->pieces->items[i].source == holder)
+                        take_piece(f, &f->pieces->items[i], t);
+        for (size_t i = 0; r == 0 && i < t->n_kept; i++)
+                r = state_blob_stage(f->state, t->kept[i]->rank, f->record.decided_attempt,
+                                     t->kept[i]->blob.data, t->kept[i]->blob.len);
+        return r;
+}
+
+static void question_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct question *q = arg;
+        struct filling *f = q->f;
+        uint32_t holder = q->holder;
+        struct fault fault;
+        int r;
+
+        free(q);
+        f->asking--;
+        if (f->phase != FILLING_ASKING) {
+                ;
+        } else if (status) {
+                source_failed(f, holder, status, text);
+        } else if (m->body_case != ZERO__LINK_MESSAGE__BODY_FILL_TABLES ||
+                   !tables_valid(f, m->fill_tables)) {
+                source_failed(f, holder, ZERO_EPROTO, "its tables cannot be read");
+        } else if ((r = tables_take(f, holder, m->fill_tables))) {
+                fault_errno(&fault, r, "what ranks kept");
+                filling_fail(f, fault.status, fault.text);
+        } else if (f->asking == 0) {
+                filling_asked(f);
+        }
+        filling_part_ended(f);
+}
+
+static void question_send(struct filling *f, uint32_t holder, bool kept)
+{
+        const struct giving g = source_of(f, holder);
+        Zero__LinkMessage m = job_message(f->job);
+        Zero__FillInfo info = ZERO__FILL_INFO__INIT;
+        struct question *q = malloc(sizeof *q);
+
+        if (!q) {
+                filling_fail(f, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        *q = (struct question){ f, holder };
+        info.placement = g.epoch;
+        info.owner = g.owner;
+        info.copy = g.copy;
+        info.version = g.version;
+        info.attempt = g.attempt;
+        info.puts = g.puts;
+        info.kept = kept && g.attempt; /* with no decision nothing was kept */
+        m.body_case = ZERO__LINK_MESSAGE__BODY_FILL_INFO;
+        m.fill_info = &info;
+        f->asking++;
+        f->busy++;
+        call_send(f->x, holder_node(&f->from, holder), &m, CALL_MS, question_answered, q);
+}
+
+/* Every source, and for what ranks kept one of those that were not needed otherwise. */
+void filling_ask(struct filling *f)
+{
+        bool needed[HOLDER_MAX] = { false };
+        uint32_t keeper = 0;
+
+        while (keeper < placement_holders(&f->from) - 1 && !f->readable[keeper])
+                keeper++;
+        if (f->pieces->n)
+                keeper = f->pieces->items[0].source;
+        needed[keeper] = f->readable[keeper];
+        for (uint32_t i = 0; i < f->pieces->n; i++)
+                needed[f->pieces->items[i].source] = true;
+        for (uint32_t h = 0; h < placement_holders(&f->from) && f->phase == FILLING_ASKING; h++)
+                if (needed[h])
+                        question_send(f, h, h == keeper);
+        if (f->asking == 0 && f->phase == FILLING_ASKING)
+                filling_asked(f);
+}

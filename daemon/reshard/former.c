@@ -1,0 +1,154 @@
+/*
+ * States of a placement that has ended.
+ *
+ * No step runs on them.  The coordinator tells where the job stood: a step that was decided is
+ * carried out, any other is void (Settle).  Then the placement in force is filled from them, and
+ * when it is whole they are deleted (Placed).  Until then they are all there is of the job.
+ */
+#include "daemon/reshard/former.h"
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "daemon/job/moving.h"
+#include "proto/cleanup.h"
+
+void former_take_up(struct job *job)
+{
+        list_for_each (&job->former, item) {
+                holding_take_up(CONTAINER_OF(item, struct holding, link));
+        }
+}
+
+static bool is_read(const struct holding *h)
+{
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                if (h->pins[g])
+                        return true;
+        return update_running(h->update) || h->taking;
+}
+
+/* ---- Settle ---------------------------------------------------------------------------- */
+
+static bool settles(const struct job *job, uint64_t call)
+{
+        list_for_each ((struct list *)&job->former, item) {
+                if (CONTAINER_OF(item, struct holding, link)->settling == call)
+                        return true;
+        }
+        return false;
+}
+
+static void settle(struct holding *h, const Zero__Decision *last, uint64_t call)
+{
+        const struct state_record *record = h->state->record;
+        uint64_t prepared = record->phase == ATTEMPT_PREPARED ? record->attempt : 0;
+
+        switch (settling(prepared, last ? last->attempt : 0)) {
+        case SETTLE_CARRY_OUT:
+                update_begin(h, last);
+                break;
+        case SETTLE_VOID:
+                state_abort(h->state, record->attempt + 1);
+                break;
+        case SETTLE_STANDS:
+                break;
+        }
+        if (update_running(h->update))
+                h->settling = call;
+}
+
+static void settled(struct job *job, uint64_t call)
+{
+        Zero__LinkMessage m = job_message(job);
+
+        m.call = call;
+        if (!settles(job, call))
+                answer(job->x, job->coordinator, &m, ZERO_OK, "");
+}
+
+/* Of a move that was broken off.  What is read goes later, with all others. */
+static void drop_void(struct job *job, uint64_t stands)
+{
+        list_for_each (&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (!state_void(&job->place, stands, h->state->id.epoch) || is_read(h))
+                        continue;
+                log_info("job %s: its state of epoch %llu, which was never used, is deleted",
+                         job->name, (unsigned long long)h->state->id.epoch);
+                state_drop_later(job->x, job, STEAL(h->state));
+                holding_free(h);
+        }
+}
+
+void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        bool some = false;
+
+        list_for_each (&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (h->state->id.epoch != m->settle->placement)
+                        continue;
+                some = true;
+                settle(h, m->settle->last, m->call);
+        }
+        if (some)
+                drop_void(job, m->settle->placement);
+        if (some)
+                settled(job, m->call);
+        else
+                answer(job->x, node, m, ZERO_EABORTED, "its states of that placement are gone");
+}
+
+void former_updated(struct holding *h)
+{
+        uint64_t call = h->settling;
+
+        h->settling = 0;
+        if (call)
+                settled(h->job, call);
+}
+
+/* ---- Placed ---------------------------------------------------------------------------- */
+
+void former_sweep(struct job *job)
+{
+        list_for_each (&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (!state_ends(&job->place, job->whole, h->state->id.epoch) || is_read(h))
+                        continue;
+                log_info("job %s: its state of epoch %llu is deleted: all is at epoch %llu now",
+                         job->name, (unsigned long long)h->state->id.epoch,
+                         (unsigned long long)job->place.epoch);
+                state_drop_later(job->x, job, STEAL(h->state));
+                holding_free(h);
+                crash_point(CRASH_MOVE_DROPPED);
+        }
+}
+
+/* What was lost of earlier placements is not among the job's. */
+static void sweep_lost(struct exchange *x, const char *job)
+{
+        uint32_t n = store_sweep_lost(x->store, job, x->view.epoch);
+
+        if (n)
+                log_info("job %s: %u of its states that were lost on a GPU are deleted: all is at "
+                         "epoch %llu now",
+                         job, n, (unsigned long long)x->view.epoch);
+}
+
+void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct job *job = job_find(x, m->job);
+
+        if (node != coordinator_of(x, m->job) || m->placed->placement != x->view.epoch)
+                return;
+        crash_point(CRASH_MOVE_PLACED);
+        sweep_lost(x, m->job);
+        if (!job)
+                return;
+        job->whole = m->placed->placement;
+        former_sweep(job);
+}

@@ -1,0 +1,186 @@
+/*
+ * What a node gives of its holdings to others that are filled.
+ *
+ * It gives as long as the state is the one that is meant: at that version and decision, with the
+ * same puts, and no update running.  A group is pinned while its bytes are read.
+ */
+#include "daemon/reshard/giving.h"
+#include "daemon/transfer/staging.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/store/blobs.h"
+#include "proto/cleanup.h"
+
+/* ---- whether ----------------------------------------------------------------------------- */
+
+struct holding *giving_find(const struct job *job, const struct giving *g, struct fault *fault)
+{
+        struct holding *h = holding_of_epoch(job, g->epoch, g->owner, g->copy);
+        const struct state_record *r;
+
+        if (!h || job->opening) {
+                fault_set(fault, ZERO_ENOJOB, "it does not hold that");
+                return NULL;
+        }
+        r = h->state->record;
+        if (r->phase == ATTEMPT_DECIDED || r->version != g->version ||
+            r->decided_attempt != g->attempt) {
+                fault_set(fault, ZERO_EABORTED, "it is at version %llu, attempt %llu",
+                          (unsigned long long)r->version, (unsigned long long)r->decided_attempt);
+                return NULL;
+        }
+        if (state_putting(h->state) || h->state->puts != g->puts) {
+                fault_set(fault, ZERO_EABORTED, "a client has written to it meanwhile");
+                return NULL;
+        }
+        return h;
+}
+
+const void *giving_place(const struct holding *h, enum zero_plane plane, uint32_t group,
+                         struct range part, uint64_t *ret_bytes)
+{
+        const struct state *state = h->state;
+        const struct range *has = &state->plan->shards[group].range;
+        struct range span;
+
+        if (part.first % LAYOUT_ALIGN || part.count % LAYOUT_ALIGN || part.first < has->first ||
+            part.first - has->first > has->count ||
+            part.count > has->count - (part.first - has->first))
+                return NULL;
+        span = plan_span(state->plan, plane, group, part);
+        *ret_bytes = span.count * sizeof(float);
+        if (plane == ZERO_PLANE_MASTER)
+                return state->master + span.first;
+        return (plane == ZERO_PLANE_EXP_AVG ? state->exp_avg : state->exp_avg_sq) + span.first;
+}
+
+/* ---- planes ------------------------------------------------------------------------------ */
+
+/* A payload under way. */
+struct gift {
+        struct holding *holding;
+        uint32_t group;
+};
+
+static void gift_sent(void *arg, int status)
+{
+        struct gift *gift = arg;
+
+        shard_unpin(gift->holding, gift->group);
+        job_unref(gift->holding->job);
+        free(gift);
+}
+
+static int gift_send(struct holding *h, uint32_t node, uint32_t group, uint64_t transfer,
+                     const void *p, uint64_t bytes)
+{
+        struct gift *gift = malloc(sizeof *gift);
+
+        if (!gift)
+                return -ENOMEM;
+        *gift = (struct gift){ h, group };
+        shard_pin(h, group);
+        job_ref(h->job);
+        crash_point(CRASH_FILL_GIVING);
+        if (plane_payload(h, node, transfer, TRAFFIC_STATE, p, bytes, gift_sent, gift))
+                gift_sent(gift, -ENOTCONN); /* the node is gone, and its request with it */
+        return 0;
+}
+
+static bool plane_given(uint32_t plane)
+{
+        return plane == ZERO_PLANE_MASTER || plane == ZERO_PLANE_EXP_AVG ||
+               plane == ZERO_PLANE_EXP_AVG_SQ;
+}
+
+void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
+{
+        const struct giving g = { .epoch = request->placement,
+                                  .owner = request->owner,
+                                  .copy = request->copy,
+                                  .version = request->version,
+                                  .attempt = request->attempt,
+                                  .puts = request->puts };
+        struct fault fault;
+        struct holding *h = giving_find(job, &g, &fault);
+        const void *p = NULL;
+        uint64_t bytes = 0;
+
+        if (!h) {
+                ask_refuse(job, node, request->transfer, fault.status, fault.text);
+                return;
+        }
+        if (request->group < job->layout->n_groups && plane_given(request->plane))
+                p = giving_place(h, (enum zero_plane)request->plane, request->group,
+                                 (struct range){ request->first, request->count }, &bytes);
+        if (!p || bytes == 0)
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "no such range");
+        else if (gift_send(h, node, request->group, request->transfer, p, bytes))
+                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+}
+
+/* ---- the rest ------------------------------------------------------------------------------- */
+
+static size_t kept_fill(const struct state *state, Zero__Kept *kept, Zero__Kept **pointers)
+{
+        size_t n = 0;
+
+        for (uint32_t r = 0; r < state->blobs.n_ranks; r++) {
+                size_t bytes;
+                const void *p = state_blob(state, r, &bytes);
+
+                if (bytes == 0)
+                        continue;
+                zero__kept__init(&kept[n]);
+                kept[n].rank = r;
+                kept[n].blob = (ProtobufCBinaryData){ bytes, (uint8_t *)p };
+                pointers[n] = &kept[n];
+                n++;
+        }
+        return n;
+}
+
+static void tables_send(const struct holding *h, uint32_t node, const Zero__LinkMessage *m)
+{
+        const struct state *state = h->state;
+        uint32_t n_ranks = m->fill_info->kept ? state->blobs.n_ranks : 0;
+        Zero__LinkMessage a = job_message(h->job);
+        Zero__FillTables tables = ZERO__FILL_TABLES__INIT;
+        CLEANUP(cleanup_free) Zero__Kept *kept = calloc(n_ranks + 1, sizeof *kept);
+        CLEANUP(cleanup_free) Zero__Kept **pointers = calloc(n_ranks + 1, sizeof *pointers);
+
+        if (!kept || !pointers) {
+                answer(h->job->x, node, m, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        tables.n_steps = tables.n_sets = h->job->layout->n_tensors;
+        tables.steps = (uint64_t *)state->tensor_step;
+        tables.sets = (uint64_t *)state->tensor_set;
+        tables.n_kept = n_ranks ? kept_fill(state, kept, pointers) : 0;
+        tables.kept = pointers;
+        a.answer = m->call;
+        a.body_case = ZERO__LINK_MESSAGE__BODY_FILL_TABLES;
+        a.fill_tables = &tables;
+        fabric_send(h->job->x->fabric, node, &a);
+}
+
+void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        const Zero__FillInfo *i = m->fill_info;
+        const struct giving g = { .epoch = i->placement,
+                                  .owner = i->owner,
+                                  .copy = i->copy,
+                                  .version = i->version,
+                                  .attempt = i->attempt,
+                                  .puts = i->puts };
+        struct fault fault;
+        const struct holding *h = giving_find(job, &g, &fault);
+
+        if (h)
+                tables_send(h, node, m);
+        else
+                answer(job->x, node, m, fault.status, fault.text);
+}

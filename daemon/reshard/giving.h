@@ -1,0 +1,17 @@
+/* giving.h - a source of fills, shared with what copies from one on the same node. */
+#pragma once
+
+#include "daemon/reshard/filling.h"
+
+/* Whose state is meant, and as what. */
+struct giving {
+        uint64_t epoch; /* of the placement that counts the owners */
+        uint32_t owner, copy;
+        uint64_t version, attempt, puts; /* attempt: the last decided one */
+};
+
+/* The holding, if it is that; else NULL and why. */
+struct holding *giving_find(const struct job *job, const struct giving *g, struct fault *fault);
+/* Where a part of a group lies in MASTER, EXP_AVG or EXP_AVG_SQ; NULL: not all of it is here. */
+const void *giving_place(const struct holding *h, enum zero_plane plane, uint32_t group,
+                         struct range part, uint64_t *ret_bytes);

@@ -1,0 +1,46 @@
+/* What a node knows of how far its jobs' moves are. */
+#include "daemon/reshard/move.h"
+
+#include "daemon/reshard/filling_core.h"
+#include "proto/cleanup.h"
+
+enum { TOLD_MS = 10000 }; /* after that the coordinator may have gone */
+
+void job_move_told(struct job *job, const Zero__Move *m)
+{
+        job->move_told_ms = m ? exchange_now(job->x) : 0;
+        if (m)
+                job->move = (struct move){ m->from, m->to, m->bytes, m->total };
+}
+
+/* While it is made of what it is filled with no coordinator's word reaches it. */
+static void fillings_sum(const struct job *job, struct move *m)
+{
+        list_for_each (&job->x->fillings, item) {
+                const struct filling *f = CONTAINER_OF(item, struct filling, link);
+
+                if (f->job != job || f->phase == FILLING_ENDED)
+                        continue;
+                m->from = f->from.epoch;
+                m->bytes += f->bytes;
+                m->total += f->total;
+        }
+}
+
+bool job_moves(const struct job *job, struct move *ret)
+{
+        uint64_t now = exchange_now(job->x);
+        bool told = job->move_told_ms && now - job->move_told_ms < TOLD_MS;
+        struct move m = { .from = job->place.epoch, .to = job->place.epoch };
+
+        if (told)
+                m = job->move;
+        else if (filling_of_job(job))
+                fillings_sum(job, &m);
+        else if (!job->whole && !list_empty(&job->former))
+                m.from = holding_newest_former(job)->state->id.epoch;
+        else
+                return false;
+        *ret = m;
+        return true;
+}

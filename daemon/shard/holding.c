@@ -1,0 +1,145 @@
+/* An owner's shards on this node: what belongs to them, and finding them. */
+#include "daemon/engine/engine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+
+static bool holding_alloc(struct holding *h)
+{
+        uint32_t n = h->job->layout->n_groups;
+
+        h->shard_version = calloc(n, sizeof *h->shard_version);
+        h->idle = calloc(n, sizeof *h->idle);
+        h->pins = calloc(n, sizeof *h->pins);
+        h->pulls = malloc(n * sizeof *h->pulls);
+        if (!h->shard_version || !h->idle || !h->pins || !h->pulls)
+                return false;
+        for (uint32_t g = 0; g < n; g++)
+                list_init(&h->pulls[g]);
+        return landing_new(h) == 0 && update_new(h) == 0;
+}
+
+int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding **ret)
+{
+        struct holding *h = calloc(1, sizeof *h);
+
+        if (!h)
+                return -ENOMEM;
+        h->job = job;
+        h->owner = owner;
+        h->copy = copy;
+        list_init(&h->link);
+        if (!holding_alloc(h)) {
+                holding_free(h);
+                return -ENOMEM;
+        }
+        list_insert(&job->holdings, &h->link);
+        *ret = h;
+        return 0;
+}
+
+int holding_new_former(struct job *job, struct state *state, struct holding **ret)
+{
+        int r = holding_new(job, state->plan->owner, state->id.copy, ret);
+
+        if (r)
+                return r;
+        (*ret)->state = state;
+        list_remove(&(*ret)->link);
+        list_insert(&job->former, &(*ret)->link);
+        return 0;
+}
+
+void holding_free(struct holding *h)
+{
+        if (!h)
+                return;
+        list_remove(&h->link);
+        update_free(h->update);
+        landing_free(h->landing);
+        if (h->job->drop_state)
+                state_drop_later(h->job->x, h->job, h->state);
+        else
+                state_close(h->state);
+        free(h->shard_version);
+        free(h->idle);
+        free(h->pins);
+        free(h->pulls);
+        free(h);
+}
+
+static struct holding *holding_at(const struct job *job, struct list *item)
+{
+        return item == &job->holdings ? NULL : CONTAINER_OF(item, struct holding, link);
+}
+
+struct holding *holding_first(const struct job *job)
+{
+        return holding_at(job, job->holdings.next);
+}
+
+struct holding *holding_next(const struct job *job, const struct holding *h)
+{
+        return holding_at(job, h->link.next);
+}
+
+struct holding *holding_find(const struct job *job, uint32_t owner)
+{
+        for_holdings (job, h)
+                if (h->owner == owner)
+                        return h;
+        return NULL;
+}
+
+struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t copy)
+{
+        for_holdings (job, h)
+                if (h->owner == owner && h->copy == copy)
+                        return h;
+        return NULL;
+}
+
+struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
+                                 uint32_t copy)
+{
+        if (epoch == job->place.epoch)
+                return holding_of_copy(job, owner, copy);
+        list_for_each ((struct list *)&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (h->state->id.epoch == epoch && h->owner == owner && h->copy == copy)
+                        return h;
+        }
+        return NULL;
+}
+
+struct holding *holding_newest_former(const struct job *job)
+{
+        struct holding *newest = NULL;
+
+        list_for_each ((struct list *)&job->former, item) {
+                struct holding *h = CONTAINER_OF(item, struct holding, link);
+
+                if (!newest || h->state->id.epoch > newest->state->id.epoch)
+                        newest = h;
+        }
+        return newest;
+}
+
+bool holdings_whole(const struct job *job)
+{
+        const struct placement *place = &job->place;
+
+        for (uint32_t i = 0; i < placement_holders(place); i++)
+                if (holder_node(place, i) == job->x->cluster->self &&
+                    !holding_of_copy(job, holder_owner(place, i), holder_copy(place, i)))
+                        return false;
+        return true;
+}
+
+struct holding *holding_sole(const struct job *job)
+{
+        return job->place.n_owners == 1 ? holding_first(job) : NULL;
+}

@@ -1,0 +1,142 @@
+/*
+ * This owner's shards as others read them.
+ *
+ * A pull of parameters is answered when the shard is at the version asked for; while its
+ * bytes are being read (pinned) the next update of the group waits.
+ */
+#include "daemon/transfer/staging.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+
+/* Another node's request for parameters, waiting or being sent. */
+struct pull {
+        struct list link; /* holding.pulls[group] while it waits */
+        struct holding *holding;
+        uint32_t node, group;
+        uint64_t version, transfer;
+        struct range range; /* a part of the shard */
+};
+
+void shard_pin(struct holding *h, uint32_t group)
+{
+        h->pins[group]++;
+}
+
+void shard_unpin(struct holding *h, uint32_t group)
+{
+        assert(h->pins[group] > 0);
+        if (--h->pins[group] == 0)
+                update_unpinned(h);
+}
+
+static void pull_free(struct pull *p)
+{
+        job_unref(p->holding->job);
+        free(p);
+}
+
+static void pull_sent(void *arg, int status)
+{
+        struct pull *p = arg;
+
+        shard_unpin(p->holding, p->group);
+        pull_free(p);
+}
+
+static void pull_refuse(struct pull *p, int status, const char *text)
+{
+        ask_refuse(p->holding->job, p->node, p->transfer, status, text);
+        pull_free(p);
+}
+
+static void pull_send(struct pull *p)
+{
+        struct holding *h = p->holding;
+        const struct job *job = h->job;
+        const struct plan_shard *shard = &h->state->plan->shards[p->group];
+        size_t size = dtype_size(job->layout->groups[p->group].dtype);
+        const char *data = state_shard(h->state, job->layout, p->group);
+
+        shard_pin(h, p->group);
+        if (plane_payload(h, p->node, p->transfer, TRAFFIC_GATHER,
+                          data + (p->range.first - shard->range.first) * size,
+                          p->range.count * size, pull_sent, p) == 0)
+                return;
+        shard_unpin(h, p->group);
+        pull_free(p); /* the node is gone, and its request with it */
+}
+
+void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
+{
+        struct holding *h = holding_find(job, request->owner);
+        struct range range = { request->first, request->count };
+        struct pull *p;
+
+        if (!h || request->group >= job->layout->n_groups) {
+                ask_refuse(job, node, request->transfer, h ? ZERO_EPROTO : ZERO_ENOJOB,
+                           "no such shard");
+                return;
+        }
+        if (!range_within(range, h->state->plan->shards[request->group].range)) {
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
+                return;
+        }
+        p = calloc(1, sizeof *p);
+        if (!p) {
+                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        *p = (struct pull){ .holding = h,
+                            .node = node,
+                            .group = request->group,
+                            .version = request->version,
+                            .transfer = request->transfer,
+                            .range = range };
+        list_init(&p->link);
+        job_ref(job);
+        if (h->shard_version[p->group] == p->version)
+                pull_send(p);
+        else if (h->shard_version[p->group] > p->version)
+                pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
+        else
+                list_insert(&h->pulls[p->group], &p->link);
+}
+
+void shard_ready(struct holding *h, uint32_t group, uint64_t version)
+{
+        h->shard_version[group] = version;
+        list_for_each (&h->pulls[group], item) {
+                struct pull *p = CONTAINER_OF(item, struct pull, link);
+
+                if (p->version > version)
+                        continue;
+                list_remove(&p->link);
+                if (p->version == version)
+                        pull_send(p);
+                else
+                        pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
+        }
+        gather_shard_ready(h->job, group);
+}
+
+static void holding_forget_node(struct holding *h, uint32_t node)
+{
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                list_for_each (&h->pulls[g], item) {
+                        struct pull *p = CONTAINER_OF(item, struct pull, link);
+
+                        if (p->node != node)
+                                continue;
+                        list_remove(&p->link);
+                        pull_free(p);
+                }
+}
+
+void shard_forget_node(struct job *job, uint32_t node)
+{
+        for_holdings (job, h)
+                holding_forget_node(h, node);
+}

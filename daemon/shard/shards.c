@@ -1,0 +1,125 @@
+/* Making an owner's shards, and saying where they stand; see shards.h. */
+#include "daemon/shard/shards.h"
+
+#include <string.h>
+
+uint32_t shards_place(const struct exchange *x, uint32_t owner, uint32_t copy)
+{
+        const struct placement *view = &x->view;
+
+        return x->gpus ? 1 + holder_device(view, holder_of(view, owner, copy)) % x->gpus : 0;
+}
+
+int shards_make(const struct exchange *x, const struct state_identity *id, const layout *l,
+                const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
+                struct fault *fault)
+{
+        struct plan *plan = NULL;
+        struct state_identity placed = *id;
+        uint64_t bytes = partition_elements(p, owner) * 4 * sizeof(float);
+        int r;
+
+        placed.place = shards_place(x, owner, id->copy);
+        /* tables grow with the elements, so the state's room is asked for before the plan is made
+         */
+        r = store_admit(x->store, bytes, placed.place ? bytes : 0, id->job, fault);
+        if (r)
+                return r;
+        if (plan_new(l, p, owner, (uint32_t)x->conf->chunk, &plan))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = make(x->store, &placed, l, plan, UNDO_SLOTS, ret, fault);
+        if (r)
+                plan_free(plan);
+        return r;
+}
+
+/* ---- how much they are ------------------------------------------------------------------ */
+
+uint64_t shard_trainable(const layout *l, uint32_t group, struct range range)
+{
+        const struct layout_group *g = &l->groups[group];
+        uint64_t n = 0, end = range.first + range.count;
+
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+                const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
+                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) /
+                                                                    LAYOUT_ALIGN * LAYOUT_ALIGN;
+
+                from = from < range.first ? range.first : from;
+                to = to > end ? end : to;
+                if (!t->frozen && to > from)
+                        n += to - from;
+        }
+        return n;
+}
+
+uint64_t shards_bytes(const layout *l, const struct partition *p, uint32_t owner)
+{
+        uint64_t elements = 0;
+
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                struct range range = partition_range(p, g, owner);
+
+                elements += range.count + 2 * shard_trainable(l, g, range);
+        }
+        return elements * sizeof(float);
+}
+
+/* ---- where a state stands ---------------------------------------------------------------- */
+
+static void record_decision(const struct state_record *r, Zero__Decision *d)
+{
+        d->attempt = r->decided_attempt;
+        d->commit = r->commit;
+        d->finite = r->grad_norm == r->grad_norm;
+        d->grad_norm = r->grad_norm;
+        d->grad_scale = r->grad_scale;
+        d->loss_scale = r->loss_scale;
+        d->good_steps = r->good_steps;
+        d->skipped = r->skipped;
+}
+
+static struct step_params recorded_params(const struct state_record *r)
+{
+        struct step_params p = { .n_sets = r->n_sets,
+                                 .clip_norm = r->clip_norm,
+                                 .loss_scale = r->step_loss_scale,
+                                 .growth_interval = r->growth_interval };
+
+        for (uint32_t i = 0; i < r->n_sets; i++)
+                p.sets[i] = (struct step_set){ r->sets[i].lr, r->sets[i].beta1, r->sets[i].beta2,
+                                               r->sets[i].eps, r->sets[i].weight_decay };
+        return p;
+}
+
+Zero__Standing *standing_fill(const struct state *state, struct standing_message *ret)
+{
+        const struct state_record *r = state->record;
+        struct step_params params = recorded_params(r);
+        Zero__Standing *s = &ret->standing;
+
+        zero__standing__init(s);
+        s->owner = state->plan->owner;
+        s->copy = state->id.copy;
+        s->placement = state->id.epoch;
+        s->n_owners = state->id.n_owners;
+        s->version = r->version + (r->phase == ATTEMPT_DECIDED && r->commit);
+        s->attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
+        s->done = r->phase != ATTEMPT_DECIDED;
+        s->fresh = r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN;
+        s->puts = state->puts;
+        if (r->decided_attempt) {
+                zero__decision__init(&ret->decision);
+                record_decision(r, &ret->decision);
+                s->decision = &ret->decision;
+        }
+        if (r->phase != ATTEMPT_PREPARED)
+                return s;
+        s->prepared_attempt = r->attempt;
+        s->finite = r->finite;
+        memcpy(ret->norm, r->norm.bin, sizeof ret->norm);
+        s->n_norm = EXACT_SUM_BINS;
+        s->norm = ret->norm;
+        s->params = step_params_to_message(&params, &ret->params);
+        return s;
+}

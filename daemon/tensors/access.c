@@ -1,0 +1,380 @@
+/*
+ * Reading and writing planes for clients, and checksums.
+ *
+ * A range of a tensor is cut into the owners' parts.  Parts of this node are copied, parts of
+ * others pulled (get) or announced so that the owner pulls them (put); who mirrors an owner takes a
+ * put as the owner does.  Owners do their part only while no update runs.  After a put of
+ * parameters every node drops its gathered copies of the group before the client is answered.
+ */
+#include "daemon/tensors/access.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+enum { PUTS_MAX = 4 }; /* of one client at once: one, and those that it has given up */
+
+/* ---- what is put ------------------------------------------------------------------- */
+
+void put_values_unref(struct put_values *v)
+{
+        if (!v || --v->references)
+                return;
+        v->window->puts--;
+        push_window_unref(v->window);
+        free(v);
+}
+
+static int put_values_new(struct push_window *window, size_t bytes, struct put_values **ret,
+                          struct fault *fault)
+{
+        struct put_values *v;
+
+        if (window->puts >= PUTS_MAX)
+                return fault_set(fault, ZERO_EBUSY, "%d puts of this client are under way",
+                                 PUTS_MAX);
+        v = malloc(sizeof *v + bytes);
+        if (!v)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        *v = (struct put_values){ .references = 1, .window = window };
+        memcpy(v->data, window->segment.data, bytes);
+        window->puts++;
+        window->references++;
+        *ret = v;
+        return 0;
+}
+
+/* ---- the client's side ------------------------------------------------------------- */
+
+static void access_end(struct access *a)
+{
+        struct request *r = a->request;
+
+        if (r) {
+                a->request = NULL;
+                request_end(r, a->status, "%s", a->text);
+        }
+        list_remove(&a->link);
+        put_values_unref(a->values);
+        push_window_unref(a->window);
+        job_unref(a->job);
+        free(a);
+}
+
+static void access_part(struct access *a, int status, const char *text)
+{
+        if (status && !a->status) {
+                a->status = status;
+                snprintf(a->text, sizeof a->text, "%s", text);
+        }
+        assert(a->pending > 0);
+        if (--a->pending == 0)
+                access_end(a);
+}
+
+static void access_part_called(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        access_part(arg, status, text);
+}
+
+/* All parts are written: the copies of other nodes, and this one's, are out of date. */
+static void access_dirty(struct access *a)
+{
+        struct exchange *x = a->job->x;
+        Zero__LinkMessage m = job_message(a->job);
+        Zero__Dirty dirty = ZERO__DIRTY__INIT;
+
+        dirty.group = a->job->layout->tensors[a->tensor].group;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_DIRTY;
+        m.dirty = &dirty;
+        a->pending = x->cluster->n_nodes;
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                call_send(x, n, &m, a->timeout_ms, access_part_called, a);
+}
+
+static void access_written(struct access *a, int status, const char *text)
+{
+        if (a->pending == 1 && !a->status && !status && a->put && a->plane == ZERO_PLANE_MASTER)
+                access_dirty(a);
+        else
+                access_part(a, status, text);
+}
+
+static void access_forget(struct request *r)
+{
+        struct access *a = r->subject;
+
+        a->request = NULL;
+}
+
+static int access_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct access *a = r->subject;
+
+        snprintf(ret->who, sizeof ret->who, "the owners");
+        snprintf(ret->what, sizeof ret->what, "tensor '%.80s'",
+                 a->job->layout->tensors[a->tensor].name);
+        return ZERO_EDEADLINE;
+}
+
+void access_fail(struct job *job)
+{
+        list_for_each (&job->x->accesses, item) {
+                struct access *a = CONTAINER_OF(item, struct access, link);
+
+                if (a->job == job && a->request)
+                        request_end(STEAL(a->request), ZERO_ENOJOB, "the job was dropped");
+        }
+        access_updated(job);
+}
+
+static void local_part_end(struct work *w, int status)
+{
+        struct access *a = w->access;
+        const char *text = status ? work_range_text(w->plane) : "";
+
+        work_free(w);
+        access_written(a, status, text);
+}
+
+/* Where the values of a part lie from its first element on. */
+static void *part_place(const struct access *a, uint64_t first)
+{
+        char *values = a->put ? a->values->data : a->window->segment.data;
+
+        return plane_is_single(a->plane)
+                       ? values
+                       : values + (first - a->first) * plane_size(a->job, a->tensor, a->plane);
+}
+
+static void remote_get_end(struct ask *ask, int status)
+{
+        struct work *w = CONTAINER_OF(ask, struct work, ask);
+        struct access *a = w->access;
+        int refused = w->ask.status;
+
+        if (!status && a->request) /* else the client uses its memory for something else by now */
+                memcpy(part_place(a, w->first), w->buffer,
+                       w->count * plane_size(w->job, w->tensor, w->plane));
+        work_free(w);
+        access_written(a, status ? (refused ? refused : ZERO_EPEER) : 0,
+                       status ? "an owner did not give its part" : "");
+}
+
+static void put_called(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        access_written(arg, status, text);
+}
+
+static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t node)
+{
+        Zero__Pull pull = ZERO__PULL__INIT;
+        size_t bytes = w->count * plane_size(w->job, w->tensor, w->plane);
+
+        pull.kind = ZERO__PULL__KIND__PLANE;
+        pull.owner = owner;
+        pull.tensor = w->tensor;
+        pull.plane = w->plane;
+        pull.first = w->first;
+        pull.count = w->count;
+        pull.version = w->job->version;
+        w->ask.done = remote_get_end;
+        /* not the client's memory: a path checks what has landed, and must find it unchanged */
+        w->buffer = malloc(bytes);
+        w->owns_buffer = true;
+        if (!w->buffer) {
+                work_free(w);
+                access_part(a, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        if (ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer, bytes) == 0)
+                return;
+        work_free(w);
+        access_part(a, ZERO_EPEER, "an owner is not reachable");
+}
+
+static void part_put(struct access *a, struct work *w, uint32_t holder)
+{
+        const struct placement *place = &a->job->place;
+        Zero__LinkMessage m = job_message(a->job);
+        Zero__PutRange range = ZERO__PUT_RANGE__INIT;
+
+        range.put = a->id;
+        range.owner = holder_owner(place, holder);
+        range.copy = holder_copy(place, holder);
+        range.tensor = w->tensor;
+        range.plane = w->plane;
+        range.first = w->first;
+        range.count = w->count;
+        range.version = w->job->version;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PUT_RANGE;
+        m.put_range = &range;
+        work_free(w);
+        call_send(a->job->x, holder_node(place, holder), &m, a->timeout_ms, put_called, a);
+}
+
+/* One owner's part of the range; count may come out as 0. */
+static struct range part_range(const struct access *a, uint32_t owner)
+{
+        const struct layout_tensor *t = &a->job->layout->tensors[a->tensor];
+        struct range r = partition_range(a->job->partition, t->group, owner);
+        uint64_t from = t->offset + (plane_is_single(a->plane) ? 0 : a->first);
+        uint64_t to = from + (plane_is_single(a->plane) ? t->elements : a->count);
+
+        if (from < r.first)
+                from = r.first;
+        if (to > r.first + r.count)
+                to = r.first + r.count;
+        return (struct range){ from - t->offset, to > from ? to - from : 0 };
+}
+
+static void access_part_start(struct access *a, uint32_t holder, struct range part)
+{
+        struct job *job = a->job;
+        const struct placement *place = &job->place;
+        uint32_t owner = holder_owner(place, holder);
+        struct holding *h = a->put ? holding_of_copy(job, owner, holder_copy(place, holder))
+                                   : holding_find(job, owner);
+        struct work *w = work_new(job, h, a->tensor, a->plane, part.first,
+                                  plane_is_single(a->plane) ? 1 : part.count);
+
+        if (!w) {
+                access_part(a, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        w->access = a;
+        w->put = a->put;
+        work_name_put(w, job->x->cluster->self, a->id);
+        w->buffer = part_place(a, part.first);
+        if (h) {
+                w->begin = work_submit;
+                w->end = local_part_end;
+                work_start(w);
+        } else if (a->put) {
+                part_put(a, w, holder);
+        } else {
+                part_get(a, w, owner, holder_node(place, holder));
+        }
+}
+
+static void access_parts(struct access *a)
+{
+        const struct placement *place = &a->job->place;
+        uint32_t n = a->put ? placement_holders(place) : place->n_owners;
+        bool one = plane_is_single(a->plane) && !a->put;
+
+        a->pending = 1; /* held until all parts have been started */
+        for (uint32_t i = 0; i < n; i++) {
+                struct range part = part_range(a, holder_owner(place, i));
+
+                if (part.count == 0)
+                        continue;
+                a->pending++;
+                access_part_start(a, i, part);
+                if (one)
+                        break;
+        }
+        access_written(a, 0, "");
+}
+
+static int access_check(const struct job *job, const Zero__Access *m, bool put,
+                        uint64_t transfer_bytes, struct fault *fault)
+{
+        const struct layout_tensor *t;
+
+        if (m->tensor >= job->layout->n_tensors)
+                return fault_set(fault, ZERO_ENOGROUP, "there is no tensor %u: the layout has %u",
+                                 m->tensor, job->layout->n_tensors);
+        t = &job->layout->tensors[m->tensor];
+        if (m->plane == ZERO_PLANE_GRAD || m->plane < ZERO_PLANE_MASTER ||
+            m->plane > ZERO_PLANE_SET)
+                return fault_set(fault, ZERO_EINVAL, "plane %u cannot be read or written",
+                                 m->plane);
+        if (put && m->plane == ZERO_PLANE_SERVE)
+                return fault_set(fault, ZERO_EINVAL, "the serve plane follows master: write that");
+        if (t->frozen && m->plane != ZERO_PLANE_MASTER && m->plane != ZERO_PLANE_SERVE)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "tensor '%s' is frozen: it has no optimizer state", t->name);
+        if (plane_is_single((enum zero_plane)m->plane)
+                    ? m->first != 0 || m->count != 1
+                    : m->first > t->elements || m->count > t->elements - m->first)
+                return fault_set(
+                        fault, ZERO_ERANGE, "elements %llu to %llu lie outside tensor '%s' (%llu)",
+                        (unsigned long long)m->first, (unsigned long long)(m->first + m->count),
+                        t->name, (unsigned long long)t->elements);
+        if (m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane) > transfer_bytes)
+                return fault_set(fault, ZERO_ERANGE,
+                                 "more than the transfer area holds (%llu bytes)",
+                                 (unsigned long long)transfer_bytes);
+        return 0;
+}
+
+/* A put belongs between steps: no gradient of this attempt may have been pushed here. */
+static int put_check(const struct job *job, struct fault *fault)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->ranks[r] && job->ranks[r]->pushed)
+                        return fault_set(
+                                fault, ZERO_EORDER,
+                                "zero_put between steps only: rank %u has pushed gradients", r);
+        return 0;
+}
+
+/* ... but hyperparameter sets may be chosen until the writer itself ends the step. */
+static int put_set_check(const struct job *job, const struct push_window *window,
+                         struct fault *fault)
+{
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->ranks[r] && job->ranks[r]->window == window && job->seats[r].stepped)
+                        return fault_set(fault, ZERO_EORDER,
+                                         "rank %u has called zero_step: hyperparameter sets are "
+                                         "put before, or when the step is over",
+                                         r);
+        return 0;
+}
+
+int access_start(struct job *job, struct push_window *window, const Zero__Access *m, bool put,
+                 uint64_t timeout_ms, struct request *r, struct fault *fault)
+{
+        struct put_values *values = NULL;
+        struct access *a;
+        int status = access_check(job, m, put, window->transfer_bytes, fault);
+
+        if (!status && put)
+                status = m->plane == ZERO_PLANE_SET ? put_set_check(job, window, fault)
+                                                    : put_check(job, fault);
+        if (!status && put)
+                status = put_values_new(
+                        window, m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane),
+                        &values, fault);
+        if (status)
+                return status;
+        a = calloc(1, sizeof *a);
+        if (!a) {
+                put_values_unref(values);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        *a = (struct access){ .job = job,
+                              .window = window,
+                              .values = values,
+                              .request = r,
+                              .put = put,
+                              .id = ++job->x->last_put,
+                              .tensor = m->tensor,
+                              .plane = (enum zero_plane)m->plane,
+                              .first = m->first,
+                              .count = m->count,
+                              .timeout_ms = timeout_ms };
+        window->references++;
+        job_ref(job);
+        r->subject = a;
+        r->describe = access_describe;
+        r->forget = access_forget;
+        if (plane_is_single(a->plane) && !put) /* what a tensor without elements answers */
+                memset(window->segment.data, 0, sizeof(uint64_t));
+        list_insert(&job->x->accesses, &a->link);
+        access_parts(a);
+        return 0;
+}

@@ -1,0 +1,141 @@
+/*
+ * A hash of the planes that does not depend on how they are partitioned: the sum of the
+ * hashes of all blocks of 128 elements, each keyed with its plane, tensor and place.  Of a tensor's
+ * step and set each block has a hash too: every owner with a part of the tensor keeps both.
+ */
+#include "daemon/tensors/access.h"
+#include "daemon/transfer/staging.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+/* ---- checksum ---------------------------------------------------------------------------- */
+
+enum { HASH_BLOCK = LAYOUT_ALIGN, PIECE = 8192 * HASH_BLOCK }; /* elements */
+
+/*
+ * The sum, modulo 2^64 in two lanes, of the hashes of all blocks of 128 elements, each
+ * keyed with plane, tensor and place: it depends on the values, not on how they are cut.
+ */
+static void checksum_blocks(uint64_t sum[2], uint32_t plane, uint32_t tensor, uint64_t first,
+                            const float *values, uint64_t count)
+{
+        for (uint64_t i = 0; i < count; i += HASH_BLOCK) {
+                struct {
+                        uint32_t plane, tensor;
+                        uint64_t first;
+                        float values[HASH_BLOCK];
+                } block = { .plane = plane, .tensor = tensor, .first = first + i };
+                uint64_t n = count - i < HASH_BLOCK ? count - i : HASH_BLOCK, hash[2];
+
+                memcpy(block.values, values + i, n * sizeof(float));
+                crypto_generichash((uint8_t *)hash, sizeof hash, (const uint8_t *)&block,
+                                   sizeof block, NULL, 0);
+                sum[0] += hash[0];
+                sum[1] += hash[1];
+        }
+}
+
+static void checksum_single(uint64_t sum[2], enum zero_plane plane, const struct plan_segment *s,
+                            uint64_t first, uint64_t value)
+{
+        for (uint64_t i = 0; i < s->count; i += HASH_BLOCK) {
+                const struct {
+                        uint32_t plane, tensor;
+                        uint64_t first, value;
+                } block = { plane, s->tensor, first + i, value };
+                uint64_t hash[2];
+
+                crypto_generichash((uint8_t *)hash, sizeof hash, (const uint8_t *)&block,
+                                   sizeof block, NULL, 0);
+                sum[0] += hash[0];
+                sum[1] += hash[1];
+        }
+}
+
+/* What its tensor has one of. */
+static void checksum_singles(struct work *w, const struct plan_segment *s)
+{
+        const struct state *state = w->holding->state;
+        uint64_t first = s->in_group - w->job->layout->tensors[s->tensor].offset;
+
+        checksum_single(w->checksum.sum[3], ZERO_PLANE_STEP, s, first,
+                        state->tensor_step[s->tensor]);
+        checksum_single(w->checksum.sum[4], ZERO_PLANE_SET, s, first, state->tensor_set[s->tensor]);
+}
+
+static void checksum_segment(struct work *w, enum zero_plane plane, const struct plan_segment *s,
+                             const float *values)
+{
+        uint64_t first = s->in_group - w->job->layout->tensors[s->tensor].offset;
+        uint64_t *sum = w->checksum.sum[plane - ZERO_PLANE_MASTER];
+
+        for (uint64_t i = 0, n; i < s->count; i += n) {
+                n = s->count - i < PIECE ? s->count - i : PIECE;
+                checksum_blocks(sum, plane, s->tensor, first + i,
+                                plane_read(w->holding, values + i, n * sizeof(float), w->buffer),
+                                n);
+        }
+}
+
+static void checksum_run(struct offload_task *task, uint32_t worker)
+{
+        struct work *w = CONTAINER_OF(task, struct work, task);
+        const struct state *state = w->holding->state;
+        const struct plan *plan = state->plan;
+
+        for (uint32_t i = 0; i < plan->n_segments; i++) {
+                const struct plan_segment *s = &plan->segments[i];
+
+                checksum_segment(w, ZERO_PLANE_MASTER, s, state->master + s->master);
+                if (w->job->layout->tensors[s->tensor].frozen)
+                        continue;
+                checksum_segment(w, ZERO_PLANE_EXP_AVG, s, state->exp_avg + s->moment);
+                checksum_segment(w, ZERO_PLANE_EXP_AVG_SQ, s, state->exp_avg_sq + s->moment);
+                checksum_singles(w, s);
+        }
+}
+
+static void checksum_end(struct offload_task *task)
+{
+        struct work *w = CONTAINER_OF(task, struct work, task);
+
+        w->checksum_done(w->checksum_arg, &w->checksum);
+        for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
+                shard_unpin(w->holding, g);
+        work_free(w);
+}
+
+static void checksum_begin(struct work *w)
+{
+        for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
+                shard_pin(w->holding, g);
+        w->checksum.version = w->job->version; /* the pins keep the next update waiting */
+        w->task.run = checksum_run;
+        w->task.done = checksum_end;
+        offload_submit(w->job->x->offload, &w->task);
+}
+
+void checksum_start(struct holding *h, uint64_t version,
+                    void (*done)(void *arg, const struct checksum *sum), void *arg)
+{
+        struct work *w = calloc(1, sizeof *w);
+
+        if (w)
+                w->buffer = malloc(PIECE * sizeof(float));
+        if (!w || !w->buffer)
+                abort(); /* no way to keep the promise to call done() */
+        w->owns_buffer = true;
+        w->job = h->job;
+        w->holding = h;
+        list_init(&w->link);
+        job_ref(h->job);
+        w->version = version;
+        w->checksum_done = done;
+        w->checksum_arg = arg;
+        w->begin = checksum_begin;
+        work_start(w);
+}

@@ -1,0 +1,379 @@
+/*
+ * An owner's part of reading and writing planes, for this node's clients and for other nodes.
+ *
+ * It is done only while no update runs, and the shard is pinned meanwhile, so that no
+ * update begins.  A client whose node has heard of a step must not meet an owner that has not:
+ * the owner waits until it is at the version that the request bears.
+ */
+#include "daemon/tensors/access.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/transfer/staging.h"
+#include "proto/cleanup.h"
+
+bool plane_is_single(enum zero_plane plane)
+{
+        return plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET;
+}
+
+size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
+{
+        if (plane_is_single(plane))
+                return sizeof(uint64_t);
+        if (plane == ZERO_PLANE_SERVE)
+                return dtype_size(job->layout->groups[job->layout->tensors[tensor].group].dtype);
+        return sizeof(float);
+}
+
+const char *work_range_text(enum zero_plane plane)
+{
+        return plane == ZERO_PLANE_SET ? "hyperparameter sets are numbered from 0 to 255"
+                                       : "a tensor's step is at most 549755813887";
+}
+_Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the texts say");
+
+/* ---- an owner's part ---------------------------------------------------------- */
+
+/* The part of a plane that holds [first, first + count) of a tensor, which lies in one segment. */
+static char *plane_at(const struct holding *h, uint32_t tensor, enum zero_plane plane,
+                      uint64_t first)
+{
+        const layout *l = h->job->layout;
+        const struct layout_tensor *t = &l->tensors[tensor];
+        const struct state *state = h->state;
+        const struct plan_shard *shard = &state->plan->shards[t->group];
+        uint64_t in_group = t->offset + first;
+        const struct plan_segment *s = &state->plan->segments[shard->first_segment];
+
+        if (plane == ZERO_PLANE_STEP)
+                return (char *)&state->tensor_step[tensor];
+        if (plane == ZERO_PLANE_SET)
+                return (char *)&state->tensor_set[tensor];
+        if (plane == ZERO_PLANE_MASTER)
+                return (char *)(state->master + shard->master + (in_group - shard->range.first));
+        if (plane == ZERO_PLANE_SERVE)
+                return (char *)state_shard(state, l, t->group) +
+                       (in_group - shard->range.first) * dtype_size(l->groups[t->group].dtype);
+        while (s->tensor != tensor)
+                s++;
+        return (char *)((plane == ZERO_PLANE_EXP_AVG ? state->exp_avg : state->exp_avg_sq) +
+                        s->moment + (in_group - s->in_group));
+}
+
+static void work_copy(struct work *w)
+{
+        const struct job *job = w->job;
+        char *plane = plane_at(w->holding, w->tensor, w->plane, w->first);
+        size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
+        enum zero_dtype dtype = job->layout->groups[w->group].dtype;
+        const struct device_ops *ops = holding_ops(w->holding);
+
+        if (!w->put) {
+                ops->copy(w->buffer, plane, bytes);
+                return;
+        }
+        ops->copy(plane, w->buffer, bytes);
+        if (w->plane == ZERO_PLANE_MASTER && dtype != ZERO_FP32)
+                ops->cast(dtype, plane_at(w->holding, w->tensor, ZERO_PLANE_SERVE, w->first),
+                          ZERO_FP32, plane, w->count);
+}
+
+static void work_run(struct offload_task *task, uint32_t worker)
+{
+        work_copy(CONTAINER_OF(task, struct work, task));
+}
+
+static void work_done(struct offload_task *task)
+{
+        struct work *w = CONTAINER_OF(task, struct work, task);
+
+        if (w->put)
+                state_put_end(w->holding->state, w->put_name);
+        w->end(w, 0);
+}
+
+void work_name_put(struct work *w, uint32_t node, uint64_t put)
+{
+        w->put_name = put * ZERO_NODE_MAX + node;
+        w->put_name = w->put_name * UINT64_C(0x9e3779b97f4a7c15) + w->tensor;
+        w->put_name = w->put_name * UINT64_C(0x9e3779b97f4a7c15) + w->first;
+}
+
+/* On the loop thread, so that no vote comes in between. */
+static void work_put_single(struct work *w)
+{
+        uint64_t number, most = w->plane == ZERO_PLANE_SET ? ZERO_SET_MAX - 1 : STATE_STEP_MAX;
+
+        memcpy(&number, w->buffer, sizeof number);
+        if (number > most) {
+                w->end(w, ZERO_ERANGE);
+                return;
+        }
+        state_put_begin(w->holding->state);
+        if (w->plane == ZERO_PLANE_SET)
+                state_put_set(w->holding->state, w->tensor, number);
+        else
+                state_put_step(w->holding->state, w->tensor, number);
+        state_put_end(w->holding->state, w->put_name);
+        w->end(w, 0);
+}
+
+void work_submit(struct work *w)
+{
+        if (w->put && plane_is_single(w->plane)) {
+                work_put_single(w);
+                return;
+        }
+        shard_pin(w->holding, w->group);
+        w->pinned = true;
+        if (w->put)
+                state_put_begin(w->holding->state);
+        w->task.run = work_run;
+        w->task.done = work_done;
+        offload_submit(w->job->x->offload, &w->task);
+}
+
+/* A step that was voted for has the sets that were in force then. */
+static bool work_must_wait(const struct work *w)
+{
+        const struct holding *h = w->holding;
+
+        if (h->job->version < w->version || update_running(h->update))
+                return true;
+        if (w->put && taking_copies(h))
+                return true;
+        return w->put && w->plane == ZERO_PLANE_SET && landing_voted(h);
+}
+
+void work_start(struct work *w)
+{
+        if (work_must_wait(w))
+                list_insert(&w->job->x->works, &w->link);
+        else
+                w->begin(w);
+}
+
+void access_updated(struct job *job)
+{
+        list_for_each (&job->x->works, item) {
+                struct work *w = CONTAINER_OF(item, struct work, link);
+
+                if (w->job != job || (!job->dead && work_must_wait(w)))
+                        continue;
+                list_remove(&w->link);
+                w->begin(w);
+        }
+}
+
+void work_free(struct work *w)
+{
+        list_remove(&w->link);
+        if (w->pinned)
+                shard_unpin(w->holding, w->group);
+        if (w->owns_buffer)
+                free(w->buffer);
+        job_unref(w->job);
+        free(w);
+}
+
+struct work *work_new(struct job *job, struct holding *h, uint32_t tensor, enum zero_plane plane,
+                      uint64_t first, uint64_t count)
+{
+        struct work *w = calloc(1, sizeof *w);
+
+        if (!w)
+                return NULL;
+        *w = (struct work){ .job = job,
+                            .holding = h,
+                            .tensor = tensor,
+                            .group = job->layout->tensors[tensor].group,
+                            .plane = plane,
+                            .first = first,
+                            .count = count };
+        list_init(&w->link);
+        job_ref(job);
+        return w;
+}
+
+static const char being_moved[] = "the job's shards are being moved: try again";
+
+/* ---- other nodes' requests ----------------------------------------------------------- */
+
+static bool request_lies_here(const struct job *job, const struct holding *h, uint32_t tensor,
+                              uint32_t plane, uint64_t first, uint64_t count)
+{
+        const struct layout_tensor *t;
+        struct range range;
+
+        if (!h || tensor >= job->layout->n_tensors || plane < ZERO_PLANE_MASTER ||
+            plane > ZERO_PLANE_SET || plane == ZERO_PLANE_GRAD)
+                return false;
+        t = &job->layout->tensors[tensor];
+        range = h->state->plan->shards[t->group].range;
+        if (first > t->elements || count > t->elements - first || count == 0 || range.count == 0 ||
+            (t->frozen && plane != ZERO_PLANE_MASTER && plane != ZERO_PLANE_SERVE))
+                return false;
+        if (plane_is_single((enum zero_plane)plane))
+                return count == 1;
+        return t->offset + first >= range.first &&
+               t->offset + first + count <= range.first + range.count;
+}
+
+static void plane_sent(void *arg, int status)
+{
+        work_free(arg);
+}
+
+static void plane_send(struct work *w)
+{
+        const void *p = plane_at(w->holding, w->tensor, w->plane, w->first);
+        size_t bytes = w->count * plane_size(w->job, w->tensor, w->plane);
+
+        shard_pin(w->holding, w->group);
+        w->pinned = true;
+        if (plane_payload(w->holding, w->node, w->transfer, TRAFFIC_STATE, p, bytes, plane_sent, w))
+                work_free(w);
+}
+
+static struct access *put_find(struct exchange *x, uint64_t id)
+{
+        list_for_each (&x->accesses, item) {
+                struct access *a = CONTAINER_OF(item, struct access, link);
+
+                if (a->put && a->id == id)
+                        return a;
+        }
+        return NULL;
+}
+
+static void put_sent(void *arg, int status)
+{
+        put_values_unref(arg);
+}
+
+/* The owner asks for what a client of this node put. */
+static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
+{
+        struct access *a = put_find(job->x, request->put);
+        size_t size;
+        uint64_t skip;
+
+        if (!a || a->job != job || a->tensor != request->tensor || a->plane != request->plane ||
+            (!plane_is_single(a->plane) &&
+             (request->first < a->first || request->count > a->count ||
+              request->first - a->first > a->count - request->count)) ||
+            (plane_is_single(a->plane) && request->count != 1)) {
+                ask_refuse(job, node, request->transfer, ZERO_EABORTED, "no such put");
+                return;
+        }
+        size = plane_size(job, a->tensor, a->plane);
+        skip = plane_is_single(a->plane) ? 0 : (request->first - a->first) * size;
+        a->values->references++;
+        if (fabric_payload(job->x->fabric, node, request->transfer, TRAFFIC_STATE,
+                           a->values->data + skip, request->count * size, put_sent, a->values))
+                put_values_unref(a->values);
+}
+
+void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
+{
+        struct holding *h = holding_find(job, request->owner);
+        struct work *w;
+
+        if (request->kind == ZERO__PULL__KIND__PUT) {
+                put_pull(job, node, request);
+                return;
+        }
+        if (!holdings_whole(job)) {
+                ask_refuse(job, node, request->transfer, ZERO_EBUSY, being_moved);
+                return;
+        }
+        if (!request_lies_here(job, h, request->tensor, request->plane, request->first,
+                               request->count)) {
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO,
+                           "no such range on this owner");
+                return;
+        }
+        w = work_new(job, h, request->tensor, (enum zero_plane)request->plane, request->first,
+                     request->count);
+        if (!w) {
+                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        w->node = node;
+        w->transfer = request->transfer;
+        w->version = request->version;
+        w->begin = plane_send;
+        work_start(w);
+}
+
+static void remote_put_end(struct work *w, int status)
+{
+        Zero__LinkMessage m = job_message(w->job);
+
+        m.call = w->call;
+        if (status > 0)
+                answer(w->job->x, w->node, &m, status, work_range_text(w->plane));
+        else
+                answer(w->job->x, w->node, &m, status ? ZERO_EPEER : ZERO_OK,
+                       status ? "the owner could not take its part" : "");
+        work_free(w);
+}
+
+static void put_landed(struct ask *ask, int status)
+{
+        struct work *w = CONTAINER_OF(ask, struct work, ask);
+
+        if (status) {
+                remote_put_end(w, status);
+                return;
+        }
+        w->begin = work_submit;
+        work_start(w);
+}
+
+void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        const Zero__PutRange *put = m->put_range;
+        struct holding *h = holding_of_copy(job, put->owner, put->copy);
+        Zero__Pull pull = ZERO__PULL__INIT;
+        size_t bytes;
+        struct work *w;
+
+        if (!holdings_whole(job)) {
+                answer(job->x, node, m, ZERO_EBUSY, being_moved);
+                return;
+        }
+        if (!request_lies_here(job, h, put->tensor, put->plane, put->first, put->count)) {
+                answer(job->x, node, m, ZERO_EPROTO, "no such range on this owner");
+                return;
+        }
+        w = work_new(job, h, put->tensor, (enum zero_plane)put->plane, put->first, put->count);
+        bytes = put->count * plane_size(job, put->tensor, (enum zero_plane)put->plane);
+        if (w)
+                w->buffer = malloc(bytes);
+        if (!w || !w->buffer) {
+                if (w)
+                        work_free(w);
+                answer(job->x, node, m, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        w->owns_buffer = w->put = true;
+        work_name_put(w, node, put->put);
+        w->version = put->version;
+        w->node = node;
+        w->call = m->call;
+        w->end = remote_put_end;
+        w->ask.done = put_landed;
+        pull.kind = ZERO__PULL__KIND__PUT;
+        pull.put = put->put;
+        pull.owner = put->owner;
+        pull.tensor = put->tensor;
+        pull.plane = put->plane;
+        pull.first = put->first;
+        pull.count = put->count;
+        if (ask_send(&w->ask, job, node, TRAFFIC_STATE, &pull, w->buffer, bytes))
+                work_free(w); /* the node is gone */
+}

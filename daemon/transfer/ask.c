@@ -1,0 +1,77 @@
+/*
+ * Payloads this node asks for.  Room first, then the request; the bytes land in place on
+ * the bulk path, or a refusal comes on the link.
+ */
+#include "daemon/engine/engine.h"
+
+#include <errno.h>
+
+static void ask_landed(void *arg, int status)
+{
+        struct ask *ask = arg;
+
+        list_remove(&ask->link);
+        ask->done(ask, status);
+}
+
+int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
+             void *p, size_t n)
+{
+        struct exchange *x = job->x;
+        Zero__LinkMessage m = job_message(job);
+        int r;
+
+        if (!(x->up >> node & 1))
+                return -ENOTCONN;
+        ask->x = x;
+        ask->job = job;
+        ask->node = node;
+        ask->transfer = fabric_transfer(x->fabric, node);
+        ask->status = 0;
+        r = fabric_expect(x->fabric, node, ask->transfer, kind, p, n, ask_landed, ask);
+        if (r)
+                return r;
+        list_insert(&x->asks, &ask->link);
+        pull->transfer = ask->transfer;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_PULL;
+        m.pull = pull;
+        if (fabric_send(x->fabric, node, &m))
+                fabric_forget(x->fabric, node, ask->transfer); /* done will say -ECANCELED */
+        return 0;
+}
+
+void asks_forget(const struct job *job)
+{
+        list_for_each (&job->x->asks, item) {
+                struct ask *ask = (struct ask *)item; /* link is its first member */
+
+                if (ask->job == job)
+                        fabric_forget(job->x->fabric, ask->node, ask->transfer);
+        }
+}
+
+void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m)
+{
+        list_for_each (&x->asks, item) {
+                struct ask *ask = (struct ask *)item; /* link is its first member */
+
+                if (ask->node != node || ask->transfer != m->transfer)
+                        continue;
+                ask->status = m->status ? (int)m->status : ZERO_EPROTO;
+                fabric_forget(x->fabric, node, ask->transfer);
+                return;
+        }
+}
+
+void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Refuse refuse = ZERO__REFUSE__INIT;
+
+        refuse.transfer = transfer;
+        refuse.status = (uint32_t)status;
+        refuse.text = (char *)text;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_REFUSE;
+        m.refuse = &refuse;
+        fabric_send(job->x->fabric, node, &m);
+}

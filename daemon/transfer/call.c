@@ -1,0 +1,144 @@
+/*
+ * Calls between nodes: a message that wants an answer.  Each ends exactly once: by its
+ * answer, by the end of the link, or at its deadline.
+ */
+#include "daemon/engine/engine.h"
+
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+struct call {
+        struct list link; /* exchange.calls */
+        uint64_t id, deadline_ms;
+        uint32_t node;
+        bool unsent; /* the node was not up: ends at the next tick */
+        call_done *done;
+        void *arg;
+};
+
+void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
+               call_done *done, void *arg)
+{
+        struct call *call = calloc(1, sizeof *call);
+
+        if (!call)
+                abort(); /* no way to keep the promise to call done() */
+        call->id = ++x->last_call;
+        call->node = node;
+        call->done = done;
+        call->arg = arg;
+        call->deadline_ms = exchange_now(x) + timeout_ms;
+        list_insert(&x->calls, &call->link);
+        m->call = call->id;
+        call->unsent = !(x->up >> node & 1) || fabric_send(x->fabric, node, m) != 0;
+}
+
+static void call_end(struct call *call, int status, const char *text, const Zero__LinkMessage *m)
+{
+        list_remove(&call->link);
+        call->done(call->arg, status, text, m);
+        free(call);
+}
+
+void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        list_for_each (&x->calls, item) {
+                struct call *call = CONTAINER_OF(item, struct call, link);
+
+                if (call->id == m->answer && call->node == node) {
+                        call_end(call, (int)m->status, m->text, m);
+                        return;
+                }
+        }
+        log_debug("node %s answered a call that is over", node_name(x, node));
+}
+
+/* Ending a call may start or end others: walk anew after each. */
+static struct call *call_find(struct exchange *x, bool (*match)(const struct call *, uint64_t),
+                              uint64_t key)
+{
+        list_for_each (&x->calls, item) {
+                struct call *call = CONTAINER_OF(item, struct call, link);
+
+                if (match(call, key))
+                        return call;
+        }
+        return NULL;
+}
+
+static bool call_is_of_node(const struct call *call, uint64_t node)
+{
+        return call->node == node;
+}
+
+static bool call_is_unsent(const struct call *call, uint64_t node)
+{
+        return call->unsent && call->node == node;
+}
+
+static bool call_is_late(const struct call *call, uint64_t now)
+{
+        return call->unsent || call->deadline_ms <= now;
+}
+
+/* What was called before the node came up is told so now, and may be tried again. */
+void calls_up(struct exchange *x, uint32_t node)
+{
+        struct call *call;
+
+        while ((call = call_find(x, call_is_unsent, node)))
+                call_end(call, ZERO_EPEER, "the node was not up", NULL);
+}
+
+void calls_down(struct exchange *x, uint32_t node, const char *why)
+{
+        struct call *call;
+        char text[256];
+
+        snprintf(text, sizeof text, "node %s is not reachable: %s", node_name(x, node), why);
+        while ((call = call_find(x, call_is_of_node, node)))
+                call_end(call, ZERO_EPEER, text, NULL);
+}
+
+void calls_expire(struct exchange *x)
+{
+        struct call *call;
+        char text[256];
+
+        while ((call = call_find(x, call_is_late, exchange_now(x)))) {
+                snprintf(text, sizeof text, "node %s %s", node_name(x, call->node),
+                         call->unsent ? "is not reachable" : "did not answer in time");
+                call_end(call, call->unsent ? ZERO_EPEER : ZERO_EDEADLINE, text, NULL);
+        }
+}
+
+void answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
+            const char *text)
+{
+        Zero__LinkMessage a = ZERO__LINK_MESSAGE__INIT;
+
+        if (m->call == 0)
+                return;
+        a.answer = m->call;
+        a.status = (uint32_t)status;
+        a.text = (char *)(text ? text : "");
+        a.job = m->job;
+        fabric_send(x->fabric, node, &a);
+}
+
+Zero__LinkMessage job_message(const struct job *job)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        m.job = (char *)job->name;
+        m.epoch = job->epoch;
+        return m;
+}
+
+void send_all(struct exchange *x, const Zero__LinkMessage *m)
+{
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                fabric_send(x->fabric, n, m);
+}

@@ -1,0 +1,165 @@
+/*
+ * Copies of planes on their way out; see staging.h.
+ *
+ * Invariant: every payload that was taken ends by done(), once, and in the order of asking they are
+ * begun.
+ */
+#include "daemon/transfer/staging.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/device/gpu.h"
+#include "proto/cleanup.h"
+
+const struct device_ops *holding_ops(const struct holding *h)
+{
+        return state_on_gpu(h->state) ? gpu_ops() : h->job->x->ops;
+}
+
+struct staged {
+        struct list link; /* exchange.staged */
+        struct offload_task task;
+        struct job *job;
+        uint32_t node;
+        uint64_t transfer;
+        enum traffic kind;
+        const void *p;
+        size_t n;
+        void *buffer; /* NULL: it waits */
+        bool gone;    /* the link was lost meanwhile */
+        bulk_done *done;
+        void *arg;
+};
+
+static void staging_advance(struct exchange *x);
+
+static void staged_end(struct staged *s, int status)
+{
+        struct exchange *x = s->job->x;
+        bulk_done *done = s->done;
+        void *arg = s->arg;
+
+        list_remove(&s->link);
+        x->staging_bytes -= s->buffer ? s->n : 0;
+        gpu_buffer_free(s->buffer);
+        free(s);
+        done(arg, status);
+        staging_advance(x);
+}
+
+static void staged_sent(void *arg, int status)
+{
+        staged_end(arg, status);
+}
+
+static void staged_copy(struct offload_task *task, uint32_t worker)
+{
+        struct staged *s = CONTAINER_OF(task, struct staged, task);
+
+        gpu_ops()->copy(s->buffer, s->p, s->n);
+}
+
+static void staged_copied(struct offload_task *task)
+{
+        struct staged *s = CONTAINER_OF(task, struct staged, task);
+        struct exchange *x = s->job->x;
+
+        if (s->gone || fabric_payload(x->fabric, s->node, s->transfer, s->kind, s->buffer, s->n,
+                                      staged_sent, s))
+                staged_end(s, -ENOTCONN); /* the node is gone, and its request with it */
+}
+
+/* False: there is no room now; what is under way will leave some. */
+static bool staged_begin(struct exchange *x, struct staged *s)
+{
+        if (x->staging_bytes && x->staging_bytes + s->n > STAGING_BYTES)
+                return false;
+        s->buffer = gpu_buffer_new(s->n);
+        if (!s->buffer && x->staging_bytes)
+                return false;
+        if (!s->buffer) {
+                ask_refuse(s->job, s->node, s->transfer, ZERO_ENOMEM, "out of memory");
+                staged_end(s, -ENOMEM);
+                return false; /* the end has begun the next one */
+        }
+        x->staging_bytes += s->n;
+        s->task.run = staged_copy;
+        s->task.done = staged_copied;
+        offload_submit(x->offload, &s->task);
+        return true;
+}
+
+static void staging_advance(struct exchange *x)
+{
+        list_for_each (&x->staged, item) {
+                struct staged *s = CONTAINER_OF(item, struct staged, link);
+
+                if (!s->buffer && !staged_begin(x, s))
+                        return;
+        }
+}
+
+int plane_payload(struct holding *h, uint32_t node, uint64_t transfer, enum traffic kind,
+                  const void *p, size_t n, bulk_done *done, void *arg)
+{
+        return staged_payload(h->job, state_on_gpu(h->state), node, transfer, kind, p, n, done,
+                              arg);
+}
+
+int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
+                   enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg)
+{
+        struct exchange *x = job->x;
+        struct staged *s;
+
+        if (!on_gpu || fabric_takes_gpu(x->fabric, node, n))
+                return fabric_payload(x->fabric, node, transfer, kind, p, n, done, arg);
+        if (!(x->up >> node & 1))
+                return -ENOTCONN;
+        s = malloc(sizeof *s);
+        if (!s)
+                return -ENOMEM;
+        *s = (struct staged){ .job = job,
+                              .node = node,
+                              .transfer = transfer,
+                              .kind = kind,
+                              .p = p,
+                              .n = n,
+                              .done = done,
+                              .arg = arg };
+        list_insert(&x->staged, &s->link);
+        staging_advance(x);
+        return 0;
+}
+
+static struct staged *find_waiting(struct exchange *x, uint32_t node)
+{
+        list_for_each (&x->staged, item) {
+                struct staged *s = CONTAINER_OF(item, struct staged, link);
+
+                if (s->node == node && !s->buffer)
+                        return s;
+        }
+        return NULL;
+}
+
+void staging_down(struct exchange *x, uint32_t node)
+{
+        struct staged *s;
+
+        list_for_each (&x->staged, item) {
+                s = CONTAINER_OF(item, struct staged, link);
+                s->gone = s->gone || s->node == node;
+        }
+        while ((s = find_waiting(x, node))) /* anew: the end of one begins others */
+                staged_end(s, -ENOTCONN);
+}
+
+const void *plane_read(const struct holding *h, const void *p, size_t n, void *buffer)
+{
+        if (!state_on_gpu(h->state))
+                return p;
+        gpu_ops()->copy(buffer, p, n);
+        return buffer;
+}

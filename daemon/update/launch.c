@@ -1,0 +1,143 @@
+/*
+ * AdamW on a GPU.
+ *
+ * What is contiguous, of one tensor, and still at the old version is one piece, of which is written
+ * too what is served: a whole segment, but for a state that came to the GPU in the middle of an
+ * update.  Pieces are launched together, and waited for together.  Nothing survives the process, so
+ * there is no undo slot; chunks count as updated when all of the range is done.
+ */
+#include "daemon/update/launch.h"
+
+#include <assert.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/device/gpu.h"
+#include "daemon/store/undo.h"
+
+/* Elements that are one piece. */
+struct run {
+        uint32_t tensor;
+        uint64_t in_group, master, moment, count; /* count 0: none yet */
+};
+
+struct launch {
+        const struct holding *holding;
+        const struct adamw_scalars *scalars;
+        const struct parcel *parcel; /* NULL: the gradient is in the state */
+        uint32_t group;
+        struct run run;
+        struct zero_cuda_adamw pieces[ZERO_CUDA_PIECES];
+        uint32_t n_pieces;
+};
+
+static void pieces_end(struct launch *l)
+{
+        gpu_update(l->pieces, l->n_pieces);
+        l->n_pieces = 0;
+}
+
+/* Of what ranks pushed there is nothing in the gap behind a tensor: it stays as it is. */
+static uint64_t run_elements(const struct launch *l)
+{
+        const struct layout_tensor *t = &l->holding->job->layout->tensors[l->run.tensor];
+        uint64_t first = l->run.in_group - t->offset, count = l->run.count;
+
+        if (!l->parcel || count == 0)
+                return count;
+        if (first >= t->elements)
+                return 0;
+        return count < t->elements - first ? count : t->elements - first;
+}
+
+static void run_gradient(const struct launch *l, struct zero_cuda_adamw *update)
+{
+        if (!l->parcel) {
+                update->grad[0] = l->holding->state->grad + l->run.moment;
+                update->k = 1;
+                update->from = update->wire = ZERO_FP32;
+                return;
+        }
+        assert(parcel_sources_max(l->parcel) <= ZERO_CUDA_GRADS);
+        update->k =
+                (uint32_t)parcel_sources(l->parcel, l->run.tensor, l->run.in_group, update->grad);
+        update->from = parcel_dtype(l->parcel);
+        update->wire = l->holding->job->reduce_dtype;
+}
+
+static void run_end(struct launch *l)
+{
+        const struct state *s = l->holding->state;
+        const struct job *job = l->holding->job;
+        const struct plan_shard *shard = &s->plan->shards[l->group];
+        enum zero_dtype dtype = job->layout->groups[l->group].dtype;
+        struct run r = l->run;
+        float *p = s->master + r.master, *m = s->exp_avg + r.moment, *v = s->exp_avg_sq + r.moment;
+        struct zero_cuda_adamw update = { .scalars = l->scalars[r.tensor],
+                                          .n = run_elements(l),
+                                          .p = p,
+                                          .m = m,
+                                          .v = v,
+                                          .out_p = p,
+                                          .out_m = m,
+                                          .out_v = v,
+                                          .serve_dtype = dtype };
+
+        if (update.n && s->present[r.tensor])
+                run_gradient(l, &update);
+        l->run.count = 0;
+        if (update.k == 0)
+                return;
+        if (shard->serve != UINT64_MAX)
+                update.serve =
+                        s->serve + shard->serve + (r.master - shard->master) * dtype_size(dtype);
+        if (l->n_pieces == ZERO_CUDA_PIECES)
+                pieces_end(l);
+        l->pieces[l->n_pieces++] = update;
+}
+
+static void run_add(struct launch *l, struct run part)
+{
+        struct run *r = &l->run;
+
+        if (r->count && r->tensor == part.tensor && r->master + r->count == part.master &&
+            r->moment + r->count == part.moment) {
+                r->count += part.count;
+                return;
+        }
+        run_end(l);
+        *r = part;
+}
+
+/* Its elements, tensor by tensor. */
+static void chunk_add(struct launch *l, const struct plan_chunk *c)
+{
+        const struct plan_segment *s = &l->holding->state->plan->segments[c->first_segment];
+
+        for (uint64_t done = 0, n; done < c->n; done += n, s++) {
+                uint64_t left = s->in_group + s->count - (c->in_group + done);
+
+                n = left < c->n - done ? left : c->n - done;
+                run_add(l, (struct run){ s->tensor, c->in_group + done, c->master + done,
+                                         c->moment + done, n });
+        }
+}
+
+void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars,
+                   const struct parcel *parcel, uint32_t first, uint32_t end, uint64_t version)
+{
+        const struct plan *plan = h->state->plan;
+        struct launch l = { .holding = h, .scalars = scalars, .parcel = parcel, .n_pieces = 0 };
+
+        for (uint32_t c = first; c < end; c++) {
+                l.group = plan->chunks[c].group;
+                if (state_chunk_version(h->state, c) != version)
+                        chunk_add(&l, &plan->chunks[c]);
+        }
+        run_end(&l);
+        pieces_end(&l);
+        gpu_updated((uint32_t)gpu_of(h->state->master));
+        crash_point(CRASH_UPDATE_CHUNK);
+        for (uint32_t c = first; c < end; c++)
+                if (state_chunk_version(h->state, c) != version)
+                        undo_skip(h->state, c, version);
+}

@@ -1,0 +1,375 @@
+/*
+ * AdamW on this owner's chunks, after a decision.
+ *
+ * Groups are updated in layout order, which is the order in which the next forward pass wants
+ * them; a group whose old bytes are still being read (pinned) is passed over until they are
+ * not.  Each worker commits chunk by chunk through its undo slot; on a GPU a group is
+ * updated in place (launch.h), of contributions whose sum was deferred too.  A group that is
+ * through is at the new version at once; the record is finished when all are.
+ */
+#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/reshard/former.h"
+#include "daemon/reduce/landing.h"
+#include "daemon/update/launch.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "daemon/store/undo.h"
+#include "proto/cleanup.h"
+
+enum { TASK_CHUNKS = 512 };
+enum { IDLE_STEPS = 8 }; /* without a gradient for a group: a warning */
+enum group_phase { GROUP_PENDING, GROUP_RUNNING, GROUP_FINISHED };
+
+struct update_group {
+        enum group_phase phase;
+        uint32_t next_chunk, in_flight; /* tasks */
+        uint64_t save_from;             /* taking_save_begin() */
+        struct offer *deferred;         /* NULL: the sum is in the state */
+};
+
+struct update {
+        bool running;
+        uint64_t version, attempt;      /* to be reached; the attempt decided */
+        struct adamw_scalars *scalars;  /* [tensor] */
+        struct update_group *groups;    /* [group] */
+        uint32_t unfinished, in_flight; /* groups; tasks */
+};
+
+struct update_task {
+        struct offload_task task;
+        struct holding *holding;
+        uint32_t group, first, end; /* chunks */
+        uint64_t save_from;
+};
+
+int update_new(struct holding *h)
+{
+        struct update *u = calloc(1, sizeof *u);
+
+        if (!u)
+                return -ENOMEM;
+        h->update = u;
+        u->scalars = calloc(h->job->layout->n_tensors + 1, sizeof *u->scalars);
+        u->groups = calloc(h->job->layout->n_groups, sizeof *u->groups);
+        return u->scalars && u->groups ? 0 : -ENOMEM;
+}
+
+void update_free(struct update *u)
+{
+        if (!u)
+                return;
+        free(u->scalars);
+        free(u->groups);
+        free(u);
+}
+
+bool update_running(const struct update *u)
+{
+        return u->running;
+}
+
+bool update_reads(const struct update *u, uint32_t group)
+{
+        return u->running && u->groups[group].phase != GROUP_FINISHED;
+}
+
+/* ---- one chunk, on an offload thread -------------------------------------------- */
+
+static bool chunk_present(const struct holding *h, const struct plan_chunk *c)
+{
+        const struct plan *plan = h->state->plan;
+        uint64_t end = c->in_group + c->n;
+
+        for (uint32_t i = c->first_segment; i < plan->n_segments; i++) {
+                const struct plan_segment *s = &plan->segments[i];
+
+                if (s->group != c->group || s->in_group >= end)
+                        break;
+                if (h->state->present[s->tensor])
+                        return true;
+        }
+        return false;
+}
+
+static struct undo_values chunk_values(const struct state *s, const struct plan_chunk *c)
+{
+        return (struct undo_values){ s->master + c->master, s->exp_avg + c->moment,
+                                     s->exp_avg_sq + c->moment };
+}
+
+static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worker,
+                         uint64_t save_from)
+{
+        struct state *state = h->state;
+        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_shard *shard = &state->plan->shards[c->group];
+        enum zero_dtype dtype = h->job->layout->groups[c->group].dtype;
+        struct undo_values old = chunk_values(state, c);
+        bool present;
+
+        if (state_chunk_version(state, chunk) == h->update->version)
+                return; /* it was committed before a crash; serve was made from it since */
+        present = chunk_present(h, c);
+        if (present)
+                old = undo_update(state, worker, chunk, h->update->version, h->job->x->ops,
+                                  h->update->scalars);
+        else
+                undo_skip(state, chunk, h->update->version);
+        crash_point(CRASH_UPDATE_CHUNK);
+        if (save_from != UINT64_MAX)
+                taking_save(h, chunk, old, save_from);
+        if (present && shard->serve != UINT64_MAX)
+                h->job->x->ops->serve(dtype,
+                                      state->serve + shard->serve +
+                                              (c->in_group - shard->range.first) *
+                                                      dtype_size(dtype),
+                                      state->master + c->master, c->n);
+}
+
+static void update_run(struct offload_task *task, uint32_t worker)
+{
+        struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+        struct update *u = t->holding->update;
+
+        if (state_on_gpu(t->holding->state)) {
+                const struct offer *deferred = u->groups[t->group].deferred;
+
+                launch_chunks(t->holding, u->scalars, deferred ? deferred->parcel : NULL, t->first,
+                              t->end, u->version);
+                return;
+        }
+        for (uint32_t c = t->first; c < t->end; c++)
+                chunk_update(t->holding, c, worker, t->save_from);
+}
+
+/* ---- the order of groups ---------------------------------------------------------- */
+
+static void update_finish(struct holding *h)
+{
+        struct update *u = h->update;
+        Zero__LinkMessage m = job_message(h->job);
+        Zero__Done done = ZERO__DONE__INIT;
+
+        u->running = false;
+        crash_point(CRASH_UPDATE_FINISH);
+        state_finish(h->state);
+        crash_point(CRASH_UPDATE_DONE);
+        if (h->state->id.epoch != h->job->place.epoch) {
+                taking_updated(h);
+                former_updated(h);
+                return;
+        }
+        done.attempt = u->attempt;
+        done.owner = h->owner;
+        done.copy = h->copy;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_DONE;
+        m.done = &done;
+        fabric_send(h->job->x->fabric, h->job->coordinator, &m);
+        taking_updated(h);
+        landing_updated(h);
+        access_updated(h->job);
+        drain_check(h->job->x);
+}
+
+static void group_finish(struct holding *h, uint32_t group)
+{
+        struct update *u = h->update;
+        bool last = --u->unfinished == 0, saved = u->groups[group].save_from != UINT64_MAX;
+
+        u->groups[group].phase = GROUP_FINISHED;
+        deferred_release(STEAL(u->groups[group].deferred));
+        shard_ready(h, group, u->version);
+        if (last)
+                update_finish(h);
+        else
+                landing_group_free(h, group);
+        if (saved)
+                taking_save_end(h);
+}
+
+static void update_advance(struct holding *h);
+
+static void update_done(struct offload_task *task)
+{
+        struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+        struct holding *h = t->holding;
+        struct job *job = h->job;
+        struct update_group *g = &h->update->groups[t->group];
+        uint32_t group = t->group;
+
+        free(t);
+        h->update->in_flight--;
+        g->in_flight--;
+        if (g->in_flight == 0 && g->next_chunk == h->state->plan->shards[group].first_chunk +
+                                                          h->state->plan->shards[group].n_chunks)
+                group_finish(h, group);
+        update_advance(h);
+        job_unref(job);
+}
+
+static bool group_submit(struct holding *h, uint32_t group)
+{
+        struct update_group *g = &h->update->groups[group];
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+        uint32_t end = shard->first_chunk + shard->n_chunks;
+        /* a GPU does not take turns with gathers: the fewer launches the better */
+        uint32_t most = state_on_gpu(h->state) ? shard->n_chunks : TASK_CHUNKS;
+        struct update_task *t;
+
+        if (g->phase == GROUP_FINISHED || g->next_chunk == end ||
+            (g->phase == GROUP_PENDING && h->pins[group]))
+                return false;
+        t = calloc(1, sizeof *t);
+        if (!t)
+                return false;
+        if (g->phase == GROUP_PENDING)
+                g->save_from = taking_save_begin(h, group);
+        *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
+                                   .holding = h,
+                                   .group = group,
+                                   .first = g->next_chunk,
+                                   .end = end - g->next_chunk > most ? g->next_chunk + most : end,
+                                   .save_from = g->save_from };
+        g->phase = GROUP_RUNNING;
+        g->next_chunk = t->end;
+        g->in_flight++;
+        h->update->in_flight++;
+        job_ref(h->job);
+        offload_submit(h->job->x->offload, &t->task);
+        return true;
+}
+
+/* Keeps the workers busy, but not more, so that gathers find their turn in between. */
+static void update_advance(struct holding *h)
+{
+        struct update *u = h->update;
+        uint32_t limit = offload_workers(h->job->x->offload) + 1, group = 0;
+
+        if (!u->running)
+                return;
+        while (u->in_flight < limit && group < h->job->layout->n_groups)
+                if (!group_submit(h, group))
+                        group++;
+}
+
+void update_unpinned(struct holding *h)
+{
+        update_advance(h);
+}
+
+/* ---- the decision -------------------------------------------------------------------- */
+
+/* Everything follows from the record, so an update that is taken up after a crash has the same
+ * bits. */
+static void update_scalars(struct holding *h)
+{
+        const struct state *state = h->state;
+        const struct state_record *record = state->record;
+
+        for (uint32_t i = 0; i < state->plan->n_segments; i++) {
+                const struct plan_segment *s = &state->plan->segments[i];
+                double divisor =
+                        layout_group_divisor(&h->job->layout->groups[s->group], record->world_size);
+                uint64_t set = state->tensor_set[s->tensor];
+
+                if (s->moment == UINT64_MAX)
+                        continue;
+                assert(set < record->n_sets); /* else this owner had not voted for the step */
+                h->update->scalars[s->tensor] = adamw_scalars(
+                        record->sets[set].lr, record->sets[set].beta1, record->sets[set].beta2,
+                        record->sets[set].eps, record->sets[set].weight_decay,
+                        state->tensor_step[s->tensor] + 1, record->grad_scale / divisor);
+        }
+}
+
+void update_start(struct holding *h)
+{
+        const struct state_record *record = h->state->record;
+        bool commit = record->commit;
+        struct update *u = h->update;
+
+        assert(!u->running && record->phase == ATTEMPT_DECIDED);
+        crash_point(CRASH_UPDATE_BEGIN);
+        u->running = true;
+        u->attempt = record->attempt;
+        u->version = record->version + commit;
+        u->unfinished = 1; /* held until all groups have been looked at */
+        if (commit)
+                update_scalars(h);
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++) {
+                const struct plan_shard *shard = &h->state->plan->shards[g];
+                bool work = commit && shard->n_chunks > 0;
+
+                u->groups[g] =
+                        (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
+                                               .next_chunk = shard->first_chunk,
+                                               .deferred = work ? deferred_take(h, g) : NULL };
+                u->unfinished += work;
+                if (commit && !work && layout_group_trainable(h->job->layout, g))
+                        shard_ready(h, g, u->version); /* nothing of it to update here */
+        }
+        update_advance(h);
+        if (--u->unfinished == 0)
+                update_finish(h);
+}
+
+static bool group_present(const struct holding *h, uint32_t group)
+{
+        const struct layout_group *g = &h->job->layout->groups[group];
+
+        for (uint32_t i = 0; i < g->n_tensors; i++)
+                if (h->state->present[g->first_tensor + i])
+                        return true;
+        return false;
+}
+
+/* The owner of a group's first part speaks for it. */
+static bool speaks_for(const struct holding *h, uint32_t group)
+{
+        return h->copy == 0 && layout_group_trainable(h->job->layout, group) &&
+               partition_owner(h->job->partition, group, 0) == h->owner;
+}
+
+/* A push that was forgotten looks as a gradient that there is none of: only people can tell. */
+static void idle_groups(struct holding *h)
+{
+        const struct job *job = h->job;
+        uint32_t first = 0, n = 0;
+
+        h->committed++;
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                h->idle[g] = group_present(h, g) ? 0 : h->idle[g] + 1;
+                if (h->idle[g] != IDLE_STEPS || !speaks_for(h, g))
+                        continue;
+                first = n++ == 0 ? g : first;
+        }
+        if (n > 0)
+                log_warning_for(
+                        job->uid,
+                        "job %s: no rank has pushed a gradient of group '%s'%s in the last %d "
+                        "steps: its parameters stay as they are (zeroctl shards tells which "
+                        "groups were updated)",
+                        job->name, job->layout->groups[first].name, n > 1 ? " and others" : "",
+                        IDLE_STEPS);
+}
+
+void update_begin(struct holding *h, const Zero__Decision *d)
+{
+        struct state_record record = *h->state->record;
+
+        record.commit = d->commit;
+        record.grad_scale = d->grad_scale;
+        record.loss_scale = d->loss_scale;
+        record.grad_norm = d->grad_norm;
+        record.good_steps = d->good_steps;
+        record.skipped = d->skipped;
+        state_decide(h->state, &record);
+        if (d->commit)
+                idle_groups(h);
+        update_start(h);
+}
