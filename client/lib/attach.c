@@ -7,7 +7,6 @@
  */
 #include "client.h"
 
-#include <assert.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -306,68 +305,7 @@ void client_detach(struct zero_client *c)
         mapping_deinit(&c->serve);
 }
 
-int client_drop_view(struct zero_client *c, uint32_t group)
-{
-        int r = views_unmap(&c->views, group);
-
-        if (r == 0)
-                return 0;
-        return client_shut(c, "cannot unmap group '%s': %s", c->layout->groups[group].name,
-                           strerror(-r));
-}
-
-void client_new_attempt(struct zero_client *c, const Zero__StepReply *step)
-{
-        assert(c->groups);
-        if (step) {
-                c->version = step->version;
-                c->attempt = step->attempt;
-                c->loss_scale = step->loss_scale > 0 ? step->loss_scale : c->loss_scale;
-        }
-        for (uint32_t g = 0; g < c->layout->n_groups; g++)
-                (void)client_drop_view(c, g); /* on failure the connection has ended */
-        memset(c->groups, 0, c->layout->n_groups * sizeof(*c->groups));
-        push_reset(&c->push);
-}
-
 /* ---- asking ------------------------------------------------------------ */
-
-static int check_rank(struct zero_client *c, const struct zero_layout *l,
-                      const struct zero_needs *needs)
-{
-        int r;
-
-        if (!l || !needs)
-                return client_fail(c, ZERO_EINVAL, "a rank attaches with a layout and its needs");
-        if (!dtype_valid(needs->grad_dtype))
-                return client_fail(c, ZERO_EINVAL, "grad_dtype %d is no data type",
-                                   (int)needs->grad_dtype);
-        if (needs->reduce_dtype != ZERO_FP32 && needs->reduce_dtype != ZERO_BF16)
-                return client_fail(c, ZERO_EINVAL, "reduce_dtype is ZERO_FP32 or ZERO_BF16");
-        if (needs->on_lost_rank != ZERO_LOST_WAIT && needs->on_lost_rank != ZERO_LOST_FAIL)
-                return client_fail(c, ZERO_EINVAL,
-                                   "on_lost_rank is ZERO_LOST_WAIT or ZERO_LOST_FAIL");
-        if (needs->device && needs->private_views)
-                return client_fail(c, ZERO_EINVAL,
-                                   "private_views are of host memory: leave them out with a "
-                                   "device, and copy what is to be written");
-        r = layout_check(l, &c->error);
-        return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
-}
-
-static int check(struct zero_client *c, const struct zero_layout *l, const struct zero_needs *needs)
-{
-        if (c->layout)
-                return client_fail(c, ZERO_EORDER, "the client is attached already");
-        if (!c->job[0])
-                return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
-        if (c->rank != ZERO_OBSERVER)
-                return check_rank(c, l, needs);
-        if (l || needs)
-                return client_fail(c, ZERO_EINVAL,
-                                   "an observer is given the layout: it attaches with NULL");
-        return 0;
-}
 
 static int make_message(struct zero_client *c, const layout *l, const struct zero_needs *needs,
                         Zero__Attach *message)
@@ -417,24 +355,5 @@ int client_join(struct zero_client *c, const layout *l, const struct zero_needs 
         if (r == 0)
                 r = resume ? renew(c, reply->attach) : keep(c, l, needs, reply->attach);
         wire_expect_fds(&c->wire, false);
-        return r;
-}
-
-int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
-                const struct zero_needs *needs)
-{
-        int r = client_open(client);
-
-        if (r == 0)
-                r = check(client, layout_in, needs);
-        if (r == 0 && needs && needs->device)
-                r = gpu_open(needs->device, &client->gpu, &client->error);
-        if (r)
-                return r;
-        r = client_enter(client, layout_in, needs);
-        if (!client->layout) {
-                gpu_close(client->gpu);
-                client->gpu = NULL;
-        }
         return r;
 }

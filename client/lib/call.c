@@ -3,53 +3,14 @@
  *
  * Invariants: at most one reply is held, the one waited for; it is dropped before the
  * next is unpacked.  A request is free in the ring exactly when its reply has come, or
- * the connection was lost.
+ * the connection was lost.  A loss is only returned, as CLIENT_LOST: session.c acts on it.
  */
 #include "client.h"
 
 #include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
-
-int client_gone(struct zero_client *c)
-{
-        if (!c->closed) {
-                c->closed = true;
-                shutdown(c->wire.fd, SHUT_RDWR);
-        }
-        return client_fail(c, ZERO_ECLOSED, "the connection to zerod is closed: %s", c->cause.text);
-}
-
-int client_drop(struct zero_client *c)
-{
-        if (c->closed || c->rank == ZERO_OBSERVER || !(c->layout || c->entering))
-                return client_gone(c);
-        if (c->deferred.status == ZERO_EABORTED)
-                c->void_attempt = true;
-        c->deferred.status = ZERO_OK;
-        c->lost = true;
-        shutdown(c->wire.fd, SHUT_RDWR);
-        memset(c->pending, 0, sizeof(c->pending));
-        gpu_forget(c->gpu);
-        c->call_seq = 0;
-        client_forget_reply(c);
-        return CLIENT_LOST;
-}
-
-int64_t client_deadline(const struct zero_client *c)
-{
-        return wire_now() + (int64_t)c->timeout_ms + CLIENT_GRACE_MS;
-}
 
 /* ---- replies ----------------------------------------------------------- */
-
-void client_forget_reply(struct zero_client *c)
-{
-        if (c->reply)
-                zero__reply__free_unpacked(c->reply, &c->arena.allocator);
-        c->reply = NULL;
-        arena_reset(&c->arena);
-}
 
 static Zero__Reply__BodyCase expected_body(Zero__Request__BodyCase what)
 {
@@ -331,13 +292,6 @@ int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot)
         return r == CLIENT_LOST ? 0 : r;
 }
 
-static int report_deferred(struct zero_client *c)
-{
-        c->error = c->deferred;
-        c->deferred.status = ZERO_OK;
-        return c->error.status;
-}
-
 /*
  * The end of a call: the reply's status.  An abort is told once, whichever reply brought
  * it; a query is no part of the step and does not tell it.
@@ -347,7 +301,7 @@ static int settle(struct zero_client *c, Zero__Request__BodyCase what, uint64_t 
         int status = status_of(c->reply, &c->error);
 
         if (c->deferred.status == ZERO_EABORTED && what != ZERO__REQUEST__BODY_QUERY)
-                return report_deferred(c);
+                return client_report_deferred(c);
         if (status == ZERO_EABORTED && attempt == c->attempt)
                 adopt_abort(c, c->reply);
         return status;
@@ -376,37 +330,6 @@ int client_ask(struct zero_client *c, Zero__Request *request, const Zero__Reply 
         return r;
 }
 
-/*
- * Whether the same request may be made again on a resumed connection.  What was put lay in the
- * window that is gone, and a norm or a step belongs to its attempt.
- */
-static bool repeats(const struct zero_client *c, Zero__Request__BodyCase what)
-{
-        if (what == ZERO__REQUEST__BODY_QUERY)
-                return true;
-        return c->deferred.status == ZERO_OK &&
-               (what == ZERO__REQUEST__BODY_FETCH || what == ZERO__REQUEST__BODY_GET);
-}
-
-int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply)
-{
-        for (bool again = true;; again = false) {
-                int r = client_ask(c, request, ret_reply);
-
-                if (r != CLIENT_LOST)
-                        return r;
-                r = client_resume(c);
-                if (r)
-                        return r;
-                if (!again || !repeats(c, request->body_case))
-                        break;
-                if (request->body_case == ZERO__REQUEST__BODY_FETCH)
-                        request->fetch->attempt = c->attempt;
-        }
-        c->deferred.status = ZERO_OK;
-        return client_fail(c, ZERO_EABORTED, CLIENT_RESUMED, (unsigned long long)c->version);
-}
-
 /* ---- the beginning of a call ------------------------------------------- */
 
 int client_open(struct zero_client *c)
@@ -420,42 +343,4 @@ int client_open(struct zero_client *c)
         client_forget_reply(c);
         r = c->lost ? 0 : take_frames(c);
         return r == CLIENT_LOST ? 0 : r;
-}
-
-int client_go_on(struct zero_client *c, int r)
-{
-        if (r == CLIENT_LOST || (r == 0 && c->lost))
-                r = client_resume(c);
-        return r || c->deferred.status == ZERO_OK ? r : report_deferred(c);
-}
-
-int client_begin(struct zero_client *c)
-{
-        return client_go_on(c, client_open(c));
-}
-
-int client_begin_unwaited(struct zero_client *c)
-{
-        int r = client_open(c);
-
-        return r || c->deferred.status == ZERO_OK ? r : report_deferred(c);
-}
-
-int client_begin_aborted(struct zero_client *c)
-{
-        int r = client_open(c);
-
-        return r || c->deferred.status != ZERO_EABORTED ? r : report_deferred(c);
-}
-
-int client_check_group(struct zero_client *c, uint32_t group)
-{
-        if (!c->layout)
-                return client_fail(c, ZERO_ENOTATTACHED, "zero_attach() was not called yet");
-        if (c->rank == ZERO_OBSERVER)
-                return client_fail(c, ZERO_EPERM, "an observer reads by zero_get() only");
-        if (group >= c->layout->n_groups)
-                return client_fail(c, ZERO_ENOGROUP, "no group %u: the layout has %u",
-                                   (unsigned)group, (unsigned)c->layout->n_groups);
-        return 0;
 }

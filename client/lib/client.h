@@ -2,16 +2,22 @@
  * A client: one conversation with the node's daemon, and, once attached, one rank's
  * view of a job.  Private to libzero.
  *
- * Requests are numbered; what is under way stands in a ring indexed by number, so that
- * replies may come in any order.  One call at a time is waited for (call.c); pushes,
- * releases and prefetches are answered while other calls wait.
+ * Layers, each of which calls only those before it:
+ *   client.c   how a connection ends, what a call reports
+ *   attempt.c  what the rank holds and has pushed in the current attempt
+ *   call.c     the conversation: numbered requests, replies in any order
+ *   attach.c   the request to attach, and what its reply brings
+ *   connect.c  connecting, greeting, closing
+ *   session.c  the rank's stay in its job: a lost connection is resumed, a request repeated
+ *   stream_order.c, step.c, state.c: the public calls
  *
  * Every public call begins by reporting what went wrong since the last one: a closed
- * connection, or a refusal of something that was not waited for (client_begin()).
+ * connection, or the refusal of a request that nobody waited for (client_begin()).
  *
- * A connection is lost or closed.  Lost: the daemon went away from a client that is a rank;
- * calls that do not wait note it and do only what is to be done on this side, the next
- * one that waits resumes (resume.c).  Closed is final: everything else.
+ * A connection ends in one of two ways.  Lost: the daemon went away from a client that is a
+ * rank.  The conversation returns CLIENT_LOST; a call that does not wait does only its local
+ * part, and the next call that waits resumes the connection (session.c).  Closed: anything
+ * else, and final.
  */
 #pragma once
 
@@ -98,18 +104,20 @@ struct zero_client {
         size_t blob_bytes;
 };
 
+/* ---- client.c: the end of a connection, the error of a call ---- */
+
 /* Records the error of this call; returns its status. */
 #define client_fail(c, code, ...) fault_set(&(c)->error, code, __VA_ARGS__)
-/* Ends the conversation, for good; the first cause stays. */
+/* Closes the connection; keeps the first cause.  ZERO_ECLOSED. */
 #define client_shut(c, ...)                                                \
         ({                                                                 \
                 if (!(c)->closed)                                          \
                         fault_set(&(c)->cause, ZERO_ECLOSED, __VA_ARGS__); \
                 client_gone(c);                                            \
         })
-/* The error of every call after the end; returns ZERO_ECLOSED. */
+/* The error of every call on a closed connection: ZERO_ECLOSED. */
 int client_gone(struct zero_client *c);
-/* The daemon is gone: returns CLIENT_LOST, or as client_shut() where nothing is to be resumed. */
+/* The daemon is gone.  CLIENT_LOST, or as client_shut() where there is nothing to resume. */
 #define client_lose(c, ...)                                                \
         ({                                                                 \
                 if (!(c)->closed)                                          \
@@ -121,68 +129,82 @@ int client_drop(struct zero_client *c);
 #define CLIENT_RESUMED                                                                          \
         "the connection to zerod was lost and is there again: the step begins anew at version " \
         "%llu"
-
-/*
- * What a public call starts with.  client_open() fails only if the connection is closed;
- * client_begin_aborted() reports an abort too, client_begin_unwaited() whatever was
- * refused.  These do not wait; the connection may be lost.  client_begin() is for calls
- * that wait: it resumes, and reports whatever was refused.
- */
-int client_open(struct zero_client *c);
-int client_begin_aborted(struct zero_client *c);
-int client_begin_unwaited(struct zero_client *c);
-int client_begin(struct zero_client *c);
-/* After client_pump() or client_poll() said r: resumes, and reports as client_begin(). */
-int client_go_on(struct zero_client *c, int r);
+int64_t client_deadline(const struct zero_client *c);
+/* Releases the reply that client_ask() gave out. */
+void client_forget_reply(struct zero_client *c);
+/* Reports the deferred refusal, once. */
+int client_report_deferred(struct zero_client *c);
 /* The client is attached as a rank, and the group exists. */
 int client_check_group(struct zero_client *c, uint32_t group);
-/* Takes in the replies that have already come.  CLIENT_LOST, or a status. */
+
+/* ---- attempt.c ---- */
+
+/* Unmaps the group's private view, if it has one. */
+int client_drop_view(struct zero_client *c, uint32_t group);
+/* Begins a new attempt: what was held, pushed or about to be pushed is gone. */
+void client_new_attempt(struct zero_client *c, const Zero__StepReply *step);
+struct zero_result client_result(const Zero__StepReply *step);
+
+/* ---- call.c: the conversation; CLIENT_LOST, or a status ---- */
+
+/* Begins a public call, and takes in the replies that are in the buffer.  Fails only if the
+ * connection is closed; does not tell of a loss. */
+int client_open(struct zero_client *c);
+/* Takes in the replies that have already come. */
 int client_poll(struct zero_client *c);
-/* Waits for some reply, and takes in all that have come.  CLIENT_LOST, or a status. */
+/* Waits for some reply, and takes in all that have come. */
 int client_pump(struct zero_client *c, int64_t deadline_ms);
-int64_t client_deadline(const struct zero_client *c);
-
-/*
- * Records an event for a request, which is what is for people; *ret_event is how the request names
- * it, 0 if there is nothing to be ordered.  Waits while all events are named by requests that were
- * not answered; and, where the daemon cannot open events, until this one is done: 0 then too.
- * CLIENT_LOST, or a status: an abort that came meanwhile too.
- */
-int client_record(struct zero_client *c, const struct zero_sync *sync, const char *what,
-                  uint32_t *ret_event);
-/* Sends a request whose body is set; does not wait for the reply.  slot: of a push. */
+/* Sends a request whose body is set; does not wait for the reply, nor tell of a loss.  slot: of
+ * a push, else PUSH_NONE. */
 int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot);
-/* Sends and waits.  The reply is the client's, valid until its next call.  CLIENT_LOST, or a
- * status. */
+/* Sends and waits.  The reply is the client's, valid until its next call. */
 int client_ask(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply);
-/*
- * client_ask() for calls: resumes a lost connection, and then asks again if the answer is no
- * part of what was lost, else ZERO_EABORTED.
- */
-int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply);
-/* Ends the validity of the reply that client_call() gave out. */
-void client_forget_reply(struct zero_client *c);
 
-/* Connects and greets.  While the client is lost still: nobody answered there. */
-int client_dial(struct zero_client *c, int64_t until_ms);
+/* ---- attach.c ---- */
+
 /*
- * Asks to be let in, as a rank or an observer (no layout).  resume: anew, with what the client
- * is attached with.  CLIENT_LOST, or a status.
+ * Asks to join the job, as a rank or an observer (no layout).  resume: again, with what the
+ * client is attached with; an abort is deferred if anything of the attempt was lost with the
+ * connection.  CLIENT_LOST, or a status.
  */
 int client_join(struct zero_client *c, const layout *l, const struct zero_needs *needs,
                 bool resume);
-/* client_join() for zero_attach(): again and again if the connection is lost meanwhile. */
-int client_enter(struct zero_client *c, const layout *l, const struct zero_needs *needs);
-/*
- * Connects and attaches again, until the timeout of the call that is under way.  An abort is
- * deferred if anything of the attempt was lost with the connection.
- */
-int client_resume(struct zero_client *c);
-
-/* The group's view is none any more: a private one is not to be touched. */
-int client_drop_view(struct zero_client *c, uint32_t group);
-/* A new attempt has begun: what was held, pushed or about to be pushed is gone. */
-void client_new_attempt(struct zero_client *c, const Zero__StepReply *step);
-struct zero_result client_result(const Zero__StepReply *step);
 /* Undoes zero_attach(). */
 void client_detach(struct zero_client *c);
+
+/* ---- connect.c ---- */
+
+/* Connects and greets.  If the client is still lost afterwards, nobody answered there. */
+int client_dial(struct zero_client *c, int64_t until_ms);
+
+/* ---- session.c: calls that outlive a connection ---- */
+
+/*
+ * What a public call begins with.  client_begin_aborted() reports an abort,
+ * client_begin_unwaited() any refusal; neither waits, and the connection may be lost.
+ * client_begin() is for calls that wait: it resumes, and reports any refusal.
+ */
+int client_begin_aborted(struct zero_client *c);
+int client_begin_unwaited(struct zero_client *c);
+int client_begin(struct zero_client *c);
+/* After the conversation returned r: resumes, and reports as client_begin(). */
+int client_go_on(struct zero_client *c, int r);
+/* Connects and attaches again, until the timeout of the call that is under way. */
+int client_resume(struct zero_client *c);
+/*
+ * client_ask() that resumes a lost connection.  It then asks again if the request does not
+ * depend on what was lost, else fails with ZERO_EABORTED.
+ */
+int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply);
+
+/* ---- stream_order.c ---- */
+
+/*
+ * Records an event behind what is on the stream, for a request; what: the request, for people.
+ * *ret_event is the name the request gives the event, 0 if there is nothing to order behind.
+ * Waits while requests that were not answered name all events; where the daemon cannot open
+ * events it waits until this one is done, and *ret_event is 0.
+ * CLIENT_LOST, or a status: also that of an abort that came meanwhile.
+ */
+int client_record(struct zero_client *c, const struct zero_sync *sync, const char *what,
+                  uint32_t *ret_event);

@@ -1,7 +1,6 @@
 /* One step of a rank: fetch, release, push, norm, step. */
 #include "client.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -383,16 +382,6 @@ static int ask_step(struct zero_client *c, const struct zero_step *step,
         request.body_case = ZERO__REQUEST__BODY_STEP;
         request.step = &message;
         return client_call(c, &request, ret_reply);
-}
-
-struct zero_result client_result(const Zero__StepReply *step)
-{
-        return (struct zero_result){
-                .version = step->version,
-                .skipped = step->skipped,
-                .grad_norm = step->grad_norm,
-                .loss_scale = step->loss_scale,
-        };
 }
 
 /* The blob may be the one that zero_blob() gave out. */

@@ -1,0 +1,256 @@
+/*
+ * The rank's stay in its job, which outlives a connection: attaching, and connecting and
+ * attaching again when the daemon was lost.
+ *
+ * Rules: the first try follows the loss at once, each later one a pause that doubles.  Tries end
+ * with the timeout of the call that makes them; the next call tries again.  To attach again takes
+ * the time of a request of its own, so that the daemon can say whom it waits for.
+ * The connection is closed for good where no further try could help: a fenced rank, a dropped
+ * job, another protocol.
+ */
+#include "client.h"
+
+#include "proto/dtype.h"
+
+enum { PAUSE_FIRST_MS = 10, PAUSE_MOST_MS = 500 };
+
+struct tries {
+        int64_t until_ms; /* on wire_now()'s clock */
+        int64_t pause_ms;
+        int64_t rank_until_ms; /* how long the rank may be taken; 0: it was not taken yet */
+};
+
+enum verdict { AGAIN, LATER, NEVER };
+
+/* Whether to try again after the daemon refused the rank. */
+static enum verdict judge(struct tries *t, int status)
+{
+        switch (status) {
+        case ZERO_ERANK:
+                /* the daemon may not have seen yet that the last session ended */
+                if (t->rank_until_ms == 0)
+                        t->rank_until_ms = wire_now() + CLIENT_GRACE_MS;
+                return wire_now() < t->rank_until_ms ? AGAIN : NEVER;
+        case ZERO_EBUSY:
+        case ZERO_EQUOTA:
+        case ZERO_ENOMEM:
+        case ZERO_ESHM:
+        case ZERO_EIO:
+        case ZERO_EPEER:
+        case ZERO_EABORTED:
+                return AGAIN;
+        case ZERO_EDEADLINE:
+        case ZERO_ELOSTRANK:
+        case ZERO_EINTERNAL:
+                return LATER;
+        default:
+                return NEVER;
+        }
+}
+
+/* Sleeps until the next try.  ZERO_OK, or the time is up. */
+static int wait_for_try(struct zero_client *c, struct tries *t)
+{
+        int64_t now = wire_now(), end = now + t->pause_ms;
+
+        if (now >= t->until_ms)
+                return client_fail(c, ZERO_EDEADLINE,
+                                   "zerod did not let rank %d into job '%s' within %u ms: %s",
+                                   (int)c->rank, c->job, (unsigned)c->timeout_ms, c->cause.text);
+        t->pause_ms = 2 * t->pause_ms < PAUSE_MOST_MS ? 2 * t->pause_ms : PAUSE_MOST_MS;
+        if (wire_sleep(c->interrupt_fd, end < t->until_ms ? end : t->until_ms))
+                return client_shut(c, "a call was interrupted");
+        return ZERO_OK;
+}
+
+/* Connects if the connection is lost.  CLIENT_LOST: nobody answered. */
+static int reach(struct zero_client *c, struct tries *t)
+{
+        int r;
+
+        if (!c->lost)
+                return 0;
+        r = client_dial(c, t->until_ms);
+        if (r > 0 && c->lost)
+                return client_lose(c, "%s", c->error.text);
+        return r;
+}
+
+/* After a failed try.  ZERO_OK: try again. */
+static int consider(struct zero_client *c, struct tries *t, int r)
+{
+        struct fault refusal = c->error;
+
+        if (c->closed)
+                return r;
+        if (!c->lost) {
+                enum verdict verdict = judge(t, r);
+
+                if (verdict == NEVER)
+                        client_shut(c, "%s", refusal.text);
+                else
+                        client_lose(c, "%s", refusal.text);
+                c->error = refusal;
+                if (verdict != AGAIN)
+                        return r;
+        }
+        return wait_for_try(c, t);
+}
+
+int client_resume(struct zero_client *c)
+{
+        struct tries t = { .until_ms = c->began_ms + c->timeout_ms, .pause_ms = PAUSE_FIRST_MS };
+        int r;
+
+        c->entering = true;
+        do {
+                r = reach(c, &t);
+                if (r == 0 && c->layout)
+                        r = client_join(c, c->layout, &c->needs, true);
+                if (r == 0)
+                        break;
+                r = consider(c, &t, r);
+        } while (r == 0);
+        c->entering = false;
+        return r;
+}
+
+/* ---- attaching for the first time -------------------------------------- */
+
+/* Tries again while the connection is lost; a refusal is the caller's. */
+static int enter(struct zero_client *c, const layout *l, const struct zero_needs *needs)
+{
+        struct tries t = { .until_ms = c->began_ms + c->timeout_ms, .pause_ms = PAUSE_FIRST_MS };
+        int r;
+
+        c->entering = true;
+        for (;;) {
+                r = reach(c, &t);
+                if (r == 0)
+                        r = client_join(c, l, needs, false);
+                if (r == 0 || !c->lost || c->closed)
+                        break;
+                r = wait_for_try(c, &t);
+                if (r)
+                        break;
+        }
+        c->entering = false;
+        return r;
+}
+
+static int check_rank(struct zero_client *c, const struct zero_layout *l,
+                      const struct zero_needs *needs)
+{
+        int r;
+
+        if (!l || !needs)
+                return client_fail(c, ZERO_EINVAL, "a rank attaches with a layout and its needs");
+        if (!dtype_valid(needs->grad_dtype))
+                return client_fail(c, ZERO_EINVAL, "grad_dtype %d is no data type",
+                                   (int)needs->grad_dtype);
+        if (needs->reduce_dtype != ZERO_FP32 && needs->reduce_dtype != ZERO_BF16)
+                return client_fail(c, ZERO_EINVAL, "reduce_dtype is ZERO_FP32 or ZERO_BF16");
+        if (needs->on_lost_rank != ZERO_LOST_WAIT && needs->on_lost_rank != ZERO_LOST_FAIL)
+                return client_fail(c, ZERO_EINVAL,
+                                   "on_lost_rank is ZERO_LOST_WAIT or ZERO_LOST_FAIL");
+        if (needs->device && needs->private_views)
+                return client_fail(c, ZERO_EINVAL,
+                                   "private_views are of host memory: leave them out with a "
+                                   "device, and copy what is to be written");
+        r = layout_check(l, &c->error);
+        return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
+}
+
+static int check(struct zero_client *c, const struct zero_layout *l, const struct zero_needs *needs)
+{
+        if (c->layout)
+                return client_fail(c, ZERO_EORDER, "the client is attached already");
+        if (!c->job[0])
+                return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
+        if (c->rank != ZERO_OBSERVER)
+                return check_rank(c, l, needs);
+        if (l || needs)
+                return client_fail(c, ZERO_EINVAL,
+                                   "an observer is given the layout: it attaches with NULL");
+        return 0;
+}
+
+int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
+                const struct zero_needs *needs)
+{
+        int r = client_open(client);
+
+        if (r == 0)
+                r = check(client, layout_in, needs);
+        if (r == 0 && needs && needs->device)
+                r = gpu_open(needs->device, &client->gpu, &client->error);
+        if (r)
+                return r;
+        r = enter(client, layout_in, needs);
+        if (!client->layout) {
+                gpu_close(client->gpu);
+                client->gpu = NULL;
+        }
+        return r;
+}
+
+/* ---- calls --------------------------------------------------------------- */
+
+/*
+ * Whether the same request may go out again on a resumed connection.  A put may not: its values
+ * lay in the window that is gone.  A norm or a step belongs to its attempt.
+ */
+static bool repeats(const struct zero_client *c, Zero__Request__BodyCase what)
+{
+        if (what == ZERO__REQUEST__BODY_QUERY)
+                return true;
+        return c->deferred.status == ZERO_OK &&
+               (what == ZERO__REQUEST__BODY_FETCH || what == ZERO__REQUEST__BODY_GET);
+}
+
+int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply)
+{
+        for (bool again = true;; again = false) {
+                int r = client_ask(c, request, ret_reply);
+
+                if (r != CLIENT_LOST)
+                        return r;
+                r = client_resume(c);
+                if (r)
+                        return r;
+                if (!again || !repeats(c, request->body_case))
+                        break;
+                if (request->body_case == ZERO__REQUEST__BODY_FETCH)
+                        request->fetch->attempt = c->attempt;
+        }
+        c->deferred.status = ZERO_OK;
+        return client_fail(c, ZERO_EABORTED, CLIENT_RESUMED, (unsigned long long)c->version);
+}
+
+/* ---- the beginning of a call ------------------------------------------- */
+
+int client_go_on(struct zero_client *c, int r)
+{
+        if (r == CLIENT_LOST || (r == 0 && c->lost))
+                r = client_resume(c);
+        return r || c->deferred.status == ZERO_OK ? r : client_report_deferred(c);
+}
+
+int client_begin(struct zero_client *c)
+{
+        return client_go_on(c, client_open(c));
+}
+
+int client_begin_unwaited(struct zero_client *c)
+{
+        int r = client_open(c);
+
+        return r || c->deferred.status == ZERO_OK ? r : client_report_deferred(c);
+}
+
+int client_begin_aborted(struct zero_client *c)
+{
+        int r = client_open(c);
+
+        return r || c->deferred.status != ZERO_EABORTED ? r : client_report_deferred(c);
+}
