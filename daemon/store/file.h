@@ -28,6 +28,7 @@
 #pragma once
 
 #include "daemon/store/state.h"
+#include "proto/cleanup.h"
 
 enum {
         FILE_ALIGN = 4096,
@@ -137,15 +138,18 @@ int state_bind_file(struct state *state, const struct file_map *places);
 
 /* ---- record.c ---- */
 
+/* The copy that counts.  For a thread that may change the record. */
+static inline const struct record_copy *record_current(const struct state *state)
+{
+        return CONTAINER_OF(state->record, const struct record_copy, record);
+}
+
 /* What a copy's hash must be; n_sets in bounds. */
 void record_hash(const struct record_copy *c, uint8_t ret[static FILE_HASH]);
 /* The first record of a new file: version 0, attempt 0, open. */
 void record_init(struct state *state);
 /* Finds the newest valid copy in the mapping; ZERO_EIO if there is none or it makes no sense. */
 int record_load(struct state *state, struct fault *fault);
-
-/* Points to the counting copy.  For a thread that may change the record. */
-const struct record_copy *record_current(const struct state *state);
 
 /* ---- undo.c ---- */
 

@@ -32,11 +32,6 @@
 #include "daemon/store/seal.h"
 #include "proto/cleanup.h"
 
-const struct record_copy *record_current(const struct state *s)
-{
-        return CONTAINER_OF(s->record, const struct record_copy, record);
-}
-
 static enum copy_use use_of(const struct state *s, uint32_t i)
 {
         return (enum copy_use)seal_open(SEAL_COPY, i, s->copies[i]->use);
