@@ -17,8 +17,8 @@
 
 #include "daemon/core/disk.h"
 #include "daemon/engine/engine.h"
-#include "daemon/store/snapshot.h"
-#include "daemon/store/snapshot_dir.h"
+#include "daemon/store/snapshot/directory.h"
+#include "daemon/store/snapshot/snapshot.h"
 
 /* ---- at the coordinator ---- */
 

@@ -11,7 +11,7 @@
  */
 #pragma once
 
-#include "daemon/store/snapshot.h"
+#include "daemon/store/snapshot/snapshot.h"
 
 struct save_piece {
         uint64_t offset, bytes; /* in the stream, of one extent */

@@ -250,8 +250,7 @@ bool state_putting(const struct state *state);
 /* Of a draft: it is filled from copies whose number this is. */
 void state_set_puts(struct state *state, uint64_t puts);
 
-/* Here and in snapshot.h: ops are those of host memory; gpu_ops() are used where a state is on a
- * GPU.
+/* Here and in snapshot/snapshot.h, `ops` are those of host memory; a state on a GPU uses gpu_ops().
  */
 
 /*

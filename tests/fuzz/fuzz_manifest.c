@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/store/manifest.h"
+#include "daemon/store/snapshot/manifest.h"
 #include "proto/text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -23,9 +23,9 @@
 #include <unistd.h>
 
 #include "daemon/base/chunk.h"
-#include "daemon/store/undo.h"
-#include "daemon/store/snapshot.h"
+#include "daemon/store/snapshot/snapshot.h"
 #include "daemon/store/store.h"
+#include "daemon/store/undo.h"
 #include "proto/cleanup.h"
 
 enum { ROUNDS_MAX = 1000, PARTS = 64 };

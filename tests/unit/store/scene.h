@@ -3,8 +3,8 @@
 
 #include <criterion/criterion.h>
 
-#include "daemon/store/snapshot.h"
-#include "daemon/store/snapshot_dir.h"
+#include "daemon/store/snapshot/snapshot.h"
+#include "daemon/store/snapshot/directory.h"
 #include "fixture.h"
 
 enum { OWNERS_MAX = 5, VERSION = 7, ATTEMPT = 9 };

@@ -16,7 +16,7 @@
 #pragma once
 
 #include "daemon/device/device.h"
-#include "daemon/store/manifest.h"
+#include "daemon/store/snapshot/manifest.h"
 #include "daemon/store/undo.h"
 
 enum { SNAPSHOT_BLOCK = 4 << 20 };

@@ -1,5 +1,5 @@
-/* Partial and whole checkpoints in a directory; see snapshot_dir.h. */
-#include "daemon/store/snapshot_dir.h"
+/* Partial and whole checkpoints in a directory; see directory.h. */
+#include "daemon/store/snapshot/directory.h"
 
 #include <dirent.h>
 #include <errno.h>

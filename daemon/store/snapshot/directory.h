@@ -15,7 +15,7 @@
  */
 #pragma once
 
-#include "daemon/store/manifest.h"
+#include "daemon/store/snapshot/manifest.h"
 
 /* `root` is checkpoint_dir, "" if there is none; `path` is absolute. */
 struct snapshot_place {

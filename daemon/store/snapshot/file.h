@@ -1,7 +1,7 @@
-/* Shared by writing (snapshot.c) and reading (snapshot_read.c, snapshot_load.c) of shards. */
+/* Shared by writing (snapshot.c) and reading (read.c, load.c) of shards. */
 #pragma once
 
-#include "daemon/store/snapshot.h"
+#include "daemon/store/snapshot/snapshot.h"
 
 static const char snapshot_magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 'c', 'k' };
 

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/store/snapshot_file.h"
+#include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
 DEFINE_CLEANUP(struct snapshot_shard *, snapshot_shard_free)

@@ -11,7 +11,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/device/gpu.h"
-#include "daemon/store/snapshot_file.h"
+#include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
 /* Of the plan that says where a shard's parts lie: its chunks are of no use here. */

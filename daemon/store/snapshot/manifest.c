@@ -1,5 +1,5 @@
 /* A manifest as text; see manifest.h. */
-#include "daemon/store/manifest.h"
+#include "daemon/store/snapshot/manifest.h"
 
 #include <errno.h>
 #include <jansson.h>

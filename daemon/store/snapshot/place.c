@@ -1,4 +1,4 @@
-/* Which directories may be written and read for whom; see snapshot_dir.h. */
+/* Which directories may be written and read for whom; see directory.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/store/snapshot_dir.h"
+#include "daemon/store/snapshot/directory.h"
 #include "proto/cleanup.h"
 #include "proto/text.h"
 

@@ -1,5 +1,5 @@
 /* Writing a shard of a checkpoint; see snapshot.h for the file. */
-#include "daemon/store/snapshot.h"
+#include "daemon/store/snapshot/snapshot.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include "daemon/base/crash.h"
 #include "daemon/device/gpu.h"
 #include "daemon/store/blobs.h"
-#include "daemon/store/snapshot_file.h"
+#include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are written as they lie");
