@@ -1,16 +1,21 @@
 /*
  * core.h - what the files behind gpu.h share.
  *
- *   open.c     the plugin and the GPUs it finds    events.c  those of trainers
- *   memory.c   what was allocated, and where an address lies
- *   chores.c   what takes its time and nobody waits for
- *   lane.c     the streams and pinned buffers of a thread
- *   pinned.c   buffers for what goes to other nodes
- *   ops.c      gpu_ops()                           reduce.c  those that reduce
- *   staging.c  operands that lie in different places
- *   spread.c   the same bytes to several places
- *   moves.h    which bytes go from which GPU to which
- *   collective.c  how: by NCCL, or copied one by one
+ * Bottom to top:
+ *
+ *   plugin.c      the plugin, and the GPUs that the plugin finds
+ *   chores.c      driver calls that block, on a thread of their own
+ *   memory.c      allocations, and the GPU of an address
+ *   lane.c        a thread's streams and pinned buffers
+ *   pinned.c      pinned buffers for bytes of other nodes
+ *   events.c      events of trainers
+ *   moves.c       which bytes go from which GPU to which; pure
+ *   collective.c  moves by NCCL
+ *   staging.c     operations whose operands lie in different places
+ *   copy.c        bytes to one place or several
+ *   reduce.c      sums of gradients and their norm
+ *   ops.c         gpu_ops()
+ *   open.c        gpus_open(), gpus_close()
  */
 #pragma once
 
@@ -28,7 +33,11 @@ enum {
 
 extern const struct zero_cuda_plugin *gpu_plugin; /* NULL before gpus_open() */
 extern const struct device_ops *gpu_host;         /* what computes on host memory */
-void gpu_ops_open(const struct device_ops *host);
+/* As gpus_open(): the plugin, the GPUs, gpu_plugin and gpu_host. */
+int plugin_open(const char *path, const struct device_ops *host, struct fault *fault);
+void plugin_close(void);
+/* Once gpu_host is set. */
+void gpu_ops_open(void);
 
 /* As the plugin knows it. */
 int gpu_ordinal(uint32_t gpu);
@@ -77,6 +86,8 @@ struct lane *lanes_of(uint32_t gpu);
 void lane_pin(uint32_t gpu, struct lane *lane);
 void lane_scratch(uint32_t gpu, struct lane *lane);
 void lane_peers(uint32_t gpu, struct lane *lane);
+/* Enqueues a copy on a lane of one of the two GPUs, the one in use. */
+void lane_copy_peer(struct lane *lane, const struct move *m);
 void lane_wait(uint32_t gpu, struct lane *lane);
 
 /* ---- staging ---- */
@@ -101,8 +112,6 @@ void staged_run(struct staged *s);
 
 /* ---- between GPUs ---- */
 
-/* Enqueues a copy on a lane of either GPU, which is the one in use. */
-void peer_copy(struct lane *lane, const struct move *m);
 /*
  * By NCCL, and waited for; another GPU may be in use afterwards.  Moves of several threads go
  * together.  No move writes what another reads or writes.  false: nothing of it counts, and it is
@@ -113,7 +122,9 @@ bool collective_exchange(const struct move *moves, uint32_t n_moves);
 bool collective_broadcast(const struct place *places, uint32_t n_places, size_t n);
 void collective_close(void);
 
-/* ---- reduce.c ---- */
+/* ---- operations of gpu_ops() ---- */
+
+void gpu_copy(void *dst, const void *src, size_t n);
 
 enum { SUM_PART = 8192 }; /* elements */
 

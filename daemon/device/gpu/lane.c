@@ -111,6 +111,14 @@ void lane_peers(uint32_t gpu, struct lane *lane)
         lane->peers = peers;
 }
 
+void lane_copy_peer(struct lane *lane, const struct move *m)
+{
+        lane->busy = true;
+        gpu_must(m->to, "a copy from another GPU was refused",
+                 gpu_plugin->copy_peer(m->dst, gpu_ordinal(m->to), m->src, gpu_ordinal(m->from),
+                                       m->n, lane->stream));
+}
+
 void lane_wait(uint32_t gpu, struct lane *lane)
 {
         if (lane->busy)

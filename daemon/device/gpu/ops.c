@@ -9,8 +9,6 @@
 
 #include "daemon/device/host.h"
 
-const struct device_ops *gpu_host;
-
 /* ---- AdamW ----------------------------------------------------------------- */
 
 enum { P, M, V, GRAD };
@@ -77,35 +75,7 @@ void gpu_updated(uint32_t gpu)
         lane_wait(gpu, lanes_of(gpu));
 }
 
-/* ---- copies and casts -------------------------------------------------------- */
-
-static int copy_device(const struct staged *s, void *const *at, size_t n, void *stream)
-{
-        return gpu_plugin->copy(at[0], at[1], n, stream);
-}
-
-static void copy_host(const struct staged *s, void *const *at, size_t n)
-{
-        gpu_host->copy(at[0], at[1], n);
-}
-
-static void gpu_copy(void *dst, const void *src, size_t n)
-{
-        int to = gpu_of(dst), from = gpu_of(src);
-        struct staged s;
-
-        if (to != GPU_NONE && from != GPU_NONE && to != from) {
-                gpu_spread(&dst, 1, src, n);
-                return;
-        }
-        s.n_operands = 0;
-        s.n = n;
-        s.device = copy_device;
-        s.host = copy_host;
-        staged_add(&s, dst, 1, false, true);
-        staged_add(&s, src, 1, true, false);
-        staged_run(&s);
-}
+/* ---- casts -------------------------------------------------------- */
 
 static int cast_device(const struct staged *s, void *const *at, size_t n, void *stream)
 {
@@ -246,10 +216,9 @@ static const struct device_ops ops = {
         .copy = gpu_copy,
 };
 
-void gpu_ops_open(const struct device_ops *host)
+void gpu_ops_open(void)
 {
-        gpu_host = host;
-        snprintf(name, sizeof name, "%s and CUDA", host->name);
+        snprintf(name, sizeof name, "%s and CUDA", gpu_host->name);
 }
 
 const struct device_ops *gpu_ops(void)

@@ -135,7 +135,7 @@ static void carry_in_peers(const struct plan *p, struct lane *lane, struct chunk
 
         gpu_must(p->gpu, "it cannot be used", gpu_use(p->gpu));
         for (uint32_t i = 0; !done && i < n; i++)
-                peer_copy(lane, &moves[i]);
+                lane_copy_peer(lane, &moves[i]);
 }
 
 /* Between memory and lane: what lies on a GPU by its stream, what lies on the host at once. */
@@ -171,7 +171,7 @@ static void carry_out(const struct plan *p, struct lane *lane, struct chunk c, b
                         continue;
                 from = staged_at(lane, o);
                 if (o->staged == STAGED_PEERS)
-                        peer_copy(lane, &(struct move){ to, from, n, (uint32_t)o->gpu, p->gpu });
+                        lane_copy_peer(lane, &(struct move){ to, from, n, (uint32_t)o->gpu, p->gpu });
                 else if (of_gpus)
                         enqueue_copy(p, lane, to, from, n);
                 else

@@ -1,27 +1,20 @@
 /*
- * The same bytes to several places: by a broadcast of NCCL, where there is one and it is worth it
- * (collective.c), else in rounds (moves.h).  Between two GPUs a copy is done by their copy engines,
- * which needs no turn of either beside trainers' kernels, as NCCL's kernels do, which run on all
- * GPUs at the same time.
+ * Bytes from any place to one place or several.
  *
- * From host memory the bytes go to one GPU, and on from there; to host memory, and to a second
- * place on one GPU, one by one.
+ * Between GPUs: by a broadcast of NCCL where NCCL is loaded and the copy is worth a broadcast
+ * (collective.c), else in rounds (moves.h).  Two GPUs copy by their copy engines, which run beside
+ * trainers' kernels; NCCL's kernels take turns with those, on all GPUs at the same time.
+ *
+ * Bytes in host memory go to one GPU and from there to the others.  Places in host memory, and a
+ * second place on one GPU, get a copy each.
  */
 #include "daemon/device/gpu/core.h"
-
-void peer_copy(struct lane *lane, const struct move *m)
-{
-        lane->busy = true;
-        gpu_must(m->to, "a copy from another GPU was refused",
-                 gpu_plugin->copy_peer(m->dst, gpu_ordinal(m->to), m->src, gpu_ordinal(m->from),
-                                       m->n, lane->stream));
-}
 
 /* Each is enqueued on the GPU that receives, which is another for each. */
 static void copy_all(const struct move *moves, uint32_t n)
 {
         for (uint32_t i = 0; i < n; i++)
-                peer_copy(&lanes_of(moves[i].to)[0], &moves[i]);
+                lane_copy_peer(&lanes_of(moves[i].to)[0], &moves[i]);
         for (uint32_t i = 0; i < n; i++)
                 lane_wait(moves[i].to, &lanes_of(moves[i].to)[0]);
 }
@@ -39,6 +32,37 @@ static void spread_on_gpus(const struct place *places, uint32_t n_places, size_t
                 if (!collective_exchange(moves, n_moves))
                         copy_all(moves, n_moves);
         }
+}
+
+static int copy_device(const struct staged *s, void *const *at, size_t n, void *stream)
+{
+        return gpu_plugin->copy(at[0], at[1], n, stream);
+}
+
+static void copy_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->copy(at[0], at[1], n);
+}
+
+void gpu_copy(void *dst, const void *src, size_t n)
+{
+        int to = gpu_of(dst), from = gpu_of(src);
+        struct staged s;
+
+        if (to != GPU_NONE && from != GPU_NONE && to != from) {
+                const struct place places[] = { { (void *)src, (uint32_t)from },
+                                                { dst, (uint32_t)to } };
+
+                spread_on_gpus(places, 2, n);
+                return;
+        }
+        s.n_operands = 0;
+        s.n = n;
+        s.device = copy_device;
+        s.host = copy_host;
+        staged_add(&s, dst, 1, false, true);
+        staged_add(&s, src, 1, true, false);
+        staged_run(&s);
 }
 
 static bool has_place(const struct place *places, uint32_t n, int gpu)
@@ -76,9 +100,9 @@ void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n)
                 places[n_places++] = (struct place){ (void *)src, (uint32_t)from };
         others = take_places(places, &n_places, dst, n_dst);
         if (from == GPU_NONE && n_places > 0)
-                gpu_ops()->copy(places[0].memory, src, n);
+                gpu_copy(places[0].memory, src, n);
         if (n_places > 1)
                 spread_on_gpus(places, n_places, n);
         for (uint32_t i = 0; i < others; i++)
-                gpu_ops()->copy(dst[i], src, n);
+                gpu_copy(dst[i], src, n);
 }
