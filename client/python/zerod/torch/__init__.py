@@ -13,13 +13,15 @@ Run with PyTorch 2.15.0; no other version is claimed.
 from zerod import drop
 
 from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
+from .clipping import clip_grad_norm_
 from .optim import AdamW
 from .parameter import GradientsAreElsewhere, NotFetched
-from .scaling import GradScaler, clip_grad_norm_
-from .sharded import Sharded, ZeroModule, fully_shard, shard, sharded_of
+from .scaling import GradScaler
+from .sharded import Sharded, sharded_of
 from .state import full_params
 from .steps import Step, manual_seed, steps
 from .unit import ShardedParam, WrittenInPlace
+from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
     "AdamW", "GradScaler", "GradientsAreElsewhere", "NotFetched", "Sharded", "ShardedParam", "Step",

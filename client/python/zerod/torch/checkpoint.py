@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from . import optim
-from . import sharded as core
 from .files import (CODES, SAVE_ID, CheckpointError, Source, Stored, StoredSet, bytes_of,
                     check_machine, no_constant, of_tensor, write_pickled, write_set)
 from .plan import clean
+from .sharded import Sharded, sharded_of
 from .state import check_boundary, persistent_buffers, source_of
 from .unit import ShardedParam
 
@@ -42,7 +42,7 @@ def _file_path(path: str | os.PathLike[str]) -> str:
     return path if path.endswith(".safetensors") else os.path.join(path, MODEL_FILE)
 
 
-def _model_sources(sharded: "core.Sharded", dtype: torch.dtype | None) -> list[Source]:
+def _model_sources(sharded: Sharded, dtype: torch.dtype | None) -> list[Source]:
     if dtype is not None and (dtype not in CODES or not dtype.is_floating_point):
         raise ValueError(f"dtype {dtype} is not a floating-point type that safetensors files have")
     sources = []
@@ -73,7 +73,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], *,
     A file appears under its name when it is complete; an older one is replaced.
     Errors: ValueError for arguments, OSError of the file system, zerod.Error of the service.
     """
-    _save_model(core.sharded_of(model), _file_path(path), max_shard_size, dtype,
+    _save_model(sharded_of(model), _file_path(path), max_shard_size, dtype,
                 {"format": "pt", **_metadata(metadata)})
 
 
@@ -85,7 +85,7 @@ def _metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return metadata
 
 
-def _save_model(sharded: "core.Sharded", path: str, max_shard_size: int | str | None,
+def _save_model(sharded: Sharded, path: str, max_shard_size: int | str | None,
                 dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
     check_machine()
     most = bytes_of(max_shard_size)
@@ -113,7 +113,7 @@ def _differs(name: str, stored: Stored, shape: tuple[int, ...], floating: bool) 
     return None
 
 
-def _match_model(sharded: "core.Sharded", found: StoredSet, strict: bool) -> _Match:
+def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
     """Finds every parameter and buffer; CheckpointError lists all that does not fit."""
     match, missing, errors = _Match(), [], []
     used: set[str] = set()
@@ -149,7 +149,7 @@ def _match_model(sharded: "core.Sharded", found: StoredSet, strict: bool) -> _Ma
     return match
 
 
-def _stream(sharded: "core.Sharded", param: ShardedParam, plane: str, stored: Stored) -> None:
+def _stream(sharded: Sharded, param: ShardedParam, plane: str, stored: Stored) -> None:
     for first, piece in stored.pieces():
         sharded.write(param, plane, piece.to(torch.float32), first)
 
@@ -181,7 +181,7 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
     Errors: CheckpointError for a file that is broken or does not fit the model, with everything
     that does not; RuntimeError in the middle of a step; OSError; zerod.Error of the service.
     """
-    sharded = core.sharded_of(model)
+    sharded = sharded_of(model)
     check_boundary(sharded)
     check_machine()
     with contextlib.ExitStack() as stack:
@@ -198,7 +198,7 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
         sharded.barrier()
 
 
-def _let_go(sharded: "core.Sharded") -> None:
+def _let_go(sharded: Sharded) -> None:
     for unit in sharded.units:
         if unit.depth == 0 and unit.fetched:
             unit.release()
@@ -207,7 +207,7 @@ def _let_go(sharded: "core.Sharded") -> None:
 # ---- model and optimizer -----------------------------------------------------------
 
 
-def _optimizer_sources(sharded: "core.Sharded") -> list[Source]:
+def _optimizer_sources(sharded: Sharded) -> list[Source]:
     sources = []
     for param in sharded.params:
         if not param.trainable:
@@ -241,7 +241,7 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     "master.<name>" (fp32) of 16-bit parameters, and the param groups in its header.  Both are cut
     into several files by max_shard_size.  Schedulers and scalers have state_dict() of their own.
     """
-    sharded = core.sharded_of(model)
+    sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
         raise ValueError("the optimizer is another model's")
     directory = os.fspath(directory)
@@ -253,7 +253,7 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
                bytes_of(max_shard_size), {"format": "pt", PARAM_GROUPS: groups, **ids})
 
 
-def _match_optimizer(sharded: "core.Sharded",
+def _match_optimizer(sharded: Sharded,
                      found: StoredSet) -> dict[ShardedParam, dict[str, Stored]]:
     """plane -> tensor of each trained parameter; {} for one that was never updated."""
     by_name = {p.name: p for p in sharded.params if p.trainable}
@@ -298,7 +298,7 @@ def _match_groups(optimizer: "optim.AdamW", found: StoredSet) -> list[dict[str, 
     return groups
 
 
-def _load_optimizer(sharded: "core.Sharded",
+def _load_optimizer(sharded: Sharded,
                     match: dict[ShardedParam, dict[str, Stored]]) -> None:
     for param, planes in match.items():
         for plane in PLANES:
@@ -321,7 +321,7 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     Errors: CheckpointError for files that are broken, of different saves, or do not fit model and
     param groups; RuntimeError in the middle of a step; OSError; zerod.Error of the service.
     """
-    sharded = core.sharded_of(model)
+    sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
         raise ValueError("the optimizer is another model's")
     check_boundary(sharded)

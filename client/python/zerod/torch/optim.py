@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_map_only
 
 import zerod
 
-from . import sharded as core
 from . import state as values
 from .files import Source, of_tensor
+from .sharded import Sharded
 from .unit import ShardedParam
+from .wrap import sharded_or_marked
 
 MAX_SETS = 256
 HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
@@ -93,7 +94,7 @@ class AdamW(torch.optim.Optimizer):
         if not isinstance(model, nn.Module):
             raise TypeError(f"the first argument is the sharded model, not {type(model).__name__}: "
                             "AdamW(model, params=None, lr=...)")
-        self.sharded = values.sharded_or_marked(model)
+        self.sharded = sharded_or_marked(model)
         self.grad_norm, self.skipped = math.nan, False
         self.version = self.sharded.client.version
         self.loss_scale = self.sharded.client.loss_scale
@@ -298,7 +299,7 @@ class AdamW(torch.optim.Optimizer):
         return found
 
 
-def _state_of(sharded: "core.Sharded", param: ShardedParam) -> dict[str, Source]:
+def _state_of(sharded: Sharded, param: ShardedParam) -> dict[str, Source]:
     step = int(sharded.read(param, "step"))
     if not step and param.dtype is torch.float32:
         return {}
@@ -328,7 +329,7 @@ def _check_state(param: ShardedParam, entry: Mapping[str, Any]) -> None:
                              f"{key} {tuple(entry[key].shape)}")
 
 
-def _write_state(sharded: "core.Sharded", param: ShardedParam, entry: Mapping[str, Any]) -> None:
+def _write_state(sharded: Sharded, param: ShardedParam, entry: Mapping[str, Any]) -> None:
     if not entry:
         clear_state(sharded, param)
         return
@@ -338,7 +339,7 @@ def _write_state(sharded: "core.Sharded", param: ShardedParam, entry: Mapping[st
     sharded.write(param, "step", torch.tensor([int(entry["step"])]))
 
 
-def clear_state(sharded: "core.Sharded", param: ShardedParam) -> None:
+def clear_state(sharded: Sharded, param: ShardedParam) -> None:
     """Makes a parameter one that was never updated."""
     if int(sharded.read(param, "step")) == 0:
         return

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from .sharded import ShardedParam
+    from .unit import ShardedParam
 
 
 class NotFetched(RuntimeError):

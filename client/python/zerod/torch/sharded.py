@@ -1,80 +1,27 @@
-"""A sharded model: its parameters and optimizer state are in zerod.
-
-`shard()` takes a model to the service; `Sharded` is what is known of it from then on.
-
-ZeRO (Rajbhandari et al., SC20, arXiv 1910.02054): in all stages the service holds optimizer states
-and gradients in shards.  Stage 1 fetches all parameters once a step and pushes all gradients at
-the end of backward; stage 2 pushes each group when its gradient is complete; stage 3 also gives
-parameters back after use.
-"""
+"""What one rank knows of a sharded model from shard() on."""
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import zerod
 from zerod.environment import incarnation
 
-from . import initialize, state
-from .attempt import Attempt
-from .gradients import Gradients
-from .hooks import Hooks
-from .parameter import Placeholder
-from .place import Gpu, Host, place_of
-from .plan import DTYPES, Groups, PlannedUnit, find_units
 from .unit import Group, ShardedParam, Unit, WrittenInPlace
 
-log = logging.getLogger("zerod")
+if TYPE_CHECKING:
+    import zerod
 
-_of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
+    from .attempt import Attempt
+    from .gradients import Gradients
+    from .hooks import Hooks
+    from .place import Gpu, Host
 
 STEPS_OF_STATE = {"step": torch.int64, "set": torch.int64}
 RESUME = ("auto", "never", "must")
-PUSH_SLOTS = 2  # gradients in flight at once
-
-
-class ZeroModule(nn.Module):
-    """What a sharded model can do besides: its class becomes a subclass of this one."""
-
-    @property
-    def sharded(self) -> "Sharded":
-        """The model's :class:`Sharded`."""
-        return self.__dict__["_zerod_sharded"]
-
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
-                        error_if_nonfinite: bool = False) -> torch.Tensor:
-        """As :func:`zerod.torch.clip_grad_norm_`."""
-        from .scaling import clip_grad_norm_  # scaling needs this module
-        return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As :meth:`AdamW.zero_grad`: all ranks call it, if gradients are to be discarded."""
-        del set_to_none
-        if self.sharded.has_gradients:
-            self.sharded.barrier()
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside push nothing: their gradients add up in this process, and the
-        first backward pass outside pushes the sums, or the step.
-
-        The process then needs memory for the gradients of the whole model.  Without no_sync() the
-        owners add up what every backward pass pushes; the sums are the same.
-        """
-        gradients = self.sharded.gradients
-        before, gradients.keep = gradients.keep, True
-        try:
-            yield
-        finally:
-            gradients.keep = before
 
 
 class Pending:
@@ -148,7 +95,7 @@ class Sharded:
 
         TypeError for any other tensor, ValueError for another model's parameter.
         """
-        param = state.find_param(tensor)
+        param = find_param(tensor)
         if param is None:
             raise TypeError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of a sharded "
                             "model: take them from model.parameters() after shard()")
@@ -216,98 +163,10 @@ def sharded_of(model: nn.Module) -> Sharded:
     return sharded
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """An optimizer that steps without the service would train nothing, silently."""
-    if isinstance(getattr(optimizer, "sharded", None), Sharded):
-        return
-    for p in (p for group in optimizer.param_groups for p in group["params"]):
-        taken = (p.zerod_param.name if isinstance(p, Placeholder)
-                 else getattr(p, "zerod_taken", None))
-        if taken:
-            raise RuntimeError(
-                f"{type(optimizer).__name__} cannot update parameter '{taken}': shard() took it to "
-                "zerod. Use zerod.torch.AdamW(model, ...), made after shard()")
-
-
-register_optimizer_step_pre_hook(_check_optimizer)
-
-
-# ---- taking a model to the service ------------------------------------------------
-
-
-def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
-    """The layout, and with it units, groups and parameters."""
-    layout = zerod.Layout()
-    for unit in planned:
-        groups = []
-        for i, members in enumerate(unit.groups()):
-            name = (unit.name or "(root)") + (f"#{i}" if i else "")
-            index = layout.group(name, DTYPES[members[0].value.dtype])
-            group = Group(sharded.place, index,
-                          [ShardedParam(sharded, p.names, p.places, p.value) for p in members])
-            for position, p in enumerate(group.params):
-                p.index = layout.tensor(index, p.name, tuple(p.shape), frozen=not p.trainable)
-                p.group, p.position, p.offset = index, position, layout.offset(p.index)
-            group.elements = layout.group_elements(index)
-            groups.append(group)
-        sharded.groups += groups
-        sharded.units.append(Unit(sharded, unit.name, unit.module, groups))
-    sharded.params = [p for g in sharded.groups for p in g.params]
-    return layout
-
-
-def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, Any]:
-    """How many groups are held and pushed at once, and where."""
-    widest = max(len(u.groups) for u in sharded.units)
-    if not sharded.place.holds:
-        hold = (2 + sharded.prefetch) * widest  # on their way, and asked for
-    elif sharded.stage < 3:
-        hold = zerod.ALL
-    else:
-        root = len(sharded.units[-1].groups)
-        nested = max(sum(o.name != "" and u.name.startswith(o.name + ".") for o in sharded.units)
-                     for u in sharded.units)
-        hold = root + (nested + 2 + sharded.prefetch) * widest
-    elements = [layout.group_elements(g.index) for g in sharded.groups]
-    if hold * max(elements) >= sum(elements):
-        hold = zerod.ALL  # a window of equal slabs would be larger than the model
-    return {"hold_groups": hold, "push_groups": PUSH_SLOTS, **sharded.place.needs()}
-
-
-def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Buffers that several modules share stay shared."""
-    moved: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.device != device:
-                module._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
-
-
-def _grad_dtype(planned: list[PlannedUnit]) -> torch.dtype:
-    """bf16 if all that is trained is bf16, else fp32."""
-    trained = {p.value.dtype for u in planned for p in u.params if p.value.requires_grad}
-    return torch.bfloat16 if trained == {torch.bfloat16} else torch.float32
-
-
-def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
-                  init_fn: Callable[[nn.Module], None] | None) -> None:
-    """Writes first values, group by group, and puts placeholders in the model's place.
-
-    A job that has its values keeps them, and its other ranks may be in the middle of a step.
-    """
-    client, first = sharded.client, not sharded.goes_on
-    for unit, plan in zip(sharded.units, planned):
-        members = [p for group in plan.groups() for p in group]
-        values = initialize.materialize(sharded.model, members, init_fn,
-                                        wanted=first and client.rank == 0)
-        for param, p, value in zip(unit.params, members, values):
-            if first and client.rank == 0:
-                sharded.write(param, "master", value)
-            param.put_in_place(param.placeholder)
-            p.value.zerod_taken = param.name  # _check_optimizer() looks for it
-            p.value = None
-    if first:
-        sharded.barrier()
+def find_param(tensor: torch.Tensor) -> ShardedParam | None:
+    """The parameter that a placeholder, a gathered or a full parameter stands for, of any sharded
+    model; None for other tensors."""
+    return getattr(tensor, "zerod_param", None)
 
 
 def check_resume(sharded: Sharded, resume: str) -> None:
@@ -321,145 +180,3 @@ def check_resume(sharded: Sharded, resume: str) -> None:
     if resume == "must" and not sharded.goes_on:
         raise RuntimeError(f"there was no job '{job}' to go on with, and resume='must': look for it with "
                            "zeroctl jobs, or leave resume out")
-
-
-def _find_standing(sharded: Sharded, resume: str) -> None:
-    """Where the job stands, and whether it may; one line for people where it goes on."""
-    client = sharded.client
-    sharded.goes_on = sharded.attempt.has_values
-    try:
-        check_resume(sharded, resume)
-    except RuntimeError:
-        made_here = not sharded.goes_on
-        client.close()
-        if made_here and client.rank == 0:
-            with contextlib.suppress(zerod.Error):
-                zerod.drop(client.job, client.socket)
-        raise
-    if client.version > 0 and client.rank == 0:
-        log.log(logging.INFO if incarnation() else logging.WARNING,
-                "job '%s' goes on after step %d, with the service's parameters; zeroctl drop %s starts "
-                "afresh", client.job, client.version, client.job)
-
-
-def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
-          client: zerod.Client | None = None, job: str | None = None, timeout: float | None = None,
-          reduce_dtype: torch.dtype | None = None,
-          init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
-          on_lost_rank: str = "wait",
-          device: torch.device | str | int | None = None, resume: str = "auto",
-          keep: bool = True) -> nn.Module:
-    """Takes a model's parameters and optimizer state to zerod; returns the same model.
-
-    All ranks of a job call it, with the same model; blocks until they are all there.  A rank that
-    takes the place of a dead one is let in at once, and goes on in the step that it died in.
-
-    model: on the CPU, on a CUDA device or, wholly or partly, on the meta device; fp32, bf16 or fp16
-    parameters.  Parameters keep their classes and attributes, and their hooks, which change what is
-    pushed; a post-accumulate-grad hook sees the gradient of one backward pass.
-    Rank 0's values are taken.  Parameters on meta are initialised one group at a time: by
-    ``init_fn(module)``, else as Hugging Face models do, else by ``reset_parameters()``.
-    If the job has made steps already, it goes on with the service's values and the model's own are
-    dropped.
-    stage: 1, 2 or 3, as in the ZeRO paper.
-    groups: which modules' parameters come and go together: classes, class names or module names, or
-    ``f(name, module) -> bool``; None: the modules marked by :func:`fully_shard`, else repeated
-    blocks and large layers.  The rest is one group with the model.
-    client: of :func:`zerod.connect`; None: made with `job` and `timeout`.
-    reduce_dtype: of gradients between nodes, torch.float32 or torch.bfloat16; None: bf16 if all
-    trained parameters are bf16, else fp32.
-    prefetch: how many units are asked for ahead of their use.
-    on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the
-    timeout of :func:`zerod.connect`; "fail": the others get zerod.LostRank at once.
-    device: where parameters and gradients are while the model computes: "cpu", host memory, or
-    "cuda", "cuda:N", this process's GPU, which the node's daemon must serve; None: where the model
-    is, the CPU if on meta.  The model's buffers are moved there.  A GPU model runs its forward and
-    backward passes on one stream, whichever.  What the service is asked for in whole (state_dict(),
-    read()) is on the CPU.
-
-    resume: a job of that name that has values already: "auto" goes on from them, "never" is a
-    RuntimeError, except in a process that torchrun or Slurm has started again, and with "must" it
-    is one if there are none.
-    keep: False: the job is dropped when all ranks have completed it: when :func:`steps` or the Trainer has
-    run to its end, or after ``client.finish(keep=False)``, and the processes have ended in order.  A
-    process that ends by an exception keeps the job; sys.exit() is an end in order, whatever its status.
-
-    Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
-    the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
-    device.
-    """
-    if "_zerod_sharded" in model.__dict__:
-        raise ValueError(f"{type(model).__name__} is sharded already")
-    if resume not in RESUME:
-        raise ValueError(f"resume is one of {', '.join(RESUME)}, not {resume!r}")
-    if stage not in (1, 2, 3):
-        raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
-    if not isinstance(prefetch, int) or prefetch < 0:
-        raise ValueError(f"prefetch is a number of units, not {prefetch!r}")
-    marked = _marked(model)
-    planned = find_units(model, groups, marked)
-    if not any(u.params for u in planned):
-        raise ValueError(f"{type(model).__name__} has no parameters")
-    grad_dtype = _grad_dtype(planned)
-    reduce_dtype = reduce_dtype or grad_dtype
-    if reduce_dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"reduce_dtype is torch.float32 or torch.bfloat16, not {reduce_dtype}")
-    initialize.prepare(model, init_fn)
-    place = place_of(device, (p.value for u in planned for p in u.params))
-    sharded = Sharded(model, stage, prefetch, place)
-    layout = _lay_out(sharded, planned)
-    sharded.client = client or zerod.connect(job, timeout=timeout)
-    other = _of_job.get(sharded.client.job)
-    if other is not None and not other.client.closed:
-        raise ValueError(f"this process has a model in job '{sharded.client.job}' already: give "
-                         "each model a job of its own, shard(model, job=...)")
-    sharded.client.attach(layout, **_needs(sharded, layout), grad_dtype=DTYPES[grad_dtype],
-                          reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank)
-    sharded.attempt, sharded.keep = Attempt(sharded), keep
-    _find_standing(sharded, resume)
-    _move_buffers(model, place.device)
-    sharded.gradients = Gradients(sharded, sharded.groups, grad_dtype)
-    sharded.hooks = Hooks(sharded)
-    _unmark(marked)
-    _bring_values(sharded, planned, init_fn)
-    sharded.hooks.install()
-    model.__dict__["_zerod_sharded"] = _of_job[sharded.client.job] = sharded
-    model.__class__ = type(type(model).__name__, (ZeroModule, type(model)), {})
-    state.install(model, sharded)
-    return model
-
-
-def fully_shard(module: nn.Module) -> nn.Module:
-    """Marks a module as one group of :func:`shard`, as FSDP2's call of that name; returns it.
-
-    Blocks first, the model last.  ``shard(model, ...)`` or ``AdamW(model)`` then takes the model to
-    the service, or its first forward with the defaults of :func:`shard`.
-    """
-    if "_zerod_mark" in module.__dict__:
-        return module
-    forward = module.forward
-
-    @functools.wraps(forward)
-    def shard_first(*args: Any, **kwargs: Any) -> Any:
-        if len(_marked(module)) == 1:
-            raise RuntimeError(f"{type(module).__name__} is marked by fully_shard() and its "
-                               "model is not: call fully_shard(model) too, or shard(model)")
-        shard(module)
-        return module.forward(*args, **kwargs)
-
-    module.__dict__["_zerod_mark"] = module.__dict__.get("forward")
-    module.forward = shard_first
-    return module
-
-
-def _marked(model: nn.Module) -> list[nn.Module]:
-    return [m for m in model.modules() if "_zerod_mark" in m.__dict__]
-
-
-def _unmark(modules: list[nn.Module]) -> None:
-    """Gives the modules the forward back that they had."""
-    for module in modules:
-        del module.__dict__["forward"]
-        forward = module.__dict__.pop("_zerod_mark")
-        if forward is not None:
-            module.forward = forward

@@ -13,34 +13,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import sharded as core
 from .files import Source, pieces
+from .sharded import Sharded, find_param
 from .unit import ShardedParam
 
 
 # ---- one parameter -----------------------------------------------------------------
 
 
-def find_param(tensor: torch.Tensor) -> ShardedParam | None:
-    """The parameter that a placeholder, a gathered or a full parameter stands for, of any sharded
-    model; None for other tensors."""
-    return getattr(tensor, "zerod_param", None)
-
-
-def read_all(sharded: "core.Sharded", param: ShardedParam, plane: str = "serve") -> torch.Tensor:
+def read_all(sharded: Sharded, param: ShardedParam, plane: str = "serve") -> torch.Tensor:
     """A parameter's plane, flat: fp32, or the parameter's dtype for "serve"."""
     dtype = param.dtype if plane == "serve" else torch.float32
     return source_of(sharded, param, plane, dtype=dtype).whole().view(-1)
 
 
-def source_of(sharded: "core.Sharded", param: ShardedParam, plane: str, name: str = "",
+def source_of(sharded: Sharded, param: ShardedParam, plane: str, name: str = "",
               dtype: torch.dtype = torch.float32) -> Source:
     """A parameter's plane, to be read when it is written to a file."""
     return Source(name, tuple(param.shape), dtype,
                   lambda first, count: sharded.read(param, plane, first, count).to(dtype))
 
 
-def write_all(sharded: "core.Sharded", param: ShardedParam, plane: str,
+def write_all(sharded: Sharded, param: ShardedParam, plane: str,
               values: torch.Tensor) -> None:
     """Writes a tensor of the parameter's shape, of any dtype; a piece at a time."""
     flat = values.detach().reshape(-1)
@@ -56,20 +50,12 @@ def check_all_sharded(model: nn.Module) -> None:
                              "have it and would not train it; change the model before shard()")
 
 
-def check_boundary(sharded: "core.Sharded") -> None:
+def check_boundary(sharded: Sharded) -> None:
     """RuntimeError if this rank has gradients of an unfinished step."""
     if sharded.has_gradients:
         raise RuntimeError("parameters and optimizer state are written between steps: gradients of "
                            "this step are there; call optimizer.step() or optimizer.zero_grad() on "
                            "all ranks first")
-
-
-def sharded_or_marked(model: nn.Module) -> "core.Sharded":
-    """The model's Sharded; one that fully_shard() has marked is taken to the service now."""
-    if "_zerod_sharded" not in model.__dict__ and any("_zerod_mark" in m.__dict__
-                                                      for m in model.modules()):
-        core.shard(model)
-    return core.sharded_of(model)
 
 
 # ---- full parameters ---------------------------------------------------------------
@@ -148,7 +134,7 @@ def _let_go(param: ShardedParam) -> None:
 class _Model:
     """What install() keeps with a Sharded."""
 
-    def __init__(self, sharded: "core.Sharded"):
+    def __init__(self, sharded: Sharded):
         self.sharded = sharded
         self.full: dict[ShardedParam, _Full] = {}
         self.loading = 0  # load_state_dict() calls under way
@@ -310,7 +296,7 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
     return result
 
 
-def install(model: nn.Module, sharded: "core.Sharded") -> None:
+def install(model: nn.Module, sharded: Sharded) -> None:
     """Makes ``state_dict()`` and ``load_state_dict()`` of the model and of each of its modules work
     on the service's values."""
     kept = _Model(sharded)

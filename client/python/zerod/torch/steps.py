@@ -26,7 +26,7 @@ from torch import nn
 
 import zerod
 
-from . import sharded as core
+from .sharded import Sharded, check_resume, sharded_of
 
 log = logging.getLogger("zerod")
 
@@ -46,7 +46,7 @@ def manual_seed(seed: int, step: int = 0, rank: int = 0) -> None:
 class Step:
     """One try at a step.  As a context it gives the step's number, and swallows zerod.Aborted."""
 
-    def __init__(self, sharded: "core.Sharded", scheduler: Any = None, seed: int | None = None):
+    def __init__(self, sharded: Sharded, scheduler: Any = None, seed: int | None = None):
         self.sharded, self.scheduler, self.seed = sharded, scheduler, seed
         self.aborted = False  # it has to be done again, unless it was committed after all
 
@@ -86,8 +86,8 @@ def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | No
     Errors: TypeError if the model is not sharded; RuntimeError for a scheduler that is ahead, or by
     resume.
     """
-    sharded = core.sharded_of(model)
-    core.check_resume(sharded, resume)
+    sharded = sharded_of(model)
+    check_resume(sharded, resume)
     if sharded.steps_made >= until and sharded.rank == 0:
         job = sharded.client.job
         log.warning("job '%s' has made %d of %d steps already: nothing is left to do; zeroctl drop %s "
