@@ -1,10 +1,19 @@
-/* zeroctl add-node: a node of the cluster holds shards from now on; those of jobs move to it. */
-#include "view.h"
+/* zeroctl add-node: a node of the cluster holds shards from now on; shards of jobs move to it. */
+#include "owners.h"
+
+static const struct command_option options[] = { OWNERS_NO_WAIT, { 0 } };
 
 static int run(struct ctl *ctl)
 {
-        return change_owners(ctl, "add-node", ctl->argument);
+        return owners_change(ctl, "add-node", ctl->argument);
 }
 
-const struct command command_add_node = { "add-node", "NODE", "have a node hold shards",
-                                          NULL,       run,    " --no-wait " };
+const struct command command_add_node = {
+        .name = "add-node",
+        .arguments = "NODE",
+        .summary = "have a node hold shards",
+        .description = "Has <NODE>, one of *peers*, hold shards from now on. Its daemon must be "
+                       "reachable. Jobs move: see WHO HOLDS SHARDS in *zeroctl*(1).",
+        .options = options,
+        .run = run,
+};

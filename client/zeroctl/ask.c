@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PATIENCE_S = 60 };
+
 void ctl_error(const char *format, ...)
 {
         va_list arguments;
@@ -100,12 +102,9 @@ int ctl_connect_again(struct ctl *ctl)
         return ZERO_OK;
 }
 
-int ctl_run(struct ctl *ctl, const struct command *command)
+double ctl_patience(const struct ctl *ctl)
 {
-        json_t *answer;
-        int r = ctl_ask(ctl, command->name, &answer);
-
-        return r == CTL_OK ? ctl_show(ctl, answer, command->show) : r;
+        return ctl->options.timeout_ms ? ctl->options.timeout_ms / 1000.0 : PATIENCE_S;
 }
 
 int ctl_show(struct ctl *ctl, json_t *answer,

@@ -1,207 +1,61 @@
-/*
- * zeroctl checkpoint and restore: gives the order, then asks how far it is until it is over.  What
- * was begun goes on when zeroctl is interrupted.
- */
-#include "ctl.h"
+/* zeroctl checkpoint: writes a job's state to files, now or every so many steps. */
+#include "operation.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+static long keep = -1, every = -1; /* -1: not given */
 
-#include "progress.h"
-#include "units.h"
-
-enum { POLL_MS = 100 };
-
-/* ---- the order ---------------------------------------------------------------- */
-
-/* One more word of the path; ".." takes one away. */
-static bool add_word(char *path, const char *word)
-{
-        char *last = strrchr(path, '/');
-
-        if (*word == '\0' || strcmp(word, ".") == 0)
-                return true;
-        if (strcmp(word, "..") == 0) {
-                if (last)
-                        *last = '\0';
-                return true;
-        }
-        if (strlen(path) + strlen(word) + 2 > PATH_MAX)
-                return false;
-        strcat(strcat(path, "/"), word);
-        return true;
-}
-
-/* The path without "." and "..", which is what daemons take: from the working directory on. */
-static int absolute_path(const char *path, char ret[static PATH_MAX])
-{
-        char *copy = strdup(path), *rest = copy, *word;
-        bool fits = copy != NULL;
-
-        ret[0] = '\0';
-        if (path[0] != '/' && !getcwd(ret, PATH_MAX)) {
-                ctl_error("the working directory: %s", strerror(errno));
-                free(copy);
-                return CTL_FAILED;
-        }
-        if (strcmp(ret, "/") == 0)
-                ret[0] = '\0';
-        while (fits && (word = strsep(&rest, "/")))
-                fits = add_word(ret, word);
-        free(copy);
-        if (fits)
-                return CTL_OK;
-        ctl_error("the path is too long");
-        return CTL_USAGE;
-}
-
-static int order(struct ctl *ctl, const char *what, json_t **ret_answer)
-{
-        char path[PATH_MAX];
-        json_t *wish;
-        char *text;
-        int r = absolute_path(ctl->file, path);
-
-        if (r != CTL_OK)
-                return r;
-        wish = json_object();
-        json_object_set_new(wish, "job", json_string(ctl->argument));
-        json_object_set_new(wish, "directory", json_string(path));
-        if (ctl->keep >= 0)
-                json_object_set_new(wish, "keep", json_integer(ctl->keep));
-        if (ctl->every >= 0)
-                json_object_set_new(wish, "every", json_integer(ctl->every));
-        text = json_dumps(wish, JSON_COMPACT);
-        json_decref(wish);
-        if (!text) {
-                ctl_error("'%s' and '%s' must be UTF-8", ctl->argument, ctl->file);
-                return CTL_USAGE;
-        }
-        r = ctl_ask_about(ctl, what, text, ret_answer);
-        free(text);
-        return r;
-}
-
-/* ---- until it is over --------------------------------------------------------------- */
-
-/* Before the first update waits: how long it may. */
-static void tell_stall(const struct ctl *ctl, const json_t *answer, bool *told)
-{
-        const json_t *stall = json_object_get(answer, "predicted_stall_s");
-
-        if (*told || ctl->json || !json_is_number(stall))
-                return;
-        *told = true;
-        fprintf(stderr, "%s to be written; an update may wait for about %s\n",
-                unit_bytes(field_number(answer, "bytes")).text,
-                unit_seconds(json_number_value(stall)).text);
-}
-
-static int follow(struct ctl *ctl, double id, json_t **ret_answer)
-{
-        struct progress progress;
-        json_t *answer = NULL;
-        bool told = false;
-        int r;
-
-        progress_init(&progress, ctl->json);
-        for (;;) {
-                r = ctl_ask(ctl, "progress", &answer);
-                if (r != CTL_OK)
-                        break;
-                tell_stall(ctl, answer, &told);
-                progress_show(&progress, field_text(answer, "phase"),
-                              field_number(answer, "done_bytes"), field_number(answer, "bytes"));
-                if (field_true(answer, "over") || field_number(answer, "id") != id)
-                        break;
-                json_decref(answer);
-                progress_nap(POLL_MS);
-        }
-        progress_end(&progress);
-        if (r == CTL_OK)
-                *ret_answer = answer;
-        return r;
-}
-
-static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
-{
-        double seconds = field_number(answer, "elapsed_s"), bytes = field_number(answer, "bytes");
-
-        fprintf(out, "job %s, version %.0f: %s %s, %s in %s (%s/s)\n", field_text(answer, "job"),
-                field_number(answer, "version"),
-                strcmp(field_text(answer, "operation"), "restore") == 0 ? "restored from"
-                                                                        : "checkpoint",
-                field_text(answer, "path"), unit_bytes(bytes).text, unit_seconds(seconds).text,
-                unit_bytes(seconds > 0 ? bytes / seconds : 0).text);
-}
-
-static int carry_out(struct ctl *ctl, const char *what)
-{
-        json_t *answer = NULL;
-        double id;
-        int r = order(ctl, what, &answer);
-
-        if (r != CTL_OK)
-                return r;
-        id = field_number(answer, "id");
-        json_decref(answer);
-        r = follow(ctl, id, &answer);
-        if (r != CTL_OK)
-                return r;
-        if (field_number(answer, "id") != id) {
-                ctl_error("%s: another one was begun, and this one's outcome is not known", what);
-                r = CTL_FAILED;
-        } else if (strcmp(field_text(answer, "status"), "OK") != 0) {
-                ctl_error("%s: %s (%s)", what, field_text(answer, "error"),
-                          field_text(answer, "status"));
-                r = CTL_FAILED;
-        }
-        if (r == CTL_OK)
-                return ctl_show(ctl, answer, show);
-        json_decref(answer);
-        return r;
-}
-
-/* ---- checkpoint ----------------------------------------------------------------------- */
+static const struct command_option options[] = {
+        { "keep", "N",
+          "once the checkpoint is on disk, delete all of the job's in DIR but the newest N; 0 "
+          "(the default) keeps all",
+          .count = &keep },
+        { "every", "N", "take a checkpoint every N steps from now on; 0: no more",
+          .count = &every },
+        { 0 },
+};
 
 static void show_schedule(const struct ctl *ctl, FILE *out, const json_t *answer)
 {
-        if (ctl->every == 0)
+        if (every == 0)
                 fprintf(out, "job %s: no more periodic checkpoints\n", field_text(answer, "job"));
         else
                 fprintf(out,
                         "job %s: a checkpoint in %s every %ld steps, the next at version %.0f, "
                         "until the job's coordinator restarts\n",
-                        field_text(answer, "job"), field_text(answer, "directory"), ctl->every,
+                        field_text(answer, "job"), field_text(answer, "directory"), every,
                         field_number(answer, "next_version"));
 }
 
-static int run_checkpoint(struct ctl *ctl)
+static int run(struct ctl *ctl)
 {
+        const struct operation_count counts[] = { { "keep", keep }, { "every", every }, { 0 } };
         json_t *answer = NULL;
         int r;
 
-        if (ctl->every < 0)
-                return carry_out(ctl, "checkpoint");
-        r = order(ctl, "checkpoint", &answer);
+        if (every < 0)
+                return operation_carry_out(ctl, "checkpoint", counts);
+        r = operation_begin(ctl, "checkpoint", counts, &answer);
         return r == CTL_OK ? ctl_show(ctl, answer, show_schedule) : r;
 }
 
 const struct command command_checkpoint = {
-        "checkpoint", "JOB DIR",      "write a job's state to DIR/JOB-VERSION while it trains",
-        NULL,         run_checkpoint, " --keep --every "
+        .name = "checkpoint",
+        .arguments = "JOB DIR",
+        .summary = "write a job's state to DIR/JOB-VERSION while it trains",
+        .description = "Writes the job's state to <DIR>/<JOB>-<VERSION>, while the job trains. "
+                       "<DIR> is a directory that all nodes see, or one of the same name on each "
+                       "node's own disk; it is made if it is missing.\n"
+                       "Each node copies its part between two steps, or saves it while the next "
+                       "step updates it, and then writes it. Before that the command says how "
+                       "much longer a step may take (with less memory than the state has, or "
+                       "from a GPU: how long an update may have to wait; see *checkpoint_memory* "
+                       "in *zerod.conf*(5)). A checkpoint is of one step; nobody may *import* or "
+                       "put values while it is taken.\n"
+                       "A checkpoint is there as a whole or not at all. One that is being "
+                       "written, or was broken off, is called .<JOB>-<VERSION>.partial; it is "
+                       "never read, and the next checkpoint clears it away.\n"
+                       "With *--every* the job's coordinator takes the checkpoints, and "
+                       "remembers that in memory only: give the order again after its daemon has "
+                       "restarted.",
+        .options = options,
+        .run = run,
 };
-
-/* ---- restore --------------------------------------------------------------------------- */
-
-static int run_restore(struct ctl *ctl)
-{
-        return carry_out(ctl, "restore");
-}
-
-const struct command command_restore = { "restore", "JOB DIR",
-                                         "make a job's state what checkpoint DIR holds", NULL,
-                                         run_restore };

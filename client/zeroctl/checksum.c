@@ -24,6 +24,14 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
                 fputs("the mirrors differ from what they mirror: --json shows them\n", out);
 }
 
-const struct command command_checksum = { "checksum", "JOB",
-                                          "hash of a job's state, however it is partitioned", show,
-                                          NULL };
+const struct command command_checksum = {
+        .name = "checksum",
+        .arguments = "JOB",
+        .summary = "hash of a job's state, however it is partitioned",
+        .description = "A hash of the job's state at one version: of parameters, moments, and "
+                       "each tensor's step and hyperparameter set. It does not depend on the "
+                       "number of owners. Where there are mirrors, they are hashed too and "
+                       "compared. If the job steps faster than its nodes answer, the command "
+                       "fails after some tries.",
+        .show = show,
+};

@@ -21,5 +21,9 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
         table_deinit(&t);
 }
 
-const struct command command_config = { "config", NULL, "options in effect and their source", show,
-                                        NULL };
+const struct command command_config = {
+        .name = "config",
+        .summary = "options in effect and their source",
+        .description = "The daemon's options in effect, and where each comes from.",
+        .show = show,
+};

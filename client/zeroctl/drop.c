@@ -12,5 +12,14 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
                         json_string_value(json_array_get(untold, i)));
 }
 
-const struct command command_drop = { "drop", "JOB", "delete a job and its state, for good", show,
-                                      NULL };
+const struct command command_drop = {
+        .name = "drop",
+        .arguments = "JOB",
+        .summary = "delete a job and its state, for good",
+        .description = "Deletes the job and its state on all nodes, for good. The answer comes "
+                       "when the files are gone and their memory is free. If a node is away, the "
+                       "answer names it, and the node deletes what it has of the job when it "
+                       "comes up: a node that holds shards remembers to tell it, also after a "
+                       "restart. Until then no new job of that name can be made.",
+        .show = show,
+};

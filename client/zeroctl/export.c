@@ -267,12 +267,26 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
                 unit_bytes(field_number(answer, "bytes")).text, field_text(answer, "file"));
 }
 
+static const char *dtype = "fp32";
+
+static const struct command_option options[] = {
+        { "dtype", "TYPE", "of the values: fp32 (default) or serve, what trainers are given",
+          .text = &dtype },
+        { 0 },
+};
+
+static int check(const struct ctl *ctl)
+{
+        if (strcmp(dtype, "fp32") == 0 || strcmp(dtype, "serve") == 0)
+                return CTL_OK;
+        ctl_error("--dtype is fp32 or serve, not '%s'", dtype);
+        return CTL_USAGE;
+}
+
 static int run(struct ctl *ctl)
 {
-        struct export e = { .ctl = ctl,
-                            .plane = ctl->dtype && strcmp(ctl->dtype, "serve") == 0
-                                             ? ZERO_PLANE_SERVE
-                                             : ZERO_PLANE_MASTER };
+        bool serve = strcmp(dtype, "serve") == 0;
+        struct export e = { .ctl = ctl, .plane = serve ? ZERO_PLANE_SERVE : ZERO_PLANE_MASTER };
         int r = ctl_attach(ctl);
 
         if (r != CTL_OK)
@@ -293,6 +307,16 @@ static int run(struct ctl *ctl)
 }
 
 const struct command command_export = {
-        "export",    "JOB FILE", "write a job's parameters to a safetensors file", NULL, run,
-        " --dtype ", true
+        .name = "export",
+        .arguments = "JOB FILE",
+        .summary = "write a job's parameters to a safetensors file",
+        .description = "Writes the job's parameters to a safetensors file, in fp32 or, with "
+                       "*--dtype serve*, in the type that trainers are given. The file appears "
+                       "when it is whole. If the job steps meanwhile there is no file: end the "
+                       "trainers first, or restore a checkpoint under another name and export "
+                       "that.",
+        .options = options,
+        .check = check,
+        .run = run,
+        .of_job = true,
 };

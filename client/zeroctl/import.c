@@ -192,6 +192,13 @@ static int run(struct ctl *ctl)
 }
 
 const struct command command_import = {
-        "import", "JOB FILE", "make a job's parameters what a safetensors file holds", NULL, run,
-        NULL,     true
+        .name = "import",
+        .arguments = "JOB FILE",
+        .summary = "make a job's parameters what a safetensors file holds",
+        .description = "Makes the values of a safetensors file the job's parameters; moments "
+                       "stay as they are. The file must have all of the job's tensors with their "
+                       "shapes, and no others, in fp32, bf16 or fp16. No rank may have pushed "
+                       "gradients in the step.",
+        .run = run,
+        .of_job = true,
 };

@@ -1,6 +1,7 @@
-/* zeroctl: finds the subcommand, connects, runs it. */
-#include "ctl.h"
+/* zeroctl: finds the subcommand, reads its options, connects, runs it. */
+#include "commands.h"
 
+#include <assert.h>
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,51 +9,21 @@
 
 #include "nearest.h"
 
-static const struct command *const commands[] = {
-        &command_status,     &command_jobs,    &command_shards, &command_top,
-        &command_ping,       &command_checksum, &command_config, &command_drop,
-        &command_checkpoint, &command_restore, &command_export, &command_import,
-        &command_view,       &command_add_node, &command_remove_node, &command_takeover,
+enum { TIMEOUT_MAX_S = 86400, GIVEN_MAX = 32, OPTIONS_MAX = 64 };
+
+/* An option of some subcommand, as it was given: before or behind the subcommand's name. */
+struct given {
+        const char *name, *value;
 };
-
-enum { N_COMMANDS = sizeof(commands) / sizeof(commands[0]), TIMEOUT_MAX_S = 86400, COUNT_MAX = 1000000000 };
-
-static const char options_help[] =
-        "\n"
-        "Options:\n"
-        "  -s, --socket PATH      zerod's socket (default: $ZEROD_SOCKET, else\n"
-        "                         $XDG_RUNTIME_DIR/zerod.sock, else /run/zerod/zerod.sock)\n"
-        "  -j, --json             print zerod's answer as JSON\n"
-        "  -t, --timeout SECONDS  how long to wait for zerod (default: 60)\n"
-        "      --once             top: print one picture and end\n"
-        "      --keep N           checkpoint: delete all of the job's in DIR but the newest N\n"
-        "      --every N          checkpoint: one every N steps; 0: no more\n"
-        "      --node-is-dead NODE[,NODE]...\n"
-        "                         takeover: do not wait for the votes of these\n"
-        "      --no-wait          add-node, remove-node, takeover: do not wait until jobs have moved\n"
-        "      --dtype TYPE       export: fp32 (default) or serve, what trainers are given\n"
-        "  -h, --help             this text\n"
-        "      --version          zeroctl's version\n"
-        "\n"
-        "Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no connection to zerod.\n";
 
 struct arguments {
         const char *socket;
         uint32_t timeout_ms;
+        bool help;
+        struct given given[GIVEN_MAX];
+        unsigned n_given;
         const struct command *command; /* NULL: help or version was printed */
 };
-
-static void print_help(FILE *out)
-{
-        fputs("Usage: zeroctl [OPTION]... COMMAND [JOB [DIR | FILE] | NODE]\n\n"
-              "Shows and manages the jobs and the nodes of zerod, the parameter-partition service.\n\n"
-              "Commands:\n",
-              out);
-        for (size_t i = 0; i < N_COMMANDS; i++)
-                fprintf(out, "  %-11s %-9s  %s\n", commands[i]->name,
-                        commands[i]->argument ? commands[i]->argument : "", commands[i]->summary);
-        fputs(options_help, out);
-}
 
 static int parse_timeout(const char *text, uint32_t *ret_ms)
 {
@@ -73,22 +44,14 @@ static int parse_count(const char *option, const char *text, long *ret)
         long n = strtol(text, &end, 10);
 
         if (end == text || *end || n < 0 || n > COUNT_MAX) {
-                ctl_error("%s is 0 to %d, not '%s'", option, COUNT_MAX, text);
+                ctl_error("--%s is 0 to %d, not '%s'", option, COUNT_MAX, text);
                 return CTL_USAGE;
         }
         *ret = n;
         return CTL_OK;
 }
 
-static int parse_dtype(const char *text, const char **ret)
-{
-        if (strcmp(text, "fp32") != 0 && strcmp(text, "serve") != 0) {
-                ctl_error("--dtype is fp32 or serve, not '%s'", text);
-                return CTL_USAGE;
-        }
-        *ret = text;
-        return CTL_OK;
-}
+/* ---- the subcommand ------------------------------------------------------ */
 
 static int unknown_command(const char *word)
 {
@@ -115,98 +78,133 @@ static int find_command(const char *word, const struct command **ret_command)
         return unknown_command(word);
 }
 
-/* Words of "JOB [DIR]", those in brackets left out. */
-static int count_words(const char *argument, bool needed)
+/* Words of "JOB [DIR]"; needed: without those in brackets. */
+static int count_words(const char *arguments, bool needed)
 {
         int n = 0;
 
-        for (const char *p = argument; p && *p; p += strcspn(p, " "), p += strspn(p, " "))
+        for (const char *p = arguments; p && *p; p += strcspn(p, " "), p += strspn(p, " "))
                 n += !needed || *p != '[';
         return n;
 }
 
-static int check_option(const struct command *command, bool given, const char *option)
+static int take_words(struct ctl *ctl, const struct command *command, char **words, int n)
 {
-        if (!given || (command->options && strstr(command->options, option)))
-                return CTL_OK;
-        ctl_error("%s:%s is not for this command; see zeroctl --help", command->name, option);
-        return CTL_USAGE;
-}
+        int most = count_words(command->arguments, false);
 
-static int check_options(const struct ctl *ctl, const struct command *command)
-{
-        int r = check_option(command, ctl->once, " --once ");
-
-        if (r == CTL_OK)
-                r = check_option(command, ctl->keep >= 0, " --keep ");
-        if (r == CTL_OK)
-                r = check_option(command, ctl->every >= 0, " --every ");
-        if (r == CTL_OK && command == &command_takeover && !ctl->dead) {
-                ctl_error("takeover: name the node that you know to be dead: --node-is-dead NODE");
+        if (n > most) {
+                ctl_error("%s: unexpected argument '%s'", command->name, words[most]);
                 return CTL_USAGE;
         }
-        if (r == CTL_OK)
-                r = check_option(command, ctl->dead != NULL, " --node-is-dead ");
-        if (r == CTL_OK)
-                r = check_option(command, ctl->no_wait, " --no-wait ");
-        return r == CTL_OK ? check_option(command, ctl->dtype != NULL, " --dtype ") : r;
+        if (n < count_words(command->arguments, true)) {
+                ctl_error("%s: which %s?", command->name, command->arguments);
+                return CTL_USAGE;
+        }
+        ctl->argument = n > 0 ? words[0] : NULL;
+        ctl->file = n > 1 ? words[1] : NULL;
+        return CTL_OK;
+}
+
+static int take_option(const struct command *command, const struct given *given)
+{
+        const struct command_option *o = command->options;
+
+        while (o && o->name && strcmp(o->name, given->name) != 0)
+                o++;
+        if (!o || !o->name) {
+                ctl_error("%s: --%s is not for this command; see zeroctl %s --help", command->name,
+                          given->name, command->name);
+                return CTL_USAGE;
+        }
+        if (o->count)
+                return parse_count(o->name, given->value, o->count);
+        if (o->text)
+                *o->text = given->value;
+        else
+                *o->flag = true;
+        return CTL_OK;
 }
 
 static int parse_command(struct ctl *ctl, struct arguments *a, char **words, int n)
 {
-        int r, most;
+        const struct command *command;
+        int r;
 
+        if (n == 0 && a->help) {
+                help_all(stdout);
+                return CTL_OK;
+        }
         if (n == 0) {
                 ctl_error("which command? see zeroctl --help");
                 return CTL_USAGE;
         }
-        r = find_command(words[0], &a->command);
-        if (r != CTL_OK)
-                return r;
-        most = count_words(a->command->argument, false);
-        if (n - 1 > most) {
-                ctl_error("%s: unexpected argument '%s'", words[0], words[most + 1]);
-                return CTL_USAGE;
+        r = find_command(words[0], &command);
+        if (r == CTL_OK && a->help) {
+                help_command(stdout, command);
+                return CTL_OK;
         }
-        if (n - 1 < count_words(a->command->argument, true)) {
-                ctl_error("%s: which %s?", words[0], a->command->argument);
-                return CTL_USAGE;
-        }
-        ctl->argument = n > 1 ? words[1] : NULL;
-        ctl->file = n > 2 ? words[2] : NULL;
-        return check_options(ctl, a->command);
+        if (r == CTL_OK)
+                r = take_words(ctl, command, words + 1, n - 1);
+        for (unsigned i = 0; r == CTL_OK && i < a->n_given; i++)
+                r = take_option(command, &a->given[i]);
+        if (r == CTL_OK && command->check)
+                r = command->check(ctl);
+        if (r == CTL_OK)
+                a->command = command;
+        return r;
 }
 
-enum {
-        OPTION_ONCE = 256,
-        OPTION_VERSION,
-        OPTION_KEEP,
-        OPTION_EVERY,
-        OPTION_DTYPE,
-        OPTION_DEAD,
-        OPTION_NO_WAIT
+/* ---- the command line ---------------------------------------------------- */
+
+enum { OPTION_VERSION = 256, OPTION_OF_COMMAND };
+
+static const struct option general_options[] = {
+        { "socket", required_argument, NULL, 's' },       { "json", no_argument, NULL, 'j' },
+        { "timeout", required_argument, NULL, 't' },      { "help", no_argument, NULL, 'h' },
+        { "version", no_argument, NULL, OPTION_VERSION },
 };
 
-static const struct option long_options[] = {
-        { "socket", required_argument, NULL, 's' },
-        { "json", no_argument, NULL, 'j' },
-        { "timeout", required_argument, NULL, 't' },
-        { "once", no_argument, NULL, OPTION_ONCE },
-        { "keep", required_argument, NULL, OPTION_KEEP },
-        { "every", required_argument, NULL, OPTION_EVERY },
-        { "no-wait", no_argument, NULL, OPTION_NO_WAIT },
-        { "dtype", required_argument, NULL, OPTION_DTYPE },
-        { "node-is-dead", required_argument, NULL, OPTION_DEAD },
-        { "help", no_argument, NULL, 'h' },
-        { "version", no_argument, NULL, OPTION_VERSION },
-        { NULL, 0, NULL, 0 },
-};
+/* Options of all subcommands, for an option may stand before the subcommand's name. */
+static void list_options(struct option list[static OPTIONS_MAX + 1])
+{
+        size_t n = sizeof(general_options) / sizeof(general_options[0]);
+
+        memset(list, 0, (OPTIONS_MAX + 1) * sizeof(*list));
+        memcpy(list, general_options, sizeof(general_options));
+        for (size_t i = 0; i < N_COMMANDS; i++)
+                for (const struct command_option *o = commands[i]->options; o && o->name; o++) {
+                        size_t k = 0;
+
+                        while (k < n && strcmp(list[k].name, o->name) != 0)
+                                k++;
+                        if (k < n)
+                                continue;
+                        assert(n < OPTIONS_MAX);
+                        list[n++] = (struct option){
+                                .name = o->name,
+                                .has_arg = o->flag ? no_argument : required_argument,
+                                .val = OPTION_OF_COMMAND,
+                        };
+                }
+}
+
+static int give(struct arguments *a, const char *name)
+{
+        if (a->n_given == GIVEN_MAX) {
+                ctl_error("more than %d options", GIVEN_MAX);
+                return CTL_USAGE;
+        }
+        a->given[a->n_given++] = (struct given){ name, optarg };
+        return CTL_OK;
+}
 
 static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
 {
-        int option, r = CTL_OK;
+        struct option list[OPTIONS_MAX + 1];
+        int option, which, r = CTL_OK;
 
-        while (r == CTL_OK && (option = getopt_long(argc, argv, "s:jt:h", long_options, NULL)) != -1) {
+        list_options(list);
+        while (r == CTL_OK && (option = getopt_long(argc, argv, "s:jt:h", list, &which)) != -1) {
                 switch (option) {
                 case 's':
                         a->socket = optarg;
@@ -217,35 +215,28 @@ static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
                 case 't':
                         r = parse_timeout(optarg, &a->timeout_ms);
                         break;
-                case OPTION_ONCE:
-                        ctl->once = true;
-                        break;
-                case OPTION_KEEP:
-                        r = parse_count("--keep", optarg, &ctl->keep);
-                        break;
-                case OPTION_EVERY:
-                        r = parse_count("--every", optarg, &ctl->every);
-                        break;
-                case OPTION_DEAD:
-                        ctl->dead = optarg;
-                        break;
-                case OPTION_NO_WAIT:
-                        ctl->no_wait = true;
-                        break;
-                case OPTION_DTYPE:
-                        r = parse_dtype(optarg, &ctl->dtype);
-                        break;
                 case 'h':
-                        print_help(stdout);
-                        return CTL_OK;
+                        a->help = true;
+                        break;
                 case OPTION_VERSION:
                         puts("zeroctl " ZEROD_VERSION);
                         return CTL_OK;
+                case OPTION_OF_COMMAND:
+                        r = give(a, list[which].name);
+                        break;
                 default:
                         return CTL_USAGE; /* getopt_long() has said why */
                 }
         }
         return r == CTL_OK ? parse_command(ctl, a, argv + optind, argc - optind) : r;
+}
+
+static int ask_and_show(struct ctl *ctl, const struct command *command)
+{
+        json_t *answer;
+        int r = ctl_ask(ctl, command->name, &answer);
+
+        return r == CTL_OK ? ctl_show(ctl, answer, command->show) : r;
 }
 
 static int execute(struct ctl *ctl, const struct arguments *a)
@@ -263,16 +254,14 @@ static int execute(struct ctl *ctl, const struct arguments *a)
                 ctl_error("%s", zero_error(NULL));
                 return CTL_NO_CONNECTION;
         }
-        r = a->command->run ? a->command->run(ctl) : ctl_run(ctl, a->command);
+        r = a->command->run ? a->command->run(ctl) : ask_and_show(ctl, a->command);
         zero_close(ctl->client);
         return r;
 }
 
 int main(int argc, char **argv)
 {
-        struct ctl ctl = { .colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"),
-                           .keep = -1,
-                           .every = -1 };
+        struct ctl ctl = { .colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR") };
         struct arguments a = { 0 };
         int r = parse(&ctl, &a, argc, argv);
 

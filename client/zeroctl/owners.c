@@ -1,24 +1,18 @@
-/*
- * zeroctl add-node, remove-node and takeover: gives the wish, again and again while the cluster is
- * busy with a change before it, and then follows the jobs that move for it.
- *
- * The daemon that is asked starts anew when the owners change: a lost connection is made again, and
- * whether the wish was fulfilled meanwhile is read from the list of owners.
- */
+/* See owners.h. */
+#include "owners.h"
+
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "progress.h"
-#include "view.h"
 
-enum { PATIENCE_S = 60 };
+enum { POLL_MS = 200, PUZZLED_S = 10, WHY_MAX = 500 };
 
-double owners_patience(const struct ctl *ctl)
-{
-        return ctl->options.timeout_ms ? ctl->options.timeout_ms / 1000.0 : PATIENCE_S;
-}
+bool owners_no_wait;
 
-/* ---- what the list says ---------------------------------------------------------------------- */
+/* ---- reading the list of owners -------------------------------------------------------------- */
 
 static bool is_among(const char *names, const char *name)
 {
@@ -30,7 +24,8 @@ static bool is_among(const char *names, const char *name)
         return false;
 }
 
-bool owners_fit(const json_t *view, const char *what, const char *argument)
+/* The owners are as the change would have them. */
+static bool owners_fit(const json_t *view, const char *what, const char *argument)
 {
         bool adds = strcmp(what, "add-node") == 0;
         json_t *owner;
@@ -44,7 +39,7 @@ bool owners_fit(const json_t *view, const char *what, const char *argument)
         return !adds;
 }
 
-/* Who is away, if it is waited for. */
+/* Names the nodes whose votes the change waits for. */
 static void tell_wait(const json_t *view, const char *dead)
 {
         char away[1024] = "";
@@ -66,39 +61,40 @@ static void tell_wait(const json_t *view, const char *dead)
                           away);
 }
 
-/* ---- the wish -------------------------------------------------------------------------------- */
+/* ---- asking for a change --------------------------------------------------------------------- */
 
-struct wish {
+struct change {
         struct ctl *ctl;
         const char *what, *argument;
-        double until, epoch; /* of the list before */
-        char told[600];
+        double until;   /* when to give up */
+        double epoch;   /* before the change */
+        char told[600]; /* the last reason to wait that was printed */
 };
 
-/* It may be granted later.  A takeover is a person's word about what is now. */
-static bool is_passing(const struct wish *w, int status)
+/* It may be granted later.  A takeover is a person's word about what is noc. */
+static bool is_passing(const struct change *c, int status)
 {
         return status == ZERO_EBUSY || status == ZERO_ECLOSED ||
-               (status == ZERO_ECONFLICT && strcmp(w->what, "takeover") != 0);
+               (status == ZERO_ECONFLICT && strcmp(c->what, "takeover") != 0);
 }
 
-/* Once each. */
-static void tell_again(struct wish *w, const char *why)
+/* Prints a reason once. */
+static void tell_again(struct change *c, const char *why)
 {
-        if (strncmp(w->told, why, sizeof w->told - 1) == 0)
+        if (strncmp(c->told, why, sizeof c->told - 1) == 0)
                 return;
-        snprintf(w->told, sizeof w->told, "%s", why);
-        ctl_error("%s: %s; asking again", w->what, why);
+        snprintf(c->told, sizeof c->told, "%s", why);
+        ctl_error("%s: %s; asking again", c->what, why);
 }
 
-/* It was fulfilled, though no answer came. */
-static bool is_fulfilled(struct wish *w, json_t **ret_view)
+/* The change was made, though no answer came. */
+static bool is_made(struct change *c, json_t **ret_view)
 {
         json_t *view;
 
-        if (ctl_query(w->ctl, "view", NULL, &view))
+        if (ctl_query(c->ctl, "view", NULL, &view))
                 return false;
-        if (field_number(view, "epoch") > w->epoch && owners_fit(view, w->what, w->argument)) {
+        if (field_number(view, "epoch") > c->epoch && owners_fit(view, c->what, c->argument)) {
                 *ret_view = view;
                 return true;
         }
@@ -106,56 +102,231 @@ static bool is_fulfilled(struct wish *w, json_t **ret_view)
         return false;
 }
 
-static int wish(struct wish *w, json_t **ret_view)
+static int ask_until_made(struct change *c, json_t **ret_view)
 {
         for (;;) {
-                int r = ctl_query(w->ctl, w->what, w->argument, ret_view);
-                const char *why = zero_error(w->ctl->client);
+                int r = ctl_query(c->ctl, c->what, c->argument, ret_view);
+                const char *why = zero_error(c->ctl->client);
 
                 if (r == ZERO_OK)
                         return CTL_OK;
-                if (!is_passing(w, r) || progress_now() > w->until) {
-                        ctl_error("%s: %s (%s)", w->what, why, zero_status_name(r));
+                if (!is_passing(c, r) || progress_now() > c->until) {
+                        ctl_error("%s: %s (%s)", c->what, why, zero_status_name(r));
                         return CTL_FAILED;
                 }
-                tell_again(w, why);
-                progress_nap(OWNERS_POLL_MS);
+                tell_again(c, why);
+                progress_nap(POLL_MS);
                 if (r == ZERO_ECLOSED)
-                        ctl_connect_again(w->ctl);
-                if (is_fulfilled(w, ret_view))
+                        ctl_connect_again(c->ctl);
+                if (is_made(c, ret_view))
                         return CTL_OK;
         }
 }
 
-static int wish_first(struct ctl *ctl, const char *what, const char *argument, json_t **ret_view)
+static int ask_for_change(struct ctl *ctl, const char *what, const char *argument,
+                          json_t **ret_view)
 {
-        struct wish w = { .ctl = ctl, .what = what, .argument = argument };
+        struct change c = { .ctl = ctl, .what = what, .argument = argument };
         json_t *view;
         int r = ctl_ask_about(ctl, "view", NULL, &view);
 
         if (r != CTL_OK)
                 return r;
-        tell_wait(view, ctl->dead);
-        w.epoch = field_number(view, "epoch");
-        w.until = progress_now() + owners_patience(ctl);
+        tell_wait(view, strcmp(what, "takeover") == 0 ? argument : NULL);
+        c.epoch = field_number(view, "epoch");
+        c.until = progress_now() + ctl_patience(ctl);
         json_decref(view);
-        return wish(&w, ret_view);
+        return ask_until_made(&c, ret_view);
 }
 
-int change_owners(struct ctl *ctl, const char *what, const char *argument)
+/* ---- following the moves ------------------------------------------------------------------- */
+
+struct follow {
+        struct ctl *ctl;
+        double epoch; /* of the owners that jobs move to, or a later one */
+        struct progress progress;
+        double until;         /* when to give up if nothing moves */
+        double puzzled_until; /* how long to wait for word of who took the owners back; 0: no wait
+                               */
+        double bytes, total;
+        size_t jobs;
+        char wait[700]; /* whom and what it waits for */
+        char told[700]; /* the last trouble of a job that was printed */
+        char *back;     /* why the change was taken back */
+};
+
+/* ---- interrupted ----------------------------------------------------------------------------- */
+
+static void on_interrupt(int signal_number)
 {
-        char back[OWNERS_WHY] = "";
+        static const char text[] =
+                "\nzeroctl: interrupted: the owners are changed, and jobs go on moving; "
+                "zeroctl status shows how far they are\n";
+        ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
+
+        (void)n;
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+}
+
+/* ---- one look -------------------------------------------------------------------------------- */
+
+static void note_wait(struct follow *f, const char *job, const json_t *wait)
+{
+        if (f->wait[0] || !json_is_object(wait))
+                return;
+        snprintf(f->wait, sizeof f->wait, "%s%s%s%s, %s", job[0] ? "job " : "", job,
+                 job[0] ? " waits for " : "", field_text(wait, "for"), field_text(wait, "what"));
+}
+
+/* Prints why a job needs the help of a person, once. */
+static void tell_trouble(struct follow *f, const json_t *job)
+{
+        const char *what = field_text(job, "trouble");
+
+        if (!what[0] || strncmp(f->told, what, sizeof f->told - 1) == 0)
+                return;
+        snprintf(f->told, sizeof f->told, "%s", what);
+        progress_end(&f->progress);
+        ctl_error("job %s cannot move: %s", field_text(job, "job"), what);
+}
+
+static void look(struct follow *f, const json_t *answer)
+{
+        const json_t *jobs = json_object_get(answer, "jobs");
+        double bytes = 0, total = 0;
+        json_t *item;
+        size_t i;
+
+        f->wait[0] = '\0';
+        json_array_foreach(json_object_get(answer, "waiting"), i, item) note_wait(f, "", item);
+        json_array_foreach(jobs, i, item)
+        {
+                bytes += field_number(item, "bytes");
+                total += field_number(item, "total");
+                note_wait(f, field_text(item, "job"), json_object_get(item, "waiting"));
+                tell_trouble(f, item);
+        }
+        if (bytes > f->bytes || total != f->total || json_array_size(jobs) != f->jobs)
+                f->until = progress_now() + ctl_patience(f->ctl);
+        f->bytes = bytes;
+        f->total = total;
+        f->jobs = json_array_size(jobs);
+}
+
+static void note_back(struct follow *f, const json_t *answer)
+{
+        json_t *back;
+        size_t i;
+
+        json_array_foreach(json_object_get(answer, "taken_back"), i, back)
+        {
+                if (field_number(back, "epoch") == f->epoch)
+                        snprintf(f->back, WHY_MAX, "%s", field_text(back, "why"));
+        }
+}
+
+static void draw(struct follow *f)
+{
+        char what[64];
+
+        snprintf(what, sizeof what, "moving %zu job%s,", f->jobs, f->jobs == 1 ? "" : "s");
+        if (f->total > 0)
+                progress_show(&f->progress, what, f->bytes, f->total);
+}
+
+/* ---- until it is over ------------------------------------------------------------------------ */
+
+static int give_up(struct follow *f)
+{
+        progress_end(&f->progress);
+        ctl_error(
+                "the owners are changed, but for %.0f s nothing has moved: %s; it goes on without "
+                "zeroctl, and zeroctl status shows how far it is",
+                ctl_patience(f->ctl), f->wait[0] ? f->wait : "this node's zerod is away");
+        return CTL_FAILED;
+}
+
+/* The owners have changed again, and a node that has not been heard yet may know why. */
+static bool is_puzzled(struct follow *f, const json_t *answer)
+{
+        double now = progress_now();
+
+        if (field_number(answer, "epoch") == f->epoch || f->back[0] ||
+            json_array_size(json_object_get(answer, "unheard")) == 0)
+                return false;
+        if (f->puzzled_until == 0)
+                f->puzzled_until = now + PUZZLED_S;
+        return now < f->puzzled_until;
+}
+
+static bool is_over(struct follow *f, const json_t *answer)
+{
+        return field_true(answer, "over") && field_number(answer, "epoch") >= f->epoch &&
+               !is_puzzled(f, answer);
+}
+
+/* False: ask again later. */
+static bool ask(struct follow *f, const char *what, json_t **ret_answer)
+{
+        int r = ctl_query(f->ctl, what, NULL, ret_answer);
+
+        if (r == ZERO_OK)
+                return true;
+        snprintf(f->wait, sizeof f->wait, "%s", zero_error(f->ctl->client));
+        if (r == ZERO_ECLOSED && ctl_connect_again(f->ctl))
+                snprintf(f->wait, sizeof f->wait, "%s", zero_error(NULL));
+        return false;
+}
+
+static bool ask_once(struct follow *f, json_t **ret_view)
+{
+        json_t *answer;
+        bool over;
+
+        if (!ask(f, "moves", &answer))
+                return false;
+        look(f, answer);
+        note_back(f, answer);
+        over = is_over(f, answer);
+        json_decref(answer);
+        return over && ask(f, "view", ret_view);
+}
+
+static int follow(struct ctl *ctl, double epoch, json_t **ret_view, char back[static WHY_MAX])
+{
+        struct follow f = { .ctl = ctl, .epoch = epoch, .back = back };
+        struct sigaction action = { .sa_handler = on_interrupt };
+
+        sigaction(SIGINT, &action, NULL);
+        progress_init(&f.progress, ctl->json);
+        f.until = progress_now() + ctl_patience(ctl);
+        while (!ask_once(&f, ret_view)) {
+                if (progress_now() > f.until)
+                        return give_up(&f);
+                draw(&f);
+                progress_nap(POLL_MS);
+        }
+        progress_end(&f.progress);
+        return CTL_OK;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+int owners_change(struct ctl *ctl, const char *what, const char *argument)
+{
+        char back[WHY_MAX] = "";
         json_t *view;
         double epoch;
-        int r = wish_first(ctl, what, argument, &view);
+        int r = ask_for_change(ctl, what, argument, &view);
 
         if (r != CTL_OK)
                 return r;
-        if (ctl->no_wait)
+        if (owners_no_wait)
                 return ctl_show(ctl, view, show_view);
         epoch = field_number(view, "epoch");
         json_decref(view);
-        r = owners_follow(ctl, epoch, &view, back);
+        r = follow(ctl, epoch, &view, back);
         if (r != CTL_OK)
                 return r;
         if (owners_fit(view, what, argument))
@@ -163,8 +334,9 @@ int change_owners(struct ctl *ctl, const char *what, const char *argument)
         if (back[0])
                 ctl_error("%s: the move was taken back: %s", what, back);
         else
-                ctl_error("%s: the owners have changed once more, and are not as was wished: see "
-                          "zeroctl view, and the logs of the nodes for why",
+                ctl_error("%s: the owners have changed again, and not as asked: see zeroctl view, "
+                          "and "
+                          "the logs of the nodes for why",
                           what);
         json_decref(view);
         return CTL_FAILED;

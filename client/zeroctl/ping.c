@@ -41,5 +41,10 @@ static int run(struct ctl *ctl)
         return all_up ? r : CTL_FAILED;
 }
 
-const struct command command_ping = { "ping", NULL,
-                                      "round trip to every peer; fails if one is down", NULL, run };
+const struct command command_ping = {
+        .name = "ping",
+        .summary = "round trip to every peer; fails if one is down",
+        .description = "The round trip from this node's daemon to every peer. Exits with 1 if a "
+                       "peer is down.",
+        .run = run,
+};

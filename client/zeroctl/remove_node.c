@@ -1,11 +1,20 @@
-/* zeroctl remove-node: a node holds shards no more; those of jobs move to the others. */
-#include "view.h"
+/* zeroctl remove-node: a node holds shards no more; its shards move to the other owners. */
+#include "owners.h"
+
+static const struct command_option options[] = { OWNERS_NO_WAIT, { 0 } };
 
 static int run(struct ctl *ctl)
 {
-        return change_owners(ctl, "remove-node", ctl->argument);
+        return owners_change(ctl, "remove-node", ctl->argument);
 }
 
 const struct command command_remove_node = {
-        "remove-node", "NODE", "have a node hold shards no more", NULL, run, " --no-wait "
+        .name = "remove-node",
+        .arguments = "NODE",
+        .summary = "have a node hold shards no more",
+        .description = "Has <NODE> hold shards no more; its shards move to the other owners. It "
+                       "may be dead if the others are a majority. See WHO HOLDS SHARDS in "
+                       "*zeroctl*(1).",
+        .options = options,
+        .run = run,
 };

@@ -70,5 +70,11 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
         }
 }
 
-const struct command command_shards = { "shards", "[JOB]", "who holds which part of every group",
-                                        show, NULL };
+const struct command command_shards = {
+        .name = "shards",
+        .arguments = "[JOB]",
+        .summary = "who holds which part of every group",
+        .description = "For every group and owner: the shard's place (host memory or a GPU), "
+                       "range, bytes by plane, and version.",
+        .show = show,
+};

@@ -215,27 +215,37 @@ static int watch(struct ctl *ctl, json_t *status)
         return r;
 }
 
+static bool once;
+
+static const struct command_option options[] = {
+        { "once", NULL, "print one picture and end", .flag = &once },
+        { 0 },
+};
+
 static int run(struct ctl *ctl)
 {
-        static const struct command picture = { "status", NULL, NULL, show, NULL };
         struct termios before;
         json_t *status;
         int r;
 
-        if (ctl->json || ctl->once || !isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
-                return ctl_run(ctl, &picture);
         r = ctl_ask(ctl, "status", &status);
         if (r != CTL_OK)
                 return r;
+        if (ctl->json || once || !isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
+                return ctl_show(ctl, status, show);
         catch_signals();
-        if (!terminal_enter(&before)) {
-                json_decref(status);
-                return ctl_run(ctl, &picture);
-        }
+        if (!terminal_enter(&before))
+                return ctl_show(ctl, status, show);
         r = watch(ctl, status);
         terminal_leave(&before);
         return r;
 }
 
-const struct command command_top = { "top",     NULL, "jobs and traffic, live; q ends it", NULL, run,
-                                     " --once " };
+const struct command command_top = {
+        .name = "top",
+        .summary = "jobs and traffic, live; q ends it",
+        .description = "Jobs and traffic, drawn again every second until *q* is pressed. Without "
+                       "a terminal, or with *--once*, one picture.",
+        .options = options,
+        .run = run,
+};

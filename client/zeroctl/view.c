@@ -1,5 +1,5 @@
 /* zeroctl view: which nodes hold shards. */
-#include "view.h"
+#include "owners.h"
 
 #include <string.h>
 
@@ -81,4 +81,11 @@ void show_view(const struct ctl *ctl, FILE *out, const json_t *view)
         }
 }
 
-const struct command command_view = { "view", NULL, "which nodes hold shards", show_view, NULL };
+const struct command command_view = {
+        .name = "view",
+        .summary = "which nodes hold shards",
+        .description = "Which nodes hold shards, which node mirrors which, and the epoch, which "
+                       "counts changes of the owners. Which nodes are up, and whether they are "
+                       "enough for another change.",
+        .show = show_view,
+};

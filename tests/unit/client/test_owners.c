@@ -133,7 +133,7 @@ Test(owners, busy_cluster_is_asked_again)
         SHOWS("epoch 2, owners a b\n");
 }
 
-Test(owners, wish_whose_answer_was_lost_is_found_fulfilled)
+Test(owners, change_whose_answer_was_lost_is_found_made)
 {
         const struct line script[] = { { "view", NULL, 0, VIEW(0, AB) },
                                        { "remove-node", "b", 0, NULL },
@@ -144,7 +144,7 @@ Test(owners, wish_whose_answer_was_lost_is_found_fulfilled)
         SHOWS("epoch 1, owners a\n");
 }
 
-Test(owners, what_will_not_pass_is_not_asked_again)
+Test(owners, refusal_that_will_not_pass_is_not_asked_again)
 {
         const struct line refused[] = { { "view", NULL, 0, VIEW(0, A) },
                                         { "add-node", "b", ZERO_EINVAL, "an owner already" },
@@ -159,7 +159,7 @@ Test(owners, what_will_not_pass_is_not_asked_again)
         SHOWS("it is not dead");
 }
 
-Test(owners, other_owners_than_were_wished_are_a_failure)
+Test(owners, other_owners_than_asked_for_are_a_failure)
 {
         const struct line script[] = { { "view", NULL, 0, VIEW(0, A) },
                                        { "add-node", "b", 0, VIEW(1, AB) },
@@ -168,7 +168,7 @@ Test(owners, other_owners_than_were_wished_are_a_failure)
                                        { 0 } };
 
         cr_assert_eq(run("add-node b", script), 1, "%s", output);
-        SHOWS("not as was wished");
+        SHOWS("not as asked");
 }
 
 Test(owners, move_that_was_taken_back_says_why)

@@ -366,6 +366,26 @@ Test(zeroctl, wrong_usage_exits_with_2)
                 cr_assert_eq(run(wrong[i]), 2, "zeroctl %s: %s", wrong[i], output);
 }
 
+Test(zeroctl, option_may_stand_before_the_command)
+{
+        cr_assert_eq(ask("--once top", &status_answer), 0, "%s", output);
+        SHOWS("node a: zerod 0.1.0");
+        cr_assert_eq(run("--once status"), 2);
+        SHOWS("status: --once is not for this command; see zeroctl status --help");
+}
+
+Test(zeroctl, help_of_a_command_tells_its_options)
+{
+        cr_assert_eq(run("checkpoint --help"), 0);
+        SHOWS("Usage: zeroctl [OPTION]... checkpoint JOB DIR\n\nWrites the job's state to "
+              "DIR/JOB-VERSION, while");
+        SHOWS("\n      --every N          take a checkpoint every N steps");
+        HIDES("--once");
+        for (const char *line = output; *line; line += strcspn(line, "\n") + 1)
+                cr_assert(strcspn(line, "\n") <= 80, "%.90s", line);
+        cr_assert_eq(run("--help nonsense"), 2);
+}
+
 Test(zeroctl, help_and_version)
 {
         cr_assert_eq(run("--help"), 0);

@@ -1,0 +1,18 @@
+/* The table of subcommands, out of the rows of meson.build, and the texts about them. */
+#pragma once
+
+#include "ctl.h"
+
+#define X(name) extern const struct command command_##name;
+ZEROCTL_COMMANDS
+#undef X
+
+#define X(name) +1
+enum { N_COMMANDS = 0 ZEROCTL_COMMANDS };
+#undef X
+
+/* In the order of --help. */
+extern const struct command *const commands[N_COMMANDS];
+
+void help_all(FILE *out);
+void help_command(FILE *out, const struct command *command);

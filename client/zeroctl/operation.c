@@ -1,0 +1,163 @@
+/* See operation.h. */
+#include "operation.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "progress.h"
+#include "units.h"
+
+enum { POLL_MS = 100 };
+
+/* ---- beginning ---------------------------------------------------------------- */
+
+/* One more word of the path; ".." takes one away. */
+static bool add_word(char *path, const char *word)
+{
+        char *last = strrchr(path, '/');
+
+        if (*word == '\0' || strcmp(word, ".") == 0)
+                return true;
+        if (strcmp(word, "..") == 0) {
+                if (last)
+                        *last = '\0';
+                return true;
+        }
+        if (strlen(path) + strlen(word) + 2 > PATH_MAX)
+                return false;
+        strcat(strcat(path, "/"), word);
+        return true;
+}
+
+/* The path without "." and "..", which is what daemons take: from the working directory on. */
+static int absolute_path(const char *path, char ret[static PATH_MAX])
+{
+        char *copy = strdup(path), *rest = copy, *word;
+        bool fits = copy != NULL;
+
+        ret[0] = '\0';
+        if (path[0] != '/' && !getcwd(ret, PATH_MAX)) {
+                ctl_error("the working directory: %s", strerror(errno));
+                free(copy);
+                return CTL_FAILED;
+        }
+        if (strcmp(ret, "/") == 0)
+                ret[0] = '\0';
+        while (fits && (word = strsep(&rest, "/")))
+                fits = add_word(ret, word);
+        free(copy);
+        if (fits)
+                return CTL_OK;
+        ctl_error("the path is too long");
+        return CTL_USAGE;
+}
+
+int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
+                    json_t **ret_answer)
+{
+        char path[PATH_MAX];
+        json_t *request;
+        char *text;
+        int r = absolute_path(ctl->file, path);
+
+        if (r != CTL_OK)
+                return r;
+        request = json_object();
+        json_object_set_new(request, "job", json_string(ctl->argument));
+        json_object_set_new(request, "directory", json_string(path));
+        for (; counts && counts->name; counts++)
+                if (counts->value >= 0)
+                        json_object_set_new(request, counts->name, json_integer(counts->value));
+        text = json_dumps(request, JSON_COMPACT);
+        json_decref(request);
+        if (!text) {
+                ctl_error("'%s' and '%s' must be UTF-8", ctl->argument, ctl->file);
+                return CTL_USAGE;
+        }
+        r = ctl_ask_about(ctl, what, text, ret_answer);
+        free(text);
+        return r;
+}
+
+/* ---- until it is over --------------------------------------------------------------- */
+
+/* Before the first update waits: how long it may. */
+static void tell_stall(const struct ctl *ctl, const json_t *answer, bool *told)
+{
+        const json_t *stall = json_object_get(answer, "predicted_stall_s");
+
+        if (*told || ctl->json || !json_is_number(stall))
+                return;
+        *told = true;
+        fprintf(stderr, "%s to be written; an update may wait for about %s\n",
+                unit_bytes(field_number(answer, "bytes")).text,
+                unit_seconds(json_number_value(stall)).text);
+}
+
+static int follow(struct ctl *ctl, double id, json_t **ret_answer)
+{
+        struct progress progress;
+        json_t *answer = NULL;
+        bool told = false;
+        int r;
+
+        progress_init(&progress, ctl->json);
+        for (;;) {
+                r = ctl_ask(ctl, "progress", &answer);
+                if (r != CTL_OK)
+                        break;
+                tell_stall(ctl, answer, &told);
+                progress_show(&progress, field_text(answer, "phase"),
+                              field_number(answer, "done_bytes"), field_number(answer, "bytes"));
+                if (field_true(answer, "over") || field_number(answer, "id") != id)
+                        break;
+                json_decref(answer);
+                progress_nap(POLL_MS);
+        }
+        progress_end(&progress);
+        if (r == CTL_OK)
+                *ret_answer = answer;
+        return r;
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        double seconds = field_number(answer, "elapsed_s"), bytes = field_number(answer, "bytes");
+
+        fprintf(out, "job %s, version %.0f: %s %s, %s in %s (%s/s)\n", field_text(answer, "job"),
+                field_number(answer, "version"),
+                strcmp(field_text(answer, "operation"), "restore") == 0 ? "restored from"
+                                                                        : "checkpoint",
+                field_text(answer, "path"), unit_bytes(bytes).text, unit_seconds(seconds).text,
+                unit_bytes(seconds > 0 ? bytes / seconds : 0).text);
+}
+
+int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_count *counts)
+{
+        json_t *answer = NULL;
+        double id;
+        int r = operation_begin(ctl, what, counts, &answer);
+
+        if (r != CTL_OK)
+                return r;
+        id = field_number(answer, "id");
+        json_decref(answer);
+        r = follow(ctl, id, &answer);
+        if (r != CTL_OK)
+                return r;
+        if (field_number(answer, "id") != id) {
+                ctl_error("%s: another one was begun, and this one's outcome is not known", what);
+                r = CTL_FAILED;
+        } else if (strcmp(field_text(answer, "status"), "OK") != 0) {
+                ctl_error("%s: %s (%s)", what, field_text(answer, "error"),
+                          field_text(answer, "status"));
+                r = CTL_FAILED;
+        }
+        if (r == CTL_OK)
+                return ctl_show(ctl, answer, show);
+        json_decref(answer);
+        return r;
+}

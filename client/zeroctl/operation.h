@@ -1,0 +1,19 @@
+/*
+ * Checkpoints and restores: long work of the daemons, which zeroctl begins, and follows until it is
+ * over.  The work goes on when zeroctl is interrupted.
+ */
+#pragma once
+
+#include "ctl.h"
+
+/* A number that only some operations take; below 0: not given. */
+struct operation_count {
+        const char *name;
+        long value;
+};
+
+/* Begins it.  counts: the last has no name; NULL: none. */
+int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
+                    json_t **ret_answer);
+/* Begins it, waits until it is over, and shows the outcome. */
+int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_count *counts);
