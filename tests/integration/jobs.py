@@ -565,6 +565,7 @@ def output_for_people():
     with Cluster(2) as c:
         train(c.ranks("job", small_layout(), [0, 1], hold=2, push=2), 3)
         for command, words in ((["status"], ["node n0", "n1", "up", "job", "window", "ZeRO"]), (["jobs"], ["job", "2/2"]),
+                               (["wait", "job", "--for", "running", "--step", "3"], ["job", "2/2"]),
                                (["shards", "job"], ["block0", "n1", "exp_avg"]), (["ping"], ["n1"]),
                                (["checksum", "job"], [c.checksum("job")["checksum"]]),
                                (["config"], ["state_dir", "default", ".conf"]), (["top", "--once"], ["job"]),
@@ -598,6 +599,8 @@ def status_while_a_rank_is_late():
                                   for w in d.job("job")["waiting"]), what="the name of the late rank")
         r = c[0].ctl_run("jobs")
         assert "rank 1 on n1" in r.stdout, r.stdout
+        r = c[0].ctl_run("--timeout", "1", "wait", "job", "--step", "1")
+        assert r.returncode == 1 and "running at step 0, and waits for rank 1 on n1" in r.stderr, r.stderr
         ranks[1].start("step", sets=SETS)
         finish_all(ranks)
         until(lambda: not c[0].job("job")["waiting"], what="an empty waiting list")

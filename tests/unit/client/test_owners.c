@@ -1,4 +1,4 @@
-/* zeroctl add-node, remove-node and takeover, against a daemon that answers by a script. */
+/* zeroctl add-node, remove-node, takeover and wait, against a daemon that answers by a script. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -236,4 +236,65 @@ Test(owners, interrupt_leaves_the_move_and_says_so)
         fake_stop(&f);
         cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT, "%d: %s", status, output);
         SHOWS("jobs go on moving");
+}
+
+#define GPT(state, version)                                                                     \
+        "{\"jobs\":[{\"job\":\"other\",\"state\":\"running\",\"version\":99},{\"job\":\"gpt\"," \
+        "\"state\":\"" state "\",\"version\":" version                                          \
+        ",\"waiting\":[{\"for\":\"rank 1\",\"what\":"                                           \
+        "\"to attach\"}]}]}"
+#define NO_JOB "{\"jobs\":[]}"
+
+Test(wait, ends_when_all_ranks_are_attached)
+{
+        static const struct line script[] = { { "jobs", NULL, 0, NO_JOB },
+                                              { "jobs", NULL, 0, GPT("incomplete", "0") },
+                                              { "jobs", NULL, 0, GPT("running", "0") },
+                                              { NULL } };
+
+        cr_assert_eq(run("wait gpt", script), 0, "%s", output);
+        SHOWS("gpt  running");
+        HIDES("other");
+}
+
+Test(wait, goes_on_when_the_daemon_restarts)
+{
+        static const struct line script[] = { { "jobs", NULL, 0, GPT("running", "7") },
+                                              { "jobs", NULL, 0, NULL },
+                                              { "jobs", NULL, 0, GPT("incomplete", "8") },
+                                              { NULL } };
+
+        cr_assert_eq(run("wait gpt --step 8", script), 0, "%s", output);
+        SHOWS("gpt  incomplete");
+}
+
+/* Answers until zeroctl leaves. */
+static void jobs_for_ever(struct fake *f)
+{
+        fake_hello(f);
+        while (fake_next(f) && f->request->body_case == ZERO__REQUEST__BODY_QUERY)
+                fake_json(f, f->request->seq, f->data);
+}
+
+Test(wait, deadline_says_where_the_job_stands_and_for_what)
+{
+        static const struct {
+                const char *jobs, *says;
+        } cases[] = {
+                { GPT("incomplete", "5"),
+                  "after 1 s job 'gpt' is incomplete at step 5, and waits for rank 1: to attach" },
+                { NO_JOB, "for 1 s there was no job 'gpt'" },
+        };
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                struct fake f = { .data = cases[i].jobs };
+                char command[512];
+
+                fake_start(&f, jobs_for_ever);
+                snprintf(command, sizeof(command), "%s -s %s -t 1 wait gpt 2>&1 </dev/null",
+                         ZEROCTL, f.path);
+                cr_assert_eq(WEXITSTATUS(finish(popen(command, "r"))), 1);
+                fake_stop(&f);
+                SHOWS(cases[i].says);
+        }
 }

@@ -350,6 +350,8 @@ Test(zeroctl, wrong_usage_exits_with_2)
                                              "checkpoint a b --every -1",
                                              "checkpoint a b --dtype fp32",
                                              "restore a",
+                                             "wait a --for ever",
+                                             "wait a --step x",
                                              "restore a b --keep 1",
                                              "export a",
                                              "export a b --dtype fp64",
