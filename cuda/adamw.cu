@@ -31,10 +31,7 @@ static __device__ inline void load_gradient(const zero_cuda_adamw &a, float (&gr
                 for (unsigned k = 0; k < VEC; k++)
                         grad[k] += more[k];
         }
-        if (a.wire == ZERO_BF16)
-#pragma unroll
-                for (unsigned k = 0; k < VEC; k++)
-                        grad[k] = widen(bf16{ bf16_of_fp32(grad[k]) });
+        round_to(a.wire, grad);
 }
 
 struct adamw_piece {
@@ -92,7 +89,7 @@ static void table_add(adamw_table &t, const zero_cuda_adamw &a)
 static bool is_valid(const zero_cuda_adamw &a)
 {
         return (!a.serve || is_dtype(a.serve_dtype)) && is_dtype(a.from) &&
-               (a.wire == ZERO_FP32 || a.wire == ZERO_BF16) && a.k >= 1 && a.k <= ZERO_CUDA_GRADS;
+               is_dtype(a.wire) && a.k >= 1 && a.k <= ZERO_CUDA_GRADS;
 }
 
 int cuda_adamw(const zero_cuda_adamw *pieces, size_t n, void *stream)

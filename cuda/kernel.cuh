@@ -83,6 +83,19 @@ static __device__ inline void narrow(fp16 *to, float x)
         to->bits = fp16_of_fp32(x);
 }
 
+/* x = each of its elements as it crosses the wire: rounded once. */
+template <unsigned N> static __device__ inline void round_to(zero_dtype wire, float (&x)[N])
+{
+        if (wire == ZERO_BF16)
+#pragma unroll
+                for (unsigned i = 0; i < N; i++)
+                        x[i] = widen(bf16{ bf16_of_fp32(x[i]) });
+        else if (wire == ZERO_FP16)
+#pragma unroll
+                for (unsigned i = 0; i < N; i++)
+                        x[i] = widen(fp16{ fp16_of_fp32(x[i]) });
+}
+
 /* The elements of one access. */
 template <typename T> struct alignas(QUAD * sizeof(T)) quad {
         T element[QUAD];

@@ -153,7 +153,7 @@ static __device__ inline place_in_block place_in(const piece &p, size_t tile)
 /* The new values of the accumulator, which are stored if there is one, or without sources the old
  * ones. */
 template <typename T>
-static __device__ inline void reduce_piece_at(const piece &p, const void *const *src, bool round,
+static __device__ inline void reduce_piece_at(const piece &p, const void *const *src, zero_dtype wire,
                                               const place_in_block &at, float (&y)[ROUNDS][OWN])
 {
         if (p.k == 0) {
@@ -164,12 +164,9 @@ static __device__ inline void reduce_piece_at(const piece &p, const void *const 
 #pragma unroll 1
         for (unsigned j = 1; j < p.k; j++)
                 add_rounds(y, static_cast<const T *>(src[j]), at);
-        if (round)
 #pragma unroll
-                for (unsigned r = 0; r < ROUNDS; r++)
-#pragma unroll
-                        for (unsigned l = 0; l < OWN; l++)
-                                y[r][l] = widen(bf16{ bf16_of_fp32(y[r][l]) });
+        for (unsigned r = 0; r < ROUNDS; r++)
+                round_to(wire, y[r]);
         if (!p.first)
                 add_rounds(y, p.acc, at);
         if (p.acc)
@@ -180,7 +177,7 @@ static __device__ inline void reduce_piece_at(const piece &p, const void *const 
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS, RESIDENT)
-        reduce_kernel(const __grid_constant__ reduce_table t, bool round, double scale,
+        reduce_kernel(const __grid_constant__ reduce_table t, zero_dtype wire, double scale,
                       zero_cuda_norm *norm)
 {
         __shared__ atomic_bin bins[EXACT_SUM_BINS];
@@ -197,7 +194,7 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT)
                 float y[ROUNDS][OWN];
                 double sum;
 
-                reduce_piece_at<T>(p, t.sources + p.source, round, at, y);
+                reduce_piece_at<T>(p, t.sources + p.source, wire, at, y);
                 if (!norm)
                         return;
                 sum = block_squares(y);
@@ -240,7 +237,7 @@ static bool is_valid(const zero_cuda_reduce &a)
                 if (a.pieces[i].k > ZERO_CUDA_SUM_MAX ||
                     (a.norm && a.pieces[i].n > ZERO_CUDA_NORM_MAX))
                         return false;
-        return (a.wire == ZERO_FP32 || a.wire == ZERO_BF16) && is_dtype(a.from);
+        return is_dtype(a.wire) && is_dtype(a.from);
 }
 
 int cuda_reduce(const zero_cuda_reduce *reduce, void *stream)
@@ -259,7 +256,7 @@ int cuda_reduce(const zero_cuda_reduce *reduce, void *stream)
                 r = with_type(a.from, nullptr, [&](auto *x) {
                         return launch(reduce_kernel<element_of<decltype(x)>>,
                                       tiles(deal_tiles(t.tiles), WARPS), stream, t,
-                                      a.wire == ZERO_BF16, a.scale, a.norm);
+                                      a.wire, a.scale, a.norm);
                 });
         }
         return r;

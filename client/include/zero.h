@@ -181,7 +181,9 @@ struct zero_needs {
         uint32_t push_groups; /* most gradients in flight at once; ZERO_ALL: room for all;
                                * 0: 1 */
         enum zero_dtype grad_dtype;   /* what is written to zero_grad() memory */
-        enum zero_dtype reduce_dtype; /* between nodes: ZERO_FP32 or ZERO_BF16; same on all ranks */
+        enum zero_dtype reduce_dtype; /* between nodes, same on all ranks.  A sum is rounded to it
+                                       * once; one beyond the range of ZERO_FP16 (65504) counts as
+                                       * not finite, and the step is skipped: scale the loss */
         bool private_views;           /* of zero_fetch(): each group's always at one address,
                                        * and writable; in host memory only */
         enum zero_on_lost on_lost_rank; /* of the job: ZERO_LOST_FAIL if any rank asks for it */

@@ -148,8 +148,9 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
         if (!dtype_valid(needs->grad_dtype))
                 return client_fail(c, ZERO_EINVAL, "grad_dtype %d is no data type",
                                    (int)needs->grad_dtype);
-        if (needs->reduce_dtype != ZERO_FP32 && needs->reduce_dtype != ZERO_BF16)
-                return client_fail(c, ZERO_EINVAL, "reduce_dtype is ZERO_FP32 or ZERO_BF16");
+        if (!dtype_valid(needs->reduce_dtype))
+                return client_fail(c, ZERO_EINVAL, "reduce_dtype %d is no data type",
+                                   (int)needs->reduce_dtype);
         if (needs->on_lost_rank != ZERO_LOST_WAIT && needs->on_lost_rank != ZERO_LOST_FAIL)
                 return client_fail(c, ZERO_EINVAL,
                                    "on_lost_rank is ZERO_LOST_WAIT or ZERO_LOST_FAIL");

@@ -102,7 +102,7 @@ struct device_ops {
         void (*accumulate)(float *acc, enum zero_dtype from, const void *src, size_t n, bool first);
         /*
          * dst = the sum of k sources of one dtype, taken in order in fp32, rounded once to
-         * dtype `to` (fp32 or bf16).  k >= 1.
+         * dtype `to`.  k >= 1.
          */
         void (*sum)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
                     size_t k, size_t n);
@@ -117,8 +117,9 @@ struct device_ops {
         /*
          * A gradient's reduction, in one pass over memory: acc of each piece = the sum of its
          * sources (first) or acc + that (else).  Sources of dtype `from` are added in order in
-         * fp32, and their sum is rounded once to dtype `wire` (fp32 or bf16).  Then, unless norm
-         * is NULL, as norm() of every piece's acc.
+         * fp32, and their sum is rounded once to dtype `wire`; a sum beyond that dtype's range
+         * becomes an infinity, which the norm reports.  Then, unless norm is NULL, as norm() of
+         * every piece's acc.
          */
         void (*reduce)(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
                        enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);

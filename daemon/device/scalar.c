@@ -136,10 +136,13 @@ static void scalar_norm(const float *x, size_t n, double scale, struct exact_sum
         }
 }
 
-/* Once to what crosses the wire: fp32 or bf16. */
+/* As x crosses the wire: rounded once. */
 static float rounded(enum zero_dtype wire, float x)
 {
-        return wire == ZERO_FP32 ? x : dtype_fp32_from_bf16(dtype_bf16_from_fp32(x));
+        uint64_t crossing = 0;
+
+        store(wire, &crossing, 0, x);
+        return load(wire, &crossing, 0);
 }
 
 static float sum_of(const struct reduce_piece *p, enum zero_dtype from, size_t i)
@@ -154,7 +157,7 @@ static float sum_of(const struct reduce_piece *p, enum zero_dtype from, size_t i
 static void scalar_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
                           enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
 {
-        assert(wire == ZERO_FP32 || wire == ZERO_BF16);
+        assert(dtype_valid(wire));
         for (const struct reduce_piece *p = pieces; p < pieces + n_pieces; p++) {
                 for (size_t i = 0; p->k && i < p->n; i++) {
                         float x = rounded(wire, sum_of(p, from, i));

@@ -309,10 +309,9 @@ static int needs_check(const char *job, const struct rank_needs *n, struct fault
         if (n->local_world_size > n->world_size)
                 return fault_set(fault, ZERO_ERANK, "local world size %u exceeds the world size %u",
                                  n->local_world_size, n->world_size);
-        if (!dtype_valid(n->grad_dtype) || !dtype_valid(n->reduce_dtype) ||
-            n->reduce_dtype == ZERO_FP16)
+        if (!dtype_valid(n->grad_dtype) || !dtype_valid(n->reduce_dtype))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "grad_dtype is fp32, bf16 or fp16; reduce_dtype is fp32 or bf16");
+                                 "grad_dtype and reduce_dtype are fp32, bf16 or fp16");
         if (n->hold_groups < 1 || n->push_groups < 1)
                 return fault_set(fault, ZERO_EINVAL, "hold_groups and push_groups are at least 1");
         return 0;

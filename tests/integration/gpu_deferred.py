@@ -68,7 +68,7 @@ def same(c, placement, dtype="bf16", windows="cuda:0", push=-1, more=None, **nee
 
 TAKEN = {"one_bf16": ([0], "bf16", "bf16"), "two_bf16": ([0, 0], "bf16", "bf16"), "three_bf16": ([0, 0, 0], "bf16", "bf16"),
          "one_fp32": ([0], "fp32", "fp32"), "one_fp32_as_bf16": ([0], "fp32", "bf16"),
-         "two_fp16": ([0, 0], "fp16", "fp32"), "two_bf16_as_fp32": ([0, 0], "bf16", "fp32")}
+         "two_fp16": ([0, 0], "fp16", "fp32"), "two_fp16_as_fp16": ([0, 0], "fp16", "fp16"), "two_bf16_as_fp32": ([0, 0], "bf16", "fp32")}
 
 
 @cases_of(list(TAKEN))

@@ -422,6 +422,21 @@ def not_finite(what):
 
 
 @case
+def a_sum_beyond_the_range_of_the_wire_is_not_finite():
+    """65,504 is the largest fp16.  Each gradient is finite; the node's own range overflows like all others."""
+    with Cluster(2) as c:
+        ranks = c.ranks("j", TWO, [0, 0], hold=1, push=2, reduce="fp16")
+        before = c.checksum("j")["planes"]
+        for large, skipped in (("40000", True), ("30000", False)):
+            for a in ranks:
+                for g in range(len(TWO)):
+                    a.do("grad", group=g, **({"bad": large, "at": 1} if g == 0 else {}))
+                    a.do("push", group=g)
+            assert all(t["skipped"] == skipped for t in step_all(ranks, sets=[SETS[0]] * 2))
+            assert (c.checksum("j")["planes"] == before) == skipped
+
+
+@case
 def norm_tells_of_infinity():
     with Cluster(2) as c:
         ranks = c.ranks("j", TWO, [0, 1], hold=1, push=2)

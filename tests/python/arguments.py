@@ -172,7 +172,7 @@ def step_s_numbers(values):
 
 
 @cases_of([("hold_groups", -1), ("hold_groups", 2**32), ("push_groups", "all"), ("grad_dtype", "int8"),
-           ("grad_dtype", 1), ("reduce_dtype", None), ("reduce_dtype", "fp16"), ("device", 0), ("device", "cpu"),
+           ("grad_dtype", 1), ("reduce_dtype", None), ("reduce_dtype", "fp8"), ("device", 0), ("device", "cpu"),
            ("device", "cuda"), ("device", "cuda:0\0")], "{0[0]}_{0[1]!r:.20}")
 def needs_that_are_not(values):
     name, value = values

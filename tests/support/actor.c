@@ -284,7 +284,7 @@ static int do_view(struct actor *actor, const json_t *command, json_t *ret)
 
 static float bad_value(const char *what)
 {
-        return strcmp(what, "nan") == 0 ? NAN : INFINITY;
+        return strtof(what, NULL); /* "nan", "inf" or a number */
 }
 
 static int do_grad(struct actor *actor, const json_t *command, json_t *ret)

@@ -151,7 +151,8 @@ class Client(Conversation):
 
         hold_groups: most groups fetched and not released at once; push_groups: most gradients in
         flight at once; zerod.ALL for all.  grad_dtype: of what is written to grad() memory.
-        reduce_dtype, between nodes: "fp32" or "bf16", the same on all ranks.  private_views: a
+        reduce_dtype, between nodes: "fp32", "bf16" or "fp16", the same on all ranks; a sum beyond
+        fp16's range (65504) counts as not finite, and the step is skipped.  private_views: a
         group is always at the same address, and writing there changes this process's copy only,
         until the release.  on_lost_rank: what becomes of a step whose rank is gone without
         close(): "wait", for as long as the timeout, for one that takes its place, and Deadline

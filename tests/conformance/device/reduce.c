@@ -81,7 +81,7 @@ Test(reduce, equals_the_scalar_truth)
 {
         struct dice d = { 1 };
 
-        for (int wire = 0; wire < 2; wire++)
+        for (int wire = 0; wire < 3; wire++)
                 for (int from = 0; from < 3; from++)
                         for (size_t i = 0; i < n_awkward_sizes; i++)
                                 for (size_t k = 0; k <= SOURCES_MAX; k += k < 2 ? 1 : 3)

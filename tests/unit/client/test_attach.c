@@ -251,7 +251,7 @@ Test(attach, bad_needs_are_refused_without_asking)
         bad.grad_dtype = 0;
         cr_assert_eq(zero_attach(c, l, &bad), ZERO_EINVAL);
         bad = needs;
-        bad.reduce_dtype = ZERO_FP16;
+        bad.reduce_dtype = (enum zero_dtype)4;
         cr_assert_eq(zero_attach(c, l, &bad), ZERO_EINVAL);
         zero_layout_new(&empty);
         cr_assert_neq(zero_attach(c, empty, &needs), ZERO_OK);

@@ -62,6 +62,8 @@ static void low_precision(void)
         t.grad_dtype = ZERO_FP16;
         t.reduce_dtype = ZERO_FP32;
         same_for_owners(t, "fp16 gradients, fp32 between nodes");
+        t.reduce_dtype = ZERO_FP16;
+        same_for_owners(t, "fp16 gradients, fp16 between nodes");
 }
 
 /* An owner that is alone with all ranks adds their contributions up itself; others take a sum. */
@@ -69,7 +71,8 @@ static void ranks_of_one_node(void)
 {
         static const enum zero_dtype dtypes[][2] = { { ZERO_FP32, ZERO_BF16 },
                                                      { ZERO_BF16, ZERO_BF16 },
-                                                     { ZERO_FP16, ZERO_FP32 } };
+                                                     { ZERO_FP16, ZERO_FP32 },
+                                                     { ZERO_FP32, ZERO_FP16 } };
         struct training t = training_default();
 
         memset(t.node_of_rank, 0, sizeof t.node_of_rank);

@@ -211,8 +211,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     ``f(name, module) -> bool``; None: the modules marked by :func:`fully_shard`, else repeated
     blocks and large layers.  The rest is one group with the model.
     client: of :func:`zerod.connect`; None: made with `job` and `timeout`.
-    reduce_dtype: of gradients between nodes, torch.float32 or torch.bfloat16; None: bf16 if all
-    trained parameters are bf16, else fp32.
+    reduce_dtype: of gradients between nodes, torch.float32, torch.bfloat16 or torch.float16; None:
+    bf16 if all trained parameters are bf16, else fp32.  A sum beyond fp16's range (65504) counts as
+    not finite, and the step is skipped: use :class:`GradScaler` with it.
     prefetch: how many units are asked for ahead of their use.
     on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the
     timeout of :func:`zerod.connect`; "fail": the others get zerod.LostRank at once.
@@ -247,8 +248,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"{type(model).__name__} has no parameters")
     grad_dtype = _grad_dtype(planned)
     reduce_dtype = reduce_dtype or grad_dtype
-    if reduce_dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"reduce_dtype is torch.float32 or torch.bfloat16, not {reduce_dtype}")
+    if reduce_dtype not in DTYPES:
+        raise ValueError(f"reduce_dtype is torch.float32, torch.bfloat16 or torch.float16, not {reduce_dtype}")
     initialize.prepare(model, init_fn)
     place = place_of(device, (p.value for u in planned for p in u.params))
     sharded = Sharded(model, stage, prefetch, place)
