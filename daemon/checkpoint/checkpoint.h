@@ -133,8 +133,9 @@ void loading_swap(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 /* id 0: all that a node has begun. */
 void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *why);
 void loading_cancel(struct exchange *x, uint32_t node, uint64_t id);
-/* Restores under way on this node that will be one more job of the user each. */
-uint64_t loadings_of_new_jobs(struct exchange *x, uint32_t uid);
+/* Adds restores under way on this node that will be one more job of the user each. */
+int loadings_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+                   struct fault *fault);
 void takings_tick(struct exchange *x);
 void loadings_tick(struct exchange *x);
 /* owner: of a checkpoint. */
@@ -143,23 +144,6 @@ void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, 
 
 /* ---- hooks in the rest of the exchange ---- */
 
-void operations_tick(struct exchange *x);
-void operations_down(struct exchange *x, uint32_t node);
-/* After all calls have ended; idle: nothing of it is in flight any more. */
+/* After all calls have ended. */
 void operations_stop(struct exchange *x);
-bool operations_idle(const struct exchange *x);
 void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-/* An update is over, and the next has not begun: what waits to be copied is. */
-void taking_updated(struct holding *h);
-/* The planes are being copied: clients' puts wait. */
-bool taking_copies(const struct holding *h);
-/*
- * An update begins to change a group, which is not pinned: from where on in the stream it has to
- * save what it changes.  UINT64_MAX: nothing; else taking_save() comes with each chunk's old
- * values, on an offload thread, and taking_save_end() when the group is through.
- */
-uint64_t taking_save_begin(struct holding *h, uint32_t group);
-void taking_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from);
-void taking_save_end(struct holding *h);
-/* The job is dropped. */
-void taking_forget(struct holding *h);

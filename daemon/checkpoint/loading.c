@@ -169,7 +169,7 @@ static int job_check(struct exchange *x, const char *name, uint32_t uid, struct 
                                          "rank %u of job '%s' is attaching: end the trainers first",
                                          rank->rank, name);
         }
-        if (resume_waits(x, name))
+        if (shut_has(x, name))
                 return fault_set(fault, ZERO_EBUSY,
                                  "the state of job '%s' on node %s is whole and waits for memory",
                                  name, node_name(x, x->cluster->self));
@@ -198,16 +198,15 @@ static int read_layout(const Zero__Snapshot *s, layout **ret, struct fault *faul
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
 }
 
-uint64_t loadings_of_new_jobs(struct exchange *x, uint32_t uid)
+int loadings_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+                   struct fault *fault)
 {
-        uint64_t n = 0;
-
         list_for_each (&x->loadings, item) {
                 const struct loading *ld = CONTAINER_OF(item, struct loading, link);
 
-                n += ld->uid == uid && !ld->ended && !job_find(x, ld->job);
+                *n_jobs += ld->uid == uid && !ld->ended && !job_find(x, ld->job);
         }
-        return n;
+        return 0;
 }
 
 static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct fault *fault)
@@ -226,7 +225,7 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
                 return fault_set(fault, ZERO_EIO, "its layout is not what the manifest says");
         snprintf(ld->job, sizeof ld->job, "%s", m->job);
         ld->uid = job ? job->uid : s->uid ? s->uid : ld->manifest.uid;
-        if (!job && job_new_check(ld->x, m->job, ld->uid, fault))
+        if (!job && job_admit(ld->x, m->job, ld->uid, fault))
                 return fault->status;
         ld->directory = strdup(s->directory);
         return ld->directory ? 0 : fault_set(fault, ZERO_ENOMEM, "out of memory");
@@ -348,7 +347,7 @@ static int swap(struct loading *ld, uint64_t attempt)
                 job_unref(job);
                 return r;
         }
-        coordinator_drop(x, ld->job);
+        job_name_dropped(x, ld->job);
         if (old) {
                 old->drop_state = true;
                 job_detach(old);

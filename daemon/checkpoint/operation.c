@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/checkpoint/taking.h"
 #include "proto/cleanup.h"
 
 enum { OPERATIONS_MAX = 256 };
@@ -332,7 +332,7 @@ static void operation_watch(struct operation *op)
         operation_end(op, ZERO_EDEADLINE, "no byte was written or read for ten minutes");
 }
 
-void operations_tick(struct exchange *x)
+static void operations_tick(struct exchange *x)
 {
         list_for_each (&x->operations, item) {
                 operation_watch(CONTAINER_OF(item, struct operation, link));
@@ -344,26 +344,13 @@ void operations_tick(struct exchange *x)
 
 /* ---- stop ----------------------------------------------------------------------------------- */
 
-void operations_stop(struct exchange *x)
-{
-        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                operations_down(x, n);
-        list_for_each (&x->operations, item) {
-                struct operation *op = CONTAINER_OF(item, struct operation, link);
-
-                if (op->pending == 0)
-                        operation_free(op);
-        }
-        schedules_free(x);
-}
-
-bool operations_idle(const struct exchange *x)
+static bool operations_idle(const struct exchange *x)
 {
         return list_empty(&x->operations) && list_empty(&x->takings) && list_empty(&x->loadings);
 }
 
 /* What a coordinator that is gone has begun here. */
-void operations_down(struct exchange *x, uint32_t node)
+static void operations_down(struct exchange *x, uint32_t node, const char *why)
 {
         taking_cancel(x, node, 0, "the link to the coordinator was lost");
         loading_cancel(x, node, 0);
@@ -429,3 +416,22 @@ void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 answer(x, node, m, ZERO_EPROTO, "message not understood");
         }
 }
+
+void operations_stop(struct exchange *x)
+{
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                operations_down(x, n, NULL);
+        list_for_each (&x->operations, item) {
+                struct operation *op = CONTAINER_OF(item, struct operation, link);
+
+                if (op->pending == 0)
+                        operation_free(op);
+        }
+        schedules_free(x);
+}
+
+const struct module checkpoint_module = { .progress = operations_tick,
+                                          .node_down = operations_down,
+                                          .idle = operations_idle,
+                                          .job_admit = loadings_admit,
+                                          .job_dropped = takings_job_dropped };

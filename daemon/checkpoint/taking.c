@@ -247,8 +247,8 @@ static void taking_wind_up(struct taking *t)
                 return;
         if (t->pinned && !t->removed) {
                 taking_unpin(t, UINT64_MAX);
-                t->pinned = false;
-                access_updated(t->holding->job);
+                t->pinned = t->holding->copying = false;
+                shard_settled(t->holding->job);
         }
         if (!t->removed)
                 disk_begin(t, remove_run, remove_done);
@@ -371,7 +371,7 @@ static void taking_copy(struct taking *t)
                 return;
         }
         t->phase = TAKING_WRITING;
-        t->pinned = true;
+        t->pinned = t->holding->copying = true;
         s.version = t->header.version;
         s.attempt = t->header.attempt;
         taking_answer(t, &s);
@@ -405,7 +405,7 @@ static void taking_step(struct taking *t, const Zero__Snapshot *s)
 
         if (s->phase == ZERO__SNAPSHOT__PHASE__COPY && t->phase == TAKING_PREPARED) {
                 r = 0;
-                if (update_running(t->holding->update))
+                if (t->holding->updating)
                         t->phase = TAKING_DUE;
                 else
                         taking_copy(t);
@@ -456,7 +456,7 @@ void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *w
 
 /* ---- hooks ---------------------------------------------------------------------------------- */
 
-void taking_updated(struct holding *h)
+static void taking_updated(struct holding *h)
 {
         struct taking *t = h->taking;
 
@@ -470,17 +470,11 @@ void taking_updated(struct holding *h)
                 taking_advance(t);
 }
 
-bool taking_copies(const struct holding *h)
+void takings_job_dropped(struct job *job, int status, const char *text)
 {
-        const struct taking *t = h->taking;
-
-        return t && t->pinned && !t->whole;
-}
-
-void taking_forget(struct holding *h)
-{
-        if (h->taking)
-                taking_fail(h->taking, ZERO_ENOJOB, "the job was dropped");
+        for_holdings (job, h)
+                if (h->taking)
+                        taking_fail(h->taking, status, text);
 }
 
 void takings_tick(struct exchange *x)
@@ -496,3 +490,8 @@ void takings_tick(struct exchange *x)
                                        bytes);
         }
 }
+
+const struct shard_observer checkpoint_observer = { .update_begin = taking_save_begin,
+                                                    .update_chunk = taking_save,
+                                                    .update_end = taking_save_end,
+                                                    .updated = taking_updated };

@@ -75,7 +75,10 @@ uint8_t *taking_block(const struct taking *t, uint64_t block);
 void taking_copy_over(struct taking *t);
 void taking_copy_deinit(struct taking *t);
 
-/* taking_save.c */
+/* taking_save.c; see shard_observer */
+uint64_t taking_save_begin(struct holding *h, uint32_t group);
+void taking_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from);
+void taking_save_end(struct holding *h);
 int taking_save_prepare(struct taking *t); /* -ENOMEM */
 void taking_save_advance(struct taking *t);
 /* Pieces or updates are at it. */
@@ -83,4 +86,5 @@ bool taking_saves_now(const struct taking *t);
 void taking_save_deinit(struct taking *t);
 
 /* taking.c */
+void takings_job_dropped(struct job *job, int status, const char *text);
 void taking_advance(struct taking *t);

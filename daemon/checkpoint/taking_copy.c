@@ -185,8 +185,9 @@ static void copy_note(struct taking *t)
 void taking_copy_over(struct taking *t)
 {
         t->whole = true;
+        t->holding->copying = false;
         t->copy_us = (uv_hrtime() - t->copy_begun_ns) / 1000;
-        access_updated(t->holding->job);
+        shard_settled(t->holding->job);
 }
 
 static void copy_done(struct offload_task *task)

@@ -88,7 +88,7 @@ void taking_save_advance(struct taking *t)
 {
         uint32_t most = pieces_most(t), i = 0;
 
-        if (t->whole || update_running(t->holding->update))
+        if (t->whole || t->holding->updating)
                 return;
         while (i < most && (t->pieces[i].busy || piece_submit(t, &t->pieces[i])))
                 i++;

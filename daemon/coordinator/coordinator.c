@@ -112,7 +112,8 @@ void coordinator_close(struct coordinator *c, int status, const char *text)
         coordinator_unref(c);
 }
 
-void coordinator_resume(struct job *job)
+/* Of a job that an earlier process left: asks all nodes where they stand. */
+static void coordinator_resume(struct job *job)
 {
         struct coordinator *c;
         layout *l = NULL;
@@ -247,7 +248,7 @@ static bool is_idle(const struct coordinator *c)
         return !c->settled && !c->claimed && list_empty(&c->joins) && !job_find(c->x, c->name);
 }
 
-void coordinator_tick(struct exchange *x)
+static void coordinator_tick(struct exchange *x)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
@@ -303,7 +304,7 @@ void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMess
         }
 }
 
-void coordinator_up(struct exchange *x, uint32_t node)
+static void coordinator_up(struct exchange *x, uint32_t node)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
@@ -317,7 +318,7 @@ void coordinator_up(struct exchange *x, uint32_t node)
  * Its ranks are lost, and so are the joins that it sent.  Its sessions may live on: no other world
  * takes their place.
  */
-void coordinator_down(struct exchange *x, uint32_t node)
+static void coordinator_down(struct exchange *x, uint32_t node, const char *why)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
@@ -334,7 +335,7 @@ void coordinator_down(struct exchange *x, uint32_t node)
         }
 }
 
-void coordinator_drop(struct exchange *x, const char *job)
+static void coordinator_drop(struct exchange *x, const char *job)
 {
         struct coordinator *c = coordinator_find(x, job);
 
@@ -349,3 +350,19 @@ void coordinators_free(struct exchange *x)
                                   "the daemon stops");
         }
 }
+
+void coordinators_cut(struct exchange *x, uint32_t node, uint64_t cut)
+{
+        list_for_each (&x->coordinators, item) {
+                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+
+                step_links(&c->step, node, cut);
+                coordinator_advance(c);
+        }
+}
+
+const struct module coordinator_module = { .progress = coordinator_tick,
+                                           .node_up = coordinator_up,
+                                           .node_down = coordinator_down,
+                                           .job_stands = coordinator_resume,
+                                           .name_dropped = coordinator_drop };

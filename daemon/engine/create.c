@@ -181,57 +181,6 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         return 0;
 }
 
-uint64_t layout_state_bytes(const layout *l)
-{
-        uint64_t bytes = 0;
-
-        for (uint32_t g = 0; g < l->n_groups; g++) {
-                const struct layout_group *group = &l->groups[g];
-                struct range all = { 0, group->elements };
-                size_t serve = group->dtype == ZERO_FP32 ? 0 : dtype_size(group->dtype);
-
-                bytes += group->elements * (sizeof(float) + serve) +
-                         shard_trainable(l, g, all) * 3 * sizeof(float);
-        }
-        return bytes;
-}
-
-void jobs_finished(struct exchange *x, uint32_t uid, struct finished_jobs *ret)
-{
-        *ret = (struct finished_jobs){ .first = NULL };
-        list_for_each (&x->jobs, item) {
-                struct job *job = CONTAINER_OF(item, struct job, link);
-
-                if (job->uid != uid)
-                        continue;
-                ret->n_jobs++;
-                if (!job->finished_ms || job->holders || job->n_waits)
-                        continue;
-                ret->bytes += layout_state_bytes(job->layout);
-                if (!ret->first || job->finished_ms < ret->first->finished_ms)
-                        ret->first = job;
-        }
-}
-
-int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
-{
-        uint64_t n = loadings_of_new_jobs(x, uid);
-
-        if (view_changing(x))
-                return fault_set(fault, ZERO_EBUSY, "the owners are being changed: try again");
-        if (drop_check(x, name, fault))
-                return fault->status;
-        list_for_each (&x->jobs, item) {
-                n += CONTAINER_OF(item, struct job, link)->uid == uid;
-        }
-        if (n < x->conf->job_limit)
-                return 0;
-        return fault_set(
-                fault, ZERO_EQUOTA,
-                "user %u has %llu jobs, as many as job_limit allows: zeroctl drop ends one", uid,
-                (unsigned long long)n);
-}
-
 /* All that this node has to hold of the job. */
 static bool holdings_new(struct job *job)
 {
@@ -251,7 +200,7 @@ static int open_new_check(struct exchange *x, const char *name, uint32_t uid, co
 {
         uint64_t bytes = job_layout_bytes(l);
         char what[ZERO_NAME_MAX + 40];
-        int r = job_new_check(x, name, uid, fault);
+        int r = job_admit(x, name, uid, fault);
 
         if (r || !bytes)
                 return r;
@@ -273,7 +222,7 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 answer(x, node, m, ZERO_EPROTO, "malformed open");
                 return;
         }
-        if (resume_waits(x, m->job)) {
+        if (shut_has(x, m->job)) {
                 answer(x, node, m, ZERO_EPEER, "its state waits for memory");
                 return;
         }
@@ -309,14 +258,4 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         }
         job->opening = false;
         opened_answer(x, node, m->call, job, true);
-}
-
-void job_discard(struct exchange *x, const char *name)
-{
-        struct job *job = job_find(x, name);
-
-        if (!job)
-                return;
-        job->drop_state = true;
-        job_detach(job);
 }

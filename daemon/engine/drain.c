@@ -38,7 +38,7 @@ static bool job_in_flight(const struct job *job)
         struct wait_line away;
 
         for_holdings (job, h)
-                if (update_running(h->update))
+                if (h->updating)
                         return true;
         return job->started && ranks_here(job) && !job_away(job, &away) && step_begun(job);
 }

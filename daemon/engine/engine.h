@@ -35,6 +35,7 @@
 #include "daemon/reshard/move.h"
 #include "daemon/rank/rank.h"
 #include "daemon/core/seat.h"
+#include "daemon/core/module.h"
 #include "daemon/core/request.h"
 #include "daemon/fabric/fabric.h"
 #include "daemon/job/placement.h"
@@ -42,6 +43,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/store/segment.h"
 #include "daemon/store/state.h"
+#include "daemon/store/undo.h"
 #include "proto/dtype.h"
 #include "proto/list.h"
 #include "proto/slots.h"
@@ -65,6 +67,9 @@ enum { JOB_FILLED = 1 };
 enum { MICRO_BATCHES_MAX = 4096 }; /* of one group in one attempt */
 
 struct exchange {
+        const struct module *const *modules; /* every folder's (module.h) */
+        const struct shard_observer *const *observers;
+        uint32_t n_modules, n_observers;
         uv_loop_t *loop;
         const struct conf *conf;
         const struct cluster *cluster;
@@ -123,8 +128,6 @@ void exchange_drain(struct exchange *x, uint64_t timeout_ms, void (*drained)(voi
 void drain_check(struct exchange *x);
 /* The link to a node stands, or is lost. */
 void exchange_up(struct exchange *x, uint32_t node);
-/* It has the same owner list in force: what waits for it goes on. */
-void node_agrees(struct exchange *x, uint32_t node);
 void exchange_down(struct exchange *x, uint32_t node, const char *why);
 void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 uint64_t exchange_now(const struct exchange *x);
@@ -212,6 +215,9 @@ struct holding {
         struct landing *landing;
         struct update *update;
         struct taking *taking; /* of a checkpoint, this owner's part; or NULL */
+        bool copying;          /* ... its planes are being copied: clients' puts wait */
+        bool updating;         /* an update runs */
+        bool *unread;          /* [group]: the update has yet to read the group's gradient */
 };
 
 #define for_holdings(job, h) \
@@ -228,11 +234,16 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
 void jobs_resume(struct exchange *x);
 /* Tries again what was left for lack of memory. */
 void resume_tick(struct exchange *x);
-/* The node has a state of the job that waits for memory. */
-bool resume_waits(const struct exchange *x, const char *job);
+/* A file of a state that is whole, while memory is short: it waits to be taken up. */
+void shut_add(struct exchange *x, const char *file);
+bool shut_any(const struct exchange *x);
+/* The node has such a state of the job. */
+bool shut_has(const struct exchange *x, const char *job);
+/* Those that opens() takes up wait no more. */
+void shut_retry(struct exchange *x, bool (*opens)(struct exchange *x, const char *file));
 /* Deletes such states of the job. */
-void resume_drop(struct exchange *x, const char *job);
-void resume_free(struct exchange *x);
+void shut_drop(struct exchange *x, const char *job);
+void shut_forget(struct exchange *x);
 /*
  * Tells a node that coordinates jobs by the owner list in force of those that have states of an
  * earlier one here, or mirrors: it may have none, and has them moved, or gets back what it lost,
@@ -255,7 +266,7 @@ uint64_t layout_state_bytes(const layout *l);
  */
 uint64_t job_layout_bytes(const layout *l);
 /* Whether a job of that name may be made. */
-int job_new_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
+int job_admit(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
 /* A holding that was just given its state, which stands between two steps. */
 void holding_take_up(struct holding *h);
 /* A job that has been given its states goes on where their records stand. */
@@ -271,12 +282,19 @@ bool job_needs_node(const struct job *job, uint32_t node);
 /* The version a group's bytes have when the job is at `version`: frozen groups stay at 0. */
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version);
 uint32_t coordinator_of(const struct exchange *x, const char *job);
-/* Ends every waiting request of the job's local ranks. */
-void job_fail_requests(struct job *job, int status, const char *text);
 void job_detach(struct job *job); /* out of the list, dead; freed with its last reference */
 void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 /* This node's part of the job goes, and its state with it. */
 void job_discard(struct exchange *x, const char *name);
+/* Whatever a folder has by that name goes, or is about to be replaced; not the job itself. */
+void job_name_dropped(struct exchange *x, const char *name);
+/* node_of_rank, here, seats and ranks, for that many. */
+bool job_ranks_alloc(struct job *job, uint32_t world_size);
+void job_ranks_free(struct job *job);
+/* The job's first late rank or node, as its coordinator last told. */
+int job_describe(const struct job *job, struct wait_line *ret);
+/* A node that the job needs and that is away. */
+bool job_away(const struct job *job, struct wait_line *ret);
 void job_start_message(struct job *job, const Zero__LinkMessage *m);
 void job_part_message(struct job *job, const Zero__Part *part);
 void job_decision_message(struct job *job, const Zero__Decision *d);
@@ -299,8 +317,6 @@ void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t cal
 void drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 /* ZERO_EBUSY: a job of that name is being dropped. */
 int drop_check(struct exchange *x, const char *job, struct fault *fault);
-void drops_check(struct exchange *x);
-void drops_tick(struct exchange *x);
 /* What an earlier process has not told to all; once its jobs are found, before they are taken up.
  */
 void drops_resume(struct exchange *x);
@@ -341,7 +357,41 @@ void shard_unpin(struct holding *h, uint32_t group);
 /* The shard has reached a version: waiting pulls and gathers go on. */
 void shard_ready(struct holding *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
-void shard_forget_node(struct job *job, uint32_t node);
+
+/*
+ * Who has to do with an owner's shards while they are made, read and updated.  engine/exchange.c
+ * lists all observers; each event is told to all of them in that order.  A NULL hook does nothing.
+ * All on the loop thread, except update_chunk().
+ */
+struct shard_observer {
+        int (*made)(struct holding *h); /* -ENOMEM */
+        void (*freed)(struct holding *h);
+        /* A group of it is at a new version. */
+        void (*ready)(struct holding *h, uint32_t group);
+        /* A group's last reader is gone. */
+        void (*unpinned)(struct holding *h);
+        /*
+         * An update begins to change a group, which is not pinned: from where on in the stream of
+         * a checkpoint the observer saves what changes.  UINT64_MAX: nothing; else update_chunk()
+         * comes with each chunk's old values, on an offload thread, and update_end() when the group
+         * is through.  At most one observer saves.
+         */
+        uint64_t (*update_begin)(struct holding *h, uint32_t group);
+        void (*update_chunk)(const struct holding *h, uint32_t chunk, struct undo_values old,
+                             uint64_t from);
+        void (*update_end)(struct holding *h);
+        /* An update is over, and the next has not begun. */
+        void (*updated)(struct holding *h);
+        /* No update runs any more, or what was voted for is decided, or planes are copied. */
+        void (*settled)(struct job *job);
+};
+
+#define for_observers(x, o)                                                          \
+        for (const struct shard_observer *const *o##_at = (x)->observers, *o = NULL; \
+             o##_at < (x)->observers + (x)->n_observers && (o = *o##_at); o##_at++)
+
+/* What waits for such an end goes on. */
+void shard_settled(struct job *job);
 
 /* ---- gather ---------------------------------------------------------------- */
 
@@ -353,7 +403,6 @@ struct gather_info {
         uint32_t slots;
         char places[400]; /* "gpu 0, gpu 1" */
 };
-void gathers_free(struct job *job);
 /*
  * Gives a rank room in a window in that place, which is made at the first rank there.  On a GPU it
  * may lack its memory then: gather_provide() takes that over before the rank fetches, or the rank
@@ -371,10 +420,8 @@ const struct segment *gather_segment(const struct gather *g);
 void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r);
 void gather_prefetch(struct gather *g, uint32_t group, uint64_t version);
 void gather_release(struct gather *g, uint32_t group);
-/* A node is there again, or the job starts: what waited for that goes on. */
+/* The job starts: what waited for that goes on. */
 void gather_up(struct job *job);
-/* A shard of this node is ready at a new version. */
-void gather_shard_ready(struct job *job, uint32_t group);
 /* The group's bytes were changed by a put. */
 void gather_dirty(struct job *job, uint32_t group);
 /*
@@ -390,8 +437,6 @@ void gather_fail(struct job *job, int status, const char *text);
 
 /* ---- reduce (this node's contributions) -------------------------------------- */
 
-int reduce_new(struct job *job, struct reduce **ret);
-void reduce_free(struct reduce *r);
 int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
 /* The rank pushes nothing more in this attempt. */
 void reduce_close(struct job *job, uint32_t rank);
@@ -442,18 +487,12 @@ uint64_t reduce_deferred(const struct reduce *r);
 
 /* ---- landing (an owner's reduction) ------------------------------------------ */
 
-int landing_new(struct holding *h);
-void landing_free(struct landing *l);
 /* The last local rank has left: memory that was kept for gradients goes. */
 void landing_vacate(struct landing *l);
-/* It goes, too, when nobody has used it for a while and no rank is here. */
-void landing_tick(struct holding *h);
 /* A mirror takes its owner's sum. */
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* An offer of a node; parcel is NULL for other nodes'. */
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
-/* Its offers of attempts that have not begun here are dropped: the link is lost. */
-void landing_forget_node(struct holding *h, uint32_t node);
 /* Finish the reduction and vote; params NULL: for the norm. */
 void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params);
 void landing_reset(struct holding *h);
@@ -471,25 +510,14 @@ uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n);
 
 /* ---- update ------------------------------------------------------------------ */
 
-int update_new(struct holding *h);
-void update_free(struct update *u);
 void update_begin(struct holding *h, const Zero__Decision *d);
 /* Carries out the decision in the state's record, from wherever a crash has left it. */
 void update_start(struct holding *h);
-/* A group's last reader is gone. */
-void update_unpinned(struct holding *h);
-bool update_running(const struct update *u);
-/* Whether the group's gradient is still being read. */
-bool update_reads(const struct update *u, uint32_t group);
 
 /* ---- access ------------------------------------------------------------------ */
 
 int access_start(struct job *job, struct push_window *window, const Zero__Access *access, bool put,
                  uint64_t timeout_ms, struct request *r, struct fault *fault);
-/* The job is dropped: its clients are answered. */
-void access_fail(struct job *job);
-/* No update runs any more, or what was voted for is decided: what waited for that goes on. */
-void access_updated(struct job *job);
 void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
@@ -506,14 +534,10 @@ void checksum_start(struct holding *h, uint64_t version,
 
 /* ---- coordinator --------------------------------------------------------------- */
 
-/* Coordinates a job that an earlier process left: asks all nodes where they stand. */
-void coordinator_resume(struct job *job);
 void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void coordinator_up(struct exchange *x, uint32_t node);
-void coordinator_down(struct exchange *x, uint32_t node);
-void coordinator_tick(struct exchange *x);
-void coordinator_drop(struct exchange *x, const char *job);
 void coordinators_free(struct exchange *x);
+/* A node tells which ones it cannot reach. */
+void coordinators_cut(struct exchange *x, uint32_t node, uint64_t cut);
 /* The coordinator's state of a job for reports; NULL if it is elsewhere or has none. */
 const struct step *coordinator_step(const struct exchange *x, const char *job);
 
@@ -525,3 +549,9 @@ void links_message(struct exchange *x, uint32_t node, const Zero__Links *m);
 /* A link stands, or is lost. */
 void links_up(struct exchange *x, uint32_t node);
 void links_down(struct exchange *x, uint32_t node);
+
+extern const struct module drop_module, transfer_module, shard_module, gather_module, reduce_module,
+        tensors_module, checkpoint_module, rank_module, filling_module, former_module,
+        membership_module, coordinator_module;
+extern const struct shard_observer gather_observer, reduce_observer, update_observer,
+        tensors_observer, checkpoint_observer, former_observer;

@@ -3,23 +3,12 @@
 #include "daemon/reshard/filling.h"
 #include "daemon/reshard/former.h"
 #include "daemon/membership/view.h"
-#include "daemon/transfer/staging.h"
 
 #include <sodium.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
-
-uint64_t exchange_now(const struct exchange *x)
-{
-        return uv_now(x->loop);
-}
-
-const char *node_name(const struct exchange *x, uint32_t node)
-{
-        return node < x->cluster->n_nodes ? x->cluster->nodes[node].name : "?";
-}
 
 /* ---- the tick ----------------------------------------------------------------- */
 
@@ -79,11 +68,11 @@ static void tick_closed(uv_handle_t *tick)
 
 static void exchange_check_stopped(struct exchange *x)
 {
-        if (!x->closed || !list_empty(&x->dead_jobs) || !list_empty(&x->calls) ||
-            !list_empty(&x->joining) || !list_empty(&x->makings) || x->releases ||
-            offload_pending(x->offload) || !operations_idle(x) || !fillings_idle(x) ||
-            !views_idle(x))
+        if (!x->closed || !list_empty(&x->dead_jobs) || offload_pending(x->offload))
                 return;
+        for_modules (x, module)
+                if (module->idle && !module->idle(x))
+                        return;
         views_free(x);
         uv_close((uv_handle_t *)&x->tick, tick_closed);
 }
@@ -91,32 +80,50 @@ static void exchange_check_stopped(struct exchange *x)
 static void exchange_tick(uv_timer_t *timer)
 {
         struct exchange *x = CONTAINER_OF(timer, struct exchange, tick);
+        bool progress = exchange_now(x) - x->progress_ms >= PROGRESS_MS;
 
-        calls_expire(x);
-        requests_expire(&x->requests, exchange_now(x));
-        if (exchange_now(x) - x->progress_ms >= PROGRESS_MS) {
+        if (progress)
                 x->progress_ms = exchange_now(x);
-                list_for_each (&x->jobs, item) {
-                        progress_send(CONTAINER_OF(item, struct job, link));
-                }
-                coordinator_tick(x);
-                operations_tick(x);
-                fills_tick(x);
-                fillings_tick(x);
-                drops_tick(x);
-                resume_tick(x);
+        for_modules (x, module) {
+                if (module->tick)
+                        module->tick(x);
+                if (progress && module->progress)
+                        module->progress(x);
         }
-        list_for_each (&x->jobs, item) {
-                struct job *job = CONTAINER_OF(item, struct job, link);
-
-                former_sweep(job);
-                for_holdings (job, h)
-                        landing_tick(h);
-        }
-        views_tick(x);
+        requests_expire(&x->requests, exchange_now(x));
         drain_check(x);
         exchange_check_stopped(x);
 }
+
+/* ---- the modules --------------------------------------------------------------------- */
+
+static void engine_progress(struct exchange *x)
+{
+        list_for_each (&x->jobs, item) {
+                progress_send(CONTAINER_OF(item, struct job, link));
+        }
+        resume_tick(x);
+}
+
+/* A step that a stop waits for may have ended. */
+static void engine_settled(struct job *job)
+{
+        if (job->x->drained)
+                uv_timer_start(&job->x->tick, exchange_tick, 0, TICK_MS);
+}
+
+static const struct module engine_module = { .progress = engine_progress, .node_up = jobs_claim };
+static const struct shard_observer engine_observer = { .settled = engine_settled };
+
+static const struct module *const modules[] = {
+        &drop_module,       &transfer_module,    &shard_module,  &gather_module,  &reduce_module,
+        &tensors_module,    &checkpoint_module,  &rank_module,   &filling_module, &former_module,
+        &membership_module, &coordinator_module, &engine_module,
+};
+static const struct shard_observer *const observers[] = {
+        &gather_observer,     &reduce_observer, &update_observer, &tensors_observer,
+        &checkpoint_observer, &former_observer, &engine_observer,
+};
 
 /* ---- start and stop ---------------------------------------------------------------- */
 
@@ -129,6 +136,10 @@ int exchange_start(struct exchange *x)
                                  &x->drops,      &x->drop_waits, &x->shut };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
+        x->modules = modules;
+        x->n_modules = sizeof modules / sizeof modules[0];
+        x->observers = observers;
+        x->n_observers = sizeof observers / sizeof observers[0];
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
                 list_init(lists[i]);
         requests_init(&x->requests);
@@ -150,18 +161,13 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
         x->closed_arg = arg;
         view_back_forget(x);
         coordinators_free(x);
-        list_for_each (&x->joining, item) {
-                struct rank *rank = CONTAINER_OF(item, struct rank, link);
-
-                if (rank->attaching)
-                        request_end(STEAL(rank->attaching), ZERO_ECLOSED, "the daemon stops");
-        }
+        ranks_stop(x);
         while (!list_empty(&x->jobs))
                 job_detach(CONTAINER_OF(x->jobs.next, struct job, link));
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 calls_down(x, n, "the daemon stops");
         drops_free(x);
-        resume_free(x);
+        shut_forget(x);
         operations_stop(x);
 }
 
@@ -174,33 +180,12 @@ void exchange_up(struct exchange *x, uint32_t node)
         views_up(x, node);
 }
 
-void node_agrees(struct exchange *x, uint32_t node)
-{
-        drops_tick(x); /* first: the node hears of it before it is asked for the job */
-        calls_up(x, node);
-        coordinator_up(x, node);
-        ranks_up(x, node);
-        jobs_claim(x, node);
-        list_for_each (&x->jobs, item) {
-                gather_up(CONTAINER_OF(item, struct job, link));
-        }
-}
-
 void exchange_down(struct exchange *x, uint32_t node, const char *why)
 {
         links_down(x, node);
-        calls_down(x, node, why);
-        operations_down(x, node);
-        fillings_down(x, node);
-        coordinator_down(x, node);
-        staging_down(x, node);
-        list_for_each (&x->jobs, item) {
-                struct job *job = CONTAINER_OF(item, struct job, link);
-
-                shard_forget_node(job, node);
-                for_holdings (job, h)
-                        landing_forget_node(h, node);
-        }
+        for_modules (x, module)
+                if (module->node_down)
+                        module->node_down(x, node, why);
 }
 
 static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)

@@ -12,64 +12,11 @@
 #include "daemon/shard/shards.h"
 #include "daemon/job/moving.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
-
-/* What the job is told to be at: the coordinator tells those behind, and those ahead know. */
-static const struct state_record *record_behind(struct list *holdings)
-{
-        const struct state_record *behind = NULL;
-        uint64_t least = UINT64_MAX;
-
-        list_for_each (holdings, item) {
-                const struct state_record *r =
-                        CONTAINER_OF(item, struct holding, link)->state->record;
-                uint64_t attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
-
-                if (attempt < least) {
-                        least = attempt;
-                        behind = r;
-                }
-        }
-        return behind;
-}
-
-void holding_take_up(struct holding *h)
-{
-        const struct job *job = h->job;
-
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                h->shard_version[g] = group_version(job, g, h->state->record->version);
-        if (h->state->record->phase == ATTEMPT_DECIDED)
-                update_start(h);
-}
-
-void job_take_up(struct job *job)
-{
-        bool former = list_empty(&job->holdings); /* all that is here is of an earlier placement */
-        const struct state_record *record = record_behind(former ? &job->former : &job->holdings);
-        bool decided = record->phase == ATTEMPT_DECIDED;
-
-        job->attempt = record->attempt + decided;
-        job->version = record->version + (decided && record->commit);
-        job->loss_scale = record->loss_scale > 0 ? record->loss_scale : job->loss_scale;
-        job->grad_norm = record->grad_norm;
-        job->skipped = record->skipped;
-        if (record->decided_attempt)
-                job->last = (struct step_result){ .version = job->version,
-                                                  .attempt = record->decided_attempt,
-                                                  .skipped = !record->commit,
-                                                  .grad_norm = record->grad_norm,
-                                                  .loss_scale = record->loss_scale };
-        crash_point(CRASH_RESUME_TAKEN);
-        for_holdings (job, h)
-                holding_take_up(h);
-        coordinator_resume(job);
-}
 
 static enum state_use resume_use(const struct exchange *x, const struct state *state)
 {
@@ -208,66 +155,19 @@ static int resume_open(struct exchange *x, const char *file, struct fault *fault
 
 /* ---- waiting for memory ------------------------------------------------------------ */
 
-struct shut {
-        struct list link; /* exchange.shut */
-        char *file;
-};
-
-static void shut_free(struct shut *s)
-{
-        list_remove(&s->link);
-        free(s->file);
-        free(s);
-}
-
 static int resume_state(const char *file, void *arg)
 {
         struct exchange *x = arg;
         struct fault fault;
-        struct shut *s;
 
         if (resume_open(x, file, &fault) == 0)
                 return 0;
-        s = calloc(1, sizeof *s);
-        if (!s || !(s->file = strdup(file))) {
-                log_error("state file %s is not used: out of memory", file);
-                free(s);
-                return 0;
-        }
         log_error("state file %s is whole, but memory is short: %s; it is taken up as soon as "
                   "there is "
                   "some",
                   file, fault.text);
-        list_insert(&x->shut, &s->link);
+        shut_add(x, file);
         return 0;
-}
-
-bool resume_waits(const struct exchange *x, const char *job)
-{
-        list_for_each ((struct list *)&x->shut, item) {
-                if (state_is_of(CONTAINER_OF(item, struct shut, link)->file, job))
-                        return true;
-        }
-        return false;
-}
-
-void resume_drop(struct exchange *x, const char *job)
-{
-        list_for_each (&x->shut, item) {
-                struct shut *s = CONTAINER_OF(item, struct shut, link);
-
-                if (!state_is_of(s->file, job))
-                        continue;
-                store_discard(x->store, s->file);
-                shut_free(s);
-        }
-}
-
-void resume_free(struct exchange *x)
-{
-        list_for_each (&x->shut, item) {
-                shut_free(CONTAINER_OF(item, struct shut, link));
-        }
 }
 
 /* ---- taking up ------------------------------------------------------------------------ */
@@ -319,7 +219,7 @@ static void jobs_begin(struct exchange *x, bool late)
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
-                if (!job->resuming || resume_waits(x, job->name))
+                if (!job->resuming || shut_has(x, job->name))
                         continue;
                 job->opening = job->resuming = false;
                 former_take_up(job);
@@ -346,18 +246,18 @@ void jobs_resume(struct exchange *x)
         jobs_begin(x, false);
 }
 
-void resume_tick(struct exchange *x)
+static bool resume_opens(struct exchange *x, const char *file)
 {
         struct fault fault;
 
-        if (list_empty(&x->shut) || exchange_now(x) < x->resume_ms)
+        return resume_open(x, file, &fault) == 0;
+}
+
+void resume_tick(struct exchange *x)
+{
+        if (!shut_any(x) || exchange_now(x) < x->resume_ms)
                 return;
         x->resume_ms = exchange_now(x) + RESUME_MS;
-        list_for_each (&x->shut, item) {
-                struct shut *s = CONTAINER_OF(item, struct shut, link);
-
-                if (resume_open(x, s->file, &fault) == 0)
-                        shut_free(s);
-        }
+        shut_retry(x, resume_opens);
         jobs_begin(x, true);
 }

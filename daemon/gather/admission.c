@@ -332,6 +332,14 @@ static void info_add(const struct gather *g, struct gather_info *info)
         snprintf(info->places + used, sizeof info->places - used, "%s%s", used ? ", " : "", name);
 }
 
+void window_place_name(const struct window_place *p, char *text, size_t n)
+{
+        if (p->on_gpu)
+                snprintf(text, n, "gpu %u", p->gpu);
+        else
+                snprintf(text, n, "host");
+}
+
 void gather_info(const struct job *job, struct gather_info *ret)
 {
         struct gather_info info = { .window_bytes = 0 };

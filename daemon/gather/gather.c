@@ -293,9 +293,9 @@ static void mapped_ready(struct gather *g, uint32_t group)
         }
 }
 
-void gather_shard_ready(struct job *job, uint32_t group)
+static void gather_shard_ready(struct holding *h, uint32_t group)
 {
-        for_gathers (job, g)
+        for_gathers (h->job, g)
                 if (gather_mapped(g, group))
                         mapped_ready(g, group);
                 else
@@ -320,3 +320,17 @@ void gather_fail(struct job *job, int status, const char *text)
                 for (uint32_t i = 0; i < job->layout->n_groups; i++)
                         requests_end_all(&g->entries[i].waiting, status, text);
 }
+
+/* ---- what the node goes through ---------------------------------------------------- */
+
+static void gathers_node_up(struct exchange *x, uint32_t node)
+{
+        list_for_each (&x->jobs, item) {
+                gather_up(CONTAINER_OF(item, struct job, link));
+        }
+}
+
+const struct module gather_module = { .node_up = gathers_node_up,
+                                      .job_dropped = gather_fail,
+                                      .job_free = gathers_free };
+const struct shard_observer gather_observer = { .ready = gather_shard_ready };

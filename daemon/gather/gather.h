@@ -42,6 +42,7 @@ struct gather {
 
 #define for_gathers(job, g) for (struct gather *g = gather_first(job); g; g = gather_next(job, g))
 
+void gathers_free(struct job *job);
 struct gather *gather_first(const struct job *job);
 struct gather *gather_next(const struct job *job, const struct gather *g);
 /* Groups that need no slab. */

@@ -328,7 +328,7 @@ static void view_complete(struct views *v)
         view_propose(v, &view, 0);
 }
 
-void views_tick(struct exchange *x)
+static void views_tick(struct exchange *x)
 {
         struct views *v = x->views;
 
@@ -402,7 +402,7 @@ int views_start(struct exchange *x, struct fault *fault)
         return 0;
 }
 
-bool views_idle(const struct exchange *x)
+static bool views_idle(const struct exchange *x)
 {
         return !x->views || !x->views->writing;
 }
@@ -417,3 +417,15 @@ void views_free(struct exchange *x)
         ballots_close(v->ballots);
         free(v);
 }
+
+static int view_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+                      struct fault *fault)
+{
+        if (view_changing(x))
+                return fault_set(fault, ZERO_EBUSY, "the owners are being changed: try again");
+        return 0;
+}
+
+const struct module membership_module = { .tick = views_tick,
+                                          .idle = views_idle,
+                                          .job_admit = view_admit };

@@ -67,8 +67,6 @@ struct views {
 int views_start(struct exchange *x, struct fault *fault);
 /* Frees what is left; nothing may be on its way to the disk. */
 void views_free(struct exchange *x);
-bool views_idle(const struct exchange *x);
-void views_tick(struct exchange *x);
 void views_up(struct exchange *x, uint32_t node);
 void views_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 

@@ -111,14 +111,6 @@ bool rank_attaching(const struct rank *rank, struct wait_line *ret)
         return true;
 }
 
-void window_place_name(const struct window_place *p, char *text, size_t n)
-{
-        if (p->on_gpu)
-                snprintf(text, n, "gpu %u", p->gpu);
-        else
-                snprintf(text, n, "host");
-}
-
 static void rank_gone(struct rank *rank, int status, const char *text)
 {
         rank->events.gone(rank->events.arg, status, text);
@@ -216,7 +208,8 @@ static void ranks_rejoin(struct job *job)
         zero__layout__free_unpacked(l, NULL);
 }
 
-void ranks_up(struct exchange *x, uint32_t node)
+/* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */
+static void ranks_up(struct exchange *x, uint32_t node)
 {
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
@@ -419,3 +412,36 @@ void rank_leave(struct rank *rank, bool orderly)
                 rank_free(rank);
         job_let_go(job);
 }
+
+/* ---- what the node goes through ---------------------------------------------------- */
+
+void ranks_stop(struct exchange *x)
+{
+        list_for_each (&x->joining, item) {
+                struct rank *rank = CONTAINER_OF(item, struct rank, link);
+
+                if (rank->attaching)
+                        request_end(STEAL(rank->attaching), ZERO_ECLOSED, "the daemon stops");
+        }
+}
+
+void ranks_fail(struct job *job, int status, const char *text)
+{
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                struct rank *rank = job->ranks[r];
+
+                if (rank && rank->closing)
+                        request_end(STEAL(rank->closing), status, "%s", text);
+                if (rank)
+                        due_fail(rank, status, text);
+        }
+}
+
+static bool ranks_idle(const struct exchange *x)
+{
+        return list_empty(&x->joining) && list_empty(&x->makings);
+}
+
+const struct module rank_module = { .node_up = ranks_up,
+                                    .idle = ranks_idle,
+                                    .job_dropped = ranks_fail };

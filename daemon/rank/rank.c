@@ -432,40 +432,6 @@ int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, stru
 
 /* ---- names ------------------------------------------------------------------------------ */
 
-bool job_away(const struct job *job, struct wait_line *ret)
-{
-        const struct exchange *x = job->x;
-
-        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
-                struct fabric_info info;
-
-                if (x->up >> n & 1 || !(job_needs_node(job, n) || n == job->coordinator))
-                        continue;
-                fabric_info(x->fabric, n, &info);
-                *ret = (struct wait_line){ .since_ms = info.link.since_ms };
-                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
-                snprintf(ret->what, sizeof ret->what, "to come up again");
-                return true;
-        }
-        return false;
-}
-
-int job_describe(const struct job *job, struct wait_line *ret)
-{
-        const struct wait_line *first = &job->waits[0];
-
-        if (job_away(job, ret))
-                return ZERO_EDEADLINE;
-        for (uint32_t i = 1; i < job->n_waits; i++)
-                if (job->waits[i].until_ms < first->until_ms)
-                        first = &job->waits[i];
-        if (job->n_waits == 0)
-                snprintf(ret->who, sizeof ret->who, "the other ranks");
-        else
-                *ret = *first;
-        return ZERO_EDEADLINE;
-}
-
 void rank_called(struct rank *rank, const char *name)
 {
         rank->active_ms = exchange_now(rank->x);

@@ -43,7 +43,7 @@ struct push_window {
         uint32_t references;
         struct segment segment; /* a transfer area, then the slots unless they are on a GPU */
         uint64_t transfer_bytes;
-        uint32_t puts; /* of which copies exist; at most PUTS_MAX */
+        uint32_t puts;            /* of which copies exist; at most PUTS_MAX */
         struct segment gpu_slots; /* bytes 0: there are none, or they are in host memory */
         struct slots *slots;      /* NULL for observers */
 };
@@ -146,10 +146,6 @@ void rank_begin_attempt(struct rank *rank, bool decided);
 /* Micro-batches of a group that were accepted from the rank, whichever its session, in this
  * attempt. */
 uint32_t rank_accepted(const struct rank *rank, uint32_t group);
-/* The job's first late rank or node, as its coordinator last told. */
-int job_describe(const struct job *job, struct wait_line *ret);
-/* A node that the job needs and that is away. */
-bool job_away(const struct job *job, struct wait_line *ret);
 /* The owners do not carry zero_step() out: the calls of local ranks fail, the attempt goes on. */
 void ranks_refuse_step(struct job *job, int status, const char *text);
 /* The same for all calls of a rank that wait for its GPU. */
@@ -158,11 +154,13 @@ void due_fail(struct rank *rank, int status, const char *text);
 bool due_any(const struct rank *rank);
 /* Without a rank that was lost the attempt cannot end: ZERO_ELOSTRANK and its name, or OK. */
 int job_lost(const struct job *job, struct fault *fault);
-/* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */
-void ranks_up(struct exchange *x, uint32_t node);
 /* A rank has attached on another node: that session of it here, if it lives, is told and ends. */
 void rank_fence(struct job *job, uint32_t rank, uint64_t session);
 /* Ranks that took the place of one that had stepped already: the step is over. */
 void ranks_admit(struct job *job);
+/* Calls of local ranks that wait for the end of the step, or for a GPU, end. */
+void ranks_fail(struct job *job, int status, const char *text);
+/* The daemon stops: calls that attach end. */
+void ranks_stop(struct exchange *x);
 /* What this node's ranks and owners keep others waiting for. */
 uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);

@@ -23,7 +23,7 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-int landing_new(struct holding *h)
+static int landing_new(struct holding *h)
 {
         const struct job *job = h->job;
         uint32_t n = job->layout->n_groups, nodes = job->x->cluster->n_nodes;
@@ -52,8 +52,10 @@ int landing_new(struct holding *h)
         return 0;
 }
 
-void landing_free(struct landing *l)
+static void landing_free(struct holding *h)
 {
+        struct landing *l = h->landing;
+
         if (!l)
                 return;
         for (uint32_t g = 0; l->groups && g < l->n_groups; g++) {
@@ -206,7 +208,7 @@ void landing_advance(struct holding *h, uint32_t group)
         struct landing_group *lg = &h->landing->groups[group];
 
         if (job->dead || !job->started || lg->busy || lg->readers || lg->complete ||
-            !landing_has(h, group) || update_reads(h->update, group))
+            !landing_has(h, group) || h->unread[group])
                 return;
         while (landing_turn(h, group)) {
                 struct list *queue = &lg->queues[lg->cursor];
@@ -263,7 +265,7 @@ void landing_reset(struct holding *h)
         landing_take_early(h);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 landing_advance(h, g);
-        access_updated(job);
+        shard_settled(job);
 }
 
 void landing_group_free(struct holding *h, uint32_t group)
@@ -305,7 +307,7 @@ void landing_refused(struct holding *h)
         if (!landing_voted(h))
                 return;
         h->landing->voted = false;
-        access_updated(h->job);
+        shard_settled(h->job);
 }
 
 /* ---- names --------------------------------------------------------------------------- */
@@ -330,3 +332,23 @@ uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n)
         }
         return 0;
 }
+
+/* ---- what the node goes through ---------------------------------------------------- */
+
+void landings_tick(struct exchange *x)
+{
+        list_for_each (&x->jobs, item) {
+                for_holdings (CONTAINER_OF(item, struct job, link), h)
+                        landing_tick(h);
+        }
+}
+
+void landings_node_down(struct exchange *x, uint32_t node, const char *why)
+{
+        list_for_each (&x->jobs, item) {
+                for_holdings (CONTAINER_OF(item, struct job, link), h)
+                        landing_forget_node(h, node);
+        }
+}
+
+const struct shard_observer reduce_observer = { .made = landing_new, .freed = landing_free };

@@ -99,6 +99,8 @@ struct range landing_range(const struct holding *h, uint32_t group);
 
 /* offer.c */
 void offer_free(struct offer *o);
+/* Its offers of attempts that have not begun here are dropped: the link is lost. */
+void landing_forget_node(struct holding *h, uint32_t node);
 void landing_take_early(struct holding *h);
 
 /* pulling.c */
@@ -109,6 +111,8 @@ void offer_pull(struct offer *o, bool its_turn);
 void offer_void(struct offer *o);
 
 /* room.c */
+/* What is kept goes when nobody has used it for a while and no rank is here. */
+void landing_tick(struct holding *h);
 /* False: not now. */
 bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret);
 void room_give(struct holding *h, struct room *room);
@@ -141,6 +145,8 @@ void landing_measured(struct holding *h, uint32_t group);
 void landing_vote(struct holding *h);
 
 /* landing.c */
+void landings_tick(struct exchange *x);
+void landings_node_down(struct exchange *x, uint32_t node, const char *why);
 /* Writes the sum of what was deferred. */
 void offer_settle(struct offer *o);
 void landing_advance(struct holding *h, uint32_t group);

@@ -14,6 +14,7 @@
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
  * once; parcels of a group are offered in the order of micro-batches; the last is marked.
  */
+#include "daemon/reduce/landing.h"
 #include "daemon/reduce/reduce.h"
 
 #include <assert.h>
@@ -49,7 +50,7 @@ int reduce_resize(struct job *job, uint32_t world_size)
         return 0;
 }
 
-int reduce_new(struct job *job, struct reduce **ret)
+static int reduce_new(struct job *job)
 {
         struct reduce *r = calloc(1, sizeof *r);
 
@@ -60,17 +61,13 @@ int reduce_new(struct job *job, struct reduce **ret)
         list_init(&r->kept);
         job->reduce = r;
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
-        if (!r->groups || reduce_resize(job, job->world_size)) {
-                job->reduce = NULL;
-                reduce_free(r);
-                return -ENOMEM;
-        }
-        *ret = r;
-        return 0;
+        return r->groups && reduce_resize(job, job->world_size) == 0 ? 0 : -ENOMEM;
 }
 
-void reduce_free(struct reduce *r)
+static void reduce_free(struct job *job)
 {
+        struct reduce *r = job->reduce;
+
         if (!r)
                 return;
         assert(list_empty(&r->parcels));
@@ -470,3 +467,18 @@ void reduce_reset(struct job *job, bool decided)
                         parcel_free(p);
         }
 }
+
+/* ---- what the node goes through ---------------------------------------------------- */
+
+static void reduce_job_dropped(struct job *job, int status, const char *text)
+{
+        for_holdings (job, h)
+                landing_reset(h);
+        reduce_reset(job, false);
+}
+
+const struct module reduce_module = { .tick = landings_tick,
+                                      .node_down = landings_node_down,
+                                      .job_new = reduce_new,
+                                      .job_dropped = reduce_job_dropped,
+                                      .job_free = reduce_free };

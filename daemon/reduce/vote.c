@@ -107,7 +107,7 @@ void landing_vote(struct holding *h)
         struct fault fault = { 0 };
         bool finite = true;
 
-        if (!l->preparing || update_running(h->update))
+        if (!l->preparing || h->updating)
                 return;
         exact_sum_init(&sum);
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {

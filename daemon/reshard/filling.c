@@ -145,7 +145,7 @@ static bool holding_read(const struct holding *h)
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
                         return true;
-        return update_running(h->update) || landing_in_use(h) || h->taking;
+        return h->updating || landing_in_use(h) || h->taking;
 }
 
 /* From here on the draft is the state. */
@@ -350,8 +350,9 @@ static void tell_progress(struct filling *f)
         fabric_send(f->x->fabric, f->node, &m);
 }
 
-void fillings_tick(struct exchange *x)
+static void fillings_tick(struct exchange *x)
 {
+        fills_tick(x);
         list_for_each (&x->fillings, item) {
                 struct filling *f = CONTAINER_OF(item, struct filling, link);
 
@@ -363,7 +364,7 @@ void fillings_tick(struct exchange *x)
         }
 }
 
-void fillings_down(struct exchange *x, uint32_t node)
+static void fillings_down(struct exchange *x, uint32_t node, const char *why)
 {
         list_for_each (&x->fillings, item) {
                 struct filling *f = CONTAINER_OF(item, struct filling, link);
@@ -373,17 +374,22 @@ void fillings_down(struct exchange *x, uint32_t node)
         }
 }
 
-void fillings_forget(struct job *job)
+static void fillings_forget(struct job *job, int status, const char *text)
 {
         list_for_each (&job->x->fillings, item) {
                 struct filling *f = CONTAINER_OF(item, struct filling, link);
 
                 if (f->job == job)
-                        filling_fail(f, ZERO_ENOJOB, "the job was dropped");
+                        filling_fail(f, status, text);
         }
 }
 
-bool fillings_idle(const struct exchange *x)
+static bool fillings_idle(const struct exchange *x)
 {
         return list_empty(&x->fillings) && list_empty(&x->fills);
 }
+
+const struct module filling_module = { .progress = fillings_tick,
+                                       .node_down = fillings_down,
+                                       .idle = fillings_idle,
+                                       .job_dropped = fillings_forget };

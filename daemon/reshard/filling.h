@@ -60,11 +60,3 @@ void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage 
 
 void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
-
-/* ---- hooks in the rest of the exchange ---- */
-
-void fillings_tick(struct exchange *x);
-void fillings_down(struct exchange *x, uint32_t node);
-/* The job is dropped, or the daemon stops. */
-void fillings_forget(struct job *job);
-bool fillings_idle(const struct exchange *x);

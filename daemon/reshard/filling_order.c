@@ -126,7 +126,7 @@ int filling_join_job(struct filling *f, const char *name, const Zero__Fill *m, l
         if (!is_in_force(&f->to, job ? &job->place : &f->x->view))
                 r = fault_set(fault, ZERO_ECONFLICT, "this node goes by another list of owners");
         if (r == 0)
-                r = job ? check_job(job, m, l, fault) : job_new_check(f->x, name, m->uid, fault);
+                r = job ? check_job(job, m, l, fault) : job_admit(f->x, name, m->uid, fault);
         if (r || job) {
                 layout_free(l);
         } else {

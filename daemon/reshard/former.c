@@ -24,7 +24,7 @@ static bool is_read(const struct holding *h)
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
                         return true;
-        return update_running(h->update) || h->taking;
+        return h->updating || h->taking;
 }
 
 /* ---- Settle ---------------------------------------------------------------------------- */
@@ -53,7 +53,7 @@ static void settle(struct holding *h, const Zero__Decision *last, uint64_t call)
         case SETTLE_STANDS:
                 break;
         }
-        if (update_running(h->update))
+        if (h->updating)
                 h->settling = call;
 }
 
@@ -101,7 +101,7 @@ void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessa
                 answer(job->x, node, m, ZERO_EABORTED, "its states of that placement are gone");
 }
 
-void former_updated(struct holding *h)
+static void former_updated(struct holding *h)
 {
         uint64_t call = h->settling;
 
@@ -112,7 +112,8 @@ void former_updated(struct holding *h)
 
 /* ---- Placed ---------------------------------------------------------------------------- */
 
-void former_sweep(struct job *job)
+/* Deletes them once another placement is whole, and nothing reads them. */
+static void former_sweep(struct job *job)
 {
         list_for_each (&job->former, item) {
                 struct holding *h = CONTAINER_OF(item, struct holding, link);
@@ -152,3 +153,13 @@ void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMe
         job->whole = m->placed->placement;
         former_sweep(job);
 }
+
+static void former_tick(struct exchange *x)
+{
+        list_for_each (&x->jobs, item) {
+                former_sweep(CONTAINER_OF(item, struct job, link));
+        }
+}
+
+const struct module former_module = { .tick = former_tick };
+const struct shard_observer former_observer = { .updated = former_updated };

@@ -5,10 +5,6 @@
 
 /* States of earlier placements: a decided step is carried out. */
 void former_take_up(struct job *job);
-/* Deletes them once another placement is whole, and nothing reads them. */
-void former_sweep(struct job *job);
 /* Where the job stood when its placement ended; that another one is whole. */
 void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-/* The update of one of them is over. */
-void former_updated(struct holding *h);

@@ -358,7 +358,7 @@ static int job_for(struct pending_call *call, const char *name, struct job **ret
         if (!name[0])
                 return fault_set(fault, ZERO_EINVAL, "name a job");
         job = job_find(session->rpc->x, name);
-        if (resume_waits(session->rpc->x, name))
+        if (shut_has(session->rpc->x, name))
                 return fault_set(fault, ZERO_EBUSY,
                                  "the state of job '%.100s' on this node is whole and waits for "
                                  "memory: see the daemon's log",

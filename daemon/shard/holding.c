@@ -13,12 +13,16 @@ static bool holding_alloc(struct holding *h)
         h->shard_version = calloc(n, sizeof *h->shard_version);
         h->idle = calloc(n, sizeof *h->idle);
         h->pins = calloc(n, sizeof *h->pins);
+        h->unread = calloc(n, sizeof *h->unread);
         h->pulls = malloc(n * sizeof *h->pulls);
-        if (!h->shard_version || !h->idle || !h->pins || !h->pulls)
+        if (!h->shard_version || !h->idle || !h->pins || !h->unread || !h->pulls)
                 return false;
         for (uint32_t g = 0; g < n; g++)
                 list_init(&h->pulls[g]);
-        return landing_new(h) == 0 && update_new(h) == 0;
+        for_observers (h->job->x, o)
+                if (o->made && o->made(h))
+                        return false;
+        return true;
 }
 
 int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding **ret)
@@ -57,8 +61,9 @@ void holding_free(struct holding *h)
         if (!h)
                 return;
         list_remove(&h->link);
-        update_free(h->update);
-        landing_free(h->landing);
+        for_observers (h->job->x, o)
+                if (o->freed)
+                        o->freed(h);
         if (h->job->drop_state)
                 state_drop_later(h->job->x, h->job, h->state);
         else
@@ -66,6 +71,7 @@ void holding_free(struct holding *h)
         free(h->shard_version);
         free(h->idle);
         free(h->pins);
+        free(h->unread);
         free(h->pulls);
         free(h);
 }

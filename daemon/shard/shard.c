@@ -28,8 +28,11 @@ void shard_pin(struct holding *h, uint32_t group)
 void shard_unpin(struct holding *h, uint32_t group)
 {
         assert(h->pins[group] > 0);
-        if (--h->pins[group] == 0)
-                update_unpinned(h);
+        if (--h->pins[group])
+                return;
+        for_observers (h->job->x, o)
+                if (o->unpinned)
+                        o->unpinned(h);
 }
 
 static void pull_free(struct pull *p)
@@ -119,7 +122,9 @@ void shard_ready(struct holding *h, uint32_t group, uint64_t version)
                 else
                         pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
         }
-        gather_shard_ready(h->job, group);
+        for_observers (h->job->x, o)
+                if (o->ready)
+                        o->ready(h, group);
 }
 
 static void holding_forget_node(struct holding *h, uint32_t node)
@@ -135,8 +140,46 @@ static void holding_forget_node(struct holding *h, uint32_t node)
                 }
 }
 
-void shard_forget_node(struct job *job, uint32_t node)
+void shard_settled(struct job *job)
+{
+        for_observers (job->x, o)
+                if (o->settled)
+                        o->settled(job);
+}
+
+/* ---- what the node goes through ---------------------------------------------------- */
+
+static void shards_node_down(struct exchange *x, uint32_t node, const char *why)
+{
+        list_for_each (&x->jobs, item) {
+                for_holdings (CONTAINER_OF(item, struct job, link), h)
+                        holding_forget_node(h, node);
+        }
+}
+
+static bool shards_idle(const struct exchange *x)
+{
+        return !x->releases;
+}
+
+static void shards_job_dropped(struct job *job, int status, const char *text)
 {
         for_holdings (job, h)
-                holding_forget_node(h, node);
+                for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
+                        holding_forget_node(h, n);
 }
+
+static void shards_job_released(struct job *job)
+{
+        while (!list_empty(&job->holdings))
+                holding_free(holding_first(job));
+        list_for_each (&job->former, item) {
+                holding_free(CONTAINER_OF(item, struct holding, link));
+        }
+}
+
+const struct module shard_module = { .node_down = shards_node_down,
+                                     .idle = shards_idle,
+                                     .job_dropped = shards_job_dropped,
+                                     .job_released = shards_job_released,
+                                     .job_free = shards_job_released };

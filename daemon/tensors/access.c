@@ -119,15 +119,15 @@ static int access_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
-void access_fail(struct job *job)
+static void access_fail(struct job *job, int status, const char *text)
 {
         list_for_each (&job->x->accesses, item) {
                 struct access *a = CONTAINER_OF(item, struct access, link);
 
                 if (a->job == job && a->request)
-                        request_end(STEAL(a->request), ZERO_ENOJOB, "the job was dropped");
+                        request_end(STEAL(a->request), status, "%s", text);
         }
-        access_updated(job);
+        works_go_on(job);
 }
 
 static void local_part_end(struct work *w, int status)
@@ -378,3 +378,6 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
         access_parts(a);
         return 0;
 }
+
+const struct module tensors_module = { .job_dropped = access_fail };
+const struct shard_observer tensors_observer = { .settled = works_go_on };

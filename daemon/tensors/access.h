@@ -75,4 +75,6 @@ struct work *work_new(struct job *job, struct holding *h, uint32_t tensor, enum 
 void work_name_put(struct work *w, uint32_t node, uint64_t put);
 void work_start(struct work *w);
 void work_submit(struct work *w);
+/* No update runs, or no copy: works of the job that wait for that begin. */
+void works_go_on(struct job *job);
 void work_free(struct work *w);

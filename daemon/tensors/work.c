@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/checkpoint/checkpoint.h"
 #include "daemon/transfer/staging.h"
 #include "proto/cleanup.h"
 
@@ -141,9 +140,9 @@ static bool work_must_wait(const struct work *w)
 {
         const struct holding *h = w->holding;
 
-        if (h->job->version < w->version || update_running(h->update))
+        if (h->job->version < w->version || h->updating)
                 return true;
-        if (w->put && taking_copies(h))
+        if (w->put && h->copying)
                 return true;
         return w->put && w->plane == ZERO_PLANE_SET && landing_voted(h);
 }
@@ -156,7 +155,7 @@ void work_start(struct work *w)
                 w->begin(w);
 }
 
-void access_updated(struct job *job)
+void works_go_on(struct job *job)
 {
         list_for_each (&job->x->works, item) {
                 struct work *w = CONTAINER_OF(item, struct work, link);

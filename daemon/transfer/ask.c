@@ -40,7 +40,7 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
         return 0;
 }
 
-void asks_forget(const struct job *job)
+void asks_forget(struct job *job, int status, const char *text)
 {
         list_for_each (&job->x->asks, item) {
                 struct ask *ask = (struct ask *)item; /* link is its first member */

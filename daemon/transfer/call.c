@@ -2,7 +2,7 @@
  * Calls between nodes: a message that wants an answer.  Each ends exactly once: by its
  * answer, by the end of the link, or at its deadline.
  */
-#include "daemon/engine/engine.h"
+#include "daemon/transfer/staging.h"
 
 #include <stdlib.h>
 
@@ -84,7 +84,7 @@ static bool call_is_late(const struct call *call, uint64_t now)
 }
 
 /* What was called before the node came up is told so now, and may be tried again. */
-void calls_up(struct exchange *x, uint32_t node)
+static void calls_up(struct exchange *x, uint32_t node)
 {
         struct call *call;
 
@@ -102,7 +102,7 @@ void calls_down(struct exchange *x, uint32_t node, const char *why)
                 call_end(call, ZERO_EPEER, text, NULL);
 }
 
-void calls_expire(struct exchange *x)
+static void calls_expire(struct exchange *x)
 {
         struct call *call;
         char text[256];
@@ -142,3 +142,20 @@ void send_all(struct exchange *x, const Zero__LinkMessage *m)
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 fabric_send(x->fabric, n, m);
 }
+
+static bool calls_idle(const struct exchange *x)
+{
+        return list_empty(&x->calls);
+}
+
+static void transfer_down(struct exchange *x, uint32_t node, const char *why)
+{
+        calls_down(x, node, why);
+        staging_down(x, node);
+}
+
+const struct module transfer_module = { .tick = calls_expire,
+                                        .node_up = calls_up,
+                                        .node_down = transfer_down,
+                                        .idle = calls_idle,
+                                        .job_dropped = asks_forget };

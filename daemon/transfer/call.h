@@ -29,7 +29,7 @@ struct ask {
 int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
              void *p, size_t n);
 /* The job is dropped: nothing is waited for any more; done says -ECANCELED. */
-void asks_forget(const struct job *job);
+void asks_forget(struct job *job, int status, const char *text);
 void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m);
 void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
 
@@ -40,9 +40,7 @@ typedef void call_done(void *arg, int status, const char *text, const Zero__Link
 void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
                call_done *done, void *arg);
 void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void calls_up(struct exchange *x, uint32_t node);
 void calls_down(struct exchange *x, uint32_t node, const char *why);
-void calls_expire(struct exchange *x);
 /* Answers m; a message that was no call is not answered. */
 void answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
             const char *text);

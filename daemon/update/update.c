@@ -7,8 +7,6 @@
  * updated in place (launch.h), of contributions whose sum was deferred too.  A group that is
  * through is at the new version at once; the record is finished when all are.
  */
-#include "daemon/checkpoint/checkpoint.h"
-#include "daemon/reshard/former.h"
 #include "daemon/reduce/landing.h"
 #include "daemon/update/launch.h"
 
@@ -28,12 +26,11 @@ enum group_phase { GROUP_PENDING, GROUP_RUNNING, GROUP_FINISHED };
 struct update_group {
         enum group_phase phase;
         uint32_t next_chunk, in_flight; /* tasks */
-        uint64_t save_from;             /* taking_save_begin() */
+        uint64_t save_from;             /* shard_observer.update_begin */
         struct offer *deferred;         /* NULL: the sum is in the state */
 };
 
 struct update {
-        bool running;
         uint64_t version, attempt;      /* to be reached; the attempt decided */
         struct adamw_scalars *scalars;  /* [tensor] */
         struct update_group *groups;    /* [group] */
@@ -47,7 +44,7 @@ struct update_task {
         uint64_t save_from;
 };
 
-int update_new(struct holding *h)
+static int update_new(struct holding *h)
 {
         struct update *u = calloc(1, sizeof *u);
 
@@ -59,8 +56,10 @@ int update_new(struct holding *h)
         return u->scalars && u->groups ? 0 : -ENOMEM;
 }
 
-void update_free(struct update *u)
+static void update_free(struct holding *h)
 {
+        struct update *u = h->update;
+
         if (!u)
                 return;
         free(u->scalars);
@@ -68,14 +67,31 @@ void update_free(struct update *u)
         free(u);
 }
 
-bool update_running(const struct update *u)
+/* ---- who saves what changes -------------------------------------------------------- */
+
+static uint64_t save_begin(struct holding *h, uint32_t group)
 {
-        return u->running;
+        uint64_t from = UINT64_MAX;
+
+        for_observers (h->job->x, o)
+                if (o->update_begin && from == UINT64_MAX)
+                        from = o->update_begin(h, group);
+        return from;
 }
 
-bool update_reads(const struct update *u, uint32_t group)
+static void save_chunk(const struct holding *h, uint32_t chunk, struct undo_values old,
+                       uint64_t from)
 {
-        return u->running && u->groups[group].phase != GROUP_FINISHED;
+        for_observers (h->job->x, o)
+                if (o->update_chunk)
+                        o->update_chunk(h, chunk, old, from);
+}
+
+static void save_end(struct holding *h)
+{
+        for_observers (h->job->x, o)
+                if (o->update_end)
+                        o->update_end(h);
 }
 
 /* ---- one chunk, on an offload thread -------------------------------------------- */
@@ -122,7 +138,7 @@ static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worke
                 undo_skip(state, chunk, h->update->version);
         crash_point(CRASH_UPDATE_CHUNK);
         if (save_from != UINT64_MAX)
-                taking_save(h, chunk, old, save_from);
+                save_chunk(h, chunk, old, save_from);
         if (present && shard->serve != UINT64_MAX)
                 h->job->x->ops->serve(dtype,
                                       state->serve + shard->serve +
@@ -149,19 +165,25 @@ static void update_run(struct offload_task *task, uint32_t worker)
 
 /* ---- the order of groups ---------------------------------------------------------- */
 
+static void update_tell(struct holding *h)
+{
+        for_observers (h->job->x, o)
+                if (o->updated)
+                        o->updated(h);
+}
+
 static void update_finish(struct holding *h)
 {
         struct update *u = h->update;
         Zero__LinkMessage m = job_message(h->job);
         Zero__Done done = ZERO__DONE__INIT;
 
-        u->running = false;
+        h->updating = false;
         crash_point(CRASH_UPDATE_FINISH);
         state_finish(h->state);
         crash_point(CRASH_UPDATE_DONE);
         if (h->state->id.epoch != h->job->place.epoch) {
-                taking_updated(h);
-                former_updated(h);
+                update_tell(h);
                 return;
         }
         done.attempt = u->attempt;
@@ -170,10 +192,9 @@ static void update_finish(struct holding *h)
         m.body_case = ZERO__LINK_MESSAGE__BODY_DONE;
         m.done = &done;
         fabric_send(h->job->x->fabric, h->job->coordinator, &m);
-        taking_updated(h);
+        update_tell(h);
         landing_updated(h);
-        access_updated(h->job);
-        drain_check(h->job->x);
+        shard_settled(h->job);
 }
 
 static void group_finish(struct holding *h, uint32_t group)
@@ -182,6 +203,7 @@ static void group_finish(struct holding *h, uint32_t group)
         bool last = --u->unfinished == 0, saved = u->groups[group].save_from != UINT64_MAX;
 
         u->groups[group].phase = GROUP_FINISHED;
+        h->unread[group] = false;
         deferred_release(STEAL(u->groups[group].deferred));
         shard_ready(h, group, u->version);
         if (last)
@@ -189,7 +211,7 @@ static void group_finish(struct holding *h, uint32_t group)
         else
                 landing_group_free(h, group);
         if (saved)
-                taking_save_end(h);
+                save_end(h);
 }
 
 static void update_advance(struct holding *h);
@@ -228,7 +250,7 @@ static bool group_submit(struct holding *h, uint32_t group)
         if (!t)
                 return false;
         if (g->phase == GROUP_PENDING)
-                g->save_from = taking_save_begin(h, group);
+                g->save_from = save_begin(h, group);
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
                                    .holding = h,
                                    .group = group,
@@ -250,16 +272,11 @@ static void update_advance(struct holding *h)
         struct update *u = h->update;
         uint32_t limit = offload_workers(h->job->x->offload) + 1, group = 0;
 
-        if (!u->running)
+        if (!h->updating)
                 return;
         while (u->in_flight < limit && group < h->job->layout->n_groups)
                 if (!group_submit(h, group))
                         group++;
-}
-
-void update_unpinned(struct holding *h)
-{
-        update_advance(h);
 }
 
 /* ---- the decision -------------------------------------------------------------------- */
@@ -293,9 +310,9 @@ void update_start(struct holding *h)
         bool commit = record->commit;
         struct update *u = h->update;
 
-        assert(!u->running && record->phase == ATTEMPT_DECIDED);
+        assert(!h->updating && record->phase == ATTEMPT_DECIDED);
         crash_point(CRASH_UPDATE_BEGIN);
-        u->running = true;
+        h->updating = true;
         u->attempt = record->attempt;
         u->version = record->version + commit;
         u->unfinished = 1; /* held until all groups have been looked at */
@@ -309,6 +326,7 @@ void update_start(struct holding *h)
                         (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
                                                .next_chunk = shard->first_chunk,
                                                .deferred = work ? deferred_take(h, g) : NULL };
+                h->unread[g] = work;
                 u->unfinished += work;
                 if (commit && !work && layout_group_trainable(h->job->layout, g))
                         shard_ready(h, g, u->version); /* nothing of it to update here */
@@ -373,3 +391,7 @@ void update_begin(struct holding *h, const Zero__Decision *d)
                 idle_groups(h);
         update_start(h);
 }
+
+const struct shard_observer update_observer = { .made = update_new,
+                                                .freed = update_free,
+                                                .unpinned = update_advance };

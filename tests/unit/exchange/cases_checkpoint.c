@@ -114,7 +114,7 @@ static bool all_copy(void *arg)
 static bool all_update(struct net *net)
 {
         for (uint32_t i = 0; i < net->options.owners; i++)
-                if (!update_running(net_own(net_job(net, i, "zoo"))->update))
+                if (!net_own(net_job(net, i, "zoo"))->updating)
                         return false;
         return true;
 }

@@ -16,8 +16,6 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
-#include "daemon/core/disk.h"
-#include "daemon/membership/view.h"
 #include "daemon/store/drops.h"
 #include "proto/cleanup.h"
 
@@ -69,50 +67,7 @@ static void drop_forget(struct drop *d)
         free(d);
 }
 
-/* ---- memory ---------------------------------------------------------------------- */
-
-struct release {
-        struct disk_job disk;
-        struct exchange *x;
-        struct job *job;
-        struct state *state;
-};
-
-static void release_run(struct disk_job *disk)
-{
-        struct release *r = CONTAINER_OF(disk, struct release, disk);
-
-        state_drop(r->state);
-}
-
-static void release_done(struct disk_job *disk)
-{
-        struct release *r = CONTAINER_OF(disk, struct release, disk);
-
-        r->x->releases--;
-        if (r->job)
-                job_unref(r->job);
-        free(r);
-}
-
-void state_drop_later(struct exchange *x, struct job *job, struct state *state)
-{
-        struct release *r = state ? calloc(1, sizeof *r) : NULL;
-
-        if (!r) {
-                state_drop(state);
-                return;
-        }
-        *r = (struct release){ .disk = { .run = release_run, .done = release_done },
-                               .x = x,
-                               .job = job,
-                               .state = state };
-        state_unlink(state);
-        if (job)
-                job_ref(job);
-        x->releases++;
-        disk_submit(x->loop, &r->disk);
-}
+static void drops_check(struct exchange *x);
 
 /* ---- telling others -------------------------------------------------------------- */
 
@@ -149,7 +104,7 @@ static void drop_tell(struct drop *d, uint32_t node)
         call_send(d->x, node, &m, CALL_MS, tell_answered, t);
 }
 
-void drops_tick(struct exchange *x)
+static void drops_tell(struct exchange *x)
 {
         list_for_each (&x->drops, item) {
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
@@ -166,8 +121,8 @@ static void drop_here(struct exchange *x, const char *name)
 {
         const struct job *job;
 
-        coordinator_drop(x, name);
-        resume_drop(x, name);
+        job_name_dropped(x, name);
+        shut_drop(x, name);
         job = job_find(x, name);
         if (job)
                 log_info_for(job->uid, "job %s: dropped", name);
@@ -208,7 +163,7 @@ static bool is_over(const struct drop *d)
 }
 
 /* Files go first: who hears that the job is dropped finds none of them. */
-void drops_check(struct exchange *x)
+static void drops_check(struct exchange *x)
 {
         list_for_each (&x->drops, item) {
                 const struct drop *d = CONTAINER_OF(item, struct drop, link);
@@ -291,7 +246,7 @@ void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t cal
         crash_point(CRASH_DROP_DELETED);
         if (d)
                 d->asked &= ~self;
-        drops_tick(x);
+        drops_tell(x);
         for (uint32_t n = 0; d && n < x->cluster->n_nodes; n++)
                 if (d->untold & ~d->asked & 1ull << n)
                         log_warning(
@@ -387,3 +342,22 @@ void drops_free(struct exchange *x)
                 free(d);
         }
 }
+
+/* ---- what the node goes through -------------------------------------------------- */
+
+static void drops_node_up(struct exchange *x, uint32_t node)
+{
+        drops_tell(x);
+}
+
+static int drops_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+                       struct fault *fault)
+{
+        return drop_check(x, name, fault);
+}
+
+/* First of all: a node that comes up hears of drops before it is asked for a job. */
+const struct module drop_module = { .progress = drops_tell,
+                                    .node_up = drops_node_up,
+                                    .job_admit = drops_admit,
+                                    .job_left = drops_check };

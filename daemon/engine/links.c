@@ -8,7 +8,7 @@
  * its way over a link that broke is lost, also between two nodes that are no coordinator,
  * and an attempt that needs both is void.
  */
-#include "daemon/coordinator/coordinator.h"
+#include "daemon/engine/engine.h"
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
@@ -42,7 +42,9 @@ static void links_check(struct exchange *x, uint32_t node)
                 return;
         x->up |= bit;
         links_tell(x);
-        node_agrees(x, node);
+        for_modules (x, module)
+                if (module->node_up)
+                        module->node_up(x, node);
 }
 
 void links_up(struct exchange *x, uint32_t node)
@@ -81,10 +83,5 @@ void links_message(struct exchange *x, uint32_t node, const Zero__Links *m)
 {
         links_agree(x, node, m->placement);
         x->cut[node] = m->cut;
-        list_for_each (&x->coordinators, item) {
-                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
-
-                step_links(&c->step, node, m->cut);
-                coordinator_advance(c);
-        }
+        coordinators_cut(x, node, m->cut);
 }

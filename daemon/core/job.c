@@ -1,0 +1,296 @@
+/*
+ * Jobs on this node, whatever is done with them: their names, references, what is told of them when
+ * they wait.
+ */
+#include "daemon/engine/engine.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+enum { STEPPING_MS = 60000 };
+enum { TENSOR_BYTES = 512, GROUP_BYTES = 1024, LAYOUT_COPIES = 3, LAYOUT_SMALL = 1 << 20 };
+
+/* ---- names and lookups ---------------------------------------------------- */
+
+bool job_name_valid(const char *name)
+{
+        size_t n =
+                strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+
+        return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0' && name[0] != '.';
+}
+
+struct job *job_find(struct exchange *x, const char *name)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (strcmp(job->name, name) == 0)
+                        return job;
+        }
+        return NULL;
+}
+
+/* Jobs are spread over the owners by their names (FNV-1a). */
+uint32_t coordinator_of(const struct exchange *x, const char *job)
+{
+        uint64_t h = 14695981039346656037u;
+
+        for (; *job; job++)
+                h = (h ^ (uint8_t)*job) * 1099511628211u;
+        return x->view.node[(h >> 32) % x->view.n_owners];
+}
+
+uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
+{
+        return layout_group_trainable(job->layout, group) ? version : 0;
+}
+
+bool job_needs_node(const struct job *job, uint32_t node)
+{
+        if (placement_nodes(&job->place) >> node & 1)
+                return true;
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->node_of_rank[r] == node)
+                        return true;
+        return false;
+}
+
+double job_steps_per_second(const struct job *job)
+{
+        uint32_t slots = sizeof job->step_times_ms / sizeof job->step_times_ms[0];
+        uint32_t n = job->n_step_times < slots ? job->n_step_times : slots;
+        uint64_t newest, oldest;
+
+        if (n < 2)
+                return 0;
+        newest = job->step_times_ms[(job->n_step_times - 1) % slots];
+        oldest = job->step_times_ms[(job->n_step_times - n) % slots];
+        return newest > oldest ? (n - 1) * 1000.0 / (double)(newest - oldest) : 0;
+}
+
+bool job_is_stepping(const struct job *job)
+{
+        uint32_t slots = sizeof job->step_times_ms / sizeof job->step_times_ms[0];
+
+        return job->n_step_times &&
+               exchange_now(job->x) - job->step_times_ms[(job->n_step_times - 1) % slots] <
+                       STEPPING_MS;
+}
+
+/* ---- lifetime ---------------------------------------------------------------- */
+
+void job_ref(struct job *job)
+{
+        job->references++;
+}
+
+void job_ranks_free(struct job *job)
+{
+        free(job->node_of_rank);
+        free(job->here);
+        seats_free(job->seats, job->world_size);
+        free(job->ranks);
+}
+
+static void job_free(struct job *job)
+{
+        for_modules_down (job->x, module)
+                if (module->job_free)
+                        module->job_free(job);
+        partition_free(job->partition);
+        store_uncount(job->x->store, job->layout_bytes);
+        layout_free(job->layout);
+        job_ranks_free(job);
+        list_remove(&job->link);
+        free(job);
+}
+
+void job_unref(struct job *job)
+{
+        struct exchange *x = job->x;
+        bool dead = job->dead;
+
+        assert(job->references > 0);
+        /* before: what it holds refers to it until its memory is free */
+        if (dead && job->references - 1 == job->holders)
+                for_modules (x, module)
+                        if (module->job_released)
+                                module->job_released(job);
+        if (--job->references == 0)
+                job_free(job);
+        for_modules (x, module)
+                if (dead && module->job_left)
+                        module->job_left(x);
+}
+
+void job_hold(struct job *job)
+{
+        job->holders++;
+        job_ref(job);
+}
+
+void job_let_go(struct job *job)
+{
+        assert(job->holders > 0);
+        job->holders--;
+        job_unref(job);
+}
+
+void job_detach(struct job *job)
+{
+        if (job->dead)
+                return;
+        job->dead = true;
+        list_remove(&job->link);
+        list_insert(&job->x->dead_jobs, &job->link);
+        for_modules_down (job->x, module)
+                if (module->job_dropped)
+                        module->job_dropped(job, ZERO_ENOJOB,
+                                            "the job was dropped or the daemon stops");
+        job_unref(job);
+}
+
+void job_discard(struct exchange *x, const char *name)
+{
+        struct job *job = job_find(x, name);
+
+        if (!job)
+                return;
+        job->drop_state = true;
+        job_detach(job);
+}
+
+void job_name_dropped(struct exchange *x, const char *name)
+{
+        for_modules (x, module)
+                if (module->name_dropped)
+                        module->name_dropped(x, name);
+}
+
+bool job_ranks_alloc(struct job *job, uint32_t world_size)
+{
+        job->node_of_rank = malloc(world_size * sizeof *job->node_of_rank);
+        job->here = calloc(world_size, sizeof *job->here);
+        job->seats = calloc(world_size, sizeof *job->seats);
+        job->ranks = calloc(world_size, sizeof *job->ranks);
+        for (uint32_t r = 0; job->node_of_rank && r < world_size; r++)
+                job->node_of_rank[r] = RANK_ABSENT;
+        return job->node_of_rank && job->here && job->seats && job->ranks;
+}
+
+static bool job_alloc(struct job *job)
+{
+        if (!job_ranks_alloc(job, job->world_size) ||
+            partition_new(job->layout, job->place.n_owners, &job->partition))
+                return false;
+        for_modules (job->x, module)
+                if (module->job_new && module->job_new(job))
+                        return false;
+        return true;
+}
+
+/* Measured, with 262,144 tensors of nothing: 500 bytes a tensor beside the names. */
+uint64_t job_layout_bytes(const layout *l)
+{
+        uint64_t bytes =
+                (uint64_t)l->n_tensors * TENSOR_BYTES + (uint64_t)l->n_groups * GROUP_BYTES;
+
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                bytes += LAYOUT_COPIES * strlen(l->tensors[t].name);
+        return bytes < LAYOUT_SMALL ? 0 : bytes;
+}
+
+struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
+                    uint32_t reduce_dtype, layout *l)
+{
+        struct job *job = calloc(1, sizeof *job);
+
+        if (!job) {
+                layout_free(l);
+                return NULL;
+        }
+        job->x = x;
+        job->references = 1;
+        job->opening = true;
+        snprintf(job->name, sizeof job->name, "%s", name);
+        job->uid = uid;
+        job->world_size = world_size;
+        job->reduce_dtype = (enum zero_dtype)reduce_dtype;
+        job->grad_dtype = ZERO_FP32;
+        job->loss_scale = 1;
+        job->lost = RANK_ABSENT;
+        job->coordinator = coordinator_of(x, name);
+        job->layout = l;
+        job->layout_bytes = job_layout_bytes(l);
+        store_count(x->store, job->layout_bytes);
+        job->place = x->view;
+        list_init(&job->link);
+        list_init(&job->holdings);
+        list_init(&job->former);
+        list_init(&job->gathers);
+        if (!job_alloc(job)) {
+                job_unref(job);
+                return NULL;
+        }
+        return job;
+}
+
+/* ---- another job ------------------------------------------------------------ */
+
+int job_admit(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
+{
+        uint64_t n = 0;
+
+        list_for_each (&x->jobs, item) {
+                n += CONTAINER_OF(item, struct job, link)->uid == uid;
+        }
+        for_modules (x, module)
+                if (module->job_admit && module->job_admit(x, name, uid, &n, fault))
+                        return fault->status;
+        if (n < x->conf->job_limit)
+                return 0;
+        return fault_set(
+                fault, ZERO_EQUOTA,
+                "user %u has %llu jobs, as many as job_limit allows: zeroctl drop ends one", uid,
+                (unsigned long long)n);
+}
+
+/* ---- whom it waits for -------------------------------------------------------- */
+
+bool job_away(const struct job *job, struct wait_line *ret)
+{
+        const struct exchange *x = job->x;
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct fabric_info info;
+
+                if (x->up >> n & 1 || !(job_needs_node(job, n) || n == job->coordinator))
+                        continue;
+                fabric_info(x->fabric, n, &info);
+                *ret = (struct wait_line){ .since_ms = info.link.since_ms };
+                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
+                snprintf(ret->what, sizeof ret->what, "to come up again");
+                return true;
+        }
+        return false;
+}
+
+int job_describe(const struct job *job, struct wait_line *ret)
+{
+        const struct wait_line *first = &job->waits[0];
+
+        if (job_away(job, ret))
+                return ZERO_EDEADLINE;
+        for (uint32_t i = 1; i < job->n_waits; i++)
+                if (job->waits[i].until_ms < first->until_ms)
+                        first = &job->waits[i];
+        if (job->n_waits == 0)
+                snprintf(ret->who, sizeof ret->who, "the other ranks");
+        else
+                *ret = *first;
+        return ZERO_EDEADLINE;
+}

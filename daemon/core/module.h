@@ -1,0 +1,55 @@
+/*
+ * module.h - what the engine's folders do when the node, another node or a job goes through a
+ * change.
+ *
+ * Each folder that has something to do defines one struct module; engine/exchange.c lists them,
+ * bottom to top, and tells all of them.  A NULL hook does nothing.  Hooks run on the loop thread
+ * and must not destroy the job that they are told of.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct exchange;
+struct fault;
+struct job;
+
+struct module {
+        void (*tick)(struct exchange *x);     /* every TICK_MS */
+        void (*progress)(struct exchange *x); /* every PROGRESS_MS */
+        /* Both nodes see the link, and agree on the owner list. */
+        void (*node_up)(struct exchange *x, uint32_t node);
+        void (*node_down)(struct exchange *x, uint32_t node, const char *why);
+        /* While the exchange stops: nothing of the folder is in flight any more. */
+        bool (*idle)(const struct exchange *x);
+
+        /*
+         * Whether another job may be made; *n_jobs: the user's, to which the folder adds those that
+         * it is making.
+         */
+        int (*job_admit)(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+                         struct fault *fault);
+        int (*job_new)(struct job *job); /* -ENOMEM */
+        /* The job has its states, and stands where their records say. */
+        void (*job_stands)(struct job *job);
+        /* A job of that name goes, or is replaced, whether it is on this node or not. */
+        void (*name_dropped)(struct exchange *x, const char *name);
+        /* The job is dead: requests end, and what is in flight ends as soon as it can. */
+        void (*job_dropped)(struct job *job, int status, const char *text);
+        /* Nothing in flight needs the dead job's states any more. */
+        void (*job_released)(struct job *job);
+        /* A reference to a job that died has gone. */
+        void (*job_left)(struct exchange *x);
+        void (*job_free)(struct job *job);
+};
+
+/* Bottom to top; ends are told from the top. */
+#define for_modules(x, module)                                                       \
+        for (const struct module *const *module##_at = (x)->modules, *module = NULL; \
+             module##_at < (x)->modules + (x)->n_modules && (module = *module##_at); \
+             module##_at++)
+#define for_modules_down(x, module)                                                   \
+        for (const struct module *const *module##_at = (x)->modules + (x)->n_modules, \
+                                        *module = NULL;                               \
+             module##_at > (x)->modules && (module = *--module##_at);)

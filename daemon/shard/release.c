@@ -1,0 +1,50 @@
+/* States that are deleted: their memory is freed on a thread that may block. */
+#include "daemon/engine/engine.h"
+
+#include <stdlib.h>
+
+#include "daemon/core/disk.h"
+#include "proto/cleanup.h"
+
+struct release {
+        struct disk_job disk;
+        struct exchange *x;
+        struct job *job;
+        struct state *state;
+};
+
+static void release_run(struct disk_job *disk)
+{
+        struct release *r = CONTAINER_OF(disk, struct release, disk);
+
+        state_drop(r->state);
+}
+
+static void release_done(struct disk_job *disk)
+{
+        struct release *r = CONTAINER_OF(disk, struct release, disk);
+
+        r->x->releases--;
+        if (r->job)
+                job_unref(r->job);
+        free(r);
+}
+
+void state_drop_later(struct exchange *x, struct job *job, struct state *state)
+{
+        struct release *r = state ? calloc(1, sizeof *r) : NULL;
+
+        if (!r) {
+                state_drop(state);
+                return;
+        }
+        *r = (struct release){ .disk = { .run = release_run, .done = release_done },
+                               .x = x,
+                               .job = job,
+                               .state = state };
+        state_unlink(state);
+        if (job)
+                job_ref(job);
+        x->releases++;
+        disk_submit(x->loop, &r->disk);
+}

@@ -1,0 +1,75 @@
+/* Files of states that are whole, while memory is short: they wait to be taken up. */
+#include "daemon/engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+struct shut {
+        struct list link; /* exchange.shut */
+        char *file;
+};
+
+static void shut_free(struct shut *s)
+{
+        list_remove(&s->link);
+        free(s->file);
+        free(s);
+}
+
+void shut_add(struct exchange *x, const char *file)
+{
+        struct shut *s = calloc(1, sizeof *s);
+
+        if (!s || !(s->file = strdup(file))) {
+                log_error("state file %s is not used: out of memory", file);
+                free(s);
+                return;
+        }
+        list_insert(&x->shut, &s->link);
+}
+
+bool shut_any(const struct exchange *x)
+{
+        return !list_empty(&x->shut);
+}
+
+bool shut_has(const struct exchange *x, const char *job)
+{
+        list_for_each ((struct list *)&x->shut, item) {
+                if (state_is_of(CONTAINER_OF(item, struct shut, link)->file, job))
+                        return true;
+        }
+        return false;
+}
+
+void shut_retry(struct exchange *x, bool (*opens)(struct exchange *x, const char *file))
+{
+        list_for_each (&x->shut, item) {
+                struct shut *s = CONTAINER_OF(item, struct shut, link);
+
+                if (opens(x, s->file))
+                        shut_free(s);
+        }
+}
+
+void shut_drop(struct exchange *x, const char *job)
+{
+        list_for_each (&x->shut, item) {
+                struct shut *s = CONTAINER_OF(item, struct shut, link);
+
+                if (!state_is_of(s->file, job))
+                        continue;
+                store_discard(x->store, s->file);
+                shut_free(s);
+        }
+}
+
+void shut_forget(struct exchange *x)
+{
+        list_for_each (&x->shut, item) {
+                shut_free(CONTAINER_OF(item, struct shut, link));
+        }
+}
