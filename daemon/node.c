@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -420,6 +421,17 @@ static void node_save(struct node *node)
         store_save(node->x.store, node_saved, NULL);
 }
 
+/* As many as the process may have: most of them stand for clients. */
+static void node_open_files(void)
+{
+        struct rlimit files;
+
+        if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+                files.rlim_cur = files.rlim_max;
+                setrlimit(RLIMIT_NOFILE, &files);
+        }
+}
+
 int node_run(const struct conf *conf, struct fault *fault)
 {
         static struct node node; /* one a process */
@@ -427,6 +439,7 @@ int node_run(const struct conf *conf, struct fault *fault)
         bool passed = socket >= 0;
 
         log_set_level(node_log_level(conf));
+        node_open_files();
         if (!passed)
                 r = rpc_listen(conf->socket, conf->socket_mode, &socket, fault);
         if (r)

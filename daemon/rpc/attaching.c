@@ -85,6 +85,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         reply->attach = &attach;
         session_reply(s, reply, fds, n);
         free(accepted);
+        conn_price(s->conn, PRICE_RANK);
         rpc_share(s->rpc);
 }
 

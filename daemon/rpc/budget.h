@@ -15,6 +15,7 @@
 enum {
         QUANTUM_ALONE_NS = 1000000, /* all of the loop, but no more than this in one turn */
         QUANTUM_SHARED_NS = 300000, /* while the loop also serves jobs of other users */
+        QUANTUM_ACCEPT_NS = 100000, /* to accept connections, whose users are not known before */
         FRAME_SMALL = 64 << 10,     /* a larger frame needs a grant */
         FRAMES_MAX = 64 << 20,      /* bytes granted at once, and of the largest frame */
         REPLIES_MAX = 64 << 20,     /* bytes that wait to be read */

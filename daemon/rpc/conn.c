@@ -29,6 +29,7 @@ struct conn {
         bool owes;             /* held for its user's debt: those that come later wait behind it */
         struct budget *budget; /* the user's */
         int fd;
+        uid_t uid;
         int watched; /* events of the socket */
         bool fds_may_come;
         struct frame_reader reader;
@@ -37,10 +38,11 @@ struct conn {
         size_t left_at, left_end;
         uint64_t progress_ms; /* the last time that bytes went through the socket */
         uint64_t begun_ns;    /* of work that is not charged yet */
+        uint32_t price;
         struct conn_events events;
         struct list queue;
         size_t queued;
-        bool ended, closing;
+        bool shut, ended, closing;
         void (*closed)(void *arg);
         void *closed_arg;
 };
@@ -61,8 +63,8 @@ static bool conn_held(const struct conn *conn)
  * again, each millisecond. */
 static void conn_watch(struct conn *conn)
 {
-        int events = (conn_held(conn) ? 0 : UV_READABLE) |
-                     (list_empty(&conn->queue) ? 0 : UV_WRITABLE);
+        int events =
+                (conn_held(conn) ? 0 : UV_READABLE) | (list_empty(&conn->queue) ? 0 : UV_WRITABLE);
 
         if (conn->ended || conn->closing || events == conn->watched)
                 return;
@@ -140,7 +142,7 @@ static void conn_worked(struct conn *conn)
 {
         uint64_t now = uv_hrtime();
 
-        budget_worked(conn->budget, now - conn->begun_ns);
+        budget_worked(conn->budget, conn->price * (now - conn->begun_ns));
         conn->begun_ns = now;
 }
 
@@ -175,8 +177,8 @@ static int conn_feed(struct conn *conn, const uint8_t *p, size_t n, size_t *ret_
                         continue;
                 r = conn_frame(conn);
                 conn_worked(conn);
-                if (r)
-                        return r;
+                if (r || conn->shut)
+                        return r ? r : -ECONNRESET;
         }
         *ret_taken = at;
         return 0;
@@ -293,8 +295,17 @@ static void conns_paced(uv_timer_t *timer)
         struct conns *conns = CONTAINER_OF(timer, struct conns, pace);
 
         list_insert(&conns->held, &conns->tried); /* what is held anew stands behind it */
-        while (conns->held.next != &conns->tried)
-                conn_retry(CONTAINER_OF(conns->held.next, struct conn, link));
+        while (conns->held.next != &conns->tried) {
+                struct conn *conn = CONTAINER_OF(conns->held.next, struct conn, link);
+
+                if (conn->owes && !budget_may_work(conn->budget, conn_now(conn))) {
+                        list_remove(
+                                &conn->link); /* at once: hundreds may wait for one user's debt */
+                        list_insert(&conns->held, &conn->link);
+                } else {
+                        conn_retry(conn);
+                }
+        }
         list_remove(&conns->tried);
         if (list_empty(&conns->held))
                 uv_timer_stop(timer);
@@ -408,6 +419,7 @@ int conn_send(struct conn *conn, uint8_t *p, size_t n, const int *fds, size_t n_
 
 void conn_shutdown(struct conn *conn)
 {
+        conn->shut = true; /* requests that were read are not carried out for nobody */
         shutdown(conn->fd, SHUT_RDWR);
 }
 
@@ -443,7 +455,7 @@ void conns_close(struct conns *conns, uv_close_cb closed)
         uv_close((uv_handle_t *)&conns->pace, closed);
 }
 
-int conn_new(struct conns *conns, int fd, struct budget *budget, size_t frame_limit,
+int conn_new(struct conns *conns, int fd, uid_t uid, struct budget *budget, size_t frame_limit,
              const struct conn_events *events, struct conn **ret)
 {
         struct conn *conn = calloc(1, sizeof *conn);
@@ -459,6 +471,8 @@ int conn_new(struct conns *conns, int fd, struct budget *budget, size_t frame_li
         conn->conns = conns;
         conn->budget = budget;
         conn->fd = fd;
+        conn->uid = uid;
+        conn->price = PRICE_OTHERS;
         conn->fds_may_come = descriptors_may_come(fd);
         conn->events = *events;
         list_init(&conn->link);
@@ -472,6 +486,11 @@ int conn_new(struct conns *conns, int fd, struct budget *budget, size_t frame_li
 void conn_limit(struct conn *conn, size_t frame_limit)
 {
         conn->reader.limit = frame_limit;
+}
+
+void conn_price(struct conn *conn, uint32_t price)
+{
+        conn->price = price;
 }
 
 void conn_check(struct conn *conn, uint64_t now_ms)
@@ -490,12 +509,14 @@ static void conn_closed(uv_handle_t *handle)
         void (*closed)(void *) = conn->closed;
         void *arg = conn->closed_arg;
 
-        disposal_close(conn->fd);
+        conn_begin_work(conn);
+        disposal_close(conn->fd, conn->uid);
         while (!list_empty(&conn->queue))
                 pending_free(conn, CONTAINER_OF(conn->queue.next, struct pending, link));
         conn_give_back(conn);
         frame_reader_deinit(&conn->reader);
         free(conn->left);
+        conn_worked(conn);
         free(conn);
         closed(arg);
 }

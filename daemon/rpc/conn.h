@@ -20,6 +20,8 @@
 #include "proto/list.h"
 
 enum { CONN_FDS_MAX = 4, CONN_UNREAD = 256 << 10, CONN_STALL_MS = 10000 };
+/* What a user is charged for a nanosecond of the loop's time: a rank's steps go first. */
+enum { PRICE_RANK = 1, PRICE_OTHERS = 4 };
 
 /* What the connections of one server share. */
 struct conns {
@@ -41,11 +43,14 @@ int conns_init(struct conns *conns, uv_loop_t *loop);
 /* Once all connections are closed. */
 void conns_close(struct conns *conns, uv_close_cb closed);
 
-/* Takes fd over on success.  The budget outlives the connection; frame_limit: see conn_limit(). */
-int conn_new(struct conns *conns, int fd, struct budget *budget, size_t frame_limit,
+/* Takes fd over on success.  uid and budget are the user's; the budget outlives the connection.
+ * frame_limit: see conn_limit(). */
+int conn_new(struct conns *conns, int fd, uid_t uid, struct budget *budget, size_t frame_limit,
              const struct conn_events *events, struct conn **ret);
 /* The payload of the frames behind the one that is being handled; at most FRAMES_MAX. */
 void conn_limit(struct conn *conn, size_t frame_limit);
+/* PRICE_OTHERS at first. */
+void conn_price(struct conn *conn, uint32_t price);
 /* Sends one frame of n payload bytes; p begins with FRAME_HEADER bytes of room for the header,
  * which are filled in.  Descriptors are duplicated.  -ENOBUFS: the user's budget is full. */
 int conn_send(struct conn *conn, uint8_t *p, size_t n, const int *fds, size_t n_fds);

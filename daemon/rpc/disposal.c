@@ -1,6 +1,6 @@
 /*
  * disposal.c - a connection is closed on the spot where nothing but bytes is left to read in it;
- * else on the thread.  The mutex guards the queue; the thread starts with the first connection
+ * else on the thread.  Where no descriptors come, the thread also frees what was never read.  The mutex guards the queue; the thread starts with the first connection
  * and stays.
  */
 #include "daemon/rpc/disposal.h"
@@ -11,6 +11,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,22 +25,29 @@
 #endif
 
 enum {
-        DISPOSAL_MAX = 1024,
         READ_BYTES = 65536,
         READS_MAX = 64,       /* a socket holds less */
         DESCRIPTORS_MAX = 253 /* that one message carries, by the kernel's SCM_MAX_FD */
 };
 
+struct holder {
+        struct list link;
+        uid_t uid;
+        uint32_t n_waiting;
+};
+
 struct disposal {
         struct list link;
+        struct holder *holder;
         int fd;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;
 static struct list queue = { &queue, &queue };
+static struct list holders = { &holders, &holders };
 static bool running;
-static _Atomic unsigned n_waiting;
+static _Atomic uint32_t n_waiting;
 
 void descriptors_refuse(int listener)
 {
@@ -55,9 +64,35 @@ bool descriptors_may_come(int fd)
         return getsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &on, &size) || on;
 }
 
+/* With the mutex held. */
+static struct holder *holder_find(uid_t uid)
+{
+        list_for_each (&holders, item) {
+                struct holder *holder = CONTAINER_OF(item, struct holder, link);
+
+                if (holder->uid == uid)
+                        return holder;
+        }
+        return NULL;
+}
+
+uint32_t disposal_waiting(uid_t uid)
+{
+        const struct holder *holder;
+        uint32_t n;
+
+        pthread_mutex_lock(&mutex);
+        holder = holder_find(uid);
+        n = holder ? holder->n_waiting : 0;
+        pthread_mutex_unlock(&mutex);
+        return n;
+}
+
 bool disposal_full(void)
 {
-        return n_waiting >= DISPOSAL_MAX;
+        struct rlimit files;
+
+        return getrlimit(RLIMIT_NOFILE, &files) == 0 && n_waiting >= files.rlim_cur / 2;
 }
 
 /* A socket that lingers would hold up the others. */
@@ -100,6 +135,17 @@ static void dispose(int fd)
         close(fd);
 }
 
+/* With the mutex held. */
+static void disposal_free(struct disposal *d)
+{
+        n_waiting--;
+        if (--d->holder->n_waiting == 0) {
+                list_remove(&d->holder->link);
+                free(d->holder);
+        }
+        free(d);
+}
+
 static void *disposal_main(void *arg)
 {
         pthread_mutex_lock(&mutex);
@@ -112,9 +158,8 @@ static void *disposal_main(void *arg)
                 list_remove(&d->link);
                 pthread_mutex_unlock(&mutex);
                 dispose(d->fd);
-                free(d);
-                n_waiting--;
                 pthread_mutex_lock(&mutex);
+                disposal_free(d);
         }
         return NULL;
 }
@@ -140,25 +185,48 @@ static int disposal_start(void)
         return 0;
 }
 
-/* -ENOMEM, -EAGAIN: there is no thread. */
-static int disposal_hand_over(int fd)
+/* With the mutex held.  NULL: out of memory. */
+static struct holder *holder_of(uid_t uid)
 {
-        struct disposal *d = malloc(sizeof *d);
-        int r;
+        struct holder *holder = holder_find(uid);
 
-        if (!d)
+        if (holder)
+                return holder;
+        holder = calloc(1, sizeof *holder);
+        if (!holder)
+                return NULL;
+        holder->uid = uid;
+        list_insert(&holders, &holder->link);
+        return holder;
+}
+
+/* With the mutex held. */
+static int disposal_queue(int fd, uid_t uid)
+{
+        CLEANUP(cleanup_free) struct disposal *d = malloc(sizeof *d);
+        struct holder *holder = d ? holder_of(uid) : NULL;
+
+        if (!holder)
                 return -ENOMEM;
         d->fd = fd;
+        d->holder = holder;
+        holder->n_waiting++;
+        n_waiting++;
+        list_insert(&queue, &STEAL(d)->link);
+        pthread_cond_signal(&wanted);
+        return 0;
+}
+
+/* -ENOMEM, -EAGAIN: there is no thread. */
+static int disposal_hand_over(int fd, uid_t uid)
+{
+        int r;
+
         pthread_mutex_lock(&mutex);
         r = disposal_start();
-        if (!r) {
-                n_waiting++;
-                list_insert(&queue, &d->link);
-                pthread_cond_signal(&wanted);
-        }
+        if (!r)
+                r = disposal_queue(fd, uid);
         pthread_mutex_unlock(&mutex);
-        if (r)
-                free(d);
         return r;
 }
 
@@ -181,12 +249,14 @@ static bool only_bytes_left(int fd)
         return false;
 }
 
-void disposal_close(int fd)
+void disposal_close(int fd, uid_t uid)
 {
-        int r;
+        int unread = 0, r;
 
         if (!descriptors_may_come(fd)) {
-                close(fd);
+                ioctl(fd, FIONREAD, &unread);
+                if (unread == 0 || disposal_hand_over(fd, uid))
+                        close(fd);
                 return;
         }
         shutdown(fd, SHUT_RDWR); /* nothing comes behind what is read now */
@@ -194,7 +264,7 @@ void disposal_close(int fd)
                 close(fd);
                 return;
         }
-        r = disposal_hand_over(fd);
+        r = disposal_hand_over(fd, uid);
         if (r) /* a descriptor less for the process, but the loop goes on */
                 log_error("a connection with descriptors of a client stays open: %s", strerror(-r));
 }

@@ -14,7 +14,7 @@
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
-enum { SERVER_TICK_MS = 100, TICKS_TRIM = 10 };
+enum { SERVER_TICK_MS = 100, TICKS_TRIM = 10, PAUSE_MS = 1, PAUSE_FULL_MS = 100 };
 enum { ACCEPTS = 8 }; /* in one turn of the loop */
 enum { HEAP_GROWTH = 16 << 20 };
 
@@ -32,27 +32,23 @@ static void server_turn_away(struct rpc *rpc)
         cleanup_close(&rpc->spare);
         fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0)
-                disposal_close(fd);
+                disposal_close(fd, (uid_t)-1);
         rpc->spare = spare_open();
 }
 
 /* fd: -1 where there was no descriptor for it. */
-static void server_refused(const struct rpc *rpc, int r, int fd)
+static void server_refused(const struct rpc *rpc, int r, uid_t uid)
 {
-        char why[160];
-        uid_t uid = (uid_t)-1;
-        pid_t pid;
-
-        if (fd >= 0)
-                peer_credentials(fd, &uid, &pid);
+        char why[200];
 
         if (r == -EUSERS)
                 snprintf(why, sizeof why, "%u sessions, as many as session_limit allows",
                          rpc->users.n_sessions);
         else if (r == -EDQUOT)
                 snprintf(why, sizeof why,
-                         "of %u sessions, user %u has as many as session_limit leaves one user",
-                         rpc->users.n_sessions, (unsigned)uid);
+                         "of %u sessions, user %u has as many as session_limit leaves one user, %u "
+                         "of them waiting to be closed",
+                         rpc->users.n_sessions, (unsigned)uid, disposal_waiting(uid));
         else
                 snprintf(why, sizeof why, "%s%s", strerror(-r),
                          r == -EMFILE ? ": raise the limit of open files" : "");
@@ -62,32 +58,58 @@ static void server_refused(const struct rpc *rpc, int r, int fd)
 /* False: there is nobody more, or nobody more is to come now. */
 static bool server_accept(struct rpc *rpc)
 {
+        uid_t uid = (uid_t)-1;
+        pid_t pid;
         int fd, r;
 
-        if (disposal_full()) { /* the tick goes on with it */
-                uv_poll_stop(&rpc->listener);
-                return false;
-        }
         fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
                 return false;
         r = fd < 0 ? -errno : session_new(rpc, fd);
         if (!r)
                 return true;
-        server_refused(rpc, r, fd);
+        if (fd >= 0)
+                peer_credentials(fd, &uid, &pid);
+        server_refused(rpc, r, uid);
         if (fd < 0)
                 server_turn_away(rpc);
         else
-                disposal_close(fd);
+                disposal_close(fd, uid);
         return fd >= 0;
+}
+
+static void server_listen(uv_timer_t *timer);
+
+static void server_pause(struct rpc *rpc, uint64_t ms)
+{
+        uv_poll_stop(&rpc->listener);
+        uv_timer_start(&rpc->pause, server_listen, ms, 0);
 }
 
 static void server_polled(uv_poll_t *poll, int status, int events)
 {
         struct rpc *rpc = CONTAINER_OF(poll, struct rpc, listener);
+        uint64_t begin = uv_hrtime();
 
         for (int i = 0; status == 0 && i < ACCEPTS && server_accept(rpc); i++)
                 ;
+        budget_worked(&rpc->accepts, uv_hrtime() - begin);
+        if (!budget_may_work(&rpc->accepts, uv_now(rpc->x->loop)))
+                server_pause(rpc, PAUSE_MS);
+        else if (disposal_full())
+                server_pause(rpc, PAUSE_FULL_MS);
+}
+
+static void server_listen(uv_timer_t *timer)
+{
+        struct rpc *rpc = CONTAINER_OF(timer, struct rpc, pause);
+
+        if (disposal_full())
+                server_pause(rpc, PAUSE_FULL_MS);
+        else if (!budget_may_work(&rpc->accepts, uv_now(rpc->x->loop)))
+                server_pause(rpc, PAUSE_MS);
+        else
+                uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
 }
 
 /* ---- the tick ---------------------------------------------------------------------- */
@@ -139,8 +161,6 @@ static void server_tick(uv_timer_t *timer)
         if (++rpc->ticks % TICKS_TRIM == 0)
                 server_trim(rpc);
         log_tick();
-        if (!uv_is_active((uv_handle_t *)&rpc->listener) && !disposal_full())
-                uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
 }
 
 /* ---- start and stop ---------------------------------------------------------------- */
@@ -214,7 +234,7 @@ int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fa
         return 0;
 }
 
-/* Handles that fail to be made leave nothing to close: these three calls do not fail once the
+/* Handles that fail to be made leave nothing to close: these four calls do not fail once the
  * first of them, which asks the kernel, has not. */
 static int handles_open(struct rpc *rpc)
 {
@@ -222,9 +242,12 @@ static int handles_open(struct rpc *rpc)
 
         if (uv_poll_init(loop, &rpc->listener, rpc->fd))
                 return -1;
+        uv_timer_init(loop, &rpc->pause);
         uv_timer_init(loop, &rpc->tick);
         conns_init(&rpc->conns, loop);
-        rpc->handles = 3;
+        rpc->handles = 4;
+        budget_init(&rpc->accepts, uv_now(loop));
+        rpc->accepts.quantum_ns = QUANTUM_ACCEPT_NS;
         uv_poll_start(&rpc->listener, UV_READABLE, server_polled);
         uv_timer_start(&rpc->tick, server_tick, SERVER_TICK_MS, SERVER_TICK_MS);
         return 0;
@@ -279,6 +302,11 @@ static void pace_closed(uv_handle_t *handle)
         handle_closed(CONTAINER_OF((uv_timer_t *)handle, struct rpc, conns.pace));
 }
 
+static void pause_closed(uv_handle_t *handle)
+{
+        handle_closed(CONTAINER_OF((uv_timer_t *)handle, struct rpc, pause));
+}
+
 static void tick_closed(uv_handle_t *handle)
 {
         handle_closed(CONTAINER_OF((uv_timer_t *)handle, struct rpc, tick));
@@ -301,6 +329,7 @@ void rpc_close(struct rpc *rpc, void (*closed)(void *arg), void *arg)
                 session_end(CONTAINER_OF(item, struct session, link));
         }
         uv_close((uv_handle_t *)&rpc->listener, listener_closed);
+        uv_close((uv_handle_t *)&rpc->pause, pause_closed);
         uv_close((uv_handle_t *)&rpc->tick, tick_closed);
         conns_close(&rpc->conns, pace_closed);
 }

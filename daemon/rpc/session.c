@@ -281,7 +281,6 @@ struct unpacked {
         size_t left;
 };
 
-enum { SURCHARGE = 2 };            /* times the work, beside the work itself */
 enum { UNPACKED_MAX = 256 << 20 }; /* enough for the largest layout */
 
 static void *unpacked_alloc(void *data, size_t n)
@@ -330,18 +329,6 @@ static int session_request(void *arg, const uint8_t *p, size_t n)
         if (r) /* refused: nobody else knows of it */
                 request_end(&call->request, r, "%s", fault.text);
         return !s->greeted ? -EPROTO : 0;
-}
-
-/* Whoever is not a rank in training pays more for the loop's time: a rank's steps go first. */
-static int session_frame(void *arg, const uint8_t *p, size_t n)
-{
-        struct session *s = arg;
-        uint64_t begin = uv_hrtime();
-        int r = session_request(s, p, n);
-
-        if (!s->rank || !s->rank->admitted)
-                budget_worked(&s->user->budget, SURCHARGE * (uv_hrtime() - begin));
-        return r;
 }
 
 static void session_ended(void *arg, const char *why)
@@ -393,7 +380,7 @@ void session_check(struct session *s, uint64_t now_ms)
 static int session_start(struct rpc *rpc, int fd, struct user *user, pid_t pid)
 {
         struct session *s = calloc(1, sizeof *s);
-        struct conn_events events = { .frame = session_frame, .ended = session_ended, .arg = s };
+        struct conn_events events = { .frame = session_request, .ended = session_ended, .arg = s };
         int r;
 
         if (!s)
@@ -406,7 +393,7 @@ static int session_start(struct rpc *rpc, int fd, struct user *user, pid_t pid)
         s->timeout_ms = rpc->x->conf->wait_ms;
         s->rank_number = -1;
         list_init(&s->pending);
-        r = conn_new(&rpc->conns, fd, &user->budget, HELLO_BYTES, &events, &s->conn);
+        r = conn_new(&rpc->conns, fd, user->uid, &user->budget, HELLO_BYTES, &events, &s->conn);
         if (r) {
                 free(s);
                 return r;
@@ -417,6 +404,7 @@ static int session_start(struct rpc *rpc, int fd, struct user *user, pid_t pid)
 
 int session_new(struct rpc *rpc, int fd)
 {
+        uint64_t begin = uv_hrtime();
         struct user *user;
         uid_t uid;
         pid_t pid;
@@ -427,6 +415,7 @@ int session_new(struct rpc *rpc, int fd)
         if (r)
                 return r;
         r = session_start(rpc, fd, user, pid);
+        budget_worked(&user->budget, PRICE_OTHERS * (uv_hrtime() - begin));
         if (r)
                 user_leave(&rpc->users, user);
         return r;

@@ -14,7 +14,9 @@ struct rpc {
         struct exchange *x;
         uv_poll_t listener;
         int fd;
-        int spare; /* closed to take a client with where no descriptor is left */
+        int spare;             /* closed to take a client with where no descriptor is left */
+        struct budget accepts; /* of all users: who comes is not known before */
+        uv_timer_t pause;      /* runs while nobody is accepted */
         uv_timer_t tick;
         uint32_t ticks;
         uint32_t handles; /* not closed yet */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/rpc/disposal.h"
 #include "proto/cleanup.h"
 
 enum { RESERVED = 16 }; /* one place in so many is kept for root and zerod's user */
@@ -55,13 +56,14 @@ static int user_new(struct users *users, uid_t uid, uint64_t now_ms, struct user
         return 0;
 }
 
-/* Places that a user without privilege may count on. */
-static uint32_t places_free(const struct users *users)
+/* Whether a user without privilege has fewer places than are free. */
+static bool user_may_enter(const struct users *users, const struct user *user)
 {
         uint32_t kept = users->limit > 1 ? (users->limit + RESERVED - 1) / RESERVED : 0;
+        uint32_t taken = kept + users->n_sessions;
 
-        return users->n_sessions + kept < users->limit ? users->limit - kept - users->n_sessions
-                                                       : 0;
+        return taken < users->limit &&
+               user->n_sessions + disposal_waiting(user->uid) < users->limit - taken;
 }
 
 int user_enter(struct users *users, uid_t uid, uint64_t now_ms, struct user **ret)
@@ -73,7 +75,7 @@ int user_enter(struct users *users, uid_t uid, uint64_t now_ms, struct user **re
                 return r;
         if (users->n_sessions >= users->limit)
                 return -EUSERS;
-        if (!user->privileged && user->n_sessions >= places_free(users))
+        if (!user->privileged && !user_may_enter(users, user))
                 return -EDQUOT;
         user->n_sessions++;
         users->n_sessions++;

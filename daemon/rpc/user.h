@@ -4,6 +4,7 @@
  * Root and the user that zerod runs as have what they ask for, as far as session_limit goes.  A
  * sixteenth of session_limit is kept for them.  Of the rest another user may have one connection
  * more as long as that user has fewer connections than are still free: alone up to one half.
+ * A user's connections that wait for their close count as that user's; see disposal.h.
  */
 #pragma once
 

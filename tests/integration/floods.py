@@ -2,8 +2,9 @@
 """One user of a node against all others: floods, silence, unread replies, descriptors.  A job of another user
 trains meanwhile and ends at the checksum it has without the attack; root is served.
 
-The bound on the slow-down is counted, not timed: what the attacker was given while the job trained.  The
-times are printed."""
+The bound on the slow-down is counted, not timed: the loop thread's CPU time beyond what the job alone takes is
+the attack's, and less than half of the time that the loop had.  So the job's steps take less than twice as long,
+however busy the machine is."""
 import os
 import resource
 import select
@@ -25,7 +26,7 @@ import wire  # noqa: E402
 LAYOUT = small_layout()
 NEEDS = {"hold": 2, "push": 2}
 OWNER, ATTACKER = 65534, 12345
-STEPS = 40
+STEPS = 120
 FRAME_MAX = 64 << 20
 
 
@@ -93,13 +94,22 @@ def owners_ranks(c, job="job"):
     return ranks
 
 
+def loop_clock(daemon):
+    """Nanoseconds: that the loop thread has computed, and that it was not kept from computing by other threads of
+    the machine."""
+    pid = daemon.process.pid
+    with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as f:
+        computed, waited = (int(n) for n in f.read().split()[:2])
+    return computed, time.monotonic_ns() - waited
+
+
 def train(c, ranks):
-    """Seconds of STEPS steps."""
-    begin = time.monotonic()
+    """STEPS steps: nanoseconds that the first node's loop computed, of those that it had."""
+    begin = loop_clock(c[0])
     for a in ranks:
         a.start("train", steps=STEPS, sets=SETS)
     finish_all(ranks)
-    return time.monotonic() - begin
+    return [end - start for start, end in zip(begin, loop_clock(c[0]))]
 
 
 def finish_job(c, ranks):
@@ -112,16 +122,21 @@ def finish_job(c, ranks):
 
 
 def calm(c):
-    ranks = owners_ranks(c)
-    seconds = train(c, ranks)
-    return seconds, finish_job(c, ranks)
+    """Nanoseconds of the loop, the most of two runs, and the checksum."""
+    most = 0
+    for _ in range(2):
+        ranks = owners_ranks(c)
+        most = max(most, train(c, ranks)[0])
+        total = finish_job(c, ranks)
+    return most, total
 
 
 def withstands(c, before, ranks=None):
     """A job trains to the same end, by ranks that attach now if there are none yet; no link breaks."""
     ranks = ranks or owners_ranks(c)
-    seconds = train(c, ranks)
-    print(f"# a step takes {seconds / before[0]:.2f} times as long")
+    computed, had = train(c, ranks)
+    print(f"# {(computed - before[0]) / had:.2f} of the loop for the attack, {before[0] / had:.2f} for the job")
+    assert computed - before[0] < had / 2, (computed, before[0], had)
     assert finish_job(c, ranks) == before[1]
     for d in c.daemons:
         assert "lost the link" not in d.log(), f"{d.name} lost a link"
@@ -186,12 +201,15 @@ def descriptors_that_take_an_hour_to_close():
             withstands(c, before)
 
 
-@case
-def descriptors_that_the_kernel_lets_through():
-    """The same to sockets that were connected before the daemons could have the kernel refuse them."""
+SO_PASSRIGHTS = 83
+
+
+@contextmanager
+def handed_sockets():
+    """Two nodes that are not started, each with a socket made here, as systemd does; start(d) hands it over."""
     handed = "import os, sys; os.dup2(int(sys.argv[1]), 3); " \
              "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); os.execv(sys.argv[2], sys.argv[2:])"
-    with Cluster(2, start=False) as c, silent_listener() as address:
+    with Cluster(2, start=False) as c:
         listeners = []
         for d in c.daemons:
             s = socket.socket(socket.AF_UNIX)
@@ -199,9 +217,8 @@ def descriptors_that_the_kernel_lets_through():
             os.chmod(d.socket, 0o666)
             s.listen(100)
             listeners.append(s)
-        with attack_by(pass_descriptors, [d.socket for d in c.daemons], address) as a:
-            a.wait()
-            assert a[0] == 16, (a[0], a[1])
+
+        def start():
             for d, s in zip(c.daemons, listeners):
                 d.start(wrapper=[sys.executable, "-c", handed, str(s.fileno())], pass_fds=[s.fileno()])
             until(lambda: all(d.alive() and d.ctl_run("status").returncode == 0 for d in c.daemons) or
@@ -209,10 +226,83 @@ def descriptors_that_the_kernel_lets_through():
             if any("listens at" in d.log() for d in c.daemons):
                 raise Skip("built without systemd")
             c.wait_up()
-            before = calm(c)
-            withstands(c, before)
+
+        yield c, listeners, start
         for s in listeners:
             s.close()
+
+
+@case
+def descriptors_that_the_kernel_lets_through():
+    """The same to sockets that were connected before the daemons could have the kernel refuse them."""
+    with handed_sockets() as (c, _, start), silent_listener() as address:
+        with attack_by(pass_descriptors, [d.socket for d in c.daemons], address) as a:
+            a.wait()
+            assert a[0] == 16, (a[0], a[1])
+            start()
+            before = calm(c)
+            withstands(c, before)
+
+
+def hold_up_closes(attack, path, address):
+    """A descriptor whose close blocks whoever closes it, as a file of a FUSE server may, and 1500 behind it.  What
+    blocks is a lingering connection in the queue of the socket that is passed."""
+    outer, inner = socket.socketpair()
+    with lingering(address) as blocked:
+        socket.send_fds(outer, [b"x"], [blocked.fileno()])
+    with open("/dev/null", "rb") as null:
+        for i in range(1500):
+            with connect(path) as s:
+                try:
+                    socket.send_fds(s, [b"x"], [null.fileno() if i else inner.fileno()])
+                    attack[0] += 1
+                except OSError:  # turned away already
+                    attack[1] += 1
+            if i == 0:
+                inner.close()
+    with connect(path) as s:
+        s.send(wire.request(1, "hello", {1: wire.PROTOCOL}))
+        attack[2] = answered(s)
+    attack.done()
+
+
+def answered(s):
+    try:
+        return len(s.recv(4096)) > 0
+    except OSError:
+        return False
+
+
+def say_hello(attack, path):
+    while not attack[3]:
+        with connect(path) as s:
+            try:
+                s.send(wire.request(1, "hello", {1: wire.PROTOCOL}))
+            except OSError:
+                continue
+            attack[3] = answered(s)
+    attack.done()
+
+
+@case
+def descriptors_whose_close_does_not_end():
+    """Where the kernel does not refuse descriptors, they fill the share of their user and nobody else's."""
+    with handed_sockets() as (c, listeners, start):
+        start()
+        for s in listeners:
+            try:
+                s.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 1)
+            except OSError:
+                pass  # an older kernel
+        before = calm(c)
+        with silent_listener() as address, attack_by(hold_up_closes, c[0].socket, address) as a:
+            a.wait()
+            print(f"# {a[0]} descriptors passed, {a[1]} connections ended before")
+            assert a[0] > 1024 and not a[2], (a[0], a[1], a[2])
+            assert "waiting to be closed" in c[0].log()
+            withstands(c, before)
+        with attack_by(say_hello, c[0].socket) as a:
+            a.wait()
 
 
 # ---- connections ----------------------------------------------------------------------------
@@ -254,42 +344,51 @@ def one_user_does_not_take_every_connection():
 
 # ---- memory ------------------------------------------------------------------------------------
 
-def begin_frames(attack, path, greet):
-    """Frames of the largest size, a byte short of whole, until one has come so far or all connections are cut."""
-    held, frame = {}, struct.pack("<I", FRAME_MAX) + bytes(FRAME_MAX - 1)
-    for _ in range(50):
-        s = connect(path)
+def begin_frame(path, greet):
+    s = connect(path)
+    try:
         if greet:
             s.send(wire.request(1, "hello", {1: wire.PROTOCOL, 2: "j", 3: 0, 4: 1}))
             s.recv(4096)
-        s.setblocking(False)
-        held[s] = memoryview(frame)
-    rest = list(held)
-    while rest and all(held.values()):
-        _, ready, _ = select.select([], rest, [], 1)
-        for s in ready:
+    except OSError:  # turned away
+        pass
+    s.setblocking(False)
+    return s
+
+
+def begin_frames(attack, path, greet):
+    """50 frames of the largest size at a time.  One that is a byte short of whole, or is cut, is begun again."""
+    frame = struct.pack("<I", FRAME_MAX) + bytes(FRAME_MAX - 1)
+    rest = {begin_frame(path, greet): memoryview(frame) for _ in range(50)}
+    while True:
+        for s in select.select([], rest, [])[1]:
             try:
-                held[s] = held[s][s.send(held[s]):]
+                rest[s] = rest[s][s.send(rest[s]):]
             except OSError:
-                rest.remove(s)
-    attack[0] = len(rest)
-    attack.done()
+                rest[s] = b""
+            if not rest[s]:
+                del rest[s]
+                s.close()
+                rest[begin_frame(path, greet)] = memoryview(frame)
+                attack[3] += 1
 
 
 def read_nothing(attack, path):
-    """Answers of 100 KiB and more, asked for by many and read by none."""
-    held = []
-    for _ in range(200):
+    """Answers of 100 KiB and more, asked for by 200 connections and read by none; then by others in their place."""
+    held, questions = [], b"".join(wire.request(i, "query", {1: "config"}) for i in range(2, 100))
+    while True:
         s = connect(path)
-        s.send(wire.request(1, "hello", {1: wire.PROTOCOL}))
         s.setblocking(False)
         try:
+            s.send(wire.request(1, "hello", {1: wire.PROTOCOL}))
             while True:
-                attack[0] += s.send(b"".join(wire.request(i, "query", {1: "config"}) for i in range(2, 100)))
+                attack[0] += s.send(questions)
         except OSError:
             pass
         held.append(s)
-    attack.done()
+        if len(held) > 200:
+            held.pop(0).close()
+            attack[3] = 1
 
 
 def peak_memory(daemon, reset=False):
@@ -361,27 +460,15 @@ def flood_of_status(attack, path):
         attack.done()
 
 
-def loop_time(daemon):
-    """Nanoseconds that the loop thread has computed."""
-    pid = daemon.process.pid
-    with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as f:
-        return int(f.read().split()[0])
-
-
 @case
 def status_asked_for_without_end():
-    """A job attaches and trains for less than half of the work that the attacker's questions are."""
     with Cluster(2) as c:
         before = calm(c)
-        begin = loop_time(c[0])
         with attack_by(flood_of_status, c[0].socket) as a:
             until(lambda: a[1], what="the questions")
             withstands(c, before)
-            trained, answered = loop_time(c[0]) - begin, a[0]
-            a.wait()
-            everything = loop_time(c[0]) - begin
-        print(f"# {answered} answers to the attacker, {trained / everything:.2f} of the work")
-        assert trained < everything / 2, (trained, everything)
+            assert not a[3], "the questions ended before the job"
+        print(f"# {a[0]} answers to the attacker")
 
 
 # ---- the log -----------------------------------------------------------------------------------
@@ -411,7 +498,7 @@ def log_of_a_client_that_comes_and_goes():
             lines = [line for d in c.daemons for line in d.log().splitlines()]
         print(f"# {sum('churn' in line for line in lines)} lines of {times} times")
         assert sum("churn" in line for line in lines) < times / 2
-        assert sum("job job: all 2 ranks are there" in line for line in lines) == 2
+        assert sum("job job: all 2 ranks are there" in line for line in lines) == 3
 
 
 if __name__ == "__main__":

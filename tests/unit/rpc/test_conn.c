@@ -70,7 +70,7 @@ static void open_end(struct end *e)
         cr_assert_eq(conns_init(&e->conns, &e->loop), 0);
         budget_init(&e->budget, uv_now(&e->loop));
         e->budget.quantum_ns = e->budget.credit_ns = 1000000000; /* however slow the machine is */
-        cr_assert_eq(conn_new(&e->conns, pair[1], &e->budget, FRAMES_MAX, &events, &e->conn), 0);
+        cr_assert_eq(conn_new(&e->conns, pair[1], 0, &e->budget, FRAMES_MAX, &events, &e->conn), 0);
 }
 
 static void turn(struct end *e)
