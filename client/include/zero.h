@@ -11,34 +11,34 @@
  * and AdamW (Loshchilov and Hutter, arXiv 1711.05101).
  *
  * Errors: every call returns ZERO_OK (0) or another enum zero_status;
- * zero_error() then holds a sentence that names the cause.  ret_* is written
+ * zero_error() then returns a sentence that names the cause.  ret_* is written
  * only on success.
  * Blocking: calls marked [blocks] wait for the daemon, at most for the timeout
- * given to zero_connect(), then return ZERO_EDEADLINE with the daemon's word
- * on what is being waited for.  A daemon that does not speak up two seconds later
- * either is given up: ZERO_EDEADLINE, and from then on it counts as lost.
- * A rank that is late: a timeout that the caller gives holds for every wait.  Without one
- * (timeout_ms 0) zero_attach(), zero_norm(), zero_step() and zero_grad() wait longer while all that
- * they wait for is ranks that are alive: whose process runs, until 30 minutes (the daemon's option
- * rank_wait_ms) after that rank's last call; or that have not attached yet, or not again since their
- * node's daemon was lost, for 30 minutes.  Then ZERO_EDEADLINE names the rank and its last call.
- * A rank whose process is stopped or has ended, and a node that is down, are no reason to wait
- * longer.  Where the daemon may not see the process, an open connection counts as a running process.
+ * given to zero_connect().  Then they return ZERO_EDEADLINE, and the daemon says
+ * what the call waited for.  If the daemon says nothing for two more seconds, the
+ * call returns ZERO_EDEADLINE and the client takes the daemon for lost.
+ * A late rank: a timeout that the caller gives holds for every wait.  Without one
+ * (timeout_ms 0) zero_attach(), zero_norm(), zero_step() and zero_grad() wait longer while they
+ * wait only for ranks that are alive.  A rank is alive if its process runs, until 30 minutes (the
+ * daemon's option rank_wait_ms) after the rank's last call.  A rank that has not attached yet, or
+ * not again since its node's daemon was lost, counts as alive for 30 minutes.  Then ZERO_EDEADLINE
+ * names the rank and its last call.  Nothing waits longer for a rank whose process has stopped or
+ * ended, or for a node that is down.  Where the daemon may not see the process, an open connection
+ * counts as a running process.
  * A lost daemon: a client that is attached as a rank connects and attaches again by itself.  The
- * call that finds the daemon gone, or the first one marked [blocks] after it was found gone, tries
- * for as long as the timeout, and then once more as long waits to be let in; ZERO_EDEADLINE says
- * what was waited for, and the next call tries again.  If the step in flight was decided
- * meanwhile, zero_step() returns its result as if nothing had happened.  If the client had
- * nothing fetched, asked for or pushed, and the version is the same, the call goes on, zero_put(),
- * zero_norm() and zero_step() excepted.  Otherwise it returns ZERO_EABORTED.
+ * call that finds the daemon gone does so, or the next call marked [blocks].  It tries to connect
+ * for as long as the timeout, and then waits as long again to be let in.  ZERO_EDEADLINE says what
+ * it waited for, and the next call tries again.  If the step in flight was decided meanwhile,
+ * zero_step() returns the step's result as if nothing had happened.  If the client had nothing
+ * fetched, asked for or pushed, and the version is the same, the call goes on, except zero_put(),
+ * zero_norm() and zero_step().  Otherwise the call returns ZERO_EABORTED.
  * After ZERO_EABORTED zero_version() says where to go on: the version is one higher if the step was
- * committed after all.  Other clients are not connected again: ZERO_ECLOSED.
- * Closing: ZERO_ECLOSED is final; so is a refusal that no further try would change, such as
- * ZERO_ERANK for a rank that another one has taken or ZERO_ENOJOB for a dropped job.  Views and
- * gradient memory stay mapped until zero_close(), but hold anything once the daemon was lost; on a
- * GPU, whose memory they take, until it was lost a second time.
- * Threads: a client may be used by one thread at a time.  Different clients
- * are independent.
+ * committed after all.  A client that is not a rank does not connect again: ZERO_ECLOSED.
+ * Closing: ZERO_ECLOSED is final.  So is a refusal that no further try would change, such as
+ * ZERO_ERANK for a rank that another process has taken or ZERO_ENOJOB for a dropped job.  Views and
+ * gradient memory stay mapped until zero_close(), but their contents are undefined once the daemon
+ * was lost.  On a GPU they occupy memory until the daemon is lost a second time.
+ * Threads: one thread at a time may use a client.  Different clients are independent.
  */
 #pragma once
 
@@ -54,9 +54,9 @@ extern "C" {
 struct zero_client;
 struct zero_layout;
 
-/* All of a model's groups, where a number of groups is asked for. */
+/* As a number of groups: all of the model. */
 #define ZERO_ALL UINT32_MAX
-/* Rank of a client that takes no part in steps, and reads and writes state: zeroctl, evaluation. */
+/* Rank of a client that reads and writes state and takes no part in steps: zeroctl, evaluation. */
 #define ZERO_OBSERVER (-1)
 
 /* ---- layout: what the model looks like -------------------------------- */
@@ -66,7 +66,7 @@ struct zero_tensor {
         uint32_t ndim;          /* 0 (a scalar) to ZERO_DIM_MAX */
         const uint64_t *shape;  /* ndim extents; an extent of 0 is allowed */
         bool frozen;            /* never updated; has no moments and no gradient */
-        uint32_t set;           /* which hyperparameter set of zero_step() applies at first
+        uint32_t set;           /* the hyperparameter set of zero_step() that applies at first
                                  * (ZERO_PLANE_SET) */
         enum zero_init init;
         double init_value;
@@ -90,27 +90,27 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
 
 /*
- * Appends a tensor to the last group: a group has all its tensors before the next group begins.
- * Its index counts through the layout.
+ * Appends a tensor to the last group: append all tensors of a group before the next group.
+ * The tensor's index counts through the layout.
  */
 int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct zero_tensor *tensor,
                        uint32_t *ret_tensor);
 
 uint32_t zero_layout_groups(const struct zero_layout *layout);
 uint32_t zero_layout_tensors(const struct zero_layout *layout);
-/* Where a tensor begins in its group's flat array, in elements (a multiple of 128). */
+/* Offset of a tensor in its group's flat array, in elements; a multiple of 128. */
 uint64_t zero_layout_offset(const struct zero_layout *layout, uint32_t tensor);
-/* Elements of a tensor, and of a group's flat array, alignment gaps included. */
+/* Elements of a tensor; of a group's flat array, alignment gaps included. */
 uint64_t zero_layout_tensor_elements(const struct zero_layout *layout, uint32_t tensor);
 uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t group);
 /*
- * Names, types and shapes, for readers that were given a job's layout
- * (zero_client_layout()).  Strings and arrays belong to the layout.  An index
- * out of range gives NULL or 0.  *ret_shape holds as many extents as returned.
+ * Names, types and shapes, for a client that got a job's layout from
+ * zero_client_layout().  Strings and arrays belong to the layout.  For an index
+ * out of range they return NULL or 0.  *ret_shape has as many extents as the call returns.
  */
 const char *zero_layout_group_name(const struct zero_layout *layout, uint32_t group);
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32_t group);
-/* How many tensors a group has; they are consecutive from *ret_first on. */
+/* Number of tensors of a group; their indices are consecutive from *ret_first. */
 uint32_t zero_layout_group_tensors(const struct zero_layout *layout, uint32_t group,
                                    uint32_t *ret_first);
 const char *zero_layout_tensor_name(const struct zero_layout *layout, uint32_t tensor);
@@ -118,11 +118,11 @@ uint32_t zero_layout_tensor_group(const struct zero_layout *layout, uint32_t ten
 uint32_t zero_layout_tensor_shape(const struct zero_layout *layout, uint32_t tensor,
                                   const uint64_t **ret_shape);
 bool zero_layout_tensor_frozen(const struct zero_layout *layout, uint32_t tensor);
-/* The tensor of that name; ZERO_ENOGROUP if there is none.  Takes time linear in the tensors. */
+/* Finds a tensor by name; ZERO_ENOGROUP if there is none.  Takes time linear in the tensors. */
 int zero_layout_find(const struct zero_layout *layout, const char *name, uint32_t *ret_tensor);
-/* Bytes of an element; 0 if dtype is none. */
+/* Bytes of an element; 0 if dtype is not valid. */
 size_t zero_dtype_size(enum zero_dtype dtype);
-/* What the last failed zero_layout_*() call found wrong. */
+/* The error of the last zero_layout_*() call that failed. */
 const char *zero_layout_error(const struct zero_layout *layout);
 
 /* ---- connection ------------------------------------------------------- */
@@ -136,40 +136,41 @@ struct zero_options {
         uint32_t timeout_ms;       /* of every blocking call; 0: 60000, unless the daemon's option
                                     * wait_ms says otherwise, and longer for a rank that is late */
         uint32_t incarnation;      /* how often this rank was started before (torchrun's restart
-                                    * count, say): a higher one takes the rank from a session of
-                                    * a lower one that has not ended, and fences it */
+                                    * count, say): a process takes the rank from a session with a
+                                    * lower incarnation that has not ended, and fences it */
 };
 
 /*
  * Connects to the node's daemon. [blocks]  On failure *ret_client is untouched;
- * zero_error(NULL) holds this thread's last connection error.
+ * zero_error(NULL) returns this thread's last connection error.
  */
 int zero_connect(const struct zero_options *options, struct zero_client **ret_client);
 /* Ends the session; all views and gradient pointers become invalid.  NULL is allowed. */
 void zero_close(struct zero_client *client);
 /*
- * Says that this rank has completed the job; zero_close() tells the daemon.  When all ranks of the job have
- * left so, the job is finished: it stays to be read, exported or trained further, until a new job of the
- * same user finds job_limit or the memory of a node used up, and the places of finished jobs suffice.
- * Then the job that finished first is dropped, with a line in the daemon's log.  With keep false on every rank the job is dropped as soon as
- * the last rank has left.  A daemon that is started again no longer knows which jobs are finished and keeps
- * them.  Never blocks.  ZERO_ENOTATTACHED for a client that is not a rank of a job.
+ * Declares that this rank has completed the job; zero_close() tells the daemon.  When all ranks have
+ * left so, the job is finished.  It stays to be read, exported or trained further, until a new job
+ * of the same user finds job_limit or a node's memory used up and the places of finished jobs
+ * suffice.  Then the daemon drops the job that finished first, and logs that.  With keep false on
+ * every rank the daemon drops the job as soon as the last rank has left.  A daemon that restarts no
+ * longer knows which jobs are finished, and keeps them.  Never blocks.  ZERO_ENOTATTACHED for a
+ * client that is not a rank of a job.
  */
 int zero_finish(struct zero_client *client, bool keep);
-/* The last error's sentence; owned by the client, valid until its next call. */
+/* The sentence of the last error; owned by the client, valid until its next call. */
 const char *zero_error(const struct zero_client *client);
-/* The name of a status code, such as "ELAYOUT", and what it means. */
+/* The name of a status code, such as "ELAYOUT", and its meaning. */
 const char *zero_status_name(int status);
 const char *zero_status_text(int status);
 /*
- * A descriptor that polls readable when a reply waits; the library reads it.  It is another one
- * after a call that has connected again.
+ * A descriptor that polls readable when a reply has come; the library reads the reply.  The
+ * descriptor changes when a call connects again.
  */
 int zero_fd(const struct zero_client *client);
 /*
- * Ends the wait of a call that another thread is in, or else the next one: ZERO_ECLOSED.  The rank
- * then counts as lost, as at the end of the process; zero_close() too says nothing else.  From
- * any thread and from signal handlers, until zero_close().
+ * Ends the wait of the call that another thread is in, or of the next call: ZERO_ECLOSED.  The rank
+ * then counts as lost, as when its process ends, also after zero_close().  Call it from any thread
+ * or signal handler, until zero_close().
  */
 void zero_interrupt(struct zero_client *client);
 
@@ -180,43 +181,44 @@ struct zero_needs {
                                * for stages 1 and 2; 0: 1 */
         uint32_t push_groups; /* most gradients in flight at once; ZERO_ALL: room for all;
                                * 0: 1 */
-        enum zero_dtype grad_dtype;   /* what is written to zero_grad() memory */
+        enum zero_dtype grad_dtype;   /* of what the trainer writes to zero_grad() memory */
         enum zero_dtype reduce_dtype; /* between nodes, same on all ranks.  A sum is rounded to it
                                        * once; one beyond the range of ZERO_FP16 (65504) counts as
                                        * not finite, and the step is skipped: scale the loss */
-        bool private_views;           /* of zero_fetch(): each group's always at one address,
-                                       * and writable; in host memory only */
+        bool private_views;           /* zero_fetch() returns views that are writable and keep their
+                                       * address; in host memory only */
         enum zero_on_lost on_lost_rank; /* of the job: ZERO_LOST_FAIL if any rank asks for it */
-        const char *device;           /* where views and gradients lie: NULL: host memory; "cuda:N":
-                                       * this process's N-th GPU, if the daemon has it too */
+        const char *device;           /* of views and gradients; NULL: host memory; "cuda:N": this
+                                       * process's N-th GPU, if the daemon has it too */
 };
 
 /*
- * Joins the job as the rank given to zero_connect(), creating it if it is
- * new. [blocks] until all ranks are there.  All ranks must bring the same
- * layout: ZERO_ELAYOUT names the first difference, to every rank that attaches at the
- * time; they may attach again with one layout.  The layout is copied.
- * ZERO_EWINDOW says how large the window would have to be, ZERO_ERANK who has
+ * Joins the job as the rank given to zero_connect(); creates the job if it is
+ * new. [blocks] until all ranks have attached.  All ranks must pass the same
+ * layout: every rank that is attaching gets ZERO_ELAYOUT with the first difference, and
+ * all may attach again with one layout.  The layout is copied.
+ * ZERO_EWINDOW says how large the window must be, ZERO_ERANK who has
  * the rank, ZERO_EGPU why the device cannot be used, ZERO_ECONFLICT what the job's other ranks
- * on this node push.  Ranks of one node may have different devices.  While a job runs, ranks of another world size wait for those of the old one
- * to leave.  A rank connects again if the daemon is lost meanwhile.
- * An observer passes NULL for both and is given the job's layout.
+ * on this node push.  Ranks of one node may have different devices.  While a job runs, ranks of
+ * another world size wait until the ranks of the old one have left.  If the daemon is lost
+ * meanwhile, a rank connects again.
+ * An observer passes NULL for both and gets the job's layout from zero_client_layout().
  */
 int zero_attach(struct zero_client *client, const struct zero_layout *layout,
                 const struct zero_needs *needs);
 /* Number of committed steps. */
 uint64_t zero_version(const struct zero_client *client);
 /*
- * What this rank, or the one whose place it took, kept with the last decided step
- * (zero_step.blob): *ret_bytes bytes, 0 if nothing.  The client's, valid until its next
+ * The bytes that this rank, or its predecessor, kept with the last decided step
+ * (zero_step.blob): *ret_bytes of them, 0 if none.  Owned by the client, valid until its next
  * zero_step() or abort.
  */
 const void *zero_blob(const struct zero_client *client, size_t *ret_bytes);
 /*
- * How many micro-batches of a group the service has accepted from this rank in the
- * current step.  A rank that takes the place of a dead one begins with what that one pushed;
- * zero_push() of a micro-batch that was accepted already is remembered and changes nothing, so
- * the successor may simply go through the step again.
+ * Number of micro-batches of a group that the service has accepted from this rank in the
+ * current step.  A rank that takes the place of a dead rank begins with what the dead rank pushed.
+ * zero_push() of a micro-batch that was accepted already changes nothing, so the successor may go
+ * through the step again from its start.
  */
 uint32_t zero_accepted(const struct zero_client *client, uint32_t group);
 /* The loss scale the next zero_step() should use (dynamic loss scaling). */
@@ -227,63 +229,62 @@ const struct zero_layout *zero_client_layout(const struct zero_client *client);
 /* ---- one step --------------------------------------------------------- */
 
 /*
- * Orders a call against work that this process has enqueued on a GPU: the call counts when all that
- * is on the stream at the time of the call is done.  NULL, and always in host memory: the
- * work is done already.  What zero_fetch() returns is there; nothing need wait for it.
- * A call that orders does not wait for the GPU, but if 64 such calls are under way it waits
- * [blocks] until one of them counts.  ZERO_EGPU: the GPU failed.
- * Where the daemon cannot look at this process's events (the driver may keep them from another
- * user, or from another /dev/shm; the daemon's log and zeroctl status say so) the call itself waits
- * for that work [blocks]: the thread enqueues nothing for the GPU meanwhile.  ZERO_EDEADLINE names
- * what was waited for; nothing was done, and the call may be made again.
+ * Orders a call behind work that this process has enqueued on a GPU: the call takes effect when all
+ * work that is on the stream at the time of the call is done.  NULL, and always in host memory: the
+ * work is done already.  The values that zero_fetch() returns are complete; nothing need wait for
+ * them.  An ordered call does not wait for the GPU, but if 64 such calls are under way it waits
+ * [blocks] until one of them has taken effect.  ZERO_EGPU: the GPU failed.
+ * Where the daemon cannot open this process's events (the driver may keep them from another user,
+ * or from another /dev/shm; the daemon's log and zeroctl status say so) the call itself waits
+ * for that work [blocks], and the thread enqueues nothing for the GPU meanwhile.  ZERO_EDEADLINE
+ * names what the call waited for; nothing was done, and the call may be made again.
  */
 struct zero_sync {
         void *stream; /* cudaStream_t of needs.device; NULL: the default one */
 };
 
 /*
- * A read-only view of a group's parameters at the current version, in the
+ * Returns a read-only view of a group's parameters at the current version, in the
  * group's dtype, laid flat (zero_layout_offset()). [blocks]  Valid until
- * zero_release(), zero_step() or ZERO_EABORTED.  Fetching a held group again counts; the last release
- * then says what its end is ordered against.  Writing to it is a segmentation fault; on a
- * GPU it would change what others see.
+ * zero_release(), zero_step() or ZERO_EABORTED.  A group that is fetched several times is held
+ * until as many releases; the last release says what its end is ordered behind.  Writing to the
+ * view is a segmentation fault; on a GPU it would change what others see.
  *
- * With needs.private_views a group's view has the same address whenever it is held, from
- * zero_attach() to zero_close(), and may be written: that changes the caller's copy
+ * With needs.private_views a group's view has the same address whenever the group is held, from
+ * zero_attach() to zero_close().  The caller may write to it: that changes the caller's copy
  * alone, and only until the last zero_release(), zero_step() or ZERO_EABORTED.  When
- * the group is not held, touching the view is a segmentation fault.  Each first fetch
- * and last release of a group maps and unmaps it.
+ * the group is not held, touching the view is a segmentation fault.  Each first fetch of a group
+ * maps it, each last release unmaps it.
  */
 int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *sync,
                const void **ret_view);
 /*
- * Asks that a group be gathered; does not wait, and never fails for lack of room.  It takes a slab
- * of the window that nobody holds: without one it does nothing.  A rank that prefetches declares one
- * group more in needs.hold_groups than it holds at once.
+ * Asks the daemon to gather a group; does not wait, and never fails for lack of room.  The group
+ * takes a slab of the window that nobody holds; without one the call does nothing.  A rank that
+ * prefetches declares one group more in needs.hold_groups than it holds at once.
  */
 int zero_prefetch(struct zero_client *client, uint32_t group);
 int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *sync);
 
 /*
- * Memory for one gradient of a group, laid flat as the group, in
+ * Returns memory for one gradient of a group, laid flat as the group, in
  * needs.grad_dtype; contents are undefined. [blocks] until a slot is free.
- * The caller owns it until zero_push(), which comes before zero_norm() and zero_step():
- * ZERO_EORDER names a group whose gradient was not handed over.  Asking again before the
- * push gives the same memory.  ZERO_EORDER if no slot can become free because
+ * The caller owns the memory until zero_push(), which comes before zero_norm() and zero_step():
+ * they return ZERO_EORDER with the name of a group whose gradient was not pushed.  A second call
+ * before the push returns the same memory.  ZERO_EORDER if no slot can become free because
  * the caller keeps all of them.
  */
 int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
 /*
- * Hands the gradient over; it does not wait, except as struct zero_sync says.  present has one
+ * Hands the gradient over; does not wait, except as struct zero_sync says.  present has one
  * byte for each tensor of the group, 0 for a tensor without a gradient in this step (NULL: all
- * trainable tensors have one).  A push that says 0 for every trainable tensor needs no
- * zero_grad(): it has nothing to hand over and takes no slot.  As the ranks of a
- * node give their slots back when all of them have pushed a group, a rank that has nothing for
- * some groups says so before it waits for slots for the others.  A slot that is a group's own
- * (needs.push_groups: ZERO_ALL) may not come back before the step has been carried out.  last is
- * false while more micro-batches of this step follow: their gradients are added up by the owners.
- * The daemon's refusal of a push comes from a later call on the same client; so does the loss
- * of the daemon, for zero_release() and zero_prefetch() too.
+ * trainable tensors have one).  A push with 0 for every trainable tensor needs no zero_grad() and
+ * takes no slot.  The ranks of a node get their slots back when all of them have pushed the group,
+ * so a rank that has nothing for some groups pushes those before it waits for slots for the others.
+ * A slot that is a group's own (needs.push_groups: ZERO_ALL) may not come back before the step is
+ * over.  last is false while more micro-batches of this step follow: the owners add up their
+ * gradients.  A later call on the same client reports the daemon's refusal of a push.  A later call
+ * also reports that the daemon is lost, as after zero_release() and zero_prefetch().
  */
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
               struct zero_sync *sync);
@@ -319,21 +320,21 @@ struct zero_result {
 };
 
 /*
- * Finishes the reduction and tells the global gradient norm (loss scale left
- * in) and whether all is finite; nothing is updated yet. [blocks] for all ranks.
+ * Finishes the reduction and returns the global gradient norm (loss scale left
+ * in) and whether all gradients are finite; updates nothing yet. [blocks] for all ranks.
  */
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
 /*
- * Ends the step: groups this rank has not pushed count as without gradient (the daemon logs a
- * warning of those that no rank pushes in 8 steps; zeroctl shards tells the last update of each),
- * its leases end, and, when all ranks have called, the owners update. [blocks]
+ * Ends the step.  Groups that this rank has not pushed count as without gradient (the daemon logs
+ * a warning about groups that no rank pushes in 8 steps; zeroctl shards shows the last update of
+ * each).  The rank's leases end, and, when all ranks have called, the owners update. [blocks]
  * until the decision; the update itself overlaps what comes next.  All ranks
  * pass the same values (ZERO_ECONFLICT names the rank that does not).  If a trainable
  * tensor uses a set that the step does not have, every rank gets ZERO_EINVAL with its
  * name, and the step can be ended by calling again.
  * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated,
  * leases and gradients are gone, and the caller replays the step from its first fetch.
- * ZERO_EDEADLINE leaves the step as it is and names who is waited for.
+ * ZERO_EDEADLINE leaves the step as it is and names the rank that the step waits for.
  * ZERO_ELOSTRANK, also from zero_norm(), a fetch or a wait for gradient memory: a rank has left by
  * zero_close(), or, with ZERO_LOST_FAIL, its session ended otherwise.  The step cannot end without
  * it: calls say so at once, and ZERO_EABORTED when it, or its successor, has attached.  With
@@ -345,20 +346,20 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
 /* ---- reading and writing state ---------------------------------------- */
 
 /*
- * Copies count elements of one tensor's plane, from element first on, between
+ * Copies count elements of one tensor's plane, starting at element first, between
  * the service and the caller's memory: fp32 for MASTER, EXP_AVG, EXP_AVG_SQ; the
  * group's dtype for SERVE (get only); one uint64_t for STEP and SET. [blocks]
  * zero_put() is for step boundaries (no gradient pushed yet) and one writer;
- * writing MASTER makes every node gather the group anew.  Writing STEP of a
- * tensor makes its bias correction continue from there; ZERO_ERANGE above 2^39 - 1.
+ * after a write to MASTER every node gathers the group again.  After a write to STEP of a
+ * tensor its bias correction continues from there; ZERO_ERANGE above 2^39 - 1.
  * After ZERO_EABORTED the values may have been written or not.
- * SET is which of zero_step()'s hyperparameter sets applies to a trainable tensor: it
- * starts as zero_tensor.set, and what is put counts from then on, also after a restart of
- * the service.  It may be put at any time before the writer's own zero_step()
+ * SET selects the hyperparameter set of zero_step() that applies to a trainable tensor.  It
+ * starts as zero_tensor.set; a put holds from then on, also after a restart of
+ * the service.  Put it at any time before the writer's own zero_step()
  * (ZERO_EORDER), whatever was pushed; ZERO_ERANGE if it is not below ZERO_SET_MAX.
  * First values: after zero_attach() rank 0 puts them, and then every rank calls zero_step() with
- * n_sets 0.  It returns when rank 0 has called too, and what is fetched from then on are the values.
- * An observer gets and puts as well: zeroctl import is one.
+ * n_sets 0.  That returns when rank 0 has called too, and later fetches return the values.
+ * Observers get and put as well: zeroctl import is one.
  */
 int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, const void *src);
@@ -368,12 +369,13 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
 /* ---- the service ------------------------------------------------------ */
 
 /*
- * Asks the daemon: what is "status", "jobs", "shards", "ping", "checksum",
- * "config", "drop", "view" (the owners), "moves" (what they still wait for), or "progress" of a
- * checkpoint or restore; argument a job name or NULL.  "checkpoint" and "restore" begin one; their argument is a JSON object with "job",
- * "directory" (an absolute path) and, for checkpoints, "keep" and "every". [blocks]  *ret_json
- * is a JSON text that the caller frees with free().  If the daemon is lost meanwhile it is asked
- * once more; ZERO_EABORTED then is left to the step's next call.
+ * Asks the daemon. [blocks]  what is "status", "jobs", "shards", "ping", "checksum", "config",
+ * "drop", "view" (the owners), "moves" (how far jobs have moved to the owners), or "progress" (of a
+ * checkpoint or restore); argument is a job name or NULL.  "checkpoint" and "restore" begin one;
+ * their argument is a JSON object with "job", "directory" (an absolute path) and, for checkpoints,
+ * "keep" and "every".  *ret_json is a JSON text that the caller frees with free().  If the daemon
+ * is lost meanwhile, the call connects and asks once more; it leaves ZERO_EABORTED to the step's
+ * next call.
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);
