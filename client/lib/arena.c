@@ -1,4 +1,4 @@
-/* See arena.h.  Freeing what lies in the buffer is nothing; it is all free after a reset. */
+/* See arena.h.  A piece of the buffer is not freed alone: arena_reset() frees all. */
 #include "arena.h"
 
 #include <stdlib.h>

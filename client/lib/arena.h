@@ -1,7 +1,7 @@
 /*
- * Memory for unpacking one reply at a time: small replies come out of a fixed
- * buffer, so that the hot path does not allocate; what does not fit is malloc'ed.
- * Everything is given back through the allocator before arena_reset().
+ * Memory for unpacking one reply at a time.  Small replies fit a fixed buffer, so that the hot
+ * path does not allocate; the rest is malloc'ed.  Free everything through the allocator before
+ * arena_reset().
  */
 #pragma once
 

@@ -1,9 +1,9 @@
 /*
- * Joining a job: what is agreed, the windows it brings, and where a new attempt
- * starts from.  A client is attached exactly when it has a layout.
+ * The request to attach, and what its reply brings: windows, and where the first attempt starts.
+ * A client is attached exactly when it has a layout.
  *
- * Once the daemon has said yes, a failure on this side ends the connection: there is no
- * other way to tell it that the rank is not there.
+ * Once the daemon has accepted the rank, a failure on this side closes the connection: nothing
+ * else tells the daemon that the rank did not attach.
  */
 #include "client.h"
 
@@ -34,7 +34,7 @@ static int map_failed(struct zero_client *c, int error, uint64_t bytes, const ch
                            (unsigned long long)bytes, strerror(-error));
 }
 
-/* protection PROT_NONE: keeps the descriptor, for private views; lazy: see mapping.h. */
+/* protection, lazy: as mapping_open() has them. */
 static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int protection,
                       uint64_t lazy, const char *what, struct mapping *ret)
 {
@@ -51,7 +51,7 @@ static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int
         return r ? map_failed(c, r, bytes, what) : 0;
 }
 
-/* index: of the next descriptor, counted up if the window has one. */
+/* index: of the next descriptor; counts up if the window comes by descriptor. */
 static int map_on_gpu(struct zero_client *c, unsigned *index, const ProtobufCBinaryData *handle,
                       uint64_t bytes, const char *what, struct mapping *ret)
 {
@@ -100,7 +100,7 @@ static int map_all_in_host_memory(struct zero_client *c, const Zero__AttachReply
         return r;
 }
 
-/* How many come with the reply. */
+/* How many descriptors come with the reply. */
 static unsigned descriptors(const Zero__AttachReply *a)
 {
         return 1u + (a->push_bytes > 0 && a->push_handle.len == 0) +
@@ -174,7 +174,7 @@ static int keep_rank(struct zero_client *c, const layout *l, const struct zero_n
         if (r < 0)
                 return out_of_memory(c, r);
         c->needs = *needs;
-        c->needs.device = NULL; /* the caller's, and opened */
+        c->needs.device = NULL; /* the string is the caller's, and the device is open */
         return 0;
 }
 
@@ -191,7 +191,7 @@ static int keep_observer(struct zero_client *c, const Zero__AttachReply *a)
         return r ? client_shut(c, "zerod passed a bad layout: %s", fault.text) : 0;
 }
 
-/* What is told fits what is kept. */
+/* Whether the reply fits what the client keeps. */
 static int check_reply(struct zero_client *c, const Zero__AttachReply *a)
 {
         uint64_t push_bytes = c->gpu ? a->push_bytes : a->session_bytes - a->transfer_bytes;
@@ -251,8 +251,8 @@ static int keep(struct zero_client *c, const layout *l, const struct zero_needs 
 }
 
 /*
- * Whether the connection took something of the attempt with it that the caller has to do
- * again.  Otherwise, with the same version, it need not know.
+ * Whether something of the attempt was lost with the connection, so that the caller has to begin
+ * the attempt again.  If nothing was, the caller need not know.
  */
 static bool lost_something(const struct zero_client *c, const Zero__AttachReply *a)
 {
@@ -265,7 +265,7 @@ static bool lost_something(const struct zero_client *c, const Zero__AttachReply 
                a->transfer_bytes < c->transfer_bytes;
 }
 
-/* Attached anew: everything but the addresses is as after an abort. */
+/* After attaching again: all but the addresses is as after an abort. */
 static int renew(struct zero_client *c, const Zero__AttachReply *a)
 {
         CLEANUP(windows_deinit) struct windows windows = { 0 };

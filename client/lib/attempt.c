@@ -1,5 +1,5 @@
 /*
- * The attempt at a step: what this rank holds and has pushed in it, until the daemon begins the next.
+ * The attempt at a step: what this rank holds and has pushed, until the next attempt begins.
  */
 #include "client.h"
 
@@ -25,7 +25,7 @@ void client_new_attempt(struct zero_client *c, const Zero__StepReply *step)
                 c->loss_scale = step->loss_scale > 0 ? step->loss_scale : c->loss_scale;
         }
         for (uint32_t g = 0; g < c->layout->n_groups; g++)
-                (void)client_drop_view(c, g); /* on failure the connection has ended */
+                (void)client_drop_view(c, g); /* a failure has closed the connection */
         memset(c->groups, 0, c->layout->n_groups * sizeof(*c->groups));
         push_reset(&c->push);
 }

@@ -1,9 +1,10 @@
 /*
  * The conversation: numbered requests out, replies in, in whatever order.
  *
- * Invariants: at most one reply is held, the one waited for; it is dropped before the
- * next is unpacked.  A request is free in the ring exactly when its reply has come, or
- * the connection was lost.  A loss is only returned, as CLIENT_LOST: session.c acts on it.
+ * Invariants: the client holds at most one reply, the one that a call waits for, and releases
+ * it before it unpacks the next.  A slot of the ring is free exactly when its request was
+ * answered, or the connection was lost.  A loss is only returned, as CLIENT_LOST: session.c acts on
+ * it.
  */
 #include "client.h"
 
@@ -50,7 +51,7 @@ static int status_of(const Zero__Reply *reply, struct fault *fault)
                          reply->text[0] ? reply->text : zero_status_text((int)reply->status));
 }
 
-/* Replies of an attempt that is over already by what the client knows tell nothing new. */
+/* The client knows already that this attempt is over. */
 static bool is_stale_abort(const struct zero_client *c, const struct pending *p, int status)
 {
         return status == ZERO_EABORTED && p->attempt != c->attempt;
@@ -66,10 +67,10 @@ static void adopt_abort(struct zero_client *c, const Zero__Reply *reply)
                 client_new_attempt(c, step);
 }
 
-/* A refusal that nobody waits for is kept for the next call; an abort outweighs the rest. */
+/* Keeps the refusal of a request that nobody waits for, for the next call; an abort goes first. */
 static void defer(struct zero_client *c, const struct pending *p, const struct fault *fault)
 {
-        /* a prefetch is a hint: what hinders it, the fetch will say */
+        /* a prefetch is a hint: the fetch will report what hinders it */
         bool hint = p->what == ZERO__REQUEST__BODY_PREFETCH && fault->status != ZERO_EABORTED;
 
         if (!hint && (c->deferred.status == ZERO_OK || fault->status == ZERO_EABORTED))
@@ -101,7 +102,7 @@ static int take_reply(struct zero_client *c)
 
         if (reply->seq == 0 && reply->status != ZERO_OK) {
                 client_shut(c, "%s", reply->text);
-                /* fenced: told once as what it is */
+                /* a fenced rank learns that once; later calls get ZERO_ECLOSED */
                 return reply->status == ZERO_ERANK ? status_of(reply, &c->error) : ZERO_ECLOSED;
         }
         if (reply->seq == 0 || p.seq != reply->seq)
@@ -127,7 +128,7 @@ static int take_reply(struct zero_client *c)
         return 0;
 }
 
-/* The daemon's end of the socket is gone, or the system refuses. */
+/* The daemon closed its end of the socket, or a system call failed. */
 static int failed(struct zero_client *c, int error, const char *what)
 {
         if (error == -EPIPE || error == -ECONNRESET)
@@ -137,7 +138,7 @@ static int failed(struct zero_client *c, int error, const char *what)
         return client_shut(c, "%s: %s", what, strerror(-error));
 }
 
-/* Takes in the frames that are in the buffer, up to the reply waited for. */
+/* Takes in the frames that are in the buffer, up to the reply that the call waits for. */
 static int take_frames(struct zero_client *c)
 {
         const uint8_t *payload;
@@ -175,7 +176,7 @@ int client_poll(struct zero_client *c)
         return r;
 }
 
-/* The daemon may have said why before it ended: hear it out. */
+/* The daemon may have sent the reason before it closed: read that first. */
 static int send_failed(struct zero_client *c, int error)
 {
         int r = client_poll(c);
@@ -201,8 +202,8 @@ int client_pump(struct zero_client *c, int64_t deadline_ms)
 /* ---- requests ---------------------------------------------------------- */
 
 /*
- * A connection to a daemon past its own deadline is given up.  A rank learns what the daemon
- * did in the meantime when it attaches again; for anybody else it is the end.
+ * Gives the connection up when the daemon is past its own deadline.  A rank learns what the daemon
+ * did meanwhile when it attaches again; for other clients the connection is closed.
  */
 static int pump_or_drop(struct zero_client *c, int64_t deadline_ms)
 {
@@ -293,8 +294,8 @@ int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot)
 }
 
 /*
- * The end of a call: the reply's status.  An abort is told once, whichever reply brought
- * it; a query is no part of the step and does not tell it.
+ * The end of a call: the reply's status.  One call reports an abort, whichever reply brought
+ * it; a query is no part of the step and does not report it.
  */
 static int settle(struct zero_client *c, Zero__Request__BodyCase what, uint64_t attempt)
 {

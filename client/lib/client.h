@@ -35,9 +35,9 @@
 
 enum {
         CLIENT_PENDING = 4096,     /* requests under way; a power of two */
-        CLIENT_TIMEOUT_MS = 60000, /* where neither the caller nor the daemon names one */
-        CLIENT_GRACE_MS = 2000,    /* for the daemon to say itself what is waited for */
-        CLIENT_LOST = -EPIPE,      /* no status: the connection is lost, and can be resumed */
+        CLIENT_TIMEOUT_MS = 60000, /* if neither the caller nor the daemon names one */
+        CLIENT_GRACE_MS = 2000,    /* more, for the daemon to say what the call waited for */
+        CLIENT_LOST = -EPIPE,      /* not a status: the connection is lost, and can be resumed */
 };
 
 struct pending {
@@ -45,14 +45,14 @@ struct pending {
         uint64_t attempt;
         Zero__Request__BodyCase what;
         uint32_t slot, group; /* of a push */
-        uint32_t event;       /* which it names; 0: none */
+        uint32_t event;       /* that the request names; 0: none */
 };
 
 /* What this rank has done with a group in the current attempt. */
 struct group_use {
         uint32_t held;          /* fetches not yet released */
         uint32_t micro_batches; /* pushed */
-        uint32_t accepted;      /* ... and taken by the service, from this rank whoever it was */
+        uint32_t accepted;      /* by the service, from this rank or its predecessor */
         bool ended;             /* by a push with `last` */
         const void *view;       /* while held */
 };
@@ -60,27 +60,28 @@ struct group_use {
 struct zero_client {
         struct wire wire;
         struct sockaddr_un address;
-        int interrupt_fd; /* an eventfd; can be read once zero_interrupt() was called */
+        int interrupt_fd; /* an eventfd; readable after zero_interrupt() */
         bool closed, lost;
-        struct fault cause;    /* why, if closed or lost */
+        struct fault cause;    /* of the end, if closed or lost */
         struct fault error;    /* of the last call */
-        struct fault deferred; /* the first refusal of a request that was not waited for */
+        struct fault deferred; /* the first refusal of a request that nobody waited for */
         int64_t began_ms;      /* the last call, on wire_now()'s clock */
-        int64_t granted_ms;    /* by when the daemon will answer, or say that it waits still */
+        int64_t granted_ms;    /* by when the daemon will answer, or ask for more time */
 
         uint64_t last_seq;
         struct pending pending[CLIENT_PENDING];
-        uint64_t call_seq; /* the request waited for; 0: none */
+        uint64_t call_seq; /* the request that the call waits for; 0: none */
         struct arena arena;
-        Zero__Reply *reply; /* to it, until the next pump */
+        Zero__Reply *reply; /* to call_seq, until the next pump */
 
         char job[ZERO_NAME_MAX + 1]; /* empty: none */
         int32_t rank;
         uint32_t world_size, local_world_size;
         uint32_t timeout_ms;
-        bool patient; /* the caller named no timeout: the daemon's counts, and may grow */
+        bool patient; /* the caller named no timeout: the daemon's holds, and the daemon may extend
+                         it */
         uint32_t incarnation;
-        bool entering; /* a job, for the first time or again */
+        bool entering;       /* attaching, for the first time or again */
         Zero__Finish finish; /* how the rank leaves the job */
 
         layout *layout; /* NULL: not attached */
@@ -88,19 +89,19 @@ struct zero_client {
         uint64_t version, attempt;
         double loss_scale;
         uint64_t transfer_bytes;
-        struct gpu *gpu; /* where the windows are; NULL: in host memory */
+        struct gpu *gpu; /* that has the windows; NULL: they are in host memory */
         struct mapping session, gather, serve;
-        struct mapping slots; /* of gradients, on a GPU; in host memory they are in the session */
-        struct views views;   /* private ones */
+        struct mapping slots; /* of gradients, on a GPU; in host memory they are in session */
+        struct views views;   /* private views */
         struct push push;
         struct group_use *groups;
-        uint8_t *present;  /* room for the flags of any one group */
-        uint32_t skips;    /* steps in a row that were not finite */
-        bool void_attempt; /* the connection was lost before an abort was told */
+        uint8_t *present;  /* room for the flags of one group, any */
+        uint32_t skips;    /* steps skipped in a row, as a gradient was not finite */
+        bool void_attempt; /* the connection was lost before an abort was reported */
 
-        uint64_t last_attempt;       /* decided, when the client attached last; 0: none */
+        uint64_t last_attempt;       /* that was decided when the client attached; 0: none */
         struct zero_result last;     /* its result */
-        uint8_t blob[ZERO_BLOB_MAX]; /* what this rank keeps with the last decided attempt */
+        uint8_t blob[ZERO_BLOB_MAX]; /* that this rank keeps with the last decided attempt */
         size_t blob_bytes;
 };
 

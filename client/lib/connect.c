@@ -11,7 +11,7 @@
 
 DEFINE_CLEANUP(struct zero_client *, zero_close)
 
-static _Thread_local struct fault connect_fault; /* of this thread's last zero_connect() */
+static _Thread_local struct fault connect_fault; /* of the thread's last zero_connect() */
 
 #define refuse(code, ...) fault_set(&connect_fault, code, __VA_ARGS__)
 
@@ -26,7 +26,7 @@ static int copy_path(struct sockaddr_un *address, const char *path)
         return 0;
 }
 
-/* The user's own daemon if there is one, else the system's. */
+/* The socket of the user's own daemon if there is one, else of the system's. */
 static int default_address(struct sockaddr_un *address)
 {
         const char *directory = getenv("XDG_RUNTIME_DIR");
@@ -74,7 +74,7 @@ static int open_socket(const struct sockaddr_un *address, int64_t until_ms, stru
 
         if (fd < 0)
                 return fault_set(fault, ZERO_EIO, "cannot make a socket: %s", strerror(errno));
-        if (left < 1) /* no time at all would be no limit */
+        if (left < 1) /* a timeout of 0 would mean no limit */
                 timeout = (struct timeval){ 0, 1000 };
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
         do {
@@ -154,7 +154,7 @@ int client_dial(struct zero_client *c, int64_t until_ms)
         wire_deinit(&c->wire);
         wire_init(&c->wire, fd);
         c->lost = false;
-        c->last_seq = 0; /* nothing is under way: a lost connection has nothing pending */
+        c->last_seq = 0; /* a lost connection has no pending requests */
         return greet(c);
 }
 
@@ -200,7 +200,7 @@ int zero_connect(const struct zero_options *options, struct zero_client **ret_cl
         return 0;
 }
 
-/* Tells the daemon that this is no loss; nothing waits for it, so nothing is done if it fails. */
+/* Tells the daemon that the rank leaves in order.  A failure is ignored: nobody waits. */
 static void say_bye(struct zero_client *c)
 {
         Zero__Request request = ZERO__REQUEST__INIT;
@@ -251,7 +251,7 @@ void zero_interrupt(struct zero_client *client)
         uint64_t one = 1;
         int error = errno;
 
-        /* fails only when it can be read already */
+        /* fails only if the eventfd can be read already */
         while (write(client->interrupt_fd, &one, sizeof(one)) < 0 && errno == EINTR)
                 ;
         errno = error;

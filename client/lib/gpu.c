@@ -33,7 +33,7 @@ static int parse(const char *device, int *ret_ordinal, struct fault *fault)
         return 0;
 }
 
-/* Once loaded it stays: a CUDA runtime cannot be unloaded. */
+/* The plugin stays loaded: a CUDA runtime cannot be unloaded. */
 static int load(struct gpu *gpu, struct fault *fault)
 {
         const char *chosen = secure_getenv("ZEROD_CUDA_PLUGIN");
@@ -135,7 +135,7 @@ int gpu_map(const struct gpu *gpu, int fd, const uint8_t *handle, uint64_t bytes
 
 /* ---- events -------------------------------------------------------------- */
 
-/* ZERO_GPU_EVENTS if there is none.  */
+/* ZERO_GPU_EVENTS if all events are named. */
 static uint32_t free_event(const struct gpu *gpu)
 {
         for (uint32_t i = 0; i < gpu->n_events; i++) {

@@ -1,5 +1,5 @@
-/* zero_layout_*(): proto/layout.h for callers outside.  What was refused stays in the
- * layout, for zero_layout_error(). */
+/* zero_layout_*(): proto/layout.h for trainers.  The layout keeps the last refusal, for
+ * zero_layout_error(). */
 #include "zero.h"
 
 #include <stdio.h>

@@ -44,7 +44,8 @@ int mapping_open(int fd, uint64_t bytes, int protection, uint64_t lazy, struct m
         if (base == MAP_FAILED)
                 return -errno;
         if (lazy && later < all)
-                madvise(base + later, all - later, MADV_POPULATE_WRITE); /* a wish */
+                madvise(base + later, all - later,
+                        MADV_POPULATE_WRITE); /* a failure costs time only */
         *ret = (struct mapping){
                 .base = base,
                 .bytes = bytes,
@@ -86,7 +87,7 @@ void mapping_deinit(struct mapping *m)
         *m = (struct mapping){ 0 };
 }
 
-/* From this byte on, which begins a page, the addresses hold nothing of a window. */
+/* Replaces the window from this byte, the begin of a page, with zeros. */
 static int blank(struct mapping *m, uint64_t from)
 {
         if (from == m->reserved)
@@ -108,7 +109,7 @@ static int take_address(struct mapping *m, struct mapping *next)
         return blank(m, next->reserved);
 }
 
-/* The next window needs more room than there is at the last one's address. */
+/* The next window needs more room than the last one has reserved. */
 static int move_away(struct mapping *m, struct mapping *next)
 {
         struct remains *r = malloc(sizeof(*r));

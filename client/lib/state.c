@@ -1,6 +1,6 @@
 /*
  * Reading and writing planes through the session's transfer area, piece by piece, and
- * asking the daemon about itself.
+ * queries of the daemon.
  */
 #include "client.h"
 
@@ -72,7 +72,7 @@ static int check_access(struct zero_client *c, struct access *a, bool write)
         return 0;
 }
 
-/* One piece, which lies or will lie at the start of the transfer area. */
+/* Moves one piece between the plane and the start of the transfer area. */
 static int access_piece(struct zero_client *c, const struct access *a, bool write)
 {
         Zero__Access access = ZERO__ACCESS__INIT;
@@ -91,7 +91,7 @@ static int access_piece(struct zero_client *c, const struct access *a, bool writ
         return client_call(c, &request, &reply);
 }
 
-/* Takes the next piece off what is left. */
+/* Cuts the next piece off the rest. */
 static struct access next_piece(const struct zero_client *c, struct access *left)
 {
         struct access piece = *left;
@@ -103,7 +103,7 @@ static struct access next_piece(const struct zero_client *c, struct access *left
         return piece;
 }
 
-/* What is written to the plane must be a set that a step can have. */
+/* A step can only have sets below ZERO_SET_MAX. */
 static int check_set(struct zero_client *c, const struct access *a, const uint64_t *set)
 {
         if (a->plane != ZERO_PLANE_SET || a->count == 0 || *set < ZERO_SET_MAX)

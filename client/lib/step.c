@@ -96,7 +96,7 @@ int zero_prefetch(struct zero_client *client, uint32_t group)
         return client_send(client, &request, PUSH_NONE);
 }
 
-/* For requests that are not waited for: if the daemon is lost there is nothing to be ordered. */
+/* For requests that do not wait: if the daemon is lost there is nothing to order. */
 static int record(struct zero_client *c, const struct zero_sync *sync, const char *what,
                   uint32_t group, uint32_t *ret_event)
 {
@@ -129,7 +129,7 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
                 return r;
         if (--client->groups[group].held > 0)
                 return 0;
-        r = client_drop_view(client, group); /* before the window has other bytes there */
+        r = client_drop_view(client, group); /* before the window gets other bytes there */
         if (r)
                 return r;
         release.group = group;
@@ -210,8 +210,8 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad)
 }
 
 /*
- * One byte a tensor, 0 or 1; frozen tensors have no gradient whatever the caller says.  False if
- * no tensor has one.
+ * Sets one byte a tensor, 0 or 1; frozen tensors have no gradient whatever the caller passes.
+ * False if no tensor has one.
  */
 static bool set_present(struct zero_client *c, uint32_t group, const uint8_t *present,
                         ProtobufCBinaryData *ret)
@@ -227,7 +227,7 @@ static bool set_present(struct zero_client *c, uint32_t group, const uint8_t *pr
         return some;
 }
 
-/* The service has this micro-batch from whoever was this rank before. */
+/* The service has this micro-batch already, from the rank's predecessor. */
 static bool skip_accepted(struct zero_client *c, uint32_t group, bool last)
 {
         struct group_use *use = &c->groups[group];
@@ -285,7 +285,7 @@ int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present
 
 /* ---- the end of a step ------------------------------------------------- */
 
-/* For calls that need no group: attached as a rank, and no refusal waits to be told. */
+/* For calls that need no group: the client is a rank, and no refusal is left to report. */
 static int begin_step(struct zero_client *c)
 {
         int r = client_begin(c);
@@ -295,7 +295,7 @@ static int begin_step(struct zero_client *c)
         return r ? r : client_go_on(c, client_poll(c));
 }
 
-/* What was written and not handed over would be lost without a word. */
+/* A gradient that was written and not pushed would be lost silently. */
 static int check_pushed(struct zero_client *c)
 {
         for (uint32_t g = 0; g < c->layout->n_groups; g++)
@@ -346,7 +346,7 @@ static int check_step(struct zero_client *c, const struct zero_step *step)
         return 0;
 }
 
-/* A daemon that is lost meanwhile and found again knows of nothing that is held: no event then. */
+/* If the daemon is lost and found again meanwhile, it knows of nothing held: no event then. */
 static int ask_step(struct zero_client *c, const struct zero_step *step,
                     const Zero__Reply **ret_reply)
 {
@@ -415,7 +415,7 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
         } else {
                 return r;
         }
-        if (step->n_sets > 0) /* else it was to be skipped */
+        if (step->n_sets > 0) /* else the caller wanted no update */
                 client->skips = result.skipped ? client->skips + 1 : 0;
         result.skips = client->skips;
         if (ret_result)

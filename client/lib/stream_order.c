@@ -1,7 +1,7 @@
 /*
- * Requests that are ordered behind work of the GPU: an event is recorded, and the daemon looks at
- * it; or, where it cannot open events of this process, this thread does, before the request is
- * sent.  Nothing waits for the GPU without a deadline.
+ * Stream order: a request takes effect behind work of the GPU.  The client records an event, and
+ * the daemon polls the event; where the daemon cannot open this process's events, the client
+ * waits for the event before it sends the request.  Every wait for the GPU has a deadline.
  */
 #include "client.h"
 
@@ -9,7 +9,7 @@
 
 enum { GPU_PAUSE_FIRST_US = 20, GPU_PAUSE_MOST_US = 1000 };
 
-/* CLIENT_LOST, or a status: as client_begin_aborted() where it had to wait. */
+/* CLIENT_LOST, or a status; after a wait as of client_begin_aborted(). */
 static int wait_for_event(struct zero_client *c)
 {
         int64_t deadline_ms = client_deadline(c);
@@ -28,7 +28,7 @@ static int wait_for_event(struct zero_client *c)
         return r ? r : client_begin_aborted(c);
 }
 
-/* Work that ends soon is not to cost a millisecond, and long work not a processor. */
+/* The pause grows: short work must not cost a millisecond, nor long work a processor. */
 static int wait_for_gpu(struct zero_client *c, uint32_t event, const char *what)
 {
         int64_t deadline_ms = wire_now() + c->timeout_ms, pause_us = GPU_PAUSE_FIRST_US;

@@ -16,7 +16,7 @@ static uint64_t page_bytes(void)
         return (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Whole pages for every group. */
+/* Gives each group whole pages; the bytes of all. */
 static uint64_t lay_out(struct views *v, const layout *l)
 {
         uint64_t page = page_bytes(), end = 0;

@@ -1,11 +1,12 @@
 /*
- * Private views: every group has an address range of its own for the client's life.
+ * Private views: each group has an address range of its own for the client's life.
  *
  * While the group is held, its bytes in a window are mapped there copy-on-write: what the
- * caller writes is its own, and gone with the mapping.  Otherwise nobody can touch the range.
+ * caller writes is the caller's own, and gone with the mapping.  Otherwise the range is
+ * inaccessible.
  *
  * Rule: places in a window begin at a page.  The pages are mapped read-only first, so that
- * all are there without a copy, and made writable then.
+ * all are resident without a copy, and then made writable.
  */
 #pragma once
 
@@ -20,14 +21,13 @@ struct views {
         uint32_t n_groups;
 };
 
-/* -ENOMEM: there is no address space for so many bytes, or no memory. */
+/* -ENOMEM: no address space for so many bytes, or no memory. */
 int views_init(struct views *v, const layout *l);
 void views_deinit(struct views *v);
 /*
- * Maps the group from offset in a window's descriptor, and tells where.  For a group that is not
- * mapped.  -EINVAL where offset does not begin a page, -errno from the system: the range is not
- * to be touched any more then.
+ * Maps a group that is not mapped, from offset in a window's descriptor.  -EINVAL: offset does
+ * not begin a page; -errno from the system.  After a failure nobody may touch the range.
  */
 int views_map(struct views *v, uint32_t group, int fd, uint64_t offset, const void **ret_view);
-/* No system call where nothing is mapped.  Like views_map() where it fails. */
+/* No system call if the group is not mapped.  Errors as of views_map(). */
 int views_unmap(struct views *v, uint32_t group);
