@@ -24,13 +24,13 @@ static bool job_resize(struct job *job, uint32_t world_size)
         if (old.n_attached > 0)
                 return false;
         reduce_reset(job, false);
+        job->world_size = world_size;
         if (!job_ranks_alloc(job, world_size) || reduce_resize(job, world_size)) {
                 job_ranks_free(job);
                 *job = old;
                 return false;
         }
         job_ranks_free(&old);
-        job->world_size = world_size;
         return true;
 }
 
