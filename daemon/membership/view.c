@@ -24,6 +24,23 @@ static void list_owners(const struct exchange *x, const struct placement *p, cha
                                        node_name(x, p->node[o]));
 }
 
+const struct placement *view_chosen(const struct exchange *x)
+{
+        return &x->views->durable.chosen;
+}
+
+const struct placement *view_undecided(const struct exchange *x)
+{
+        const struct view_register *r = &x->views->r;
+
+        return register_undecided(r) ? &r->record.view : NULL;
+}
+
+bool view_votes(const struct exchange *x)
+{
+        return x->views->r.record.voter;
+}
+
 bool view_changing(const struct exchange *x)
 {
         const struct views *v = x->views;

@@ -79,6 +79,12 @@ int view_change(struct exchange *x, struct view_change *change, struct fault *fa
 void view_forget(struct exchange *x, const struct view_change *change);
 /* Whose votes a change waits for. */
 void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *ret);
+/* The owner list that was chosen last; it comes into force when the node starts anew. */
+const struct placement *view_chosen(const struct exchange *x);
+/* The list of a change that was begun, and that may yet be chosen; NULL: there is none. */
+const struct placement *view_undecided(const struct exchange *x);
+/* This node has a vote. */
+bool view_votes(const struct exchange *x);
 /* A change is under way: no job may be made before it is decided. */
 bool view_changing(const struct exchange *x);
 /* Why the view cannot change now, or OK: jobs that are being restored; others move. */

@@ -1,8 +1,6 @@
 /* One connection of a client: its messages decoded, checked, handed on, and answered. */
 #pragma once
 
-#include <jansson.h>
-
 #include "daemon/rpc/conn.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/user.h"
@@ -92,35 +90,5 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply);
 /* Answers call with JSON, now or later. */
 int query_start(struct pending_call *call, const char *what, const char *argument,
                 struct fault *fault);
-/* Questions of other nodes; arg is the rpc. */
+/* Questions of other nodes. */
 void query_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-/* The answer, which is taken over, to a client's question or to another node's. */
-void query_end(struct pending_call *call, json_t *json);
-char *query_text(json_t *json); /* NULL: out of memory; takes json over */
-void query_end_text(struct pending_call *call, char *text);
-void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json);
-
-/* ---- query_gpus.c ---- */
-
-int status_query(struct pending_call *call, struct fault *fault);
-
-/* ---- query_view.c ---- */
-
-bool view_is_query(const char *what);
-int view_query(struct pending_call *call, const char *what, const char *argument,
-               struct fault *fault);
-
-/* ---- query_moves.c ---- */
-
-/* What this node knows of jobs that move. */
-json_t *moves_here(struct exchange *x);
-/* What all nodes told, put together; [node], NULL where none came. */
-json_t *moves_together(const struct exchange *x, json_t *const *answers);
-
-/* ---- query_snapshot.c ---- */
-
-/* Whether that is one about checkpoints; a client's; another node's. */
-bool snapshot_is_query(const char *what);
-int snapshot_query(struct pending_call *call, const char *what, const char *argument,
-                   struct fault *fault);
-void snapshot_question(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);

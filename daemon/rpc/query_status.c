@@ -9,8 +9,7 @@
 
 #include "daemon/device/gpu.h"
 #include "daemon/core/disk.h"
-#include "daemon/rpc/report.h"
-#include "daemon/rpc/session.h"
+#include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 
 enum { STATUS_MS = 100, STATUS_FRESH = 4 };
@@ -26,8 +25,12 @@ struct look {
 static void status_answer(struct rpc *rpc, struct pending_call *call,
                           const struct gpu_use_now *gpus)
 {
+        struct arena arena = { NULL };
+        struct status_node status;
+
+        report_node(&arena, rpc->x, rpc->started_ms, gpus, &status);
         free(rpc->status);
-        rpc->status = query_text(report_status(rpc, gpus));
+        rpc->status = query_text(record_take_json(status_node_type(), &status, &arena));
         rpc->status_ms = uv_now(rpc->x->loop);
         query_end_text(call, rpc->status ? strdup(rpc->status) : NULL);
 }
@@ -81,7 +84,8 @@ static int look_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
-int status_query(struct pending_call *call, struct fault *fault)
+int status_query(struct pending_call *call, const char *what, const char *argument,
+                 struct fault *fault)
 {
         struct rpc *rpc = call->session->rpc;
         uint32_t n = gpus_count();

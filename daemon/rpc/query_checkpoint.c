@@ -1,0 +1,178 @@
+/*
+ * Checkpoints and restores as clients ask for them: the question goes to the node that coordinates
+ * the job, which answers at once; how it goes on is asked with "progress".
+ *
+ * What a client says is taken apart here and put together anew with the user that it is: nodes
+ * believe each other, not clients.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/rpc/query.h"
+#include "proto/cleanup.h"
+
+enum { ARGUMENT_MAX = 16384, EVERY_MAX = 1000000000 };
+
+/* What is asked for; job_only: no more is asked for than the job's progress. */
+static int wish_parse(const char *argument, bool job_only, struct arena *arena,
+                      struct status_wish *ret, struct fault *fault)
+{
+        json_t *j = strlen(argument) < ARGUMENT_MAX
+                            ? json_loads(argument, JSON_REJECT_DUPLICATES, NULL)
+                            : NULL;
+        bool sane = j && record_from_json(status_wish_type(), j, arena, ret);
+
+        json_decref(j);
+        sane = sane && ret->job && job_name_valid(ret->job) && (ret->directory || job_only) &&
+               (ret->keep == RECORD_NULL || ret->keep <= UINT32_MAX) &&
+               (ret->uid == RECORD_NULL || ret->uid <= UINT32_MAX) &&
+               (ret->every == RECORD_NULL || ret->every <= EVERY_MAX);
+        return sane ? 0
+                    : fault_set(fault, ZERO_EINVAL,
+                                "the question names \"job\" and \"directory\" as JSON");
+}
+
+/* ---- a client's question ---------------------------------------------------------------- */
+
+struct forward {
+        struct pending_call *call; /* NULL once it has ended */
+        uint32_t uid;
+};
+
+static void forward_forget(struct request *r)
+{
+        struct forward *f = r->subject;
+
+        f->call = NULL;
+}
+
+static int forward_describe(const struct request *r, struct wait_line *ret)
+{
+        snprintf(ret->who, sizeof ret->who, "the job's coordinator");
+        snprintf(ret->what, sizeof ret->what, "its answer");
+        return ZERO_EDEADLINE;
+}
+
+static void forward_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct forward *f = arg;
+        struct pending_call *call = f->call;
+        json_t *j = call ? query_reply(status, m) : NULL;
+
+        free(f);
+        if (!call)
+                return;
+        if (status)
+                request_end(&call->request, status, "%s", text);
+        else if (!j)
+                request_end(&call->request, ZERO_EPROTO, "the coordinator's answer is no JSON");
+        else
+                query_end(call, j);
+}
+
+/* Frees the arena, in which the wish lies. */
+static int forward(struct pending_call *call, const char *what, struct status_wish *wish,
+                   struct arena *arena, struct fault *fault)
+{
+        struct exchange *x = call->session->rpc->x;
+        char job[ZERO_NAME_MAX + 1];
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Query query = ZERO__QUERY__INIT;
+        CLEANUP(cleanup_free) struct forward *f = calloc(1, sizeof *f);
+        CLEANUP(cleanup_free) char *argument = NULL;
+
+        snprintf(job, sizeof job, "%s", wish->job);
+        wish->uid = call->session->uid;
+        argument = query_text(record_take_json(status_wish_type(), wish, arena));
+        if (!f || !argument)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        f->call = call;
+        call->request.subject = f;
+        call->request.describe = forward_describe;
+        call->request.forget = forward_forget;
+        query.what = (char *)what;
+        query.argument = argument;
+        m.job = job;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
+        m.query = &query;
+        call_send(x, coordinator_of(x, job), &m, call->session->timeout_ms, forward_answered,
+                  STEAL(f));
+        return 0;
+}
+
+int checkpoint_query(struct pending_call *call, const char *what, const char *argument,
+                     struct fault *fault)
+{
+        struct arena arena = { NULL };
+        struct status_wish wish = {
+                .job = argument, .keep = RECORD_NULL, .every = RECORD_NULL, .uid = RECORD_NULL
+        };
+        int r = 0;
+
+        if (strcmp(what, "progress") != 0)
+                r = wish_parse(argument, false, &arena, &wish, fault);
+        else if (!job_name_valid(argument))
+                r = fault_set(fault, ZERO_EINVAL, "name a job");
+        if (!r)
+                return forward(call, what, &wish, &arena, fault);
+        arena_deinit(&arena);
+        return r;
+}
+
+/* ---- a node's question --------------------------------------------------------------------- */
+
+static int carry_out(struct exchange *x, const char *what, const struct status_wish *wish,
+                     struct arena *arena, struct status_ordered *ret, struct fault *fault)
+{
+        const struct order order = {
+                .job = wish->job,
+                .directory = wish->directory,
+                .uid = (uint32_t)wish->uid,
+                .keep = wish->keep == RECORD_NULL ? 0 : (uint32_t)wish->keep,
+        };
+        bool restore = strcmp(what, "restore") == 0;
+        bool periodic = !restore && wish->every != RECORD_NULL;
+        int r;
+
+        *ret = (struct status_ordered){ .job = wish->job, .directory = wish->directory };
+        if (restore)
+                r = restore_order(x, &order, &ret->id, fault);
+        else if (periodic)
+                r = checkpoint_schedule(x, &order, wish->every, fault);
+        else
+                r = checkpoint_order(x, &order, &ret->id, fault);
+        if (!r && periodic)
+                ret->schedule = report_schedule(arena, x, wish->job);
+        return r;
+}
+
+void checkpoint_question(struct exchange *x, struct job *job, uint32_t node,
+                         const Zero__LinkMessage *m)
+{
+        const char *what = m->query->what;
+        bool progress = strcmp(what, "progress") == 0;
+        struct arena arena = { NULL };
+        struct status_progress told;
+        struct status_ordered ordered;
+        struct status_wish wish;
+        struct fault fault;
+        int r;
+
+        if (!job_name_valid(m->job) || coordinator_of(x, m->job) != x->cluster->self) {
+                answer(x, node, m, ZERO_EPROTO, "this node does not coordinate that job");
+                return;
+        }
+        r = wish_parse(m->query->argument, progress, &arena, &wish, &fault);
+        if (!r && progress)
+                r = report_progress(&arena, x, m->job, (uint32_t)wish.uid, &told, &fault);
+        else if (!r)
+                r = carry_out(x, what, &wish, &arena, &ordered, &fault);
+        if (r)
+                answer(x, node, m, r, fault.text);
+        else if (progress)
+                query_answer_record(x, node, m->call, status_progress_type(), &told, &arena);
+        else
+                query_answer_record(x, node, m->call, status_ordered_type(), &ordered, &arena);
+        arena_deinit(&arena);
+}

@@ -1,0 +1,103 @@
+/*
+ * Which nodes hold shards, and changes of that, as people ask for them.  A change is proposed by
+ * the node that is asked, and answered when it is decided.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/membership/view.h"
+#include "daemon/rpc/query.h"
+#include "proto/cleanup.h"
+
+struct wanted {
+        struct view_change change;
+        struct exchange *x;
+        struct pending_call *call;
+};
+
+static const struct {
+        const char *what;
+        enum view_kind kind;
+} kinds[] = { { "add-node", VIEW_ADD },
+              { "remove-node", VIEW_REMOVE },
+              { "takeover", VIEW_TAKEOVER } };
+
+static void membership_answer(struct exchange *x, struct pending_call *call)
+{
+        struct arena arena = { NULL };
+        struct status_membership membership;
+
+        report_membership(&arena, x, &membership);
+        query_end_record(call, status_membership_type(), &membership, &arena);
+}
+
+static void wanted_done(struct view_change *change, int status, const char *text)
+{
+        struct wanted *w = CONTAINER_OF(change, struct wanted, change);
+
+        if (status)
+                request_end(&w->call->request, status, "%s", text);
+        else
+                membership_answer(w->x, w->call);
+        free(w);
+}
+
+static void wanted_forget(struct request *r)
+{
+        struct wanted *w = r->subject;
+
+        view_forget(w->x, &w->change);
+        free(w);
+}
+
+static int wanted_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct wanted *w = r->subject;
+
+        view_describe(w->x, w->change.dead, ret);
+        return ZERO_EDEADLINE;
+}
+
+static int allowed(const struct session *session, struct fault *fault)
+{
+        if (session->uid == 0 || session->uid == geteuid())
+                return 0;
+        return fault_set(fault, ZERO_EPERM,
+                         "the owners are changed by root or the user zerod runs as, %u",
+                         (unsigned)geteuid());
+}
+
+static int wanted_start(struct pending_call *call, enum view_kind kind, const char *argument,
+                        struct fault *fault)
+{
+        struct exchange *x = call->session->rpc->x;
+        CLEANUP(cleanup_free) struct wanted *w = calloc(1, sizeof *w);
+        int r = allowed(call->session, fault);
+
+        if (!w)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        w->x = x;
+        w->call = call;
+        if (!r)
+                r = view_plan(x, kind, argument, &w->change, fault);
+        w->change.done = wanted_done;
+        if (!r)
+                r = view_change(x, &w->change, fault);
+        if (r)
+                return r;
+        call->request.subject = w;
+        call->request.describe = wanted_describe;
+        call->request.forget = wanted_forget;
+        w = NULL; /* wanted_done() frees it */
+        return 0;
+}
+
+int membership_query(struct pending_call *call, const char *what, const char *argument,
+                     struct fault *fault)
+{
+        for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+                if (strcmp(what, kinds[i].what) == 0)
+                        return wanted_start(call, kinds[i].kind, argument, fault);
+        membership_answer(call->session->rpc->x, call);
+        return 0;
+}

@@ -1,0 +1,356 @@
+/*
+ * Questions to all nodes, put together when the last node has answered, or when the client's
+ * deadline has come.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/rpc/query.h"
+#include "proto/cleanup.h"
+
+enum { CHECKSUM_ROUNDS = 20 };
+enum { MOVES_MS = 5000 };    /* zeroctl asks again and again */
+enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
+
+struct survey {
+        struct exchange *x;        /* not its server, which may go before the last answer */
+        struct pending_call *call; /* NULL once it has ended */
+        struct job *job;           /* the job asked about, or NULL */
+        const struct survey_kind *kind;
+        uint32_t pending, rounds;
+        struct fault fault;
+        json_t *told[ZERO_NODE_MAX]; /* NULL: nothing, or no JSON was asked for */
+        struct {
+                uint64_t asked_ns, took_ns;
+                bool came;
+        } answers[ZERO_NODE_MAX];
+};
+
+struct question {
+        struct survey *survey;
+        uint32_t node;
+};
+
+/* ---- putting the answers together -------------------------------------------- */
+
+/* What a node told, as a record in the arena; NULL: nothing that is one. */
+static void *told_by(const struct survey *s, uint32_t node, const struct record_type *type,
+                     struct arena *arena)
+{
+        void *record = s->told[node] ? arena_new(arena, type->size) : NULL;
+
+        return record && record_from_json(type, s->told[node], arena, record) ? record : NULL;
+}
+
+static json_t *ping_together(struct survey *s)
+{
+        const struct exchange *x = s->x;
+        struct arena arena = { NULL };
+        struct status_ping ping = { .peers = { 0 } };
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct status_reached *peer =
+                        n == x->cluster->self ? NULL : LIST_ADD(&arena, &ping.peers);
+
+                if (!peer)
+                        continue;
+                peer->node = node_name(x, n);
+                peer->up = s->answers[n].came;
+                peer->round_trip_s = peer->up ? (double)s->answers[n].took_ns / 1e9 : NAN;
+        }
+        return record_take_json(status_ping_type(), &ping, &arena);
+}
+
+/* Of each owner what its own node told. */
+static json_t *shards_together(struct survey *s)
+{
+        const struct placement *place = &s->job->place;
+        const struct status_holding *told[ZERO_NODE_MAX] = { NULL };
+        struct arena arena = { NULL };
+        struct status_shards shards = { .jobs = { 0 } };
+        struct status_job_shards *job = LIST_ADD(&arena, &shards.jobs);
+
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++) {
+                const struct status_holdings *h = told_by(s, n, status_holdings_type(), &arena);
+
+                for (uint32_t i = 0; h && i < h->holdings.n; i++) {
+                        uint64_t owner = h->holdings.items[i].owner;
+
+                        if (owner < place->n_owners && place->node[owner] == n)
+                                told[owner] = &h->holdings.items[i];
+                }
+        }
+        if (job)
+                report_job_shards(&arena, s->job, told, job);
+        return record_take_json(status_shards_type(), &shards, &arena);
+}
+
+static json_t *checksum_together(struct survey *s)
+{
+        json_int_t version;
+
+        if (checksums_agree(s->job, s->told, &version))
+                return checksums_together(s->job, s->told);
+        fault_set(&s->fault, ZERO_EBUSY,
+                  "the job steps on while its nodes are asked: %d times they told of more than one "
+                  "version; ask again",
+                  CHECKSUM_ROUNDS);
+        return NULL;
+}
+
+static bool has_text(const struct record_texts *texts, const char *text)
+{
+        for (uint32_t i = 0; i < texts->n; i++)
+                if (strcmp(texts->items[i], text) == 0)
+                        return true;
+        return false;
+}
+
+/* A node that one node has not told may have been told by another. */
+static json_t *drop_together(struct survey *s)
+{
+        const struct exchange *x = s->x;
+        const struct status_drop_here *told[ZERO_NODE_MAX];
+        struct arena arena = { NULL };
+        struct status_drop drop = { .job = s->job->name, .dropped = true };
+        bool kept = false;
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                told[n] = told_by(s, n, status_drop_here_type(), &arena);
+                kept = kept || (told[n] && told[n]->keeps);
+        }
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                bool knows = s->answers[n].came;
+
+                for (uint32_t i = 0; i < x->cluster->n_nodes && !knows; i++)
+                        knows = told[i] && told[i]->keeps &&
+                                !has_text(&told[i]->untold, node_name(x, n));
+                if (!knows)
+                        texts_add(&arena, &drop.untold, node_name(x, n));
+        }
+        if (!kept)
+                fault_set(&s->fault, ZERO_EPEER,
+                          "no node that holds shards is reachable: nothing of the job is dropped "
+                          "but what is here");
+        return record_take_json(status_drop_type(), &drop, &arena);
+}
+
+static json_t *moves_together(struct survey *s)
+{
+        const struct status_moves_here *told[ZERO_NODE_MAX];
+        struct arena arena = { NULL };
+        struct status_moves moves;
+
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++)
+                told[n] = told_by(s, n, status_moves_here_type(), &arena);
+        report_moves(&arena, s->x, told, &moves);
+        return record_take_json(status_moves_type(), &moves, &arena);
+}
+
+static const struct survey_kind {
+        const char *what;     /* asked by clients */
+        const char *question; /* put to the nodes */
+        bool of_job, owners_only;
+        bool all_must; /* answer, or there is no answer */
+        json_t *(*finish)(struct survey *s);
+        uint64_t most_ms; /* 0: as long as the client waits */
+} kinds[] = {
+        { "ping", "ping", false, false, false, ping_together, 0 },
+        { "shards", "held", true, true, false, shards_together, 0 },
+        { "checksum", "checksum", true, true, true, checksum_together, 0 },
+        { "drop", "drop", true, false, false, drop_together, 0 },
+        { "moves", "moves", false, false, false, moves_together, MOVES_MS },
+};
+
+/* ---- asking ---------------------------------------------------------------------- */
+
+static void survey_forget_answers(struct survey *s)
+{
+        for (uint32_t n = 0; n < ZERO_NODE_MAX; n++) {
+                json_decref(STEAL(s->told[n]));
+                s->answers[n].came = false;
+        }
+}
+
+static void survey_end(struct survey *s)
+{
+        json_t *json = s->fault.status || !s->call ? NULL : s->kind->finish(s);
+
+        if (s->call && !s->fault.status)
+                query_end(s->call, STEAL(json));
+        else if (s->call)
+                request_end(&s->call->request, s->fault.status, "%s", s->fault.text);
+        json_decref(json);
+        survey_forget_answers(s);
+        if (s->job)
+                job_let_go(s->job);
+        free(s);
+}
+
+static void survey_ask_all(struct survey *s);
+
+/* The job has stepped between the answers: they are asked for again, some times. */
+static bool survey_again(struct survey *s)
+{
+        json_int_t version;
+
+        if (!s->call || s->fault.status || s->kind->finish != checksum_together ||
+            checksums_agree(s->job, s->told, &version) || ++s->rounds >= CHECKSUM_ROUNDS)
+                return false;
+        survey_forget_answers(s);
+        survey_ask_all(s);
+        return s->pending > 0;
+}
+
+static void question_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct question *q = arg;
+        struct survey *s = q->survey;
+
+        if (status == ZERO_OK) {
+                s->answers[q->node].came = true;
+                s->answers[q->node].took_ns = uv_hrtime() - s->answers[q->node].asked_ns;
+                s->told[q->node] = query_reply(status, m);
+        } else if (s->kind->all_must && !s->fault.status) {
+                fault_set(&s->fault, status, "%s", text);
+        }
+        free(q);
+        if (--s->pending == 0 && !survey_again(s))
+                survey_end(s);
+}
+
+static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
+{
+        struct question *q = malloc(sizeof *q);
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Query query = ZERO__QUERY__INIT;
+
+        if (!q)
+                return;
+        *q = (struct question){ s, node };
+        s->pending++;
+        s->answers[node].asked_ns = uv_hrtime();
+        query.what = (char *)s->kind->question;
+        if (s->job) {
+                m.job = s->job->name;
+                query.version = s->job->version;
+        }
+        m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
+        m.query = &query;
+        if (s->call)
+                budget_worked(&s->call->session->user->budget, ASKING_NS);
+        call_send(s->x, node, &m, timeout_ms, question_answered, q);
+}
+
+/* Answers come from the loop, never before: at least this node's own is due. */
+static void survey_ask_all(struct survey *s)
+{
+        const struct survey_kind *kind = s->kind;
+        uint64_t timeout_ms = s->call->session->timeout_ms;
+
+        if (kind->most_ms && kind->most_ms < timeout_ms)
+                timeout_ms = kind->most_ms;
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++)
+                if (!kind->owners_only || placement_owner_on(&s->job->place, n) != NO_OWNER)
+                        survey_ask(s, n, timeout_ms);
+}
+
+static void survey_forget(struct request *r)
+{
+        struct survey *s = r->subject;
+
+        s->call = NULL;
+}
+
+static int survey_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct survey *s = r->subject;
+
+        snprintf(ret->who, sizeof ret->who, "the other nodes");
+        snprintf(ret->what, sizeof ret->what, "their answer to '%s'", s->kind->what);
+        return ZERO_EDEADLINE;
+}
+
+static bool job_is_for(const struct session *session, const struct job *job)
+{
+        return session->uid == 0 || session->uid == job->uid;
+}
+
+int job_for(const struct session *session, const char *name, struct job **ret, struct fault *fault)
+{
+        struct exchange *x = session->rpc->x;
+        struct job *job = job_find(x, name);
+
+        if (!name[0])
+                return fault_set(fault, ZERO_EINVAL, "name a job");
+        if (shut_has(x, name))
+                return fault_set(fault, ZERO_EBUSY,
+                                 "the state of job '%.100s' on this node is whole and waits for "
+                                 "memory: see the daemon's log",
+                                 name);
+        if (!job || job->opening)
+                return fault_set(fault, ZERO_ENOJOB, "there is no job '%.100s' on this node", name);
+        if (!job_is_for(session, job))
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
+                                 job->uid);
+        *ret = job;
+        return 0;
+}
+
+int survey_query(struct pending_call *call, const char *what, const char *argument,
+                 struct fault *fault)
+{
+        const struct survey_kind *kind = kinds;
+        struct job *job = NULL;
+        struct survey *s;
+        int r = 0;
+
+        while (strcmp(kind->what, what) != 0)
+                kind++;
+        if (kind->of_job)
+                r = job_for(call->session, argument, &job, fault);
+        if (r)
+                return r;
+        s = calloc(1, sizeof *s);
+        if (!s)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        s->x = call->session->rpc->x;
+        s->call = call;
+        s->job = job;
+        s->kind = kind;
+        if (job)
+                job_hold(job); /* its state is none of the survey's: a drop waits for its end */
+        call->request.subject = s;
+        call->request.describe = survey_describe;
+        call->request.forget = survey_forget;
+        survey_ask_all(s);
+        return 0;
+}
+
+/* Where no job is named: of each job that the client may name, what this node knows. */
+int shards_query(struct pending_call *call, const char *what, const char *argument,
+                 struct fault *fault)
+{
+        struct arena arena = { NULL };
+        struct status_shards shards = { .jobs = { 0 } };
+
+        if (argument[0])
+                return survey_query(call, what, argument, fault);
+        list_for_each (&call->session->rpc->x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+                const struct status_holding *told[ZERO_NODE_MAX] = { NULL };
+                struct status_holdings own;
+                struct status_job_shards *here;
+
+                if (job->opening || !job_is_for(call->session, job) ||
+                    !(here = LIST_ADD(&arena, &shards.jobs)))
+                        continue;
+                report_holdings(&arena, job, &own);
+                for (uint32_t i = 0; i < own.holdings.n; i++)
+                        told[own.holdings.items[i].owner] = &own.holdings.items[i];
+                report_job_shards(&arena, job, told, here);
+        }
+        query_end_record(call, status_shards_type(), &shards, &arena);
+        return 0;
+}

@@ -1,0 +1,366 @@
+/*
+ * fields.h - every field of every answer, once: name, kind, unit and meaning (record.h).
+ *
+ * Numbers whose name ends in _s are seconds; bytes are bytes.  What counts up counts from the start
+ * of the daemon, or from when the job came to this node.  The files beside fill the records.
+ */
+#pragma once
+
+#include "daemon/status/record.h"
+
+/* clang-format off */
+
+/* ---- jobs ---- */
+
+#define STATUS_RANK(F, R)                                                                          \
+        F(number, rank, "its number")                                                              \
+        F(text, node, "the node it runs on; null: not known")                                      \
+        F(flag, attached, "its session lives")
+
+#define STATUS_WAIT(F, R)                                                                          \
+        R(called, "for", who, "the rank, node or disk that keeps others waiting")                  \
+        F(text, what, "what it has to do")                                                         \
+        F(real, since_s, "since its last sign of progress")
+
+#define STATUS_GATHER(F, R)                                                                        \
+        F(number, window_bytes, "of the windows that ranks of this node read parameters in")       \
+        F(text, place, "where these are: host, or GPUs")                                           \
+        F(number, slots, "groups that they hold at once")                                          \
+        F(number, hits, "fetches whose group was there")                                           \
+        F(number, misses, "the others")                                                            \
+        F(number, gathers, "groups brought there")                                                 \
+        F(number, spread, "of these, from another window of this node")                            \
+        F(number, elements_received, "from other nodes")
+
+#define STATUS_REDUCE(F, R)                                                                        \
+        F(number, elements_sent, "of gradients, to other nodes")                                   \
+        F(number, deferred, "sums of groups that were left to the update")
+
+#define STATUS_FORMULA(F, R)                                                                       \
+        F(number, bytes_per_parameter, "16, by ZeRO (SC20, section 3.1)")                          \
+        F(number, stage3_bytes, "of each owner")
+
+#define STATUS_SESSION(F, R)                                                                       \
+        F(number, rank, "its number")                                                              \
+        F(number, pid, "its process")                                                              \
+        F(number, held, "groups that it holds")                                                    \
+        F(flag, no_events, "its GPU work is waited for without events")                            \
+        F(number, push_window, "bytes of the window that it pushes through")
+
+#define STATUS_MOVE(F, R)                                                                          \
+        F(number, from_epoch, "of the owner list that shards come from; null: not known")          \
+        F(number, to_epoch, "of the owner list in force")                                          \
+        F(number, bytes, "in their place")                                                         \
+        F(number, total, "of all; 0: not known")
+
+#define STATUS_JOB(F, R)                                                                           \
+        F(text, job, "its name")                                                                   \
+        F(number, uid, "the user it belongs to")                                                   \
+        F(text, coordinator, "the node that coordinates it")                                       \
+        F(number, world_size, "ranks")                                                             \
+        R(list, status_rank, ranks, "all of them")                                                 \
+        F(text, state, "moving, opening, idle, incomplete or running")                             \
+        F(number, version, "steps that it has made")                                               \
+        F(number, attempt, "of the step that is being made")                                       \
+        F(real, steps_per_s, "over the last steps")                                                \
+        F(real, grad_norm, "of the last step; null: not finite")                                   \
+        F(real, loss_scale, "of the next step")                                                    \
+        F(number, skipped, "steps whose gradients were not finite")                                \
+        F(number, parameters, "elements of all groups")                                            \
+        F(number, groups, "their number")                                                          \
+        F(texts, owners, "the node of each owner of shards")                                       \
+        R(maybe, status_move, move, "null: its shards are in their place")                         \
+        R(list, status_wait, waiting, "who keeps it waiting")                                      \
+        R(record, status_gather, gather, "parameters on their way to ranks")                       \
+        R(record, status_reduce, reduce, "gradients on their way to owners")                       \
+        F(counts, planes, "bytes of each plane on this node")                                      \
+        F(number, planes_on_gpu, "bytes of them in GPU memory")                                    \
+        R(record, status_formula, zero_formula, "what an owner holds by the book")                 \
+        R(list, status_session, sessions, "ranks of this node")
+
+#define STATUS_JOBS(F, R)                                                                          \
+        R(list, status_job, jobs, "that this node knows")
+
+/* ---- the node ---- */
+
+#define STATUS_PEER(F, R)                                                                          \
+        F(text, node, "its name")                                                                  \
+        F(text, address, "host and port")                                                          \
+        F(flag, owner, "it holds shards")                                                          \
+        F(flag, self, "it is the node that answers")                                               \
+        F(flag, up, "the link to it stands")                                                       \
+        F(text, why, "it does not")                                                                \
+        F(text, bulk, "path of payloads")                                                          \
+        F(text, bulk_detail, "transports of that path")                                            \
+        F(text, bulk_gpu, "how payloads of GPU memory go")                                         \
+        F(real, since_s, "the link stands, or is down")                                            \
+        F(real, heard_s, "since its last message")                                                 \
+        F(real, round_trip_s, "of the last heartbeat")                                             \
+        F(counts, sent, "bytes, by what they carry")                                               \
+        F(counts, received, "bytes, by what they carry")
+
+#define STATUS_ATTACHING(F, R)                                                                     \
+        F(text, job, "that the rank attaches to")                                                  \
+        F(number, rank, "its number")                                                              \
+        F(number, pid, "its process")                                                              \
+        R(called, "for", who, "who keeps it waiting")                                              \
+        F(text, what, "what they have to do")                                                      \
+        F(real, since_s, "it waits")
+
+#define STATUS_MEMORY(F, R)                                                                        \
+        F(number, state_used, "bytes that count towards memory_limit")                             \
+        F(number, state_quota, "bytes of memory_limit")                                            \
+        F(number, resident, "bytes of the daemon's process")
+
+#define STATUS_COLLECTIVES(F, R)                                                                   \
+        F(text, by, "nccl or copies")                                                              \
+        F(text, nccl, "its version; null: not loaded")                                             \
+        F(number, moves_by_nccl, "collectives that NCCL has carried")                              \
+        F(text, why, "not by NCCL; null: as was chosen, or by it")
+
+#define STATUS_CUDA(F, R)                                                                          \
+        F(number, plugin_interface, "its version")                                                 \
+        F(text, driver, "CUDA's version")                                                          \
+        F(text, runtime, "CUDA's version")                                                         \
+        R(maybe, status_collectives, between_gpus, "null: there is one GPU")
+
+#define STATUS_GPU_MEMORY(F, R)                                                                    \
+        F(number, total, "bytes")                                                                  \
+        F(number, free, "bytes")                                                                   \
+        F(number, used, "bytes, whosever they are")                                                \
+        F(number, zerod, "bytes that this daemon has")
+
+#define STATUS_ALLOCATION(F, R)                                                                    \
+        F(text, what, "it is for")                                                                 \
+        F(number, bytes, "of all that are for that")
+
+#define STATUS_GPU(F, R)                                                                           \
+        F(number, gpu, "its number")                                                               \
+        F(text, name, "of the model")                                                              \
+        F(text, uuid, "as nvidia-smi writes it")                                                   \
+        F(text, compute_capability, "major and minor")                                             \
+        R(record, status_gpu_memory, memory, "of the GPU")                                         \
+        R(list, status_allocation, allocations, "of this daemon")
+
+#define STATUS_NODE(F, R)                                                                          \
+        F(text, node, "its name")                                                                  \
+        F(text, version, "of zerod")                                                               \
+        F(real, uptime_s, "since the socket was opened")                                           \
+        F(text, socket, "of clients")                                                              \
+        F(text, state_dir, "where states are")                                                     \
+        F(text, device, "instruction set that kernels use")                                        \
+        R(list, status_peer, peers, "all nodes of the cluster, this one too")                      \
+        R(list, status_job, jobs, "that this node knows")                                          \
+        R(list, status_attaching, attaching, "ranks of this node whose job is not there yet")      \
+        R(record, status_memory, memory, "of the node")                                            \
+        R(maybe, status_cuda, cuda, "null: no GPU is used")                                        \
+        R(list, status_gpu, gpus, "that are used")
+
+#define STATUS_OPTION(F, R)                                                                        \
+        F(text, name, "of the option")                                                             \
+        F(text, value, "in force")                                                                 \
+        F(text, source, "of the value")                                                            \
+        F(text, doc, "what it means")
+
+#define STATUS_CONFIG(F, R)                                                                        \
+        R(list, status_option, options, "all of them")
+
+/* ---- shards ---- */
+
+/* What an owner holds on the node that answers. */
+#define STATUS_HOLDING(F, R)                                                                       \
+        F(number, owner, "its number in the owner list")                                           \
+        F(numbers, versions, "of each group; null: the owner has no part of it")                   \
+        F(numbers, updates, "last version that changed each group; null: none since a restart")    \
+        F(text, place, "host, or the GPU")
+
+#define STATUS_HOLDINGS(F, R)                                                                      \
+        R(list, status_holding, holdings, "of one job")
+
+#define STATUS_SHARD(F, R)                                                                         \
+        F(text, owner, "the node of it")                                                           \
+        F(number, device, "of that node")                                                          \
+        F(number, first, "element of the group")                                                   \
+        F(number, count, "elements")                                                               \
+        F(counts, bytes, "of each plane")                                                          \
+        F(number, version, "of the bytes; null: its node did not tell")                            \
+        F(number, last_updated, "last version that changed it; null: not known")                   \
+        F(text, place, "host, or the GPU; null: its node did not tell")
+
+#define STATUS_GROUP(F, R)                                                                         \
+        F(text, group, "its name")                                                                 \
+        F(number, index, "its number")                                                             \
+        F(number, elements, "of its tensors, gaps between them included")                          \
+        F(text, dtype, "that trainers fetch")                                                      \
+        R(list, status_shard, shards, "in the order of the elements")
+
+#define STATUS_JOB_SHARDS(F, R)                                                                    \
+        F(text, job, "its name")                                                                   \
+        R(list, status_group, groups, "all of them")
+
+#define STATUS_SHARDS(F, R)                                                                        \
+        R(list, status_job_shards, jobs, "that were asked for")
+
+/* ---- the owner list, and moves ---- */
+
+#define STATUS_MIRROR(F, R)                                                                        \
+        F(text, owner, "the node whose shards these are")                                          \
+        F(text, node, "that holds them a second time")
+
+#define STATUS_MEMBER(F, R)                                                                        \
+        F(text, node, "its name")                                                                  \
+        F(flag, self, "it is the node that answers")                                               \
+        F(flag, up, "the link to it stands")                                                       \
+        F(flag, owner, "it holds shards")
+
+#define STATUS_MEMBERSHIP(F, R)                                                                    \
+        F(number, epoch, "of the owner list that was chosen last")                                 \
+        F(texts, owners, "the node of each owner")                                                 \
+        R(list, status_mirror, mirrors, "of owners")                                               \
+        R(list, status_member, nodes, "all nodes of the cluster")                                  \
+        F(number, votes_needed, "for a change")                                                    \
+        F(number, votes_reachable, "now, from here")                                               \
+        F(flag, majority, "these are enough")                                                      \
+        F(flag, voter, "this node may vote")                                                       \
+        F(texts, undecided, "owners of a change that was begun; null: none was")
+
+#define STATUS_AWAITED(F, R)                                                                       \
+        R(called, "for", who, "who keeps the move waiting")                                        \
+        F(text, what, "what they have to do")
+
+#define STATUS_JOB_MOVE(F, R)                                                                      \
+        R(inlined, status_move, move, "how far it is")                                             \
+        F(text, job, "its name")                                                                   \
+        R(maybe, status_awaited, waiting, "null: nothing is waited for")                           \
+        F(text, trouble, "what a person has to mend; null: nothing")
+
+#define STATUS_TAKEN_BACK(F, R)                                                                    \
+        F(number, epoch, "of the owner list that was given up")                                    \
+        F(text, why, "a job could not be moved")
+
+/* What one node tells the others. */
+#define STATUS_MOVES_HERE(F, R)                                                                    \
+        R(list, status_job_move, moves, "of jobs that it coordinates")                             \
+        F(texts, former, "jobs of which it has states of an earlier owner list")                   \
+        R(maybe, status_taken_back, taken_back, "null: no change was taken back")
+
+#define STATUS_MOVES(F, R)                                                                         \
+        F(number, epoch, "of the owner list that was chosen last")                                 \
+        F(flag, over, "everything is where that list has it")                                      \
+        R(list, status_job_move, jobs, "that are not there yet")                                   \
+        R(list, status_awaited, waiting, "nodes that are waited for")                              \
+        F(texts, unheard, "nodes that did not answer")                                             \
+        R(list, status_taken_back, taken_back, "changes that were taken back")
+
+/* ---- checkpoints ---- */
+
+#define STATUS_OPERATION(F, R)                                                                     \
+        F(text, operation, "checkpoint or restore")                                                \
+        F(number, id, "on its coordinator")                                                        \
+        F(text, phase, "it is in")                                                                 \
+        F(flag, over, "it has succeeded or failed")                                                \
+        F(text, path, "of the checkpoint")                                                         \
+        F(number, version, "of the job in it")                                                     \
+        F(number, bytes, "of all parts")                                                           \
+        F(number, done_bytes, "written or read")                                                   \
+        F(number, buffer_bytes, "that copies of the planes take")                                  \
+        F(real, predicted_stall_s, "of the next update, at most; null: none")                      \
+        F(real, copy_s, "that the slowest copy took; null: it goes on")                            \
+        F(real, elapsed_s, "since it began, or until it was over")                                 \
+        F(text, status, "it ended with")                                                           \
+        F(text, error, "why it failed")
+
+#define STATUS_SCHEDULE(F, R)                                                                      \
+        F(number, every, "steps between two periodic checkpoints")                                 \
+        F(number, next_version, "of the job in the next one")                                      \
+        F(text, periodic_directory, "they go to")
+
+#define STATUS_PROGRESS(F, R)                                                                      \
+        F(text, job, "its name")                                                                   \
+        R(inlined, status_operation, operation, "the newest")                                      \
+        R(inlined, status_schedule, schedule, "of periodic checkpoints")
+
+#define STATUS_ORDERED(F, R)                                                                       \
+        F(text, job, "its name")                                                                   \
+        F(text, directory, "of the checkpoint")                                                    \
+        F(number, id, "of the operation that was begun; 0: a schedule")                            \
+        R(inlined, status_schedule, schedule, "of periodic checkpoints")
+
+/* ---- what is asked of all nodes ---- */
+
+#define STATUS_REACHED(F, R)                                                                       \
+        F(text, node, "its name")                                                                  \
+        F(flag, up, "it has answered")                                                             \
+        F(real, round_trip_s, "of the question; null: no answer came")
+
+#define STATUS_PING(F, R)                                                                          \
+        R(list, status_reached, peers, "all other nodes")
+
+/* What one node tells the others. */
+#define STATUS_DROP_HERE(F, R)                                                                     \
+        F(flag, keeps, "it keeps the drop until all nodes have been told")                         \
+        F(texts, untold, "nodes that it has not told")
+
+#define STATUS_DROP(F, R)                                                                          \
+        F(text, job, "its name")                                                                   \
+        F(flag, dropped, "on all nodes that are there")                                            \
+        F(texts, untold, "nodes that will be told when they come up")
+
+/* What a client asks for with "checkpoint" and "restore". */
+#define STATUS_WISH(F, R)                                                                          \
+        F(text, job, "its name")                                                                   \
+        F(text, directory, "of the checkpoint")                                                    \
+        F(number, keep, "so many checkpoints; null: all")                                          \
+        F(number, every, "steps a checkpoint; 0: no more; null: one now")                          \
+        F(number, uid, "who asks; set by the node that the client is connected to")
+
+/* ---- all ---- */
+
+#define STATUS_RECORDS(X)                                                                          \
+        X(status_rank, STATUS_RANK)                                                                \
+        X(status_wait, STATUS_WAIT)                                                                \
+        X(status_gather, STATUS_GATHER)                                                            \
+        X(status_reduce, STATUS_REDUCE)                                                            \
+        X(status_formula, STATUS_FORMULA)                                                          \
+        X(status_session, STATUS_SESSION)                                                          \
+        X(status_move, STATUS_MOVE)                                                                \
+        X(status_job, STATUS_JOB)                                                                  \
+        X(status_jobs, STATUS_JOBS)                                                                \
+        X(status_peer, STATUS_PEER)                                                                \
+        X(status_attaching, STATUS_ATTACHING)                                                      \
+        X(status_memory, STATUS_MEMORY)                                                            \
+        X(status_collectives, STATUS_COLLECTIVES)                                                  \
+        X(status_cuda, STATUS_CUDA)                                                                \
+        X(status_gpu_memory, STATUS_GPU_MEMORY)                                                    \
+        X(status_allocation, STATUS_ALLOCATION)                                                    \
+        X(status_gpu, STATUS_GPU)                                                                  \
+        X(status_node, STATUS_NODE)                                                                \
+        X(status_option, STATUS_OPTION)                                                            \
+        X(status_config, STATUS_CONFIG)                                                            \
+        X(status_holding, STATUS_HOLDING)                                                          \
+        X(status_holdings, STATUS_HOLDINGS)                                                        \
+        X(status_shard, STATUS_SHARD)                                                              \
+        X(status_group, STATUS_GROUP)                                                              \
+        X(status_job_shards, STATUS_JOB_SHARDS)                                                    \
+        X(status_shards, STATUS_SHARDS)                                                            \
+        X(status_mirror, STATUS_MIRROR)                                                            \
+        X(status_member, STATUS_MEMBER)                                                            \
+        X(status_membership, STATUS_MEMBERSHIP)                                                    \
+        X(status_awaited, STATUS_AWAITED)                                                          \
+        X(status_job_move, STATUS_JOB_MOVE)                                                        \
+        X(status_taken_back, STATUS_TAKEN_BACK)                                                    \
+        X(status_moves_here, STATUS_MOVES_HERE)                                                    \
+        X(status_moves, STATUS_MOVES)                                                              \
+        X(status_operation, STATUS_OPERATION)                                                      \
+        X(status_schedule, STATUS_SCHEDULE)                                                        \
+        X(status_progress, STATUS_PROGRESS)                                                        \
+        X(status_ordered, STATUS_ORDERED)                                                          \
+        X(status_reached, STATUS_REACHED)                                                          \
+        X(status_ping, STATUS_PING)                                                                \
+        X(status_drop_here, STATUS_DROP_HERE)                                                      \
+        X(status_drop, STATUS_DROP)                                                                \
+        X(status_wish, STATUS_WISH)
+
+/* clang-format on */
+
+STATUS_RECORDS(RECORD_DECLARE)

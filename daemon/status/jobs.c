@@ -1,0 +1,191 @@
+/* The jobs of this node. */
+#include "daemon/status/status.h"
+
+#include "proto/cleanup.h"
+
+const enum zero_plane status_planes[STATUS_PLANES] = { ZERO_PLANE_MASTER, ZERO_PLANE_EXP_AVG,
+                                                       ZERO_PLANE_EXP_AVG_SQ, ZERO_PLANE_GRAD,
+                                                       ZERO_PLANE_SERVE };
+
+const char *plane_name(enum zero_plane plane)
+{
+        switch (plane) {
+#define X(name, code, text)     \
+        case ZERO_PLANE_##name: \
+                return text;
+                ZERO_PLANE_MAP(X)
+#undef X
+        }
+        return "?";
+}
+
+static void report_ranks(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                struct status_rank *rank = LIST_ADD(arena, &ret->ranks);
+
+                if (!rank)
+                        return;
+                rank->rank = r;
+                if (job->node_of_rank[r] != RANK_ABSENT)
+                        rank->node = node_name(job->x, job->node_of_rank[r]);
+                rank->attached = job->here[r];
+        }
+}
+
+static void report_wait(struct arena *arena, const struct job *job, const struct wait_line *line,
+                        struct status_job *ret)
+{
+        struct status_wait *wait = LIST_ADD(arena, &ret->waiting);
+        uint64_t now = exchange_now(job->x);
+
+        if (!wait)
+                return;
+        wait->who = arena_copy(arena, line->who);
+        wait->what = arena_copy(arena, line->what);
+        wait->since_s = now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0;
+}
+
+/* A node that is away first: its coordinator may be there. */
+static void report_waiting(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        struct wait_line away;
+
+        if (job_away(job, &away))
+                report_wait(arena, job, &away, ret);
+        for (uint32_t i = 0; i < job->n_waits; i++)
+                report_wait(arena, job, &job->waits[i], ret);
+}
+
+static void report_gather(struct arena *arena, const struct job *job, struct status_gather *ret)
+{
+        struct gather_info info;
+
+        gather_info(job, &info);
+        *ret = (struct status_gather){
+                .window_bytes = info.window_bytes,
+                .place = info.places[0] ? arena_copy(arena, info.places) : "host",
+                .slots = info.slots,
+                .hits = info.hits,
+                .misses = info.misses,
+                .gathers = info.gathers,
+                .spread = info.spread,
+                .elements_received = info.elements_received,
+        };
+}
+
+static void add_planes(const struct state *state, struct status_job *ret)
+{
+        if (!state)
+                return;
+        for (uint32_t p = 0; p < ret->planes.n; p++) {
+                uint64_t bytes = plan_plane_bytes(state->plan, status_planes[p]);
+
+                ret->planes.items[p].n += bytes;
+                ret->planes_on_gpu += state_on_gpu(state) ? bytes : 0;
+        }
+}
+
+/* Of all that is here, of earlier owner lists too. */
+static void report_planes(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        for (size_t p = 0; p < STATUS_PLANES; p++)
+                counts_add(arena, &ret->planes, plane_name(status_planes[p]), 0);
+        for_holdings (job, h)
+                add_planes(h->state, ret);
+        list_for_each ((struct list *)&job->former, item) {
+                add_planes(CONTAINER_OF(item, struct holding, link)->state, ret);
+        }
+}
+
+static void report_sessions(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                const struct rank *rank = job->ranks[r];
+                struct status_session *s = rank ? LIST_ADD(arena, &ret->sessions) : NULL;
+
+                if (!s)
+                        continue;
+                s->rank = r;
+                s->pid = rank->pid;
+                s->held = rank->held;
+                s->no_events = rank->no_events;
+                s->push_window = rank->window->segment.bytes + rank->window->gpu_slots.bytes;
+        }
+}
+
+static const char *state_name(const struct job *job, bool moves)
+{
+        uint32_t here = 0;
+
+        for (uint32_t r = 0; r < job->world_size; r++)
+                here += job->here[r];
+        if (moves)
+                return "moving";
+        if (job->opening)
+                return "opening";
+        if (here == 0)
+                return "idle";
+        return job->started && here == job->world_size ? "running" : "incomplete";
+}
+
+void report_move(const struct move *m, struct status_move *ret)
+{
+        *ret = (struct status_move){ m->from, m->to, m->bytes, m->total };
+}
+
+void report_owners(struct arena *arena, const struct exchange *x, const struct placement *place,
+                   struct record_texts *ret)
+{
+        for (uint32_t o = 0; o < place->n_owners; o++)
+                texts_add(arena, ret, node_name(x, place->node[o]));
+}
+
+static void report_job_move(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        struct move move;
+        bool moves = job_moves(job, &move);
+
+        ret->state = state_name(job, moves);
+        ret->move = moves ? arena_new(arena, sizeof *ret->move) : NULL;
+        if (ret->move)
+                report_move(&move, ret->move);
+}
+
+static void report_job(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        ret->job = arena_copy(arena, job->name);
+        ret->uid = job->uid;
+        ret->coordinator = node_name(job->x, job->coordinator);
+        ret->world_size = job->world_size;
+        report_ranks(arena, job, ret);
+        report_job_move(arena, job, ret);
+        ret->version = job->version;
+        ret->attempt = job->attempt;
+        ret->steps_per_s = job_steps_per_second(job);
+        ret->grad_norm = job->grad_norm;
+        ret->loss_scale = job->loss_scale;
+        ret->skipped = job->skipped;
+        ret->parameters = job->layout->elements;
+        ret->groups = job->layout->n_groups;
+        report_owners(arena, job->x, &job->place, &ret->owners);
+        report_waiting(arena, job, ret);
+        report_gather(arena, job, &ret->gather);
+        ret->reduce.elements_sent = reduce_elements_sent(job->reduce);
+        ret->reduce.deferred = reduce_deferred(job->reduce);
+        report_planes(arena, job, ret);
+        ret->zero_formula.bytes_per_parameter = 16;
+        ret->zero_formula.stage3_bytes = 16 * job->layout->elements / job->place.n_owners;
+        report_sessions(arena, job, ret);
+}
+
+void report_jobs(struct arena *arena, const struct exchange *x, struct status_jobs *ret)
+{
+        *ret = (struct status_jobs){ .jobs = { 0 } };
+        list_for_each ((struct list *)&x->jobs, item) {
+                struct status_job *job = LIST_ADD(arena, &ret->jobs);
+
+                if (job)
+                        report_job(arena, CONTAINER_OF(item, struct job, link), job);
+        }
+}

@@ -1,0 +1,127 @@
+/* The node, its peers and its options. */
+#include "daemon/status/status.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+static const char *const traffic_names[TRAFFIC_KINDS] = { "gather", "reduce", "state", "control" };
+
+static void report_traffic(struct arena *arena, const uint64_t bytes[TRAFFIC_KINDS],
+                           struct record_counts *ret)
+{
+        for (size_t i = 0; i < TRAFFIC_KINDS; i++)
+                counts_add(arena, ret, traffic_names[i], bytes[i]);
+}
+
+static void report_peer(struct arena *arena, const struct exchange *x, uint32_t node,
+                        struct status_peer *ret)
+{
+        const struct cluster_node *n = &x->cluster->nodes[node];
+        struct fabric_info info;
+        uint64_t now = exchange_now(x);
+
+        fabric_info(x->fabric, node, &info);
+        ret->node = n->name;
+        ret->address = n->host[0] ? arena_text(arena, "%s:%u", n->host, n->port) : "";
+        ret->owner = placement_nodes(&x->view) >> node & 1;
+        ret->self = node == x->cluster->self;
+        ret->up = info.up;
+        ret->why = arena_copy(arena, info.link.why);
+        ret->bulk = arena_copy(arena, info.bulk);
+        ret->bulk_detail = arena_copy(arena, info.bulk_detail);
+        ret->bulk_gpu = arena_copy(arena, info.gpu);
+        ret->since_s = (double)(now - info.link.since_ms) / 1000;
+        ret->heard_s = (double)(now - info.link.last_heard_ms) / 1000;
+        ret->round_trip_s = (double)info.link.round_trip_ns / 1e9;
+        report_traffic(arena, info.sent, &ret->sent);
+        report_traffic(arena, info.received, &ret->received);
+}
+
+/* Ranks in zero_attach(): their job may not be there yet. */
+static void report_attaching(struct arena *arena, const struct exchange *x, struct status_node *ret)
+{
+        list_for_each ((struct list *)&x->joining, item) {
+                const struct rank *rank = CONTAINER_OF(item, struct rank, link);
+                struct status_attaching *a;
+                struct wait_line line;
+
+                if (!rank_attaching(rank, &line) || !(a = LIST_ADD(arena, &ret->attaching)))
+                        continue;
+                a->job = arena_copy(arena, rank->job_name);
+                a->rank = rank->rank;
+                a->pid = rank->pid;
+                a->who = arena_copy(arena, line.who);
+                a->what = arena_copy(arena, line.what);
+                a->since_s = (double)(exchange_now(x) - line.since_ms) / 1000;
+        }
+}
+
+static uint64_t resident_bytes(void)
+{
+        unsigned long size, resident = 0;
+        FILE *f = fopen("/proc/self/statm", "re");
+
+        if (f && fscanf(f, "%lu %lu", &size, &resident) != 2)
+                resident = 0;
+        if (f)
+                fclose(f);
+        return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+void report_node(struct arena *arena, struct exchange *x, uint64_t started_ms,
+                 const struct gpu_use_now *gpus, struct status_node *ret)
+{
+        struct status_jobs jobs;
+
+        *ret = (struct status_node){
+                .node = node_name(x, x->cluster->self),
+                .version = ZEROD_VERSION,
+                .uptime_s = (double)(exchange_now(x) - started_ms) / 1000,
+                .socket = arena_copy(arena, x->conf->socket),
+                .state_dir = arena_copy(arena, x->conf->state_dir),
+                .device = x->ops->name,
+        };
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct status_peer *peer = LIST_ADD(arena, &ret->peers);
+
+                if (peer)
+                        report_peer(arena, x, n, peer);
+        }
+        report_jobs(arena, x, &jobs);
+        ret->jobs.n = jobs.jobs.n;
+        ret->jobs.items = jobs.jobs.items;
+        report_attaching(arena, x, ret);
+        ret->memory.state_used = store_used(x->store);
+        ret->memory.state_quota = store_quota(x->store);
+        ret->memory.resident = resident_bytes();
+        report_gpus(arena, gpus, ret);
+}
+
+struct options {
+        struct arena *arena;
+        struct status_config *config;
+};
+
+static void report_option(void *arg, const char *name, const char *value, const char *source,
+                          const char *doc)
+{
+        struct options *o = arg;
+        struct status_option *option = LIST_ADD(o->arena, &o->config->options);
+
+        if (!option)
+                return;
+        option->name = name;
+        option->value = arena_copy(o->arena, value);
+        option->source = arena_copy(o->arena, source);
+        option->doc = doc;
+}
+
+void report_config(struct arena *arena, const struct exchange *x, struct status_config *ret)
+{
+        struct options options = { arena, ret };
+
+        *ret = (struct status_config){ .options = { 0 } };
+        conf_each(x->conf, report_option, &options);
+}

@@ -1,0 +1,156 @@
+/*
+ * record.h - plain structs whose fields have names: JSON comes from them, and they from JSON.
+ *
+ * A macro declares a record, one row for each field: F(kind, name, doc), or R(kind, type, name,
+ * doc) where the kind needs a type.  doc says unit and meaning.
+ *
+ *   F text     const char *           NULL is null
+ *   F number   uint64_t               RECORD_NULL is null
+ *   F real     double                 what is not finite is null
+ *   F flag     bool
+ *   F texts    struct record_texts    n RECORD_NONE: null
+ *   F numbers  struct record_numbers  RECORD_NULL in it is null
+ *   F counts   struct record_counts   an object: names and numbers
+ *   R record   struct type
+ *   R maybe    struct type *          NULL is null
+ *   R inlined  struct type *          its fields stand among the others; NULL: none of them does
+ *   R list     list of struct type
+ *   R called   const char *           a text; `type` is its name in JSON, as a string
+ *
+ * All that a record points to lies in one arena, or is constant.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RECORD_NULL UINT64_MAX
+#define RECORD_NONE UINT32_MAX
+
+/* ---- memory ---- */
+
+/* Zero-initialized it is empty. */
+struct arena {
+        struct arena_block *blocks;
+        bool failed; /* something found no memory: what lies here is not all */
+};
+/* Zeroed.  NULL: out of memory. */
+void *arena_new(struct arena *arena, size_t bytes);
+/* Of NULL: NULL. */
+const char *arena_copy(struct arena *arena, const char *text);
+const char *arena_text(struct arena *arena, const char *format, ...)
+        __attribute__((format(printf, 2, 3)));
+void arena_deinit(struct arena *arena);
+
+/* An element more, zeroed, at the end of a list; NULL: out of memory. */
+#define LIST_ADD(arena, list)                                                                     \
+        ({                                                                                        \
+                void *items_ = list_room(arena, (list)->items, (list)->n, sizeof *(list)->items); \
+                items_ ? ((list)->items = items_, &(list)->items[(list)->n++]) : NULL;            \
+        })
+void *list_room(struct arena *arena, void *items, uint32_t n, size_t size);
+
+/* ---- types ---- */
+
+struct record_texts {
+        uint32_t n;
+        const char **items;
+};
+
+struct record_numbers {
+        uint32_t n;
+        uint64_t *items;
+};
+
+struct record_counts {
+        uint32_t n;
+        struct record_count {
+                const char *name;
+                uint64_t n;
+        } * items;
+};
+/* False: out of memory. */
+bool texts_add(struct arena *arena, struct record_texts *texts, const char *text);
+bool numbers_add(struct arena *arena, struct record_numbers *numbers, uint64_t n);
+bool counts_add(struct arena *arena, struct record_counts *counts, const char *name, uint64_t n);
+
+enum record_kind {
+        RECORD_text,
+        RECORD_number,
+        RECORD_real,
+        RECORD_flag,
+        RECORD_texts,
+        RECORD_numbers,
+        RECORD_counts,
+        RECORD_record,
+        RECORD_maybe,
+        RECORD_inlined,
+        RECORD_list,
+};
+
+struct record_type {
+        size_t size, n_fields;
+        const struct record_field {
+                const char *name;
+                enum record_kind kind;
+                size_t offset;
+                const struct record_type *(*type)(void); /* of what stands there, or NULL */
+        } * fields;
+};
+
+/* clang-format off */
+#define RECORD_MEMBER_text(name) const char *name;
+#define RECORD_MEMBER_number(name) uint64_t name;
+#define RECORD_MEMBER_real(name) double name;
+#define RECORD_MEMBER_flag(name) bool name;
+#define RECORD_MEMBER_texts(name) struct record_texts name;
+#define RECORD_MEMBER_numbers(name) struct record_numbers name;
+#define RECORD_MEMBER_counts(name) struct record_counts name;
+#define RECORD_MEMBER_record(type, name) struct type name;
+#define RECORD_MEMBER_maybe(type, name) struct type *name;
+#define RECORD_MEMBER_inlined(type, name) struct type *name;
+#define RECORD_MEMBER_list(type, name) struct { uint32_t n; struct type *items; } name;
+#define RECORD_MEMBER_called(type, name) const char *name;
+
+#define RECORD_MEMBER(kind, name, doc) RECORD_MEMBER_##kind(name)
+#define RECORD_MEMBER_TYPED(kind, type, name, doc) RECORD_MEMBER_##kind(type, name)
+
+#define RECORD_ROW(kind, name, doc) { #name, RECORD_##kind, offsetof(record_self, name), NULL },
+#define RECORD_ROW_record(type, name) { #name, RECORD_record, offsetof(record_self, name), type##_type },
+#define RECORD_ROW_maybe(type, name) { #name, RECORD_maybe, offsetof(record_self, name), type##_type },
+#define RECORD_ROW_inlined(type, name) { #name, RECORD_inlined, offsetof(record_self, name), type##_type },
+#define RECORD_ROW_list(type, name) { #name, RECORD_list, offsetof(record_self, name), type##_type },
+#define RECORD_ROW_called(type, name) { type, RECORD_text, offsetof(record_self, name), NULL },
+#define RECORD_ROW_TYPED(kind, type, name, doc) RECORD_ROW_##kind(type, name)
+
+/* In a header: struct TYPE, and TYPE_type(), which tells its fields. */
+#define RECORD_DECLARE(type, FIELDS)                                                               \
+        struct type { FIELDS(RECORD_MEMBER, RECORD_MEMBER_TYPED) };                                \
+        const struct record_type *type##_type(void);
+/* In one source file. */
+#define RECORD_DEFINE(type, FIELDS)                                                                \
+        const struct record_type *type##_type(void)                                                \
+        {                                                                                          \
+                typedef struct type record_self;                                                   \
+                static const struct record_field fields[] = { FIELDS(RECORD_ROW, RECORD_ROW_TYPED) }; \
+                static const struct record_type t = { sizeof(record_self),                         \
+                                                      sizeof fields / sizeof fields[0], fields };  \
+                                                                                                   \
+                return &t;                                                                         \
+        }
+/* clang-format on */
+
+/* ---- JSON ---- */
+
+/* NULL: out of memory. */
+json_t *record_to_json(const struct record_type *type, const void *record);
+/* The same, and frees the arena; NULL, too, if something in the record found no memory. */
+json_t *record_take_json(const struct record_type *type, const void *record, struct arena *arena);
+/*
+ * Fills a record, which lies in the arena with all that it points to.  What is not there is null,
+ * false, or an empty list.  False: it has other types than the record, or out of memory.
+ */
+bool record_from_json(const struct record_type *type, const json_t *json, struct arena *arena,
+                      void *ret);

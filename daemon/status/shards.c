@@ -1,0 +1,104 @@
+/* Who holds which part of every group, and where. */
+#include "daemon/status/status.h"
+
+#include "daemon/device/gpu.h"
+#include "daemon/shard/shards.h"
+
+/* ---- what this node holds ---- */
+
+/* An update that an earlier process has made is not known. */
+static void report_group_versions(struct arena *arena, const struct holding *h, uint32_t group,
+                                  struct status_holding *ret)
+{
+        bool has = h->state->plan->shards[group].range.count;
+        bool updated = h->idle[group] < h->committed;
+
+        numbers_add(arena, &ret->versions, has ? h->shard_version[group] : RECORD_NULL);
+        numbers_add(arena, &ret->updates, updated ? h->job->version - h->idle[group] : RECORD_NULL);
+}
+
+void report_holdings(struct arena *arena, const struct job *job, struct status_holdings *ret)
+{
+        *ret = (struct status_holdings){ .holdings = { 0 } };
+        for_holdings (job, h) {
+                struct status_holding *own = h->copy == 0 ? LIST_ADD(arena, &ret->holdings) : NULL;
+                int gpu;
+
+                if (!own)
+                        continue;
+                gpu = gpu_of(h->state->master);
+                own->owner = h->owner;
+                own->place = gpu < 0 ? "host" : arena_text(arena, "GPU %d", gpu);
+                for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                        report_group_versions(arena, h, g, own);
+        }
+}
+
+/* ---- what all nodes hold ---- */
+
+static uint64_t number_of(const struct record_numbers *numbers, uint32_t i)
+{
+        return i < numbers->n ? numbers->items[i] : RECORD_NULL;
+}
+
+static uint64_t shard_plane_bytes(const struct job *job, uint32_t group, struct range range,
+                                  enum zero_plane plane)
+{
+        enum zero_dtype dtype = job->layout->groups[group].dtype;
+
+        switch (plane) {
+        case ZERO_PLANE_MASTER:
+                return range.count * sizeof(float);
+        case ZERO_PLANE_SERVE: /* fp32 is served from the master weights */
+                return dtype == ZERO_FP32 ? 0 : range.count * dtype_size(dtype);
+        default:
+                return shard_trainable(job->layout, group, range) * sizeof(float);
+        }
+}
+
+static void report_shard(struct arena *arena, const struct job *job, uint32_t group, uint32_t owner,
+                         const struct status_holding *told, struct status_shard *ret)
+{
+        struct range range = partition_range(job->partition, group, owner);
+
+        ret->owner = node_name(job->x, job->place.node[owner]);
+        ret->device = holder_device(&job->place, holder_of(&job->place, owner, 0));
+        ret->first = range.first;
+        ret->count = range.count;
+        for (size_t p = 0; p < STATUS_PLANES; p++)
+                counts_add(arena, &ret->bytes, plane_name(status_planes[p]),
+                           shard_plane_bytes(job, group, range, status_planes[p]));
+        ret->version = told ? number_of(&told->versions, group) : RECORD_NULL;
+        ret->last_updated = told ? number_of(&told->updates, group) : RECORD_NULL;
+        ret->place = told ? told->place : NULL;
+}
+
+static void report_group(struct arena *arena, const struct job *job, uint32_t group,
+                         const struct status_holding *const *told, struct status_group *ret)
+{
+        const struct layout_group *g = &job->layout->groups[group];
+
+        ret->group = arena_copy(arena, g->name);
+        ret->index = group;
+        ret->elements = g->elements;
+        ret->dtype = dtype_name(g->dtype);
+        for (uint32_t i = 0; i < job->partition->slices[group]; i++) {
+                uint32_t owner = partition_owner(job->partition, group, i);
+                struct status_shard *shard = LIST_ADD(arena, &ret->shards);
+
+                if (shard)
+                        report_shard(arena, job, group, owner, told[owner], shard);
+        }
+}
+
+void report_job_shards(struct arena *arena, const struct job *job,
+                       const struct status_holding *const *told, struct status_job_shards *ret)
+{
+        *ret = (struct status_job_shards){ .job = arena_copy(arena, job->name) };
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                struct status_group *group = LIST_ADD(arena, &ret->groups);
+
+                if (group)
+                        report_group(arena, job, g, told, group);
+        }
+}

@@ -1,0 +1,59 @@
+/*
+ * status.h - what this node knows, as plain structs (fields.h), of which answers are made.
+ *
+ *   record.c       their memory and JSON     fields.c       their types
+ *   node.c         the node and its peers    jobs.c         its jobs
+ *   gpus.c         its GPUs                  shards.c       who holds which part of every group
+ *   membership.c   the owner list, moves     checkpoints.c  checkpoints and restores
+ *
+ * A report reads the engine and keeps nothing of it: what it fills lies in the arena.  Where memory
+ * runs out arena->failed is set, and the report is not all.  Loop thread.
+ */
+#pragma once
+
+#include "daemon/engine/engine.h"
+#include "daemon/status/fields.h"
+
+/* A GPU's memory, whosever it is. */
+struct gpu_use_now {
+        uint64_t free, total;
+};
+
+/* gpus: [GPU], NULL where there is none.  started_ms: loop time. */
+void report_node(struct arena *arena, struct exchange *x, uint64_t started_ms,
+                 const struct gpu_use_now *gpus, struct status_node *ret);
+void report_config(struct arena *arena, const struct exchange *x, struct status_config *ret);
+/* All of this node. */
+void report_jobs(struct arena *arena, const struct exchange *x, struct status_jobs *ret);
+void report_gpus(struct arena *arena, const struct gpu_use_now *now, struct status_node *ret);
+
+/* What this node's owners hold. */
+void report_holdings(struct arena *arena, const struct job *job, struct status_holdings *ret);
+/* told: [owner], NULL where nobody told. */
+void report_job_shards(struct arena *arena, const struct job *job,
+                       const struct status_holding *const *told, struct status_job_shards *ret);
+
+void report_membership(struct arena *arena, const struct exchange *x,
+                       struct status_membership *ret);
+/* Moves as this node knows them; put together of what all nodes told, [node], NULL: nothing. */
+void report_moves_here(struct arena *arena, struct exchange *x, struct status_moves_here *ret);
+void report_moves(struct arena *arena, const struct exchange *x,
+                  const struct status_moves_here *const *told, struct status_moves *ret);
+
+/* A job's newest checkpoint or restore, and its schedule, for a user. */
+int report_progress(struct arena *arena, const struct exchange *x, const char *job, uint32_t uid,
+                    struct status_progress *ret, struct fault *fault);
+/* NULL: the job has none. */
+struct status_schedule *report_schedule(struct arena *arena, const struct exchange *x,
+                                        const char *job);
+
+/* ---- between the files here ---- */
+
+void report_move(const struct move *m, struct status_move *ret);
+/* The node of each owner. */
+void report_owners(struct arena *arena, const struct exchange *x, const struct placement *place,
+                   struct record_texts *ret);
+/* Planes in the order in which they are told; their names. */
+enum { STATUS_PLANES = 5 };
+extern const enum zero_plane status_planes[STATUS_PLANES];
+const char *plane_name(enum zero_plane plane);
