@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "halves.h"
+#include "float16.h"
 #include "progress.h"
 #include "safetensors.h"
 #include "units.h"

@@ -1,5 +1,5 @@
-/* See halves.h. */
-#include "halves.h"
+/* See float16.h. */
+#include "float16.h"
 
 #include <math.h>
 #include <string.h>
