@@ -14,9 +14,9 @@ from zerod import drop
 
 from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clipping import clip_grad_norm_
+from .grad_scaler import GradScaler
 from .optim import AdamW
 from .parameter import GradientsAreElsewhere, NotFetched
-from .scaling import GradScaler
 from .sharded import Sharded, sharded_of
 from .state import full_params
 from .steps import Step, manual_seed, steps
