@@ -13,7 +13,7 @@ Run with PyTorch 2.15.0; no other version is claimed.
 from zerod import drop
 
 from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
-from .clipping import clip_grad_norm_
+from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
 from .optim import AdamW
 from .parameter import GradientsAreElsewhere, NotFetched

@@ -23,7 +23,7 @@ from zerod.environment import incarnation
 
 from . import initialize, state
 from .attempt import Attempt
-from .clipping import clip_grad_norm_
+from .clip_grad import clip_grad_norm_
 from .gradients import Gradients
 from .hooks import Hooks
 from .parameter import Placeholder
