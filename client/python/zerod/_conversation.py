@@ -1,9 +1,9 @@
 """The calls of one client: one at a time, interruptible, and not in forked processes.
 
 Rules
-- One lock a client: libzero takes one thread at a time.  Other Python threads run on meanwhile.
-- A process made by os.fork() has no client: calls on its parent's raise Closed, and the daemon
-  hears nothing of it.
+- One lock a client: libzero takes one thread at a time.  Other Python threads run meanwhile.
+- A process made by os.fork() has no client: calls on its parent's client raise Closed, and the
+  daemon does not notice the child.
 - The handle is None exactly when the client is closed.
 """
 
@@ -29,7 +29,7 @@ class Conversation:
         self._handle = handle
         self._lock = threading.RLock()
         self._calling = False
-        self._given_up = None  # why, if the connection was ended from this side
+        self._given_up = None  # why, if this side ended the connection
         _conversations.add(self)
 
     @contextlib.contextmanager
@@ -66,12 +66,12 @@ class Conversation:
             self._check(handle, self._interruptible(function, handle, *arguments))
 
     def _interruptible(self, function, *arguments):
-        """Calls from another thread, so that this one hears signals while it waits."""
+        """Calls from another thread, so that this thread handles signals while it waits."""
         future = Future()
         try:
             try:
                 _thread.start_new_thread(_run, (future, function, arguments))
-            except RuntimeError:  # no thread to be had, as at the interpreter's end
+            except RuntimeError:  # no thread starts any more at the interpreter's end
                 return function(*arguments)
             return future.result()
         except BaseException:
@@ -80,20 +80,20 @@ class Conversation:
             raise
 
     def _end_of_call(self, future):
-        """Until then the client is in use, whatever other signals come."""
+        """Waits for the call's end, whatever other signals come: until then the client is in use."""
         while not future.done():
             with contextlib.suppress(BaseException):
                 self._break(INTERRUPTED)
                 future.exception()
 
     def _break(self, why):
-        """Ends the connection without a word, as the end of the process would: the rank counts
-        as lost, and who waits for it in vain is told so."""
+        """Ends the connection as the end of the process would: the rank counts as lost, and the ranks
+        that wait for it learn that."""
         self._given_up = why
         self._library.zero_interrupt(self._handle)
 
     def _forget(self):
-        """In a forked child: the connection is not its own, and would only hide the parent's end
+        """In a forked child: drops the parent's connection, which would hide the parent's end
         from the daemon."""
         self._lock, self._calling = threading.RLock(), False
         if self._handle is not None:

@@ -1,8 +1,7 @@
 """A client of zerod: one conversation with the node's daemon, one rank of a job.
 
-Rule: every number is checked before it becomes a C number, so that a wrong argument is an
-exception and never a crash.  An address is the caller's word: memory that ends too early
-cannot be seen from here.
+Rule: every number is checked before it becomes a C number, so that a wrong argument raises
+and never crashes.  The caller vouches for addresses: nothing here can see where memory ends.
 """
 
 import atexit
@@ -34,7 +33,7 @@ class AdamWSet(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a step came to."""
+    """The outcome of a step."""
 
     version: int  # after the step
     skipped: bool  # a gradient was not finite, or sets is empty: nothing was updated
@@ -46,25 +45,25 @@ class StepResult(NamedTuple):
 class Client(Conversation):
     """A connection to the node's daemon; zerod.connect() makes it.
 
-    It may be used from several threads; calls wait for one another.  Blocking calls take at most
-    the timeout of connect(), plus two seconds for the daemon to say itself what is waited for, and
-    then raise Deadline.  Ctrl-C ends attach(), norm(), step() and query() at once, and with them
-    the connection; in the other calls it waits for the reply.  All calls raise zerod.Error.
+    Several threads may use it; calls wait for one another.  Blocking calls take at most the timeout
+    of connect(), plus two seconds for the daemon to say what the call waits for, and then raise
+    Deadline.  Ctrl-C ends attach(), norm(), step() and query() at once, and the connection with
+    them; in the other calls it waits for the reply.  All calls raise zerod.Error.
 
-    A daemon that is lost is no end: a rank connects and attaches again by itself, in whichever
-    call finds the daemon gone or back, and that call goes on as if nothing had happened, or raises
-    Aborted.  After Aborted the step is done again, from its first fetch, at `version`: it is one
+    A client outlives its daemon: a rank connects and attaches again by itself, in the call that
+    finds the daemon gone or back, and that call goes on as if nothing had happened, or raises
+    Aborted.  After Aborted repeat the step from its first fetch, at `version`, which is one
     higher if the step was committed after all.
     """
 
     def __init__(self, handle, job, place, socket, own_job):
         super().__init__(handle)
         self._job, self._place, self._socket = job, place, socket
-        self._own_job = own_job  # to be dropped when it is over
+        self._own_job = own_job  # close() drops the job
         self._closes_at_exit = False
         self._layout, self._may_have_job = None, False
 
-    # ---- what it is ----------------------------------------------------------------------
+    # ---- properties --------------------------------------------------------------------
 
     @property
     def job(self) -> str | None:
@@ -102,17 +101,17 @@ class Client(Conversation):
 
     @property
     def blob(self) -> bytes:
-        """What this rank, or the one whose place it took, kept with the last decided step; b"" if
-        nothing."""
+        """The bytes that this rank, or its predecessor, kept with the last decided step; b"" if
+        none."""
         size = ctypes.c_size_t()
         with self._use() as handle:
             found = self._library.zero_blob(handle, ctypes.byref(size))
             return ctypes.string_at(found, size.value) if size.value else b""
 
     def accepted(self, group: int) -> int:
-        """How many micro-batches of a group the service has accepted from this rank in the current
-        step.  A rank that takes the place of a dead one begins with what that one pushed; pushing
-        those again changes nothing."""
+        """Number of micro-batches of a group that the service has accepted from this rank in the
+        current step.  A rank that takes the place of a dead rank begins with what that rank pushed;
+        pushing those again changes nothing."""
         group = self._group(group)
         if not group < self._attached().groups:
             raise NoGroup(f"no group {group}: the layout has {self._layout.groups}")
@@ -129,7 +128,7 @@ class Client(Conversation):
         return self._handle is None
 
     def fileno(self) -> int:
-        """A descriptor that polls readable when a reply waits; the library reads it."""
+        """A descriptor that polls readable when a reply has come; the library reads the reply."""
         with self._use() as handle:
             return self._library.zero_fd(handle)
 
@@ -147,18 +146,18 @@ class Client(Conversation):
         device: str | None = None,
     ) -> None:
         """Joins the job as this client's rank, and creates the job if it is new; waits until all
-        ranks are there.  The layout is copied.
+        ranks have attached.  The layout is copied.
 
         hold_groups: most groups fetched and not released at once; push_groups: most gradients in
-        flight at once; zerod.ALL for all.  grad_dtype: of what is written to grad() memory.
+        flight at once; zerod.ALL for all.  grad_dtype: of what the trainer writes to grad() memory.
         reduce_dtype, between nodes: "fp32", "bf16" or "fp16", the same on all ranks; a sum beyond
         fp16's range (65504) counts as not finite, and the step is skipped.  private_views: a
-        group is always at the same address, and writing there changes this process's copy only,
-        until the release.  on_lost_rank: what becomes of a step whose rank is gone without
-        close(): "wait", for as long as the timeout, for one that takes its place, and Deadline
-        names it; or "fail", LostRank at once; of the whole job, "fail" if any rank says so.
-        device: where parameters and gradients lie: None, host memory, or "cuda:N", this process's
-        N-th GPU; fetch() and grad() then give addresses there, and private_views do not exist.
+        group always has the same address, and a write there changes this process's copy only,
+        until the release.  on_lost_rank: what happens to a step when a rank ends without close().
+        "wait": the step waits for the rank's successor, for as long as the timeout, and Deadline
+        names the rank; "fail": LostRank at once, for the whole job if any rank says so.
+        device: of parameters and gradients; None: host memory; "cuda:N": this process's N-th GPU,
+        and fetch() and grad() return addresses there, without private_views.
         An observer (rank zerod.OBSERVER) passes nothing.
 
         Raises LayoutMismatch with the first difference, Rank, Window with the size needed, Quota,
@@ -192,28 +191,29 @@ class Client(Conversation):
 
     def fetch(self, group: int) -> int:
         """Address of a group's parameters at the current version, in the group's dtype, laid flat
-        (Layout.offset()); valid until release() or step().  Fetching a held group again counts.
-        To read only, unless the views are private.  Raises TooManyHeld, Deadline, Aborted."""
+        (Layout.offset()); valid until release() or step().  A group fetched several times takes
+        as many releases.  Read-only unless views are private.  Raises TooManyHeld, Deadline,
+        Aborted."""
         view = ctypes.c_void_p()
         self._call(self._library.zero_fetch, self._group(group), None, ctypes.byref(view))
         return view.value
 
     def prefetch(self, group: int) -> None:
-        """Asks that a group be gathered; does not wait."""
+        """Asks the daemon to gather a group; does not wait."""
         self._call(self._library.zero_prefetch, self._group(group))
 
     def release(self, group: int, stream: int | None = None) -> None:
         """Ends one fetch().  stream: a cudaStream_t of attach()'s device, 0 for the default one:
-        the group counts as released when all that is on the stream now is done; None: at once.
-        Does not wait for the stream, unless the daemon cannot look at this process's events
+        the group counts as released when all work that is on the stream now is done; None: at once.
+        Does not wait for the stream, unless the daemon cannot open this process's events
         (zero.h, struct zero_sync).  Raises NotHeld, Gpu."""
         self._call(self._library.zero_release, self._group(group), _sync(stream))
 
     def grad(self, group: int) -> int:
         """Address of memory for one gradient of a group, laid flat as the group, in attach()'s
-        grad_dtype; contents are undefined.  Waits for a free slot.  The caller's until push() or
-        step().  Raises Order if the caller itself keeps all slots, Rank if it does not push this
-        group."""
+        grad_dtype; contents are undefined.  Waits for a free slot.  The caller owns the memory until
+        push() or step().  Raises Order if the caller itself keeps all slots, Rank if this rank does
+        not push the group."""
         memory = ctypes.c_void_p()
         self._call(self._library.zero_grad, self._group(group), ctypes.byref(memory))
         return memory.value
@@ -227,8 +227,8 @@ class Client(Conversation):
     ) -> None:
         """Hands the gradient over; does not wait.  present: one byte for each tensor of the group,
         0 for one without a gradient in this step; None: all have one.  last is False while more
-        micro-batches of this step follow.  stream: as in release(), waiting too: the gradient is
-        read when all that is on it now is done.  A refusal comes from a later call."""
+        micro-batches of this step follow.  stream: as in release(), waits included: the gradient is
+        read when all work that is on the stream now is done.  A later call reports a refusal."""
         group = self._group(group)
         if present is not None:
             present = memoryview(present).tobytes()
@@ -247,7 +247,7 @@ class Client(Conversation):
 
     def norm(self) -> tuple[float, bool]:
         """Finishes the reduction: the global norm of the mean gradient, loss scale left in, and
-        whether all is finite.  Nothing is updated yet.  Waits for all ranks."""
+        whether all gradients are finite.  Updates nothing yet.  Waits for all ranks."""
         value, finite = ctypes.c_double(), ctypes.c_bool()
         self._wait(self._library.zero_norm, ctypes.byref(value), ctypes.byref(finite))
         return value.value, finite.value
@@ -307,7 +307,7 @@ class Client(Conversation):
     # ---- state -------------------------------------------------------------------------------
 
     def get(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
-        """Copies count elements of a tensor's plane, from element first on, to memory: fp32 for
+        """Copies count elements of a tensor's plane, starting at element first, to memory: fp32 for
         "master", "exp_avg" and "exp_avg_sq", the group's dtype for "serve", one uint64 for "step"
         (how often the tensor was updated) and "set" (its hyperparameter set).
 
@@ -343,8 +343,8 @@ class Client(Conversation):
     # ---- the service -------------------------------------------------------------------------
 
     def query(self, what: str, argument: str | None = None) -> dict:
-        """Asks the daemon: "status", "jobs", "shards", "ping", "checksum", "config" or "drop", the
-        last for good; argument: a job's name.  The answer is zeroctl's --json."""
+        """Asks the daemon: "status", "jobs", "shards", "ping", "checksum", "config", or "drop", which
+        deletes the job for good; argument: a job's name.  The answer is zeroctl's --json."""
         answer = ctypes.c_void_p()
         self._wait(
             self._library.zero_query,
@@ -358,19 +358,19 @@ class Client(Conversation):
             lib.libc().free(answer)
 
     def finish(self, keep: bool = True) -> None:
-        """Says that this rank has completed the job; close() tells the daemon.  When all ranks have left
-        so, the job is finished: a new job of the same user may take its place when job_limit or memory is
-        used up, the job that finished first going first.  keep False, on every rank: the job is dropped
-        when the last rank has left.  From here on the process's normal end closes, too, sys.exit() with
-        any status included; its end by another exception does not, and leaves the job unfinished."""
+        """Declares that this rank has completed the job; close() tells the daemon.  When all ranks have
+        left so, the job is finished: when job_limit or memory is used up, a new job of the same user
+        takes the place of the job that finished first.  keep False, on every rank: the daemon drops the
+        job when the last rank has left.  From here on the normal end of the process closes, too, also
+        sys.exit() with any status; an end by another exception does not, and the job stays unfinished."""
         self._call(self._library.zero_finish, bool(keep))
         if not self._own_job and not self._closes_at_exit:
             self._closes_at_exit = True
             atexit.register(_close_unless_failed, self)
 
     def close(self) -> None:
-        """Ends the session; every address given out becomes invalid.  Closing twice is allowed.  A
-        job that connect() named itself is dropped."""
+        """Ends the session; every address that it returned becomes invalid.  Closing twice is allowed.
+        Drops a job that connect() named itself."""
         with self._lock:
             if self._handle is None:
                 return
@@ -381,7 +381,7 @@ class Client(Conversation):
                 self._drop_own_job()
 
     def _drop_own_job(self):
-        """Nobody else knows the job.  By a connection of its own: this one may be broken."""
+        """Nobody else knows the job.  Takes another connection: this one may be broken."""
         atexit.unregister(self.close)
         self._own_job = False
         if not self._may_have_job:
@@ -400,7 +400,7 @@ class Client(Conversation):
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        """Closes; after an exception without a word, so that the rank counts as lost."""
+        """Closes; after an exception it tells the daemon nothing, so that the rank counts as lost."""
         if kind is not None and not (isinstance(error, SystemExit) and not error.code):
             with self._lock:
                 if self._handle is not None:
@@ -418,7 +418,7 @@ def _close_unless_failed(client):
 
 
 def _sync(stream):
-    """struct zero_sync; None where nothing is to be ordered."""
+    """struct zero_sync; None if there is nothing to order."""
     return None if stream is None else lib.Sync(number(stream, "stream", 0, 2**64 - 1))
 
 
@@ -448,7 +448,7 @@ def _timeout_ms(timeout):
 
 
 def _job_of(job, place):
-    """The job's name, and whether it was made here."""
+    """The job's name, and whether this process made it up."""
     job = environment.job() if job is None else job
     if job is not None or place.rank == lib.OBSERVER:
         return job, False
@@ -471,18 +471,19 @@ def connect(
 ) -> Client:
     """Connects to the node's daemon.
 
-    job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id; without those, a process that is
-    alone (world size 1) gets a job of its own, which is dropped by close() or at the process's
-    end.  All others stay until :func:`drop`, ``zeroctl drop JOB``, or, once finished, until their place is
-    needed (:meth:`Client.finish`).  rank, world_size, local_world_size (ranks on
-    this node): else torchrun's variables, else Slurm's, else 0, 1, 1.  rank zerod.OBSERVER takes
-    no part in steps.  socket: the daemon's, else $ZEROD_SOCKET, else the default place.  timeout: seconds, of
-    every blocking call; so long are a lost daemon and a lost rank waited for.  None: a minute (the
-    daemon's option wait_ms), and up to 30 minutes (rank_wait_ms) since its last call for a rank
-    whose process runs, or that has not come yet.  incarnation: how
-    often this rank was started before, else $TORCHELASTIC_RESTART_COUNT, else
-    $SLURM_RESTART_COUNT, else 0; a higher one takes the rank from one that has not ended, and the
-    older one is refused from then on.
+    job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id.  Without those a process that is
+    alone (world size 1) gets a job of its own, which close() or the end of the process drops.  Other
+    jobs stay until :func:`drop`, ``zeroctl drop JOB``, or, once finished, until a new job needs their
+    place (:meth:`Client.finish`).
+    rank, world_size, local_world_size (ranks on this node): else torchrun's variables, else Slurm's,
+    else 0, 1, 1.  rank zerod.OBSERVER takes no part in steps.
+    socket: the daemon's, else $ZEROD_SOCKET, else the default place.
+    timeout: seconds, of every blocking call, and of every wait for a lost daemon or a lost rank.
+    None: a minute (the daemon's option wait_ms); for a rank whose process runs, or that has not
+    attached yet, up to 30 minutes (rank_wait_ms) after its last call.
+    incarnation: how often this rank was started before, else $TORCHELASTIC_RESTART_COUNT, else
+    $SLURM_RESTART_COUNT, else 0.  A process takes the rank from one with a lower incarnation that has
+    not ended, and the daemon refuses that one from then on.
 
     Raises ValueError for variables and arguments that make no sense, ImportError without libzero,
     Closed if no daemon answers there, NotPermitted.

@@ -1,15 +1,15 @@
 """One attempt at a step: what this rank has begun in it, and how it ends.
 
-All that a sharded model asks of the service while it computes goes through here, so that an abort
-(a daemon, a node or a rank was lost) is met in one place.
+Every call of a sharded model to the service during a step goes through here, so that one place
+handles an abort (a daemon, a node or a rank was lost).
 
 Rules
-- An abort that finds no gradient of this rank, and the version as it was, is no matter for the
-  trainer: what was held is fetched again, at the addresses and with the values that it had.  It is
-  one where values were copied out of the window: the copy may have come too late.
-- Any other abort is told exactly once, by zerod.Aborted, and everything of the attempt is forgotten
-  before it is: the next forward pass begins anew.  An abort that comes while another error is on
-  its way is told by the next call.
+- If an abort finds no gradient of this rank, and the same version, the trainer does not notice: the
+  groups it held are fetched again, at the same addresses and with the same values.  If values were
+  copied out of the window, the trainer does notice: the copy may have come too late.
+- Any other abort raises zerod.Aborted exactly once.  Before that everything of the attempt is
+  forgotten, so that the next forward pass begins anew.  If another error is being raised already,
+  the next call raises the abort.
 """
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from zerod._library import BLOB_MAX
 if TYPE_CHECKING:
     from .sharded import Sharded
 
-HEAD = struct.Struct("<11sBI")  # of what a rank keeps: mark, format, world size
+HEAD = struct.Struct("<11sBI")  # of the bytes a rank keeps: mark, format, world size
 MARK, FORMAT = b"zerod.torch", 1
-KEPT_MAX = BLOB_MAX - HEAD.size  # bytes that are the user's
+KEPT_MAX = BLOB_MAX - HEAD.size  # bytes for the user
 
 
 class Attempt:
-    """The attempt that a rank is in.  number: counts aborts that made the trainer begin anew."""
+    """The current attempt of a rank.  number: counts aborts that the trainer noticed."""
 
     def __init__(self, sharded: "Sharded"):
         self.sharded, self.client = sharded, sharded.client
-        self.version = self.client.version  # at which it began
+        self.version = self.client.version  # when the attempt began
         self.number = 0
         self._made: int | None = None
         self._held: set[int] = set()  # groups
         self._copied = False
         self._untold: zerod.Aborted | None = None
 
-    # ---- calls that an abort may leave as they are ---------------------------------------
+    # ---- calls that may survive an abort --------------------------------------------------
 
     def fetch(self, group: int) -> int:
         """Address of a group's parameters; as Client.fetch()."""
@@ -54,11 +54,11 @@ class Attempt:
         self._unless_begun(self.client.prefetch, group)
 
     def copied(self) -> None:
-        """Values of a group were copied, or will be when the GPU comes to it."""
+        """Notes that values of a group were copied, or will be when the GPU comes to it."""
         self._copied = True
 
     def release(self, group: int, stream: int | None = None) -> None:
-        """Gives a group back, unless an abort has taken it; as Client.release()."""
+        """As Client.release(), unless an abort has ended the fetch."""
         if group not in self._held:
             return
         self._held.discard(group)
@@ -68,7 +68,7 @@ class Attempt:
             self._go_on(abort)
 
     def release_quietly(self, groups: Iterable[int], stream: int | None = None) -> None:
-        """release() while another error is on its way."""
+        """release() while another error is being raised."""
         for group in groups:
             try:
                 self.release(group, stream)
@@ -94,7 +94,7 @@ class Attempt:
                 self._go_on(abort)
 
     def _go_on(self, abort: zerod.Aborted) -> None:
-        """Holds again what was held; raises if the step has to be done again."""
+        """Fetches again what was held; raises if the trainer has to repeat the step."""
         while not self._begun and self.client.version == self.version:
             try:
                 for group in self._held:
@@ -102,7 +102,7 @@ class Attempt:
                 return
             except zerod.Aborted as again:
                 abort = again
-            except BaseException:  # nothing was handed over, so that there is nothing to tell
+            except BaseException:  # nothing was pushed, so that no abort is left to report
                 self._begin_anew()
                 raise
         self._begin_anew()
@@ -110,7 +110,7 @@ class Attempt:
 
     @property
     def _begun(self) -> bool:
-        """What this rank did so far cannot be gone on with in another attempt."""
+        """Whether what this rank did so far is lost with the attempt."""
         return self._copied or self.sharded.has_gradients
 
     # ---- calls of a step that has begun --------------------------------------------------
@@ -139,7 +139,7 @@ class Attempt:
         """All ranks meet; gradients pushed before it are dropped."""
         kept, self._untold = self.kept, None
         while True:
-            with contextlib.suppress(zerod.Aborted):  # of all ranks: they meet again
+            with contextlib.suppress(zerod.Aborted):  # all ranks get it, and meet again
                 self.client.step([], loss_scale=self.client.loss_scale or 1.0,
                                  blob=self._wrapped(kept))
                 self._over()
@@ -198,10 +198,10 @@ class Attempt:
 
     @property
     def kept(self) -> bytes:
-        """What this rank has kept with the last step that was decided."""
+        """The bytes that this rank kept with the last decided step."""
         return self._unwrapped()[1]
 
     @property
     def has_values(self) -> bool:
-        """Whether first values were written, and all ranks have met after it."""
+        """Whether first values were written, and all ranks have met afterwards."""
         return self.client.version > 0 or self._unwrapped()[0] == self.sharded.world_size

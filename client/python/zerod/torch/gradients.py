@@ -1,8 +1,9 @@
 """Gradients on their way from autograd into the push window.
 
 Rule: a gradient stays where autograd made it until its unit's gradients are complete, or the
-backward pass ends; then the group's are copied into push memory, once, and pushed.  Every push is
-one micro-batch; zero_step() ends the series, so no backward pass need know that it is the last.
+backward pass ends.  Then the gradients of each group are copied into push memory, once, and pushed.
+Every push is one micro-batch; zero_step() ends the series, so no backward pass need know that it is
+the last.
 """
 from __future__ import annotations
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class GroupGradient:
-    """The gradient of one group that is coming together: a tensor a parameter, None where it has
-    none yet."""
+    """The gradient of one group, part by part: a tensor for each parameter, None until it comes."""
 
     def __init__(self, place: "Host | Gpu", group: Group):
         self.place, self.group = place, group
@@ -29,7 +29,7 @@ class GroupGradient:
         self.views: dict[int, list[torch.Tensor]] = {}  # by address of push memory
 
     def add(self, param: ShardedParam, gradient: torch.Tensor, dtype: torch.dtype) -> None:
-        """Takes a gradient over, or adds it, in the gradient's dtype of the job."""
+        """Takes a gradient over, or adds it to the one before in the job's gradient dtype."""
         before = self.parts[param.position]
         if before is None:
             self.parts[param.position] = gradient
@@ -39,7 +39,7 @@ class GroupGradient:
         self.marks[param.position] = self.place.mark()
 
     def push(self, attempt: "Attempt", dtype: torch.dtype) -> None:
-        """Hands over what is there, if anything; blocks while no memory is free."""
+        """Pushes the parts that have come, if any; blocks while no push memory is free."""
         present = bytes(part is not None for part in self.parts)
         if not any(present):
             return
@@ -57,7 +57,7 @@ class GroupGradient:
         attempt.push(self.group.index, present, self.place.stream)
 
     def forget(self) -> None:
-        """What was not pushed is gone with the attempt."""
+        """Drops what was not pushed; it is lost with the attempt."""
         self.parts = [None] * len(self.group.params)
         self.marks = [None] * len(self.group.params)
 
@@ -65,7 +65,7 @@ class GroupGradient:
 class Gradients:
     """All gradients of one model in one attempt.
 
-    keep: nothing is pushed for now; micro-batches add up in the trainer's memory.
+    keep: push nothing for now; micro-batches add up in the trainer's memory.
     """
 
     def __init__(self, sharded: "Sharded", groups: list[Group], dtype: torch.dtype):
@@ -77,7 +77,7 @@ class Gradients:
 
     @torch.no_grad()
     def take(self, param: ShardedParam, gradient: torch.Tensor) -> None:
-        """One gradient, of the parameter's shape and dtype.  Sparse ones are made dense."""
+        """Takes one gradient, of the parameter's shape and dtype; makes a sparse one dense."""
         optimized = self.sharded.optimized
         if optimized is not None and param not in optimized:
             return
@@ -104,7 +104,7 @@ class Gradients:
             g.push(self.sharded.attempt, self.dtype)
 
     def forget(self) -> None:
-        """A new attempt: nothing is there."""
+        """Begins a new attempt, without gradients."""
         self.any = False
         for g in self.of_group.values():
             g.forget()

@@ -1,4 +1,4 @@
-"""What one rank knows of a sharded model from shard() on."""
+"""The record of a sharded model in one rank, from shard() on."""
 from __future__ import annotations
 
 import contextlib
@@ -25,7 +25,7 @@ RESUME = ("auto", "never", "must")
 
 
 class Pending:
-    """What the next step of one sharded model takes along."""
+    """What the next step of a sharded model passes to the service."""
 
     def __init__(self) -> None:
         self.clip_norm = 0.0  # 0: none
@@ -35,11 +35,11 @@ class Pending:
 
 
 class Sharded:
-    """All that is known of one sharded model in one rank.
+    """A sharded model in one rank.
 
-    params are in the layout's order; units as the model's tree has them, the root last.
+    params are in the layout's order; units in the order of the model's tree, the root last.
     optimizer: the newest one, weakly; optimized: the parameters that it updates, None: all.
-    goes_on: the job had its values when this rank came; what would load others is to be left out.
+    goes_on: the job had its values when this rank attached, so that loading others is left out.
     keep: whether the job stays when all ranks have completed it.
     """
 
@@ -75,14 +75,14 @@ class Sharded:
 
     @property
     def steps_made(self) -> int:
-        """How many steps the job has made, those skipped for a gradient that was not finite
-        included: what a training loop's data depend on."""
+        """How many steps the job has made, also those skipped because a gradient was not finite: the
+        data of a training loop depend on this number."""
         return self.attempt.steps_made
 
     @property
     def kept(self) -> bytes:
-        """What this rank, or the one whose place it took, kept with the last step that was decided
-        (``AdamW.step(blob=...)``); b"" if nothing."""
+        """The bytes that this rank, or its predecessor, kept with the last decided step
+        (``AdamW.step(blob=...)``); b"" if none."""
         return self.attempt.kept
 
     @property
@@ -133,11 +133,11 @@ class Sharded:
             self.after_step()
 
     def finish_backward_pushes(self) -> None:
-        """Pushes what is still kept in this process."""
+        """Pushes the gradients that this process still keeps."""
         self.gradients.push_all()
 
     def after_step(self) -> None:
-        """The attempt is over: nothing is fetched, kept or pushed any more."""
+        """Forgets the attempt that is over: what was fetched, kept and pushed in it."""
         self.pending = Pending()
         self.gradients.forget()
         self.hooks.in_backward.clear()
@@ -145,7 +145,7 @@ class Sharded:
             unit.forget()
 
     def forget(self) -> None:
-        """after_step() of an attempt that was aborted, where only the abort is told."""
+        """after_step() of an aborted attempt, whose only error is the abort."""
         self.pending = Pending()
         self.gradients.forget()
         self.hooks.forget()

@@ -1,4 +1,4 @@
-"""Training loops that go on, whatever dies.
+"""Training loops that survive the death of daemons, nodes and ranks.
 
     for step in zerod.torch.steps(model, until=1000, scheduler=scheduler, seed=0):
         with step as t:
@@ -6,9 +6,8 @@
             model.clip_grad_norm_(1.0)
             optimizer.step()
 
-Rule: whatever a step computes depends on its number t alone: batch, learning rate, random numbers.
-Then a step that is done again, by this process or by one that takes its place, is the same to the
-bit.
+Rule: a step depends on its number t alone: batch, learning rate, random numbers.  Then a step that
+is repeated, by this process or by its successor, is the same to the bit.
 """
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ log = logging.getLogger("zerod")
 
 
 def manual_seed(seed: int, step: int = 0, rank: int = 0) -> None:
-    """Seeds torch's generators, Python's `random`, and NumPy's global one if it is loaded, by three
-    numbers: other ones give unrelated random numbers."""
+    """Seeds torch's generators, Python's `random`, and NumPy's global generator if NumPy is loaded,
+    from three numbers; other numbers give unrelated random numbers."""
     digest = hashlib.sha256(f"{int(seed)} {int(step)} {int(rank)}".encode()).digest()
     mixed = int.from_bytes(digest[:7], "little")
     torch.manual_seed(mixed)
@@ -48,7 +47,7 @@ class Step:
 
     def __init__(self, sharded: Sharded, scheduler: Any = None, seed: int | None = None):
         self.sharded, self.scheduler, self.seed = sharded, scheduler, seed
-        self.aborted = False  # it has to be done again, unless it was committed after all
+        self.aborted = False  # repeat it, unless it was committed after all
 
     def __enter__(self) -> int:
         t = self.sharded.steps_made
@@ -66,18 +65,18 @@ class Step:
 
 def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | None = None,
           resume: str = "auto") -> Iterator[Step]:
-    """Steps of a sharded model, from where the service stands until so many are made.
+    """Steps of a sharded model, from the job's current step until `until` are made.
 
-    Each is entered by ``with``, which gives its number: how many steps the job has made before,
-    those skipped for a gradient that was not finite included.  Inside are the forward and backward
-    passes and ``optimizer.step()``, at its end.  When the step is aborted, as a daemon, a node or a
-    rank was lost, the block ends without an exception and the next one has the same number; or the
-    one after, if the step was committed after all.  All other exceptions go on their way.
+    ``with`` enters a step and returns its number: how many steps the job has made before, also those
+    skipped because a gradient was not finite.  The block has the forward and backward passes, and
+    ``optimizer.step()`` at its end.  If the step is aborted because a daemon, a node or a rank was
+    lost, the block ends without an exception.  The next block has the same number, or the next
+    number if the step was committed after all.  All other exceptions propagate.
 
-    scheduler: of torch.optim.lr_scheduler, made before; it is stepped here, as often as steps were
-    made, and nowhere else.  One that needs metrics cannot be followed.
+    scheduler: of torch.optim.lr_scheduler, made before; steps() steps it once for each step made, and
+    nobody else may.  A scheduler that needs metrics cannot be used.
     seed: seeds by :func:`manual_seed` with the step's number and the rank, so that dropout is the
-    same when a step is done again; None: random numbers go on as they do.
+    same when a step is repeated; None: leaves random numbers alone.
 
     resume: as of :func:`shard`: whether steps that were made before this process count.
 
@@ -98,8 +97,7 @@ def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | No
 
 
 def follow(scheduler: Any, made: int) -> None:
-    """Brings a scheduler to where it stands when so many steps are made; RuntimeError if it is
-    further."""
+    """Steps a scheduler up to the number of steps made; RuntimeError if it is ahead of that."""
     if scheduler.last_epoch > made:
         raise RuntimeError(f"the scheduler has made {scheduler.last_epoch} steps and the job "
                            f"{made}: make it anew, and let steps() alone step it")

@@ -1,11 +1,11 @@
 """A unit: a module whose parameters are fetched, shown and released together.
 
 *Fetched* means that the rank holds the unit's groups; *shown*, that the module's attributes are
-the gathered parameters and not placeholders.  A gathered parameter is made once, and what autograd
-saved of it is right again whenever the group is fetched again: see place.py.
+the gathered parameters and not placeholders.  A gathered parameter is made once, and the tensors
+that autograd saved of it are valid again whenever the group is fetched again: see place.py.
 
-Rule: what is shown is fetched.  A gathered parameter that was written to is an error when it goes
-out of sight; the service's values are not touched by it.
+Rule: a unit that is shown is fetched.  If a gathered parameter was written to, hiding it raises;
+the service's values do not change.
 """
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class WrittenInPlace(RuntimeError):
 
 
 class ShardedParam:
-    """One parameter of a sharded model, however many places of the model have it.
+    """One parameter of a sharded model, however many modules share it.
 
     name: its first fully qualified name; names: all of them.  index: of the layout's tensor;
-    group: the layout's group it is in; offset: where it begins there, in elements.  placeholder:
-    what the model has while it is not shown.
+    group: of the layout; offset: in the group, in elements.  placeholder: stands in the model
+    while the parameter is not shown.
     """
 
     def __init__(self, sharded: "Sharded", names: list[str], places: list[tuple[nn.Module, str]],
@@ -57,7 +57,7 @@ class ShardedParam:
         return f"<ShardedParam '{self.name}' {tuple(self.shape)} {self.dtype}>"
 
     def put_in_place(self, value: nn.Parameter | torch.Tensor) -> None:
-        """Makes it the attribute of all modules that have the parameter."""
+        """Sets the attribute of all modules that have the parameter."""
         for module, attribute in self.places:
             module._parameters[attribute] = value  # pylint: disable=protected-access
 
@@ -73,15 +73,15 @@ class ShardedParam:
                     "call the model after it")
 
     def parameter(self, values: torch.Tensor, requires_grad: bool) -> nn.Parameter:
-        """A parameter with these values, of the user's class; one dict of attributes is that of
-        the placeholder and of all others."""
+        """A parameter with these values, of the user's class; it shares its dict of attributes with
+        the placeholder."""
         made = torch.Tensor._make_subclass(  # pylint: disable=protected-access
             self.kind, values, requires_grad)
         made.__dict__ = self.placeholder.__dict__
         return made
 
     def gather(self, values: torch.Tensor) -> None:
-        """Makes the gathered parameter: a tensor where the group's values come and go.
+        """Makes the gathered parameter, over memory whose values come and go with the group.
 
         The user's hooks stay in the user's dicts, so that their handles remove them."""
         self.gathered = self.parameter(values, self.trainable)
@@ -91,7 +91,7 @@ class ShardedParam:
         self.seen = self.gathered._version
 
     def follow_requires_grad(self) -> None:
-        """What the user set on the placeholder since holds for the gathered parameter."""
+        """Gives the gathered parameter the placeholder's requires_grad, which the user may set."""
         wanted = self.placeholder.requires_grad
         if wanted and not self.trainable:
             raise ValueError(f"parameter '{self.name}' was frozen when the model was sharded and "
@@ -100,7 +100,7 @@ class ShardedParam:
             self.gathered.requires_grad_(wanted)
 
     def was_written(self) -> bool:
-        """Whether it was changed in place since the last call."""
+        """Whether the parameter was changed in place since the last call."""
         seen, self.seen = self.seen, self.gathered._version  # pylint: disable=protected-access
         return seen != self.seen
 
@@ -108,7 +108,7 @@ class ShardedParam:
 class Group:
     """A group of the layout: parameters of one unit, one dtype, all trained or all frozen.
 
-    elements: of its flat array, gaps included.  home: where its values are while it is fetched.
+    elements: of its flat array, gaps included.  home: of its values while it is fetched.
     """
 
     def __init__(self, place: "Host | Gpu", index: int, params: list[ShardedParam]):
@@ -119,14 +119,14 @@ class Group:
 
 
 class Unit:
-    """See the module's docstring.  depth: calls of its forward that are under way."""
+    """See the module's docstring.  depth: calls of its forward under way."""
 
     def __init__(self, sharded: "Sharded", name: str, module: nn.Module, groups: list[Group]):
         self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
         self.params = [p for g in groups for p in g.params]
         self.is_root = module is sharded.model
         self.fetched = self.shown = False
-        self.memory: set[int] = set()  # where the storages of what is fetched begin
+        self.memory: set[int] = set()  # addresses of the storages of what is fetched
         self.depth = 0
         self.call: object = None  # the newest
         self.calls: set[object] = set()  # whose backward is under way
@@ -175,7 +175,7 @@ class Unit:
         self._check_written()
 
     def release(self) -> None:
-        """Gives the groups back, hidden."""
+        """Hides the parameters and releases the groups."""
         try:
             self.hide()
         finally:
@@ -185,7 +185,7 @@ class Unit:
                     g.home.release(self.sharded.attempt)
 
     def abandon(self) -> None:
-        """release() while another error is on its way: what else goes wrong is less."""
+        """release() while another error is being raised, which outweighs further ones."""
         with contextlib.suppress(WrittenInPlace):
             self.hide()
         if self.fetched:
@@ -214,7 +214,7 @@ class Unit:
                 "write=True)'")
 
     def gradient_arrived(self, param: ShardedParam) -> bool:
-        """Whether with this one all its trained parameters have theirs; then it starts anew."""
+        """Whether all trained parameters have their gradients now; then counting starts again."""
         self.arrived.add(param.index)
         if len(self.arrived) < sum(p.trainable and p.gathered.requires_grad for p in self.params):
             return False

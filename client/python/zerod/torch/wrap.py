@@ -40,7 +40,7 @@ PUSH_SLOTS = 2  # gradients in flight at once
 
 
 class ZeroModule(nn.Module):
-    """What a sharded model can do besides: its class becomes a subclass of this one."""
+    """The methods that a sharded model gains: its class becomes a subclass of this one."""
 
     @property
     def sharded(self) -> Sharded:
@@ -53,7 +53,7 @@ class ZeroModule(nn.Module):
         return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As :meth:`AdamW.zero_grad`: all ranks call it, if gradients are to be discarded."""
+        """As :meth:`AdamW.zero_grad`: all ranks call it to discard gradients."""
         del set_to_none
         if self.sharded.has_gradients:
             self.sharded.barrier()
@@ -75,7 +75,7 @@ class ZeroModule(nn.Module):
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """An optimizer that steps without the service would train nothing, silently."""
+    """Raises for an optimizer that steps without the service: it would train nothing, silently."""
     if isinstance(getattr(optimizer, "sharded", None), Sharded):
         return
     for p in (p for group in optimizer.param_groups for p in group["params"]):
@@ -94,7 +94,7 @@ register_optimizer_step_pre_hook(_check_optimizer)
 
 
 def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
-    """The layout, and with it units, groups and parameters."""
+    """Makes the layout, and the units, groups and parameters."""
     layout = zerod.Layout()
     for unit in planned:
         groups = []
@@ -118,7 +118,7 @@ def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, Any]:
     """How many groups are held and pushed at once, and where."""
     widest = max(len(u.groups) for u in sharded.units)
     if not sharded.place.holds:
-        hold = (2 + sharded.prefetch) * widest  # on their way, and asked for
+        hold = (2 + sharded.prefetch) * widest  # being copied, and prefetched
     elif sharded.stage < 3:
         hold = zerod.ALL
     else:
@@ -133,7 +133,7 @@ def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, Any]:
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Buffers that several modules share stay shared."""
+    """Moves buffers; those that several modules share stay shared."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -149,9 +149,9 @@ def _grad_dtype(planned: list[PlannedUnit]) -> torch.dtype:
 
 def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
                   init_fn: Callable[[nn.Module], None] | None) -> None:
-    """Writes first values, group by group, and puts placeholders in the model's place.
+    """Writes first values, group by group, and puts placeholders into the model.
 
-    A job that has its values keeps them, and its other ranks may be in the middle of a step.
+    A job that has values keeps them, and its other ranks may be in the middle of a step.
     """
     client, first = sharded.client, not sharded.goes_on
     for unit, plan in zip(sharded.units, planned):
@@ -169,7 +169,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
 
 
 def _find_standing(sharded: Sharded, resume: str) -> None:
-    """Where the job stands, and whether it may; one line for people where it goes on."""
+    """Checks where the job stands against resume; logs a line if the job goes on."""
     client = sharded.client
     sharded.goes_on = sharded.attempt.has_values
     try:
@@ -196,39 +196,39 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           keep: bool = True) -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
-    All ranks of a job call it, with the same model; blocks until they are all there.  A rank that
-    takes the place of a dead one is let in at once, and goes on in the step that it died in.
+    All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
+    place of a dead rank attaches at once, and goes on in the step in which that rank died.
 
     model: on the CPU, on a CUDA device or, wholly or partly, on the meta device; fp32, bf16 or fp16
-    parameters.  Parameters keep their classes and attributes, and their hooks, which change what is
-    pushed; a post-accumulate-grad hook sees the gradient of one backward pass.
-    Rank 0's values are taken.  Parameters on meta are initialised one group at a time: by
+    parameters.  Parameters keep their classes, attributes and hooks; hooks change the gradient
+    that is pushed, and a post-accumulate-grad hook sees the gradient of one backward pass.
+    The service gets rank 0's values.  Parameters on meta are initialised one group at a time: by
     ``init_fn(module)``, else as Hugging Face models do, else by ``reset_parameters()``.
-    If the job has made steps already, it goes on with the service's values and the model's own are
+    If the job has made steps already, it goes on with the service's values, and the model's own are
     dropped.
     stage: 1, 2 or 3, as in the ZeRO paper.
-    groups: which modules' parameters come and go together: classes, class names or module names, or
-    ``f(name, module) -> bool``; None: the modules marked by :func:`fully_shard`, else repeated
-    blocks and large layers.  The rest is one group with the model.
-    client: of :func:`zerod.connect`; None: made with `job` and `timeout`.
+    groups: modules whose parameters are fetched and released together: classes, class names or module
+    names, or ``f(name, module) -> bool``; None: the modules marked by :func:`fully_shard`, else
+    repeated blocks and large layers.  All other parameters form one group with the model.
+    client: of :func:`zerod.connect`; None: connects with `job` and `timeout`.
     reduce_dtype: of gradients between nodes, torch.float32, torch.bfloat16 or torch.float16; None:
     bf16 if all trained parameters are bf16, else fp32.  A sum beyond fp16's range (65504) counts as
     not finite, and the step is skipped: use :class:`GradScaler` with it.
-    prefetch: how many units are asked for ahead of their use.
+    prefetch: how many units are fetched ahead of their use.
     on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the
     timeout of :func:`zerod.connect`; "fail": the others get zerod.LostRank at once.
-    device: where parameters and gradients are while the model computes: "cpu", host memory, or
-    "cuda", "cuda:N", this process's GPU, which the node's daemon must serve; None: where the model
-    is, the CPU if on meta.  The model's buffers are moved there.  A GPU model runs its forward and
-    backward passes on one stream, whichever.  What the service is asked for in whole (state_dict(),
-    read()) is on the CPU.
+    device: of parameters and gradients while the model computes: "cpu" for host memory, or "cuda",
+    "cuda:N" for this process's GPU, which the node's daemon must serve; None: the model's device, the
+    CPU if that is meta.  The model's buffers move there.  A GPU model runs its forward and backward
+    passes on one stream, whichever.  Full values (state_dict(), read()) are on the CPU.
 
-    resume: a job of that name that has values already: "auto" goes on from them, "never" is a
-    RuntimeError, except in a process that torchrun or Slurm has started again, and with "must" it
-    is one if there are none.
-    keep: False: the job is dropped when all ranks have completed it: when :func:`steps` or the Trainer has
-    run to its end, or after ``client.finish(keep=False)``, and the processes have ended in order.  A
-    process that ends by an exception keeps the job; sys.exit() is an end in order, whatever its status.
+    resume: what to do if a job of that name has values already: "auto" goes on from them; "never"
+    raises RuntimeError, except in a process that torchrun or Slurm has started again; "must" raises
+    RuntimeError if the job has none.
+    keep: False: the daemon drops the job when all ranks have completed it: when :func:`steps` or the
+    Trainer has run to its end, or after ``client.finish(keep=False)``, and the processes have ended
+    normally.  A process that ends by an exception keeps the job; sys.exit() is a normal end, whatever
+    its status.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
@@ -276,7 +276,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
 
 
 def fully_shard(module: nn.Module) -> nn.Module:
-    """Marks a module as one group of :func:`shard`, as FSDP2's call of that name; returns it.
+    """Marks a module as one group of :func:`shard`, as FSDP2's function of that name; returns it.
 
     Blocks first, the model last.  ``shard(model, ...)`` or ``AdamW(model)`` then takes the model to
     the service, or its first forward with the defaults of :func:`shard`.
@@ -303,7 +303,7 @@ def _marked(model: nn.Module) -> list[nn.Module]:
 
 
 def _unmark(modules: list[nn.Module]) -> None:
-    """Gives the modules the forward back that they had."""
+    """Restores the forward of the modules."""
     for module in modules:
         del module.__dict__["forward"]
         forward = module.__dict__.pop("_zerod_mark")
@@ -312,7 +312,7 @@ def _unmark(modules: list[nn.Module]) -> None:
 
 
 def sharded_or_marked(model: nn.Module) -> Sharded:
-    """The model's Sharded; one that fully_shard() has marked is taken to the service now."""
+    """The model's Sharded; shards a model that fully_shard() has marked."""
     if "_zerod_sharded" not in model.__dict__ and any("_zerod_mark" in m.__dict__
                                                       for m in model.modules()):
         shard(model)
