@@ -14,12 +14,14 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/privilege.h"
 #include "daemon/device/gpu.h"
 #include "daemon/rank/gpu_wait.h"
 #include "daemon/membership/view.h"
@@ -432,6 +434,23 @@ static void node_open_files(void)
         }
 }
 
+static int node_user(const struct conf *conf, struct fault *fault)
+{
+        CLEANUP(cleanup_free) char *place = strdup(conf->socket);
+        struct privilege_folder folders[] = { { NULL, place ? dirname(place) : "." },
+                                              { "state_dir", conf->state_dir },
+                                              { "view_dir", conf->view_dir } };
+        int r = privilege_drop(conf->user, folders, conf->peers[0] ? 3 : 2, fault);
+
+        if (r || !conf->checkpoint_dir[0] || eaccess(conf->checkpoint_dir, W_OK | X_OK) == 0 ||
+            errno != EACCES)
+                return r;
+        return fault_set(fault, ZERO_EPERM,
+                         "checkpoint_dir %s: zerod's user, %u, may not write there: chown it to "
+                         "that user, or set another user",
+                         conf->checkpoint_dir, (unsigned)geteuid());
+}
+
 int node_run(const struct conf *conf, struct fault *fault)
 {
         static struct node node; /* one a process */
@@ -440,7 +459,8 @@ int node_run(const struct conf *conf, struct fault *fault)
 
         log_set_level(node_log_level(conf));
         node_open_files();
-        if (!passed)
+        r = node_user(conf, fault);
+        if (!r && !passed)
                 r = rpc_listen(conf->socket, conf->socket_mode, &socket, fault);
         if (r)
                 return r;

@@ -293,6 +293,7 @@ key_file = $directory/key
 socket = $directory/$1.sock
 state_dir = $directory/$1.state
 view_dir = $directory/$1.votes
+user = root
 END
 }
 

@@ -30,6 +30,7 @@ struct conf {
         char *tcp_payloads;         /* "authenticated", "encrypted" or "plain" */
         char *ucx_tls;              /* "" */
         char *bulk_gpu;             /* auto, staged */
+        char *user;                 /* that a daemon started as root becomes; "": none */
         char *log_level;            /* error, warning, info, debug */
         uint64_t threads;           /* compute threads; 0: one a CPU, at most 8 */
         uint64_t window;            /* bytes of a job's gather window; 0: what its ranks declare */

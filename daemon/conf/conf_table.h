@@ -117,6 +117,11 @@
           "384 for 48 KiB, and 256 for 32 KiB or where the CPU reports no size. A job's shards "   \
           "keep the value that they were made with; nodes that share a job need not have the "     \
           "same.")                                                                                 \
+        S("Running", user, TEXT, "NAME", "zerod", 31,                                              \
+          "User that zerod goes on as when it is started as root, without privilege; if there is " \
+          "no user of the default's name, it stays root. state_dir and view_dir are made for "     \
+          "that user, or must belong to that user, as must the key files. Empty or root: zerod "   \
+          "stays root, and writes checkpoints wherever a client names a directory.")               \
         S("Running", log_level, CHOICE, "error|warning|info|debug", "info", 16,                    \
           "The least grave messages that are written.")                                            \
         N("Running", drain_ms, COUNT, "milliseconds", "10000", 0, 600000,                          \

@@ -63,6 +63,10 @@ int key_read(const char *option, const char *path, uint8_t ret_key[static CLUSTE
         ssize_t n;
         int r;
 
+        if (fd < 0 && errno == EACCES)
+                return fault_set(fault, ZERO_EPERM,
+                                 "%s: %s cannot be read by zerod's user, %u: chown it to that user",
+                                 option, text_quote(path).text, (unsigned)geteuid());
         if (fd < 0)
                 return fault_set(fault, ZERO_EIO, "%s: %s: %s", option, text_quote(path).text,
                                  strerror(errno));

@@ -223,8 +223,8 @@ int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fa
                 return fault_errno(fault, errno, "socket");
         socket_make_folder(path);
         if (bind(fd, (struct sockaddr *)&address, sizeof address))
-                return fault_set(fault, ZERO_EIO, "cannot make the socket %s: %s", path,
-                                 strerror(errno));
+                return fault_set(fault, ZERO_EIO, "user %u cannot make the socket %s: %s",
+                                 (unsigned)geteuid(), path, strerror(errno));
         if (chmod(path, (mode_t)strtoul(mode, NULL, 8)) || listen(fd, SOMAXCONN)) {
                 r = fault_set(fault, ZERO_EIO, "cannot listen at %s: %s", path, strerror(errno));
                 unlink(path);

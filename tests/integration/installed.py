@@ -60,7 +60,7 @@ def write_text(prefix):
 def by_hand_as_the_readme_says():
     with installed() as prefix:
         write_text(prefix)
-        place = {"ZEROD_SOCKET": f"{prefix}/sock", "ZEROD_STATE_DIR": f"{prefix}/states"}
+        place = {"ZEROD_SOCKET": f"{prefix}/sock", "ZEROD_STATE_DIR": f"{prefix}/states", "ZEROD_USER": "root"}
         with open(f"{prefix}/log", "wb") as log:
             daemon = spawn(["zerod"], env=environment(prefix, **place), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

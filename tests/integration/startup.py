@@ -2,12 +2,13 @@
 """What a daemon refuses to start with: each refusal names its cause and what to do."""
 import mmap
 import os
+import pwd
 import socket
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import REPLY_S, SETS, Cluster, Tools, small_layout, until  # noqa: E402
+from cluster import REPLY_S, SETS, Cluster, Tools, finish_all, small_layout, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 
@@ -25,6 +26,15 @@ def refused(daemon, words, *arguments, **environment):
         assert r.returncode not in (0, None) and r.returncode > 0, f"status {r.returncode}: {said}"
         for word in words:
             assert word in said, f"'{word}' is not in: {said}"
+    assert not os.path.exists(daemon.socket), "a refused daemon has left its socket"
+
+
+def refused_start(daemon, words):
+    daemon.configure()
+    r = run("--config", daemon.config)
+    assert r.returncode == 1, r
+    for word in words:
+        assert word in r.stderr, f"'{word}' is not in: {r.stderr}"
     assert not os.path.exists(daemon.socket), "a refused daemon has left its socket"
 
 
@@ -50,6 +60,59 @@ def option(name):
     options, words = BAD_OPTIONS[name]
     with Cluster(1, start=False, **options) as c:
         refused(c[0], words)
+
+
+NOBODY = "nobody"
+
+
+def unprivileged(daemon):
+    """The fields of its process in which a user without privilege differs from root."""
+    with open(f"/proc/{daemon.process.pid}/status", encoding="ascii") as f:
+        fields = dict(line.split(":\t", 1) for line in f)
+    wanted = pwd.getpwnam(NOBODY)
+    assert set(fields["Uid"].split()) == {str(wanted.pw_uid)}, fields["Uid"]
+    assert set(fields["Gid"].split()) == {str(wanted.pw_gid)}, fields["Gid"]
+    assert "0" not in fields["Groups"].split(), fields["Groups"]
+    assert int(fields["CapPrm"], 16) == int(fields["CapEff"], 16) == 0, fields["CapEff"]
+    assert os.stat(f"/proc/{daemon.process.pid}").st_uid == wanted.pw_uid, "its memory is not for its own user"
+
+
+@case
+def root_becomes_another_user():
+    """Its job trains, outlasts a restart, and is not taken up by a third user."""
+    if os.getuid():
+        raise Skip("needs root")
+    with Cluster(2, start=False, user=NOBODY) as c:
+        os.chown(c.directory, pwd.getpwnam(NOBODY).pw_uid, -1)
+        refused_start(c[0], ["key_file", "chown"])
+        os.chown(c.key_file, pwd.getpwnam(NOBODY).pw_uid, -1)
+        c.start()
+        ranks = c.ranks("job", small_layout(), [0, 1])
+        for a in ranks:
+            a.start("train", steps=5, sets=SETS)
+        finish_all(ranks)
+        total = c.checksum("job")
+        for a in ranks:
+            c.dismiss(a)
+        for d in c.daemons:
+            unprivileged(d)
+            d.restart()
+        c.wait_up()
+        assert c.checksum("job") == total
+        for d in c.daemons:
+            unprivileged(d)
+            d.process.terminate()
+            d.process.wait()
+            d.options["user"] = "daemon"
+            refused_start(d, ["state_dir", "chown -R daemon", "user = root"])
+
+
+@case
+def user_that_does_not_exist():
+    if os.getuid():
+        raise Skip("needs root")
+    with Cluster(1, start=False, user="no-such-user") as c:
+        refused_start(c[0], ["user = no-such-user", "no such user"])
 
 
 @case

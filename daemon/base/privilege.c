@@ -1,0 +1,73 @@
+/* From root to a user without privilege. */
+#include "daemon/base/privilege.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <pwd.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+
+static int folder_prepare(const struct privilege_folder *f, const struct passwd *user,
+                          struct fault *fault)
+{
+        struct stat st;
+
+        if (mkdir(f->path, f->name ? 0700 : 0755) == 0)
+                return chown(f->path, user->pw_uid, user->pw_gid)
+                               ? fault_errno(fault, errno, f->path)
+                               : 0;
+        if (!f->name || stat(f->path, &st) || st.st_uid == user->pw_uid)
+                return 0; /* what else is wrong with it, those say who open it */
+        return fault_set(fault, ZERO_EPERM,
+                         "%s %s belongs to user %u, and zerod goes on as %s: 'chown -R %s %s', or "
+                         "set user = root",
+                         f->name, f->path, (unsigned)st.st_uid, user->pw_name, user->pw_name,
+                         f->path);
+}
+
+/* Memory that RDMA pins counts for a user, not for root. */
+static void raise_limits(void)
+{
+        struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
+
+        setrlimit(RLIMIT_MEMLOCK, &all);
+}
+
+static int become(const struct passwd *user, struct fault *fault)
+{
+        if (initgroups(user->pw_name, user->pw_gid) || setgid(user->pw_gid) || setuid(user->pw_uid))
+                return fault_set(fault, ZERO_EPERM, "cannot go on as user %s: %s", user->pw_name,
+                                 strerror(errno));
+        prctl(PR_SET_DUMPABLE, 1); /* other daemons of this user read payloads from its memory */
+        log_info("started as root, goes on as user %s", user->pw_name);
+        return 0;
+}
+
+int privilege_drop(const char *user, const struct privilege_folder *folders, size_t n_folders,
+                   struct fault *fault)
+{
+        const struct passwd *entry;
+        int r = 0;
+
+        if (geteuid() != 0)
+                return 0;
+        entry = user[0] ? getpwnam(user) : NULL;
+        if (!entry && user[0] && strcmp(user, PRIVILEGE_USER) != 0)
+                return fault_set(fault, ZERO_EINVAL, "user = %s: there is no such user", user);
+        if (!entry || entry->pw_uid == 0) {
+                log_warning("runs as root%s; see the option user",
+                            user[0] && !entry ? ", as there is no user " PRIVILEGE_USER : "");
+                return 0;
+        }
+        for (size_t i = 0; r == 0 && i < n_folders; i++)
+                r = folder_prepare(&folders[i], entry, fault);
+        if (r)
+                return r;
+        raise_limits();
+        return become(entry, fault);
+}
