@@ -114,23 +114,6 @@ static void server_listen(uv_timer_t *timer)
 
 /* ---- the tick ---------------------------------------------------------------------- */
 
-void rpc_share(struct rpc *rpc)
-{
-        bool some = false, several = false;
-        uid_t uid = 0;
-
-        list_for_each (&rpc->x->jobs, item) {
-                const struct job *job = CONTAINER_OF(item, struct job, link);
-
-                if (!job->n_attached && !job_is_stepping(job))
-                        continue;
-                several = several || (some && job->uid != uid);
-                some = true;
-                uid = job->uid;
-        }
-        users_share(&rpc->users, some, several ? (uid_t)-1 : uid);
-}
-
 /*
  * Gives back what the allocator keeps of memory that clients made it take.  What lies between used
  * blocks counts as kept even when its pages are given back: only growth is a reason.
@@ -276,19 +259,6 @@ int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault)
         x->query = query_message;
         *ret = rpc;
         return 0;
-}
-
-void rpc_gone(struct rpc *rpc)
-{
-        void (*closed)(void *arg) = rpc->closed;
-        void *arg = rpc->closed_arg;
-
-        if (rpc->handles || rpc->users.n_sessions)
-                return;
-        users_deinit(&rpc->users);
-        free(rpc->status);
-        free(rpc);
-        closed(arg);
 }
 
 static void handle_closed(struct rpc *rpc)

@@ -70,8 +70,6 @@ void rpc_gone(struct rpc *rpc);
 /* Tells users whether the loop serves jobs of others; to be called when one has begun. */
 void rpc_share(struct rpc *rpc);
 
-/* Takes fd over on success.  As user_enter(), or what the kernel says. */
-int session_new(struct rpc *rpc, int fd);
 /* Ends it if it keeps others waiting: no hello, or what conn_check() finds. */
 void session_check(struct session *session, uint64_t now_ms);
 /* Ends it at once; what it waited for is forgotten. Never called from inside a request's handler.
@@ -79,7 +77,12 @@ void session_check(struct session *session, uint64_t now_ms);
 void session_end(struct session *session);
 void session_reply(struct session *session, const Zero__Reply *reply, const int *fds, size_t n_fds);
 
-/* ---- attaching.c ---- */
+/* ---- call.c ---- */
+
+/* Takes fd over on success.  As user_enter(), or what the kernel says. */
+int session_new(struct rpc *rpc, int fd);
+
+/* ---- attach.c ---- */
 
 int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault);
 /* Comes with descriptors. */

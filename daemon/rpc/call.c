@@ -1,0 +1,365 @@
+/* The calls of a session: requests decoded and handed on, and their replies. */
+#include "daemon/rpc/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* ---- replies --------------------------------------------------------------- */
+
+static void reply_ok(struct pending_call *call, Zero__Reply *reply)
+{
+        const struct request *r = &call->request;
+        Zero__FetchReply fetch = ZERO__FETCH_REPLY__INIT;
+        Zero__NormReply norm = ZERO__NORM_REPLY__INIT;
+        Zero__StepReply step = ZERO__STEP_REPLY__INIT;
+        Zero__QueryReply query = ZERO__QUERY_REPLY__INIT;
+
+        switch (call->kind) {
+        case ZERO__REQUEST__BODY_ATTACH:
+                reply_attach(call, reply);
+                return;
+        case ZERO__REQUEST__BODY_FETCH:
+                fetch.serve = r->result.fetch.serve;
+                fetch.offset = r->result.fetch.offset;
+                reply->body_case = ZERO__REPLY__BODY_FETCH;
+                reply->fetch = &fetch;
+                break;
+        case ZERO__REQUEST__BODY_NORM:
+                norm.norm = r->result.norm.norm;
+                norm.finite = r->result.norm.finite;
+                reply->body_case = ZERO__REPLY__BODY_NORM;
+                reply->norm = &norm;
+                break;
+        case ZERO__REQUEST__BODY_STEP:
+                step.version = r->result.step.version;
+                step.attempt = r->result.step.attempt;
+                step.skipped = r->result.step.skipped;
+                step.grad_norm = r->result.step.grad_norm;
+                step.loss_scale = r->result.step.loss_scale;
+                reply->body_case = ZERO__REPLY__BODY_STEP;
+                reply->step = &step;
+                break;
+        case ZERO__REQUEST__BODY_QUERY:
+                query.json = call->json;
+                reply->body_case = ZERO__REPLY__BODY_QUERY;
+                reply->query = &query;
+                break;
+        default:
+                break;
+        }
+        session_reply(call->session, reply, NULL, 0);
+}
+
+/* A replayed step needs the attempt that counts now. */
+static void reply_aborted(struct pending_call *call, Zero__Reply *reply)
+{
+        const struct job *job = call->session->rank ? call->session->rank->job : NULL;
+        Zero__StepReply step = ZERO__STEP_REPLY__INIT;
+
+        if (job) {
+                step.version = job->version;
+                step.attempt = job->attempt;
+                step.loss_scale = job->loss_scale;
+                reply->body_case = ZERO__REPLY__BODY_STEP;
+                reply->step = &step;
+        }
+        session_reply(call->session, reply, NULL, 0);
+}
+
+static void call_reply(struct pending_call *call, int status, const char *text)
+{
+        Zero__Reply reply = ZERO__REPLY__INIT;
+
+        reply.seq = call->seq;
+        reply.status = (uint32_t)status;
+        reply.text = (char *)text;
+        if (status == ZERO_OK)
+                reply_ok(call, &reply);
+        else if (status == ZERO_EABORTED)
+                reply_aborted(call, &reply);
+        else
+                session_reply(call->session, &reply, NULL, 0);
+}
+
+static void call_finish(struct request *r, int status, const char *text)
+{
+        struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
+        struct session *s = call->session;
+
+        list_remove(&call->link);
+        s->n_pending--;
+        if (call->kind == ZERO__REQUEST__BODY_FETCH && s->rank && s->rank->job)
+                rank_fetched(s->rank, call->group, status == ZERO_OK);
+        if (!r->gone)
+                call_reply(call, status, text);
+        free(call->json);
+        free(call);
+}
+
+/* The client hears of it, so that it goes on waiting too. */
+static void call_prolong(struct request *r, uint64_t ms)
+{
+        struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        Zero__Waiting waiting = ZERO__WAITING__INIT;
+
+        waiting.ms = (uint32_t)ms;
+        reply.seq = call->seq;
+        reply.body_case = ZERO__REPLY__BODY_WAITING;
+        reply.waiting = &waiting;
+        session_reply(call->session, &reply, NULL, 0);
+}
+
+/* ---- requests ----------------------------------------------------------------- */
+
+static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct fault *fault)
+{
+        struct session *s = call->session;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        Zero__HelloReply hello = ZERO__HELLO_REPLY__INIT;
+        struct exchange *x = s->rpc->x;
+
+        if (m->protocol != ZERO__HELLO__PROTOCOL__VERSION)
+                return fault_set(fault, ZERO_EVERSION,
+                                 "this daemon speaks protocol %d, the client %u",
+                                 ZERO__HELLO__PROTOCOL__VERSION, m->protocol);
+        if (s->greeted)
+                return fault_set(fault, ZERO_EORDER, "hello was said already");
+        if (m->job[0] && !job_name_valid(m->job))
+                return fault_set(
+                        fault, ZERO_EINVAL,
+                        "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
+                        "with a dot",
+                        ZERO_NAME_MAX);
+        snprintf(s->job_name, sizeof s->job_name, "%s", m->job);
+        s->rank_number = m->rank;
+        s->world_size = m->world_size;
+        s->local_world_size = m->local_world_size ? m->local_world_size : m->world_size;
+        s->patient = m->timeout_ms == 0;
+        s->timeout_ms = s->patient ? x->conf->wait_ms : m->timeout_ms;
+        if (s->timeout_ms > SESSION_TIMEOUT_MAX_MS)
+                s->timeout_ms = SESSION_TIMEOUT_MAX_MS;
+        s->greeted = true;
+        conn_limit(s->conn, FRAMES_MAX);
+        hello.protocol = ZERO__HELLO__PROTOCOL__VERSION;
+        hello.node = (char *)node_name(x, x->cluster->self);
+        hello.version = (char *)ZEROD_VERSION;
+        hello.timeout_ms = (uint32_t)s->timeout_ms;
+        reply.seq = call->seq;
+        reply.body_case = ZERO__REPLY__BODY_HELLO;
+        reply.hello = &hello;
+        session_reply(s, &reply, NULL, 0);
+        call->request.gone = true;
+        request_end(&call->request, ZERO_OK, NULL);
+        return 0;
+}
+
+static int handle_access(struct pending_call *call, const Zero__Access *m, bool put,
+                         struct fault *fault)
+{
+        struct session *s = call->session;
+        struct job *job = s->rank && s->rank->job ? s->rank->job : s->job;
+        struct push_window *window = s->rank && s->rank->job ? s->rank->window : s->window;
+
+        if (!job)
+                return fault_set(fault, ZERO_ENOTATTACHED, "attach first");
+        if (job->dead)
+                return fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", job->name);
+        return access_start(job, window, m, put, s->timeout_ms, &call->request, fault);
+}
+
+/* Requests of an attached rank. */
+static int handle_rank(struct pending_call *call, const Zero__Request *m, struct fault *fault)
+{
+        struct rank *rank = call->session->rank;
+        int r;
+
+        if (!rank || !rank->admitted)
+                return fault_set(fault, ZERO_ENOTATTACHED, "attach as a rank first");
+        switch (m->body_case) {
+        case ZERO__REQUEST__BODY_FETCH:
+                call->group = m->fetch->group;
+                r = rank_fetch(rank, m->fetch, &call->request, fault);
+                if (r)
+                        call->kind = ZERO__REQUEST__BODY__NOT_SET; /* it never asked */
+                return r;
+        case ZERO__REQUEST__BODY_PREFETCH:
+                rank_prefetch(rank, m->prefetch->group, m->prefetch->version);
+                request_end(&call->request, ZERO_OK, NULL);
+                return 0;
+        case ZERO__REQUEST__BODY_RELEASE:
+                return rank_release(rank, m->release, &call->request, fault);
+        case ZERO__REQUEST__BODY_PUSH:
+                return rank_push(rank, m->push, &call->request, fault);
+        case ZERO__REQUEST__BODY_NORM:
+                return rank_norm(rank, m->norm, &call->request, fault);
+        case ZERO__REQUEST__BODY_STEP:
+                return rank_step(rank, m->step, &call->request, fault);
+        default:
+                return fault_set(fault, ZERO_EPROTO, "request not understood");
+        }
+}
+
+static const char *call_name(Zero__Request__BodyCase kind)
+{
+        switch (kind) {
+        case ZERO__REQUEST__BODY_FETCH:
+                return "zero_fetch";
+        case ZERO__REQUEST__BODY_PREFETCH:
+                return "zero_prefetch";
+        case ZERO__REQUEST__BODY_RELEASE:
+                return "zero_release";
+        case ZERO__REQUEST__BODY_PUSH:
+                return "zero_push";
+        case ZERO__REQUEST__BODY_NORM:
+                return "zero_norm";
+        case ZERO__REQUEST__BODY_STEP:
+                return "zero_step";
+        case ZERO__REQUEST__BODY_PUT:
+                return "zero_put";
+        case ZERO__REQUEST__BODY_GET:
+                return "zero_get";
+        case ZERO__REQUEST__BODY_QUERY:
+                return "zero_query";
+        default:
+                return "zero_attach";
+        }
+}
+
+static int handle(struct pending_call *call, const Zero__Request *m, struct fault *fault)
+{
+        if (m->body_case == ZERO__REQUEST__BODY_HELLO)
+                return handle_hello(call, m->hello, fault);
+        if (!call->session->greeted)
+                return fault_set(fault, ZERO_EPROTO, "the first request is hello");
+        switch (m->body_case) {
+        case ZERO__REQUEST__BODY_ATTACH:
+                return handle_attach(call, m->attach, fault);
+        case ZERO__REQUEST__BODY_PUT:
+                return handle_access(call, m->put, true, fault);
+        case ZERO__REQUEST__BODY_GET:
+                return handle_access(call, m->get, false, fault);
+        case ZERO__REQUEST__BODY_BYE:
+                call->session->orderly = true;
+                if (call->session->rank)
+                        rank_finish(call->session->rank, m->bye->finish);
+                request_end(&call->request, ZERO_OK, NULL);
+                return 0;
+        case ZERO__REQUEST__BODY_QUERY:
+                return query_start(call, m->query->what, m->query->argument, fault);
+        default:
+                return handle_rank(call, m, fault);
+        }
+}
+
+/* ---- the connection -------------------------------------------------------------- */
+
+/* Two bytes of a message can become a hundred in memory: it gets so much and no more. */
+struct unpacked {
+        size_t left;
+};
+
+enum { UNPACKED_MAX = 256 << 20 }; /* enough for the largest layout */
+
+static void *unpacked_alloc(void *data, size_t n)
+{
+        struct unpacked *b = data;
+
+        if (n > b->left)
+                return NULL;
+        b->left -= n;
+        return malloc(n);
+}
+
+static void unpacked_free(void *data, void *p)
+{
+        free(p);
+}
+
+static int session_request(void *arg, const uint8_t *p, size_t n)
+{
+        struct session *s = arg;
+        struct unpacked unpacked = { .left = UNPACKED_MAX + 4 * n };
+        ProtobufCAllocator allocator = { unpacked_alloc, unpacked_free, &unpacked };
+        Zero__Request *m = zero__request__unpack(&allocator, n, p);
+        struct pending_call *call = m ? calloc(1, sizeof *call) : NULL;
+        struct fault fault = { 0 };
+        int r;
+
+        if (!call || s->n_pending >= SESSION_PENDING_MAX) {
+                if (m)
+                        zero__request__free_unpacked(m, &allocator);
+                free(call);
+                return -EPROTO;
+        }
+        call->session = s;
+        call->seq = m->seq;
+        call->kind = m->body_case;
+        call->request.finish = call_finish;
+        call->request.prolong = s->patient ? call_prolong : NULL;
+        if (s->rank)
+                rank_called(s->rank, call_name(call->kind));
+        list_insert(&s->pending, &call->link);
+        s->n_pending++;
+        request_begin(&s->rpc->x->requests, &call->request, uv_now(s->rpc->x->loop), s->timeout_ms);
+        r = handle(call, m, &fault);
+        zero__request__free_unpacked(m, &allocator);
+        if (r) /* refused: nobody else knows of it */
+                request_end(&call->request, r, "%s", fault.text);
+        return !s->greeted ? -EPROTO : 0;
+}
+
+static void session_ended(void *arg, const char *why)
+{
+        struct session *s = arg;
+
+        log_debug("session of pid %d: %s", (int)s->pid, why);
+        session_end(s);
+}
+
+static int session_start(struct rpc *rpc, int fd, struct user *user, pid_t pid)
+{
+        struct session *s = calloc(1, sizeof *s);
+        struct conn_events events = { .frame = session_request, .ended = session_ended, .arg = s };
+        int r;
+
+        if (!s)
+                return -ENOMEM;
+        s->rpc = rpc;
+        s->user = user;
+        s->uid = user->uid;
+        s->pid = pid;
+        s->began_ms = uv_now(rpc->x->loop);
+        s->timeout_ms = rpc->x->conf->wait_ms;
+        s->rank_number = -1;
+        list_init(&s->pending);
+        r = conn_new(&rpc->conns, fd, user->uid, &user->budget, HELLO_BYTES, &events, &s->conn);
+        if (r) {
+                free(s);
+                return r;
+        }
+        list_insert(&rpc->sessions, &s->link);
+        return 0;
+}
+
+int session_new(struct rpc *rpc, int fd)
+{
+        uint64_t begin = uv_hrtime();
+        struct user *user;
+        uid_t uid;
+        pid_t pid;
+        int r = peer_credentials(fd, &uid, &pid);
+
+        if (!r)
+                r = user_enter(&rpc->users, uid, uv_now(rpc->x->loop), &user);
+        if (r)
+                return r;
+        r = session_start(rpc, fd, user, pid);
+        budget_worked(&user->budget, PRICE_OTHERS * (uv_hrtime() - begin));
+        if (r)
+                user_leave(&rpc->users, user);
+        return r;
+}
