@@ -5,7 +5,6 @@
  */
 #pragma once
 
-#include "daemon/conf/cluster.h"
 #include "proto/fault.h"
 
 enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_ARGUMENT };
@@ -47,6 +46,28 @@ struct conf {
                                      * the largest group */
         uint64_t delay_ms;          /* tests: messages between nodes wait up to this */
 };
+
+/* ---- the cluster: its nodes, which of them hold shards, and the key they share ---- */
+
+enum { CLUSTER_KEY = 32, NODE_NAME_MAX = 63, CLUSTER_DEVICES_MAX = 8 };
+
+/* The same on every node, in the same order. */
+struct cluster_node {
+        char name[NODE_NAME_MAX + 1];
+        char host[256];
+        uint16_t port;
+        uint8_t owners; /* how many devices of it hold shards */
+};
+struct cluster {
+        uint32_t n_nodes, self;
+        bool mirror; /* every owner's shards are held a second time */
+        struct cluster_node nodes[ZERO_NODE_MAX];
+        uint8_t hash[32]; /* of names, owners and mirror, not of addresses */
+        uint8_t key[CLUSTER_KEY], key_next[CLUSTER_KEY];
+        bool has_key, has_key_next; /* without a key only a cluster of one */
+};
+
+/* ---- loading ---- */
 
 /* Beyond every zero_status. */
 enum { CONF_DONE = 1000 };

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "daemon/conf/option.h"
+#include "proto/cleanup.h"
 
 struct origin {
         enum conf_source source;
@@ -26,6 +27,13 @@ struct arguments {
         const char *value[N_OPTIONS]; /* NULL: not given; the last one counts */
 };
 
+/* All options at their defaults. */
+int loaded_new(struct loaded **ret, struct fault *fault);
+static inline void loaded_free(struct loaded *l)
+{
+        conf_free(&l->conf);
+}
+DEFINE_CLEANUP(struct loaded *, loaded_free)
 /* Sets one option and its origin; the fault begins with `where`. */
 int loaded_set(struct loaded *l, const struct option *o, const char *value, struct origin origin,
                const char *where, struct fault *fault);

@@ -13,7 +13,7 @@
 #include <sodium.h>
 #include <uv.h>
 
-#include "daemon/conf/cluster.h"
+#include "daemon/conf/conf.h"
 #include "proto/fault.h"
 
 enum channel_role { CHANNEL_LINK = 1, CHANNEL_BULK = 2 };

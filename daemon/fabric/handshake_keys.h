@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "daemon/conf/cluster.h"
+#include "daemon/conf/conf.h"
 
 #include <stddef.h>
 
