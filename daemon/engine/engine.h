@@ -224,6 +224,13 @@ struct holding {
         for (struct holding *h = holding_first(job); h; h = holding_next(job, h))
 
 struct job *job_find(struct exchange *x, const char *name);
+/* The same, once it is made; NULL: there is none. */
+struct job *job_made(struct exchange *x, const char *name);
+/* A job's user and root may read it. */
+bool job_is_for(const struct job *job, uint32_t uid);
+/* The job of that name, for a user; ZERO_EBUSY: its state waits for memory. */
+int job_for_user(struct exchange *x, const char *name, uint32_t uid, struct job **ret,
+                 struct fault *fault);
 /* An empty job; takes the layout over in any case.  NULL: out of memory. */
 struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
                     uint32_t reduce_dtype, layout *l);

@@ -229,3 +229,38 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
         ranks_admit(job);
         crash_point(CRASH_DECISION_ANSWERED);
 }
+
+/* ---- finding ---- */
+
+struct job *job_made(struct exchange *x, const char *name)
+{
+        struct job *job = job_find(x, name);
+
+        return job && !job->opening ? job : NULL;
+}
+
+bool job_is_for(const struct job *job, uint32_t uid)
+{
+        return uid == 0 || uid == job->uid;
+}
+
+int job_for_user(struct exchange *x, const char *name, uint32_t uid, struct job **ret,
+                 struct fault *fault)
+{
+        struct job *job = job_made(x, name);
+
+        if (!name[0])
+                return fault_set(fault, ZERO_EINVAL, "name a job");
+        if (shut_has(x, name))
+                return fault_set(fault, ZERO_EBUSY,
+                                 "the state of job '%.100s' on this node is whole and waits for "
+                                 "memory: see the daemon's log",
+                                 name);
+        if (!job)
+                return fault_set(fault, ZERO_ENOJOB, "there is no job '%.100s' on this node", name);
+        if (!job_is_for(job, uid))
+                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
+                                 job->uid);
+        *ret = job;
+        return 0;
+}

@@ -110,11 +110,11 @@ static const struct {
 void query_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
         for (size_t i = 0; i < sizeof questions / sizeof questions[0]; i++) {
-                struct job *job = questions[i].of_job ? job_find(x, m->job) : NULL;
+                struct job *job = questions[i].of_job ? job_made(x, m->job) : NULL;
 
                 if (strcmp(questions[i].what, m->query->what) != 0)
                         continue;
-                if (questions[i].of_job && (!job || job->opening))
+                if (questions[i].of_job && !job)
                         answer(x, node, m, ZERO_ENOJOB, "no such job on this node");
                 else
                         questions[i].answer(x, job, node, m);

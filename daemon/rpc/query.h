@@ -24,11 +24,6 @@ typedef void question_answer(struct exchange *x, struct job *job, uint32_t node,
                              const Zero__LinkMessage *m);
 question_answer checkpoint_question, checksum_question;
 
-/* ---- survey.c ---- */
-
-/* The job of that name, if the client may read it: its owner and root may. */
-int job_for(const struct session *session, const char *name, struct job **ret, struct fault *fault);
-
 /* ---- checksum.c ---- */
 
 /* Sums of all nodes, [node] as each has told, NULL: nothing. */

@@ -272,32 +272,6 @@ static int survey_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
-static bool job_is_for(const struct session *session, const struct job *job)
-{
-        return session->uid == 0 || session->uid == job->uid;
-}
-
-int job_for(const struct session *session, const char *name, struct job **ret, struct fault *fault)
-{
-        struct exchange *x = session->rpc->x;
-        struct job *job = job_find(x, name);
-
-        if (!name[0])
-                return fault_set(fault, ZERO_EINVAL, "name a job");
-        if (shut_has(x, name))
-                return fault_set(fault, ZERO_EBUSY,
-                                 "the state of job '%.100s' on this node is whole and waits for "
-                                 "memory: see the daemon's log",
-                                 name);
-        if (!job || job->opening)
-                return fault_set(fault, ZERO_ENOJOB, "there is no job '%.100s' on this node", name);
-        if (!job_is_for(session, job))
-                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
-                                 job->uid);
-        *ret = job;
-        return 0;
-}
-
 int survey_query(struct pending_call *call, const char *what, const char *argument,
                  struct fault *fault)
 {
@@ -309,7 +283,7 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
         while (strcmp(kind->what, what) != 0)
                 kind++;
         if (kind->of_job)
-                r = job_for(call->session, argument, &job, fault);
+                r = job_for_user(call->session->rpc->x, argument, call->session->uid, &job, fault);
         if (r)
                 return r;
         s = calloc(1, sizeof *s);
@@ -328,29 +302,16 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
         return 0;
 }
 
-/* Where no job is named: of each job that the client may name, what this node knows. */
+/* Where no job is named: what this node knows of those that the client may name. */
 int shards_query(struct pending_call *call, const char *what, const char *argument,
                  struct fault *fault)
 {
         struct arena arena = { NULL };
-        struct status_shards shards = { .jobs = { 0 } };
+        struct status_shards shards;
 
         if (argument[0])
                 return survey_query(call, what, argument, fault);
-        list_for_each (&call->session->rpc->x->jobs, item) {
-                const struct job *job = CONTAINER_OF(item, struct job, link);
-                const struct status_holding *told[ZERO_NODE_MAX] = { NULL };
-                struct status_holdings own;
-                struct status_job_shards *here;
-
-                if (job->opening || !job_is_for(call->session, job) ||
-                    !(here = LIST_ADD(&arena, &shards.jobs)))
-                        continue;
-                report_holdings(&arena, job, &own);
-                for (uint32_t i = 0; i < own.holdings.n; i++)
-                        told[own.holdings.items[i].owner] = &own.holdings.items[i];
-                report_job_shards(&arena, job, told, here);
-        }
+        report_shards(&arena, call->session->rpc->x, call->session->uid, &shards);
         query_end_record(call, status_shards_type(), &shards, &arena);
         return 0;
 }

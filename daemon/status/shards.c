@@ -3,6 +3,7 @@
 
 #include "daemon/device/gpu.h"
 #include "daemon/shard/shards.h"
+#include "proto/cleanup.h"
 
 /* ---- what this node holds ---- */
 
@@ -100,5 +101,32 @@ void report_job_shards(struct arena *arena, const struct job *job,
 
                 if (group)
                         report_group(arena, job, g, told, group);
+        }
+}
+
+static void report_job_shards_here(struct arena *arena, const struct job *job,
+                                   struct status_shards *ret)
+{
+        const struct status_holding *told[ZERO_NODE_MAX] = { NULL };
+        struct status_job_shards *shards = LIST_ADD(arena, &ret->jobs);
+        struct status_holdings own;
+
+        if (!shards)
+                return;
+        report_holdings(arena, job, &own);
+        for (uint32_t i = 0; i < own.holdings.n; i++)
+                told[own.holdings.items[i].owner] = &own.holdings.items[i];
+        report_job_shards(arena, job, told, shards);
+}
+
+void report_shards(struct arena *arena, const struct exchange *x, uint32_t uid,
+                   struct status_shards *ret)
+{
+        *ret = (struct status_shards){ .jobs = { 0 } };
+        list_for_each ((struct list *)&x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (!job->opening && job_is_for(job, uid))
+                        report_job_shards_here(arena, job, ret);
         }
 }

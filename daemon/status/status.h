@@ -27,6 +27,9 @@ void report_config(struct arena *arena, const struct exchange *x, struct status_
 void report_jobs(struct arena *arena, const struct exchange *x, struct status_jobs *ret);
 void report_gpus(struct arena *arena, const struct gpu_use_now *now, struct status_node *ret);
 
+/* All jobs that the user may read, with what this node's owners hold of them. */
+void report_shards(struct arena *arena, const struct exchange *x, uint32_t uid,
+                   struct status_shards *ret);
 /* What this node's owners hold. */
 void report_holdings(struct arena *arena, const struct job *job, struct status_holdings *ret);
 /* told: [owner], NULL where nobody told. */
