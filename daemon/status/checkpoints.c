@@ -5,6 +5,11 @@
 
 #include "daemon/checkpoint/checkpoint.h"
 
+static bool operation_over(const struct operation *op)
+{
+        return op->phase == OPERATION_DONE || op->phase == OPERATION_FAILED;
+}
+
 struct status_schedule *report_schedule(struct arena *arena, const struct exchange *x,
                                         const char *job)
 {
@@ -14,6 +19,23 @@ struct status_schedule *report_schedule(struct arena *arena, const struct exchan
         if (ret)
                 *ret = (struct status_schedule){ s->every, s->next_version,
                                                  arena_copy(arena, s->directory) };
+        return ret;
+}
+
+struct status_checkpoint *report_checkpoint(struct arena *arena, const struct exchange *x,
+                                            const char *job)
+{
+        const struct operation *op = operation_find(x, job);
+        struct status_checkpoint *ret = op && !op->restore ? arena_new(arena, sizeof *ret) : NULL;
+        bool over = op && operation_over(op);
+
+        if (!ret)
+                return NULL;
+        ret->version = op->manifest.version;
+        ret->took_s = over ? (double)(op->ended_ms - op->begun_ms) / 1000 : NAN;
+        ret->age_s =
+                op->phase == OPERATION_DONE ? (double)(exchange_now(x) - op->ended_ms) / 1000 : NAN;
+        ret->error = op->fault.status ? arena_copy(arena, op->fault.text) : NULL;
         return ret;
 }
 
@@ -48,7 +70,7 @@ static struct status_operation *report_operation(struct arena *arena, const stru
         ret->operation = op->restore ? "restore" : "checkpoint";
         ret->id = op->id;
         ret->phase = operation_phase_name(op->phase);
-        ret->over = op->phase == OPERATION_DONE || op->phase == OPERATION_FAILED;
+        ret->over = operation_over(op);
         ret->path = op->restore ? arena_copy(arena, op->directory)
                                 : arena_text(arena, "%s/%s-%llu", op->directory, op->job,
                                              (unsigned long long)op->manifest.version);

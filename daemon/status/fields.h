@@ -53,6 +53,12 @@
         F(number, bytes, "in their place")                                                         \
         F(number, total, "of all; 0: not known")
 
+#define STATUS_CHECKPOINT(F, R)                                                                    \
+        F(number, version, "of the job in it")                                                     \
+        F(real, age_s, "since it was whole; null: it is being written, or has failed")             \
+        F(real, took_s, "from the order to its end; null: it is being written")                    \
+        F(text, error, "why it failed; null: it did not")
+
 #define STATUS_JOB(F, R)                                                                           \
         F(text, job, "its name")                                                                   \
         F(number, uid, "the user it belongs to")                                                   \
@@ -66,10 +72,12 @@
         F(real, grad_norm, "of the last step; null: not finite")                                   \
         F(real, loss_scale, "of the next step")                                                    \
         F(number, skipped, "steps whose gradients were not finite")                                \
+        F(number, skipped_in_a_row, "of these, the last ones")                                     \
         F(number, parameters, "elements of all groups")                                            \
         F(number, groups, "their number")                                                          \
         F(texts, owners, "the node of each owner of shards")                                       \
         R(maybe, status_move, move, "null: its shards are in their place")                         \
+        R(maybe, status_checkpoint, checkpoint, "newest; null: none, or not coordinated here")     \
         R(list, status_wait, waiting, "who keeps it waiting")                                      \
         R(record, status_gather, gather, "parameters on their way to ranks")                       \
         R(record, status_reduce, reduce, "gradients on their way to owners")                       \
@@ -324,6 +332,7 @@
         X(status_formula, STATUS_FORMULA)                                                          \
         X(status_session, STATUS_SESSION)                                                          \
         X(status_move, STATUS_MOVE)                                                                \
+        X(status_checkpoint, STATUS_CHECKPOINT)                                                    \
         X(status_job, STATUS_JOB)                                                                  \
         X(status_jobs, STATUS_JOBS)                                                                \
         X(status_peer, STATUS_PEER)                                                                \

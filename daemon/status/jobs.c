@@ -74,28 +74,35 @@ static void report_gather(struct arena *arena, const struct job *job, struct sta
         };
 }
 
-static void add_planes(const struct state *state, struct status_job *ret)
+static uint64_t state_plane_bytes(const struct state *state, enum zero_plane plane,
+                                  uint64_t *on_gpu)
 {
-        if (!state)
-                return;
-        for (uint32_t p = 0; p < ret->planes.n; p++) {
-                uint64_t bytes = plan_plane_bytes(state->plan, status_planes[p]);
+        uint64_t bytes = state ? plan_plane_bytes(state->plan, plane) : 0;
 
-                ret->planes.items[p].n += bytes;
-                ret->planes_on_gpu += state_on_gpu(state) ? bytes : 0;
-        }
+        if (state && state_on_gpu(state))
+                *on_gpu += bytes;
+        return bytes;
 }
 
-/* Of all that is here, of earlier owner lists too. */
+/* One plane of all that is here, of earlier owner lists too. */
+static uint64_t plane_bytes(const struct job *job, enum zero_plane plane, uint64_t *on_gpu)
+{
+        uint64_t bytes = 0;
+
+        for_holdings (job, h)
+                bytes += state_plane_bytes(h->state, plane, on_gpu);
+        list_for_each ((struct list *)&job->former, item) {
+                bytes += state_plane_bytes(CONTAINER_OF(item, struct holding, link)->state, plane,
+                                           on_gpu);
+        }
+        return bytes;
+}
+
 static void report_planes(struct arena *arena, const struct job *job, struct status_job *ret)
 {
         for (size_t p = 0; p < STATUS_PLANES; p++)
-                counts_add(arena, &ret->planes, plane_name(status_planes[p]), 0);
-        for_holdings (job, h)
-                add_planes(h->state, ret);
-        list_for_each ((struct list *)&job->former, item) {
-                add_planes(CONTAINER_OF(item, struct holding, link)->state, ret);
-        }
+                counts_add(arena, &ret->planes, plane_name(status_planes[p]),
+                           plane_bytes(job, status_planes[p], &ret->planes_on_gpu));
 }
 
 static void report_sessions(struct arena *arena, const struct job *job, struct status_job *ret)
@@ -166,9 +173,11 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->grad_norm = job->grad_norm;
         ret->loss_scale = job->loss_scale;
         ret->skipped = job->skipped;
+        ret->skipped_in_a_row = job->overflows;
         ret->parameters = job->layout->elements;
         ret->groups = job->layout->n_groups;
         report_owners(arena, job->x, &job->place, &ret->owners);
+        ret->checkpoint = report_checkpoint(arena, job->x, job->name);
         report_waiting(arena, job, ret);
         report_gather(arena, job, &ret->gather);
         ret->reduce.elements_sent = reduce_elements_sent(job->reduce);

@@ -49,6 +49,9 @@ int report_progress(struct arena *arena, const struct exchange *x, const char *j
 /* NULL: the job has none. */
 struct status_schedule *report_schedule(struct arena *arena, const struct exchange *x,
                                         const char *job);
+/* NULL: none was begun while this node coordinates the job. */
+struct status_checkpoint *report_checkpoint(struct arena *arena, const struct exchange *x,
+                                            const char *job);
 
 /* ---- between the files here ---- */
 

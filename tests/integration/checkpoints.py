@@ -198,6 +198,9 @@ def keeps_the_newest():
         c[0].ctl("checkpoint", "job-2", d)
         for i in range(5):
             c[0].ctl("checkpoint", "job", d, "--keep", "2")
+            known = [job["checkpoint"] for job in (node.job("job") for node in c.daemons) if job["checkpoint"]]
+            assert [k["version"] for k in known] == [i], known  # by the job's coordinator alone
+            assert known[0]["age_s"] >= 0 and known[0]["took_s"] >= 0 and known[0]["error"] is None, known
             train(ranks, 1)
         assert whole(d) == ["job-2-0", "job-3", "job-4"] and not partial(d), os.listdir(d)
         end(other)

@@ -416,8 +416,10 @@ def not_finite(what):
             assert all(t["loss_scale"] == 2 for t in told), told
         assert c.checksum("j")["planes"] == before
         for d in c.daemons:
-            assert d.job("j")["skipped"] == 1 and d.job("j")["version"] == 0, d.job("j")
+            job = d.job("j")
+            assert (job["skipped"], job["skipped_in_a_row"], job["version"]) == (1, 1, 0), job
         still_trains(ranks)
+        assert {(d.job("j")["skipped"], d.job("j")["skipped_in_a_row"]) for d in c.daemons} == {(1, 0)}
         assert c.checksum("j")["version"] == 2
 
 
