@@ -1,6 +1,6 @@
 /*
- * The jobs that this node coordinates: their coordinators come and go with them, with nodes and
- * with ranks; what is to be done is in the files beside this one (coordinator.h).
+ * The jobs that this node coordinates: they come and go, and what happens to jobs, nodes and ranks
+ * becomes events of their coordinators (coordinator.h).
  */
 #include "daemon/coordinator/coordinator.h"
 
@@ -8,14 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-struct coordinator *coordinator_find(const struct exchange *x, const char *name)
+struct coordinated *coordinated_find(const struct exchange *x, const char *name)
 {
         list_for_each (&x->coordinators, item) {
-                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+                struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
 
                 if (strcmp(c->name, name) == 0)
                         return c;
@@ -23,59 +22,110 @@ struct coordinator *coordinator_find(const struct exchange *x, const char *name)
         return NULL;
 }
 
-const struct step *coordinator_step(const struct exchange *x, const char *job)
+const struct step *coordinated_step(const struct exchange *x, const char *job)
 {
-        const struct coordinator *c = coordinator_find(x, job);
+        const struct coordinated *c = coordinated_find(x, job);
 
-        return c ? &c->step : NULL;
+        return c ? &c->state.step : NULL;
 }
 
-static void coordinator_free(struct coordinator *c)
+Zero__LinkMessage coordinated_message(const struct coordinated *c)
 {
-        for (uint32_t h = 0; c->standings && h < placement_holders(&c->step.view); h++)
-                free(c->standings[h]);
-        for (uint32_t r = 0; c->handed && r < c->step.world_size; r++)
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        m.job = (char *)c->name;
+        m.epoch = c->state.step.epoch;
+        return m;
+}
+
+/* ---- coming and going -------------------------------------------------------------------- */
+
+static void coordinated_free(struct coordinated *c)
+{
+        for (uint32_t r = 0; r < c->n_handed; r++)
                 kept_clear(&c->handed[r]);
-        free(c->standings);
-        free(c->shares);
-        formers_free(c->formers);
         free(c->handed);
-        free(c->sitters);
-        step_deinit(&c->step);
+        free(c->kept);
+        free(c->kept_pointers);
+        free(c->shares);
+        free(c->actions.items);
+        coordinator_deinit(&c->state);
         layout_free(c->layout);
         if (c->message)
                 zero__layout__free_unpacked(c->message, NULL);
         free(c);
 }
 
-void coordinator_unref(struct coordinator *c)
+void coordinated_ref(struct coordinated *c)
+{
+        c->references++;
+}
+
+void coordinated_unref(struct coordinated *c)
 {
         if (--c->references == 0)
-                coordinator_free(c);
+                coordinated_free(c);
 }
 
-static double first_loss_scale(const layout *l)
+int coordinated_reserve(struct coordinated *c, uint32_t world_size)
 {
-        for (uint32_t g = 0; g < l->n_groups; g++)
+        Zero__Kept *kept, **pointers;
+        struct kept *handed;
+
+        if (world_size <= c->n_handed)
+                return 0;
+        kept = realloc(c->kept, world_size * sizeof *kept);
+        c->kept = kept ? kept : c->kept;
+        pointers = realloc(c->kept_pointers, world_size * sizeof *pointers);
+        c->kept_pointers = pointers ? pointers : c->kept_pointers;
+        handed = realloc(c->handed, world_size * sizeof *handed);
+        c->handed = handed ? handed : c->handed;
+        if (!kept || !pointers || !handed)
+                return -ENOMEM;
+        memset(&handed[c->n_handed], 0, (world_size - c->n_handed) * sizeof *handed);
+        c->n_handed = world_size;
+        return 0;
+}
+
+/* What the rules need to know of the layout. */
+static void layout_describe(const layout *l, struct coordinator_job *ret)
+{
+        ret->loss_scale = 1;
+        for (uint32_t g = 0; g < l->n_groups; g++) {
                 if (l->groups[g].dtype == ZERO_FP16)
-                        return 65536;
-        return 1;
+                        ret->loss_scale = 65536;
+                for (uint32_t i = 0; i < l->groups[g].n_ranks; i++) {
+                        uint32_t rank = l->groups[g].ranks[i];
+
+                        if (ret->named_group && rank <= ret->named_rank)
+                                continue;
+                        ret->named_group = l->groups[g].name;
+                        ret->named_rank = rank;
+                }
+        }
 }
 
-static bool coordinator_alloc(struct coordinator *c, uint32_t world_size)
+static bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t return_until_ms)
 {
-        c->standings = calloc(placement_holders(&c->x->view), sizeof *c->standings);
-        c->handed = calloc(world_size, sizeof *c->handed);
-        c->sitters = calloc(world_size, sizeof *c->sitters);
-        return c->standings && c->handed && c->sitters &&
-               step_init(&c->step, world_size, c->x->cluster->n_nodes, &c->x->view) == 0 &&
+        struct coordinator_job job = { .name = c->name,
+                                       .nodes = c->names,
+                                       .n_nodes = c->x->cluster->n_nodes,
+                                       .world_size = world_size,
+                                       .return_until_ms = return_until_ms };
+
+        for (uint32_t n = 0; n < job.n_nodes; n++)
+                c->names[n] = node_name(c->x, n);
+        layout_describe(c->layout, &job);
+        return coordinator_init(&c->state, &job, &c->x->view) == 0 &&
+               coordinated_reserve(c, world_size) == 0 &&
                layout_to_message(c->layout, &c->message) == 0;
 }
 
-struct coordinator *coordinator_new(struct exchange *x, const char *name, uint32_t uid,
-                                    uint32_t world_size, uint32_t reduce_dtype, layout *l)
+struct coordinated *coordinated_new(struct exchange *x, const char *name, uint32_t uid,
+                                    uint32_t world_size, uint32_t reduce_dtype, layout *l,
+                                    uint64_t return_until_ms)
 {
-        struct coordinator *c = calloc(1, sizeof *c);
+        struct coordinated *c = calloc(1, sizeof *c);
 
         if (!c) {
                 layout_free(l);
@@ -87,277 +137,237 @@ struct coordinator *coordinator_new(struct exchange *x, const char *name, uint32
         c->uid = uid;
         c->reduce_dtype = reduce_dtype;
         snprintf(c->name, sizeof c->name, "%s", name);
-        list_init(&c->joins);
-        if (!coordinator_alloc(c, world_size)) {
-                coordinator_free(c);
+        if (!coordinated_init(c, world_size, return_until_ms)) {
+                coordinated_free(c);
                 return NULL;
         }
-        c->step.loss_scale = first_loss_scale(l);
-        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                step_links(&c->step, n, x->cut[n]);
         list_insert(&x->coordinators, &c->link);
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                open_ask(c, n);
+                coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_LINKS,
+                                                                 .node = n,
+                                                                 .cut = x->cut[n] });
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                coordinated_event(
+                        c, (struct coordinator_event){ .kind = COORDINATOR_NODE_UP, .node = n });
         return c;
-}
-
-void coordinator_close(struct coordinator *c, int status, const char *text)
-{
-        c->dead = true;
-        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
-                if (c->fills[h])
-                        fill_cancel(c->fills[h]);
-        joins_end(c, status, text);
-        list_remove(&c->link);
-        coordinator_unref(c);
 }
 
 /* Of a job that an earlier process left: asks all nodes where they stand. */
 static void coordinator_resume(struct job *job)
 {
-        struct coordinator *c;
         layout *l = NULL;
 
-        if (job->coordinator != job->x->cluster->self || coordinator_find(job->x, job->name))
+        if (job->coordinator != job->x->cluster->self || coordinated_find(job->x, job->name))
                 return;
-        c = layout_copy(job->layout, &l) ? NULL
-                                         : coordinator_new(job->x, job->name, job->uid,
-                                                           job->world_size, job->reduce_dtype, l);
-        if (c)
-                c->return_until_ms = exchange_now(job->x) + RETURN_MS;
-        else
+        if (layout_copy(job->layout, &l) ||
+            !coordinated_new(job->x, job->name, job->uid, job->world_size, job->reduce_dtype, l,
+                             exchange_now(job->x) + RETURN_MS))
                 log_error("job %s: out of memory: it is taken up when a rank attaches", job->name);
 }
 
-int coordinator_resize(struct coordinator *c, uint32_t world_size)
+/* An action may bring another event about: what that gives comes after what is left. */
+void coordinated_event(struct coordinated *c, struct coordinator_event e)
 {
-        struct kept *handed = calloc(world_size, sizeof *handed);
-        struct sitter *sitters = calloc(world_size, sizeof *sitters);
-        uint32_t before = c->step.world_size;
+        e.now_ms = exchange_now(c->x);
+        e.linked = c->x->linked;
+        e.up = c->x->up;
+        coordinated_ref(c);
+        coordinator_step(&c->state, &e, &c->actions);
+        while (c->acted < c->actions.n) {
+                const struct coordinator_action a = c->actions.items[c->acted++];
 
-        if (!handed || !sitters || step_resize(&c->step, world_size)) {
-                free(handed);
-                free(sitters);
-                return -ENOMEM;
+                action_run(c, &a);
         }
-        for (uint32_t r = 0; r < before; r++)
-                kept_clear(&c->handed[r]);
-        free(c->sitters);
-        free(c->handed);
-        c->handed = handed;
-        c->sitters = sitters;
-        return 0;
-}
-
-Zero__LinkMessage coordinator_to(const struct coordinator *c)
-{
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
-
-        m.job = (char *)c->name;
-        m.epoch = c->step.epoch;
-        return m;
-}
-
-uint32_t coordinator_holder(const struct coordinator *c, uint32_t node, uint32_t owner,
-                            uint32_t copy)
-{
-        const struct placement *view = &c->step.view;
-        uint32_t holder = holder_of(view, owner, copy);
-
-        return owner < view->n_owners && copy < view->copies && holder_node(view, holder) == node
-                       ? holder
-                       : (uint32_t)NO_HOLDER;
-}
-
-/* ---- ranks leave -------------------------------------------------------------------- */
-
-static void tell_part(struct coordinator *c, uint32_t rank, bool orderly)
-{
-        Zero__LinkMessage m = coordinator_to(c);
-        Zero__Part part = ZERO__PART__INIT;
-
-        part.rank = rank;
-        part.orderly = orderly;
-        part.told = true;
-        part.fails = !orderly && c->step.fail_on_lost;
-        m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
-        m.part = &part;
-        send_all(c->x, &m);
-}
-
-/* False: the rank is not there. */
-static bool seat_part(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
-{
-        if (c->step.node_of_rank[rank] != node || c->step.seats[rank] != SEAT_HERE)
-                return false;
-        step_part(&c->step, rank, orderly);
-        tell_part(c, rank, orderly);
-        if (!orderly)
-                log_warning_for(c->uid, "job %s: rank %u on %s was lost", c->name, rank,
-                                node_name(c->x, node));
-        return true;
-}
-
-/* All ranks have left: the job is finished if each of them has completed it. */
-static void job_finish(struct coordinator *c)
-{
-        Zero__LinkMessage m = coordinator_to(c);
-        Zero__Part part = ZERO__PART__INIT;
-        char name[ZERO_NAME_MAX + 1];
-
-        if (c->complete < c->step.world_size)
-                return;
-        log_info_for(c->uid, "job %s: finished after step %llu%s", c->name,
-                     (unsigned long long)c->step.version,
-                     c->unwanted == c->complete ? "; it is dropped, as its ranks asked" : "");
-        if (c->unwanted == c->complete) {
-                snprintf(name, sizeof name, "%s", c->name); /* c goes with the job */
-                drop_order(c->x, name, c->x->cluster->self, 0, NULL);
-                return;
-        }
-        part.told = true;
-        part.finish = ZERO__FINISH__COMPLETE;
-        m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
-        m.part = &part;
-        send_all(c->x, &m);
-}
-
-/* A session that claimed a rank without getting it takes nothing with it. */
-static void coordinator_part(struct coordinator *c, uint32_t node, const Zero__Part *part)
-{
-        join_forget(c, node, part->session);
-        if (part->rank >= c->step.world_size || c->sitters[part->rank].session != part->session)
-                return;
-        if (seat_part(c, node, part->rank, part->orderly) && part->orderly && part->finish) {
-                c->complete++;
-                c->unwanted += part->finish == ZERO__FINISH__UNWANTED;
-        }
-        if (step_occupied(&c->step))
-                return;
-        if (list_empty(&c->joins))
-                job_finish(c);
-        else
-                joins_admit(c); /* those of another world size may have waited for this */
+        c->acted = c->actions.n = 0;
+        coordinated_unref(c);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-/* A job that nobody wants any more, and of which it was never known whether there is one. */
-static bool is_idle(const struct coordinator *c)
-{
-        return !c->settled && !c->claimed && list_empty(&c->joins) && !job_find(c->x, c->name);
-}
-
 static void coordinator_tick(struct exchange *x)
 {
         list_for_each (&x->coordinators, item) {
-                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+                struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
 
-                if (is_idle(c)) {
-                        coordinator_close(c, ZERO_ECLOSED, "");
-                        continue;
-                }
-                c->references++; /* it may be closed here */
-                open_tick(c);
-                if (c->settled)
-                        joins_admit(c);
-                placing_advance(c);
-                if (!c->dead)
-                        coordinator_tell(c);
-                coordinator_unref(c);
-        }
-}
-
-void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
-{
-        struct coordinator *c;
-
-        if (m->body_case == ZERO__LINK_MESSAGE__BODY_JOIN) {
-                coordinator_join(x, node, m);
-                return;
-        }
-        c = coordinator_find(x, m->job);
-        if (!c) {
-                answer(x, node, m, ZERO_ENOJOB, "the job's coordinator does not know it");
-                return;
-        }
-        switch (m->body_case) {
-        case ZERO__LINK_MESSAGE__BODY_PART:
-                coordinator_part(c, node, m->part);
-                break;
-        case ZERO__LINK_MESSAGE__BODY_READY:
-                coordinator_ready(c, node, m);
-                break;
-        case ZERO__LINK_MESSAGE__BODY_PREPARED:
-                coordinator_vote(c, node, m->prepared);
-                break;
-        case ZERO__LINK_MESSAGE__BODY_DONE:
-                open_done(c, coordinator_holder(c, node, m->done->owner, m->done->copy),
-                          m->done->attempt);
-                coordinator_advance(c);
-                break;
-        case ZERO__LINK_MESSAGE__BODY_PROGRESS:
-                coordinator_report(c, node, m->progress);
-                break;
-        default:
-                break;
+                coordinated_ref(c); /* it may be closed here */
+                coordinated_event(
+                        c, (struct coordinator_event){ .kind = COORDINATOR_TICK,
+                                                       .known = job_find(x, c->name) != NULL });
+                if (!c->state.dead)
+                        coordinated_tell(c);
+                coordinated_unref(c);
         }
 }
 
 static void coordinator_up(struct exchange *x, uint32_t node)
 {
         list_for_each (&x->coordinators, item) {
-                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
-
-                if (c->nodes[node] == NODE_UNASKED)
-                        open_ask(c, node);
+                coordinated_event(
+                        CONTAINER_OF(item, struct coordinated, link),
+                        (struct coordinator_event){ .kind = COORDINATOR_NODE_UP, .node = node });
         }
 }
 
-/*
- * Its ranks are lost, and so are the joins that it sent.  Its sessions may live on: no other world
- * takes their place.
- */
 static void coordinator_down(struct exchange *x, uint32_t node, const char *why)
 {
         list_for_each (&x->coordinators, item) {
-                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+                struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
 
-                for (uint32_t r = 0; r < c->step.world_size; r++) {
-                        if (c->step.seats[r] == SEAT_HERE && c->step.node_of_rank[r] == node)
-                                c->sitters[r].cut_off_ms = exchange_now(x);
-                        seat_part(c, node, r, false);
-                }
-                step_node_lost(&c->step, node);
-                open_forget(c, node);
                 c->reports[node] = (struct report){ 0 };
-                joins_forget_node(c, node);
-        }
-}
-
-static void coordinator_drop(struct exchange *x, const char *job)
-{
-        struct coordinator *c = coordinator_find(x, job);
-
-        if (c)
-                coordinator_close(c, ZERO_ENOJOB, "the job was dropped");
-}
-
-void coordinators_free(struct exchange *x)
-{
-        list_for_each (&x->coordinators, item) {
-                coordinator_close(CONTAINER_OF(item, struct coordinator, link), ZERO_ECLOSED,
-                                  "the daemon stops");
+                coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_NODE_DOWN,
+                                                                 .node = node });
         }
 }
 
 void coordinators_cut(struct exchange *x, uint32_t node, uint64_t cut)
 {
         list_for_each (&x->coordinators, item) {
-                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+                coordinated_event(CONTAINER_OF(item, struct coordinated, link),
+                                  (struct coordinator_event){
+                                          .kind = COORDINATOR_LINKS, .node = node, .cut = cut });
+        }
+}
 
-                step_links(&c->step, node, cut);
-                coordinator_advance(c);
+static void coordinated_close(struct coordinated *c, int status, const char *text)
+{
+        coordinated_event(c, (struct coordinator_event){
+                                     .kind = COORDINATOR_CLOSE, .status = status, .text = text });
+}
+
+static void coordinator_drop(struct exchange *x, const char *job)
+{
+        struct coordinated *c = coordinated_find(x, job);
+
+        if (c)
+                coordinated_close(c, ZERO_ENOJOB, "the job was dropped");
+}
+
+void coordinators_free(struct exchange *x)
+{
+        list_for_each (&x->coordinators, item) {
+                coordinated_close(CONTAINER_OF(item, struct coordinated, link), ZERO_ECLOSED,
+                                  "the daemon stops");
+        }
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static enum coordinator_finish finish_of(const Zero__Part *part)
+{
+        if (!part->finish)
+                return FINISH_NOT;
+        return part->finish == ZERO__FINISH__UNWANTED ? FINISH_UNWANTED : FINISH_COMPLETE;
+}
+
+static void part_message(struct coordinated *c, uint32_t node, const Zero__Part *part)
+{
+        coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_LEAVE,
+                                                         .node = node,
+                                                         .rank = part->rank,
+                                                         .session = part->session,
+                                                         .orderly = part->orderly,
+                                                         .finish = finish_of(part) });
+}
+
+/* What the ranks of a node keep with the step; of this attempt alone. */
+static int handed_take(struct coordinated *c, uint32_t node, const Zero__Ready *ready,
+                       struct fault *fault)
+{
+        const struct step *s = &c->state.step;
+
+        for (uint32_t r = 0; r < s->world_size; r++)
+                if (s->node_of_rank[r] == node)
+                        kept_clear(&c->handed[r]);
+        for (size_t i = 0; i < ready->n_kept; i++) {
+                const Zero__Kept *k = ready->kept[i];
+
+                if (k->rank >= s->world_size || k->blob.len > ZERO_BLOB_MAX ||
+                    s->node_of_rank[k->rank] != node)
+                        return fault_set(fault, ZERO_EPROTO, "what a rank keeps is malformed");
+                if (kept_set(&c->handed[k->rank], k->blob.data, k->blob.len))
+                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        return 0;
+}
+
+static void ready_message(struct coordinated *c, uint32_t node, const Zero__LinkMessage *m)
+{
+        const Zero__Ready *ready = m->ready;
+        const struct step *s = &c->state.step;
+        struct step_params params;
+        struct fault fault;
+        int r = 0;
+
+        if (ready->params)
+                r = step_params_from_message(ready->params, &params, &fault);
+        if (!r && ready->params && s->phase != STEP_FORMING && ready->attempt == s->attempt)
+                r = handed_take(c, node, ready, &fault);
+        if (r) {
+                answer(c->x, node, m, r, fault.text);
+                return;
+        }
+        coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_READY,
+                                                         .node = node,
+                                                         .rank = ready->rank,
+                                                         .attempt = ready->attempt,
+                                                         .params = ready->params ? &params : NULL,
+                                                         .call = m->call });
+}
+
+static void prepared_message(struct coordinated *c, uint32_t node, const Zero__Prepared *p)
+{
+        struct votes vote = { .finite = p->finite };
+
+        if (p->n_norm != EXACT_SUM_BINS)
+                return;
+        exact_sum_init(&vote.norm);
+        memcpy(vote.norm.bin, p->norm, sizeof vote.norm.bin);
+        if (p->status)
+                fault_set(&vote.refused, (int)p->status, "%s", p->text);
+        coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_VOTE,
+                                                         .node = node,
+                                                         .owner = p->owner,
+                                                         .copy = p->copy,
+                                                         .attempt = p->attempt,
+                                                         .norm_only = !p->closing,
+                                                         .vote = &vote });
+}
+
+void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct coordinated *c;
+
+        if (m->body_case == ZERO__LINK_MESSAGE__BODY_JOIN) {
+                joining_message(x, node, m);
+                return;
+        }
+        c = coordinated_find(x, m->job);
+        if (!c) {
+                answer(x, node, m, ZERO_ENOJOB, "the job's coordinator does not know it");
+                return;
+        }
+        switch (m->body_case) {
+        case ZERO__LINK_MESSAGE__BODY_PART:
+                part_message(c, node, m->part);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_READY:
+                ready_message(c, node, m);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_PREPARED:
+                prepared_message(c, node, m->prepared);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_DONE:
+                coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_DONE,
+                                                                 .node = node,
+                                                                 .owner = m->done->owner,
+                                                                 .copy = m->done->copy,
+                                                                 .attempt = m->done->attempt });
+                break;
+        case ZERO__LINK_MESSAGE__BODY_PROGRESS:
+                coordinated_report(c, node, m->progress);
+                break;
+        default:
+                break;
         }
 }
 

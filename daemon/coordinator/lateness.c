@@ -7,7 +7,7 @@
 
 /* ---- who is late -------------------------------------------------------------------------- */
 
-void coordinator_report(struct coordinator *c, uint32_t node, const Zero__Progress *p)
+void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progress *p)
 {
         struct report *r = &c->reports[node];
         uint64_t now = exchange_now(c->x);
@@ -29,9 +29,9 @@ static void summary_add(struct wait_line *lines, uint32_t *n, const struct wait_
                 lines[(*n)++] = *line;
 }
 
-const char *coordinator_untold(const struct coordinator *c)
+const char *coordinated_untold(const struct coordinated *c)
 {
-        return c->may_be_there
+        return c->state.may_be_there
                        ? "to come up: the job may be there; else take another name, or see "
                          "takeover in zeroctl(1)"
                        : "to come up: it may have steps that no other node has; else drop the job "
@@ -39,29 +39,30 @@ const char *coordinator_untold(const struct coordinator *c)
 }
 
 /* Nodes that are away, and what else hinders the job. */
-static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lines)
+static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lines)
 {
         uint64_t now = exchange_now(c->x);
         uint32_t n = 0;
 
-        if (c->fault.status) {
+        if (c->state.fault.status) {
                 struct wait_line line = { .since_ms = now };
 
                 snprintf(line.who, sizeof line.who, "a person, for node %.60s",
-                         node_name(c->x, c->hinders));
-                snprintf(line.what, sizeof line.what, "%.150s", c->fault.text);
+                         node_name(c->x, c->state.hinders));
+                snprintf(line.what, sizeof line.what, "%.150s", c->state.fault.text);
                 summary_add(lines, &n, &line);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
                 struct wait_line line = { .since_ms = now };
 
-                if (!step_needs_node(&c->step, i) ||
-                    (c->step.open >> i & 1 && !(c->step.phase == STEP_FORMING && c->step.cut[i])))
+                if (!step_needs_node(&c->state.step, i) ||
+                    (c->state.step.open >> i & 1 &&
+                     !(c->state.step.phase == STEP_FORMING && c->state.step.cut[i])))
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
                 snprintf(line.what, sizeof line.what, "%s",
-                         c->step.open >> i & 1         ? "to reach all nodes"
-                         : c->nodes[i] != NODE_UNASKED ? "to get its shards"
+                         c->state.step.open >> i & 1         ? "to reach all nodes"
+                         : c->state.nodes[i] != NODE_UNASKED ? "to get its shards"
                          : c->x->up >> i & 1 ? "to have memory for its state (see its log)"
                                              : "to come up");
                 summary_add(lines, &n, &line);
@@ -69,27 +70,27 @@ static uint32_t nodes_summary(const struct coordinator *c, struct wait_line *lin
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
                 struct wait_line line = { .since_ms = now };
 
-                if (!(c->untold >> i & 1))
+                if (!(c->state.untold >> i & 1))
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
-                snprintf(line.what, sizeof line.what, "%s", coordinator_untold(c));
+                snprintf(line.what, sizeof line.what, "%s", coordinated_untold(c));
                 summary_add(lines, &n, &line);
         }
         return n;
 }
 
 /* Ranks of another world size wait for those of this one to leave. */
-static bool world_waits(const struct coordinator *c, struct wait_line *lines, uint32_t *n)
+static bool world_waits(const struct coordinated *c, struct wait_line *lines, uint32_t *n)
 {
-        const struct join *j = join_of_other_world(c);
+        const struct join *j = coordinator_other_world(&c->state);
         struct wait_line line = { .since_ms = exchange_now(c->x) };
 
         if (!j)
                 return false;
-        for (uint32_t r = 0; r < c->step.world_size; r++) {
-                if (c->step.seats[r] != SEAT_HERE)
+        for (uint32_t r = 0; r < c->state.step.world_size; r++) {
+                if (c->state.step.seats[r] != SEAT_HERE)
                         continue;
-                snprintf(line.who, sizeof line.who, "rank %u of %u", r, c->step.world_size);
+                snprintf(line.who, sizeof line.who, "rank %u of %u", r, c->state.step.world_size);
                 snprintf(line.what, sizeof line.what, "to leave: ranks of world size %u wait",
                          j->world_size);
                 summary_add(lines, n, &line);
@@ -98,18 +99,18 @@ static bool world_waits(const struct coordinator *c, struct wait_line *lines, ui
 }
 
 /* A rank that is not there may come yet, unless its process has ended. */
-static void absent_waits(const struct coordinator *c, uint32_t rank, struct wait_line *lines,
+static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait_line *lines,
                          uint32_t *n)
 {
-        const struct sitter *sitter = &c->sitters[rank];
-        bool lost = c->step.seats[rank] == SEAT_LOST;
+        const struct sitter *sitter = &c->state.sitters[rank];
+        bool lost = c->state.step.seats[rank] == SEAT_LOST;
         struct wait_line line = { .since_ms = exchange_now(c->x),
                                   .alive = !lost || sitter->cut_off_ms };
 
         if (lost && sitter->cut_off_ms)
                 line.since_ms = sitter->cut_off_ms;
-        else if (!lost && !list_empty(&c->joins))
-                line.since_ms = CONTAINER_OF(c->joins.next, struct join, link)->since_ms;
+        else if (!lost && !list_empty(&c->state.joins))
+                line.since_ms = CONTAINER_OF(c->state.joins.next, struct join, link)->since_ms;
         snprintf(line.who, sizeof line.who, "rank %u", rank);
         snprintf(line.what, sizeof line.what, "%s",
                  !lost                ? "to attach"
@@ -119,9 +120,9 @@ static void absent_waits(const struct coordinator *c, uint32_t rank, struct wait
 }
 
 /* Missing nodes and ranks first, then what the nodes report. */
-static uint32_t coordinator_summary(const struct coordinator *c, struct wait_line *lines)
+static uint32_t coordinator_summary(const struct coordinated *c, struct wait_line *lines)
 {
-        const struct step *s = &c->step;
+        const struct step *s = &c->state.step;
         uint32_t n = nodes_summary(c, lines);
 
         if (world_waits(c, lines, &n))
@@ -136,9 +137,9 @@ static uint32_t coordinator_summary(const struct coordinator *c, struct wait_lin
         return n;
 }
 
-static bool coordinator_is_waited_for(const struct coordinator *c)
+static bool coordinator_is_waited_for(const struct coordinated *c)
 {
-        if (!list_empty(&c->joins) || c->fault.status)
+        if (!list_empty(&c->state.joins) || c->state.fault.status)
                 return true;
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
                 if (c->reports[i].waiting)
@@ -146,11 +147,11 @@ static bool coordinator_is_waited_for(const struct coordinator *c)
         return false;
 }
 
-static Zero__Move *move_message(struct coordinator *c, Zero__Move *ret)
+static Zero__Move *move_message(struct coordinated *c, Zero__Move *ret)
 {
         struct move m;
 
-        if (!coordinator_moves(c, &m))
+        if (!coordinated_moves(c, &m))
                 return NULL;
         zero__move__init(ret);
         ret->from = m.from;
@@ -160,9 +161,9 @@ static Zero__Move *move_message(struct coordinator *c, Zero__Move *ret)
         return ret;
 }
 
-void coordinator_tell(struct coordinator *c)
+void coordinated_tell(struct coordinated *c)
 {
-        Zero__LinkMessage m = coordinator_to(c);
+        Zero__LinkMessage m = coordinated_message(c);
         Zero__Progress progress = ZERO__PROGRESS__INIT;
         Zero__Move move;
         Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];

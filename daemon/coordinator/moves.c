@@ -10,9 +10,9 @@
 #include "daemon/shard/shards.h"
 #include "proto/cleanup.h"
 
-static void count_shares(struct coordinator *c)
+static void count_shares(struct coordinated *c)
 {
-        uint32_t n = c->step.view.n_owners;
+        uint32_t n = c->state.step.view.n_owners;
         uint64_t *shares = calloc(n, sizeof *shares);
         struct partition *p = NULL;
 
@@ -27,56 +27,57 @@ static void count_shares(struct coordinator *c)
 
 /* ---- how far ------------------------------------------------------------------------------ */
 
-static void holder_add(const struct coordinator *c, uint32_t holder, struct move *m)
+static void holder_add(const struct coordinated *c, uint32_t holder, struct move *m)
 {
-        uint64_t share = c->shares ? c->shares[holder_owner(&c->step.view, holder)] : 0;
+        uint64_t share = c->shares ? c->shares[holder_owner(&c->state.step.view, holder)] : 0;
         uint64_t bytes = 0, total, moved;
 
         if (c->fills[holder])
                 fill_progress(c->fills[holder], &bytes, &total, &moved);
-        else if (c->settled && !placing_is_lacking(c, holder))
+        else if (c->state.settled && !coordinator_holder_lacks(&c->state, holder))
                 bytes = share;
         m->bytes += bytes < share ? bytes : share;
         m->total += share;
 }
 
 /* Of the states that are moved, or, where that is not known yet, of the newest there are. */
-static bool former_epoch(const struct coordinator *c, uint64_t *ret)
+static bool former_epoch(const struct coordinated *c, uint64_t *ret)
 {
         uint64_t newest = 0;
         bool some = false;
 
         for (uint32_t i = 0; i < FORMER_MAX; i++) {
-                const struct placement *p = &c->formers[i].place;
+                const struct placement *p = &c->state.formers[i].place;
 
                 some = some || p->n_owners;
                 newest = p->n_owners && p->epoch > newest ? p->epoch : newest;
         }
         if (some)
-                *ret = c->former ? c->former->place.epoch : newest;
+                *ret = c->state.former ? c->state.former->place.epoch : newest;
         return some;
 }
 
 /* Of a whole job, the holders that get back what they lost. */
-static bool is_restored(const struct coordinator *c, uint32_t holder)
+static bool is_restored(const struct coordinated *c, uint32_t holder)
 {
-        uint32_t node = holder_node(&c->step.view, holder);
+        uint32_t node = holder_node(&c->state.step.view, holder);
 
-        return c->fills[holder] || (!c->standings[holder] && c->nodes[node] == NODE_KNOWN);
+        return c->fills[holder] ||
+               (!c->state.standings[holder] && c->state.nodes[node] == NODE_KNOWN);
 }
 
-bool coordinator_moves(struct coordinator *c, struct move *ret)
+bool coordinated_moves(struct coordinated *c, struct move *ret)
 {
-        const struct placement *view = &c->step.view;
+        const struct placement *view = &c->state.step.view;
         struct move m = { .from = view->epoch, .to = view->epoch };
-        bool moves = !c->whole && former_epoch(c, &m.from);
+        bool moves = !c->state.whole && former_epoch(c, &m.from);
 
-        if (!moves && !c->whole)
+        if (!moves && !c->state.whole)
                 return false;
         if (!c->shares)
                 count_shares(c);
         for (uint32_t h = 0; h < placement_holders(view); h++) {
-                if (c->whole && !is_restored(c, h))
+                if (c->state.whole && !is_restored(c, h))
                         continue;
                 holder_add(c, h, &m);
                 moves = true;
@@ -88,7 +89,7 @@ bool coordinator_moves(struct coordinator *c, struct move *ret)
 
 /* ---- who keeps it waiting ------------------------------------------------------------------- */
 
-static void wait_for(const struct coordinator *c, uint32_t node, const char *what,
+static void wait_for(const struct coordinated *c, uint32_t node, const char *what,
                      struct wait_line *ret)
 {
         snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(c->x, node));
@@ -96,19 +97,19 @@ static void wait_for(const struct coordinator *c, uint32_t node, const char *wha
 }
 
 /* Not all of the job is on the nodes that are there. */
-static void rest_waits(const struct coordinator *c, struct wait_line *ret)
+static void rest_waits(const struct coordinated *c, struct wait_line *ret)
 {
         uint32_t n_nodes = c->x->cluster->n_nodes;
         size_t at = 0;
 
         for (uint32_t n = 0; n < n_nodes && at < sizeof ret->who; n++)
-                if (c->untold ? c->untold >> n & 1 : c->nodes[n] == NODE_UNASKED)
+                if (c->state.untold ? c->state.untold >> n & 1 : c->state.nodes[n] == NODE_UNASKED)
                         at += (size_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
                                                at ? ", " : "node ", node_name(c->x, n));
         if (at) {
                 snprintf(ret->what, sizeof ret->what, "%s",
-                         c->untold ? coordinator_untold(c)
-                                   : "to come up: the rest of the job is there");
+                         c->state.untold ? coordinated_untold(c)
+                                         : "to come up: the rest of the job is there");
                 return;
         }
         snprintf(ret->who, sizeof ret->who, "a person");
@@ -118,40 +119,42 @@ static void rest_waits(const struct coordinator *c, struct wait_line *ret)
 }
 
 /* Where the job stands is not known, or must first be carried out. */
-static bool standing_waits(const struct coordinator *c, struct wait_line *ret)
+static bool standing_waits(const struct coordinated *c, struct wait_line *ret)
 {
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
-                if (c->nodes[n] == NODE_ASKED) {
+                if (c->state.nodes[n] == NODE_ASKED) {
                         wait_for(c, n, "to say what it has of the job", ret);
                         return true;
-                } else if (c->settled && !c->whole && c->former->settling >> n & 1) {
+                } else if (c->state.settled && !c->state.whole &&
+                           c->state.former->settling >> n & 1) {
                         wait_for(c, n, "to carry out the last step", ret);
                         return true;
                 }
-        if (!c->settled)
+        if (!c->state.settled)
                 rest_waits(c, ret);
-        return !c->settled;
+        return !c->state.settled;
 }
 
-static void coordinator_waits(const struct coordinator *c, struct wait_line *ret)
+static void coordinator_waits(const struct coordinated *c, struct wait_line *ret)
 {
-        const struct placement *view = &c->step.view;
+        const struct placement *view = &c->state.step.view;
 
         *ret = (struct wait_line){ .since_ms = exchange_now(c->x) };
-        if (c->fault.status) {
+        if (c->state.fault.status) {
                 snprintf(ret->who, sizeof ret->who, "a person");
-                snprintf(ret->what, sizeof ret->what, "%.150s", c->fault.text);
+                snprintf(ret->what, sizeof ret->what, "%.150s", c->state.fault.text);
                 return;
         }
-        if (c->refused.status) {
+        if (c->state.refused.status) {
                 snprintf(ret->who, sizeof ret->who, "the owners before");
-                snprintf(ret->what, sizeof ret->what, "%.100s; they come back", c->refused.text);
+                snprintf(ret->what, sizeof ret->what, "%.100s; they come back",
+                         c->state.refused.text);
                 return;
         }
         for (uint32_t h = 0; h < placement_holders(view); h++) {
                 uint32_t node = holder_node(view, h);
 
-                if (c->nodes[node] != NODE_UNASKED)
+                if (c->state.nodes[node] != NODE_UNASKED)
                         continue;
                 wait_for(c, node, "to come up", ret);
                 return;
@@ -166,13 +169,13 @@ static void coordinator_waits(const struct coordinator *c, struct wait_line *ret
 void moves_each(struct exchange *x, move_each *each, void *arg)
 {
         list_for_each (&x->coordinators, item) {
-                struct coordinator *c = CONTAINER_OF(item, struct coordinator, link);
+                struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
                 struct wait_line wait;
                 struct move m;
 
-                if (!coordinator_moves(c, &m))
+                if (!coordinated_moves(c, &m))
                         continue;
                 coordinator_waits(c, &wait);
-                each(arg, c->name, &m, &wait, c->fault.status ? c->fault.text : "");
+                each(arg, c->name, &m, &wait, c->state.fault.status ? c->state.fault.text : "");
         }
 }

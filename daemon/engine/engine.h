@@ -52,7 +52,6 @@ struct gather;
 struct reduce;
 struct landing;
 struct update;
-struct coordinator;
 struct call;
 struct views;
 struct gpu_waits;
@@ -546,7 +545,7 @@ void coordinators_free(struct exchange *x);
 /* A node tells which ones it cannot reach. */
 void coordinators_cut(struct exchange *x, uint32_t node, uint64_t cut);
 /* The coordinator's state of a job for reports; NULL if it is elsewhere or has none. */
-const struct step *coordinator_step(const struct exchange *x, const char *job);
+const struct step *coordinated_step(const struct exchange *x, const char *job);
 
 /* ---- links ----------------------------------------------------------------------- */
 

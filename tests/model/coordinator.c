@@ -1,19 +1,17 @@
 /*
- * The coordinator: the daemon's own step machine and recovery, driven as daemon/coordinator's
- * coordinator.c, opening.c and joining.c drive them.
+ * The coordinator of a world: daemon/job/coordinator.h as it is.  Messages become events and
+ * actions become messages, as in daemon/coordinator.
  */
 #include <string.h>
 
 #include "machine.h"
 
-/* ---- what it says ---- */
+/* ---- actions ------------------------------------------------------------------------------ */
 
 static void decision_send(struct world *w, uint32_t node)
 {
-        const struct coordinator *c = &w->c;
+        const struct coordination *c = &w->c;
 
-        if (c->decided_attempt == 0)
-                return;
         send(w, COORDINATOR, node,
              (struct message){ .type = DECISION,
                                .attempt = c->decided_attempt,
@@ -22,47 +20,13 @@ static void decision_send(struct world *w, uint32_t node)
                                .skipped = c->skipped });
 }
 
-bool coordinator_startable(const struct world *w)
+static void start(struct world *w)
 {
-        return w->c.settled && step_startable(machine_load(w));
-}
+        const struct coordination *c = &w->c;
+        struct message m = {
+                .type = START, .version = c->version, .attempt = c->attempt, .scale = c->scale
+        };
 
-static void join_answer(struct world *w, uint32_t i, u8 status)
-{
-        struct coordinator *c = &w->c;
-        struct join j = c->joins[i];
-
-        send(w, COORDINATOR, j.node,
-             (struct message){ .type = JOIN_ANSWER,
-                               .proc = j.proc,
-                               .incarnation = j.incarnation,
-                               .status = status });
-        c->n_joins--;
-        memmove(&c->joins[i], &c->joins[i + 1], (c->n_joins - i) * sizeof j);
-        c->joins[c->n_joins] = (struct join){ 0 };
-}
-
-static void joins_started(struct world *w)
-{
-        for (uint32_t i = 0; i < w->c.n_joins;)
-                if (w->c.joins[i].admitted)
-                        join_answer(w, i, 0);
-                else
-                        i++;
-}
-
-void coordinator_advance(struct world *w)
-{
-        struct coordinator *c = &w->c;
-        struct message m = { .type = START };
-
-        if (!coordinator_startable(w))
-                return;
-        step_start(machine_load(w));
-        machine_store(w);
-        m.version = c->version;
-        m.attempt = c->attempt;
-        m.scale = c->scale;
         memcpy(m.place, c->node_of_rank, RANKS);
         if (c->decided_attempt) {
                 m.last = c->decided_attempt;
@@ -70,387 +34,256 @@ void coordinator_advance(struct world *w)
                 m.skipped = c->skipped;
         }
         send_all(w, COORDINATOR, m);
-        joins_started(w);
 }
 
-/* ---- opening ---- */
-
-static void open_ask(struct world *w, uint32_t node, bool create)
+static void stands(struct world *w)
 {
-        if (send(w, COORDINATOR, node, (struct message){ .type = OPEN, .flag = create }))
-                w->c.nodes[node] = NODE_ASKED;
+        const struct coordination *c = &w->c;
+
+        if (c->decided_attempt)
+                truth_decide(w, c->decided_attempt, c->version, c->decision);
+        REQUIRE(c->version == w->truth[0].version && c->decided_attempt == w->truth[0].attempt,
+                "the job is taken up at version %u", c->version);
 }
 
-static struct standing standing_of(const struct stand *m)
+static void decided(struct world *w)
 {
-        struct standing s = { .version = m->version,
-                              .decided_attempt = m->decided_attempt,
-                              .decision = *decision_at(m->decision),
-                              .skipped = m->skipped,
-                              .done = m->done,
-                              .prepared_attempt = m->prepared_attempt };
-
-        s.vote = *vote_at(m->vote);
-        s.params = machine_params(m->scale);
-        return s;
-}
-
-static void open_adopt(struct world *w, const struct recovery *r)
-{
-        step_adopt(machine_load(w), r);
-        w->c.settled = 1;
-        machine_store(w);
-        if (r->decided_attempt)
-                truth_decide(w, (u8)r->decided_attempt, w->c.version, w->c.decision);
-        REQUIRE(w->c.version == w->truth[0].version && w->c.decided_attempt == w->truth[0].attempt,
-                "the job is taken up at version %u", w->c.version);
-}
-
-/* What is known of holders; NULL: it has no state. */
-static const struct standing *const *standings_load(const struct world *w)
-{
-        static struct standing standings[HOLDERS];
-        static const struct standing *pointers[HOLDERS];
-
-        for (uint32_t h = 0; h < placement_holders(&view); h++) {
-                standings[h] = standing_of(&w->c.standings[h]);
-                pointers[h] = w->c.standings[h].attempt ? &standings[h] : NULL;
-        }
-        return pointers;
-}
-
-static void open_recover(struct world *w)
-{
-        const struct standing *const *standings = standings_load(w);
-        uint32_t odd;
-        struct recovery r;
-        struct fault fault;
-
-        if (recover_lost(standings, &view) != NO_OWNER)
-                violate("an owner's state is gone");
-        else if (recover(standings, &view, &r, &odd, &fault))
-                violate("holder %u: %s", odd, fault.text);
-        else
-                open_adopt(w, &r);
-}
-
-/* A holder as it stands, against the others; one that lacks its state is not done. */
-static void holder_open(struct world *w, uint32_t holder)
-{
-        struct step *s = machine_load(w);
-        const struct recovery now = step_stands(s);
-        const struct standing standing = standing_of(&w->c.standings[holder]);
-        struct fault fault = { 0 };
-        bool there = w->c.standings[holder].attempt != 0, behind = false;
-
-        if (there && recover_one(&standing, &now, &behind, &fault)) {
-                violate("holder %u: %s", holder, fault.text);
-                return;
-        }
-        s->done[holder] = there && !behind && standing.done;
-        machine_store(w);
-}
-
-static void owner_open(struct world *w, uint32_t node)
-{
-        for (uint32_t c = 0; c < view.copies; c++)
-                holder_open(w, holder_on(node, c));
-        w->c.nodes[node] = NODE_OPENED;
-        step_node_open(machine_load(w), node);
-        machine_store(w);
-        decision_send(w, node);
-}
-
-static void open_nodes(struct world *w)
-{
-        for (uint32_t n = 0; n < bounds.n_nodes; n++) {
-                if (w->c.nodes[n] != NODE_KNOWN)
-                        continue;
-                if (is_owner(n)) {
-                        owner_open(w, n);
-                } else if (w->c.lacks >> n & 1) {
-                        open_ask(w, n, true);
-                } else {
-                        w->c.nodes[n] = NODE_OPENED;
-                        step_node_open(machine_load(w), n);
-                        machine_store(w);
-                        decision_send(w, n);
-                }
-        }
-}
-
-static void joins_admit(struct world *w);
-
-static void fill_answered(struct world *w, uint32_t node, const struct message *m)
-{
-        uint32_t holder = holder_on(node, m->copy);
-
-        if (!w->c.settled)
-                return; /* it is asked again */
-        w->c.filling &= (u8) ~(1u << holder);
-        w->c.standings[holder] = m->stands[m->copy];
-        step_heard(machine_load(w), m->stands[m->copy].attempt);
-        machine_store(w);
-        holder_open(w, holder);
-}
-
-static void open_settle(struct world *w)
-{
-        if (!w->c.settled) {
-                for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                        if (is_owner(n) && w->c.nodes[n] != NODE_KNOWN)
-                                return;
-                open_recover(w);
-        }
-        if (w->c.settled) {
-                open_nodes(w);
-                fill_advance(w);
-                joins_admit(w);
-        }
-}
-
-static void open_answered(struct world *w, uint32_t node, const struct message *m)
-{
-        struct coordinator *c = &w->c;
-
-        c->nodes[node] = NODE_KNOWN;
-        c->lacks = (u8)((c->lacks & ~(1u << node)) | (uint32_t)!m->flag << node);
-        step_heard(machine_load(w), m->attempt);
-        machine_store(w);
-        if (is_owner(node)) {
-                for (uint32_t i = 0; i < view.copies; i++) {
-                        c->standings[holder_on(node, i)] = m->stands[i];
-                        step_heard(machine_load(w), m->stands[i].attempt);
-                        machine_store(w);
-                }
-        }
-        open_settle(w);
-}
-
-static void open_done(struct world *w, uint32_t holder, u8 attempt)
-{
-        struct coordinator *c = &w->c;
-
-        if (c->settled) {
-                step_done(machine_load(w), holder, attempt);
-                machine_store(w);
-                fill_advance(w);
-        } else if (c->standings[holder].attempt &&
-                   c->standings[holder].decided_attempt == attempt) {
-                c->standings[holder].done = 1;
-        }
-}
-
-/* ---- joining ---- */
-
-static void join_forget(struct world *w, uint32_t node, uint32_t rank)
-{
-        for (uint32_t i = 0; i < w->c.n_joins; i++) {
-                const struct join *j = &w->c.joins[i];
-
-                if (j->node != node || j->rank != rank)
-                        continue;
-                join_answer(w, i, ZERO_ECLOSED);
-                return;
-        }
-}
-
-static void fence_elsewhere(struct world *w, const struct join *j)
-{
-        struct coordinator *c = &w->c;
-        u8 node = c->node_of_rank[j->rank], rank = j->rank;
-
-        if (c->seats[rank] != SEAT_HERE || node == j->node ||
-            j->incarnation <= c->incarnations[rank])
-                return;
-        send(w, COORDINATOR, node, (struct message){ .type = PART_TOLD, .rank = rank, .flag = 1 });
-        join_forget(w, node, rank);
-        step_part(machine_load(w), rank, false);
-        machine_store(w);
-}
-
-static void join_admit(struct world *w, u8 proc)
-{
-        struct coordinator *c = &w->c;
-        enum step_action action;
-        uint32_t i = 0;
-        int r;
-
-        while (c->joins[i].proc != proc)
-                i++;
-        fence_elsewhere(w, &(struct join){ c->joins[i].node, proc, c->joins[i].rank,
-                                           c->joins[i].incarnation, 0 });
-        for (i = 0; c->joins[i].proc != proc;)
-                i++;
-        r = step_join(machine_load(w), c->joins[i].rank, c->joins[i].node, &action, NULL);
-        machine_store(w);
-        if (r) {
-                join_answer(w, i, (u8)r);
-                return;
-        }
-        c->incarnations[c->joins[i].rank] = c->joins[i].incarnation;
-        c->joins[i].admitted = 1;
-        if (action == STEP_REJOIN)
-                join_answer(w, i, 0);
-}
-
-static void joins_admit(struct world *w)
-{
-        for (uint32_t i = 0; i < w->c.n_joins;) {
-                u8 proc = w->c.joins[i].proc;
-
-                if (w->c.joins[i].admitted) {
-                        i++;
-                        continue;
-                }
-                join_admit(w, proc);
-                i = 0;
-        }
-        coordinator_advance(w);
-}
-
-static void coordinator_join(struct world *w, uint32_t node, const struct message *m)
-{
-        struct coordinator *c = &w->c;
-
-        if (c->n_joins == PROCS) {
-                violate("too many joins");
-                return;
-        }
-        c->joins[c->n_joins++] = (struct join){
-                .node = (u8)node, .proc = m->proc, .rank = m->rank, .incarnation = m->incarnation
-        };
-        if (c->settled)
-                joins_admit(w);
-        else
-                open_settle(w);
-}
-
-static void coordinator_part(struct world *w, uint32_t node, u8 rank)
-{
-        struct coordinator *c = &w->c;
-
-        join_forget(w, node, rank);
-        if (c->node_of_rank[rank] != node || c->seats[rank] != SEAT_HERE)
-                return;
-        step_part(machine_load(w), rank, false);
-        machine_store(w);
-}
-
-/* ---- steps ---- */
-
-static void coordinator_ready(struct world *w, uint32_t node, const struct message *m)
-{
-        struct step *s = machine_load(w);
-        const struct step_params params = machine_params(m->scale);
-        enum step_action action = STEP_NOTHING;
-        int r = step_ready(s, node, m->attempt, &params, m->rank, &action, NULL);
-
-        machine_store(w);
-        if (r)
-                send(w, COORDINATOR, node,
-                     (struct message){
-                             .type = READY_REFUSED, .status = (u8)r, .attempt = m->attempt });
-        if (action != STEP_PREPARE)
-                return;
-        for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                if (is_owner(n))
-                        send(w, COORDINATOR, n,
-                             (struct message){ .type = PREPARE,
-                                               .attempt = w->c.attempt,
-                                               .scale = w->c.params_scale });
-}
-
-static void coordinator_vote(struct world *w, uint32_t node, const struct message *m)
-{
-        struct step *s = machine_load(w);
-        uint32_t holder = holder_on(node, m->copy);
-        enum step_action action;
-
-        step_vote(s, holder, m->attempt, vote_at(m->vote), &action);
-        if (s->voted[holder] && !w->c.votes[holder])
-                w->c.votes[holder] = m->vote;
-        machine_store(w);
-        REQUIRE(action != STEP_REFUSE, "a mirror has voted otherwise than its owner");
-        if (action == STEP_NOTHING)
-                return;
         truth_decide(w, w->c.decided_attempt, w->c.version, w->c.decision);
         truth_seats(w);
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
                 decision_send(w, n);
 }
 
-/* ---- events ---- */
+static void fill(struct world *w, uint32_t holder, u8 attempt, u8 source)
+{
+        const struct coordination *c = &w->c;
+
+        send(w, COORDINATOR, holder_node(&view, holder),
+             (struct message){ .type = FILL,
+                               .copy = (u8)holder_copy(&view, holder),
+                               .flag = source,
+                               .version = c->version,
+                               .attempt = attempt,
+                               .last = c->decided_attempt,
+                               .decision = c->decision,
+                               .skipped = c->skipped });
+}
+
+static void join_end(struct world *w, const struct join *j)
+{
+        send(w, COORDINATOR, j->node,
+             (struct message){ .type = JOIN_ANSWER,
+                               .proc = session_proc(j->session),
+                               .incarnation = (u8)j->incarnation,
+                               .status = (u8)j->fault.status });
+}
+
+static void run(struct world *w, const struct coordinator_action *a)
+{
+        switch (a->kind) {
+        case COORDINATOR_JOIN_END:
+                join_end(w, a->join);
+                break;
+        case COORDINATOR_TELL_FENCED:
+                send(w, COORDINATOR, a->node,
+                     (struct message){ .type = PART_TOLD,
+                                       .rank = (u8)a->rank,
+                                       .proc = session_proc(a->session),
+                                       .incarnation = session_incarnation(a->session),
+                                       .flag = 1 });
+                break;
+        case COORDINATOR_START:
+                start(w);
+                break;
+        case COORDINATOR_PREPARE:
+                for (uint32_t n = 0; n < bounds.n_nodes; n++)
+                        if (is_owner(n))
+                                send(w, COORDINATOR, n,
+                                     (struct message){ .type = PREPARE,
+                                                       .attempt = w->c.attempt,
+                                                       .scale = w->c.params_scale });
+                break;
+        case COORDINATOR_DECIDE:
+                decided(w);
+                break;
+        case COORDINATOR_TELL_DECISION:
+                decision_send(w, a->node);
+                break;
+        case COORDINATOR_STANDS:
+                stands(w);
+                break;
+        case COORDINATOR_FILL: /* where its source is, as it was when the action came up */
+                fill(w, a->holder, (u8)a->attempt, (u8)a->call);
+                break;
+        case COORDINATOR_ANSWER:
+                if (a->call)
+                        send(w, COORDINATOR, a->node,
+                             (struct message){ .type = READY_REFUSED,
+                                               .status = (u8)a->call,
+                                               .attempt = w->c.attempt });
+                break;
+        case COORDINATOR_TELL_BACK: /* who is late is told by these */
+        case COORDINATOR_TELL_LEFT:
+        case COORDINATOR_FILL_OVER:
+        case COORDINATOR_FILL_AGAIN:
+                break;
+        default:
+                violate("the coordinator does %u: %s", a->kind, machine_fault());
+        }
+}
+
+/* A call to a node whose link is not up ends. */
+static void event(struct world *w, struct coordinator_event e)
+{
+        struct coordinator_action actions[MACHINE_ACTIONS];
+        uint32_t n, unsent = 0;
+
+        e.linked = e.up = w->nodes[COORDINATOR].up;
+        n = machine_step(w, &e, actions);
+        for (uint32_t i = 0; i < n; i++)
+                if (actions[i].kind != COORDINATOR_ASK)
+                        run(w, &actions[i]);
+                else if (!send(w, COORDINATOR, actions[i].node,
+                               (struct message){ .type = OPEN, .flag = actions[i].flag }))
+                        unsent |= 1u << actions[i].node;
+        for (; unsent; unsent &= unsent - 1)
+                event(w, (struct coordinator_event){ .kind = COORDINATOR_OPEN_FAILED,
+                                                     .node = (uint32_t)__builtin_ctz(unsent),
+                                                     .status = ZERO_EPEER });
+}
+
+/* ---- events ------------------------------------------------------------------------------- */
+
+static void node_event(struct world *w, enum coordinator_event_kind kind, uint32_t node, u8 cut)
+{
+        event(w, (struct coordinator_event){ .kind = kind, .node = node, .cut = cut });
+}
 
 void coordinator_new(struct world *w)
 {
-        struct coordinator *c = &w->c;
+        struct coordination *c = &w->c;
 
         memset(c, 0, sizeof *c);
         memset(c->node_of_rank, NOBODY, sizeof c->node_of_rank);
         memset(c->cut, (1 << bounds.n_nodes) - 1, bounds.n_nodes);
         c->scale = c->params_scale = 64;
         c->done = (u8)((1 << HOLDERS) - 1);
-        open_ask(w, COORDINATOR, false);
+        node_event(w, COORDINATOR_NODE_UP, COORDINATOR, 0);
 }
 
 void coordinator_up(struct world *w, uint32_t node)
 {
-        if (w->c.nodes[node] == NODE_UNASKED)
-                open_ask(w, node, false);
+        node_event(w, COORDINATOR_NODE_UP, node, 0);
 }
 
+void coordinator_tick(struct world *w)
+{
+        event(w, (struct coordinator_event){ .kind = COORDINATOR_TICK, .known = true });
+}
+
+/* First the calls to the node end. */
 void coordinator_down(struct world *w, uint32_t node)
 {
-        struct coordinator *c = &w->c;
+        if (w->c.nodes[node] == NODE_ASKED)
+                event(w, (struct coordinator_event){ .kind = COORDINATOR_OPEN_FAILED,
+                                                     .node = node,
+                                                     .status = ZERO_EPEER });
+        for (uint32_t h = 0; h < placement_holders(&view); h++)
+                if (holder_node(&view, h) == node && w->c.filling >> h & 1)
+                        event(w, (struct coordinator_event){ .kind = COORDINATOR_FILLED,
+                                                             .holder = h,
+                                                             .status = ZERO_EPEER,
+                                                             .text = "" });
+        node_event(w, COORDINATOR_NODE_DOWN, node, 0);
+}
 
-        for (u8 r = 0; r < bounds.n_ranks; r++)
-                coordinator_part(w, node, r);
-        step_node_lost(machine_load(w), node);
-        machine_store(w);
-        c->nodes[node] = NODE_UNASKED;
+static void opened(struct world *w, uint32_t node, const struct message *m)
+{
+        struct told_state states[COPIES];
+        uint32_t n = 0;
+
         for (uint32_t i = 0; i < view.copies && is_owner(node); i++)
-                c->standings[holder_on(node, i)] = (struct stand){ 0 };
-        fill_forget(w, node, UINT64_MAX);
-        for (uint32_t i = 0; i < c->n_joins;)
-                if (c->joins[i].node == node)
-                        join_answer(w, i, ZERO_EPEER);
-                else
-                        i++;
+                if (m->stands[i].attempt)
+                        states[n++] = machine_told(holder_on(node, i), &m->stands[i]);
+        event(w, (struct coordinator_event){ .kind = COORDINATOR_OPENED,
+                                             .node = node,
+                                             .known = m->flag,
+                                             .attempt = m->attempt,
+                                             .n_states = n,
+                                             .states = states });
+}
+
+static void filled(struct world *w, uint32_t node, const struct message *m)
+{
+        uint32_t holder = holder_on(node, m->copy);
+        struct told_state told;
+
+        if (!m->status)
+                told = machine_told(holder, &m->stands[m->copy]);
+        event(w, (struct coordinator_event){ .kind = COORDINATOR_FILLED,
+                                             .holder = holder,
+                                             .status = m->status,
+                                             .text = "",
+                                             .n_states = 1,
+                                             .states = &told });
+}
+
+static void joined(struct world *w, uint32_t node, const struct message *m)
+{
+        event(w, (struct coordinator_event){
+                         .kind = COORDINATOR_JOIN,
+                         .join = machine_join(w, node, m->rank,
+                                              session_of(m->proc, m->incarnation)) });
+}
+
+static void holder_event(struct world *w, enum coordinator_event_kind kind, uint32_t node,
+                         const struct message *m)
+{
+        uint32_t holder = holder_on(node, m->copy);
+
+        event(w, (struct coordinator_event){ .kind = kind,
+                                             .node = node,
+                                             .owner = holder_owner(&view, holder),
+                                             .copy = m->copy,
+                                             .attempt = m->attempt,
+                                             .call = m->vote,
+                                             .vote = m->vote ? vote_at(m->vote) : NULL });
 }
 
 void coordinator_message(struct world *w, uint32_t from, const struct message *m)
 {
         switch (m->type) {
         case JOIN:
-                coordinator_join(w, from, m);
+                joined(w, from, m);
                 break;
         case PART:
-                coordinator_part(w, from, m->rank);
+                event(w,
+                      (struct coordinator_event){ .kind = COORDINATOR_LEAVE,
+                                                  .node = from,
+                                                  .rank = m->rank,
+                                                  .session = session_of(m->proc, m->incarnation) });
                 break;
         case OPENED:
-                open_answered(w, from, m);
+                opened(w, from, m);
                 break;
         case READY:
-                coordinator_ready(w, from, m);
+                event(w, (struct coordinator_event){ .kind = COORDINATOR_READY,
+                                                     .node = from,
+                                                     .rank = m->rank,
+                                                     .attempt = m->attempt,
+                                                     .params = machine_params(m->scale) });
                 break;
         case PREPARED:
-                coordinator_vote(w, from, m);
+                holder_event(w, COORDINATOR_VOTE, from, m);
                 break;
         case DONE:
-                open_done(w, holder_on(from, m->copy), m->attempt);
-                coordinator_advance(w);
+                holder_event(w, COORDINATOR_DONE, from, m);
                 break;
         case FILLED:
-                fill_answered(w, from, m);
-                coordinator_advance(w);
+                filled(w, from, m);
                 break;
         case LINKS:
-                step_links(machine_load(w), from, m->flag);
-                machine_store(w);
-                fill_forget(w, from, m->flag);
-                fill_advance(w);
-                coordinator_advance(w);
+                node_event(w, COORDINATOR_LINKS, from, m->flag);
                 break;
         default:
                 violate("the coordinator got message %u", m->type);

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/job/step.h"
 
 static const char *const message_names[] = { "",
                                              "Join",
@@ -88,7 +87,7 @@ uint32_t events_ordinary(const void *world, struct event *e)
         }
         for (uint32_t p = 0; p < PROCS; p++)
                 proc_events(w, p, e, &n);
-        if (w->nodes[COORDINATOR].alive && coordinator_startable(w))
+        if (w->nodes[COORDINATOR].alive)
                 add(e, &n, EVENT_TICK, 0, 0);
         return n;
 }
@@ -193,7 +192,7 @@ void event_happen(void *world, struct event e)
                 proc_step(w, e.a);
                 break;
         case EVENT_TICK:
-                coordinator_advance(w);
+                coordinator_tick(w);
                 break;
         case EVENT_CRASH:
                 w->crashes++;

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* ---- the node's side ---- */
+#include "proto/zero_types.h"
 
 struct stand stand_of(const struct record *r)
 {
@@ -29,11 +29,12 @@ struct stand stand_of(const struct record *r)
         return s;
 }
 
-static void fill_answer(struct world *w, uint32_t node, u8 copy)
+static void fill_answer(struct world *w, uint32_t node, u8 copy, u8 status)
 {
-        struct message m = { .type = FILLED, .copy = copy };
+        struct message m = { .type = FILLED, .copy = copy, .status = status };
 
-        m.stands[copy] = stand_of(&w->nodes[node].holdings[copy].record);
+        if (!status)
+                m.stands[copy] = stand_of(&w->nodes[node].holdings[copy].record);
         send(w, node, COORDINATOR, m);
 }
 
@@ -43,11 +44,13 @@ void fill_begin(struct world *w, uint32_t node, const struct message *m)
         struct holding *h = &n->holdings[m->copy];
 
         if (h->record.attempt) {
-                fill_answer(w, node, m->copy);
+                fill_answer(w, node, m->copy, ZERO_OK);
                 return;
         }
-        if (!is_up(w, node, m->flag))
-                return; /* the coordinator hears of it */
+        if (!is_up(w, node, m->flag)) {
+                fill_answer(w, node, m->copy, ZERO_EPEER);
+                return;
+        }
         if (!n->has_job)
                 memset(n->node_of_rank, NOBODY, sizeof n->node_of_rank);
         n->has_job = 1;
@@ -65,10 +68,11 @@ void fill_lose(struct world *w, uint32_t node, uint32_t from)
         for (uint32_t c = 0; c < COPIES; c++) {
                 struct holding *h = &w->nodes[node].holdings[c];
 
-                if (h->from != from + 1)
+                if (!h->from || (h->from != from + 1 && from != COORDINATOR))
                         continue;
                 h->from = h->pulled = 0;
                 h->draft = (struct record){ 0 };
+                fill_answer(w, node, (u8)c, ZERO_EPEER);
         }
 }
 
@@ -99,7 +103,7 @@ static void fill_end(struct world *w, uint32_t node, uint32_t copy)
                 n->last_version = r->decided_attempt ? r->version : 0;
                 n->last_decision = r->decision;
         }
-        fill_answer(w, node, (u8)copy);
+        fill_answer(w, node, (u8)copy, ZERO_OK);
 }
 
 void fill_go_on(struct world *w, uint32_t node, uint32_t copy)
@@ -116,54 +120,4 @@ void fill_go_on(struct world *w, uint32_t node, uint32_t copy)
                 h->draft.version, twin->record.version, twin->running ? ", which changes" : "");
         h->draft.planes = twin->record.planes;
         h->pulled = 1;
-}
-
-/* ---- the coordinator's side ---- */
-
-static uint32_t twin_holder(uint32_t holder)
-{
-        return holder_of(&view, holder_owner(&view, holder), !holder_copy(&view, holder));
-}
-
-/* The other copy is at the last decision, and can be reached. */
-static bool fill_ready(const struct world *w, uint32_t holder)
-{
-        const struct coordinator *c = &w->c;
-        uint32_t twin = twin_holder(holder), a = holder_node(&view, holder),
-                 b = holder_node(&view, twin);
-
-        return !c->standings[holder].attempt && !(c->filling >> holder & 1) &&
-               c->standings[twin].attempt && c->done >> twin & 1 && c->open >> a & 1 &&
-               c->open >> b & 1 && !(c->cut[a] >> b & 1) && !(c->cut[b] >> a & 1);
-}
-
-void fill_advance(struct world *w)
-{
-        struct coordinator *c = &w->c;
-
-        for (uint32_t h = 0; c->settled && view.copies > 1 && h < placement_holders(&view); h++) {
-                if (!fill_ready(w, h))
-                        continue;
-                c->filling |= (u8)(1u << h);
-                send(w, COORDINATOR, holder_node(&view, h),
-                     (struct message){
-                             .type = FILL,
-                             .copy = (u8)holder_copy(&view, h),
-                             .flag = (u8)holder_node(&view, twin_holder(h)),
-                             .version = c->version,
-                             .attempt = (u8)((c->heard > c->attempt ? c->heard : c->attempt) + 1),
-                             .last = c->decided_attempt,
-                             .decision = c->decision,
-                             .skipped = c->skipped });
-        }
-}
-
-void fill_forget(struct world *w, uint32_t node, uint64_t with)
-{
-        for (uint32_t h = 0; view.copies > 1 && h < placement_holders(&view); h++) {
-                uint32_t a = holder_node(&view, h), b = holder_node(&view, twin_holder(h));
-
-                if ((a == node && with >> b & 1) || (b == node && with >> a & 1))
-                        w->c.filling &= (u8) ~(1u << h);
-        }
 }

@@ -232,7 +232,7 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
                 break;
         case PART_TOLD:
                 if (m->flag)
-                        rank_fence(w, node, m->rank);
+                        rank_fence(w, node, m);
                 break;
         case PREPARE:
                 job_prepare(w, node, m);

@@ -126,7 +126,10 @@ void ranks_down(struct world *w, uint32_t node)
 static void rank_part(struct world *w, uint32_t p)
 {
         send(w, w->procs[p].node, COORDINATOR,
-             (struct message){ .type = PART, .rank = w->procs[p].rank });
+             (struct message){ .type = PART,
+                               .rank = w->procs[p].rank,
+                               .proc = (u8)p,
+                               .incarnation = w->procs[p].incarnation });
 }
 
 /* The session has ended. */
@@ -149,10 +152,11 @@ static void rank_gone(struct world *w, uint32_t p)
         w->procs[p].state = PROC_FENCED;
 }
 
-void rank_fence(struct world *w, uint32_t node, uint32_t rank)
+void rank_fence(struct world *w, uint32_t node, const struct message *m)
 {
-        if (w->nodes[node].session[rank])
-                rank_gone(w, w->nodes[node].session[rank] - 1u);
+        if (w->nodes[node].session[m->rank] == m->proc + 1 &&
+            w->procs[m->proc].incarnation == m->incarnation)
+                rank_gone(w, m->proc);
 }
 
 /* The job has started with this rank in it. */

@@ -1,5 +1,5 @@
 /* Links, messages, and daemons that come and go. */
-#include "world.h"
+#include "machine.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -257,6 +257,7 @@ void world_init(void *world)
 
         memset(w, 0, sizeof *w);
         view_init();
+        machine_new();
         for (uint32_t r = 0; r < bounds.n_ranks; r++)
                 w->procs[r] = (struct proc){
                         .state = PROC_AWAY, .rank = (u8)r, .node = (u8)r, .incarnation = 1

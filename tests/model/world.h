@@ -72,7 +72,7 @@ struct stand {
 
 struct message {
         u8 type, attempt, version, scale, decision, skipped;
-        u8 rank, proc, incarnation, status, flag; /* flag: by type */
+        u8 rank, proc, incarnation, status, flag; /* flag: by type; FILL: the source's node */
         u8 copy;                                  /* of what the sender holds; FILL: the receiver */
         u8 place[RANKS];                          /* node or incarnation of each rank */
         u8 micro_batch, last, vote;
@@ -129,20 +129,20 @@ struct node {
         struct early early[EARLY];
 };
 
-enum node_open { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPENED };
-
-struct join {
-        u8 node, proc, rank, incarnation, admitted;
+/* struct join */
+struct waiting {
+        u8 node, rank, session, admitted;
 };
 
-/* struct coordinator and struct step. */
-struct coordinator {
+/* struct coordinator of the daemon, packed. */
+struct coordination {
         u8 settled, lacks;
-        u8 filling; /* holders that were asked to fill themselves, a bit each */
-        u8 nodes[NODES], incarnations[RANKS];
+        u8 filling;   /* holders that were asked to fill themselves, a bit each */
+        u8 asked_now; /* nodes that were asked in the round that is */
+        u8 nodes[NODES], sessions[RANKS];
         struct stand standings[HOLDERS];
         u8 n_joins;
-        struct join joins[PROCS];
+        struct waiting joins[PROCS];
         u8 phase, version, attempt, heard, node_of_rank[RANKS], seats[RANKS], open, cut[NODES],
                 ready, votes[HOLDERS], done, have_params, params_rank, params_scale, decision,
                 decided_attempt, scale, good_steps, skipped;
@@ -166,13 +166,27 @@ struct world {
         struct node nodes[NODES];
         u8 connected[NODES]; /* a bit a node */
         u8 count[NODES][NODES];
-        struct coordinator c;
+        struct coordination c;
         struct proc procs[PROCS];
         struct truth truth[2];
         u8 told[RANKS]; /* the highest version that a process of the rank was told */
         u8 crashes, wipes, cuts, kills, moves;
         struct message messages[MESSAGES]; /* queue by queue; last, as most are unused */
 };
+
+/* A process's session: it and its incarnation. */
+static inline u8 session_of(u8 proc, u8 incarnation)
+{
+        return (u8)(proc << 4 | incarnation);
+}
+static inline u8 session_proc(uint64_t session)
+{
+        return (u8)(session >> 4);
+}
+static inline u8 session_incarnation(uint64_t session)
+{
+        return session & 15;
+}
 
 /* ---- world.c: links and messages ---- */
 
@@ -230,10 +244,6 @@ void fill_lose(struct world *w, uint32_t node, uint32_t from);
 bool fill_can(const struct world *w, uint32_t node, uint32_t copy);
 void fill_go_on(struct world *w, uint32_t node, uint32_t copy);
 struct stand stand_of(const struct record *r);
-/* The coordinator asks for what can be filled now. */
-void fill_advance(struct world *w);
-/* What a node was to take from others, or they from it, is not under way any more. */
-void fill_forget(struct world *w, uint32_t node, uint64_t with);
 
 /* ---- ranks.c: attach.c, rank.c, and libzero ---- */
 
@@ -245,7 +255,7 @@ void proc_kill(struct world *w, uint32_t p);
 void proc_move(struct world *w, uint32_t p, uint32_t node);
 void proc_lose_daemon(struct world *w, uint32_t p);
 void rank_joined(struct world *w, uint32_t node, const struct message *m);
-void rank_fence(struct world *w, uint32_t node, uint32_t rank);
+void rank_fence(struct world *w, uint32_t node, const struct message *m);
 void ranks_up(struct world *w, uint32_t node);
 void ranks_down(struct world *w, uint32_t node);
 void ranks_admit(struct world *w, uint32_t node);
@@ -253,14 +263,13 @@ void ranks_admit(struct world *w, uint32_t node);
 void ranks_answer(struct world *w, uint32_t node, bool decided);
 void ranks_refuse_step(struct world *w, uint32_t node, int status);
 
-/* ---- coordinator.c: coordinator.c, opening.c, joining.c, links.c ---- */
+/* ---- coordinator.c: daemon/coordinator ---- */
 
 void coordinator_new(struct world *w);
 void coordinator_up(struct world *w, uint32_t node);
 void coordinator_down(struct world *w, uint32_t node);
+void coordinator_tick(struct world *w);
 void coordinator_message(struct world *w, uint32_t from, const struct message *m);
-bool coordinator_startable(const struct world *w);
-void coordinator_advance(struct world *w);
 
 /* ---- judge.c: votes and decisions by number, and what is true of them ---- */
 

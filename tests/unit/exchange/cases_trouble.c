@@ -371,7 +371,7 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
         Zero__Opened opened = ZERO__OPENED__INIT;
         Zero__Standing standing = ZERO__STANDING__INIT, *pointer = &standing;
         Zero__Decision decision = ZERO__DECISION__INIT;
-        const struct step *step = coordinator_step(x, "zoo");
+        const struct step *step = coordinated_step(x, "zoo");
 
         decision.attempt = step->decided_attempt;
         decision.commit = step->decision.commit;
@@ -398,7 +398,7 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
 static void an_owner_whose_vote_cannot_be_read_is_not_gone_on_with(void)
 {
         struct training t = training_default();
-        const struct coordinator *c;
+        const struct coordinated *c;
         uint32_t here, there;
         uint64_t calls;
         struct session s;
@@ -409,19 +409,20 @@ static void an_owner_whose_vote_cannot_be_read_is_not_gone_on_with(void)
         session_run(&s);
         here = coordinator_of(&s.net.nodes[0].x, "zoo");
         there = !here;
-        c = coordinator_find(&s.net.nodes[here].x, "zoo");
+        c = coordinated_find(&s.net.nodes[here].x, "zoo");
         fabric_cut(s.net.nodes[here].x.fabric, there, "for a test");
         until_linked(&s, here, there, false);
         calls = s.net.nodes[here].x.last_call;
         until_linked(&s, here, there, true);
         answer_without_numbers(&s, here, there, calls + 1);
-        CHECK(c->fault.status == ZERO_EPROTO && strstr(c->fault.text, "vote"), "%s", c->fault.text);
+        CHECK(c->state.fault.status == ZERO_EPROTO && strstr(c->state.fault.text, "vote"), "%s",
+              c->state.fault.text);
         fabric_cut(s.net.nodes[here].x.fabric, there, "for a test");
         until_linked(&s, here, there, false);
         kill_all(&s);
         until_linked(&s, here, there, true);
-        for (int turns = 0; c->fault.status; turns++) {
-                CHECK(turns < 2000, "%s", c->fault.text);
+        for (int turns = 0; c->state.fault.status; turns++) {
+                CHECK(turns < 2000, "%s", c->state.fault.text);
                 net_turn(&s.net);
         }
         memset(ears, 0, sizeof ears);

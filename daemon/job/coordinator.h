@@ -1,0 +1,218 @@
+/*
+ * coordinator.h - the coordinator of one job.  Pure: events go in, actions come out.
+ *
+ * The driver (daemon/coordinator) turns messages into events and actions into messages.  The
+ * explorers (tests/model) and the scripts (tests/unit/job/coordinator) drive the same code.
+ * Time, links and what nodes say arrive with events; nothing is sent, logged or waited for here.
+ *
+ * OPENING   Every node that comes up is asked what it knows of the job (NODE_ASKED, then
+ *           NODE_KNOWN).  When all owners have answered, their records say where the job stands
+ *           (recover.h, moving.h), or the job is created.  From then on each node that comes up is
+ *           compared with that.  A node is open (NODE_OPEN) when its states are complete.
+ * PLACING   The holders of the placement in force are filled from the states that tell where the
+ *           job stands: those of an earlier placement, or the other copy of the same shards.
+ * JOINING   Ranks wait until it is known where the job stands and take their seats.  Their calls
+ *           are answered when the job starts, or at once if a running attempt waits for them.
+ * STEPPING  step.h: attempts start, nodes get ready, holders vote, the step is decided.
+ */
+#pragma once
+
+#include "daemon/job/moving.h"
+#include "daemon/job/step.h"
+#include "proto/list.h"
+
+/* How long nodes are waited for that may know more of the job: linked ones, and others. */
+enum { OTHERS_MS = 30000, AWAY_MS = 2000 };
+/* How long ranks of a node that was away may return: their clients try twice a second. */
+enum { RETURN_MS = 5000 };
+
+enum node_state { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
+
+/* Who has a rank's seat, or had it last. */
+struct sitter {
+        uint32_t incarnation, pid;
+        uint64_t session;    /* of its node */
+        uint64_t cut_off_ms; /* when the link to its node was lost; 0: it was not */
+};
+
+/*
+ * A rank, or with rank RANK_ABSENT a node that has states of the job, asks to join.  The driver
+ * allocates it; the coordinator keeps it until COORDINATOR_JOIN_END.
+ */
+struct join {
+        struct list link; /* coordinator.joins */
+        uint32_t node, rank, world_size, incarnation, pid;
+        uint64_t session;  /* of the node */
+        uint64_t call;     /* the driver's own */
+        uint64_t since_ms; /* set by the coordinator */
+        bool resume, fail_on_lost;
+        bool admitted;      /* set by the coordinator */
+        struct fault fault; /* how it ended; with COORDINATOR_CLASH: how the layouts differ */
+};
+
+/* One state that a node tells of. */
+struct told_state {
+        struct state_place place;
+        uint64_t attempt, puts;
+        bool fresh; /* no rank has worked on it */
+        const struct standing *standing;
+};
+
+/* Each is followed by the members of the event that it uses. */
+enum coordinator_event_kind {
+        COORDINATOR_TICK,      /* known: this node has the job */
+        COORDINATOR_NODE_UP,   /* node */
+        COORDINATOR_NODE_DOWN, /* node */
+        COORDINATOR_LINKS,     /* node; cut: the nodes that it cannot reach */
+        COORDINATOR_JOIN,      /* join */
+        COORDINATOR_CLASH,     /* join: it brings another layout than ranks that came with it */
+        COORDINATOR_LEAVE,     /* node, rank, session, orderly, finish */
+        COORDINATOR_OPENED,    /* node, known, created, attempt, states; status, text: unreadable */
+        COORDINATOR_OPEN_FAILED, /* node, status, text */
+        COORDINATOR_DISPLACED,   /* node: room was made there, ask again */
+        COORDINATOR_READY,       /* node, rank, attempt, params (NULL: the norm), call */
+        COORDINATOR_VOTE,        /* node, owner, copy, attempt, vote, norm_only */
+        COORDINATOR_DONE,        /* node, owner, copy, attempt */
+        COORDINATOR_SETTLED,     /* node, epoch, status, text */
+        COORDINATOR_FILLED,      /* holder, status, text, states: one */
+        COORDINATOR_CLOSE        /* status, text: for the ranks that wait */
+};
+
+enum coordinator_finish { FINISH_NOT, FINISH_COMPLETE, FINISH_UNWANTED };
+
+struct coordinator_event {
+        enum coordinator_event_kind kind;
+        uint64_t now_ms;     /* with every event: of any clock */
+        uint64_t linked, up; /* with every event: nodes, a bit each; up: the same list in force */
+        uint32_t node, rank, owner, copy, holder;
+        uint64_t session, cut, attempt, epoch, call;
+        bool known, created, orderly, norm_only;
+        enum coordinator_finish finish;
+        int status;
+        const char *text;
+        uint32_t n_states;
+        const struct told_state *states;
+        const struct step_params *params;
+        const struct votes *vote;
+        struct join *join;
+};
+
+enum coordinator_action_kind {
+        COORDINATOR_ASK,           /* node, flag: to create what it lacks; OPENED answers */
+        COORDINATOR_JOIN_END,      /* join: answer it with join->fault, and free it */
+        COORDINATOR_TELL_BACK,     /* rank: all hear that it is in the running attempt again */
+        COORDINATOR_TELL_LEFT,     /* rank, node, flag: orderly; all hear */
+        COORDINATOR_TELL_FENCED,   /* node, rank, session */
+        COORDINATOR_RESIZED,       /* rank: the world size before */
+        COORDINATOR_START,         /* all hear: step.{epoch, version, attempt}, the last decision */
+        COORDINATOR_ANSWER,        /* node, call: a Ready; coordinator.note */
+        COORDINATOR_PREPARE,       /* the nodes of all holders are asked to vote */
+        COORDINATOR_DECIDE,        /* all hear: step.{decision, decided_attempt} */
+        COORDINATOR_NORM,          /* all hear: step.norm */
+        COORDINATOR_REFUSE,        /* all hear: step.refusal */
+        COORDINATOR_TELL_DECISION, /* node: the last one, which it ignores if it has heard it */
+        COORDINATOR_STANDS,        /* it is known where the job stands */
+        COORDINATOR_SETTLE,        /* node: carry out on former states; SETTLED answers */
+        COORDINATOR_FILL,          /* holder, attempt; coordinator_sources(); FILLED answers */
+        COORDINATOR_FILL_OVER,     /* holder: it has its state */
+        COORDINATOR_FILL_AGAIN,    /* holder: tried again; coordinator.note says why */
+        COORDINATOR_WHOLE,         /* all states are where the placement in force has them */
+        COORDINATOR_PLACED,        /* node: it may delete states of earlier placements */
+        COORDINATOR_TAKE_BACK,     /* the former placement comes back; flag: the first time */
+        COORDINATOR_UNKNOWN,       /* node has not told, flag: it is waited for; a log line */
+        COORDINATOR_HINDERED,      /* coordinator.fault */
+        COORDINATOR_FINISHED,      /* all ranks have left and completed the job */
+        COORDINATOR_UNWANTED,      /* ... and want it dropped */
+        COORDINATOR_DISCARD,       /* node: it drops what this opening created there */
+        COORDINATOR_CLOSED         /* the last one: free the coordinator */
+};
+
+struct coordinator_action {
+        enum coordinator_action_kind kind;
+        uint32_t node, rank, holder;
+        bool flag;
+        uint64_t epoch; /* the job's, when the action came up */
+        uint64_t attempt, session, call;
+        struct join *join;
+};
+
+/* Grows with what one event gives; the driver frees it. */
+struct coordinator_actions {
+        struct coordinator_action *items;
+        uint32_t n, room;
+};
+
+/* What does not change while the coordinator lives; strings outlive it. */
+struct coordinator_job {
+        const char *name;
+        const char *const *nodes; /* [node]: names, for texts */
+        uint32_t n_nodes, world_size;
+        double loss_scale; /* the first */
+        /* The highest rank that a group names, and that group; NULL: none does. */
+        uint32_t named_rank;
+        const char *named_group;
+        uint64_t return_until_ms; /* ranks of an earlier process may return so long; or 0 */
+};
+
+struct coordinator {
+        struct coordinator_job job;
+        struct coordinator_actions *actions; /* of the event under way, as are the next three */
+        uint64_t now_ms, linked, up;
+        struct step step;
+        bool dead;       /* COORDINATOR_CLOSED was given */
+        bool may_create; /* a rank has asked for the job that was not in it before */
+        bool claimed;    /* a node has said that it has states of the job */
+        bool settled;    /* it is known where the job stands: step.{version, decision, ...} */
+        bool whole;      /* ... by the states in force: one copy of each owner's at least */
+        enum node_state nodes[ZERO_NODE_MAX];
+        bool created[ZERO_NODE_MAX];    /* by this opening: nothing is lost if it is dropped */
+        bool lacks[ZERO_NODE_MAX];      /* it knew nothing of the job when it was asked */
+        bool fresh[ZERO_NODE_MAX];      /* no rank has worked on what it has */
+        struct standing **standings;    /* [holder]; NULL: not known */
+        struct standing *standing_room; /* [holder] */
+        uint64_t puts[HOLDER_MAX];      /* [holder]: which puts of clients its state has, ... */
+        uint64_t rounds[ZERO_NODE_MAX]; /* [node]: ... as told when asked in that round */
+        uint64_t round;                 /* advances when one of two copies may miss a put */
+        bool filling[HOLDER_MAX];       /* [holder]: COORDINATOR_FILLED is to come */
+        struct former formers[FORMER_MAX];
+        struct former *former;    /* that the states are moved from, once that is known */
+        uint64_t stale;           /* nodes with states of earlier placements, a bit each */
+        struct fault refused;     /* why the placement in force is given up; or OK */
+        struct fault clash;       /* ranks that attach have brought different layouts; or OK */
+        struct fault fault;       /* why the job cannot go on until a node comes anew; or OK */
+        struct fault note;        /* COORDINATOR_ANSWER, COORDINATOR_FILL_AGAIN */
+        uint32_t hinders;         /* the node of `fault` */
+        struct sitter *sitters;   /* [rank] */
+        struct list joins;        /* struct join, in the order of their coming */
+        uint64_t untold;          /* nodes that may have the newest state, and nobody else has */
+        bool may_be_there;        /* ... for nothing of the job is known anywhere else */
+        uint64_t missed;          /* nodes that were said not to be waited for */
+        uint64_t others_until_ms; /* so long nodes that are linked may tell; 0: nobody is awaited */
+        uint64_t return_until_ms; /* so long ranks of a node that was away may return */
+        uint32_t complete, unwanted; /* ranks that have completed the job, and want it dropped */
+};
+
+/* -ENOMEM.  Each node is to be announced by COORDINATOR_NODE_UP. */
+int coordinator_init(struct coordinator *c, const struct coordinator_job *job,
+                     const struct placement *view);
+/* Joins that still wait are the driver's. */
+void coordinator_deinit(struct coordinator *c);
+/* Appends to *ret.  Nothing happens in a coordinator that is closed. */
+void coordinator_step(struct coordinator *c, const struct coordinator_event *e,
+                      struct coordinator_actions *ret);
+
+/* From where, and with which puts, a holder is filled (COORDINATOR_FILL). */
+struct coordinator_sources {
+        const struct placement *from;
+        bool readable[HOLDER_MAX]; /* [holder of `from`] */
+        const uint64_t *puts;      /* [holder of `from`] */
+        uint64_t puts_then;        /* of the state that is made */
+};
+void coordinator_sources(const struct coordinator *c, uint32_t holder,
+                         struct coordinator_sources *ret);
+/* The holder of an owner's copy on the node; NO_HOLDER: it is not there. */
+uint32_t coordinator_holder(const struct coordinator *c, uint32_t node, uint32_t owner,
+                            uint32_t copy);
+bool coordinator_holder_lacks(const struct coordinator *c, uint32_t holder);
+/* The first that waits with another world size than the job's; NULL: none. */
+struct join *coordinator_other_world(const struct coordinator *c);

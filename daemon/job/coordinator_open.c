@@ -1,0 +1,387 @@
+/*
+ * Opening a job on all nodes: each is asked what it knows, and what the owners know says whether
+ * the job is to be created, or where it stands; see coordinator.h.
+ */
+#include "daemon/job/coordinator_parts.h"
+
+#include <string.h>
+
+/* It holds shards of the job. */
+static bool is_holder(const struct coordinator *c, uint32_t node)
+{
+        return placement_nodes(&c->step.view) >> node & 1;
+}
+
+/* ---- the end of a job that cannot be created ------------------------------------------------ */
+
+void coordinator_end(struct coordinator *c, int status, const char *text)
+{
+        c->dead = true;
+        joins_end(c, status, text);
+        act(c, (struct coordinator_action){ .kind = COORDINATOR_CLOSED });
+}
+
+static void open_fail(struct coordinator *c, int status, const char *text)
+{
+        for (uint32_t n = 0; n < c->job.n_nodes; n++)
+                if (c->created[n])
+                        act_node(c, COORDINATOR_DISCARD, n);
+        coordinator_end(c, status, text);
+}
+
+void open_clash(struct coordinator *c)
+{
+        bool forming = c->step.epoch == 0, created = false;
+
+        if (c->dead || !c->clash.status)
+                return;
+        for (uint32_t n = 0; forming && n < c->job.n_nodes; n++) {
+                if (c->nodes[n] == NODE_ASKED)
+                        return;
+                created = created || c->created[n];
+        }
+        if (created)
+                open_fail(c, c->clash.status, c->clash.text);
+        else
+                joins_clash(c);
+        c->clash.status = ZERO_OK;
+}
+
+void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why)
+{
+        c->hinders = node;
+        fault_set(&c->fault, status,
+                  "node %s: %.300s; restore the job from a checkpoint, or zeroctl drop it",
+                  c->job.nodes[node], why);
+        act_node(c, COORDINATOR_HINDERED, node);
+        joins_admit(c);
+}
+
+/* ---- what nodes tell --------------------------------------------------------------------------
+ */
+
+int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
+               struct fault *fault)
+{
+        uint32_t holder = coordinator_holder(c, node, s->place.owner, s->place.copy);
+
+        step_heard(&c->step, s->attempt);
+        if (s->place.epoch < c->step.view.epoch) {
+                c->stale |= 1ull << node;
+                return formers_hear(c->formers, node, &s->place, s->standing, s->puts, fault);
+        }
+        if (s->place.epoch > c->step.view.epoch)
+                return fault_set(fault, ZERO_EPROTO, "it knows of a later list of owners");
+        if (holder == NO_HOLDER)
+                return fault_set(fault, ZERO_EPROTO, "it holds shards that are not its own");
+        c->standings[holder] = &c->standing_room[holder];
+        *c->standings[holder] = *s->standing;
+        c->fresh[node] = s->fresh;
+        c->puts[holder] = s->puts;
+        return 0;
+}
+
+/* False: the answer makes no sense.  The job does not go on with it: the node counts as not asked.
+ */
+static bool node_told(struct coordinator *c, const struct coordinator_event *e)
+{
+        struct fault fault;
+        uint32_t node = e->node;
+        int r = 0;
+
+        c->nodes[node] = NODE_KNOWN;
+        c->created[node] = e->created;
+        c->lacks[node] = !e->known;
+        step_heard(&c->step, e->attempt);
+        formers_retell(c->formers, node);
+        if (!e->known)
+                return true;
+        for (uint32_t i = 0; i < e->n_states && !r; i++)
+                r = state_told(c, node, &e->states[i], &fault);
+        if (!r && e->status)
+                r = fault_set(&fault, e->status, "%s", e->text);
+        if (!r)
+                return true;
+        open_forget(c, node);
+        open_hinder(c, r, node, fault.text);
+        return false;
+}
+
+void open_answered(struct coordinator *c, const struct coordinator_event *e)
+{
+        if (node_told(c, e))
+                open_settle(c);
+        open_clash(c);
+}
+
+void open_failed(struct coordinator *c, const struct coordinator_event *e)
+{
+        struct fault fault;
+
+        if (e->status == ZERO_EPEER) {
+                c->nodes[e->node] = NODE_UNASKED; /* again when it is up */
+        } else if (c->settled) {
+                open_hinder(c, e->status, e->node, e->text);
+        } else {
+                fault_set(&fault, e->status, "node %s: %.300s", c->job.nodes[e->node], e->text);
+                open_fail(c, fault.status, fault.text);
+        }
+        open_clash(c);
+}
+
+static void open_send(struct coordinator *c, uint32_t node, bool create)
+{
+        c->nodes[node] = NODE_ASKED;
+        c->rounds[node] = c->round;
+        act(c,
+            (struct coordinator_action){ .kind = COORDINATOR_ASK, .node = node, .flag = create });
+}
+
+void open_ask(struct coordinator *c, uint32_t node)
+{
+        open_send(c, node, false);
+}
+
+void open_forget(struct coordinator *c, uint32_t node)
+{
+        c->nodes[node] = NODE_UNASKED;
+        c->round++;
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
+                if (holder_node(&c->step.view, h) == node)
+                        c->standings[h] = NULL;
+        former_forget_node(c, node);
+}
+
+void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
+{
+        struct standing *s = holder == NO_HOLDER ? NULL : c->standings[holder];
+
+        if (s && c->settled && attempt == c->step.decided_attempt) { /* it was behind, perhaps */
+                s->version = c->step.version;
+                s->decided_attempt = attempt;
+                s->decision = c->step.decision;
+                s->skipped = c->step.skipped;
+                s->prepared_attempt = 0;
+        }
+        if (s && s->decided_attempt == attempt)
+                s->done = true;
+        if (c->settled)
+                step_done(&c->step, holder, attempt);
+}
+
+/* ---- where the job stands ----------------------------------------------------------------------
+ */
+
+/* A holder as it stands, against the others. */
+static int holder_open(struct coordinator *c, uint32_t holder, struct fault *fault)
+{
+        const struct recovery now = step_stands(&c->step);
+        const struct standing *s = c->standings[holder];
+        bool behind;
+
+        if (recover_one(s, &now, &behind, fault))
+                return fault->status;
+        c->step.done[holder] = !behind && s->done;
+        return 0;
+}
+
+/* What the node has is compared; it hears the last decision, in case it missed it. */
+static bool holders_fit(struct coordinator *c, uint32_t node)
+{
+        struct fault fault;
+        int r = 0;
+
+        for (uint32_t h = 0; h < placement_holders(&c->step.view) && !r; h++)
+                if (holder_node(&c->step.view, h) == node && c->standings[h])
+                        r = holder_open(c, h, &fault);
+        if (r)
+                open_hinder(c, ZERO_ECONFLICT, node, fault.text);
+        else if (c->step.decided_attempt)
+                act_node(c, COORDINATOR_TELL_DECISION, node);
+        return r == 0;
+}
+
+/* From the states of the placement in force, or of the former: of one copy of each at least. */
+static void open_recover(struct coordinator *c)
+{
+        const struct placement *place = c->whole ? &c->step.view : &c->former->place;
+        struct recovery r;
+        struct fault fault;
+        uint32_t odd = 0;
+        int status;
+
+        if (c->whole)
+                status = recover((const struct standing *const *)c->standings, place, &r, &odd,
+                                 &fault);
+        else
+                status = former_recover(c->former, &r, &odd, &fault);
+        if (status) {
+                open_hinder(c, fault.status, holder_node(place, odd), fault.text);
+                return;
+        }
+        step_adopt(&c->step, &r);
+        c->settled = true;
+        act(c, (struct coordinator_action){ .kind = COORDINATOR_STANDS });
+}
+
+/* Creates the job: on all owners, or on those that lack it where no rank has ever worked on it. */
+static void open_create(struct coordinator *c)
+{
+        int32_t lost = recover_lost((const struct standing *const *)c->standings, &c->step.view);
+        bool some = false, fresh = true;
+
+        for (uint32_t o = 0; o < c->step.view.n_owners; o++) {
+                uint32_t node = c->step.view.node[o];
+
+                if (c->lacks[node])
+                        continue;
+                some = true;
+                fresh = fresh && c->fresh[node];
+        }
+        if (some && !fresh) {
+                open_hinder(c, ZERO_ECONFLICT, c->step.view.node[lost],
+                            "its state of the job is gone");
+        } else if (!c->may_create) {
+                if (!some)
+                        coordinator_end(c, ZERO_ENOJOB,
+                                        "the job is gone: it was dropped, or its "
+                                        "state was lost on all nodes");
+        } else {
+                for (uint32_t n = 0; n < c->job.n_nodes; n++)
+                        if (is_holder(c, n) && c->lacks[n])
+                                open_send(c, n, true);
+        }
+}
+
+static bool holders_known(const struct coordinator *c)
+{
+        for (uint32_t o = 0; o < c->step.view.n_owners; o++)
+                if (c->nodes[c->step.view.node[o]] != NODE_KNOWN)
+                        return false;
+        return true;
+}
+
+/* Nodes that have not told what they have. */
+static uint64_t others_unknown(const struct coordinator *c)
+{
+        uint64_t unknown = 0;
+
+        for (uint32_t n = 0; n < c->job.n_nodes; n++)
+                if (c->nodes[n] != NODE_KNOWN)
+                        unknown |= 1ull << n;
+        return unknown;
+}
+
+/*
+ * A job that would be created does not wait for nodes that were declared dead.  One that would go
+ * back to earlier states does: it is known that something of it is lost.
+ */
+static uint64_t find_untold(const struct coordinator *c, enum opening_choice choice,
+                            const struct former *former)
+{
+        uint64_t unknown = others_unknown(c), dead = c->step.view.dead;
+
+        if (choice == OPENING_MOVES)
+                return unknown & lists_untold(&c->step.view, former->place.epoch + 1, ~unknown);
+        if (choice == OPENING_MAKES)
+                return unknown & ~dead & lists_untold(&c->step.view, 0, ~unknown | dead);
+        return 0;
+}
+
+/*
+ * Nodes that hold nothing by the list in force may have newer states than those known so far.
+ * They are waited for, but not for ever: such a node may hang.  One that is not linked starts anew
+ * at this moment, or is dead: it gets less time.  But where lists lie between the former one and
+ * the one in force (gap), it gets as long as any other, in case that one has lost its memory that
+ * tells of such a list.  Nodes that may have what nobody else has (untold) are waited for without
+ * end.
+ */
+static bool others_wait(struct coordinator *c, bool gap)
+{
+        uint64_t unknown = others_unknown(c), waited = 0;
+        bool first = c->others_until_ms == 0;
+
+        if (first)
+                c->others_until_ms = c->now_ms + OTHERS_MS;
+        for (uint32_t n = 0; n < c->job.n_nodes; n++) {
+                bool patient = gap || c->linked >> n & 1;
+                uint64_t until = c->others_until_ms - (patient ? 0 : OTHERS_MS - AWAY_MS);
+
+                if (unknown >> n & 1 && c->now_ms < until)
+                        waited |= 1ull << n;
+        }
+        for (uint32_t n = 0; n < c->job.n_nodes; n++) {
+                if (!(unknown >> n & 1) || (waited ? !first : c->missed >> n & 1))
+                        continue;
+                act(c, (struct coordinator_action){
+                               .kind = COORDINATOR_UNKNOWN, .node = n, .flag = waited != 0 });
+                c->missed |= waited ? 0 : 1ull << n;
+        }
+        return waited || c->untold;
+}
+
+/* All nodes of the placement in force have answered for the first time. */
+static void open_choose(struct coordinator *c)
+{
+        struct former *former = NULL;
+        enum opening_choice choice = opening_choose((const struct standing *const *)c->standings,
+                                                    &c->step.view, c->formers, &former);
+        bool first =
+                choice == OPENING_MAKES && c->step.view.epoch == 0; /* nobody else can have it */
+        bool gap = choice == OPENING_MOVES && former->place.epoch + 1 < c->step.view.epoch;
+
+        c->untold = find_untold(c, choice, former);
+        c->may_be_there = choice == OPENING_MAKES;
+        if (choice != OPENING_STANDS && !first && others_wait(c, gap))
+                return;
+        c->others_until_ms = c->missed = 0;
+        c->former = former;
+        switch (choice) {
+        case OPENING_STANDS:
+        case OPENING_MOVES:
+                c->whole = choice == OPENING_STANDS;
+                open_recover(c);
+                break;
+        case OPENING_MAKES:
+                open_create(c);
+                break;
+        case OPENING_WAITS:
+                break;
+        }
+}
+
+static void node_open(struct coordinator *c, uint32_t node)
+{
+        c->nodes[node] = NODE_OPEN;
+        if (step_node_has_ranks(&c->step, node))
+                c->return_until_ms = c->now_ms + RETURN_MS;
+        step_node_open(&c->step, node);
+        if (c->stale >> node & 1)
+                placed_tell(c, node);
+}
+
+/* Each node that has answered since. */
+static void open_nodes(struct coordinator *c)
+{
+        for (uint32_t n = 0; n < c->job.n_nodes && !c->fault.status; n++) {
+                if (c->nodes[n] != NODE_KNOWN)
+                        continue;
+                if (!is_holder(c, n) && c->lacks[n])
+                        open_send(c, n, true);
+                else if (holders_fit(c, n) && !placing_lacks(c, n))
+                        node_open(c, n);
+        }
+}
+
+void open_settle(struct coordinator *c)
+{
+        c->fault.status = 0; /* what hindered may have come anew */
+        if (!c->settled && holders_known(c))
+                open_choose(c);
+        if (!c->dead && c->settled && c->whole)
+                open_nodes(c);
+        if (!c->dead && c->settled) {
+                placing_advance(c);
+                joins_admit(c);
+        }
+}

@@ -1,0 +1,60 @@
+/* coordinator_parts.h - what the files of the coordinator share (coordinator.h). */
+#pragma once
+
+#include "daemon/job/coordinator.h"
+
+/* ---- coordinator_seats.c: joins, seats, starts ---- */
+
+/* Appends; the job's epoch is filled in. */
+void act(struct coordinator *c, struct coordinator_action action);
+static inline void act_node(struct coordinator *c, enum coordinator_action_kind kind, uint32_t node)
+{
+        act(c, (struct coordinator_action){ .kind = kind, .node = node });
+}
+
+void joins_end(struct coordinator *c, int status, const char *text);
+/* Gives every rank that waits its seat, once it is known where the job stands. */
+void joins_admit(struct coordinator *c);
+/* Ends those that attach after a clash of layouts. */
+void joins_clash(struct coordinator *c);
+void joins_forget_node(struct coordinator *c, uint32_t node);
+void coordinator_leave(struct coordinator *c, const struct coordinator_event *e);
+/* The ranks on a node are lost with it. */
+void seats_down(struct coordinator *c, uint32_t node);
+/* A join that came; 0 or why it cannot wait. */
+int join_check(const struct coordinator *c, struct join *j);
+void join_end(struct coordinator *c, struct join *j, int status, const char *text);
+/* Starts a new attempt if everything is there. */
+void coordinator_advance(struct coordinator *c);
+
+/* ---- coordinator_open.c ---- */
+
+void open_ask(struct coordinator *c, uint32_t node);
+/* After a node has answered, or a rank that may create the job has come. */
+void open_settle(struct coordinator *c);
+void open_forget(struct coordinator *c, uint32_t node);
+/* The job stays as it is until a node comes anew, or it is dropped. */
+void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why);
+/* A node has told of a state. */
+int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
+               struct fault *fault);
+void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt);
+void open_answered(struct coordinator *c, const struct coordinator_event *e);
+void open_failed(struct coordinator *c, const struct coordinator_event *e);
+/*
+ * Ends the ranks that attach after a clash of layouts.  A job that was created for them alone ends
+ * too, once all nodes have said what they created: the ranks may come again with one layout.
+ */
+void open_clash(struct coordinator *c);
+void coordinator_end(struct coordinator *c, int status, const char *text);
+
+/* ---- coordinator_place.c ---- */
+
+/* Does what is left to do until every holder has its state. */
+void placing_advance(struct coordinator *c);
+/* A holder on the node lacks its state. */
+bool placing_lacks(const struct coordinator *c, uint32_t node);
+void placed_tell(struct coordinator *c, uint32_t node);
+void former_forget_node(struct coordinator *c, uint32_t node);
+void settle_answered(struct coordinator *c, const struct coordinator_event *e);
+void fill_ended(struct coordinator *c, const struct coordinator_event *e);

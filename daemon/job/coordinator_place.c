@@ -1,0 +1,309 @@
+/*
+ * Bringing a job's states to where the placement in force has them; see coordinator.h.
+ *
+ * Where the job stands was told by the states of the placement in force, or, if those are not
+ * complete, of an earlier one (coordinator.former).  In the second case nodes first carry out on
+ * these what was decided (COORDINATOR_SETTLE); then every holder of the placement in force is
+ * filled from them, and when all are, the old ones are deleted (COORDINATOR_PLACED).  In the first
+ * case only holders that have lost their state, or missed a client's put, are filled, from the
+ * other copy.  No step starts meanwhile: a node with a holder that lacks its state is not open.
+ */
+#include "daemon/job/coordinator_parts.h"
+
+/* ---- former states settle ------------------------------------------------------------------- */
+
+void former_forget_node(struct coordinator *c, uint32_t node)
+{
+        const struct recovery now = step_stands(&c->step);
+
+        formers_forget_node(c->formers, node);
+        c->stale &= ~(1ull << node);
+        if (c->settled && !c->whole && !former_covers(c->former, &now))
+                c->settled = false; /* another one may be there; else the node is waited for */
+}
+
+void settle_answered(struct coordinator *c, const struct coordinator_event *e)
+{
+        uint64_t node = 1ull << e->node;
+
+        if (!c->former || e->epoch != c->former->place.epoch || !(c->former->settling & node))
+                return;
+        c->former->settling &= ~node;
+        if (e->status == ZERO_OK)
+                c->former->settled |= node;
+        else if (e->status != ZERO_EPEER)
+                open_hinder(c, e->status, e->node, e->text);
+        placing_advance(c);
+}
+
+/* True: the former states stand where the job does. */
+static bool former_settle(struct coordinator *c)
+{
+        const struct recovery now = step_stands(&c->step);
+        uint64_t nodes = former_unsettled(c->former, &now);
+
+        c->former->settling |= nodes;
+        for (; nodes; nodes &= nodes - 1)
+                act_node(c, COORDINATOR_SETTLE, (uint32_t)__builtin_ctzll(nodes));
+        return former_settled(c->former, &now);
+}
+
+/* ---- a node refuses its part ------------------------------------------------------------------
+ */
+
+/* No further try would change that. */
+static bool is_final(int status)
+{
+        return status == ZERO_ENOMEM || status == ZERO_ESHM || status == ZERO_EQUOTA ||
+               status == ZERO_EIO || status == ZERO_EPERM || status == ZERO_ELAYOUT;
+}
+
+/*
+ * The former list is the one right before the list in force, and all its nodes are there with what
+ * they had.  So a change that was taken back is not taken back again: nothing of the job is left of
+ * the list between.
+ */
+static bool may_go_back(const struct coordinator *c)
+{
+        const struct former *f = c->former;
+
+        if (c->whole || !f || f->place.epoch + 1 != c->step.view.epoch)
+                return false;
+        for (uint32_t o = 0; o < f->place.n_owners; o++)
+                if (f->place.node[o] >= c->job.n_nodes || !(c->up >> f->place.node[o] & 1))
+                        return false;
+        return true;
+}
+
+static void refuse(struct coordinator *c, int status, uint32_t node, const char *why)
+{
+        if (may_go_back(c)) {
+                fault_set(&c->refused, status, "node %s does not take its shards of job %s: %.250s",
+                          c->job.nodes[node], c->job.name, why);
+                act(c, (struct coordinator_action){ .kind = COORDINATOR_TAKE_BACK, .flag = true });
+                return;
+        }
+        c->hinders = node;
+        fault_set(&c->fault, status,
+                  "node %s does not take its shards (give it what it lacks and start its "
+                  "daemon again): %.250s",
+                  c->job.nodes[node], why);
+        act_node(c, COORDINATOR_HINDERED, node);
+        joins_admit(c);
+}
+
+/* ---- fills
+ * ---------------------------------------------------------------------------------------
+ */
+
+void fill_ended(struct coordinator *c, const struct coordinator_event *e)
+{
+        uint32_t node = holder_node(&c->step.view, e->holder);
+        struct fault fault;
+
+        c->filling[e->holder] = false;
+        c->round++; /* puts may have missed what lacked its state, or have changed what gave it */
+        if (c->nodes[node] != NODE_KNOWN) {
+                ; /* asked again when it has come anew */
+        } else if (e->status == ZERO_OK && state_told(c, node, &e->states[0], &fault)) {
+                open_hinder(c, fault.status, node, fault.text);
+        } else if (e->status == ZERO_OK) {
+                c->lacks[node] = false;
+                act(c, (struct coordinator_action){ .kind = COORDINATOR_FILL_OVER,
+                                                    .holder = e->holder });
+                open_settle(c);
+        } else if (e->status == ZERO_EPEER || e->status == ZERO_EBUSY ||
+                   e->status == ZERO_EABORTED ||
+                   e->status == ZERO_ENOJOB) { /* a source that lost what it had, say */
+                fault_set(&c->note, e->status, "%s", e->text);
+                act(c, (struct coordinator_action){ .kind = COORDINATOR_FILL_AGAIN,
+                                                    .holder = e->holder });
+        } else if (is_final(e->status) && !c->whole) {
+                refuse(c, e->status, node, e->text);
+        } else {
+                open_hinder(c, e->status, node, e->text);
+        }
+}
+
+static void fill_ask(struct coordinator *c, uint32_t holder)
+{
+        step_heard(&c->step, c->step.attempt);
+        c->filling[holder] = true;
+        act(c, (struct coordinator_action){
+                       .kind = COORDINATOR_FILL, .holder = holder, .attempt = c->step.heard + 1 });
+}
+
+static uint32_t twin_of(const struct placement *p, uint32_t holder)
+{
+        return holder_of(p, holder_owner(p, holder), 1 - holder_copy(p, holder));
+}
+
+/* Puts count from anew after a move: both copies are filled with the same number. */
+void coordinator_sources(const struct coordinator *c, uint32_t holder,
+                         struct coordinator_sources *ret)
+{
+        const struct recovery now = step_stands(&c->step);
+        uint32_t twin;
+
+        if (c->whole) {
+                twin = twin_of(&c->step.view, holder);
+                *ret = (struct coordinator_sources){ .from = &c->step.view,
+                                                     .puts = c->puts,
+                                                     .puts_then = c->puts[twin] };
+                ret->readable[twin] = true;
+                return;
+        }
+        *ret = (struct coordinator_sources){ .from = &c->former->place, .puts = c->former->puts };
+        for (uint32_t h = 0; h < placement_holders(ret->from); h++)
+                ret->readable[h] = former_gives(c->former, h, &now);
+}
+
+/* It is there, and has nothing to carry out any more. */
+static bool twin_ready(const struct coordinator *c, uint32_t twin)
+{
+        const struct recovery now = step_stands(&c->step);
+
+        return c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN &&
+               twin_gives(c->standings[twin], &now, c->step.done[twin]);
+}
+
+/* No other copy of a lacking holder's shards is there, or will come. */
+static bool is_gone(const struct coordinator *c, uint32_t holder)
+{
+        uint32_t twin;
+
+        if (c->step.view.copies < 2)
+                return true;
+        twin = twin_of(&c->step.view, holder);
+        return !c->standings[twin] && c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN;
+}
+
+static void fill_from_twin(struct coordinator *c, uint32_t holder)
+{
+        if (is_gone(c, holder))
+                open_hinder(c, ZERO_ECONFLICT, holder_node(&c->step.view, holder),
+                            "its state of the job is gone");
+        else if (twin_ready(c, twin_of(&c->step.view, holder)))
+                fill_ask(c, holder);
+}
+
+/* ---- what is still to be done
+ * -------------------------------------------------------------------- */
+
+bool coordinator_holder_lacks(const struct coordinator *c, uint32_t holder)
+{
+        const struct recovery now = step_stands(&c->step);
+
+        return holder_lacks(c->standings[holder], &now, c->whole);
+}
+
+/* NO_HOLDER: there is no other copy that is known, or the holder's own is not. */
+static uint32_t known_twin(const struct coordinator *c, uint32_t holder)
+{
+        uint32_t twin = c->step.view.copies < 2 ? NO_HOLDER : twin_of(&c->step.view, holder);
+
+        return twin != NO_HOLDER && c->standings[holder] && c->standings[twin]
+                       ? twin
+                       : (uint32_t)NO_HOLDER;
+}
+
+/* Its node has answered in this round: what it told before may be outdated by puts. */
+static bool is_fresh(const struct coordinator *c, uint32_t holder)
+{
+        uint32_t node = holder_node(&c->step.view, holder);
+
+        return c->nodes[node] >= NODE_KNOWN && c->rounds[node] == c->round;
+}
+
+static void ask_anew(struct coordinator *c, uint32_t holder)
+{
+        uint32_t node = holder_node(&c->step.view, holder);
+
+        if (c->nodes[node] < NODE_KNOWN || is_fresh(c, holder))
+                return;
+        step_node_shut(&c->step, node);
+        open_ask(c, node);
+}
+
+/* The other copy, where there is one, is known to have the same puts of clients. */
+static bool is_like_twin(const struct coordinator *c, uint32_t holder)
+{
+        uint32_t twin = known_twin(c, holder);
+
+        return twin == NO_HOLDER ||
+               (is_fresh(c, holder) && is_fresh(c, twin) && c->puts[holder] == c->puts[twin]);
+}
+
+/*
+ * One of two copies has missed a put: the mirror is filled anew.  They are compared when one of
+ * their nodes is to be opened.
+ */
+static bool is_outdated(struct coordinator *c, uint32_t holder)
+{
+        uint32_t twin = known_twin(c, holder);
+
+        if (is_like_twin(c, holder) || (c->nodes[holder_node(&c->step.view, holder)] == NODE_OPEN &&
+                                        c->nodes[holder_node(&c->step.view, twin)] == NODE_OPEN))
+                return false;
+        ask_anew(c, holder);
+        ask_anew(c, twin);
+        return is_fresh(c, holder) && is_fresh(c, twin) && holder_copy(&c->step.view, holder) == 1;
+}
+
+bool placing_lacks(const struct coordinator *c, uint32_t node)
+{
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
+                if (holder_node(&c->step.view, h) == node &&
+                    (coordinator_holder_lacks(c, h) || (c->whole && !is_like_twin(c, h))))
+                        return true;
+        return false;
+}
+
+static bool some_lack(const struct coordinator *c)
+{
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
+                if (coordinator_holder_lacks(c, h))
+                        return true;
+        return false;
+}
+
+static void fill_lacking(struct coordinator *c)
+{
+        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++) {
+                if (c->filling[h])
+                        continue;
+                if (!coordinator_holder_lacks(c, h) && !(c->whole && is_outdated(c, h)))
+                        continue;
+                if (c->nodes[holder_node(&c->step.view, h)] != NODE_KNOWN)
+                        continue;
+                if (c->whole)
+                        fill_from_twin(c, h);
+                else
+                        fill_ask(c, h);
+        }
+}
+
+void placed_tell(struct coordinator *c, uint32_t node)
+{
+        c->stale &= ~(1ull << node);
+        act_node(c, COORDINATOR_PLACED, node);
+}
+
+void placing_advance(struct coordinator *c)
+{
+        if (!c->settled || c->fault.status)
+                return;
+        if (c->refused.status && may_go_back(c)) {
+                act(c, (struct coordinator_action){ .kind = COORDINATOR_TAKE_BACK });
+        } else if (c->refused.status) {
+                c->refused.status = ZERO_OK; /* it is tried again */
+        } else if (c->whole) {
+                fill_lacking(c);
+        } else if (!some_lack(c)) { /* also where those that they were filled from are gone */
+                c->whole = true;
+                act(c, (struct coordinator_action){ .kind = COORDINATOR_WHOLE });
+                open_settle(c);
+        } else if (former_settle(c)) {
+                fill_lacking(c);
+        }
+}
