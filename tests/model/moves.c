@@ -86,7 +86,7 @@ static void node_events(const struct world *w, uint32_t a, struct event *e, uint
                         add(e, n, EVENT_FILL, a, c);
         if (coordinator_can_step(w, a))
                 add(e, n, EVENT_STEP, a, 0);
-        if (node->c.there)
+        if (coordinator_of(w, a) == a)
                 add(e, n, EVENT_TICK, a, 0);
 }
 
@@ -188,7 +188,7 @@ static void happen(void *world, struct event e)
                 filling_goes_on(w, e.a, e.b);
                 break;
         case EVENT_STEP:
-                coordinator_step(w, e.a);
+                coordinator_begin(w, e.a);
                 break;
         case EVENT_TICK:
                 coordinator_tick(w, e.a);
@@ -303,7 +303,7 @@ static void print(const void *world)
 
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 const struct node *d = &w->nodes[n];
-                const struct coordinator *c = &d->c;
+                const struct coordination *c = &d->c;
 
                 printf("  node %u: %s, list %u, links %x", n,
                        d->alive  ? "alive"

@@ -13,8 +13,7 @@
  */
 #pragma once
 
-#include "daemon/job/moving.h"
-#include "daemon/job/step.h"
+#include "daemon/job/coordinator.h"
 #include "search.h"
 
 enum { NODES = 3, VIEWS = 4, COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
@@ -77,15 +76,15 @@ struct filling {
         u8 version, attempt, last, made;
 };
 
-enum node_open { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPENED };
-
-/* struct coordinator and struct step. */
-struct coordinator {
+/* struct coordinator of the daemon, packed. */
+struct coordination {
         u8 there, settled, whole, fault, hasty, former; /* former: epoch + 1 */
+        u8 waits;                                       /* for nodes that may know more */
         u8 stale, lacks, filling, settling, settled_nodes;
+        u8 asked_now; /* nodes that were asked in the round that is */
         u8 nodes[NODES];
         struct stand stands[NODES][VIEWS][COPIES];
-        u8 told[NODES]; /* what it had when it told last: a bit for each copy of each list */
+        u8 told[NODES]; /* former states that it told of last: a bit for each copy of each list */
         u8 phase, version, attempt, heard, decided, open, voted, done;
 };
 
@@ -97,7 +96,7 @@ struct node {
         u8 has_job, started, version, attempt, whole, settles; /* settles: a call waits */
         u8 preparing;                                          /* copies, a bit each */
         struct filling fillings[COPIES];
-        struct coordinator c;
+        struct coordination c;
 };
 
 /* What was decided: the last attempt, and what it made. */
@@ -144,7 +143,7 @@ void update_finish(struct world *w, uint32_t node, uint32_t epoch, uint32_t copy
 bool filling_goes_on(struct world *w, uint32_t node, uint32_t copy);
 void filling_lose(struct world *w, uint32_t node, uint32_t lost);
 
-/* ---- moves_coordinator.c: coordinator.c, opening.c ---- */
+/* ---- moves_coordinator.c: daemon/coordinator ---- */
 
 void coordinator_new(struct world *w, uint32_t node);
 void coordinator_up(struct world *w, uint32_t self, uint32_t node);
@@ -155,31 +154,24 @@ bool coordinator_waits(const struct world *w, uint32_t self);
 void coordinator_hasten(struct world *w, uint32_t self);
 void coordinator_tick(struct world *w, uint32_t self);
 bool coordinator_can_step(const struct world *w, uint32_t self);
-void coordinator_step(struct world *w, uint32_t self);
-void open_hinder(struct coordinator *c);
-void open_settle(struct world *w, uint32_t self);
-void stand_heard(struct world *w, uint32_t self, uint32_t node, uint32_t epoch, uint32_t copy,
-                 const struct stand *stand);
+void coordinator_begin(struct world *w, uint32_t self);
 
-/* ---- moves_placing.c: placing.c ---- */
+/* ---- moves_machine.c: the coordinator, out of a world and back into it ---- */
 
-bool node_lacks(const struct world *w, uint32_t self, uint32_t node);
-void placing_advance(struct world *w, uint32_t self);
-void settle_answered(struct world *w, uint32_t self, uint32_t node, u8 status);
-void fill_ended(struct world *w, uint32_t self, uint32_t node, const struct message *m);
+enum { MACHINE_ACTIONS = 32 };
 
-/* ---- moves_machine.c: the daemon's own structs, out of a world and back into it ---- */
+struct machine_action {
+        struct coordinator_action action;
+        u8 from, readable; /* COORDINATOR_SETTLE, COORDINATOR_FILL: of which list; holders */
+};
 
 extern const struct step_params step_params;
 const struct votes *vote_of(uint32_t owner);
-struct step *step_load(const struct world *w, uint32_t self);
-void step_store(struct world *w, uint32_t self, const struct step *s);
-/* What is known of states in force; NULL: no state. */
-const struct standing *const *standings_load(const struct world *w, uint32_t self);
-/* What is known of earlier placements. */
-struct former *formers_load(const struct world *w, uint32_t self);
-/* The one that is moved from; NULL: nobody who is there has any of it. */
-struct former *former_load(const struct world *w, uint32_t self);
+/* An event happens to the coordinator on a node; what that gives, how many. */
+uint32_t machine_step(struct world *w, uint32_t self, const struct coordinator_event *e,
+                      struct machine_action ret[MACHINE_ACTIONS]);
+/* For events: what a node tells; valid until it tells of another one of this list and copy. */
+struct told_state machine_told(uint32_t node, uint32_t epoch, uint32_t copy, const struct stand *s);
 
 /* ---- moves_judge.c ---- */
 

@@ -1,17 +1,23 @@
 /*
- * The daemon's own structs, out of a world and back into it; see moves.h.
+ * The job's coordinator, out of the bytes of a world and back into them; see moves.h.
  *
- * Rule: parameters, by far the largest part of them, are the same throughout.  They are written
- * once; that alone is most of what the explorer would spend its time with.
+ * One struct for each list of owners is loaded before each event.  Left out of the bytes is what no
+ * rule reads within the bounds of a world: texts, times (but for whether others are waited for),
+ * puts (all the same).  Parameters, by far the largest part of standings, are the same throughout
+ * and written once; that alone is most of what the explorer would spend its time with.
  */
-#include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "moves.h"
 
 const struct step_params step_params = { .n_sets = 1, .loss_scale = 1 };
 
-/* What every attempt comes to: votes are the same in all of them. */
+static struct coordinator machines[VIEWS], *machine;
+static struct coordinator_actions actions;
+
+/* ---- what every attempt comes to: votes are the same in all of them ---- */
+
 const struct votes *vote_of(uint32_t owner)
 {
         static struct votes votes[2];
@@ -36,76 +42,149 @@ static struct decision decision_of(u8 attempt)
         return attempt ? made : none;
 }
 
-/* ret: zero, or what this has made before. */
+/* ---- standings ---- */
+
 static void standing_fill(struct standing *ret, const struct stand *s, uint32_t owner)
 {
         ret->version = s->version;
         ret->decided_attempt = s->decided;
         ret->decision = decision_of(s->decided);
+        ret->skipped = 0;
         ret->done = s->done;
         ret->prepared_attempt = s->prepared;
         ret->vote = *vote_of(owner);
-        if (!ret->params.n_sets)
-                ret->params = step_params;
+        ret->params.n_sets = step_params.n_sets;
+        ret->params.sets[0] = step_params.sets[0];
+        ret->params.clip_norm = 0;
+        ret->params.loss_scale = step_params.loss_scale;
+        ret->params.growth_interval = 0;
 }
 
-/* All but the parameters becomes zero. */
-static void step_clear(struct step *s)
+static struct stand standing_pack(const struct standing *s)
 {
-        const size_t behind = offsetof(struct step, params) + sizeof s->params;
-
-        memset(s, 0, offsetof(struct step, params));
-        memset((char *)s + behind, 0, sizeof *s - behind);
-        if (!s->params.n_sets)
-                s->params = step_params;
+        return (struct stand){ .version = (u8)s->version,
+                               .attempt = 1,
+                               .decided = (u8)s->decided_attempt,
+                               .done = s->done,
+                               .prepared = (u8)s->prepared_attempt };
 }
 
-struct step *step_load(const struct world *w, uint32_t self)
+struct told_state machine_told(uint32_t node, uint32_t epoch, uint32_t copy, const struct stand *s)
 {
-        static uint32_t node_of_rank[1];
-        static enum step_seat seats[1];
-        static uint64_t cut[NODES];
-        static bool ready[NODES], voted[HOLDERS], done[HOLDERS];
-        static struct votes ballots[HOLDERS];
-        static struct step step;
-        const struct coordinator *c = &w->nodes[self].c;
+        static struct standing told[VIEWS][COPIES];
+        const struct placement *was = &views[epoch];
+        uint32_t owner = holder_owner(was, holder_on(was, node, copy));
 
-        node_of_rank[0] = self;
-        seats[0] = SEAT_HERE;
-        memset(ready, 0, sizeof ready);
-        step_clear(&step);
-        step.world_size = 1;
-        step.n_nodes = bounds.n_nodes;
-        step.view = *view_of(w, self);
-        step.odd = NO_HOLDER;
-        step.phase = c->phase;
-        step.version = c->version;
-        step.attempt = c->attempt;
-        step.heard = c->heard;
-        step.decided_attempt = c->decided;
-        step.decision = decision_of(c->decided);
-        step.loss_scale = 1;
-        step.open = c->open;
-        step.have_params = true;
-        step.node_of_rank = node_of_rank;
-        step.seats = seats;
-        step.cut = cut;
-        step.ready = ready;
-        step.voted = voted;
-        step.ballots = ballots;
-        step.done = done;
-        for (uint32_t h = 0; h < HOLDERS; h++) {
-                voted[h] = c->voted >> h & 1;
-                done[h] = c->done >> h & 1;
-                ballots[h] = *vote_of(h % step.view.n_owners);
+        standing_fill(&told[epoch][copy], s, owner);
+        return (struct told_state){ .place = { epoch, was->n_owners, owner, copy },
+                                    .attempt = s->attempt,
+                                    .standing = &told[epoch][copy] };
+}
+
+/* ---- earlier placements ---- */
+
+/* Owners of whom nothing is known have no node. */
+static void former_begin(struct former *f, uint32_t epoch)
+{
+        const uint32_t n = views[epoch].n_owners;
+        uint32_t nobody[ZERO_NODE_MAX];
+
+        for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
+                nobody[o] = ZERO_NODE_MAX;
+        placement_init(&f->place, epoch, nobody, n, false);
+        f->place.copies = n > 1 ? PLACEMENT_COPIES : 1;
+        memcpy(f->place.mirror, nobody, sizeof nobody);
+        f->settling = f->settled = 0;
+}
+
+static void former_place(struct former *f, uint32_t holder, uint32_t node, const struct stand *s)
+{
+        uint32_t owner = holder_owner(&f->place, holder);
+
+        *(holder_copy(&f->place, holder) ? &f->place.mirror[owner] : &f->place.node[owner]) = node;
+        if (!s->attempt)
+                return;
+        f->standings[holder] = malloc(sizeof **f->standings);
+        if (!f->standings[holder])
+                abort();
+        standing_fill(f->standings[holder], s, owner);
+}
+
+static void formers_load(const struct coordination *c, uint32_t epoch)
+{
+        formers_free(machine->formers);
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                machine->formers[i].place.n_owners = 0;
+        machine->former = c->former ? &machine->formers[c->former - 1] : NULL;
+        for (uint32_t e = 0; e < epoch; e++) {
+                struct former *f = &machine->formers[e];
+                bool some = c->former == e + 1;
+
+                for (uint32_t n = 0; n < bounds.n_nodes; n++)
+                        some = some || c->told[n] >> e * COPIES & 3;
+                if (!some)
+                        continue;
+                former_begin(f, e);
+                for (uint32_t i = 0; i < bounds.n_nodes * COPIES; i++)
+                        if (c->told[i / COPIES] >> (e * COPIES + i % COPIES) & 1)
+                                former_place(f, holder_on(&views[e], i / COPIES, i % COPIES),
+                                             i / COPIES, &c->stands[i / COPIES][e][i % COPIES]);
         }
-        return &step;
+        if (!machine->former)
+                return;
+        machine->former->settling = c->settling;
+        machine->former->settled = c->settled_nodes;
 }
 
-void step_store(struct world *w, uint32_t self, const struct step *s)
+static void former_store(struct coordination *c, const struct former *f)
 {
-        struct coordinator *c = &w->nodes[self].c;
+        for (uint32_t h = 0; h < placement_holders(&f->place); h++) {
+                uint32_t node = holder_node(&f->place, h), copy = holder_copy(&f->place, h);
 
+                if (node >= ZERO_NODE_MAX)
+                        continue;
+                c->told[node] |= (u8)(1 << (f->place.epoch * COPIES + copy));
+                if (f->standings[h])
+                        c->stands[node][f->place.epoch][copy] = standing_pack(f->standings[h]);
+        }
+}
+
+static void formers_store(struct coordination *c)
+{
+        for (uint32_t i = 0; i < FORMER_MAX; i++)
+                if (machine->formers[i].place.n_owners)
+                        former_store(c, &machine->formers[i]);
+        c->former = machine->former ? (u8)(machine->former->place.epoch + 1) : 0;
+        c->settling = machine->former ? (u8)machine->former->settling : 0;
+        c->settled_nodes = machine->former ? (u8)machine->former->settled : 0;
+}
+
+/* ---- the step: one rank, always there ---- */
+
+static void step_fill(struct step *s, const struct coordination *c, uint32_t self)
+{
+        s->node_of_rank[0] = self;
+        s->seats[0] = SEAT_HERE;
+        s->phase = c->phase;
+        s->version = c->version;
+        s->attempt = c->attempt;
+        s->heard = c->heard;
+        s->decided_attempt = c->decided;
+        s->decision = decision_of(c->decided);
+        s->open = c->open;
+        s->good_steps = s->skipped = 0;
+        s->loss_scale = 1;
+        memset(s->ready, 0, bounds.n_nodes * sizeof *s->ready);
+        for (uint32_t h = 0; h < placement_holders(&s->view); h++) {
+                s->voted[h] = c->voted >> h & 1;
+                s->done[h] = c->done >> h & 1;
+                if (s->voted[h])
+                        s->ballots[h] = *vote_of(holder_owner(&s->view, h));
+        }
+}
+
+static void step_pack(struct coordination *c, const struct step *s)
+{
         c->phase = (u8)s->phase;
         c->version = (u8)s->version;
         c->attempt = (u8)s->attempt;
@@ -113,89 +192,131 @@ void step_store(struct world *w, uint32_t self, const struct step *s)
         c->decided = (u8)s->decided_attempt;
         c->open = (u8)s->open;
         c->voted = c->done = 0;
-        for (uint32_t h = 0; h < HOLDERS; h++) {
+        for (uint32_t h = 0; h < placement_holders(&s->view); h++) {
                 c->voted |= (u8)(s->voted[h] << h);
                 c->done |= (u8)(s->done[h] << h);
         }
 }
 
-/* What is known of states in force; NULL: no state. */
-const struct standing *const *standings_load(const struct world *w, uint32_t self)
+/* ---- all of it ---- */
+
+static void machine_new(const struct placement *view)
 {
-        static struct standing standings[HOLDERS];
-        static const struct standing *pointers[HOLDER_MAX];
+        static const char *const names[NODES] = { "a", "b", "c" };
+        const struct coordinator_job job = {
+                .name = "job", .nodes = names, .n_nodes = bounds.n_nodes, .world_size = 1
+        };
+
+        coordinator_deinit(machine);
+        if (coordinator_init(machine, &job, view))
+                abort();
+        memset(machine->step.cut, 0, bounds.n_nodes * sizeof *machine->step.cut);
+        machine->step.have_params = true;
+        machine->step.params = step_params;
+}
+
+/* Placements differ between cases. */
+static void machine_view(const struct placement *view)
+{
+        static struct bounds of[VIEWS];
+
+        machine = &machines[view->epoch];
+        if (memcmp(&of[view->epoch], &bounds, sizeof bounds) == 0)
+                return;
+        of[view->epoch] = bounds;
+        machine_new(view);
+}
+
+/* A round counts only by whether a node was asked in the one that is. */
+static void load(const struct world *w, uint32_t self)
+{
+        const struct coordination *c = &w->nodes[self].c;
         const struct placement *view = view_of(w, self);
 
+        machine_view(view);
+        machine->dead = false;
+        machine->settled = c->settled;
+        machine->whole = c->whole;
+        machine->fault.status = c->fault;
+        machine->refused.status = ZERO_OK;
+        machine->stale = c->stale;
+        machine->round = 1;
+        machine->missed = 0;
+        machine->others_until_ms = c->waits ? OTHERS_MS + 1 : 0;
+        step_fill(&machine->step, c, self);
+        formers_load(c, w->nodes[self].epoch);
+        for (uint32_t n = 0; n < bounds.n_nodes; n++) {
+                machine->nodes[n] = c->nodes[n];
+                machine->lacks[n] = c->lacks >> n & 1;
+                machine->rounds[n] = c->asked_now >> n & 1;
+        }
         for (uint32_t h = 0; h < placement_holders(view); h++) {
                 const struct stand *s =
-                        &w->nodes[self]
-                                 .c.stands[holder_node(view, h)][view->epoch][holder_copy(view, h)];
+                        &c->stands[holder_node(view, h)][view->epoch][holder_copy(view, h)];
 
-                pointers[h] = s->attempt ? &standings[h] : NULL;
+                machine->filling[h] = c->filling >> h & 1;
+                machine->standings[h] = s->attempt ? &machine->standing_room[h] : NULL;
                 if (s->attempt)
-                        standing_fill(&standings[h], s, holder_owner(view, h));
-        }
-        return pointers;
-}
-
-static bool is_away(const struct coordinator *c, uint32_t node)
-{
-        return c->nodes[node] < NODE_KNOWN;
-}
-
-static void formers_hear_node(const struct coordinator *c, struct former *formers, uint32_t node,
-                              uint32_t epoch)
-{
-        static struct standing standing;
-        const struct placement *was = &views[epoch];
-        struct fault fault;
-
-        for (uint32_t copy = 0; copy < COPIES; copy++) {
-                const struct stand *s = &c->stands[node][epoch][copy];
-                uint32_t h = holder_on(was, node, copy);
-                const struct state_place of = { epoch, was->n_owners, h % was->n_owners, copy };
-
-                if (!s->attempt &&
-                    !(is_away(c, node) && c->told[node] >> (epoch * COPIES + copy) & 1))
-                        continue;
-                standing_fill(&standing, s, h % was->n_owners);
-                if (formers_hear(formers, node, &of, &standing, 0, &fault))
-                        violate("%s", fault.text);
+                        standing_fill(machine->standings[h], s, holder_owner(view, h));
         }
 }
 
-/* What is known of earlier placements. */
-struct former *formers_load(const struct world *w, uint32_t self)
+static void store(struct world *w, uint32_t self)
 {
-        static struct former formers[FORMER_MAX];
-        const struct coordinator *c = &w->nodes[self].c;
+        struct coordination *c = &w->nodes[self].c;
+        const struct placement *view = view_of(w, self);
 
-        formers_free(formers);
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                formers[i].place.n_owners = 0;
-        for (uint32_t e = 0; e < w->nodes[self].epoch; e++)
-                for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                        formers_hear_node(c, formers, n, e);
-        for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                if (is_away(c, n))
-                        formers_forget_node(formers, n);
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (c->former && formers[i].place.n_owners &&
-                    formers[i].place.epoch == c->former - 1u) {
-                        formers[i].settling = c->settling;
-                        formers[i].settled = c->settled_nodes;
-                }
-        return formers;
+        c->settled = machine->settled;
+        c->whole = machine->whole;
+        c->fault = machine->fault.status != ZERO_OK;
+        c->stale = (u8)machine->stale;
+        c->waits = machine->others_until_ms != 0;
+        c->lacks = c->asked_now = c->filling = 0;
+        memset(c->stands, 0, sizeof c->stands);
+        memset(c->told, 0, sizeof c->told);
+        step_pack(c, &machine->step);
+        formers_store(c);
+        for (uint32_t n = 0; n < bounds.n_nodes; n++) {
+                c->nodes[n] = (u8)machine->nodes[n];
+                c->lacks |= (u8)(machine->lacks[n] << n);
+                c->asked_now |= (u8)((machine->rounds[n] == machine->round) << n);
+        }
+        for (uint32_t h = 0; h < placement_holders(view); h++) {
+                c->filling |= (u8)(machine->filling[h] << h);
+                if (machine->standings[h])
+                        c->stands[holder_node(view, h)][view->epoch][holder_copy(view, h)] =
+                                standing_pack(machine->standings[h]);
+        }
 }
 
-/* The one that is moved from; NULL: nobody who is there has any of it. */
-struct former *former_load(const struct world *w, uint32_t self)
+static struct machine_action machine_action(const struct coordinator_action *a)
 {
-        struct former *formers = formers_load(w, self);
+        struct machine_action ret = { .action = *a };
+        struct coordinator_sources sources;
 
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (formers[i].place.n_owners &&
-                    formers[i].place.epoch == w->nodes[self].c.former - 1u)
-                        return &formers[i];
-        return NULL;
+        if (a->kind == COORDINATOR_SETTLE)
+                ret.from = (u8)machine->former->place.epoch;
+        if (a->kind != COORDINATOR_FILL)
+                return ret;
+        coordinator_sources(machine, a->holder, &sources);
+        ret.from = (u8)sources.from->epoch;
+        for (uint32_t h = 0; h < HOLDERS; h++)
+                ret.readable |= (u8)(sources.readable[h] << h);
+        return ret;
+}
+
+uint32_t machine_step(struct world *w, uint32_t self, const struct coordinator_event *e,
+                      struct machine_action ret[MACHINE_ACTIONS])
+{
+        load(w, self);
+        actions.n = 0;
+        coordinator_step(machine, e, &actions);
+        store(w, self);
+        if (actions.n > MACHINE_ACTIONS) {
+                violate("the coordinator does %u things at once", actions.n);
+                actions.n = MACHINE_ACTIONS;
+        }
+        for (uint32_t i = 0; i < actions.n; i++)
+                ret[i] = machine_action(&actions.items[i]);
+        return actions.n;
 }
