@@ -10,30 +10,6 @@
 
 /* ---- decisions -------------------------------------------------------------------------- */
 
-static void decision_fill(const struct coordinated *c, Zero__Decision *ret)
-{
-        const struct step *s = &c->state.step;
-
-        ret->attempt = s->decided_attempt;
-        ret->commit = s->decision.commit;
-        ret->finite = s->decision.finite;
-        ret->overflow = s->decision.overflow;
-        ret->grad_norm = s->decision.grad_norm;
-        ret->grad_scale = s->decision.grad_scale;
-        ret->good_steps = s->decision.good_steps;
-        ret->skipped = s->skipped;
-        ret->version = s->version;
-        ret->loss_scale = s->loss_scale;
-}
-
-/* NULL: there was none. */
-static Zero__Decision *last_decision(const struct coordinated *c, Zero__Decision *ret)
-{
-        zero__decision__init(ret);
-        decision_fill(c, ret);
-        return c->state.step.decided_attempt ? ret : NULL;
-}
-
 static void decision_to(struct coordinated *c, uint32_t node, Zero__Decision *d)
 {
         Zero__LinkMessage m = coordinated_message(c);
@@ -47,7 +23,7 @@ static void decision_send(struct coordinated *c, uint32_t node)
 {
         Zero__Decision d;
 
-        if (last_decision(c, &d))
+        if (decision_last(c, &d))
                 decision_to(c, node, &d);
 }
 
@@ -138,7 +114,7 @@ static void start(struct coordinated *c)
         start.node_of_rank = s->node_of_rank;
         start.n_kept = start_kept(c);
         start.kept = c->kept_pointers;
-        start.last = last_decision(c, &last);
+        start.last = decision_last(c, &last);
         m.body_case = ZERO__LINK_MESSAGE__BODY_START;
         m.start = &start;
         send_all(c->x, &m);
@@ -247,138 +223,6 @@ static void finished(struct coordinated *c, const struct coordinator_action *a)
                 part(c, a);
 }
 
-/* ---- states ------------------------------------------------------------------------------ */
-
-/* A question or a fill whose answer is to come. */
-struct asked {
-        struct coordinated *c;
-        uint32_t of;    /* node, or holder */
-        uint64_t epoch; /* of the answer's states */
-};
-
-static struct asked *asked_new(struct coordinated *c, uint32_t of, uint64_t epoch)
-{
-        struct asked *a = malloc(sizeof *a);
-
-        if (!a)
-                abort(); /* some bytes: nothing sensible is left to do */
-        *a = (struct asked){ c, of, epoch };
-        coordinated_ref(c);
-        return a;
-}
-
-static void settle_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
-{
-        struct asked *a = arg;
-
-        coordinated_event(a->c, (struct coordinator_event){ .kind = COORDINATOR_SETTLED,
-                                                            .node = a->of,
-                                                            .epoch = a->epoch,
-                                                            .status = status,
-                                                            .text = text });
-        coordinated_unref(a->c);
-        free(a);
-}
-
-static void settle(struct coordinated *c, uint32_t node)
-{
-        const uint64_t epoch = c->state.former->place.epoch;
-        Zero__LinkMessage m = coordinated_message(c);
-        Zero__Settle settle = ZERO__SETTLE__INIT;
-        Zero__Decision last;
-
-        settle.placement = epoch;
-        settle.last = last_decision(c, &last);
-        m.body_case = ZERO__LINK_MESSAGE__BODY_SETTLE;
-        m.settle = &settle;
-        call_send(c->x, node, &m, CALL_MS, settle_answered, asked_new(c, node, epoch));
-}
-
-static void filled(struct coordinated *c, uint32_t holder, int status, const char *text,
-                   const Zero__Standing *standing)
-{
-        struct standing *s = calloc(1, sizeof *s);
-        struct told_state told;
-        struct coordinator_event e = {
-                .kind = COORDINATOR_FILLED, .holder = holder, .n_states = 1, .states = &told
-        };
-        struct fault fault;
-
-        if (!s)
-                abort(); /* some kilobytes: nothing sensible is left to do */
-        c->fills[holder] = NULL;
-        e.status = status ? status : standing_read(standing, &told, s, &fault);
-        e.text = status ? text : fault.text;
-        coordinated_event(c, e);
-        free(s);
-}
-
-static void fill_ended(void *arg, int status, const char *text, const Zero__Standing *standing)
-{
-        struct asked *a = arg;
-
-        filled(a->c, a->of, status, text, standing);
-        coordinated_unref(a->c);
-        free(a);
-}
-
-static void fill(struct coordinated *c, const struct coordinator_action *action)
-{
-        struct coordinator_sources sources;
-        Zero__Decision last;
-        struct fill_order order = { .job = c->name,
-                                    .uid = c->uid,
-                                    .world_size = c->state.step.world_size,
-                                    .reduce_dtype = c->reduce_dtype,
-                                    .layout = c->message,
-                                    .to = &c->state.step.view,
-                                    .holder = action->holder,
-                                    .version = c->state.step.version,
-                                    .attempt = action->attempt,
-                                    .last = last_decision(c, &last) };
-        struct asked *a;
-
-        coordinator_sources(&c->state, action->holder, &sources);
-        order.from = sources.from;
-        order.readable = sources.readable;
-        order.source_puts = sources.puts;
-        order.puts = sources.puts_then;
-        a = asked_new(c, action->holder, sources.from->epoch);
-        c->fills[action->holder] = fill_start(c->x, &order, fill_ended, a);
-        if (c->fills[action->holder])
-                return;
-        fill_ended(a, ZERO_EBUSY, "out of memory", NULL);
-}
-
-static void placed(struct coordinated *c, uint32_t node)
-{
-        Zero__LinkMessage m = coordinated_message(c);
-        Zero__Placed placed = ZERO__PLACED__INIT;
-
-        placed.placement = c->state.step.view.epoch;
-        m.body_case = ZERO__LINK_MESSAGE__BODY_PLACED;
-        m.placed = &placed;
-        fabric_send(c->x->fabric, node, &m);
-}
-
-static void whole(struct coordinated *c)
-{
-        crash_point(CRASH_MOVE_WHOLE);
-        log_info_for(c->uid, "job %s: all its shards are where owner list %llu has them", c->name,
-                     (unsigned long long)c->state.step.view.epoch);
-        coordinated_tell(c); /* that it moves no more */
-}
-
-static void take_back(struct coordinated *c, bool first)
-{
-        const struct coordinator *s = &c->state;
-
-        if (first)
-                log_error("%s; the owners before, of epoch %llu, come back", s->refused.text,
-                          (unsigned long long)s->former->place.epoch);
-        view_take_back(c->x, &s->former->place, s->refused.text);
-}
-
 /* ---- opening ----------------------------------------------------------------------------- */
 
 static void stands(struct coordinated *c)
@@ -437,10 +281,10 @@ static void states_run(struct coordinated *c, const struct coordinator_action *a
 {
         switch (a->kind) {
         case COORDINATOR_SETTLE:
-                settle(c, a->node);
+                placing_settle(c, a->node);
                 break;
         case COORDINATOR_FILL:
-                fill(c, a);
+                placing_fill(c, a);
                 break;
         case COORDINATOR_FILL_OVER:
                 log_info_for(c->uid, "job %s: the shards of owner %u are on node %s again", c->name,
@@ -453,13 +297,13 @@ static void states_run(struct coordinated *c, const struct coordinator_action *a
                             c->state.note.text);
                 break;
         case COORDINATOR_WHOLE:
-                whole(c);
+                placing_whole(c);
                 break;
         case COORDINATOR_PLACED:
-                placed(c, a->node);
+                placing_placed(c, a->node);
                 break;
         case COORDINATOR_TAKE_BACK:
-                take_back(c, a->flag);
+                placing_take_back(c, a->flag);
                 break;
         case COORDINATOR_HINDERED:
                 log_error_for(c->uid, "job %s: %s", c->name, c->state.fault.text);
@@ -502,7 +346,7 @@ static void steps_run(struct coordinated *c, const struct coordinator_action *a)
         }
 }
 
-void action_run(struct coordinated *c, const struct coordinator_action *a)
+static void action_run(struct coordinated *c, const struct coordinator_action *a)
 {
         switch (a->kind) {
         case COORDINATOR_ASK:
@@ -529,4 +373,21 @@ void action_run(struct coordinated *c, const struct coordinator_action *a)
         default:
                 steps_run(c, a);
         }
+}
+
+/* An action may bring another event about: what that gives comes after what is left. */
+void coordinated_event(struct coordinated *c, struct coordinator_event e)
+{
+        e.now_ms = exchange_now(c->x);
+        e.linked = c->x->linked;
+        e.up = c->x->up;
+        coordinated_ref(c);
+        coordinator_step(&c->state, &e, &c->actions);
+        while (c->acted < c->actions.n) {
+                const struct coordinator_action a = c->actions.items[c->acted++];
+
+                action_run(c, &a);
+        }
+        c->acted = c->actions.n = 0;
+        coordinated_unref(c);
 }

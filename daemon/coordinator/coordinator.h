@@ -2,9 +2,9 @@
  * coordinator.h - drives the coordinators of the jobs that this node coordinates.
  *
  * The rules are in daemon/job/coordinator.h.  Here messages become events (coordinator.c,
- * joining.c, opening.c) and actions become messages and log lines (actions.c).  Beside the rules
- * stand what they need not know: what ranks hand in to keep, who is late (lateness.c), how far
- * shards have moved (moves.c).
+ * joining.c, opening.c) and actions become messages and log lines (actions.c, placing.c).  Beside
+ * the rules stand what they need not know: what ranks hand in to keep, who is late (lateness.c),
+ * how far shards have moved (moves.c).
  */
 #pragma once
 
@@ -49,22 +49,32 @@ struct coordinated *coordinated_find(const struct exchange *x, const char *name)
 void coordinated_ref(struct coordinated *c);
 void coordinated_unref(struct coordinated *c);
 Zero__LinkMessage coordinated_message(const struct coordinated *c);
-/* Takes the layout over in any case; NULL: out of memory. */
-struct coordinated *coordinated_new(struct exchange *x, const char *name, uint32_t uid,
-                                    uint32_t world_size, uint32_t reduce_dtype, layout *l,
-                                    uint64_t return_until_ms);
+/* name, x and layout are there; false: out of memory. */
+bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t return_until_ms);
 /* Room for what so many ranks hand in.  -ENOMEM. */
 int coordinated_reserve(struct coordinated *c, uint32_t world_size);
-/* The event happens, and all that follows from it; the time and the links are filled in. */
+/* The last decision; NULL: there was none. */
+void decision_fill(const struct coordinated *c, Zero__Decision *ret);
+Zero__Decision *decision_last(const struct coordinated *c, Zero__Decision *ret);
+
+/* actions.c: the event happens, and all that follows from it; time and links are filled in. */
 void coordinated_event(struct coordinated *c, struct coordinator_event e);
 
-/* actions.c */
-void action_run(struct coordinated *c, const struct coordinator_action *a);
+/* placing.c */
+void placing_settle(struct coordinated *c, uint32_t node);
+void placing_fill(struct coordinated *c, const struct coordinator_action *action);
+void placing_placed(struct coordinated *c, uint32_t node);
+void placing_whole(struct coordinated *c);
+void placing_take_back(struct coordinated *c, bool first);
 
 /* joining.c */
 void joining_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* opening.c */
+/* Takes the layout over in any case; NULL: out of memory. */
+struct coordinated *coordinated_new(struct exchange *x, const char *name, uint32_t uid,
+                                    uint32_t world_size, uint32_t reduce_dtype, layout *l,
+                                    uint64_t return_until_ms);
 void opening_ask(struct coordinated *c, uint32_t node, bool create);
 /* params and vote of the message; 0 or why it cannot be read. */
 int standing_read(const Zero__Standing *m, struct told_state *ret, struct standing *standing,

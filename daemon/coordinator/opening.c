@@ -1,6 +1,6 @@
 /*
- * Nodes are asked what they know of a job; what they answer is read, and what a finished job holds
- * is given to one that lacks room.
+ * A job's coordinator begins, and nodes are asked what they know of the job; what they answer is
+ * read, and what a finished job holds is given to one that lacks room.
  */
 #include "daemon/coordinator/coordinator.h"
 
@@ -14,6 +14,39 @@ struct opening {
         struct coordinated *c;
         uint32_t node;
 };
+
+/* ---- a job that this node begins to coordinate --------------------------------------------- */
+
+struct coordinated *coordinated_new(struct exchange *x, const char *name, uint32_t uid,
+                                    uint32_t world_size, uint32_t reduce_dtype, layout *l,
+                                    uint64_t return_until_ms)
+{
+        struct coordinated *c = calloc(1, sizeof *c);
+
+        if (!c) {
+                layout_free(l);
+                return NULL;
+        }
+        c->x = x;
+        c->references = 1;
+        c->layout = l;
+        c->uid = uid;
+        c->reduce_dtype = reduce_dtype;
+        snprintf(c->name, sizeof c->name, "%s", name);
+        if (!coordinated_init(c, world_size, return_until_ms)) {
+                coordinated_unref(c);
+                return NULL;
+        }
+        list_insert(&x->coordinators, &c->link);
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_LINKS,
+                                                                 .node = n,
+                                                                 .cut = x->cut[n] });
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                coordinated_event(
+                        c, (struct coordinator_event){ .kind = COORDINATOR_NODE_UP, .node = n });
+        return c;
+}
 
 /* ---- what nodes know --------------------------------------------------------------------- */
 

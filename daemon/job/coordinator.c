@@ -35,31 +35,6 @@ void coordinator_deinit(struct coordinator *c)
         c->sitters = NULL;
 }
 
-uint32_t coordinator_holder(const struct coordinator *c, uint32_t node, uint32_t owner,
-                            uint32_t copy)
-{
-        const struct placement *view = &c->step.view;
-        uint32_t holder = holder_of(view, owner, copy);
-
-        return owner < view->n_owners && copy < view->copies && holder_node(view, holder) == node
-                       ? holder
-                       : (uint32_t)NO_HOLDER;
-}
-
-void act(struct coordinator *c, struct coordinator_action action)
-{
-        struct coordinator_actions *a = c->actions;
-
-        if (a->n == a->room) {
-                a->room = a->room ? 2 * a->room : 32;
-                a->items = realloc(a->items, a->room * sizeof *a->items);
-                if (!a->items)
-                        abort(); /* some bytes: nothing sensible is left to do */
-        }
-        action.epoch = c->step.epoch;
-        a->items[a->n++] = action;
-}
-
 /* ---- events ------------------------------------------------------------------------------ */
 
 /* Nobody wants the job any more, and it was never known whether it exists. */
