@@ -1,10 +1,10 @@
 /*
- * What the daemon sees of the other nodes; see fabric.h and fabric_core.h.
+ * What the daemon sees of the other nodes; see fabric.h and core.h.
  *
  * Messages to self, and all messages where a delay is asked for, wait packed in a list of
  * their peer, in order; the rest goes straight to the carrier.
  */
-#include "daemon/fabric/fabric_core.h"
+#include "daemon/fabric/core.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -15,8 +15,8 @@
  */
 #pragma once
 
-#include "daemon/fabric/bulk.h"
-#include "daemon/fabric/members.h"
+#include "daemon/fabric/bulk/bulk.h"
+#include "daemon/fabric/link/link.h"
 
 enum { FABRIC_PROBE_MS = 10000 };
 

@@ -21,7 +21,7 @@
 #include "daemon/base/log.h"
 #include "daemon/device/gpu.h"
 #include "daemon/membership/view.h"
-#include "daemon/fabric/fabric_inproc.h"
+#include "tests/support/fabric_inproc.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 

@@ -9,7 +9,7 @@
  * What must hold: nobody is authenticated, whoever refuses says why, nothing is taken
  * after the end, and no more is sent than one message.
  */
-#include "daemon/fabric/handshake.h"
+#include "daemon/fabric/link/handshake.h"
 
 #include <assert.h>
 #include <stdio.h>

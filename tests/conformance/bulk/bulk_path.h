@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "daemon/fabric/bulk.h"
+#include "daemon/fabric/bulk/bulk.h"
 
 struct bulk_path; /* what must outlive the peers; NULL: nothing */
 

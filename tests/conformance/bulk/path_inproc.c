@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "tests/support/fabric_inproc.h"
+
 static void pair(uv_loop_t *loop, const uint64_t token[2], struct bulk_path **ret,
                  struct bulk_peer *ret_peer[2])
 {

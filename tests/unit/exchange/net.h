@@ -5,7 +5,7 @@
 #pragma once
 
 #include "daemon/engine/engine.h"
-#include "daemon/fabric/fabric_inproc.h"
+#include "tests/support/fabric_inproc.h"
 
 enum { NET_NODES_MAX = 6, NET_WAIT_MS = 20000 };
 

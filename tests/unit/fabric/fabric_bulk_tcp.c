@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/fabric/bulk.h"
+#include "daemon/fabric/bulk/bulk.h"
 #include "nodes.h"
 
 enum { TAG = 16, HEADER = 24 + 2 * TAG, TOKEN = 99 };

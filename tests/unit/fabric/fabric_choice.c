@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/fabric/fabric_choice.h"
+#include "daemon/fabric/choice.h"
 
 /* What a side that is up says of other things. */
 enum { SPOKEN = CHOICE_LATE + 1 };

@@ -1,6 +1,6 @@
 /*
  * Payloads from and to GPU memory.  The GPU is the fake one: a CPU that touches its memory dies.
- * Over real paths a build for tests has bulk_copied.c stand in for a UCX that knows CUDA.
+ * Over real paths a build for tests has copied.c stand in for a UCX that knows CUDA.
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "daemon/device/gpu.h"
 #include "daemon/device/host.h"
-#include "daemon/fabric/bulk_common.h"
+#include "daemon/fabric/bulk/common.h"
 #include "fabric_world.h"
 #include "nodes.h"
 

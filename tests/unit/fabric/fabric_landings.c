@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/fabric/bulk_common.h"
+#include "daemon/fabric/bulk/common.h"
 #include "nodes.h"
 
 static struct {

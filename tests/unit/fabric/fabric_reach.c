@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/fabric/fabric_reach.h"
+#include "daemon/fabric/reach.h"
 
 Test(reach, a_host_is_the_same_each_time)
 {

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/fabric/bulk_ucx_context.h"
-#include "daemon/fabric/bulk_ucx_port.h"
+#include "daemon/fabric/bulk/ucx_context.h"
+#include "daemon/fabric/bulk/ucx_port.h"
 #include "nodes.h"
 
 static void chooses(const char *environment, const char *tls, const char *expected)

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "daemon/fabric/fabric.h"
-#include "daemon/fabric/fabric_inproc.h"
+#include "tests/support/fabric_inproc.h"
 
 enum { WORLD_MAX = 4, WORLD_MESSAGES = 4096 };
 

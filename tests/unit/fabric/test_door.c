@@ -2,7 +2,7 @@
  * The door with real connections on loopback: peers get in, strangers cost little and are
  * shown out in time.  Node a dials b; both doors are in one loop.
  */
-#include "daemon/fabric/channel.h"
+#include "daemon/fabric/link/door.h"
 #include "nodes.h"
 
 #include <arpa/inet.h>

@@ -2,8 +2,8 @@
  * The handshake as a conversation between two state machines: what good peers agree on,
  * and that nothing else gets through.
  */
-#include "daemon/fabric/handshake.h"
-#include "daemon/fabric/handshake_keys.h"
+#include "daemon/fabric/link/handshake.h"
+#include "daemon/fabric/link/handshake_keys.h"
 #include "nodes.h"
 
 #include <criterion/criterion.h>

@@ -2,8 +2,9 @@
  * A node's links against a peer that misbehaves after the handshake: node b runs members,
  * a is a door and what this file does with its channels.
  */
-#include "daemon/fabric/link.h"
-#include "daemon/fabric/members.h"
+#include "daemon/fabric/link/door.h"
+#include "daemon/fabric/link/encrypted.h"
+#include "daemon/fabric/link/link.h"
 #include "nodes.h"
 #include "proto/frame.h"
 

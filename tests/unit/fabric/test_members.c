@@ -2,7 +2,7 @@
  * Members: nodes of a cluster in one loop find each other in any order, exchange messages
  * in order, and find each other again.
  */
-#include "daemon/fabric/members.h"
+#include "daemon/fabric/link/link.h"
 #include "nodes.h"
 
 #include <criterion/criterion.h>

@@ -1,0 +1,347 @@
+/* What the bulk paths share; see common.h. */
+#include "daemon/fabric/bulk/common.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/device/gpu.h"
+#include "proto/cleanup.h"
+
+/* ---- queue ---- */
+
+static void on_idle(uv_idle_t *idle)
+{
+        if (!bulk_queue_drain(idle->data))
+                uv_idle_stop(idle);
+}
+
+void bulk_queue_init(struct bulk_queue *queue, uv_loop_t *loop)
+{
+        uv_idle_init(loop, &queue->idle);
+        queue->idle.data = queue;
+        list_init(&queue->events);
+}
+
+void bulk_queue_wake(struct bulk_queue *queue)
+{
+        uv_idle_start(&queue->idle, on_idle);
+}
+
+void bulk_queue_push(struct bulk_queue *queue, struct bulk_event *event)
+{
+        list_insert(&queue->events, &event->link);
+        bulk_queue_wake(queue);
+}
+
+bool bulk_queue_drain(struct bulk_queue *queue)
+{
+        struct list now;
+
+        if (list_empty(&queue->events))
+                return false;
+        /* what the events themselves queue waits for the next round */
+        list_insert(&queue->events, &now);
+        list_remove(&queue->events);
+        while (!list_empty(&now)) {
+                struct bulk_event *event = CONTAINER_OF(now.next, struct bulk_event, link);
+                list_remove(&event->link);
+                event->run(event);
+        }
+        if (list_empty(&queue->events) && !uv_is_closing((uv_handle_t *)&queue->idle))
+                uv_idle_stop(&queue->idle);
+        return true;
+}
+
+/* ---- ops ---- */
+
+static void run_op(struct bulk_event *event)
+{
+        struct bulk_op *op = CONTAINER_OF(event, struct bulk_op, event);
+
+        op->done(op->arg, op->status);
+        free(op);
+}
+
+void bulk_op_init(struct bulk_op *op, bulk_done *done, void *arg)
+{
+        list_init(&op->event.link);
+        op->event.run = run_op;
+        op->done = done;
+        op->arg = arg;
+        op->status = 0;
+}
+
+void bulk_op_end(struct bulk_queue *queue, struct bulk_op *op, int status)
+{
+        op->status = status;
+        op->event.run = run_op;
+        bulk_queue_push(queue, &op->event);
+}
+
+/* ---- landings ---- */
+
+static struct landing **bucket_of(const struct landings *l, uint64_t transfer)
+{
+        return &l->buckets[(transfer * 0x9e3779b97f4a7c15u >> 32) & (l->n_buckets - 1)];
+}
+
+static int landings_grow(struct landings *l)
+{
+        struct landings larger = { .n_buckets = l->n_buckets ? l->n_buckets * 2 : 64 };
+
+        larger.buckets = calloc(larger.n_buckets, sizeof *larger.buckets);
+        if (!larger.buckets)
+                return -ENOMEM;
+        for (size_t i = 0; i < l->n_buckets; i++) {
+                for (struct landing *at = l->buckets[i], *next; at; at = next) {
+                        struct landing **bucket = bucket_of(&larger, at->transfer);
+                        next = at->next;
+                        at->next = *bucket;
+                        *bucket = at;
+                }
+        }
+        free(l->buckets);
+        l->buckets = larger.buckets;
+        l->n_buckets = larger.n_buckets;
+        return 0;
+}
+
+static void landings_remove(struct landings *l, struct landing *landing)
+{
+        struct landing **at = bucket_of(l, landing->transfer);
+
+        while (*at != landing)
+                at = &(*at)->next;
+        *at = landing->next;
+        l->n--;
+}
+
+static struct landing *find(const struct bulk_base *base, uint64_t transfer)
+{
+        struct landing *at = base->landings.n ? *bucket_of(&base->landings, transfer) : NULL;
+
+        while (at && at->transfer != transfer)
+                at = at->next;
+        return at;
+}
+
+static void forgotten_add(struct landings *l, uint64_t transfer, size_t n)
+{
+        l->forgotten[l->next_forgotten].transfer = transfer;
+        l->forgotten[l->next_forgotten].n = n;
+        l->forgotten[l->next_forgotten].used = true;
+        l->next_forgotten = (l->next_forgotten + 1) % LANDINGS_FORGOTTEN;
+}
+
+/* True if the number was remembered with this length; with its last bytes it no longer is. */
+static bool forgotten_take(struct landings *l, uint64_t transfer, uint64_t n, bool last)
+{
+        for (size_t i = 0; i < LANDINGS_FORGOTTEN; i++) {
+                if (!l->forgotten[i].used || l->forgotten[i].transfer != transfer)
+                        continue;
+                l->forgotten[i].used = !last;
+                return l->forgotten[i].n == n;
+        }
+        return false;
+}
+
+/* ---- peers ---- */
+
+static void run_breaking(struct bulk_event *event)
+{
+        struct bulk_base *base = CONTAINER_OF(event, struct bulk_base, breaking);
+
+        if (base->peer.broken)
+                base->peer.broken(base->peer.broken_arg, base->why);
+}
+
+void bulk_base_init(struct bulk_base *base, const struct bulk_ops *ops, struct bulk_queue *queue,
+                    void (*broken)(void *, const char *), void *arg)
+{
+        *base = (struct bulk_base){
+                .peer = { .ops = ops, .broken = broken, .broken_arg = arg },
+                .queue = queue,
+                .breaking.run = run_breaking,
+        };
+        list_init(&base->breaking.link);
+}
+
+void bulk_base_deinit(struct bulk_base *base)
+{
+        assert(base->landings.n == 0);
+        list_remove(&base->breaking.link);
+        free(base->landings.buckets);
+}
+
+int bulk_base_usable(const struct bulk_base *base)
+{
+        return base->broken || base->closing ? -ENOTCONN : 0;
+}
+
+int bulk_base_expect(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n, bulk_done *done,
+                     void *arg)
+{
+        struct bulk_base *base = CONTAINER_OF(peer, struct bulk_base, peer);
+        struct landings *l = &base->landings;
+        struct landing *landing;
+        int r = bulk_base_usable(base);
+
+        if (r)
+                return r;
+        assert(peer->gpu || gpu_of(p) < 0);
+        if (find(base, transfer))
+                return -EEXIST;
+        if (l->n >= l->n_buckets && (r = landings_grow(l)))
+                return r;
+        landing = calloc(1, sizeof *landing);
+        if (!landing)
+                return -ENOMEM;
+        bulk_op_init(&landing->op, done, arg);
+        landing->transfer = transfer;
+        landing->p = p;
+        landing->n = n;
+        landing->next = *bucket_of(l, transfer);
+        *bucket_of(l, transfer) = landing;
+        l->n++;
+        return 0;
+}
+
+void bulk_base_drop(struct bulk_base *base, struct landing *landing)
+{
+        landings_remove(&base->landings, landing);
+        bulk_op_end(base->queue, &landing->op, -ECANCELED);
+}
+
+void bulk_base_forget(struct bulk_peer *peer, uint64_t transfer)
+{
+        struct bulk_base *base = CONTAINER_OF(peer, struct bulk_base, peer);
+        struct landing *landing = find(base, transfer);
+
+        if (!landing)
+                return;
+        if (landing->moving) {
+                landing->forgotten = true;
+                return;
+        }
+        forgotten_add(&base->landings, transfer, landing->n);
+        bulk_base_drop(base, landing);
+}
+
+void bulk_base_break(struct bulk_base *base, const char *why)
+{
+        if (base->broken || base->closing)
+                return;
+        base->broken = true;
+        base->why = why;
+        bulk_queue_push(base->queue, &base->breaking);
+}
+
+void bulk_base_begin_close(struct bulk_base *base, void (*closed)(void *arg), void *arg)
+{
+        assert(!base->closing);
+        base->closing = true;
+        base->closed = closed;
+        base->closed_arg = arg;
+        list_remove(&base->breaking.link);
+        for (size_t i = 0; i < base->landings.n_buckets; i++) {
+                for (struct landing *at = base->landings.buckets[i], *next; at; at = next) {
+                        next = at->next;
+                        if (!at->moving)
+                                bulk_base_drop(base, at);
+                }
+        }
+}
+
+/* The landing of n bytes that are coming, or their last; 1 and -EPROTO as bulk_base_arrive(). */
+static int match(struct bulk_base *base, uint64_t transfer, uint64_t n, bool last,
+                 struct landing **ret)
+{
+        struct landing *landing;
+
+        if (base->broken || base->closing)
+                return -EPROTO;
+        landing = find(base, transfer);
+        if (!landing && forgotten_take(&base->landings, transfer, n, last))
+                return 1;
+        if (!landing || landing->moving) {
+                bulk_base_break(base, "it sent a payload that nobody expects");
+                return -EPROTO;
+        }
+        if (landing->n != n) {
+                bulk_base_break(base, "it sent a payload of the wrong length");
+                return -EPROTO;
+        }
+        *ret = landing;
+        return 0;
+}
+
+int bulk_base_arrive(struct bulk_base *base, uint64_t transfer, uint64_t n, struct landing **ret)
+{
+        struct landing *landing;
+        int r = match(base, transfer, n, true, &landing);
+
+        if (r)
+                return r;
+        if (landing->arrived) {
+                bulk_base_break(base, "it sent a payload twice");
+                return -EPROTO;
+        }
+        landing->moving = true;
+        *ret = landing;
+        return 0;
+}
+
+static void ended(struct bulk_base *base, struct landing *landing, int status)
+{
+        landings_remove(&base->landings, landing);
+        if (status == 0)
+                base->peer.received_bytes += landing->n;
+        bulk_op_end(base->queue, &landing->op, landing->forgotten ? -ECANCELED : status);
+}
+
+void bulk_base_whole(struct bulk_base *base, uint64_t transfer, const void *p, uint64_t n)
+{
+        struct landing *landing;
+
+        if (bulk_base_arrive(base, transfer, n, &landing))
+                return;
+        if (gpus_count())
+                gpu_ops()->copy(landing->p, p, n);
+        else if (n)
+                memcpy(landing->p, p, n);
+        bulk_base_landed(base, landing, 0);
+}
+
+void bulk_base_piece(struct bulk_base *base, uint64_t transfer, uint64_t n, uint64_t offset,
+                     const void *p, size_t size)
+{
+        struct landing *landing;
+
+        if (offset > n || size > n - offset || (size == 0 && n > 0)) {
+                bulk_base_break(base, "it sent a piece that lies outside its payload");
+                return;
+        }
+        if (match(base, transfer, n, offset + size == n, &landing))
+                return;
+        if (size > n - landing->arrived) {
+                bulk_base_break(base, "it sent a piece of a payload twice");
+                return;
+        }
+        if (gpu_of(landing->p) >= 0) {
+                bulk_base_break(base, "it sent a payload for GPU memory in pieces");
+                return;
+        }
+        if (size)
+                memcpy(landing->p + offset, p, size);
+        landing->arrived += size;
+        if (landing->arrived == n)
+                ended(base, landing, 0);
+}
+
+void bulk_base_landed(struct bulk_base *base, struct landing *landing, int status)
+{
+        assert(landing->moving);
+        ended(base, landing, status);
+}
