@@ -13,107 +13,107 @@
 /* ---- jobs ---- */
 
 #define STATUS_RANK(F, R)                                                                          \
-        F(number, rank, "its number")                                                              \
+        F(number, rank, "number")                                                                  \
         F(text, node, "the node it runs on; null: not known")                                      \
         F(flag, attached, "its session lives")
 
 #define STATUS_WAIT(F, R)                                                                          \
         R(called, "for", who, "the rank, node or disk that keeps others waiting")                  \
-        F(text, what, "what it has to do")                                                         \
-        F(real, since_s, "since its last sign of progress")
+        F(text, what, "what that rank, node or disk has to do")                                    \
+        F(real, since_s, "time since its last sign of progress")
 
 #define STATUS_GATHER(F, R)                                                                        \
-        F(number, window_bytes, "of the windows that ranks of this node read parameters in")       \
-        F(text, place, "where these are: host, or GPUs")                                           \
-        F(number, slots, "groups that they hold at once")                                          \
-        F(number, hits, "fetches whose group was there")                                           \
-        F(number, misses, "the others")                                                            \
-        F(number, gathers, "groups brought there")                                                 \
-        F(number, spread, "of these, from another window of this node")                            \
-        F(number, elements_received, "from other nodes")
+        F(number, window_bytes, "bytes of the windows that ranks of this node read")               \
+        F(text, place, "place of the windows: host, or GPUs")                                      \
+        F(number, slots, "groups that the windows hold at once")                                   \
+        F(number, hits, "fetches that found their group in the window")                            \
+        F(number, misses, "fetches that did not")                                                  \
+        F(number, gathers, "groups brought into a window")                                         \
+        F(number, spread, "groups brought from another window of this node")                       \
+        F(number, elements_received, "elements from other nodes")
 
 #define STATUS_REDUCE(F, R)                                                                        \
-        F(number, elements_sent, "of gradients, to other nodes")                                   \
+        F(number, elements_sent, "elements of gradients, to other nodes")                          \
         F(number, deferred, "sums of groups that were left to the update")
 
 #define STATUS_FORMULA(F, R)                                                                       \
-        F(number, bytes_per_parameter, "16, by ZeRO (SC20, section 3.1)")                          \
-        F(number, stage3_bytes, "of each owner")
+        F(number, bytes_per_parameter, "16 (ZeRO, SC20, section 3.1)")                             \
+        F(number, stage3_bytes, "bytes that one owner holds")
 
 #define STATUS_SESSION(F, R)                                                                       \
-        F(number, rank, "its number")                                                              \
-        F(number, pid, "its process")                                                              \
+        F(number, rank, "number")                                                                  \
+        F(number, pid, "process")                                                                  \
         F(number, held, "groups that it holds")                                                    \
-        F(flag, no_events, "its GPU work is waited for without events")                            \
+        F(flag, no_events, "zerod waits for its GPU work without events")                          \
         F(number, push_window, "bytes of the window that it pushes through")
 
 #define STATUS_MOVE(F, R)                                                                          \
-        F(number, from_epoch, "of the owner list that shards come from; null: not known")          \
-        F(number, to_epoch, "of the owner list in force")                                          \
-        F(number, bytes, "in their place")                                                         \
-        F(number, total, "of all; 0: not known")
+        F(number, from_epoch, "epoch that shards come from; null: not known")                      \
+        F(number, to_epoch, "epoch of the owner list in force")                                    \
+        F(number, bytes, "bytes in their place")                                                   \
+        F(number, total, "bytes of all; 0: not known")
 
 #define STATUS_CHECKPOINT(F, R)                                                                    \
-        F(number, version, "of the job in it")                                                     \
-        F(real, age_s, "since it was whole; null: it is being written, or has failed")             \
-        F(real, took_s, "from the order to its end; null: it is being written")                    \
-        F(text, error, "why it failed; null: it did not")
+        F(number, version, "version of the job in it")                                             \
+        F(real, age_s, "time since its end; null: it is being written, or has failed")             \
+        F(real, took_s, "time from the order to its end; null: it is being written")               \
+        F(text, error, "reason of the failure; null: none")
 
 #define STATUS_JOB(F, R)                                                                           \
-        F(text, job, "its name")                                                                   \
-        F(number, uid, "the user it belongs to")                                                   \
-        F(text, coordinator, "the node that coordinates it")                                       \
+        F(text, job, "name")                                                                       \
+        F(number, uid, "user whose job it is")                                                     \
+        F(text, coordinator, "node that coordinates it")                                           \
         F(number, world_size, "ranks")                                                             \
-        R(list, status_rank, ranks, "all of them")                                                 \
+        R(list, status_rank, ranks, "all, in order")                                               \
         F(text, state, "moving, opening, idle, incomplete or running")                             \
-        F(number, version, "steps that it has made")                                               \
-        F(number, attempt, "of the step that is being made")                                       \
-        F(real, steps_per_s, "over the last steps")                                                \
-        F(real, grad_norm, "of the last step; null: not finite")                                   \
-        F(real, loss_scale, "of the next step")                                                    \
+        F(number, version, "steps made")                                                           \
+        F(number, attempt, "attempt at the next step")                                             \
+        F(real, steps_per_s, "rate over the last steps")                                           \
+        F(real, grad_norm, "norm of the last step's gradients; null: not finite")                  \
+        F(real, loss_scale, "loss scale of the next step")                                         \
         F(number, skipped, "steps whose gradients were not finite")                                \
-        F(number, skipped_in_a_row, "of these, the last ones")                                     \
+        F(number, skipped_in_a_row, "such steps since one was not skipped")                        \
         F(number, parameters, "elements of all groups")                                            \
-        F(number, groups, "their number")                                                          \
-        F(texts, owners, "the node of each owner of shards")                                       \
-        R(maybe, status_move, move, "null: its shards are in their place")                         \
+        F(number, groups, "number of groups")                                                      \
+        F(texts, owners, "node of each owner of shards")                                           \
+        R(maybe, status_move, move, "move of its shards; null: all are in their place")            \
         R(maybe, status_checkpoint, checkpoint, "newest; null: none, or not coordinated here")     \
-        R(list, status_wait, waiting, "who keeps it waiting")                                      \
+        R(list, status_wait, waiting, "who keeps the job waiting")                                 \
         R(record, status_gather, gather, "parameters on their way to ranks")                       \
         R(record, status_reduce, reduce, "gradients on their way to owners")                       \
         F(counts, planes, "bytes of each plane on this node")                                      \
         F(number, planes_on_gpu, "bytes of them in GPU memory")                                    \
-        R(record, status_formula, zero_formula, "what an owner holds by the book")                 \
-        R(list, status_session, sessions, "ranks of this node")
+        R(record, status_formula, zero_formula, "what the paper predicts")                         \
+        R(list, status_session, sessions, "sessions of this node's ranks")
 
 #define STATUS_JOBS(F, R)                                                                          \
-        R(list, status_job, jobs, "that this node knows")
+        R(list, status_job, jobs, "jobs that this node knows")
 
 /* ---- the node ---- */
 
 #define STATUS_PEER(F, R)                                                                          \
-        F(text, node, "its name")                                                                  \
+        F(text, node, "name")                                                                      \
         F(text, address, "host and port")                                                          \
         F(flag, owner, "it holds shards")                                                          \
         F(flag, self, "it is the node that answers")                                               \
         F(flag, up, "the link to it stands")                                                       \
-        F(text, why, "it does not")                                                                \
+        F(text, why, "reason why it does not")                                                     \
         F(text, bulk, "path of payloads")                                                          \
         F(text, bulk_detail, "transports of that path")                                            \
         F(text, bulk_gpu, "how payloads of GPU memory go")                                         \
-        F(real, since_s, "the link stands, or is down")                                            \
-        F(real, heard_s, "since its last message")                                                 \
-        F(real, round_trip_s, "of the last heartbeat")                                             \
-        F(counts, sent, "bytes, by what they carry")                                               \
-        F(counts, received, "bytes, by what they carry")
+        F(real, since_s, "time since the link came up or went down")                               \
+        F(real, heard_s, "time since its last message")                                            \
+        F(real, round_trip_s, "round trip of the last heartbeat")                                  \
+        F(counts, sent, "bytes by kind of traffic")                                                \
+        F(counts, received, "bytes by kind of traffic")
 
 #define STATUS_ATTACHING(F, R)                                                                     \
-        F(text, job, "that the rank attaches to")                                                  \
-        F(number, rank, "its number")                                                              \
-        F(number, pid, "its process")                                                              \
+        F(text, job, "job that the rank attaches to")                                              \
+        F(number, rank, "number")                                                                  \
+        F(number, pid, "process")                                                                  \
         R(called, "for", who, "who keeps it waiting")                                              \
-        F(text, what, "what they have to do")                                                      \
-        F(real, since_s, "it waits")
+        F(text, what, "what that node or rank has to do")                                          \
+        F(real, since_s, "time that it has waited")
 
 #define STATUS_MEMORY(F, R)                                                                        \
         F(number, state_used, "bytes that count towards memory_limit")                             \
@@ -122,14 +122,14 @@
 
 #define STATUS_COLLECTIVES(F, R)                                                                   \
         F(text, by, "nccl or copies")                                                              \
-        F(text, nccl, "its version; null: not loaded")                                             \
+        F(text, nccl, "version of NCCL; null: not loaded")                                         \
         F(number, moves_by_nccl, "collectives that NCCL has carried")                              \
-        F(text, why, "not by NCCL; null: as was chosen, or by it")
+        F(text, why, "reason why not by NCCL; null: by NCCL, or by choice")
 
 #define STATUS_CUDA(F, R)                                                                          \
-        F(number, plugin_interface, "its version")                                                 \
-        F(text, driver, "CUDA's version")                                                          \
-        F(text, runtime, "CUDA's version")                                                         \
+        F(number, plugin_interface, "version")                                                     \
+        F(text, driver, "version of CUDA")                                                         \
+        F(text, runtime, "version of CUDA")                                                        \
         R(maybe, status_collectives, between_gpus, "null: there is one GPU")
 
 #define STATUS_GPU_MEMORY(F, R)                                                                    \
@@ -139,39 +139,39 @@
         F(number, zerod, "bytes that this daemon has")
 
 #define STATUS_ALLOCATION(F, R)                                                                    \
-        F(text, what, "it is for")                                                                 \
-        F(number, bytes, "of all that are for that")
+        F(text, what, "purpose")                                                                   \
+        F(number, bytes, "bytes for that purpose")
 
 #define STATUS_GPU(F, R)                                                                           \
-        F(number, gpu, "its number")                                                               \
-        F(text, name, "of the model")                                                              \
+        F(number, gpu, "number")                                                                   \
+        F(text, name, "model")                                                                     \
         F(text, uuid, "as nvidia-smi writes it")                                                   \
         F(text, compute_capability, "major and minor")                                             \
-        R(record, status_gpu_memory, memory, "of the GPU")                                         \
-        R(list, status_allocation, allocations, "of this daemon")
+        R(record, status_gpu_memory, memory, "memory of the GPU")                                  \
+        R(list, status_allocation, allocations, "allocations of this daemon")
 
 #define STATUS_NODE(F, R)                                                                          \
-        F(text, node, "its name")                                                                  \
-        F(text, version, "of zerod")                                                               \
+        F(text, node, "name")                                                                      \
+        F(text, version, "version of zerod")                                                       \
         F(real, uptime_s, "since the socket was opened")                                           \
-        F(text, socket, "of clients")                                                              \
-        F(text, state_dir, "where states are")                                                     \
+        F(text, socket, "path of the clients' socket")                                             \
+        F(text, state_dir, "directory of state files")                                             \
         F(text, device, "instruction set that kernels use")                                        \
         R(list, status_peer, peers, "all nodes of the cluster, this one too")                      \
-        R(list, status_job, jobs, "that this node knows")                                          \
+        R(list, status_job, jobs, "jobs that this node knows")                                     \
         R(list, status_attaching, attaching, "ranks of this node whose job is not there yet")      \
-        R(record, status_memory, memory, "of the node")                                            \
+        R(record, status_memory, memory, "memory of the node")                                     \
         R(maybe, status_cuda, cuda, "null: no GPU is used")                                        \
-        R(list, status_gpu, gpus, "that are used")
+        R(list, status_gpu, gpus, "GPUs in use")
 
 #define STATUS_OPTION(F, R)                                                                        \
-        F(text, name, "of the option")                                                             \
-        F(text, value, "in force")                                                                 \
-        F(text, source, "of the value")                                                            \
+        F(text, name, "name")                                                                      \
+        F(text, value, "value in force")                                                           \
+        F(text, source, "where the value comes from")                                              \
         F(text, doc, "what it means")
 
 #define STATUS_CONFIG(F, R)                                                                        \
-        R(list, status_option, options, "all of them")
+        R(list, status_option, options, "all, in order")
 
 /* ---- shards ---- */
 
@@ -186,65 +186,65 @@
         R(list, status_holding, holdings, "of one job")
 
 #define STATUS_SHARD(F, R)                                                                         \
-        F(text, owner, "the node of it")                                                           \
-        F(number, device, "of that node")                                                          \
-        F(number, first, "element of the group")                                                   \
+        F(text, owner, "node that holds it")                                                       \
+        F(number, device, "device of that node")                                                   \
+        F(number, first, "first element, in the group")                                            \
         F(number, count, "elements")                                                               \
-        F(counts, bytes, "of each plane")                                                          \
-        F(number, version, "of the bytes; null: its node did not tell")                            \
+        F(counts, bytes, "bytes of each plane")                                                    \
+        F(number, version, "version of the bytes; null: its node did not tell")                    \
         F(number, last_updated, "last version that changed it; null: not known")                   \
         F(text, place, "host, or the GPU; null: its node did not tell")
 
 #define STATUS_GROUP(F, R)                                                                         \
-        F(text, group, "its name")                                                                 \
-        F(number, index, "its number")                                                             \
+        F(text, group, "name")                                                                     \
+        F(number, index, "number")                                                                 \
         F(number, elements, "of its tensors, gaps between them included")                          \
-        F(text, dtype, "that trainers fetch")                                                      \
-        R(list, status_shard, shards, "in the order of the elements")
+        F(text, dtype, "dtype that trainers fetch")                                                \
+        R(list, status_shard, shards, "shards in the order of their elements")
 
 #define STATUS_JOB_SHARDS(F, R)                                                                    \
-        F(text, job, "its name")                                                                   \
-        R(list, status_group, groups, "all of them")
+        F(text, job, "name")                                                                       \
+        R(list, status_group, groups, "all, in order")
 
 #define STATUS_SHARDS(F, R)                                                                        \
-        R(list, status_job_shards, jobs, "that were asked for")
+        R(list, status_job_shards, jobs, "jobs that were asked for")
 
 /* ---- the owner list, and moves ---- */
 
 #define STATUS_MIRROR(F, R)                                                                        \
         F(text, owner, "the node whose shards these are")                                          \
-        F(text, node, "that holds them a second time")
+        F(text, node, "node that holds them a second time")
 
 #define STATUS_MEMBER(F, R)                                                                        \
-        F(text, node, "its name")                                                                  \
+        F(text, node, "name")                                                                      \
         F(flag, self, "it is the node that answers")                                               \
         F(flag, up, "the link to it stands")                                                       \
         F(flag, owner, "it holds shards")
 
 #define STATUS_MEMBERSHIP(F, R)                                                                    \
-        F(number, epoch, "of the owner list that was chosen last")                                 \
+        F(number, epoch, "epoch of the owner list that was chosen last")                           \
         F(texts, owners, "the node of each owner")                                                 \
-        R(list, status_mirror, mirrors, "of owners")                                               \
+        R(list, status_mirror, mirrors, "mirrors of owners")                                       \
         R(list, status_member, nodes, "all nodes of the cluster")                                  \
-        F(number, votes_needed, "for a change")                                                    \
-        F(number, votes_reachable, "now, from here")                                               \
-        F(flag, majority, "these are enough")                                                      \
+        F(number, votes_needed, "votes that a change needs")                                       \
+        F(number, votes_reachable, "nodes that this node reaches, itself included")                \
+        F(flag, majority, "enough votes are reachable")                                            \
         F(flag, voter, "this node may vote")                                                       \
         F(texts, undecided, "owners of a change that was begun; null: none was")
 
 #define STATUS_AWAITED(F, R)                                                                       \
         R(called, "for", who, "who keeps the move waiting")                                        \
-        F(text, what, "what they have to do")
+        F(text, what, "what that node or rank has to do")
 
 #define STATUS_JOB_MOVE(F, R)                                                                      \
         R(inlined, status_move, move, "how far it is")                                             \
-        F(text, job, "its name")                                                                   \
+        F(text, job, "name")                                                                       \
         R(maybe, status_awaited, waiting, "null: nothing is waited for")                           \
-        F(text, trouble, "what a person has to mend; null: nothing")
+        F(text, trouble, "problem that needs a person; null: none")
 
 #define STATUS_TAKEN_BACK(F, R)                                                                    \
-        F(number, epoch, "of the owner list that was given up")                                    \
-        F(text, why, "a job could not be moved")
+        F(number, epoch, "epoch that was given up")                                                \
+        F(text, why, "reason why a job could not be moved")
 
 /* What one node tells the others. */
 #define STATUS_MOVES_HERE(F, R)                                                                    \
@@ -253,7 +253,7 @@
         R(maybe, status_taken_back, taken_back, "null: no change was taken back")
 
 #define STATUS_MOVES(F, R)                                                                         \
-        F(number, epoch, "of the owner list that was chosen last")                                 \
+        F(number, epoch, "epoch of the owner list that was chosen last")                           \
         F(flag, over, "everything is where that list has it")                                      \
         R(list, status_job_move, jobs, "that are not there yet")                                   \
         R(list, status_awaited, waiting, "nodes that are waited for")                              \
@@ -264,42 +264,42 @@
 
 #define STATUS_OPERATION(F, R)                                                                     \
         F(text, operation, "checkpoint or restore")                                                \
-        F(number, id, "on its coordinator")                                                        \
-        F(text, phase, "it is in")                                                                 \
+        F(number, id, "number that its coordinator gave it")                                       \
+        F(text, phase, "phase")                                                                    \
         F(flag, over, "it has succeeded or failed")                                                \
-        F(text, path, "of the checkpoint")                                                         \
+        F(text, path, "directory of the checkpoint")                                               \
         F(number, version, "of the job in it")                                                     \
-        F(number, bytes, "of all parts")                                                           \
-        F(number, done_bytes, "written or read")                                                   \
-        F(number, buffer_bytes, "that copies of the planes take")                                  \
-        F(real, predicted_stall_s, "of the next update, at most; null: none")                      \
-        F(real, copy_s, "that the slowest copy took; null: it goes on")                            \
-        F(real, elapsed_s, "since it began, or until it was over")                                 \
-        F(text, status, "it ended with")                                                           \
-        F(text, error, "why it failed")
+        F(number, bytes, "bytes of all parts")                                                     \
+        F(number, done_bytes, "bytes written or read")                                             \
+        F(number, buffer_bytes, "bytes of the copies of planes")                                   \
+        F(real, predicted_stall_s, "longest delay of the next update; null: none")                 \
+        F(real, copy_s, "time of the slowest copy; null: not over")                                \
+        F(real, elapsed_s, "time since it began, until it was over")                               \
+        F(text, status, "status that it ended with; OK while it goes on")                          \
+        F(text, error, "reason of the failure")
 
 #define STATUS_SCHEDULE(F, R)                                                                      \
         F(number, every, "steps between two periodic checkpoints")                                 \
-        F(number, next_version, "of the job in the next one")                                      \
-        F(text, periodic_directory, "they go to")
+        F(number, next_version, "version of the job in the next one")                              \
+        F(text, periodic_directory, "directory of periodic checkpoints")
 
 #define STATUS_PROGRESS(F, R)                                                                      \
-        F(text, job, "its name")                                                                   \
+        F(text, job, "name")                                                                       \
         R(inlined, status_operation, operation, "the newest")                                      \
         R(inlined, status_schedule, schedule, "of periodic checkpoints")
 
 #define STATUS_ORDERED(F, R)                                                                       \
-        F(text, job, "its name")                                                                   \
-        F(text, directory, "of the checkpoint")                                                    \
-        F(number, id, "of the operation that was begun; 0: a schedule")                            \
+        F(text, job, "name")                                                                       \
+        F(text, directory, "directory of the checkpoint")                                          \
+        F(number, id, "number of the operation; 0: a schedule")                                    \
         R(inlined, status_schedule, schedule, "of periodic checkpoints")
 
 /* ---- what is asked of all nodes ---- */
 
 #define STATUS_REACHED(F, R)                                                                       \
-        F(text, node, "its name")                                                                  \
+        F(text, node, "name")                                                                      \
         F(flag, up, "it has answered")                                                             \
-        F(real, round_trip_s, "of the question; null: no answer came")
+        F(real, round_trip_s, "round trip; null: no answer came")
 
 #define STATUS_PING(F, R)                                                                          \
         R(list, status_reached, peers, "all other nodes")
@@ -310,14 +310,14 @@
         F(texts, untold, "nodes that it has not told")
 
 #define STATUS_DROP(F, R)                                                                          \
-        F(text, job, "its name")                                                                   \
+        F(text, job, "name")                                                                       \
         F(flag, dropped, "on all nodes that are there")                                            \
         F(texts, untold, "nodes that will be told when they come up")
 
 /* What a client asks for with "checkpoint" and "restore". */
 #define STATUS_WISH(F, R)                                                                          \
-        F(text, job, "its name")                                                                   \
-        F(text, directory, "of the checkpoint")                                                    \
+        F(text, job, "name")                                                                       \
+        F(text, directory, "directory of the checkpoint")                                          \
         F(number, keep, "so many checkpoints; null: all")                                          \
         F(number, every, "steps a checkpoint; 0: no more; null: one now")                          \
         F(number, uid, "who asks; set by the node that the client is connected to")

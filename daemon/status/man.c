@@ -1,0 +1,126 @@
+/*
+ * man.c - run by the build: prints zeroctl-json(5), the fields of all answers, out of fields.h.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/status/fields.h"
+
+struct row {
+        const char *kind, *type, *name, *doc;
+};
+
+struct record {
+        const char *type;
+        const struct row *rows;
+        size_t n_rows;
+        bool named; /* in a record that was printed */
+};
+
+/* clang-format off */
+#define ROW(kind, name, doc) { #kind, NULL, #name, doc },
+#define ROW_TYPED(kind, type, name, doc) { #kind, #type, #name, doc },
+#define ROWS(type, FIELDS) static const struct row type##_rows[] = { FIELDS(ROW, ROW_TYPED) };
+#define RECORD(type, FIELDS) { #type, type##_rows, sizeof type##_rows / sizeof *type##_rows, false },
+/* clang-format on */
+
+STATUS_RECORDS(ROWS)
+
+static struct record records[] = { STATUS_RECORDS(RECORD) };
+
+enum { RECORDS = sizeof records / sizeof records[0], PREFIX = sizeof "status_" - 1 };
+
+static const char head[] =
+        ".TH ZEROCTL-JSON 5 \"\" \"zerod " ZEROD_VERSION "\" \"zerod\"\n"
+        ".SH NAME\n"
+        "zeroctl-json \\- what zeroctl --json prints\n"
+        ".SH DESCRIPTION\n"
+        "With\n"
+        ".B \\-\\-json\n"
+        ".BR zeroctl (1)\n"
+        "prints the daemon's answer as one JSON object.\n"
+        "A field is null where nothing is known, or where a number is not finite.\n"
+        "Fields whose names end in _s are seconds.\n"
+        "Counts begin when the daemon starts, or when the job comes to the node.\n"
+        "Later versions may add fields.\n";
+
+static const struct {
+        const char *command, *type;
+} answers[] = {
+        { "zeroctl status", "status_node" },
+        { "zeroctl jobs", "status_jobs" },
+        { "zeroctl shards", "status_shards" },
+        { "zeroctl view, add-node, remove-node, takeover", "status_membership" },
+        { "zeroctl checkpoint, restore", "status_progress" },
+        { "zeroctl checkpoint --every", "status_ordered" },
+        { "zeroctl ping", "status_ping" },
+        { "zeroctl drop", "status_drop" },
+        { "zeroctl config", "status_config" },
+};
+
+static struct record *record_find(const char *type)
+{
+        for (size_t i = 0; i < RECORDS; i++)
+                if (strcmp(records[i].type, type) == 0)
+                        return &records[i];
+        return NULL;
+}
+
+static void print_text(const char *text)
+{
+        for (; *text; text++)
+                printf(*text == '-' ? "\\-" : "%c", *text);
+}
+
+static void print_row(const struct row *row)
+{
+        bool called = strcmp(row->kind, "called") == 0;
+        int n = called ? (int)strlen(row->type) - 2 : (int)strlen(row->name);
+
+        printf(".TP\n.BR %.*s \" (", n, called ? row->type + 1 : row->name);
+        if (called || strcmp(row->kind, "text") == 0)
+                printf("text");
+        else if (!row->type)
+                printf("%s", row->kind);
+        else
+                printf(strcmp(row->kind, "list") == 0 ? "list of %s" : "%s", row->type + PREFIX);
+        printf(")\"\n");
+        print_text(row->doc);
+        printf("\n");
+}
+
+static void print_rows(const struct record *record)
+{
+        for (size_t i = 0; i < record->n_rows; i++) {
+                const struct row *row = &record->rows[i];
+                struct record *part = row->type ? record_find(row->type) : NULL;
+
+                if (part && strcmp(row->kind, "inlined") == 0) {
+                        print_rows(part);
+                        continue;
+                }
+                if (part)
+                        part->named = true;
+                print_row(row);
+        }
+}
+
+int main(void)
+{
+        printf("%s.SH ANSWERS\n", head);
+        for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++) {
+                printf(".SS ");
+                print_text(answers[i].command);
+                printf("\n");
+                print_rows(record_find(answers[i].type));
+        }
+        printf(".SH PARTS OF ANSWERS\n");
+        for (size_t i = RECORDS; i-- > 0;) { /* a part stands before what it is a part of */
+                if (!records[i].named)
+                        continue;
+                printf(".SS %s\n", records[i].type + PREFIX);
+                print_rows(&records[i]);
+        }
+        printf(".SH SEE ALSO\n.BR zeroctl (1)\n");
+        return 0;
+}
