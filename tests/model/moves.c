@@ -19,7 +19,8 @@
  * the oldest former placement is chosen, or one that is not whole; outdated copies count, or give;
  * what a node told before it was killed counts though it does not tell of it again; a placement
  * that was worked on since is passed over, or a list of which nobody has told, or one of a few that
- * have. It does not mind that fills begin before all have settled: sources refuse until then.
+ * have; a list counts as whole while holders lack their states; a fill that ended is not asked for
+ * again. It does not mind that fills begin before all have settled: sources refuse until then.
  *
  * explore-moves NAME... searches within the bounds of that name; without a name it lists them.
  * The shortest way to a fault is printed, event by event.
