@@ -1,7 +1,14 @@
-/* buffer.h - memory for gradients on their way. */
+/* buffer.h - memory for gradients on their way.  Loop thread. */
 #pragma once
 
 #include <stddef.h>
+#include <stdint.h>
 
-/* Contents are undefined; freed by free().  NULL: out of memory. */
+/* Contents are undefined.  NULL: out of memory. */
 void *buffer_new(size_t bytes);
+/* Keeps a large one for the next buffer of its size. */
+void buffer_free(void *buffer);
+/* Called with 1 three times a second: frees what nobody has used for five seconds. */
+void buffers_rest(uint32_t rests);
+/* Frees what is kept. */
+void buffers_vacate(void);

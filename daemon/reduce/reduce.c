@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/reduce/buffer.h"
 #include "proto/cleanup.h"
 
 static void reduce_advance(struct job *job, uint32_t group);
@@ -477,7 +478,13 @@ static void reduce_job_dropped(struct job *job, int status, const char *text)
         reduce_reset(job, false);
 }
 
+static void reduce_progress(struct exchange *x)
+{
+        buffers_rest(1);
+}
+
 const struct module reduce_module = { .tick = landings_tick,
+                                      .progress = reduce_progress,
                                       .node_down = landings_node_down,
                                       .job_new = reduce_new,
                                       .job_dropped = reduce_job_dropped,

@@ -205,7 +205,7 @@ void room_give(struct holding *h, struct room *room)
         *room = (struct room){ 0 };
         l->room_bytes -= old.bytes;
         if (old.gpu == ROOM_ON_HOST)
-                free(old.memory);
+                buffer_free(old.memory);
         else if (!keep(l, h->job, old))
                 gpu_free(old.memory);
 }

@@ -50,7 +50,7 @@ void spill_end(struct contribution *c)
         if (!c->copy)
                 return;
         assert(!c->copying);
-        free(STEAL(c->copy));
+        buffer_free(STEAL(c->copy));
         if (c->rank < c->job->world_size) /* there may be fewer ranks by now */
                 c->job->reduce->spilled[c->rank] = false;
 }

@@ -312,12 +312,13 @@ void sum_give(struct parcel *p)
         p->job->reduce->buffer_bytes -= p->sum_bytes;
         p->sum_bytes = 0;
         p->job->reduce->full = 0; /* it may be asked again */
-        free(STEAL(p->buffer));
+        buffer_free(STEAL(p->buffer));
         pieces_give(p, false);
 }
 
 void reduce_vacate(struct reduce *r)
 {
+        buffers_vacate();
         list_for_each (&r->kept, item) {
                 piece_free(CONTAINER_OF(item, struct piece, link));
         }
