@@ -300,6 +300,15 @@ static bool for_coordinator(const Zero__LinkMessage *m)
         }
 }
 
+/* What nobody here takes. */
+static void refuse(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
+                   const char *text)
+{
+        if (m->body_case == ZERO__LINK_MESSAGE__BODY_OFFER)
+                offer_drop(x, node, m->offer);
+        answer(x, node, m, status, text);
+}
+
 static void unknown_job(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
         if (m->body_case == ZERO__LINK_MESSAGE__BODY_PULL) {
@@ -314,7 +323,7 @@ static void unknown_job(struct exchange *x, uint32_t node, const Zero__LinkMessa
                 fabric_send(x->fabric, node, &reply);
                 return;
         }
-        answer(x, node, m, ZERO_ENOJOB, "no such job on this node");
+        refuse(x, node, m, ZERO_ENOJOB, "no such job on this node");
 }
 
 void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
@@ -326,13 +335,13 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_REFUSE) {
                 ask_refused_message(x, node, m->refuse);
         } else if (x->closed) {
-                answer(x, node, m, ZERO_ECLOSED, "the daemon stops");
+                refuse(x, node, m, ZERO_ECLOSED, "the daemon stops");
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_LINKS) {
                 links_message(x, node, m->links);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_VOTE) {
                 views_message(x, node, m);
         } else if (!(x->agreeing >> node & 1)) {
-                answer(x, node, m, ZERO_EPEER, "another list of owners is in force here");
+                refuse(x, node, m, ZERO_EPEER, "another list of owners is in force here");
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_OPEN) {
                 job_open_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {

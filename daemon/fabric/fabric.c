@@ -24,7 +24,8 @@ struct fabric_peer {
         struct bulk_peer *bulk;
         const char *path;
         char detail[96];
-        uint64_t next_transfer;
+        uint64_t next_transfer, next_announced;
+        uint32_t announced; /* payloads */
         uint64_t sent[TRAFFIC_KINDS], received[TRAFFIC_KINDS];
         struct list waiting; /* struct waiting */
         uint64_t last_due;
@@ -56,7 +57,7 @@ struct payload {
         struct fabric_peer *peer;
         size_t n;
         enum traffic kind;
-        bool sent;
+        bool sent, announced;
         bulk_done *done;
         void *arg;
 };
@@ -210,6 +211,7 @@ static void on_payload(void *arg, int status)
                 peer->sent[payload->kind] += payload->n;
         else if (status == 0)
                 peer->received[payload->kind] += payload->n;
+        peer->announced -= payload->announced;
         payload->done(payload->arg, status);
         free(payload);
 }
@@ -220,7 +222,7 @@ static struct payload *payload_new(struct fabric_peer *peer, enum traffic kind, 
         struct payload *payload = malloc(sizeof *payload);
 
         if (payload)
-                *payload = (struct payload){ peer, n, kind, sent, done, arg };
+                *payload = (struct payload){ peer, n, kind, sent, false, done, arg };
         return payload;
 }
 
@@ -278,11 +280,26 @@ int fabric_payload(struct fabric *fabric, uint32_t node, uint64_t transfer, enum
         payload = payload_new(peer, kind, n, true, done, arg);
         if (!payload)
                 return -ENOMEM;
+        payload->announced = transfer & BULK_ANNOUNCED;
         r = peer->bulk->ops->send(peer->bulk, transfer, p, n, on_payload, payload);
         if (r)
                 return r;
+        peer->announced += payload->announced;
         (void)STEAL(payload);
         return 0;
+}
+
+uint64_t fabric_announce(struct fabric *fabric, uint32_t node, enum traffic kind, const void *p,
+                         size_t n, bulk_done *done, void *arg)
+{
+        struct fabric_peer *peer = peer_of(fabric, node);
+        uint64_t transfer = BULK_ANNOUNCED | peer->next_announced;
+
+        if (!peer->bulk || !peer->bulk->announces || peer->announced == BULK_ANNOUNCED_MAX ||
+            fabric_payload(fabric, node, transfer, kind, p, n, done, arg))
+                return 0;
+        peer->next_announced++;
+        return transfer;
 }
 
 void fabric_forget(struct fabric *fabric, uint32_t node, uint64_t transfer)

@@ -73,6 +73,10 @@ int fabric_expect(struct fabric *fabric, uint32_t node, uint64_t transfer, enum 
 int fabric_payload(struct fabric *fabric, uint32_t node, uint64_t transfer, enum traffic kind,
                    const void *p, size_t n, bulk_done *done, void *arg);
 void fabric_forget(struct fabric *fabric, uint32_t node, uint64_t transfer);
+/* Announces a payload (bulk.h): its number, for the message that tells of it.  0: the path does not
+ * take it now; the other side has to ask. */
+uint64_t fabric_announce(struct fabric *fabric, uint32_t node, enum traffic kind, const void *p,
+                         size_t n, bulk_done *done, void *arg);
 /* The peer broke the protocol: its link is cut. */
 void fabric_cut(struct fabric *fabric, uint32_t node, const char *why);
 void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info *ret);

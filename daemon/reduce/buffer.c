@@ -1,10 +1,10 @@
 /*
- * Large buffers are of huge pages, since faults of small ones cost as much as the bytes' way there.
- * Even huge pages have to be cleared first, which takes half as long as a payload's copy: so a
- * buffer that is freed is kept for the next one of its size.
+ * Fresh memory has to be cleared by the kernel first, which takes half as long as a payload's copy.
+ * So a buffer that is freed is kept for the next one of its size.  Large ones are of huge pages:
+ * faults of small ones cost as much as the bytes' way there.  Buffers begin with a page, as pushed
+ * gradients do: a copy to an address that lies a few bytes further in its page takes twice as long.
  *
- * Invariant: kept buffers and those in use never take more than was once in use at the same time,
- * since a buffer of another size frees what is kept before it takes fresh memory.
+ * Invariant: buffers in use and kept ones never take more than was once in use at the same time.
  */
 #include "daemon/reduce/buffer.h"
 
@@ -15,7 +15,9 @@
 #include "proto/cleanup.h"
 
 enum {
-        HUGE = 2 << 20, /* bytes; where pages have another size, this is merely an alignment */
+        PAGE = 4 << 10,  /* bytes */
+        UNIT = 32 << 10, /* malloc() is good at what is smaller */
+        HUGE = 2 << 20,  /* where pages have another size, this is merely an alignment */
         LARGE = 2 * HUGE,
         PLACES = 32, /* further buffers are not kept */
         RESTS = 16,
@@ -27,6 +29,13 @@ static struct place {
         bool used;
         uint32_t rests; /* since it was used */
 } places[PLACES];
+static size_t used, held, most; /* bytes: in use; these and kept ones; in use at the same time */
+
+static void place_empty(struct place *place)
+{
+        held -= place->bytes;
+        free(STEAL(place->memory));
+}
 
 void buffers_rest(uint32_t rests)
 {
@@ -34,14 +43,24 @@ void buffers_rest(uint32_t rests)
                 struct place *place = &places[i];
 
                 place->rests += rests;
-                if (!place->used && place->rests >= RESTS)
-                        free(STEAL(place->memory));
+                if (!place->memory || place->used || place->rests < RESTS)
+                        continue;
+                place_empty(place);
+                most = held;
         }
 }
 
 void buffers_vacate(void)
 {
         buffers_rest(RESTS);
+}
+
+/* What is kept makes way for so many bytes of fresh memory. */
+static void make_way(size_t bytes)
+{
+        for (uint32_t i = 0; i < PLACES && held + bytes > most; i++)
+                if (places[i].memory && !places[i].used)
+                        place_empty(&places[i]);
 }
 
 /* One of that size that is kept; 0: an empty place. */
@@ -55,29 +74,34 @@ static struct place *find(size_t bytes)
 
 static void *fresh(size_t bytes)
 {
-        void *memory = aligned_alloc(HUGE, bytes);
+        void *memory = aligned_alloc(bytes < LARGE ? PAGE : HUGE, bytes);
 
-        if (memory)
+        if (memory && bytes >= LARGE)
                 madvise(memory, bytes, MADV_HUGEPAGE); /* a wish */
         return memory;
 }
 
 void *buffer_new(size_t bytes)
 {
-        size_t whole = (bytes + HUGE - 1) / HUGE * HUGE;
+        size_t unit = bytes < LARGE ? UNIT : HUGE, whole = (bytes + unit - 1) / unit * unit;
         struct place *place;
 
-        if (bytes < LARGE)
+        if (bytes < UNIT)
                 return malloc(bytes ? bytes : 1);
         place = find(whole);
         if (!place) {
-                buffers_vacate();
+                make_way(whole);
                 place = find(0);
                 if (!place)
                         return fresh(whole);
                 *place = (struct place){ .memory = fresh(whole), .bytes = whole };
+                if (!place->memory)
+                        return NULL;
+                held += whole;
         }
-        place->used = place->memory;
+        place->used = true;
+        used += whole;
+        most = used > most ? used : most;
         return place->memory;
 }
 
@@ -87,6 +111,7 @@ void buffer_free(void *buffer)
                 if (places[i].memory == buffer) {
                         places[i].used = false;
                         places[i].rests = 0;
+                        used -= places[i].bytes;
                         return;
                 }
         free(buffer);

@@ -6,7 +6,7 @@
 
 /* Contents are undefined.  NULL: out of memory. */
 void *buffer_new(size_t bytes);
-/* Keeps a large one for the next buffer of its size. */
+/* Keeps one of at least 32 KiB for the next buffer of its size. */
 void buffer_free(void *buffer);
 /* Called with 1 three times a second: frees what nobody has used for five seconds. */
 void buffers_rest(uint32_t rests);

@@ -1,6 +1,8 @@
 /*
- * Owners on other nodes take their ranges of parcels, part by part.  What is asked for has to be on
- * offer, and to be the owner's own.
+ * Owners on other nodes take their ranges of parcels.  Where the path between the nodes lets the
+ * owner read this node's memory, a range of up to ANNOUNCED_BYTES is announced with its offer, and
+ * the owner reads it as soon as it has room: that saves asking, a round trip.  Else the owner asks,
+ * part by part.  What is asked for has to be on offer, and to be the owner's own.
  */
 #include "daemon/transfer/staging.h"
 #include "daemon/reduce/reduce.h"
@@ -10,6 +12,9 @@
 
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
+
+/* Larger ones take far longer than a round trip, and UCX reads an announced one in one go. */
+enum { ANNOUNCED_BYTES = 4 << 20 };
 
 /* A part of a parcel on its way to its owner. */
 struct delivery {
@@ -51,6 +56,28 @@ static void delivery_sent(void *arg, int status)
                 job->reduce->elements_sent += d->elements;
         parcel_read_end(p, d->owner, status == 0 ? d->elements : 0);
         delivery_free(d);
+}
+
+uint64_t parcel_announce(struct parcel *p, uint32_t owner)
+{
+        struct job *job = p->job;
+        struct range range = partition_range(job->partition, p->group, owner);
+        size_t n = range.count * dtype_size(job->reduce_dtype);
+        struct delivery *d = NULL;
+        uint64_t transfer = 0;
+
+        if (!p->on_gpu && n && n <= ANNOUNCED_BYTES)
+                d = delivery_new(job, p, owner, range.count);
+        if (d)
+                transfer = fabric_announce(job->x->fabric, job->place.node[owner], TRAFFIC_REDUCE,
+                                           parcel_data(p, range.first), n, delivery_sent, d);
+        if (!transfer) {
+                delivery_free(d);
+                return 0;
+        }
+        parcel_read_begin(p);
+        crash_point(CRASH_PUSH_SENDING);
+        return transfer;
 }
 
 static struct parcel *parcel_find(struct job *job, const Zero__Pull *request)

@@ -39,6 +39,7 @@ struct offer {
         enum offer_way way;
         uint32_t node, group, micro_batch;
         uint64_t attempt;
+        uint64_t announced; /* the payload's transfer, until it is expected; 0: none is announced */
         bool last, empty;
         bool void_;            /* its attempt is over: freed when its parts have ended */
         uint64_t generation;   /* of the landing, when its accumulation began */

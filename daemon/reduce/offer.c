@@ -47,6 +47,8 @@ struct range landing_range(const struct holding *h, uint32_t group)
 void offer_free(struct offer *o)
 {
         assert(o->in_flight == 0);
+        if (o->announced)
+                fabric_forget(o->holding->job->x->fabric, o->node, o->announced);
         room_give(o->holding, &o->room);
         list_remove(&o->link);
         free(o->parts);
@@ -115,6 +117,7 @@ static struct offer *offer_new(struct holding *h, uint32_t node, const Zero__Off
         o->group = m->group;
         o->micro_batch = m->micro_batch;
         o->attempt = m->attempt;
+        o->announced = m->transfer;
         o->last = m->last;
         o->empty = m->empty;
         o->parcel = parcel;
@@ -142,6 +145,12 @@ static bool is_holder(const struct job *job, const Zero__Offer *m)
                holder_node(place, holder_of(place, m->owner, m->copy)) == job->x->cluster->self;
 }
 
+void offer_drop(struct exchange *x, uint32_t node, const Zero__Offer *m)
+{
+        if (m->transfer & BULK_ANNOUNCED)
+                fabric_forget(x->fabric, node, m->transfer);
+}
+
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
 {
         struct holding *h = holding_of_copy(job, m->owner, m->copy);
@@ -149,17 +158,20 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct p
         struct offer *o;
         int r;
 
-        if (m->group >= job->layout->n_groups || !is_holder(job, m))
+        if (m->group >= job->layout->n_groups || !is_holder(job, m) ||
+            (m->transfer && !(m->transfer & BULK_ANNOUNCED)))
                 return -EPROTO;
-        if (!h)
+        if (!h || attempt_is_over(job, m->attempt)) {
+                offer_drop(job->x, node, m);
                 return 0;
-        if (attempt_is_over(job, m->attempt))
-                return 0;
+        }
         if (m->attempt > job->attempt && l->n_early >= early_max(job))
                 return -EPROTO;
         o = offer_new(h, node, m, parcel);
-        if (!o)
+        if (!o) {
+                offer_drop(job->x, node, m);
                 return -ENOMEM;
+        }
         if (m->attempt > job->attempt) {
                 list_insert(&l->early, &o->link);
                 l->n_early++;

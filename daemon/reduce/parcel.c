@@ -367,6 +367,8 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
                 (void)r;
                 return;
         }
+        if (p)
+                offer.transfer = parcel_announce(p, owner);
         m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
         m.offer = &offer;
         fabric_send(job->x->fabric, job->place.node[owner], &m);

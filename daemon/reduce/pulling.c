@@ -4,6 +4,8 @@
  * go by a buffer of the host, unless their path takes GPU memory; buffers hold less than the rooms
  * of the offers that they are for.
  *
+ * An offer whose payload is announced has one part, and nothing is asked.
+ *
  * Invariant: an offer is being pulled (OFFER_PULLING) while parts of it are in flight, and only
  * then.  What has landed stays when another part is refused, since a node gives nothing twice, but
  * not when the link ends: no offer is put together from two of them.
@@ -114,6 +116,13 @@ static int part_send(struct offer_part *part, void *to)
         pull.first = part->range.first;
         pull.count = part->range.count;
         part->ask.done = part_landed;
+        if (o->announced) {
+                int r = ask_announced(&part->ask, h->job, o->node, TRAFFIC_REDUCE, o->announced, to,
+                                      part->bytes);
+
+                part->offer->announced = r ? o->announced : 0;
+                return r;
+        }
         return ask_send(&part->ask, h->job, o->node, TRAFFIC_REDUCE, &pull, to, part->bytes);
 }
 
@@ -173,7 +182,7 @@ static bool offer_make_room(struct offer *o, bool its_turn)
 
         if (o->parts)
                 return true;
-        o->n_parts = range_parts(landing_range(h, o->group).count, most);
+        o->n_parts = o->announced ? 1 : range_parts(landing_range(h, o->group).count, most);
         o->parts = calloc(o->n_parts, sizeof *o->parts);
         if (!o->parts || !room_take(h, o->group, its_turn, &o->room)) {
                 free(STEAL(o->parts));

@@ -131,6 +131,9 @@ void parcel_start(struct parcel *p);
 void reduce_feed(struct reduce *r);
 void parcel_free(struct parcel *p);
 void group_offer(struct job *job, uint32_t group);
+/* Sends an owner of another node its range before that asks; the number for the offer, or 0: it has
+ * to ask. */
+uint64_t parcel_announce(struct parcel *p, uint32_t owner);
 /* Its data lies in host memory that its rank can write to. */
 bool parcel_is_pushed_memory(const struct parcel *p);
 /* From an element of the group on; of one that is a sum, or in place. */

@@ -14,11 +14,10 @@ static void ask_landed(void *arg, int status)
         ask->done(ask, status);
 }
 
-int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
-             void *p, size_t n)
+int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
+                  uint64_t transfer, void *p, size_t n)
 {
         struct exchange *x = job->x;
-        Zero__LinkMessage m = job_message(job);
         int r;
 
         if (!(x->up >> node & 1))
@@ -26,12 +25,23 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
         ask->x = x;
         ask->job = job;
         ask->node = node;
-        ask->transfer = fabric_transfer(x->fabric, node);
+        ask->transfer = transfer;
         ask->status = 0;
-        r = fabric_expect(x->fabric, node, ask->transfer, kind, p, n, ask_landed, ask);
+        r = fabric_expect(x->fabric, node, transfer, kind, p, n, ask_landed, ask);
+        if (r == 0)
+                list_insert(&x->asks, &ask->link);
+        return r;
+}
+
+int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
+             void *p, size_t n)
+{
+        struct exchange *x = job->x;
+        Zero__LinkMessage m = job_message(job);
+        int r = ask_announced(ask, job, node, kind, fabric_transfer(x->fabric, node), p, n);
+
         if (r)
                 return r;
-        list_insert(&x->asks, &ask->link);
         pull->transfer = ask->transfer;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PULL;
         m.pull = pull;

@@ -28,6 +28,9 @@ struct ask {
  */
 int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
              void *p, size_t n);
+/* The same for a payload that the node has announced: there is nothing to ask. */
+int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
+                  uint64_t transfer, void *p, size_t n);
 /* The job is dropped: nothing is waited for any more; done says -ECANCELED. */
 void asks_forget(struct job *job, int status, const char *text);
 void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m);

@@ -7,6 +7,12 @@
  * payload nobody expects, of another length or with another token ends the
  * connection with the peer.  Only the receiver writes its own memory.
  *
+ * Where the receiver reads the sender's memory (bulk_peer.announces), a payload may be announced
+ * instead: its sender chooses the number, from BULK_ANNOUNCED on, and sends at once; the message
+ * that says what the payload is names the number.  Nothing moves before the receiver has made room
+ * and expects the number.  A receiver that wants none of it forgets the number: then the send ends
+ * as if the payload had landed.
+ *
  * Payloads lie in host memory; where both sides' paths take GPU memory as well (bulk_peer.gpu),
  * those of BULK_GPU_MIN bytes or more may lie in memory of gpu.h at either end.
  *
@@ -30,6 +36,10 @@ struct bulk_peer;
 /* Smaller ones cost less by way of host memory. */
 enum { BULK_GPU_MIN = 64 << 10 };
 
+#define BULK_ANNOUNCED (UINT64_C(1) << 63)
+/* Payloads that one side has announced and the other one has not read. */
+enum { BULK_ANNOUNCED_MAX = 64 };
+
 /* status: 0; -ECANCELED if the peer was closed first; -EPROTO, -EIO. */
 typedef void bulk_done(void *arg, int status);
 
@@ -42,7 +52,8 @@ struct bulk_ops {
         int (*expect)(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n, bulk_done *done,
                       void *arg);
         /* Forgets an expected transfer (the owner refused it): done gets -ECANCELED.
-         * Idempotent; unknown numbers are ignored. */
+         * Idempotent; unknown numbers are ignored, but announced ones are kept in mind until they
+         * come. */
         void (*forget)(struct bulk_peer *peer, uint64_t transfer);
         /* Ends the peer by force; every pending done gets -ECANCELED, then closed() is
          * called and the peer is gone.  Never waits for the other side. */
@@ -57,6 +68,7 @@ struct bulk_peer {
         bool gpu; /* it takes GPU memory; cleared by the owner if the other side's does not */
         /* The other side breaks the path if bytes change while they are sent. */
         bool checked;
+        bool announces;
         uint64_t sent_bytes, received_bytes;
         uint32_t silent_ms; /* since anything came, even a beat; of a path that has beats */
 };

@@ -82,6 +82,8 @@ void bulk_op_end(struct bulk_queue *queue, struct bulk_op *op, int status)
 
 /* ---- landings ---- */
 
+#define ANY_LENGTH SIZE_MAX
+
 static struct landing **bucket_of(const struct landings *l, uint64_t transfer)
 {
         return &l->buckets[(transfer * 0x9e3779b97f4a7c15u >> 32) & (l->n_buckets - 1)];
@@ -142,7 +144,7 @@ static bool forgotten_take(struct landings *l, uint64_t transfer, uint64_t n, bo
                 if (!l->forgotten[i].used || l->forgotten[i].transfer != transfer)
                         continue;
                 l->forgotten[i].used = !last;
-                return l->forgotten[i].n == n;
+                return l->forgotten[i].n == n || l->forgotten[i].n == ANY_LENGTH;
         }
         return false;
 }
@@ -219,8 +221,11 @@ void bulk_base_forget(struct bulk_peer *peer, uint64_t transfer)
         struct bulk_base *base = CONTAINER_OF(peer, struct bulk_base, peer);
         struct landing *landing = find(base, transfer);
 
-        if (!landing)
+        if (!landing) {
+                if (peer->announces && transfer & BULK_ANNOUNCED)
+                        forgotten_add(&base->landings, transfer, ANY_LENGTH);
                 return;
+        }
         if (landing->moving) {
                 landing->forgotten = true;
                 return;
@@ -265,6 +270,8 @@ static int match(struct bulk_base *base, uint64_t transfer, uint64_t n, bool las
         landing = find(base, transfer);
         if (!landing && forgotten_take(&base->landings, transfer, n, last))
                 return 1;
+        if (!landing && base->peer.announces && transfer & BULK_ANNOUNCED)
+                return 2;
         if (!landing || landing->moving) {
                 bulk_base_break(base, "it sent a payload that nobody expects");
                 return -EPROTO;

@@ -97,7 +97,8 @@ void bulk_base_begin_close(struct bulk_base *base, void (*closed)(void *arg), vo
 
 /*
  * A payload has come.  0: it lands at *ret, which is moving now; 1: it was
- * forgotten, drop its n bytes; -EPROTO: it breaks the rules and the peer is broken.
+ * forgotten, drop its n bytes; 2: it is announced, and not expected yet; -EPROTO: it breaks the
+ * rules and the peer is broken.
  */
 int bulk_base_arrive(struct bulk_base *base, uint64_t transfer, uint64_t n, struct landing **ret);
 /* A whole payload of this process, at p: it is copied to where it belongs, GPU memory or not. */

@@ -232,6 +232,7 @@ static void ucx_close(struct bulk_peer *peer, void (*closed)(void *arg), void *a
         struct bulk_ucx_port *port = ucx_port_of(peer);
 
         bulk_base_begin_close(&port->base, closed, arg);
+        ucx_port_forget_all(port);
         endpoint_close(port);
         worker_close(port);
         ucx_port_cancel(port);
@@ -243,8 +244,8 @@ static void ucx_close(struct bulk_peer *peer, void (*closed)(void *arg), void *a
 static const struct bulk_ops ucx_ops = {
         .name = "ucx",
         .send = ucx_port_send,
-        .expect = bulk_base_expect,
-        .forget = bulk_base_forget,
+        .expect = ucx_port_expect,
+        .forget = ucx_port_forget,
         .close = ucx_close,
 };
 
@@ -262,6 +263,7 @@ int bulk_ucx_port_new(struct bulk_ucx *ucx, uv_loop_t *loop, struct bulk_ucx_por
         list_init(&port->queued);
         list_init(&port->inside);
         list_init(&port->landings);
+        list_init(&port->announced);
         list_init(&port->gone.link);
         port->gone.run = run_gone;
         r = worker_open(port);
@@ -315,6 +317,7 @@ int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t si
         port->token = token;
         port->can_get = bulk_ucx_can_get(port->endpoint);
         port->base.peer.gpu = port->can_get && port->ucx->gpus;
+        port->base.peer.announces = port->can_get;
         ucx_port_wake(port);
         *ret = &port->base.peer;
         return 0;

@@ -30,11 +30,13 @@ struct bulk_ucx_port {
         ucp_ep_h endpoint; /* NULL: not yet a peer */
         bool endpoint_closed;
         uint64_t token;
-        bool can_get;         /* rendezvous is one */
-        struct list queued;   /* sends of which something is not yet given to UCX */
-        bool waiting;         /* the first one's piece waits inside UCX */
-        struct list inside;   /* sends by rendezvous */
-        struct list landings; /* by rendezvous, until they are read and confirmed */
+        bool can_get;          /* rendezvous is one */
+        struct list queued;    /* sends of which something is not yet given to UCX */
+        bool waiting;          /* the first one's piece waits inside UCX */
+        struct list inside;    /* sends by rendezvous */
+        struct list landings;  /* by rendezvous, until they are read and confirmed */
+        struct list announced; /* payloads that are not expected yet */
+        unsigned n_announced;
         struct bulk_event gone;
 };
 
@@ -50,11 +52,16 @@ static inline void ucx_port_wake(struct bulk_ucx_port *port)
         bulk_queue_wake(&port->queue);
 }
 
-/* bulk_ops.send. */
+/* bulk_ops.expect, forget and send. */
+int ucx_port_expect(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n, bulk_done *done,
+                    void *arg);
+void ucx_port_forget(struct bulk_peer *peer, uint64_t transfer);
 int ucx_port_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size_t n,
                   bulk_done *done, void *arg);
 /* Gives UCX what it takes now of what is queued, within a round; true if it took anything. */
 bool ucx_port_pump(struct bulk_ucx_port *port);
+/* Forgets all that is announced and not expected. */
+void ucx_port_forget_all(struct bulk_ucx_port *port);
 /* Whether UCX holds nothing. */
 bool ucx_port_is_empty(const struct bulk_ucx_port *port);
 /* The worker is gone: everything that is left ends as cancelled. */

@@ -41,6 +41,14 @@ struct ucx_landing {
         bool read, confirmed; /* it ends when it is both */
 };
 
+/* UCX holds what there is to know of it until it is expected or forgotten. */
+struct ucx_announced {
+        struct list link;
+        uint64_t transfer;
+        size_t n;
+        void *descriptor;
+};
+
 /* Of what lies at p; its GPU is chosen for what UCX does now. */
 static ucs_memory_type_t memory_type(const void *p)
 {
@@ -101,15 +109,41 @@ static void land_rendezvous(struct bulk_ucx_port *port, struct landing *landing,
                 end_landing(in, false);
 }
 
-static void arrive_rendezvous(struct bulk_ucx_port *port, const struct ucx_header *header,
-                              size_t length, void *descriptor)
+static ucs_status_t keep_announced(struct bulk_ucx_port *port, uint64_t transfer, size_t n,
+                                   void *descriptor)
+{
+        bool few = port->n_announced < BULK_ANNOUNCED_MAX;
+        struct ucx_announced *announced = few ? malloc(sizeof *announced) : NULL;
+
+        if (!announced) {
+                bulk_base_break(&port->base,
+                                few ? "out of memory" : "it announced too many payloads at once");
+                return UCS_OK;
+        }
+        announced->transfer = transfer;
+        announced->n = n;
+        announced->descriptor = descriptor;
+        list_insert(&port->announced, &announced->link);
+        port->n_announced++;
+        return UCS_INPROGRESS;
+}
+
+static ucs_status_t arrive_rendezvous(struct bulk_ucx_port *port, const struct ucx_header *header,
+                                      size_t length, void *descriptor)
 {
         struct landing *landing;
+        int r;
 
-        if (header->length != length)
+        if (header->length != length) {
                 bulk_base_break(&port->base, "it sent a payload of the wrong length");
-        else if (bulk_base_arrive(&port->base, header->transfer, length, &landing) == 0)
+                return UCS_OK;
+        }
+        r = bulk_base_arrive(&port->base, header->transfer, length, &landing);
+        if (r == 2)
+                return keep_announced(port, header->transfer, length, descriptor);
+        if (r == 0)
                 land_rendezvous(port, landing, descriptor);
+        return UCS_OK;
 }
 
 /* The header comes unaligned. */
@@ -137,10 +171,8 @@ ucs_status_t ucx_port_on_payload(void *arg, const void *header_bytes, size_t hea
         if (!header_read(port, header_bytes, header_size, &header))
                 return UCS_OK;
         if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)
-                arrive_rendezvous(port, &header, length, data);
-        else
-                bulk_base_piece(&port->base, header.transfer, header.length, header.offset, data,
-                                length);
+                return arrive_rendezvous(port, &header, length, data);
+        bulk_base_piece(&port->base, header.transfer, header.length, header.offset, data, length);
         return UCS_OK;
 }
 
@@ -164,6 +196,68 @@ ucs_status_t ucx_port_on_confirmation(void *arg, const void *header_bytes, size_
                 break;
         }
         return UCS_OK;
+}
+
+static struct ucx_announced *announced_take(struct bulk_ucx_port *port, uint64_t transfer)
+{
+        list_for_each (&port->announced, item) {
+                struct ucx_announced *announced = CONTAINER_OF(item, struct ucx_announced, link);
+
+                if (announced->transfer != transfer)
+                        continue;
+                list_remove(&announced->link);
+                port->n_announced--;
+                return announced;
+        }
+        return NULL;
+}
+
+/* The sender is told that it may have its memory back. */
+static void announced_drop(struct bulk_ucx_port *port, struct ucx_announced *announced)
+{
+        ucp_am_data_release(port->worker, announced->descriptor);
+        free(announced);
+}
+
+int ucx_port_expect(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n, bulk_done *done,
+                    void *arg)
+{
+        struct bulk_ucx_port *port = ucx_port_of(peer);
+        int r = bulk_base_expect(peer, transfer, p, n, done, arg);
+        struct ucx_announced *announced = r ? NULL : announced_take(port, transfer);
+        struct landing *landing;
+
+        if (!announced)
+                return r;
+        ucx_port_wake(port);
+        if (bulk_base_arrive(&port->base, transfer, announced->n, &landing)) {
+                announced_drop(port, announced);
+                return 0;
+        }
+        land_rendezvous(port, landing, announced->descriptor);
+        free(announced);
+        return 0;
+}
+
+void ucx_port_forget(struct bulk_peer *peer, uint64_t transfer)
+{
+        struct bulk_ucx_port *port = ucx_port_of(peer);
+        struct ucx_announced *announced = announced_take(port, transfer);
+
+        if (!announced) {
+                bulk_base_forget(peer, transfer);
+                return;
+        }
+        announced_drop(port, announced);
+        ucx_port_wake(port);
+}
+
+void ucx_port_forget_all(struct bulk_ucx_port *port)
+{
+        list_for_each (&port->announced, item) {
+                list_remove(item);
+                announced_drop(port, CONTAINER_OF(item, struct ucx_announced, link));
+        }
 }
 
 /* ---- sending ---- */
@@ -267,7 +361,8 @@ bool ucx_port_pump(struct bulk_ucx_port *port)
                !list_empty(&port->queued)) {
                 struct ucx_send *send = CONTAINER_OF(port->queued.next, struct ucx_send, link);
                 given += PIECE;
-                if (port->can_get && send->header.length >= RENDEZVOUS && !send->read)
+                if (port->can_get && !send->read &&
+                    (send->header.length >= RENDEZVOUS || send->header.transfer & BULK_ANNOUNCED))
                         give_whole(send);
                 else
                         give_piece(send);

@@ -298,6 +298,131 @@ Test(bulk, close_cancels_everything_that_is_pending)
         free(out);
 }
 
+/* ---- announced payloads ---- */
+
+enum { ANNOUNCED_BYTES_MAX = 300000 };
+
+static void pair_open_announcing(void)
+{
+        pair_open();
+        if (pair.peer[0]->announces)
+                return;
+        pair_close();
+        cr_skip_test("this path announces nothing");
+}
+
+/* Its bytes stay where they are until they are expected, whatever their number. */
+static void announced_of_size(size_t n)
+{
+        uint8_t *out = filled(n, n + 1), *in = calloc(1, n + 1);
+
+        pair_open_announcing();
+        cr_assert_eq(send_from(0, BULK_ANNOUNCED | 3, out, n, &pair.send[0]), 0);
+        settle();
+        cr_assert_eq(pair.send[0].ended, 0);
+        fill(out, n, n + 2);
+        cr_assert_eq(expect_at(1, BULK_ANNOUNCED | 3, in, n, &pair.land[0]), 0);
+        run_until(&pair.ended, 2);
+        cr_assert_eq(pair.land[0].status, 0);
+        cr_assert_eq(pair.send[0].status, 0);
+        cr_assert_eq(memcmp(in, out, n), 0, "%zu bytes differ", n);
+        cr_assert_eq(in[n], 0);
+        cr_assert_eq(pair.peer[0]->sent_bytes, n);
+        cr_assert_eq(pair.peer[1]->received_bytes, n);
+        pair_close();
+        free(in);
+        free(out);
+}
+
+Test(bulk, a_small_payload_is_announced_before_it_is_expected)
+{
+        announced_of_size(1);
+}
+
+Test(bulk, a_payload_is_announced_before_it_is_expected)
+{
+        announced_of_size(ANNOUNCED_BYTES_MAX);
+}
+
+Test(bulk, a_payload_is_expected_before_it_is_announced)
+{
+        static uint8_t in[5000], out[5000];
+
+        pair_open_announcing();
+        fill(out, sizeof out, 1);
+        cr_assert_eq(expect_at(1, BULK_ANNOUNCED, in, sizeof in, &pair.land[0]), 0);
+        settle();
+        cr_assert_eq(send_from(0, BULK_ANNOUNCED, out, sizeof out, &pair.send[0]), 0);
+        run_until(&pair.ended, 2);
+        cr_assert_eq(memcmp(in, out, sizeof in), 0);
+        pair_close();
+}
+
+/* The sender has its memory back, whether the number or the payload comes first. */
+static void announced_and_forgotten(bool comes_first)
+{
+        static uint8_t out[50000], tail_in[4], tail_out[4] = "abc";
+
+        pair_open_announcing();
+        if (!comes_first)
+                forget_at(1, BULK_ANNOUNCED | 9);
+        cr_assert_eq(send_from(0, BULK_ANNOUNCED | 9, out, sizeof out, &pair.send[0]), 0);
+        if (comes_first) {
+                settle();
+                forget_at(1, BULK_ANNOUNCED | 9);
+        }
+        run_until(&pair.ended, 1);
+        cr_assert_eq(pair.send[0].status, 0);
+        cr_assert_eq(expect_at(1, 5, tail_in, sizeof tail_in, &pair.land[0]), 0);
+        cr_assert_eq(send_from(0, 5, tail_out, sizeof tail_out, &pair.send[1]), 0);
+        run_until(&pair.ended, 3);
+        cr_assert_eq(memcmp(tail_in, tail_out, sizeof tail_in), 0);
+        cr_assert_eq(pair.broken[1], 0);
+        pair_close();
+}
+
+Test(bulk, an_announced_payload_that_nobody_wants_is_dropped)
+{
+        announced_and_forgotten(true);
+}
+
+Test(bulk, a_payload_that_nobody_wants_is_dropped_when_it_is_announced)
+{
+        announced_and_forgotten(false);
+}
+
+Test(bulk, an_announced_payload_of_another_length_breaks)
+{
+        uint8_t out[100] = { 0 }, in[100];
+
+        pair_open_announcing();
+        cr_assert_eq(send_from(0, BULK_ANNOUNCED, out, sizeof out, &pair.send[0]), 0);
+        settle();
+        cr_assert_eq(expect_at(1, BULK_ANNOUNCED, in, sizeof in - 1, &pair.land[0]), 0);
+        run_until(&pair.broken[1], 1);
+        pair_close();
+        cr_assert_eq(pair.land[0].status, -ECANCELED);
+        cr_assert_eq(pair.send[0].ended, 1);
+}
+
+Test(bulk, too_many_announced_payloads_break)
+{
+        uint8_t out[8] = { 0 };
+
+        pair_open_announcing();
+        for (unsigned i = 0; i < BULK_ANNOUNCED_MAX; i++)
+                cr_assert_eq(send_from(0, BULK_ANNOUNCED | i, out, sizeof out, &pair.send[i]), 0);
+        settle();
+        cr_assert_eq(pair.broken[1], 0);
+        cr_assert_eq(send_from(0, BULK_ANNOUNCED | BULK_ANNOUNCED_MAX, out, sizeof out,
+                               &pair.send[BULK_ANNOUNCED_MAX]),
+                     0);
+        run_until(&pair.broken[1], 1);
+        pair_close();
+        for (unsigned i = 0; i <= BULK_ANNOUNCED_MAX; i++)
+                cr_assert_eq(pair.send[i].ended, 1);
+}
+
 /* ---- an idle path ---- */
 
 static int turns;
