@@ -192,7 +192,7 @@ PROTOTYPES = {
 
 
 def _pkg_config():
-    """The directory that pkg-config knows; None if it knows none."""
+    """The library's directory by pkg-config; None if pkg-config has none."""
     tool = shutil.which("pkg-config")
     if not tool:
         return None
@@ -255,13 +255,13 @@ def _find():
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """libzero, loaded at the first call.  ImportError names all places that were tried."""
+    """libzero, loaded at the first call.  ImportError names all places that it tried."""
     return _find()
 
 
 @functools.lru_cache(maxsize=1)
 def libc() -> ctypes.CDLL:
-    """The C library, for the memory that libzero hands over."""
+    """The C library, to free the memory that libzero returns."""
     c = ctypes.CDLL(None)
     c.free.restype, c.free.argtypes = None, [c_void_p]
     return c

@@ -39,12 +39,12 @@ class RandomStates(NamedTuple):
 
     @classmethod
     def now(cls, place: Host | Gpu) -> "RandomStates":
-        """As they are."""
+        """The states now."""
         return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state(),
                    place.random_state())
 
     def restore(self, place: Host | Gpu) -> None:
-        """Makes them so again; the device's only if there was one."""
+        """Sets the states; the device's only if there was one."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         numpy.random.set_state(self.numpy)
@@ -53,7 +53,7 @@ class RandomStates(NamedTuple):
 
 
 class Steps:
-    """The step that is under way: what was done in it, for the case that all of it is done again.
+    """The current step: the calls made in it, to repeat them after an abort.
 
     version: of the job when it began.
     """
@@ -64,8 +64,8 @@ class Steps:
         self.version = sharded.version
 
     def do(self, call: Callable[[], Any], ends: bool = False) -> Any:
-        """The call's result.  An abort has everything of the step done again, with the random
-        numbers that it had, and then the call; the result is None if the step was committed after
+        """Makes a call and returns its result.  After an abort it repeats the step's calls with the same
+        random numbers, and then this call; the result is None if the step was committed after
         all.  ends: the call ends the step."""
         if not self._done:
             self.version = self.sharded.version
@@ -115,12 +115,12 @@ def pack(position: dict[str, Any], states: RandomStates) -> bytes:
 
 
 def fits(blob: bytes) -> bool:
-    """Whether a rank may keep so much."""
+    """Whether the bytes are few enough for a rank to keep."""
     return len(blob) <= KEPT_MAX
 
 
 def unpack(blob: bytes) -> tuple[dict[str, Any], RandomStates] | None:
-    """What :func:`pack` was given; None if it is something else."""
+    """The inverse of :func:`pack`; None if pack() did not make the bytes."""
     try:
         ends = list(LENGTHS.unpack_from(blob))
         begin, parts = LENGTHS.size, []

@@ -71,8 +71,8 @@ def _slurm_tasks(environment, name):
 
 
 def _source(environment):
-    """The names of the variables that tell rank, world size and ranks of the node; None: nobody
-    tells."""
+    """The names of the variables with rank, world size and ranks of the node; None: there are
+    none."""
     if environment.get(TORCHRUN[0]) or environment.get(TORCHRUN[1]):
         return TORCHRUN
     if environment.get(SLURM[0]) and environment.get(SLURM[1]):
@@ -116,8 +116,8 @@ def place(
     local_world_size: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Place:
-    """Rank, world size and ranks of this node: what is given, else what torchrun's variables
-    say, else Slurm's, else 0 of 1.
+    """Rank, world size and ranks of this node: the arguments, else torchrun's variables, else
+    Slurm's, else 0 of 1.
 
     Raises ValueError, with the name of the variable or argument, where one is no number, out of
     range or missing.
@@ -142,7 +142,7 @@ def place(
 
 
 def _local(environment, source, world_size):
-    """Ranks of this node by the environment, if it speaks of the same world; else all."""
+    """Ranks of this node by the environment, if that has the same world size; else all."""
     if source and _told(environment, source, 1) == world_size:
         return _told(environment, source, 2) or world_size
     return world_size
@@ -199,8 +199,8 @@ def job(environment: Mapping[str, str] | None = None) -> str | None:
 
 
 def own_job() -> str:
-    """A name for a job of this process alone, that no other process has or had: process ids
-    are used again, and containers have the same ones."""
+    """A name for a job of this process alone, which no other process has or had.  A process id is
+    not enough: systems reuse them, and containers have the same ones."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):

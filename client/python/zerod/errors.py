@@ -60,7 +60,7 @@ class Rank(Error):
 
 
 class NotAttached(Error):
-    """attach() has to come first."""
+    """Call attach() first."""
 
 
 class NoGroup(Error):
@@ -76,11 +76,11 @@ class NotHeld(Error):
 
 
 class TooManyHeld(Error):
-    """More groups fetched at once than attach() was told."""
+    """More groups fetched at once than attach() declared."""
 
 
 class Window(Error):
-    """The node's gather window is too small; the text says how large it has to be."""
+    """The node's gather window is too small; the text says the size needed."""
 
 
 class Order(Error):
@@ -92,11 +92,11 @@ class Conflict(Error):
 
 
 class Deadline(Error):
-    """The timeout passed; the text names who or what is waited for."""
+    """The timeout passed; the text names whom or what the call waited for."""
 
 
 class LostRank(Error):
-    """A rank of the job is gone, for which this one waits; the text names it."""
+    """A rank is gone that this rank waits for; the text names it."""
 
 
 class Peer(Error):
@@ -117,17 +117,17 @@ class Busy(Error):
 
 
 class Internal(Error):
-    """A mistake of the service."""
+    """A bug of the service."""
 
 
 class Aborted(Error):
-    """The attempt was aborted, for a node, a daemon or a rank was lost: what was fetched and pushed
-    is gone, and the step has to be done again from its first fetch.  Client.version says which: it
-    is one higher if the step was committed after all."""
+    """The attempt was aborted because a node, a daemon or a rank was lost.  What was fetched and pushed
+    is gone; repeat the step from its first fetch.  Client.version says which step: it is one higher
+    if the step was committed after all."""
 
 
 class Gpu(Error):
-    """The GPU that was named is not there, or cannot be used."""
+    """The named GPU does not exist, or cannot be used."""
 
 
 # name of the status, code, exception; zero_types.h has the same order and codes

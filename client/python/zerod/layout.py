@@ -67,15 +67,15 @@ class Layout:
 
     @classmethod
     def of_client(cls, handle, use):
-        """A client's, which is valid as long as the client is: use is its way to ask for that."""
+        """The layout of a client, valid as long as the client; use: the client's check of that."""
         self = cls.__new__(cls)
         self._library, self._handle, self._lock, self._use = lib.library(), handle, None, use
         return self
 
     @contextlib.contextmanager
     def lend(self):
-        """The C layout for a call that may take long, by several clients at once: from then on
-        nothing may be added."""
+        """The C layout for a call that may take long, for several clients at once; from then on
+        nothing may be appended."""
         if self._use:
             with self._use() as handle:
                 yield handle
@@ -177,18 +177,18 @@ class Layout:
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         with self.handle() as handle:
             return self._library.zero_layout_groups(handle)
 
     @property
     def tensors(self) -> int:
-        """How many tensors there are, in all groups."""
+        """Number of tensors, in all groups."""
         with self.handle() as handle:
             return self._library.zero_layout_tensors(handle)
 
     def _of(self, what, index, function, *arguments):
-        """What a function says of a group or tensor that there is."""
+        """A function's value for an index that exists."""
         with self.handle() as handle:
             n = (
                 self._library.zero_layout_groups(handle)
@@ -236,11 +236,11 @@ class Layout:
         return self._of("tensor", tensor, self._library.zero_layout_tensor_frozen)
 
     def offset(self, tensor: int) -> int:
-        """Where a tensor begins in its group's flat array, in elements (a multiple of 128)."""
+        """Offset of a tensor in its group's flat array, in elements; a multiple of 128."""
         return self._of("tensor", tensor, self._library.zero_layout_offset)
 
     def find(self, name: str) -> int:
-        """The tensor of that name; NoGroup if there is none.  Takes time linear in the tensors."""
+        """Finds a tensor by name; NoGroup if there is none.  Takes time linear in the tensors."""
         index, encoded = ctypes.c_uint32(), name_of(name, "name")
         with self.handle() as handle:
             self._raise(

@@ -55,7 +55,7 @@ POSITION = ("global_step", "epoch", "num_input_tokens_seen", "total_flos", "best
 
 
 class Optimizer(AcceleratedOptimizer):
-    """What accelerate makes of zerod's AdamW.  ends_step: of the Trainer, with what it keeps."""
+    """accelerate's wrapper of zerod's AdamW.  ends_step: of the Trainer, with the bytes that it keeps."""
 
     ends_step: Callable[[], None]
 
@@ -66,9 +66,9 @@ class Optimizer(AcceleratedOptimizer):
 
 
 class Accelerator(accelerate.Accelerator):
-    """What Trainer prepares model and optimizer with: neither is moved, wrapped or copied.
+    """Prepares model and optimizer for Trainer, and neither moves, wraps nor copies them.
 
-    trainer: whose it is."""
+    trainer: its owner."""
 
     trainer: "Trainer"
 
@@ -80,7 +80,7 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer,
                           device_placement: bool | None = None) -> Any:
-        """Placing it would read the whole state and write it back."""
+        """Leaves the optimizer in place: accelerate would read the whole state and write it back."""
         prepared = super().prepare_optimizer(optimizer, device_placement=False)
         prepared.__class__ = Optimizer
         prepared.ends_step = self.trainer._end_step
@@ -95,54 +95,53 @@ class Accelerator(accelerate.Accelerator):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Also where there is one rank."""
+        """Also for one rank."""
         with model.no_sync() if self.trainer._accumulate == "trainer" else nullcontext():
             yield
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """After a gradient that was not finite; the schedule then stays where it is."""
+        """Whether a gradient was not finite; the schedule then stays at its step."""
         return any(o.optimizer.skipped for o in self._optimizers)
 
 
 class Trainer(transformers.Trainer):
     """``transformers.Trainer`` on a model sharded by :func:`zerod.torch.shard`.
 
-    model: on the CPU, a GPU or the meta device, or sharded already, where the arguments have their
-    device; with ``from_pretrained`` every rank may load it, rank 0's values are taken.
-    ``model_init`` does not exist here, nor does what needs it.
+    model: on the CPU, a GPU or the meta device, or sharded already on the device of the arguments;
+    every rank may load it with ``from_pretrained``, and the service gets rank 0's values.
+    ``model_init``, and what needs it, is not supported.
 
-    When a daemon or a node is lost, the step is done again from its first micro-batch, with the
+    If a daemon or a node is lost, the Trainer repeats the step from its first micro-batch, with the
     same random numbers.  A job whose processes are started again, by ``torchrun --max-restarts`` or by
-    hand under the same job name, goes on by itself where the service stands: data, schedule and
-    random numbers are kept with each step.  What that does not bring back: what was logged before,
-    the state of callbacks, random numbers that data loading or evaluation draw between steps; and
-    with another number of ranks data and schedule begin anew.  ``resume_from_checkpoint=False``
-    begins them anew in any case.  One rank alone cannot be started again: torch.distributed does
-    not let it in.
+    hand under the same job name, goes on by itself at the service's step: data, schedule and
+    random numbers are kept with each step.  Not kept: the log so far, the state of callbacks, and
+    random numbers that data loading or evaluation draw between steps.  With another number of ranks
+    data and schedule begin anew; with ``resume_from_checkpoint=False`` they do in any case.  One
+    rank alone cannot be started again: torch.distributed does not let it in.
 
-    args: their device is where the model is used: the CPU with ``use_cpu=True``, else the one GPU
+    args: they name the model's device: the CPU with ``use_cpu=True``, else the one GPU
     that the process sees, or under torchrun that of its LOCAL_RANK.  Ranks that share a GPU need
     ``ddp_backend="gloo"``.
 
     Optimizer: :class:`zerod.torch.AdamW` with learning_rate, betas,
     epsilon and weight_decay (not of biases and norms) of the arguments.  Clipping happens in the
-    service, and grad_norm is logged.  With bf16=True forward passes run under autocast; a model of
-    dtype bfloat16 has fp32 master weights in the service.  Refused is what copies, casts or wraps a
-    whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval,
+    service, and the log has grad_norm.  With bf16=True forward passes run under autocast; a model of
+    dtype bfloat16 has fp32 master weights in the service.  ValueError for options that copy, cast or
+    wrap a whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval,
     torch_compile (compile blocks instead), use_liger_kernel, auto_find_batch_size.
 
     accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes
     the least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
     stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, resume, keep: of
-    :func:`zerod.torch.shard`; not looked at if the model is sharded already.
+    :func:`zerod.torch.shard`; ignored if the model is sharded already.
 
-    A checkpoint directory has what Trainer writes, streamed by rank 0: ``transformers.Trainer``
-    resumes from it, with the same parameters, optimizer state and schedule, and ``from_pretrained``
-    opens it.  The fp32 master weights of a 16-bit model are beside it, in master.pt.  Resuming puts
-    the checkpoint's values into the service, be the job new or ahead of it.  Checkpoints of
-    ``transformers.Trainer`` with AdamW are taken too; those of a 16-bit model have no master
-    weights, and a warning says so.
+    A checkpoint directory has the files that Trainer writes, streamed by rank 0:
+    ``transformers.Trainer`` resumes from it, with the same parameters, optimizer state and schedule,
+    and ``from_pretrained`` opens it.  master.pt beside them has the fp32 master weights of a 16-bit
+    model.  A Trainer that resumes puts the checkpoint's values into the service, whether the job is
+    new or ahead of the checkpoint.  It also loads checkpoints of ``transformers.Trainer`` with AdamW;
+    those of a 16-bit model have no master weights, and a warning says so.
 
     Errors: ValueError for arguments that do not go with a sharded model, and if Trainer sees other
     ranks than zerod.
@@ -241,15 +240,15 @@ class Trainer(transformers.Trainer):
         return self.optimizer
 
     def _adamw(self) -> zt.AdamW:
-        """The optimizer without what accelerate puts around it."""
+        """The optimizer without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     # ---- going on ---------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any,
               **named: Any) -> Any:
-        """As Trainer's; without a checkpoint to resume from it goes on where the service stands.  When it
-        returns, this rank has completed the job (zerod.Client.finish())."""
+        """As Trainer's; without a checkpoint it resumes at the service's step.  When it returns, this
+        rank has completed the job (zerod.Client.finish())."""
         result = self._train(resume_from_checkpoint, *positional, **named)
         sharded = self.model.sharded
         sharded.client.finish(sharded.keep)
@@ -289,7 +288,7 @@ class Trainer(transformers.Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any,
                       num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch, which is done again with the rest of its step after an abort."""
+        """One micro-batch; after an abort it is repeated with the rest of its step."""
         def run() -> torch.Tensor:
             return super(Trainer, self).training_step(model, copy.copy(inputs), num_items_in_batch)
         return self._steps.do(run)
@@ -304,7 +303,7 @@ class Trainer(transformers.Trainer):
             adamw.skipped = False
 
     def _position(self) -> bytes:
-        """Where the next step begins, for whoever makes it."""
+        """The position of the next step, for the process that makes it."""
         state = self.state
         made = state.global_step + 1
         position = {name: getattr(state, name) for name in POSITION}
@@ -318,7 +317,7 @@ class Trainer(transformers.Trainer):
         return blob
 
     def _scheduler(self) -> Any:
-        """The schedule without what accelerate puts around it."""
+        """The schedule without accelerate's wrapper."""
         return getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -405,6 +404,6 @@ def _has(checkpoint: str, *names: str) -> bool:
 
 
 def _is_of_save_checkpoint(checkpoint: str) -> bool:
-    """Whether zerod.torch.save_checkpoint() wrote it, as Trainer once had it do."""
+    """Whether zerod.torch.save_checkpoint() wrote the directory, which older Trainers called."""
     return not _has(checkpoint, PLAIN_FILE) and (
         _has(checkpoint, OPTIMIZER_FILE) or _has(checkpoint, OPTIMIZER_FILE + INDEX_SUFFIX))

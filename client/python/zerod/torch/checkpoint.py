@@ -37,7 +37,7 @@ log = logging.getLogger("zerod")
 
 
 def _file_path(path: str | os.PathLike[str]) -> str:
-    """A directory means model.safetensors in it."""
+    """The file of a path: a directory stands for model.safetensors in it."""
     path = os.fspath(path)
     return path if path.endswith(".safetensors") else os.path.join(path, MODEL_FILE)
 
@@ -59,9 +59,9 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], *,
                      metadata: Mapping[str, str] | None = None) -> None:
     """Writes parameters and persistent buffers to safetensors files; one rank calls it.
 
-    Other ranks may go on; they wait in their next step until this one steps too.  At most 64 MiB
-    are in memory at a time.  Names are those of ``model.state_dict()``, without what torch.compile
-    puts in; tied parameters stand once, by their first name, as Hugging Face saves them.
+    Other ranks may go on; they wait in their next step until this rank steps too.  At most 64 MiB
+    are in memory at a time.  Names are those of ``model.state_dict()``, without the parts that
+    torch.compile adds; a tied parameter is saved once, under its first name, as Hugging Face does.
 
     path: a file "….safetensors", or a directory, in which "model.safetensors" is written.
     max_shard_size: bytes of tensors a file, or a text such as "5GB"; with more than one file they
@@ -99,7 +99,7 @@ def _save_model(sharded: Sharded, path: str, max_shard_size: int | str | None,
 
 @dataclass
 class _Match:
-    """What of a checkpoint goes where."""
+    """Where each tensor of a checkpoint goes."""
     params: list[tuple[ShardedParam, Stored]] = field(default_factory=list)
     buffers: list[tuple[torch.Tensor, Stored]] = field(default_factory=list)
 
@@ -223,7 +223,7 @@ def _optimizer_sources(sharded: Sharded) -> list[Source]:
 
 
 def _groups_text(optimizer: "optim.AdamW") -> str:
-    """The param groups, with names in the place of parameters, as JSON."""
+    """The param groups as JSON, with names in place of parameters."""
     groups = [{**g, "params": [optimizer.sharded.param_of(p).name for p in g["params"]]}
               for g in optimizer.param_groups]
     try:

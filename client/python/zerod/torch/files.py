@@ -1,10 +1,10 @@
 """safetensors files, and those of torch.save(), streamed: at most a piece of a tensor is in memory.
 
-Format of the former: https://huggingface.co/docs/safetensors: u64 length of the header, JSON
-header, data without holes; names and numbering of several files as Hugging Face has them.
+Format of safetensors (https://huggingface.co/docs/safetensors): u64 length of the header, JSON
+header, data without holes.  Several files are named and numbered as Hugging Face does it.
 
-Rules: a file is written beside its place, synced and renamed, the index last.  What is read is
-hostile: lengths are bounded before they are used, and a header is taken whole or not at all.
+Rules: a file is written under a temporary name beside its place, synced and renamed, the index last.
+Files that are read are hostile: lengths are bounded before use, and a header is refused as a whole.
 """
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 
 @dataclass
 class Source:
-    """One tensor of a file to be written; read() gives so many of its elements, flat."""
+    """One tensor for a file; read(first, count) returns that many of its elements, flat."""
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -185,7 +185,7 @@ def _file_names(path: str, count: int) -> list[str]:
 
 
 def _stale(path: str, kept: set[str]) -> list[str]:
-    """Files of an older save of the same name that was cut otherwise."""
+    """Files of an older save of the same name that had another number of files."""
     directory, base = os.path.split(path)
     stem = re.escape(base.removesuffix(".safetensors"))
     pattern = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.safetensors({re.escape(INDEX_SUFFIX)})?")
@@ -195,7 +195,7 @@ def _stale(path: str, kept: set[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _temporary() -> Iterator[Callable[[str], str]]:
-    """Gives a function from a file's name to one beside it, which is renamed at the end."""
+    """Yields a function from a file's name to a temporary name; renames the files at the end."""
     renames = []
     with contextlib.ExitStack() as undo:
         def temporary(name: str) -> str:
@@ -238,7 +238,7 @@ def _write_index(path: str, names: list[str], files: list[list[Source]]) -> None
 
 
 def _reserve(path: str, tree: Any) -> None:
-    """Has torch.save() write the file with holes where the sources' bytes belong."""
+    """Has torch.save() write the file with holes for the sources' bytes."""
     largest = max((s.size for s in tree_leaves(tree) if isinstance(s, Source)), default=0)
     untouched = mmap.mmap(-1, max(1, largest), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -252,7 +252,7 @@ def _reserve(path: str, tree: Any) -> None:
 
 
 def write_pickled(path: str, tree: Any) -> None:
-    """What torch.save() writes of dicts and lists, with a Source in the place of each tensor; the
+    """Writes dicts and lists as torch.save() does, with a Source in place of each tensor; all
     sources have one dtype.  The zip file's checksums of tensors are wrong; torch.load() ignores
     them."""
     with _temporary() as temporary:
@@ -275,7 +275,7 @@ def write_pickled(path: str, tree: Any) -> None:
 
 @dataclass
 class Stored:
-    """One tensor of a file that is there."""
+    """One tensor of a file."""
     file: "_File"
     name: str
     dtype: torch.dtype
@@ -366,7 +366,7 @@ def _entry(file: _File, name: str, entry: Any, data_at: int) -> tuple[int, int, 
 
 
 def _read_header(file: _File) -> None:
-    """Fills in metadata and tensors; ValueError says what is wrong."""
+    """Reads metadata and tensors; ValueError says what is wrong."""
     size = os.fstat(file.fd).st_size
     if size < 8:
         raise ValueError(f"{size} bytes are no safetensors file")
@@ -476,5 +476,5 @@ class StoredSet:
             self.tensors.update(file.tensors)
 
     def metadata(self) -> dict[str, str]:
-        """Of the first file; all have the same."""
+        """The first file's; all files have the same."""
         return self.files[0].metadata

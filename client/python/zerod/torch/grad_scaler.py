@@ -19,8 +19,8 @@ class GradScaler:
     """``torch.amp.GradScaler`` for a sharded model: the service finds overflows and sets the scale.
 
     The scale halves when a gradient is not finite (the step is then skipped) and doubles after
-    `growth_interval` good steps; it stays within 2**-16 and 2**24.  The ordinary flow of torch
-    works as it is::
+    `growth_interval` good steps; it stays within 2**-16 and 2**24.  Code for torch's scaler works
+    unchanged::
 
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)            # before clipping; optional
@@ -28,8 +28,8 @@ class GradScaler:
         scaler.step(optimizer)
         scaler.update()
 
-    target: the optimizer or the sharded model.  init_scale: taken where the job has none yet, else
-    the job's own is gone on with.  enabled=False: all of it does nothing.
+    target: the optimizer or the sharded model.  init_scale: used if the job has no scale yet, else
+    the job's scale goes on.  enabled=False: no method has an effect.
     """
 
     def __init__(self, target: AdamW | nn.Module, init_scale: float = 65536.0,
@@ -55,14 +55,14 @@ class GradScaler:
         return self._times_scale(outputs)
 
     def _follow(self) -> None:
-        """After an abort: the step begins anew, or it was decided after all, with another scale."""
+        """Follows an abort: the step begins anew, or it was decided after all, with another scale."""
         if self._attempt != self.sharded.attempt.number:
             self._attempt = self.sharded.attempt.number
             self._stepped = False
             self._ask()
 
     def _ask(self) -> None:
-        """Takes the service's scale, if it has told another one than before."""
+        """Takes the service's scale if that has changed."""
         told = self.sharded.client.loss_scale
         if told not in (0.0, self._told):
             self._scale = self._told = _scale_checked(told)
@@ -104,7 +104,7 @@ class GradScaler:
         return result
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Takes the scale that the service says to use next; or the one given."""
+        """Takes the scale that the service wants next, or the one given."""
         if not self._enabled:
             return
         if new_scale is not None:
@@ -145,7 +145,7 @@ class GradScaler:
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; {} if scaling is off.  The service counts good steps itself:
-        "_growth_tracker" is told and not loaded."""
+        "_growth_tracker" is saved and not loaded."""
         if not self._enabled:
             return {}
         return {"scale": self._scale, "growth_factor": 2.0, "backoff_factor": 0.5,

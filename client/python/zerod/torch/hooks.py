@@ -1,14 +1,14 @@
 """Fetch, prefetch, release and push, at the right moments of forward and backward.
 
-Every unit's forward is wrapped: fetch before, release after.  The tensors it returns tell when its
-backward begins (fetch again), its parameters' gradients when it is complete (push, release), and
-the engine's end-of-backward callback closes what is left.
+Hooks wrap every unit's forward: fetch before, release after.  Hooks of the tensors that forward
+returns say when its backward begins (fetch again), hooks of its parameters' gradients when it is
+complete (push, release), and the engine's end-of-backward callback releases the rest.
 
 Rules: stages 1 and 2 hold what they fetched until the step; stage 3 holds a unit during its own
 forward and backward, and the root unit from the begin of forward to the end of backward.  A call's
-backward is over when the gradients of its inputs are there, for the engine runs later nodes first;
-without such inputs, when all the unit's parameters have theirs.  After an exception in forward
-nothing stays fetched.
+backward is over when the gradients of its inputs have come, as the engine runs later nodes first;
+without such inputs, when all the unit's parameters have their gradients.  After an exception in
+forward nothing stays fetched.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def graph_task() -> int:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an output or of arguments: containers and dataclasses are looked into."""
+    """The tensors of an output or of arguments, also those inside containers and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -46,8 +46,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 class Call:
-    """One call of a unit's forward.  attempt: the number of the attempt it was made in.
-    tells_its_end: of backward, by the gradients of its inputs."""
+    """One call of a unit's forward.  attempt: the number of its attempt.
+    tells_its_end: gradients of its inputs will show the end of its backward."""
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
@@ -55,7 +55,7 @@ class Call:
 
 
 class Order:
-    """Which unit followed which the last time, in one direction."""
+    """Which unit followed which in the last pass of one direction."""
 
     def __init__(self) -> None:
         self.next: dict[Unit, Unit] = {}
@@ -86,7 +86,7 @@ class Hooks:
         self.holds = sharded.stage < 3  # until the step
         self.depth = 0  # forwards of units under way
         self.forward_order, self.backward_order = Order(), Order()
-        self.task = -1  # the backward pass whose end we shall be told
+        self.task = -1  # the backward pass whose end the engine will report
         self.in_backward: set[Unit] = set()  # fetched in it, or kept for it
 
     def install(self) -> None:
@@ -98,10 +98,10 @@ class Hooks:
                 module.register_forward_hook(functools.partial(self._after_inner, unit))
 
     def watch(self, unit: Unit) -> None:
-        """Asks for the gradients of parameters that have just been gathered first."""
+        """Registers for the gradients of parameters that were gathered for the first time."""
         for p in unit.params:
             if p.trainable:
-                p.gathered.requires_grad_(True)  # only then can it be asked for
+                p.gathered.requires_grad_(True)  # only then has it a gradient
                 p.gathered.register_post_accumulate_grad_hook(
                     functools.partial(self._gradient, unit, p))
                 p.follow_requires_grad()
@@ -138,7 +138,7 @@ class Hooks:
         return call
 
     def _begin_pass(self) -> None:
-        """A backward pass that failed has left things behind."""
+        """Clears what a failed backward pass left behind."""
         self.task = -1
         for unit in list(self.in_backward):
             self._let_go(unit)
@@ -158,7 +158,7 @@ class Hooks:
                         self.sharded.attempt.prefetch(g.index)
 
     def _after_inner(self, unit: Unit, _module: Any, _args: Any, output: Any) -> None:
-        """A loss may use what a module inside of the unit gave, and not what the unit did."""
+        """A loss may use the output of a module inside the unit, and not that of the unit."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if unit.depth and graph_task() == -1:
@@ -168,7 +168,7 @@ class Hooks:
 
     @torch.compiler.disable
     def _after_forward(self, unit: Unit, call: Call, output: Any) -> Any:
-        """The output; what of it is a view of a parameter, which goes away, is copied."""
+        """The output, with copies of views of parameters, since the parameters go away."""
         if any(map(unit.has_memory_of, tensors_in(output))) and not self.holds:
             output = torch.utils._pytree.tree_map_only(  # pylint: disable=protected-access
                 torch.Tensor, lambda t: t.clone() if unit.has_memory_of(t) else t, output)
@@ -185,7 +185,7 @@ class Hooks:
             differentiable = [t for t in outputs if t.requires_grad]
             for t in differentiable:
                 t.register_hook(functools.partial(self._before_backward, unit, call))
-            # where no output can tell that backward begins, the unit stays for it
+            # no output shows when backward begins: the unit stays fetched for it
             if (unit.is_root and differentiable) or not outputs:
                 self.in_backward.add(unit)
         if unit in self.in_backward:
@@ -201,11 +201,11 @@ class Hooks:
             return
         if self.depth == 0:
             self.drop()
-        elif unit.depth == 0 and unit not in self.in_backward:  # whoever called it may go on
+        elif unit.depth == 0 and unit not in self.in_backward:  # the caller may still use it
             unit.abandon()
 
     def forget(self) -> None:
-        """The attempt is over; forward passes that are under way end by themselves."""
+        """Ends the attempt; forward passes under way end by themselves."""
         self.task = -1
         self.in_backward.clear()
 
@@ -249,7 +249,7 @@ class Hooks:
             engine.queue_callback(self._after_backward)
 
     def _gradient(self, unit: Unit, param: ShardedParam, gathered: torch.Tensor) -> None:
-        """autograd has a parameter's gradient."""
+        """Takes a parameter's gradient from autograd."""
         gradient, gathered.grad = gathered.grad, None
         self._expect_end()
         if gradient is not None:  # a hook of the user's may have dropped it
@@ -264,7 +264,7 @@ class Hooks:
             self._let_go(unit)
 
     def _inputs_done(self, unit: Unit, call: Call) -> None:
-        """The gradients of a call's inputs are there."""
+        """The gradients of a call's inputs have come: its backward is over."""
         if call.tells_its_end:
             unit.calls.discard(call)
             if not unit.calls and unit.depth == 0:

@@ -4,12 +4,11 @@ Who initialises a module: ``init_fn(module)`` if there is one, else the Hugging 
 part of (``_init_weights``), else its own ``reset_parameters()`` (torch's attention and transformer
 modules: ``_reset_parameters()``).
 
-Rules: a module is initialised on scratch copies of its own parameters and buffers, so that only
-what is asked for is kept and nothing that is real changes.  Scratch begins as a mark (nan, an
-extreme integer); where the mark is still there afterwards, the error names it: no parameter and no
-buffer is left with chance values.  Values depend on torch's seed and the parameters' names alone,
-not on ranks, stages or groups, and drawing them leaves the caller's random state as all ranks have
-it.
+Rules: a module is initialised on scratch copies of its own parameters and buffers, so that only the
+wanted values are kept and nothing real changes.  Scratch is filled with a mark (nan, an extreme
+integer); an error names what still has the mark afterwards, so that no parameter and no buffer has
+chance values.  Values depend on torch's seed and the parameters' names alone, not on ranks, stages
+or groups, and drawing them leaves the random state of all ranks alike.
 """
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _prepared: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 def _hf_model(model: nn.Module, name: str) -> nn.Module | None:
-    """The innermost Hugging Face model around a module; it initialises it."""
+    """The innermost Hugging Face model around a module, which initialises the module."""
     found, at = None, model
     for part in [None, *filter(None, name.split("."))]:
         at = at if part is None else at._modules[part]
@@ -54,13 +53,13 @@ def _reset(module: nn.Module) -> Callable[[], None] | None:
 
 def _initializers(model: nn.Module, name: str, module: nn.Module,
                   init_fn: InitFn | None) -> list[Callable[[], Any]]:
-    """What to try, one after the other, until nothing is left blank."""
+    """Initialisers to try, one after the other, until nothing is blank."""
     found: list[Callable[[], Any]] = []
     hf, reset = _hf_model(model, name), _reset(module)
     own: InitFn | None = init_fn if init_fn is not None else hf._init_weights if hf else None
     if own is not None:
         found.append(lambda: own(module))
-        if reset is not None:  # what it leaves alone is as its constructor makes it
+        if reset is not None:  # what it leaves alone stays as the constructor made it
             found.append(lambda: (reset(), own(module)))
     elif reset is not None:
         found.append(reset)
@@ -111,7 +110,7 @@ def _scratch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _marked(tensor: torch.Tensor) -> bool:
-    """Whether a scratch tensor still has its mark: anywhere; integers and bools, everywhere."""
+    """Whether a scratch tensor still has its mark: anywhere; for integers and bools, everywhere."""
     if tensor.numel() == 0:
         return False
     if tensor.dtype is torch.bool:
@@ -150,7 +149,7 @@ def _blank(module: nn.Module, params: Iterable[str], buffers: Iterable[str]) -> 
 
 @contextlib.contextmanager
 def _seeded(seed: int, what: str) -> Iterator[None]:
-    """Random numbers of their own for each module; the caller's go on as if nothing had been.
+    """Gives each module random numbers of its own, and leaves the caller's as they were.
 
     Scratch is in host memory: torch.manual_seed() would also seed the generators of all GPUs, and all
     ranks alike from then on.
@@ -162,14 +161,14 @@ def _seeded(seed: int, what: str) -> Iterator[None]:
 
 
 def _seed_of(model: nn.Module) -> int:
-    """Drawn once a model from torch's generator; all ranks draw."""
+    """Draws a seed from torch's generator, once a model and on all ranks."""
     if model not in _seeds:
         _seeds[model] = int(torch.randint(1 << 62, ()))
     return _seeds[model]
 
 
 class _Work:
-    """One module that is being initialised, on scratch, with what of it is wanted."""
+    """One module that is being initialised on scratch, and the values wanted of it."""
 
     def __init__(self, name: str, module: nn.Module):
         self.name, self.module = name, module
@@ -239,7 +238,7 @@ def prepare(model: nn.Module, init_fn: InitFn | None = None) -> None:
 
 @contextlib.contextmanager
 def _on_scratch_keeping(w: _Work, real: dict[int, torch.Tensor]) -> Iterator[None]:
-    """_on_scratch(), after which the module has its wanted buffers."""
+    """_on_scratch(), which leaves the wanted buffers in the module."""
     before = {n: w.module._buffers[n] for n in w.buffers}
     with _on_scratch(w.module):
         yield
@@ -252,9 +251,9 @@ def materialize(model: nn.Module, members: Sequence[PlannedParam], init_fn: Init
                 wanted: bool = True) -> list[torch.Tensor | None]:
     """First values of some parameters: of their shape and dtype, on the CPU.
 
-    Those that are not on meta are given as they are.  Of the others only these, and scratch of
-    their modules, are made real; the model keeps what it has.  wanted: False where the values are
-    not needed (all but one rank); the model's buffers are made real in any case.
+    Returns parameters that are not on meta as they are.  Of the others it makes only these real, and
+    scratch of their modules; the model stays as it is.  wanted: False if the values are not needed
+    (on all ranks but one); the model's buffers become real in any case.
 
     ValueError as of :func:`prepare`, and if a parameter stays unset.
     """
@@ -292,7 +291,7 @@ def _run_around(model: nn.Module, work: Sequence[_Work]) -> None:
 
 @contextlib.contextmanager
 def _others_on_meta(module: nn.Module, mine: set[nn.Module]) -> Iterator[None]:
-    """Inside, initialising the module changes nothing but `mine`."""
+    """Inside, an initialiser of the module changes nothing but `mine`."""
     before = [(m, n, p) for m in module.modules() if m not in mine
               for n, p in m._parameters.items() if p is not None]
     for m, n, p in before:

@@ -1,7 +1,7 @@
-"""What stands in a sharded model for a parameter that is not fetched.
+"""Placeholders: they stand in a sharded model for parameters that are not fetched.
 
 Rule: a placeholder has a parameter's class, attributes, shape, dtype and name, and no values.
-Whatever asks for values gets an error that names the parameter; nothing computes with rubbish.
+Whoever uses its values gets an error that names the parameter; nothing computes with garbage.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _bare(cls: type, param: "ShardedParam", requires_grad: bool) -> torch.Tensor
 
 
 class Gradient(torch.Tensor):
-    """What ``parameter.grad`` is after a backward pass: every operation on it raises."""
+    """``parameter.grad`` after a backward pass: every operation on it raises."""
 
     @staticmethod
     def __new__(cls, param: "ShardedParam") -> "Gradient":
@@ -107,7 +107,7 @@ class Placeholder(torch.Tensor):
 
     @data.setter
     def data(self, value: Any) -> None:
-        if value is not self:  # module.cpu() and the like, where nothing is to be done
+        if value is not self:  # module.cpu() and the like, without effect
             raise self._no_data()
 
     def share_memory_(self) -> Any:
@@ -136,7 +136,7 @@ class Placeholder(torch.Tensor):
 
 @functools.cache
 def _placeholder_class(kind: type) -> type:
-    """Of parameters of this class: param-group code asks isinstance()."""
+    """The placeholder class for a parameter class: param-group code uses isinstance()."""
     if kind is nn.Parameter:
         return Placeholder
     return types.new_class(kind.__name__, (Placeholder, kind))

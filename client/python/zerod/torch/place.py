@@ -1,22 +1,22 @@
 """Where gathered parameters and gradients are: in host memory, or on a GPU.
 
-Both keep what autograd needs: a gathered parameter is made once, and its values are where it looks
-for them whenever its group is fetched, however often it was released.
+Both keep what autograd needs: a gathered parameter is made once, and its values are at the same
+place whenever its group is fetched, however often it was released.
 
 - :class:`Host`: libzero has a group at the same address each time, and trainers read the daemon's
   window itself (private views).  The group is held while it is fetched.
 - :class:`Gpu`: a group has one storage of torch's own, which has memory only while the group is
-  fetched.  One copy a fetch fills it from the daemon's window, which is given back behind that
-  copy at once.
+  fetched.  Each fetch fills it by one copy from the daemon's window, and releases the window right
+  behind that copy.
 
 Rules of :class:`Gpu`
-- Whatever is enqueued is enqueued on the current stream; the service is told to wait for it.
-- Parameters have version counters of their own: filling their storage is no change of theirs, and a
-  change in place is seen as on the CPU.
-- A copy that is under way when the attempt is aborted may read what the window has next: where
-  anything was copied, an abort is always told (:meth:`Attempt.copied`).
+- All work goes to the current stream; calls pass that stream to the service, which waits for it.
+- Parameters have version counters of their own: to fill their storage does not count as a change,
+  and a change in place shows as on the CPU.
+- A copy under way during an abort may read the window's next contents: after a copy every abort is
+  raised (:meth:`Attempt.copied`).
 
-All that touches CUDA is in :meth:`Gpu.tensor_at`, :meth:`Gpu.mark`, :meth:`Gpu.follow`,
+All use of CUDA is in :meth:`Gpu.tensor_at`, :meth:`Gpu.mark`, :meth:`Gpu.follow`,
 :meth:`Gpu.stream`, :meth:`Gpu.random_state` and :meth:`Gpu.restore_random_state`.
 """
 from __future__ import annotations
@@ -41,7 +41,7 @@ def host_tensor_at(address: int, elements: int, dtype: torch.dtype) -> torch.Ten
 
 
 def trained_later() -> torch.inference_mode:
-    """Parameters are made so that they can be trained, even if first used for inference."""
+    """Parameters can be trained even if they are first used for inference."""
     return torch.inference_mode(False)
 
 
@@ -50,33 +50,33 @@ class Host:
 
     device = torch.device("cpu")
     holds = True  # a fetched group is held
-    stream = None  # nothing is under way when a call is made
+    stream = None  # work is done when a call is made
 
     def needs(self) -> dict[str, Any]:
-        """What Client.attach() is told."""
+        """Arguments of Client.attach()."""
         return {"private_views": True}
 
     def home(self, group: "Group") -> "View":
-        """What one group is in while it is fetched."""
+        """The home of one group's values while it is fetched."""
         return View(group)
 
     def tensor_at(self, address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor over memory that libzero has given an address of."""
+        """A flat tensor over memory at an address from libzero."""
         return host_tensor_at(address, elements, dtype)
 
     def mark(self) -> Any:
-        """What the work that is enqueued now can be found by."""
+        """A mark behind the work that is enqueued now."""
         return None
 
     def follow(self, mark: Any, tensor: torch.Tensor) -> None:
-        """What is enqueued from now on uses the tensor, and comes behind the marked work."""
+        """Orders work from now on, which uses the tensor, behind the marked work."""
 
     def random_state(self) -> torch.Tensor | None:
-        """Bytes that the device's own generator goes on from; None: it has none."""
+        """The state of the device's own generator; None: it has none."""
         return None
 
     def restore_random_state(self, state: torch.Tensor) -> None:
-        """Nothing: what a rank on a GPU has kept is of no use here."""
+        """Does nothing: host memory has no use for the state of a GPU's generator."""
 
 
 class View:
@@ -87,7 +87,7 @@ class View:
         self.address: int | None = None  # from the first fetch on
 
     def fetch(self, attempt: "Attempt") -> None:
-        """The parameters have their values; blocks."""
+        """Gives the parameters their values; blocks."""
         address = attempt.fetch(self.group.index)
         if self.address is None:
             self.address = address
@@ -101,15 +101,15 @@ class View:
             p.gather(values.view(p.shape))
 
     def release(self, attempt: "Attempt") -> None:
-        """The parameters have no values any more."""
+        """Takes the values away."""
         attempt.release(self.group.index)
 
     def abandon(self, attempt: "Attempt") -> None:
-        """release(), of what may not be fetched, while another error is on its way."""
+        """release() while another error is being raised; the group may not be fetched."""
         attempt.release_quietly([self.group.index])
 
     def forget(self) -> None:
-        """release(), where the service has taken the group back already."""
+        """release() after the service has ended the fetch itself."""
 
 
 class Gpu:
@@ -121,15 +121,15 @@ class Gpu:
         self.device = device
 
     def needs(self) -> dict[str, Any]:
-        """What Client.attach() is told."""
+        """Arguments of Client.attach()."""
         return {"device": str(self.device)}
 
     def home(self, group: "Group") -> "Storage":
-        """What one group is in while it is fetched."""
+        """The home of one group's values while it is fetched."""
         return Storage(self, group)
 
     def tensor_at(self, address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor over memory that libzero has given an address of."""
+        """A flat tensor over memory at an address from libzero."""
         if elements == 0:
             return torch.empty(0, dtype=dtype, device=self.device)
         memory = _DeviceMemory(address, elements * dtype.itemsize)
@@ -137,26 +137,26 @@ class Gpu:
 
     @property
     def stream(self) -> int:
-        """The current stream, as libzero is told of it."""
+        """The current stream, as libzero takes it."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def mark(self) -> Any:
-        """What the work that is enqueued now can be found by."""
+        """A mark behind the work that is enqueued now."""
         return torch.cuda.current_stream(self.device)
 
     def follow(self, mark: Any, tensor: torch.Tensor) -> None:
-        """What is enqueued from now on uses the tensor, and comes behind the marked work."""
+        """Orders work from now on, which uses the tensor, behind the marked work."""
         current = torch.cuda.current_stream(self.device)
         if mark != current:
             current.wait_stream(mark)
             tensor.record_stream(current)
 
     def random_state(self) -> torch.Tensor | None:
-        """Bytes that the device's own generator goes on from."""
+        """The state of the device's own generator."""
         return torch.cuda.get_rng_state(self.device)
 
     def restore_random_state(self, state: torch.Tensor) -> None:
-        """The device's own generator goes on from there."""
+        """Sets the state of the device's own generator."""
         torch.cuda.set_rng_state(state, self.device)
 
 
@@ -176,7 +176,7 @@ class Storage:
         self.flat: torch.Tensor | None = None  # from the first fetch on
 
     def fetch(self, attempt: "Attempt") -> None:
-        """The parameters have their values; blocks until the service has them."""
+        """Gives the parameters their values; blocks until the service has them."""
         address = attempt.fetch(self.group.index)
         try:
             self._fill(address)
@@ -202,22 +202,22 @@ class Storage:
             p.gather(_part(self.flat, p.offset, p.shape))
 
     def release(self, attempt: "Attempt") -> None:
-        """The parameters have no values any more."""
+        """Takes the values away."""
         del attempt
         self.forget()
 
     def abandon(self, attempt: "Attempt") -> None:
-        """release(), of what may not be fetched, while another error is on its way."""
+        """release() while another error is being raised; the group may not be fetched."""
         self.release(attempt)
 
     def forget(self) -> None:
-        """release(), where the service has taken the group back already."""
+        """release() after the service has ended the fetch itself."""
         if self.flat is not None:
             self.flat.untyped_storage().resize_(0)
 
 
 def _part(flat: torch.Tensor, offset: int, shape: torch.Size) -> torch.Tensor:
-    """A tensor in the same storage with a version counter of its own, which a view has not."""
+    """A tensor in the same storage with a version counter of its own; a view has none."""
     strides = torch.empty(shape, device="meta").stride()
     return torch.empty(0, dtype=flat.dtype, device=flat.device).set_(flat.untyped_storage(), offset,
                                                                      shape, strides)
@@ -225,7 +225,7 @@ def _part(flat: torch.Tensor, offset: int, shape: torch.Size) -> torch.Tensor:
 
 def place_of(device: torch.device | str | int | None,
              values: Iterable[torch.Tensor]) -> "Host | Gpu":
-    """The place that `device` names; None: where the values are, host memory if on meta."""
+    """The place that `device` names; None: the place of the values, host memory if on meta."""
     if device is None:
         there = {v.device for v in values if v.device.type != "meta"}
         if len(there) > 1:

@@ -1,7 +1,7 @@
 """Which parameters of a model make which group.
 
 A *unit* is a module whose parameters are fetched and released together; the model itself is the
-last unit and takes what no other has, tied parameters that reach across units too.  Parameters of
+last unit and has what no other unit has, also tied parameters that several units share.  Parameters of
 one unit that differ in dtype, or in whether they are trained, are different *groups* of the layout.
 
 Pure: looks at the model and changes nothing.
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention takes its weights itself
+UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention uses its weights without calling it
 LARGE = 1 << 22  # elements from which a layer outside of any block is a unit of its own
 
 #: What ``groups`` of :func:`zerod.torch.shard` may be.
@@ -24,7 +24,7 @@ Groups = Callable[[str, nn.Module], bool] | Iterable[type | str] | None
 
 @dataclass
 class PlannedParam:
-    """One parameter, however many places of the model have it."""
+    """One parameter, however many modules share it."""
     value: nn.Parameter
     names: list[str]
     places: list[tuple[nn.Module, str]]  # module and attribute
@@ -36,7 +36,7 @@ class PlannedParam:
 
 @dataclass
 class PlannedUnit:
-    """A module and the parameters that come and go with it."""
+    """A module and the parameters that are fetched and released with it."""
     module: nn.Module
     name: str  # "" for the model
     params: list[PlannedParam] = field(default_factory=list)
@@ -50,7 +50,7 @@ class PlannedUnit:
 
 
 def clean(name: str) -> str:
-    """A name without what torch.compile and checkpoint wrappers put in."""
+    """A name without the parts that torch.compile and checkpoint wrappers add."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
@@ -71,7 +71,7 @@ def find_params(model: nn.Module) -> list[PlannedParam]:
 
 
 def _computes_otherwise(kind: type) -> bool:
-    """Whether operations on tensors of this class do not just use its values."""
+    """Whether operations on tensors of this class do more than use their values."""
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     return (function not in (torch.Tensor.__torch_function__.__func__,
                              nn.Parameter.__torch_function__)
@@ -122,7 +122,7 @@ def _callable(module: nn.Module) -> bool:
 
 
 def _large_leaves(model: nn.Module, taken: set[int]) -> list[tuple[str, nn.Module]]:
-    """Embeddings and linear layers outside of blocks that are large enough to come and go."""
+    """Embeddings and linear layers outside of blocks that are large enough for a unit of their own."""
     uses: dict[int, int] = {}
     for module in model.modules():
         for p in module._parameters.values():  # pylint: disable=protected-access
