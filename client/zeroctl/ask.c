@@ -1,4 +1,4 @@
-/* Asking the daemon, and reading what it says. */
+/* Queries of the daemon, and the fields of its answers. */
 #include "ctl.h"
 
 #include <stdarg.h>
@@ -20,7 +20,7 @@ void ctl_error(const char *format, ...)
         fprintf(stderr, "zeroctl: %s\n", text);
 }
 
-/* Names come from other users: they must not steer the terminal (C0, DEL, C1 controls). */
+/* Other users choose names: control characters (C0, DEL, C1) must not reach the terminal. */
 static void scrub_text(json_t *value)
 {
         char *text = strdup(json_string_value(value));

@@ -1,4 +1,4 @@
-/* One job's ranks, windows and memory, as status tells them. */
+/* One job's ranks, windows and memory, from status. */
 #include "ctl.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /*
  * zeroctl export: a job's parameters as a safetensors file.
  *
- * They are read tensor by tensor, a piece at a time, into a file that gets its name when it is
- * whole and on the disk.  If the job has stepped meanwhile there is no file: it would hold
+ * Reads tensor by tensor, piece by piece, into a temporary file, and renames that when it is whole
+ * and on the disk.  If the job has stepped meanwhile there is no file: it would hold
  * parameters of two versions.
  */
 #include "ctl.h"
@@ -29,7 +29,7 @@ struct export
         struct safetensor *tensors; /* in the layout's order */
         uint32_t n;
         uint64_t bytes, done;
-        uint64_t version; /* of what is written; a new connection may find a later one */
+        uint64_t version; /* of the values; a new connection may find a later one */
         char temporary[PATH_MAX];
         int fd;
         struct progress progress;
@@ -162,7 +162,7 @@ static int put_all(struct export *e)
 
 /* ---- one version ----------------------------------------------------------------------- */
 
-/* The latest that any owner's shards are at: each read was of the version then or an earlier one.
+/* The latest version of any owner's shards: every value read before is of that or an earlier one.
  */
 static int version_now(struct ctl *ctl, double *ret)
 {
@@ -181,7 +181,7 @@ static int version_now(struct ctl *ctl, double *ret)
                 {
                         version = json_object_get(shard, "version");
                         if (!json_is_number(version))
-                                *ret = -1; /* its owner is away */
+                                *ret = -1; /* the shard's owner is away */
                         else if (*ret >= 0 && json_number_value(version) > *ret)
                                 *ret = json_number_value(version);
                 }

@@ -1,4 +1,4 @@
-/* Elements of a file as fp32.  Pure. */
+/* bf16 and fp16 widened to fp32.  Pure. */
 #pragma once
 
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The GPUs of a node: whose they are in part, and for what. */
+/* The GPUs of a node: what zerod uses of each, and for what. */
 #include "ctl.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /*
  * zeroctl import: a safetensors file becomes a job's parameters.
  *
- * The whole file's description is held against the job's layout before anything is written: the
- * same names and shapes, types that fp32 holds exactly.  The optimizer's state stays.
+ * Compares the file's header with the job's layout before it writes anything: names and shapes must
+ * be the same, and fp32 must hold the type exactly.  The optimizer's state stays.
  */
 #include "ctl.h"
 
@@ -25,7 +25,7 @@ struct import {
         uint64_t bytes, done;
         struct progress progress;
         float *values;
-        void *raw; /* what the file has of them */
+        void *raw; /* the values as the file has them */
 };
 
 /* ---- file and layout --------------------------------------------------------------- */

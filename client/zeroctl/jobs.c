@@ -1,4 +1,4 @@
-/* zeroctl jobs: the jobs of the cluster; their tables are also part of status and top. */
+/* zeroctl jobs: the jobs of the cluster; status and top show the same tables. */
 #include "ctl.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The known word that a misspelt one was most likely meant to be.  Pure. */
+/* The known word nearest to a misspelt one.  Pure. */
 #pragma once
 
-/* Of n words; NULL if none is near. */
+/* words: n of them.  NULL if none is near. */
 const char *nearest(const char *word, const char *const *words, unsigned n);

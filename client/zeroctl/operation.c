@@ -14,7 +14,7 @@ enum { POLL_MS = 100 };
 
 /* ---- beginning ---------------------------------------------------------------- */
 
-/* One more word of the path; ".." takes one away. */
+/* Appends a word to the path; ".." removes the last one. */
 static bool add_word(char *path, const char *word)
 {
         char *last = strrchr(path, '/');
@@ -32,7 +32,7 @@ static bool add_word(char *path, const char *word)
         return true;
 }
 
-/* The path without "." and "..", which is what daemons take: from the working directory on. */
+/* The absolute path without "." and "..", as daemons require. */
 static int absolute_path(const char *path, char ret[static PATH_MAX])
 {
         char *copy = strdup(path), *rest = copy, *word;
@@ -84,7 +84,7 @@ int operation_begin(struct ctl *ctl, const char *what, const struct operation_co
 
 /* ---- until it is over --------------------------------------------------------------- */
 
-/* Before the first update waits: how long it may. */
+/* Prints, before an update has to wait, how long it may. */
 static void tell_stall(const struct ctl *ctl, const json_t *answer, bool *told)
 {
         const json_t *stall = json_object_get(answer, "predicted_stall_s");
@@ -149,7 +149,8 @@ int operation_carry_out(struct ctl *ctl, const char *what, const struct operatio
         if (r != CTL_OK)
                 return r;
         if (field_number(answer, "id") != id) {
-                ctl_error("%s: another one was begun, and this one's outcome is not known", what);
+                ctl_error("%s: another one has begun, and the outcome of this one is not known",
+                          what);
                 r = CTL_FAILED;
         } else if (strcmp(field_text(answer, "status"), "OK") != 0) {
                 ctl_error("%s: %s (%s)", what, field_text(answer, "error"),

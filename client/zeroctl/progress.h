@@ -1,4 +1,4 @@
-/* One line that tells how far long work is: on a terminal drawn over and over, else not at all. */
+/* A progress line for long work, redrawn on a terminal and left out elsewhere. */
 #pragma once
 
 #include <stdbool.h>
@@ -11,7 +11,7 @@ struct progress {
 void progress_init(struct progress *p, bool quiet);
 /* "writing 1.2 GiB of 4.0 GiB, 910 MiB/s" */
 void progress_show(struct progress *p, const char *what, double bytes, double of);
-/* The line goes. */
+/* Erases the line. */
 void progress_end(struct progress *p);
 double progress_now(void);
 void progress_nap(long ms);

@@ -111,7 +111,7 @@ static bool take_shape(const json_t *j, struct safetensor *t, uint64_t *ret_byte
         return true;
 }
 
-/* data: bytes behind the header, which begin at `base` in the file. */
+/* data: bytes after the header, from `base` in the file. */
 static int take_tensor(const char *name, const json_t *j, uint64_t base, uint64_t data,
                        struct safetensor *t, char *error)
 {
@@ -210,7 +210,7 @@ static int read_header(struct safetensors *s, uint64_t size, uint64_t *ret_lengt
 int safetensors_open(const char *path, struct safetensors *ret,
                      char error[static SAFETENSORS_ERROR])
 {
-        /* not blocking: the open of a FIFO waits for a writer otherwise */
+        /* without O_NONBLOCK the open of a FIFO waits for a writer */
         struct safetensors s = { .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) };
         uint64_t length = 0;
         struct stat st;

@@ -1,10 +1,10 @@
 /*
  * The safetensors format: eight bytes with the length of a JSON object, little-endian; the
- * object, which names each tensor with its type, shape and place; then their bytes, one behind the
- * other, without holes.
+ * object, which has the type, shape and place of each tensor by name; then the tensors' bytes, one
+ * after the other, without holes.
  *
- * A file that is read may hold anything: every length, shape and place is checked before it is
- * used, and what is not in order is refused as a whole.
+ * A file may hold anything: every length, shape and place is checked before use, and a file with
+ * any error is refused as a whole.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ enum { SAFETENSORS_HEADER_MAX = 100000000, SAFETENSORS_DIM_MAX = 8, SAFETENSORS_
 struct safetensor {
         const char *name;  /* in the header's JSON */
         const char *dtype; /* "F32", ... */
-        size_t element;    /* bytes; 0: of a type that is not known here */
+        size_t element;    /* bytes; 0: dtype is not known here */
         uint32_t ndim;
         uint64_t shape[SAFETENSORS_DIM_MAX];
         uint64_t at, bytes; /* in the file */
@@ -29,14 +29,14 @@ struct safetensors {
         size_t n;
 };
 
-/* 0, or -1 and a sentence. */
+/* 0, or -1 and an error sentence. */
 int safetensors_open(const char *path, struct safetensors *ret,
                      char error[static SAFETENSORS_ERROR]);
 void safetensors_close(struct safetensors *s);
-/* NULL: there is none. */
+/* NULL: no tensor has the name. */
 const struct safetensor *safetensors_find(const struct safetensors *s, const char *name);
 
-/* The bytes before the tensors' own, for tensors whose `at` is counted from the first of them; the
- * caller frees them.  metadata: an object of strings, taken over. */
+/* Makes the bytes that precede the tensors' own; each tensor's `at` counts from the first tensor's
+ * byte.  The caller frees *ret.  metadata: an object of strings; the function takes it over. */
 int safetensors_header(const struct safetensor *tensors, size_t n, json_t *metadata, char **ret,
                        size_t *ret_size);

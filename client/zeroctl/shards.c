@@ -1,4 +1,4 @@
-/* zeroctl shards: who holds which part of every group, and in how many bytes. */
+/* zeroctl shards: which node holds which part of every group, and in how many bytes. */
 #include "ctl.h"
 
 #include "table.h"

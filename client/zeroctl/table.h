@@ -1,7 +1,6 @@
 /*
  * Tables for people: columns as wide as their widest cell, numbers to the right.
- * Cells are added row by row; the first row is the header.  Out of memory ends the
- * program.
+ * Add cells row by row; the first row is the header.  The program exits if memory is used up.
  */
 #pragma once
 
@@ -24,15 +23,15 @@ struct table {
         bool right[TABLE_COLUMNS];
 };
 
-/* Headers parted by '|'; one that begins with '>' is a column of numbers. */
+/* headers: separated by '|'; one that begins with '>' heads a column of numbers. */
 void table_init(struct table *table, const char *headers);
 void table_deinit(struct table *table);
 void table_add(struct table *table, enum paint paint, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 /* Prints nothing if there is only the header. */
 void table_print(const struct table *table, FILE *out, bool colour);
-/* Characters that a UTF-8 text takes on a terminal, about. */
+/* About how many columns a UTF-8 text takes on a terminal. */
 unsigned text_width(const char *text);
-/* The escape sequence of a paint, and of none at all; "" without colour. */
+/* The escape sequence that begins a paint, or ends it; "" without colour. */
 const char *paint_begin(enum paint paint, bool colour);
 const char *paint_end(enum paint paint, bool colour);

@@ -1,6 +1,6 @@
 /*
  * zeroctl top: jobs and traffic, once a second, on the terminal's alternate screen.
- * The terminal is put back as it was on every way out: q, a signal, an error.
+ * Restores the terminal at every end: q, a signal, an error.
  */
 #include "ctl.h"
 
@@ -41,7 +41,7 @@ static const json_t *find_peer(const json_t *status, const char *node)
         return NULL;
 }
 
-/* Bytes a second since the last picture; "-" if there was none. */
+/* Bytes a second since the last picture; "-" for the first picture. */
 static void add_rate(struct table *t, const json_t *peer, const json_t *before, const char *way,
                      const char *kind, double seconds)
 {
@@ -113,7 +113,7 @@ static void end(int signal_number)
 
 static void redraw(int signal_number)
 {
-        /* being interrupted is enough: the wait for a key ends */
+        /* the signal itself ends the wait for a key */
 }
 
 static void catch_signals(void)
@@ -126,7 +126,7 @@ static void catch_signals(void)
         sigaction(SIGWINCH, &redrawing, NULL);
 }
 
-/* Alternate screen, no cursor, no wrapping; keys come at once and are not shown. */
+/* Alternate screen, no cursor, no wrapping, no echo; each key is read at once. */
 static bool terminal_enter(struct termios *ret_before)
 {
         struct termios raw;
@@ -147,7 +147,7 @@ static void terminal_leave(const struct termios *before)
         tcsetattr(STDIN_FILENO, TCSANOW, before);
 }
 
-/* As many lines as the terminal has. */
+/* Draws as many lines as the terminal has. */
 static void draw(const char *picture)
 {
         struct winsize size = { 0 };

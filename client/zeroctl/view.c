@@ -22,7 +22,7 @@ static void join(char *text, size_t size, const json_t *names)
         }
 }
 
-/* Whose shards a node holds a second time; "-" if nobody's. */
+/* The owner that a node mirrors, or "-". */
 static const char *mirrored(const json_t *view, const char *node)
 {
         json_t *m;

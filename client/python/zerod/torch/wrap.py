@@ -249,7 +249,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     grad_dtype = _grad_dtype(planned)
     reduce_dtype = reduce_dtype or grad_dtype
     if reduce_dtype not in DTYPES:
-        raise ValueError(f"reduce_dtype is torch.float32, torch.bfloat16 or torch.float16, not {reduce_dtype}")
+        raise ValueError("reduce_dtype is torch.float32, torch.bfloat16 or torch.float16, not "
+                         f"{reduce_dtype}")
     initialize.prepare(model, init_fn)
     place = place_of(device, (p.value for u in planned for p in u.params))
     sharded = Sharded(model, stage, prefetch, place)
