@@ -353,7 +353,7 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message
         rank->pid = needs->pid;
         rank->hold_groups = needs->hold_groups;
         rank->grad_dtype = needs->grad_dtype;
-        list_init(&rank->due);
+        list_init(&rank->ordered);
         list_init(&rank->link);
         if (needs->n_events &&
             rank_make_events(rank, needs->event_handles, needs->n_events, events_opened)) {
@@ -382,7 +382,7 @@ void rank_leave(struct rank *rank, bool orderly)
 
         if (!rank)
                 return;
-        due_drop(rank);
+        ordered_drop(rank);
         job = rank->job;
         if (!job) {
                 rank->left = true;
@@ -433,7 +433,7 @@ void ranks_fail(struct job *job, int status, const char *text)
                 if (rank && rank->closing)
                         request_end(STEAL(rank->closing), status, "%s", text);
                 if (rank)
-                        due_fail(rank, status, text);
+                        ordered_fail(rank, status, text);
         }
 }
 

@@ -1,6 +1,6 @@
 /*
  * local.h - shared by attaching (attach.c, entering.c), what attached ranks do (rank.c), what is
- * made on a rank's GPU (making.c), and messages that wait for it (due.c).
+ * made on a rank's GPU (making.c), and messages that wait for it (stream_order.c).
  */
 #pragma once
 
@@ -55,16 +55,16 @@ uint32_t makings_waits(const struct job *job, struct wait_line *lines, uint32_t 
 /* What it waits for. */
 void making_describe(const struct making *m, struct wait_line *ret);
 
-/* ---- due.c ---- */
+/* ---- stream_order.c ---- */
 
-enum due_kind { DUE_RELEASE, DUE_PUSH, DUE_NORM, DUE_STEP };
+enum ordered_kind { ORDERED_RELEASE, ORDERED_PUSH, ORDERED_NORM, ORDERED_STEP };
 
-/* A message that names this event (1 + its number; 0: none) is not to count at once. */
-bool due_later(const struct rank *rank, uint32_t event);
-/* Has it counted, and its request ended, when its turn has come; m is copied. */
-int due_add(struct rank *rank, enum due_kind kind, const ProtobufCMessage *m, uint32_t event,
+/* Whether a message that names this event (1 + its number; 0: none) has to wait. */
+bool ordered_waits(const struct rank *rank, uint32_t event);
+/* Queues a copy of m: it takes effect, and ends its request, when its turn has come. */
+int ordered_add(struct rank *rank, enum ordered_kind kind, const ProtobufCMessage *m, uint32_t event,
             struct request *r, struct fault *fault);
-/* Is something of the rank's waited for, and for what? */
-bool due_waits(const struct rank *rank, struct wait_line *ret);
-/* The session has ended: nothing of it counts any more, its leases and its events end. */
-void due_drop(struct rank *rank);
+/* Whether messages of the rank wait, and what the first one waits for. */
+bool ordered_describe_first(const struct rank *rank, struct wait_line *ret);
+/* The session has ended: its messages have no effect any more, its leases and events end. */
+void ordered_drop(struct rank *rank);

@@ -128,9 +128,9 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
         if (rank->holds[group] != HOLD_HELD)
                 return fault_set(fault, ZERO_ENOTHELD, "group '%s' is not held",
                                  rank->job->layout->groups[group].name);
-        later = due_later(rank, release->event);
+        later = ordered_waits(rank, release->event);
         if (later)
-                status = due_add(rank, DUE_RELEASE, &release->base, release->event, r, fault);
+                status = ordered_add(rank, ORDERED_RELEASE, &release->base, release->event, r, fault);
         if (status)
                 return status;
         rank->holds[group] = HOLD_NONE;
@@ -177,10 +177,10 @@ int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, stru
 {
         int status = group_check(rank, push->group, fault);
 
-        if (!due_later(rank, push->event))
+        if (!ordered_waits(rank, push->event))
                 return rank_push_now(rank, push, r, fault);
         if (!status)
-                status = due_add(rank, DUE_PUSH, &push->base, push->event, r, fault);
+                status = ordered_add(rank, ORDERED_PUSH, &push->base, push->event, r, fault);
         if (status)
                 rank_push_refused(rank, push->attempt);
         return status;
@@ -405,8 +405,8 @@ int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r, 
 
 int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault)
 {
-        if (due_later(rank, 0))
-                return due_add(rank, DUE_NORM, &norm->base, 0, r, fault);
+        if (ordered_waits(rank, 0))
+                return ordered_add(rank, ORDERED_NORM, &norm->base, 0, r, fault);
         return rank_norm_now(rank, norm, r, fault);
 }
 
@@ -425,8 +425,8 @@ int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r, 
 
 int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault)
 {
-        if (due_later(rank, step->event))
-                return due_add(rank, DUE_STEP, &step->base, step->event, r, fault);
+        if (ordered_waits(rank, step->event))
+                return ordered_add(rank, ORDERED_STEP, &step->base, step->event, r, fault);
         return rank_step_now(rank, step, r, fault);
 }
 
@@ -478,7 +478,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
                 if (!rank || rank->closing || rank->attaching)
                         continue;
                 rank_describe(rank, line);
-                *ret_waiting = due_waits(rank, line) || *ret_waiting;
+                *ret_waiting = ordered_describe_first(rank, line) || *ret_waiting;
                 used++;
         }
         used += makings_waits(job, lines + used, n - used);

@@ -100,7 +100,7 @@ struct rank {
         enum hold *holds;           /* [group] */
         struct push_window *window;
         struct gather *gather; /* the window that it maps; set with job */
-        struct list due;       /* messages whose GPU work is not done (due.c) */
+        struct list ordered;   /* messages whose GPU work is not done (stream_order.c) */
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits for the job to start */
         struct request *closing;   /* waits in zero_norm() or zero_step() */
@@ -148,10 +148,10 @@ void rank_begin_attempt(struct rank *rank, bool decided);
 uint32_t rank_accepted(const struct rank *rank, uint32_t group);
 /* The owners do not carry zero_step() out: the calls of local ranks fail, the attempt goes on. */
 void ranks_refuse_step(struct job *job, int status, const char *text);
-/* The same for all calls of a rank that wait for its GPU. */
-void due_fail(struct rank *rank, int status, const char *text);
-/* A push or the end of the step waits so. */
-bool due_any(const struct rank *rank);
+/* The same for all calls of a rank that wait for its GPU (stream_order.c). */
+void ordered_fail(struct rank *rank, int status, const char *text);
+/* Whether a push or the end of the step waits for the GPU. */
+bool ordered_any(const struct rank *rank);
 /* Without a rank that was lost the attempt cannot end: ZERO_ELOSTRANK and its name, or OK. */
 int job_lost(const struct job *job, struct fault *fault);
 /* A rank has attached on another node: that session of it here, if it lives, is told and ends. */
