@@ -1,10 +1,9 @@
 /*
  * Causal multi-head attention, one head of one sequence at a time.
  *
- * Heads are read and written where they lie between the others, by the strides of the matrix
- * products; nothing is transposed in memory.  The score matrix is walked in bands of
- * ATTENTION_ROWS rows, and a band's columns end at its last row, which saves nearly half of the
- * work of a full matrix.
+ * The matrix products read and write heads in place, by strides; nothing is transposed in memory.
+ * The score matrix is computed in bands of ATTENTION_ROWS rows.  A band's columns end at its last
+ * row, which saves nearly half of the work of a full matrix.
  */
 #include "block.h"
 #include "ops.h"

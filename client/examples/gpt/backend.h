@@ -1,8 +1,8 @@
 /*
  * Who holds the parameters and updates them: zerod, or this process (--local).
  *
- * A backend is a seam for the model plus the end of a step.  Calls return 0 or a zero_status;
- * backend->fault then holds the sentence.  One thread.
+ * A backend is a seam for the model plus the end of a step.  Calls return 0 or a zero_status, and
+ * put the error sentence into backend->fault.  One thread.
  */
 #pragma once
 
@@ -20,7 +20,7 @@ struct backend_ops {
                     struct zero_result *ret_result);
         /* Committed steps. */
         uint64_t (*version)(const struct backend *backend);
-        /* Steps that were decided, committed or skipped, as far as this rank knows. */
+        /* Decided steps, committed or skipped, as far as this rank knows. */
         uint64_t (*decided)(const struct backend *backend);
         /* The loss scale to go on with after at least one of them. */
         double (*loss_scale)(const struct backend *backend);
@@ -28,7 +28,7 @@ struct backend_ops {
 };
 
 struct backend {
-        struct seam seam; /* first: the seam's calls find their backend by it */
+        struct seam seam; /* first, so that the seam's calls find their backend */
         const struct backend_ops *ops;
         struct fault fault;
 };
@@ -42,13 +42,13 @@ struct backend_zero_options {
         enum zero_dtype dtype; /* of parameters and gradients, as in the spec */
         enum zero_on_lost on_lost_rank;
         uint32_t stage;     /* 1 to 3 (ZeRO's) */
-        bool accumulate;    /* micro-batches are added up here, not by the owners */
+        bool accumulate;    /* this process adds up micro-batches, not the owners */
         const char *device; /* "cuda:N": views and gradients lie there; NULL: in host memory */
         bool put;           /* a new job gets its first values from gpt_spec_values() */
         uint64_t seed;
 };
 
-/* Connects and attaches; blocks until all ranks are there. */
+/* Connects and attaches; blocks until all ranks have attached. */
 int backend_zero_new(const struct gpt_spec *spec, const struct backend_zero_options *options,
                      struct fault *fault, struct backend **ret_backend);
 

@@ -1,14 +1,14 @@
 /*
- * The model states are zerod's: groups are fetched and pushed by libzero.
+ * zerod has the model states: the trainer fetches and pushes groups through libzero.
  *
  * The ZeRO stage is the trainer's habit only; the daemon does not know it.
- *   1  every group is fetched at the step's first use and held; gradients are pushed
- *      together when the backward has ended (which it does with group 0)
- *   2  as 1, but a gradient is pushed as soon as it is ready
- *   3  a group is also released after use, and fetched again for the backward; the one that comes
- *      next is asked for meanwhile
- * fp32 groups are computed on where they lie in shared memory, and their gradients written there.
- * For bf16 and fp16, and with a device, both pass through an fp32 buffer, one a group in use.
+ *   1  fetches every group at its first use in the step and holds it; pushes all gradients when the
+ *      backward has ended (with group 0)
+ *   2  as 1, but pushes a gradient as soon as it is ready
+ *   3  also releases a group after use, fetches it again for the backward, and prefetches the next
+ *      group meanwhile
+ * The trainer computes on fp32 groups in shared memory, and writes their gradients there.  For bf16
+ * and fp16, and with a device, both pass through an fp32 buffer, one for each group in use.
  *
  * With each step a rank keeps the number of those that were decided.  That something is kept also
  * says, before the first commit, that the first values were put.
@@ -27,13 +27,13 @@
 
 enum {
         HOLD_GROUPS = 3, /* at stage 3: the current one, the one prefetched, one to spare */
-        PUSH_GROUPS = 4, /* at stages 2 and 3: what reduction may lag behind */
+        PUSH_GROUPS = 4, /* at stages 2 and 3: groups that reduction may lag behind */
 };
 
 struct group {
-        const void *view;   /* what zero_fetch() gave */
+        const void *view;   /* from zero_fetch() */
         real *params, *sum; /* fp32 buffers: of the view, of the gradient so far */
-        bool started;       /* the gradient has been asked for in this step and not been pushed */
+        bool started;       /* this step has begun the gradient and not pushed it */
 };
 
 struct remote {
@@ -51,14 +51,14 @@ static struct remote *remote_of(const struct seam *seam)
         return (struct remote *)(void *)seam;
 }
 
-/* The views end with zero_release() or zero_step(); this is what is ours of them. */
+/* zero_release() or zero_step() ends the views; this forgets them. */
 static void forget(struct remote *remote, struct group *group)
 {
         group->view = NULL;
         buffers_give(&remote->buffers, STEAL(group->params));
 }
 
-/* After a step, an aborted one too, no view and no gradient is left. */
+/* After a step, also an aborted one, no view and no gradient is left. */
 static void forget_all(struct remote *remote)
 {
         for (uint32_t i = 0; i < remote->spec->n_groups; i++) {
@@ -69,7 +69,7 @@ static void forget_all(struct remote *remote)
         }
 }
 
-/* Keeps libzero's sentence. */
+/* Keeps libzero's error sentence. */
 static int settle(struct remote *remote, int status)
 {
         if (status)
@@ -115,7 +115,7 @@ static struct zero_sync *sync_of(const struct remote *remote)
         return remote->device ? device_sync(remote->device) : NULL;
 }
 
-/* Between the group in its own dtype, in the window, and in fp32. */
+/* Converts between the group in the window, in its own dtype, and fp32. */
 static int load(struct remote *remote, uint32_t index, const void *view, real *to)
 {
         enum zero_dtype dtype = remote->options.dtype;

@@ -1,8 +1,8 @@
 /*
  * One transformer block, pre-LayerNorm: x += attention(ln_1(x)); x += mlp(ln_2(x)).
  *
- * Activations are matrices of `rows` = sequences x context rows.  What the backward needs is
- * kept in struct block_state.
+ * Activations are matrices of `rows` = sequences x context rows.  What the backward needs is in
+ * struct block_state.
  */
 #pragma once
 

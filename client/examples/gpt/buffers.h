@@ -1,5 +1,5 @@
 /*
- * A stack of equal buffers that are taken and given back often: pages stay mapped.
+ * A stack of equal buffers for frequent use: their pages stay mapped.
  */
 #pragma once
 
@@ -13,7 +13,7 @@ struct buffers {
 };
 
 void buffers_init(struct buffers *buffers, size_t elements);
-/* Frees what was given back. */
+/* Frees the buffers that were given back. */
 void buffers_deinit(struct buffers *buffers);
 /* Contents are undefined.  Returns 0 or -ENOMEM. */
 int buffers_take(struct buffers *buffers, real **ret_buffer);

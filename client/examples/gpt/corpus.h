@@ -1,9 +1,9 @@
 /*
  * The text: its first nine tenths are for training, the rest is for validation.
  *
- * Rule: which bytes a sequence of a step holds depends on the seed, the step and the number of the
- * sequence in the whole step (over all ranks and micro-batches) alone.  So n ranks with a
- * batch of b see what one rank with a batch of n * b sees.
+ * Rule: the bytes of a sequence depend on the seed, the step, and the sequence's number in the
+ * whole step (over all ranks and micro-batches), and on nothing else.  So n ranks with a batch of b
+ * see the same bytes as one rank with a batch of n * b.
  */
 #pragma once
 

@@ -1,9 +1,9 @@
 /*
  * Views and gradients on a GPU, for a trainer that computes on the CPU: copies between the two.
  *
- * A trainer with kernels of its own has no use for this: it works on the addresses that
- * zero_fetch() and zero_grad() give, and names its stream with zero_release(), zero_push() and
- * zero_step(). The copies go through zerod's plugin, so that this example is built without CUDA.
+ * A trainer with kernels of its own does not need this: it works on the addresses from
+ * zero_fetch() and zero_grad(), and passes its stream to zero_release(), zero_push() and
+ * zero_step().  The copies go through zerod's plugin, so that this example builds without CUDA.
  */
 #pragma once
 
@@ -19,10 +19,10 @@ struct device;
 int device_new(const char *name, size_t bytes, struct fault *fault, struct device **ret_device);
 /* NULL is allowed. */
 void device_free(struct device *device);
-/* Host memory for what is copied, of the size that device_new() was given. */
+/* Host memory for copies, of the size passed to device_new(). */
 void *device_staging(const struct device *device);
-/* Between host and GPU, either way; done when it returns.  A zero_status. */
+/* Copies between host and GPU, either way, and waits for the end.  A zero_status. */
 int device_copy(const struct device *device, void *to, const void *from, size_t bytes,
                 struct fault *fault);
-/* The stream that the copies are on. */
+/* The stream of the copies. */
 struct zero_sync *device_sync(struct device *device);

@@ -16,11 +16,11 @@
 
 struct gpt {
         const struct gpt_spec *spec;
-        uint32_t sequences; /* the most there is room for */
+        uint32_t sequences; /* the most that fit */
         struct block_shape shape;
         real *memory;
         struct block_state *states; /* by layer */
-        real **streams;             /* [layers + 1]: what goes into layer i, and out of the last */
+        real **streams;             /* [layers + 1]: the input of layer i; last, the output */
         real *lnf, *lnf_mean, *lnf_rstd;
         real *logits;
         real *d; /* gradient of the stream */

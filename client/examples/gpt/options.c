@@ -163,7 +163,7 @@ static int parse_choice(const struct entry *entry, const char *from, const char 
         return fault_set(fault, ZERO_EINVAL, "%s: '%s' is none of %s", from, argument, names);
 }
 
-/* from: what the argument belongs to, for the person. */
+/* from: the option or variable of the argument, for the error. */
 static int set(const struct entry *entry, const char *from, const char *argument,
                struct fault *fault, struct options *options)
 {
@@ -211,7 +211,7 @@ static int set_arguments(int argc, char **argv, struct fault *fault, struct opti
         for (int i = 0; i < ENTRIES; i++)
                 table[i] = (struct option){ entries[i].name, entries[i].kind != FLAG, NULL, i };
         opterr = 0;
-        optind = 0; /* start anew */
+        optind = 0; /* restart getopt */
         int index, r = 0;
         while (!r && (index = getopt_long(argc, argv, "+:", table, NULL)) != -1) {
                 char from[64];

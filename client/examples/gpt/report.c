@@ -1,5 +1,5 @@
 /*
- * Rank 0 speaks for all; every rank may keep a loss file of its own loss.
+ * Rank 0 reports for all ranks; each rank may write its own loss to a file.
  */
 #include "report.h"
 

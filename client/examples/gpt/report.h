@@ -22,7 +22,7 @@ int report_init(const struct options *options, struct fault *fault, struct repor
 void report_deinit(struct report *report);
 
 void report_model(const struct report *report, uint64_t parameters, uint64_t groups);
-/* The clock of throughput and remaining time starts; decided: steps committed or skipped. */
+/* Starts the clock of throughput and remaining time; decided: steps committed or skipped. */
 void report_begin(struct report *report, uint32_t step, uint64_t decided);
 /* step: the steps done so far; loss: this rank's own.  A skipped step is only counted. */
 void report_step(struct report *report, uint32_t step, double loss, double lr,

@@ -2,8 +2,8 @@
  * What the model sees of the service that holds its parameters: a group's parameters
  * while it works on the group, and a place for the group's gradient.
  *
- * Every call returns 0 or a positive code that the model only forwards; who made the seam knows
- * the sentence that belongs to it.  Calls may block.
+ * Every call returns 0 or a positive code that the model only forwards; the seam's owner has the
+ * error sentence.  Calls may block.
  */
 #pragma once
 

@@ -9,7 +9,7 @@
 #include "random.h"
 
 enum extent { NONE, WIDTH, WIDTH_3, WIDTH_4, BYTES, CONTEXT };
-/* RESIDUAL: what is added to the residual stream, scaled down by the number of additions. */
+/* RESIDUAL: output that is added to the residual stream, scaled down by the number of additions. */
 enum values { ZEROS, ONES, NORMAL, RESIDUAL };
 
 struct entry {

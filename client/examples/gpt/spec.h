@@ -2,9 +2,9 @@
  * What the model looks like: its tensors, in the groups in which they are fetched and pushed.
  *
  * Group 0 is the embeddings (wte, wpe), then follows a group for each block, last the final
- * LayerNorm with the output head.  The head is not tied to wte: tied, the first group would be
- * needed at both ends of the pass and would get its gradient from two places; with 256 symbols
- * an own head costs 256 x width parameters, next to nothing.
+ * LayerNorm with the output head.  The head is not tied to wte: if it were, the pass would need the
+ * first group at both ends, and the group's gradient would come from two places.  With 256 symbols
+ * a separate head costs 256 x width parameters, next to nothing.
  * Offsets are libzero's, so that one layout serves both backends.
  */
 #pragma once
@@ -55,7 +55,7 @@ int gpt_spec_init(const struct gpt_config *config, enum zero_dtype dtype, bool p
                   struct gpt_spec *ret_spec);
 void gpt_spec_deinit(struct gpt_spec *spec);
 
-/* Where a tensor of a group begins in the group; index: enum gpt_..._tensor. */
+/* The offset of a tensor in its group; index: enum gpt_..._tensor. */
 uint64_t gpt_spec_offset(const struct gpt_spec *spec, uint32_t group, uint32_t index);
 /* Elements of the largest group. */
 uint64_t gpt_spec_largest(const struct gpt_spec *spec);
