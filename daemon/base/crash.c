@@ -1,4 +1,5 @@
-/* Where a test wants the process to die, and how often that was passed; see crash.h. */
+/* The point at which a test wants the process to die, and how often the process passed it; see
+ * crash.h. */
 #include "daemon/base/crash.h"
 
 #include <signal.h>

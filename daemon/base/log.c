@@ -1,8 +1,8 @@
 /*
  * log.c - one line an event on standard error.
  *
- * A line is put together on the stack and leaves in one write(), so that lines of several
- * threads do not mix.  What does not fit is cut and ends in "...".
+ * A line is built on the stack and written by one write(), so that lines of several threads do
+ * not mix.  A line that is too long is cut and ends in "...".
  */
 #include "daemon/base/log.h"
 
@@ -71,8 +71,8 @@ static size_t write_prefix(char *line, size_t size, enum log_level level)
 }
 
 /*
- * Appends text and a line feed; leaves room for the mark of a cut.  Text that is not
- * printable UTF-8 as a whole loses all that is not ASCII to escapes.
+ * Appends text and a line feed; leaves room for the mark of a cut.  If any of the text is not
+ * printable UTF-8, every byte that is not ASCII becomes an escape.
  */
 static size_t write_text(char *line, size_t n, size_t size, const char *text, bool cut)
 {
@@ -99,7 +99,7 @@ static void write_all(const char *line, size_t n)
 
                 if (k < 0 && errno == EINTR)
                         continue;
-                if (k <= 0) /* nobody reads: a log line is not worth more */
+                if (k <= 0) /* nobody reads: do not wait for one log line */
                         return;
                 line += k;
                 n -= (size_t)k;
@@ -130,7 +130,7 @@ static uint64_t now_ms(void)
         return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Whether the line of a user is to be written; what others left out is. */
+/* Whether to write a user's line.  Before that, says how many lines the log left out, if any. */
 static bool limit_pass(const char *format, uint32_t user, const char *text)
 {
         char told[LOG_LIMIT_TEXT + 100];
@@ -158,7 +158,7 @@ void log_tick(void)
         } while (some);
 }
 
-/* user: NULL if it is nobody's doing. */
+/* user: NULL if no user caused the line. */
 static void write_formatted(enum log_level level, const uint32_t *user, const char *format,
                             va_list args)
 {

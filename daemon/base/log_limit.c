@@ -8,7 +8,7 @@ static bool key_over(const struct log_key *key, uint64_t now_ms)
         return now_ms - key->since_ms >= LOG_LIMIT_MS;
 }
 
-/* What it left out, in words; false: nothing. */
+/* Says how many lines the log left out; false: none. */
 static bool key_tell(struct log_key *key, char *ret_told)
 {
         if (!key->message || !key->left_out)

@@ -1,6 +1,6 @@
 /*
- * conf.c - puts the sources together: defaults, file, environment, command line, and
- * at last those defaults that depend on where the process runs.
+ * conf.c - applies the sources in order: defaults, file, environment, command line, and last the
+ * defaults that depend on where the process runs.
  */
 #include "daemon/conf/cluster_parse.h"
 #include "daemon/conf/source.h"
@@ -46,7 +46,7 @@ static int set_joined(struct loaded *l, const struct option *o, const char *dire
         return loaded_set(l, o, path, (struct origin){ CONF_DEFAULT }, where, fault);
 }
 
-/* What a service manager gives, the system's, or the user's. */
+/* The directory that a service manager names, else the user's, else the system's. */
 static int resolve_view_dir(struct loaded *l, struct fault *fault)
 {
         static const struct {
@@ -148,7 +148,7 @@ static void print_option(void *arg, const char *name, const char *value, const c
         printf("%s = %s  ; %s\n", name, value, source);
 }
 
-/* What --check prints; as for a start, the key files are read. */
+/* What --check prints.  Reads the key files, as a start does. */
 static int report(const struct conf *conf, struct fault *fault)
 {
         struct cluster cluster;

@@ -1,5 +1,5 @@
 /*
- * help.c - what `zerod --help` prints, out of the table.
+ * help.c - what `zerod --help` prints, from the option table.
  */
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * key.c - the file with the cluster's key: 32 bytes, or 64 hexadecimal digits and perhaps
  * a line feed.
  *
- * Rule: the key leaves nothing of itself behind in buffers, and nothing of it gets into a fault.
+ * Rule: no buffer keeps any of the key, and no fault shows any of it.
  */
 #include "daemon/conf/cluster_parse.h"
 

@@ -1,4 +1,4 @@
-/* Options with the places that their values came from: made, set, listed and freed. */
+/* All options with the source of each value: made, set, listed and freed. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

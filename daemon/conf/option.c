@@ -94,7 +94,7 @@ bool option_is_string(const struct option *o)
         return o->kind < CONF_COUNT;
 }
 
-/* Digits, and for a size one suffix; false also where it does not fit 64 bits. */
+/* Digits, and for a size one suffix; false also for a number beyond 64 bits. */
 static bool parse_number(const char *text, bool size, uint64_t *ret)
 {
         uint64_t x = 0;

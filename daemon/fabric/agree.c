@@ -1,4 +1,4 @@
-/* How a link's bulk path comes to be, and what its end lets go on; see links.h. */
+/* Makes and closes a link's bulk path; see links.h. */
 #include "daemon/fabric/links.h"
 
 #include <errno.h>
@@ -75,7 +75,7 @@ void link_peer_drop_bulk(struct link_peer *peer)
 
 /* ---- GPU memory ---- */
 
-/* Its end of the path that was just made; what the higher node says counts for both. */
+/* Decides about GPU memory for this end of a new path; the higher node decides for both ends. */
 static void settle_gpu(struct link_peer *peer)
 {
         const struct links *links = peer->links;
@@ -92,7 +92,7 @@ static void settle_gpu(struct link_peer *peer)
         peer->bulk->gpu = !peer->why_staged;
 }
 
-/* The lower node has heard of the other end. */
+/* The lower node knows now whether the other end takes GPU memory. */
 static void settle_gpu_by_other(struct link_peer *peer)
 {
         if (!peer->bulk->gpu || peer->takes_gpu)
@@ -102,8 +102,8 @@ static void settle_gpu_by_other(struct link_peer *peer)
         probe_without_gpu(peer->probe);
 }
 
-/* The path has failed before it was agreed on.  Perhaps GPU memory is to blame: the link is made
- * once more, and then without.  False: it is not. */
+/* A path failed before both sides agreed on it, perhaps because of GPU memory: makes the link anew,
+ * and after GPU_TRIES failures without GPU memory.  False: GPU memory was not in use. */
 static bool retry_without_gpu(struct link_peer *peer, const char *why)
 {
         if (!peer->bulk || !peer->bulk->gpu || peer->choice.state == CHOICE_UP ||

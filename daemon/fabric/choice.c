@@ -26,7 +26,7 @@ static unsigned go_up(struct choice *choice, enum choice_path path)
         return CHOICE_GO_UP;
 }
 
-/* Lower: UCX is out of the question, or has failed. */
+/* Lower: UCX cannot be used or has failed. */
 static unsigned ask_tcp(struct choice *choice)
 {
         if (choice->ucx_only)
@@ -106,7 +106,7 @@ static unsigned lower_step(struct choice *choice, enum choice_event event)
         }
 }
 
-/* Higher: its UCX has failed; what now is for the lower one to say. */
+/* Higher: its UCX has failed; the lower node decides what to do. */
 static unsigned tell_failed(struct choice *choice)
 {
         choice->state = CHOICE_WAITING;
@@ -171,7 +171,7 @@ uint32_t choice_deadline_ms(const struct choice *choice)
         case CHOICE_PROPOSED:
         case CHOICE_PROBING:
         case CHOICE_PROBED:
-                /* the higher one leaves it to the lower to give up first */
+                /* so that the lower node gives up first */
                 return choice->lower ? FABRIC_PROBE_MS : 3 * FABRIC_PROBE_MS;
         default:
                 return DOOR_HANDSHAKE_MS + 3 * FABRIC_PROBE_MS;

@@ -1,8 +1,8 @@
 /*
- * What the daemon sees of the other nodes; see fabric.h and core.h.
+ * The other nodes as the daemon sees them; see fabric.h and core.h.
  *
- * Messages to self, and all messages where a delay is asked for, wait packed in a list of
- * their peer, in order; the rest goes straight to the carrier.
+ * Messages to self wait, packed and in order, in a list of their peer, and so do all messages when
+ * the options ask for a delay.  Other messages go to the carrier at once.
  */
 #include "daemon/fabric/core.h"
 
@@ -76,14 +76,14 @@ static void deliver(struct fabric *fabric, uint32_t node, const Zero__LinkMessag
                 fabric->events.message(fabric->events.arg, node, m);
 }
 
-/* Its time has come. */
+/* A message whose delay is over. */
 static void pass_on(struct fabric_peer *peer, const struct waiting *waiting)
 {
         struct fabric *fabric = peer->fabric;
         Zero__LinkMessage *m = zero__link_message__unpack(NULL, waiting->size, waiting->packed);
 
         if (!m) {
-                /* out of memory, and a message must not be left out silently */
+                /* out of memory: the link ends, for no message may be lost silently */
                 fabric_cut(fabric, peer->node, "out of memory");
                 return;
         }
@@ -94,7 +94,7 @@ static void pass_on(struct fabric_peer *peer, const struct waiting *waiting)
         zero__link_message__free_unpacked(m, NULL);
 }
 
-/* Passes on what is due of what waits now; a message to self may bring another one. */
+/* Passes on the due messages that wait now; a message to self may add another one. */
 static void pass_on_due(struct fabric_peer *peer)
 {
         uint64_t now = uv_now(peer->fabric->loop);
@@ -119,7 +119,7 @@ static void pass_on_due(struct fabric_peer *peer)
 
 static void on_timer(uv_timer_t *timer);
 
-/* For the first message that is due. */
+/* Starts the timer for the first message that becomes due. */
 static void timer_set(struct fabric *fabric)
 {
         uint64_t first = UINT64_MAX, now = uv_now(fabric->loop);

@@ -169,8 +169,8 @@ static enum bulk_seal seal_of(const struct fabric_options *options)
                                                                : BULK_AUTHENTICATED;
 }
 
-/* Where UCX may be used, it is; where it need not be, its absence is only noted.  It does not
- * encrypt: where payloads must be, they go by TCP. */
+/* Opens UCX where the options allow UCX; without UCX the fabric goes on unless the options demand
+ * UCX.  UCX does not encrypt: payloads that must be encrypted go over TCP. */
 static int open_ucx(struct links *links, const struct fabric_options *options, struct fault *fault)
 {
         struct fault mine = { 0 };

@@ -9,7 +9,7 @@
 #include "daemon/device/gpu.h"
 #include "proto/cleanup.h"
 
-/* The large one goes by rendezvous, where there is one. */
+/* The large probe goes by rendezvous where the path has rendezvous. */
 enum { SMALL = 64, LARGE = 64 << 10, PROBES = 2 };
 static const size_t sizes[PROBES] = { SMALL, LARGE };
 enum { GPU_TRANSFER = PROBES + 1 };
@@ -17,7 +17,7 @@ _Static_assert((int)LARGE >= (int)BULK_GPU_MIN, "the large one may lie in GPU me
 
 struct probe {
         struct bulk_peer *bulk;
-        void (*ended)(void *arg, bool whole); /* NULL: it has been, or the owner has left */
+        void (*ended)(void *arg, bool whole); /* NULL: it was called, or the owner is gone */
         void *arg;
         unsigned pending; /* ops */
         bool sent, freed;
@@ -108,7 +108,7 @@ static void fill(struct probe *probe, uint64_t token)
 int probe_new(struct bulk_peer *bulk, uint64_t token, void (*ended)(void *arg, bool whole),
               void *arg, struct probe **ret)
 {
-        /* mapped, so that the heap does not keep what all peers' probes have taken at once */
+        /* mapped, so that the heap does not keep the memory of all peers' probes */
         struct probe *probe = mmap(NULL, sizeof *probe, PROT_READ | PROT_WRITE,
                                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 

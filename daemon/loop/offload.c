@@ -64,7 +64,7 @@ static struct offload_task *queue_take(struct queue *q)
         return task;
 }
 
-/* With the mutex held; NULL: the worker has to leave. */
+/* With the mutex held.  NULL: the worker ends. */
 static struct offload_task *wait_for_task(struct offload *o)
 {
         while (!o->todo.first && !o->stop)
@@ -194,7 +194,7 @@ static int offload_start(struct offload *o, uv_loop_t *loop)
                 r = uv_async_init(loop, &o->async, on_async);
         if (r == 0)
                 return 0;
-        o->running = UINT32_MAX; /* nobody is the last: there is no handle to wake */
+        o->running = UINT32_MAX; /* so that no worker is the last: there is no handle to wake */
         stop_workers(o);
         join_workers(o, n);
         return r;

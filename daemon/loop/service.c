@@ -1,6 +1,6 @@
 /*
- * service.c - the service manager through libsystemd.  Notifications go nowhere where
- * $NOTIFY_SOCKET is not set.
+ * service.c - the service manager through libsystemd.  Without $NOTIFY_SOCKET notifications do
+ * nothing.
  */
 #include "daemon/loop/service.h"
 

@@ -84,7 +84,7 @@ void signals_close(struct signals *signals)
                 free(signals);
         for (uint32_t i = 0; i < n; i++)
                 uv_close((uv_handle_t *)&signals->handles[i], on_closed);
-        /* the process is on its way out: who tells it once more must not make that a death */
+        /* the process is ending: a second signal must not kill it */
         signal(SIGTERM, SIG_IGN);
         signal(SIGINT, SIG_IGN);
 }

@@ -1,10 +1,10 @@
 /*
  * connection.c - see connection.h.
  *
- * Handles are counted in `open`; a connection is freed when its outcome is known and all of
- * them are closed.  A look-up cannot be called back once a thread works on it, so it has
- * memory of its own and merely forgets its connection.  Handshake messages are far smaller
- * than an empty socket buffer: they are written at once or the connection fails.
+ * `open` counts handles; a connection is freed when its outcome is known and all its handles are
+ * closed.  A look-up cannot be cancelled once a thread works on it, so it has memory of its own and
+ * forgets its connection.  Handshake messages are far smaller than an empty socket buffer: either a
+ * message is written at once, or the connection fails.
  */
 #include "daemon/fabric/link/connection.h"
 

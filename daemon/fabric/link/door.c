@@ -1,12 +1,12 @@
 /*
- * door.c - where nodes come in, and where the way to other nodes begins.
+ * door.c - accepts connections of other nodes, and dials other nodes.
  *
- * Connections that are not authenticated yet stand in a list of at most DOOR_HALF_OPEN_MAX,
- * oldest first.  A full door gives up a visitor for each newcomer: the oldest one of the address
- * that has most of them here, and of addresses of peers only if nobody else is here.  So strangers,
- * however many and however often they come back, only push out each other; those at a peer's own
- * address leave it the time in which DOOR_HALF_OPEN_MAX of them come in.  What strangers do is
- * logged at most once in LOG_PAUSE_MS, the same again at most once in LOG_SAME_MS.
+ * At most DOOR_HALF_OPEN_MAX connections wait for authentication, in a list, oldest first.  When
+ * the list is full, each newcomer replaces a visitor: the oldest one of the address that has most
+ * visitors, and one of a peer's address only if there are no others.  So strangers push out only
+ * each other, however many they are.  Strangers at a peer's own address push out the peer only
+ * after DOOR_HALF_OPEN_MAX of them have come in.  The log says what strangers do at most once in
+ * LOG_PAUSE_MS, and the same thing again at most once in LOG_SAME_MS.
  */
 #include "daemon/base/log.h"
 #include "daemon/fabric/link/connection.h"
@@ -109,7 +109,7 @@ static void on_visitor_ended(struct connection *connection, struct channel *chan
         }
 }
 
-/* What one host can have many of counts as one address: of IPv6, the first 64 bits. */
+/* One host can have many IPv6 addresses: only their first 64 bits count. */
 static uint64_t address_share(const struct sockaddr_storage *address)
 {
         const struct sockaddr_in6 *six = (const void *)address;
@@ -127,7 +127,7 @@ static uint64_t address_share(const struct sockaddr_storage *address)
         return four;
 }
 
-/* Only peers whose host is given as digits are known. */
+/* Knows only peers whose host is given as digits. */
 static bool is_of_peer(const struct door *door, uint64_t share)
 {
         const struct cluster *cluster = door->connections.cluster;
@@ -140,7 +140,7 @@ static bool is_of_peer(const struct door *door, uint64_t share)
         return false;
 }
 
-/* The larger, the sooner a visitor has to go: how many its address has here, a peer's last. */
+/* The visitor with the largest weight goes first: its address has most visitors; peers go last. */
 static uint32_t weight_of(const struct door *door, const struct connection *visitor)
 {
         uint32_t n = 0;
@@ -188,7 +188,7 @@ static void on_connection(uv_stream_t *listener, int status)
 
 /* ---- opening ---- */
 
-/* The own host's addresses, as digits or by look-up; freed by freeaddrinfo(). */
+/* This host's addresses, from digits or by look-up; the caller frees them by freeaddrinfo(). */
 static int find_own_addresses(const struct cluster_node *self, struct addrinfo **ret,
                               struct fault *fault)
 {
@@ -226,7 +226,7 @@ static int bind_one(const struct addrinfo *address, int *ret_fd)
         return 0;
 }
 
-/* At the first of the addresses that can be bound. */
+/* Listens at the first address that can be bound. */
 static int door_bind(struct door *door, const struct addrinfo *addresses)
 {
         int fd = -1, r = -EADDRNOTAVAIL;

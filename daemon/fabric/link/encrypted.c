@@ -1,5 +1,5 @@
 /*
- * link.c - see link.h.
+ * encrypted.c - see encrypted.h.
  *
  * Reading begins on the first tick of the timer, so that link_new() runs no callback
  * for bytes that came behind the handshake.  An ending link closes its timer, then its
@@ -171,7 +171,7 @@ static void on_timer_closed(uv_handle_t *handle)
         uv_close((uv_handle_t *)&link->channel->tcp, on_tcp_closed);
 }
 
-/* Text of a peer becomes part of our messages: printable ASCII only. */
+/* A peer's text goes into our messages: printable ASCII only. */
 static void make_printable(char *text)
 {
         for (; *text; text++) {

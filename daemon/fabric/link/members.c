@@ -37,7 +37,7 @@ struct member {
         uint64_t since_ms;
         struct link_stats past; /* bytes of links that ended; when last heard */
         char why[160];
-        char claim[240]; /* what became of somebody who came in its name without proof */
+        char claim[240]; /* what happened to a visitor that claimed its name without proof */
 };
 
 struct members {
@@ -88,7 +88,7 @@ static bool member_is_dialled(const struct member *member)
         return member->node > member->members->cluster->self;
 }
 
-/* Says why a node is down, once as long as it stays the same. */
+/* Logs why a node is down, and again only when the reason changes. */
 static void member_explain(struct member *member, const char *why)
 {
         char text[sizeof member->why];
@@ -127,7 +127,7 @@ static void member_down(struct member *member, const char *why)
         members->events.down(members->events.arg, member->node, why);
 }
 
-/* A link that did not last long is not dialled anew at once. */
+/* Waits before it dials a link anew that did not last long. */
 static void member_forgive(struct member *member, uint64_t now)
 {
         const struct members_options *options = &member->members->options;
@@ -183,7 +183,7 @@ static void member_start_link(struct member *member, struct channel *channel)
         members->events.up(members->events.arg, member->node);
 }
 
-/* A newcomer has proved who it is: a link that still stands is of no use to its node. */
+/* A newcomer has proved who it is: its node no longer uses a link that still stands. */
 static void member_take_link(struct member *member, struct channel *channel)
 {
         if (!member->link) {
@@ -240,7 +240,7 @@ static void on_incoming(void *arg, struct channel *channel)
                 members->events.bulk(members->events.arg, channel);
 }
 
-/* The door has logged it.  Anybody can call himself by a node's name: a note beside why. */
+/* The door has logged the refusal.  Anybody can claim a node's name, so this is only noted. */
 static void on_refused(void *arg, uint32_t node, const char *from, const char *why)
 {
         struct member *member = member_of(arg, node);
@@ -248,8 +248,8 @@ static void on_refused(void *arg, uint32_t node, const char *from, const char *w
                  "a connection from %s in its name was refused: %s", from, why);
 }
 
-/* A process that has a link may make it anew.  Another one takes the place of a link only when that
- * has missed a beat: else two daemons of one name would push each other out for ever. */
+/* A process may make its own link anew.  Another process replaces a link only if that link has
+ * missed a heartbeat: else two daemons of one name would replace each other for ever. */
 static bool on_admit(void *arg, uint32_t node, enum channel_role role, uint64_t token)
 {
         const struct members *members = arg;

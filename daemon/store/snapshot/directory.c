@@ -250,7 +250,7 @@ static bool same_manifest(const struct manifest *a, const struct manifest *b)
                memcmp(a->shards[0].hash, b->shards[0].hash, MANIFEST_HASH) == 0;
 }
 
-/* What stands under the checkpoint's name: 0 nothing, 1 this one, 2 another one of its job. */
+/* What has the checkpoint's name: 0 nothing, 1 this checkpoint, 2 another one of its job. */
 static int look(int dir, const char *name, const struct manifest *m, struct fault *fault)
 {
         CLEANUP(cleanup_close) int fd = open_ours(dir, name);
@@ -352,12 +352,12 @@ static bool is_whole_of(int dir, const char *name, const struct manifest *m, str
             there.uid != m->uid)
                 return false;
         snprintf(ret->name, sizeof(ret->name), "%s", name);
-        /* whatever a clock says, what has just been written is the newest */
+        /* the checkpoint just written is the newest, whatever the clocks say */
         ret->created_ms = same_manifest(&there, m) ? UINT64_MAX : there.created_ms;
         return true;
 }
 
-/* First under the name of a partial one, so that no half of it is ever taken for a whole. */
+/* Renames it to a partial one first, so that nobody takes a half-deleted checkpoint for a whole. */
 static void remove_whole(int dir, const char *name)
 {
         char partial[DIR_NAME + sizeof(partial_suffix) + 1];

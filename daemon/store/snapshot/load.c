@@ -1,7 +1,6 @@
 /*
- * A state's contents from a checkpoint, whatever the number of owners was and is: both partitions
- * are pure functions of the layout, so each range that lies here is looked up in the shards of
- * those that held it.
+ * Loads a state from a checkpoint of any number of owners.  Both partitions are pure functions of
+ * the layout, so each range of this owner is found in the shards of the owners that saved it.
  *
  * Steps and sets count only in the shards of owners that hold a part of the tensor.
  */
@@ -14,7 +13,7 @@
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
-/* Of the plan that says where a shard's parts lie: its chunks are of no use here. */
+/* Chunk of the plan that says where a shard's parts lie; the chunks themselves are not used. */
 enum { COARSE = 65536, PIECE = 4 * SNAPSHOT_BLOCK };
 
 struct loader {

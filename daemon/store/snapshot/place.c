@@ -40,7 +40,7 @@ static bool has_dots(const char *path)
         return *path != 0; /* a component that is too long */
 }
 
-/* What is left of path below root, "" for root itself; NULL if it lies elsewhere. */
+/* The part of path below root, "" for root itself; NULL if path is not below root. */
 static const char *below(const char *root, const char *path)
 {
         size_t n = strlen(root);
@@ -91,8 +91,8 @@ static int open_step(int at, const char *name, int flags, bool make)
 }
 
 /*
- * zerod may be root, and open what the user may not: in another user's directory only that is done
- * which its mode allows all.
+ * zerod may run as root and could open what the user may not: in another user's directory it does
+ * only what the directory's mode allows everybody.
  */
 static bool may(int dir, uint32_t uid, mode_t mode)
 {

@@ -1,8 +1,7 @@
 /*
- * Reading a shard of a checkpoint.  Nothing of a file is used before its hash was found right,
- * from the manifest's over the header's down to each block's; and what the hashes cover is
- * still held against every bound, for a hash says who wrote a file only as far as its directory
- * does.
+ * Reads a shard of a checkpoint.  Every byte is hashed before it is used: the manifest has the
+ * header's hash, the header those of the blocks.  What the hashes cover is checked against every
+ * bound all the same, for whoever can write the directory can write hashes.
  */
 #include <errno.h>
 #include <fcntl.h>

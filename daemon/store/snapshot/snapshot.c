@@ -39,7 +39,7 @@ static void map_add(struct snapshot_map *map, struct snapshot_extent e, uint64_t
         map->bytes += e.bytes;
 }
 
-/* Segments one behind the other, as long as they are frozen or are not. */
+/* One extent for consecutive segments that are all frozen, or all not. */
 static void map_add_master(struct snapshot_map *map, const struct plan *plan, uint32_t group)
 {
         const struct plan_shard *shard = &plan->shards[group];
