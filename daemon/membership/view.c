@@ -1,4 +1,4 @@
-/* Drives the register of views; see view.h. */
+/* Drives job/paxos.h over the links; see view.h. */
 #include "daemon/membership/view.h"
 
 #include <assert.h>
@@ -31,9 +31,9 @@ const struct placement *view_chosen(const struct exchange *x)
 
 const struct placement *view_undecided(const struct exchange *x)
 {
-        const struct view_register *r = &x->views->r;
+        const struct paxos *r = &x->views->r;
 
-        return register_undecided(r) ? &r->record.view : NULL;
+        return paxos_undecided(r) ? &r->record.view : NULL;
 }
 
 bool view_votes(const struct exchange *x)
@@ -45,7 +45,7 @@ bool view_changing(const struct exchange *x)
 {
         const struct views *v = x->views;
 
-        return v && (v->change || v->r.phase != REGISTER_IDLE || register_undecided(&v->r));
+        return v && (v->change || v->r.phase != PAXOS_IDLE || paxos_undecided(&v->r));
 }
 
 int view_hindered(const struct exchange *x, struct fault *fault)
@@ -63,7 +63,7 @@ static uint64_t reachable(const struct exchange *x)
 
 void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *ret)
 {
-        uint64_t away = register_voters(&x->views->r, dead) & ~reachable(x);
+        uint64_t away = paxos_voters(&x->views->r, dead) & ~reachable(x);
         uint32_t n = (uint32_t)__builtin_popcountll(reachable(x) & ~dead), at = 0;
 
         snprintf(ret->who, sizeof ret->who, "the other nodes' votes");
@@ -73,7 +73,7 @@ void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *re
                                                  at ? ", " : "node ", node_name(x, i));
         snprintf(ret->what, sizeof ret->what,
                  "%u of %u nodes can vote, %u must; start them, or see takeover in zeroctl(1)%s", n,
-                 x->cluster->n_nodes, register_quorum(x->cluster->n_nodes, dead),
+                 x->cluster->n_nodes, paxos_quorum(x->cluster->n_nodes, dead),
                  x->views->r.record.voter
                          ? ""
                          : " (node without a record of votes: it must hear from all others)");
@@ -104,7 +104,7 @@ static void change_over(struct views *v)
         const struct placement *chosen = &v->r.record.chosen;
         char text[1200], owners[1024];
 
-        if (register_won(&v->r)) {
+        if (paxos_won(&v->r)) {
                 change_end(v, ZERO_OK, "");
                 return;
         }
@@ -121,10 +121,10 @@ static void change_refused(struct views *v, uint32_t node, int status, const cha
 {
         char whole[700];
 
-        if (v->r.phase == REGISTER_IDLE)
+        if (v->r.phase == PAXOS_IDLE)
                 return;
         snprintf(whole, sizeof whole, "node %s: %s", node_name(v->x, node), text);
-        register_give_up(&v->r);
+        paxos_give_up(&v->r);
         if (!v->change)
                 log_debug("what was begun earlier cannot be completed: %s", whole);
         change_end(v, status, whole);
@@ -150,9 +150,9 @@ static void view_pause(struct views *v, uint32_t actions)
 {
         uint64_t now = exchange_now(v->x);
 
-        if (actions & REGISTER_BEATEN)
+        if (actions & PAXOS_BEATEN)
                 v->retry_ms = now + VIEW_PAUSE_MS + randombytes_uniform(VIEW_PAUSE_MORE_MS);
-        else if (actions & REGISTER_ASK)
+        else if (actions & PAXOS_ASK)
                 v->retry_ms = now + VIEW_RETRY_MS + randombytes_uniform(VIEW_PAUSE_MORE_MS);
 }
 
@@ -161,17 +161,17 @@ static void view_speak(struct views *v, uint32_t actions, uint32_t from)
 {
         struct exchange *x = v->x;
 
-        if (actions & REGISTER_CHOSEN)
+        if (actions & PAXOS_CHOSEN)
                 view_tell(x, &v->r.record.chosen);
-        if (actions & REGISTER_ANSWER)
+        if (actions & PAXOS_ANSWER)
                 view_send(x, from, &v->r.answer, NULL);
-        for (uint32_t n = 0; actions & REGISTER_ASK && n < x->cluster->n_nodes; n++)
+        for (uint32_t n = 0; actions & PAXOS_ASK && n < x->cluster->n_nodes; n++)
                 if (v->r.to >> n & 1)
                         view_send(x, n, &v->r.ask, NULL);
         view_pause(v, actions);
-        if (actions & REGISTER_OVER)
+        if (actions & PAXOS_OVER)
                 change_over(v);
-        if (actions & REGISTER_SPLIT)
+        if (actions & PAXOS_SPLIT)
                 split_found(v, from);
         if (v->r.record.chosen.epoch <= x->view.epoch)
                 return;
@@ -196,7 +196,7 @@ static void view_unwritten(struct views *v)
                  v->x->conf->view_dir, strerror(-v->written));
         log_error("%s", text);
         v->r.record = v->durable;
-        register_give_up(&v->r);
+        paxos_give_up(&v->r);
         change_end(v, ZERO_EIO, text);
 }
 
@@ -217,7 +217,7 @@ static void view_written(struct disk_job *disk)
 static void view_act(struct views *v, uint32_t actions, uint32_t from)
 {
         assert(!v->writing);
-        if (!(actions & REGISTER_WRITE)) {
+        if (!(actions & PAXOS_WRITE)) {
                 view_speak(v, actions, from);
                 return;
         }
@@ -233,12 +233,12 @@ static void view_act(struct views *v, uint32_t actions, uint32_t from)
 /* ---- other nodes ---- */
 
 /* A view that is not chosen yet may only come where nothing stands in its way. */
-static bool view_refuse(struct views *v, uint32_t node, const struct register_message *m)
+static bool view_refuse(struct views *v, uint32_t node, const struct paxos_message *m)
 {
         struct exchange *x = v->x;
         struct fault fault = { 0 };
 
-        if (m->kind != REGISTER_PREPARE && m->kind != REGISTER_ACCEPT)
+        if (m->kind != PAXOS_PREPARE && m->kind != PAXOS_ACCEPT)
                 return false;
         for (uint32_t n = 0; n < x->cluster->n_nodes && !fault.status; n++)
                 if (m->dead >> n & x->linked >> n & 1)
@@ -247,17 +247,17 @@ static bool view_refuse(struct views *v, uint32_t node, const struct register_me
                                   node_name(x, n));
         if (!fault.status && !view_hindered(x, &fault))
                 return false;
-        register_up(&v->r);
+        paxos_up(&v->r);
         v->r.answer.ballot = m->ballot; /* what is refused */
         view_send(x, node, &v->r.answer, &fault);
         return true;
 }
 
-static void view_hear(struct views *v, uint32_t node, const struct register_message *m)
+static void view_hear(struct views *v, uint32_t node, const struct paxos_message *m)
 {
         if (view_refuse(v, node, m))
                 return;
-        view_act(v, register_hear(&v->r, node, m), node);
+        view_act(v, paxos_hear(&v->r, node, m), node);
 }
 
 /* What came meanwhile, until something is to be written again. */
@@ -276,7 +276,7 @@ static void view_next(struct views *v)
 void views_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct views *v = x->views;
-        struct register_message heard;
+        struct paxos_message heard;
 
         if (!v)
                 return;
@@ -293,7 +293,7 @@ void views_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m
 void views_up(struct exchange *x, uint32_t node)
 {
         struct views *v = x->views;
-        struct register_message state = { .kind = REGISTER_STATE };
+        struct paxos_message state = { .kind = PAXOS_STATE };
 
         if (!v)
                 return;
@@ -307,7 +307,7 @@ static void view_propose(struct views *v, const struct placement *wanted, uint64
 {
         uint32_t actions = 0;
 
-        if (register_propose(&v->r, wanted, dead, &actions, NULL) == 0)
+        if (paxos_propose(&v->r, wanted, dead, &actions, NULL) == 0)
                 view_act(v, actions, v->x->cluster->self);
 }
 
@@ -327,12 +327,12 @@ static void change_begin(struct views *v)
 static bool votes_there(const struct views *v, uint64_t dead)
 {
         return (uint32_t)__builtin_popcountll(reachable(v->x) & ~dead) >=
-               register_quorum(v->x->cluster->n_nodes, dead);
+               paxos_quorum(v->x->cluster->n_nodes, dead);
 }
 
 static bool complete_due(const struct views *v)
 {
-        return register_undecided(&v->r) && exchange_now(v->x) >= v->complete_ms &&
+        return paxos_undecided(&v->r) && exchange_now(v->x) >= v->complete_ms &&
                view_hindered(v->x, NULL) == 0 && votes_there(v, 0);
 }
 
@@ -352,9 +352,9 @@ static void views_tick(struct exchange *x)
         if (!v || v->writing || x->closed)
                 return;
         view_back_tick(x);
-        if (v->r.phase != REGISTER_IDLE) {
+        if (v->r.phase != PAXOS_IDLE) {
                 if (exchange_now(x) >= v->retry_ms && votes_there(v, v->r.dead))
-                        view_act(v, register_retry(&v->r), x->cluster->self);
+                        view_act(v, paxos_retry(&v->r), x->cluster->self);
         } else if (v->change) {
                 change_begin(v);
         } else if (complete_due(v)) {
@@ -383,7 +383,7 @@ void view_forget(struct exchange *x, const struct view_change *change)
         if (v->change != change)
                 return;
         v->change = NULL;
-        register_give_up(&v->r);
+        paxos_give_up(&v->r);
         v->complete_ms = exchange_now(x) + VIEW_COMPLETE_MS;
 }
 
@@ -391,7 +391,7 @@ void view_forget(struct exchange *x, const struct view_change *change)
 
 int views_start(struct exchange *x, struct fault *fault)
 {
-        struct register_record record;
+        struct paxos_record record;
         struct ballots_record b = { 0 };
         struct views *v = calloc(1, sizeof *v);
         bool found = false;
@@ -409,8 +409,7 @@ int views_start(struct exchange *x, struct fault *fault)
                               x->conf->view_dir);
         if (r)
                 return r;
-        register_init(&v->r, x->cluster->n_nodes, x->cluster->self, &x->view,
-                      found ? &record : NULL);
+        paxos_init(&v->r, x->cluster->n_nodes, x->cluster->self, &x->view, found ? &record : NULL);
         v->durable = v->r.record;
         if (v->r.record.chosen.epoch) {
                 x->view = v->r.record.chosen;

@@ -1,5 +1,5 @@
 /*
- * view.h - which nodes hold shards, and how that is changed: drives job/register.h over the links,
+ * view.h - which nodes hold shards, and how that is changed: drives job/paxos.h over the links,
  * with the record in store/ballots.h.
  *
  * One event after the other: what an event changes is written by a disk thread, and until it is
@@ -16,7 +16,7 @@
 
 #include "daemon/core/disk.h"
 #include "daemon/engine/engine.h"
-#include "daemon/job/register.h"
+#include "daemon/job/paxos.h"
 #include "daemon/store/ballots.h"
 
 enum {
@@ -43,10 +43,10 @@ struct view_back {
 
 struct views {
         struct exchange *x;
-        struct view_register r;
-        struct register_record durable; /* what the disk has */
-        struct ballots *ballots;        /* NULL: a node alone */
-        struct view_change *change;     /* what is under way for a client; its own, or back's */
+        struct paxos r;
+        struct paxos_record durable; /* what the disk has */
+        struct ballots *ballots;     /* NULL: a node alone */
+        struct view_change *change;  /* what is under way for a client; its own, or back's */
         struct view_back back;
         uint64_t retry_ms, complete_ms; /* loop times */
 
@@ -59,7 +59,7 @@ struct views {
         bool split_told[ZERO_NODE_MAX];
         struct view_waiting {
                 bool there;
-                struct register_message m;
+                struct paxos_message m;
         } waiting[ZERO_NODE_MAX];
 };
 
@@ -96,11 +96,11 @@ void view_back_tick(struct exchange *x);
 void view_back_forget(struct exchange *x);
 
 /* view_message.c */
-void view_send(struct exchange *x, uint32_t node, const struct register_message *m,
+void view_send(struct exchange *x, uint32_t node, const struct paxos_message *m,
                const struct fault *refusal);
 int view_receive(const struct exchange *x, uint32_t node, const Zero__Register *from,
-                 struct register_message *ret);
-void record_to_ballots(const struct register_record *r, struct ballots_record *ret);
+                 struct paxos_message *ret);
+void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret);
 /* False: it makes no sense in this cluster. */
 bool record_from_ballots(const struct exchange *x, const struct ballots_record *b,
-                         struct register_record *ret);
+                         struct paxos_record *ret);

@@ -1,10 +1,10 @@
-/* The register's messages as they travel, and its record as it lies on the disk. */
+/* Paxos messages on the wire, and the paxos record on the disk. */
 #include "daemon/membership/view.h"
 
 #include <errno.h>
 #include <string.h>
 
-void view_send(struct exchange *x, uint32_t node, const struct register_message *m,
+void view_send(struct exchange *x, uint32_t node, const struct paxos_message *m,
                const struct fault *refusal)
 {
         Zero__LinkMessage message = ZERO__LINK_MESSAGE__INIT;
@@ -34,24 +34,24 @@ void view_send(struct exchange *x, uint32_t node, const struct register_message 
 }
 
 int view_receive(const struct exchange *x, uint32_t node, const Zero__Register *from,
-                 struct register_message *ret)
+                 struct paxos_message *ret)
 {
-        struct register_message m = { .kind = from->kind,
-                                      .ballot = from->ballot,
-                                      .dead = from->dead,
-                                      .record = { .voter = from->voter,
-                                                  .promised = from->promised,
-                                                  .accepted = from->accepted } };
-        bool asks = m.kind == REGISTER_PREPARE || m.kind == REGISTER_ACCEPT;
+        struct paxos_message m = { .kind = from->kind,
+                                   .ballot = from->ballot,
+                                   .dead = from->dead,
+                                   .record = { .voter = from->voter,
+                                               .promised = from->promised,
+                                               .accepted = from->accepted } };
+        bool asks = m.kind == PAXOS_PREPARE || m.kind == PAXOS_ACCEPT;
 
-        if (from->kind >= REGISTER_KINDS || m.ballot > REGISTER_BALLOT_MAX ||
+        if (from->kind >= PAXOS_KINDS || m.ballot > PAXOS_BALLOT_MAX ||
             !placement_from_message(from->chosen, x->cluster->n_nodes, false, &m.record.chosen) ||
             (m.record.accepted && !from->view) ||
             (from->view &&
              !placement_from_message(from->view, x->cluster->n_nodes, false, &m.record.view)) ||
-            !register_record_sane(&m.record, x->cluster->n_nodes))
+            !paxos_record_sane(&m.record, x->cluster->n_nodes))
                 return -EPROTO;
-        if (asks && (register_ballot_node(m.ballot) != node || m.dead >> x->cluster->self & 1))
+        if (asks && (paxos_ballot_node(m.ballot) != node || m.dead >> x->cluster->self & 1))
                 return -EPROTO;
         *ret = m;
         return 0;
@@ -80,7 +80,7 @@ static void view_from_ballots(const struct exchange *x, const struct ballots_vie
         ret->dead = v->dead;
 }
 
-void record_to_ballots(const struct register_record *r, struct ballots_record *ret)
+void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret)
 {
         *ret = (struct ballots_record){ .voter = r->voter,
                                         .promised = r->promised,
@@ -91,13 +91,13 @@ void record_to_ballots(const struct register_record *r, struct ballots_record *r
 }
 
 bool record_from_ballots(const struct exchange *x, const struct ballots_record *b,
-                         struct register_record *ret)
+                         struct paxos_record *ret)
 {
-        *ret = (struct register_record){ .voter = b->voter,
-                                         .promised = b->promised,
-                                         .accepted = b->accepted };
+        *ret = (struct paxos_record){ .voter = b->voter,
+                                      .promised = b->promised,
+                                      .accepted = b->accepted };
         view_from_ballots(x, &b->chosen, &ret->chosen);
         if (b->accepted)
                 view_from_ballots(x, &b->view, &ret->view);
-        return register_record_sane(ret, x->cluster->n_nodes);
+        return paxos_record_sane(ret, x->cluster->n_nodes);
 }

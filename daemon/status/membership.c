@@ -50,7 +50,7 @@ void report_membership(struct arena *arena, const struct exchange *x, struct sta
 
         *ret = (struct status_membership){
                 .epoch = chosen->epoch,
-                .votes_needed = register_quorum(x->cluster->n_nodes, 0),
+                .votes_needed = paxos_quorum(x->cluster->n_nodes, 0),
                 .votes_reachable = 1 + (uint64_t)__builtin_popcountll(others),
                 .voter = view_votes(x),
         };

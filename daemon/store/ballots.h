@@ -14,7 +14,7 @@ enum { BALLOTS_CLUSTER = 32, BALLOTS_BEFORE = 32 };
 
 struct ballots;
 
-/* As job/register.h and job/placement.h have it. */
+/* As job/paxos.h and job/placement.h have it. */
 struct ballots_view {
         uint64_t epoch;
         uint32_t n_owners;

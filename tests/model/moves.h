@@ -4,8 +4,8 @@
  *
  * The daemon's own code decides: job/moving.c what counts and what becomes of it, job/recover.c
  * where the job stands, job/step.c steps and who is there, job/pieces.c who gives what.  Around it
- * each function follows the one of the same name in the daemon.  The register of views is
- * another model (register.h): here views come one after the other, and a node hears of any of them
+ * each function follows the one of the same name in the daemon.  The paxos register of views is
+ * another model (paxos.h): here views come one after the other, and a node hears of any of them
  * at any time and starts anew with it.
  *
  * Left out: trainers (one rank is always there, on the coordinator's node) and their gradients,

@@ -18,7 +18,7 @@ struct vote {
         uint64_t before[PLACEMENT_BEFORE + 1];
 };
 
-static void vote_init(struct vote *v, enum register_kind kind)
+static void vote_init(struct vote *v, enum paxos_kind kind)
 {
         memset(v, 0, sizeof *v);
         zero__register__init(&v->m);
@@ -34,24 +34,24 @@ static void vote_init(struct vote *v, enum register_kind kind)
         v->view.n_owners = 1;
         v->view.owners = v->viewed;
         v->m.kind = kind;
-        v->m.ballot = v->m.promised = v->m.accepted = 9 << REGISTER_NODE_BITS | 1;
+        v->m.ballot = v->m.promised = v->m.accepted = 9 << PAXOS_NODE_BITS | 1;
         v->m.chosen = &v->chosen;
         v->m.view = &v->view;
 }
 
-static int receive(const struct vote *v, struct register_message *ret)
+static int receive(const struct vote *v, struct paxos_message *ret)
 {
         return view_receive(&x, 1, &v->m, ret);
 }
 
 Test(view_message, is_read_as_it_was_sent)
 {
-        struct register_message m;
+        struct paxos_message m;
         struct vote v;
 
-        vote_init(&v, REGISTER_ACCEPT);
+        vote_init(&v, PAXOS_ACCEPT);
         cr_assert_eq(receive(&v, &m), 0);
-        cr_assert_eq(m.kind, REGISTER_ACCEPT);
+        cr_assert_eq(m.kind, PAXOS_ACCEPT);
         cr_assert_eq(m.record.chosen.epoch, 4);
         cr_assert_eq(m.record.chosen.node[0], 2);
         cr_assert_eq(m.record.view.n_owners, 1);
@@ -60,10 +60,10 @@ Test(view_message, is_read_as_it_was_sent)
 
 Test(view_message, tells_of_earlier_lists)
 {
-        struct register_message m;
+        struct paxos_message m;
         struct vote v;
 
-        vote_init(&v, REGISTER_ACCEPT);
+        vote_init(&v, PAXOS_ACCEPT);
         v.view.before = v.before;
         v.view.n_before = PLACEMENT_BEFORE;
         v.view.older = 4;
@@ -81,22 +81,22 @@ Test(view_message, tells_of_earlier_lists)
 
 Test(view_message, under_the_ballot_of_another_node_is_refused)
 {
-        struct register_message m;
+        struct paxos_message m;
         struct vote v;
 
-        vote_init(&v, REGISTER_PREPARE);
+        vote_init(&v, PAXOS_PREPARE);
         v.m.ballot++;
         cr_assert_eq(receive(&v, &m), -EPROTO);
-        v.m.kind = REGISTER_PROMISE; /* answers bear the asker's */
+        v.m.kind = PAXOS_PROMISE; /* answers bear the asker's */
         cr_assert_eq(receive(&v, &m), 0);
 }
 
 Test(view_message, that_declares_its_receiver_dead_is_refused)
 {
-        struct register_message m;
+        struct paxos_message m;
         struct vote v;
 
-        vote_init(&v, REGISTER_PREPARE);
+        vote_init(&v, PAXOS_PREPARE);
         v.m.dead = 1;
         cr_assert_eq(receive(&v, &m), -EPROTO);
         v.m.dead = 4;
@@ -156,17 +156,17 @@ Test(view_message, with_anything_in_it_is_refused_or_makes_sense)
         uint64_t rng = 1, n_good = 0;
 
         for (int i = 0; i < ROUNDS; i++) {
-                struct register_message m;
+                struct paxos_message m;
                 struct vote v;
 
-                vote_init(&v, (enum register_kind)(next(&rng) % REGISTER_KINDS));
+                vote_init(&v, (enum paxos_kind)(next(&rng) % PAXOS_KINDS));
                 for (uint64_t n = 1 + next(&rng) % 3; n; n--)
                         spoil(&v, &rng);
                 if (receive(&v, &m))
                         continue;
                 n_good++;
-                cr_assert(register_record_sane(&m.record, NODES));
-                cr_assert(m.kind < REGISTER_KINDS && m.ballot <= REGISTER_BALLOT_MAX);
+                cr_assert(paxos_record_sane(&m.record, NODES));
+                cr_assert(m.kind < PAXOS_KINDS && m.ballot <= PAXOS_BALLOT_MAX);
         }
         cr_assert(n_good > ROUNDS / 20 && n_good < ROUNDS / 2, "%llu", (unsigned long long)n_good);
 }

@@ -1,6 +1,6 @@
 /*
- * The register of views: which placement comes after the one that holds.  I/O-free: events go in,
- * a set of actions comes out.
+ * The paxos register of views: which placement comes after the one that holds.  I/O-free: events go
+ * in, a set of actions comes out.
  *
  * Epochs are decided one after the other.  For each, a single decree is agreed on in two rounds
  * (Lamport, "Paxos Made Simple", 2001) by the nodes of the static list, of which any majority is
@@ -11,11 +11,11 @@
  * reports that another one won.
  *
  *   IDLE       nothing is proposed from here
- *   PREPARING  promises are collected         register_retry() begins either anew under a
+ *   PREPARING  promises are collected         paxos_retry() begins either anew under a
  *   ACCEPTING  acceptances are collected      higher ballot; the driver pauses before it
  *
  * What a node has promised or accepted must outlive its process, and its machine's power: of an
- * event that gives REGISTER_WRITE nothing is said before the record is on the disk.  A proposer
+ * event that gives PAXOS_WRITE nothing is said before the record is on the disk.  A proposer
  * asks its own acceptor first: what others have promised or accepted stands on its own disk.
  *
  * A node whose record is not there (its first start, or its disk was lost) does not
@@ -28,7 +28,7 @@
  * majority of before in a node that lives, so what was chosen with the dead is not chosen again.
  * What is given up: if a declared node lives after all and cannot be reached, a majority with it,
  * or another person's word on the other side, can choose another view for the same epoch.  Then
- * there are two, and REGISTER_SPLIT is given when they meet.  With two nodes there is no other
+ * there are two, and PAXOS_SPLIT is given when they meet.  With two nodes there is no other
  * way: one cannot know whether the other is dead.
  */
 #pragma once
@@ -36,18 +36,18 @@
 #include "daemon/job/placement.h"
 #include "proto/fault.h"
 
-enum { REGISTER_NODE_BITS = 6 };
+enum { PAXOS_NODE_BITS = 6 };
 /* A ballot is a round and its proposer's node; beyond this one none is believed. */
-#define REGISTER_BALLOT_MAX (UINT64_MAX >> 1)
+#define PAXOS_BALLOT_MAX (UINT64_MAX >> 1)
 
 /* Whose ballot it is. */
-static inline uint32_t register_ballot_node(uint64_t ballot)
+static inline uint32_t paxos_ballot_node(uint64_t ballot)
 {
-        return (uint32_t)(ballot & ((1u << REGISTER_NODE_BITS) - 1));
+        return (uint32_t)(ballot & ((1u << PAXOS_NODE_BITS) - 1));
 }
 
 /* What must be durable. */
-struct register_record {
+struct paxos_record {
         bool voter;              /* it has been told what it may have forgotten */
         struct placement chosen; /* the highest epoch that it knows to be chosen */
         /* Of the epoch behind that one: */
@@ -57,41 +57,41 @@ struct register_record {
 };
 
 /* STATE answers where nothing is granted, and tells where the sender stands. */
-enum register_kind {
-        REGISTER_STATE,
-        REGISTER_PREPARE,
-        REGISTER_PROMISE,
-        REGISTER_ACCEPT, /* record.view, accepted by the proposer itself under this ballot */
-        REGISTER_ACCEPTED,
-        REGISTER_KINDS
+enum paxos_kind {
+        PAXOS_STATE,
+        PAXOS_PREPARE,
+        PAXOS_PROMISE,
+        PAXOS_ACCEPT, /* record.view, accepted by the proposer itself under this ballot */
+        PAXOS_ACCEPTED,
+        PAXOS_KINDS
 };
 
-struct register_message {
-        enum register_kind kind;
-        uint64_t ballot;               /* means nothing with STATE */
-        uint64_t dead;                 /* PREPARE, ACCEPT */
-        struct register_record record; /* the sender's */
+struct paxos_message {
+        enum paxos_kind kind;
+        uint64_t ballot;            /* means nothing with STATE */
+        uint64_t dead;              /* PREPARE, ACCEPT */
+        struct paxos_record record; /* the sender's */
 };
 
-enum register_action {
-        REGISTER_WRITE = 1,   /* the record has changed: first of all it goes to the disk */
-        REGISTER_ANSWER = 2,  /* `answer` goes to the node that the event came from */
-        REGISTER_ASK = 4,     /* `ask` goes to the nodes `to` */
-        REGISTER_CHOSEN = 8,  /* record.chosen is a new one */
-        REGISTER_OVER = 16,   /* the proposal has come to its end: register_won() */
-        REGISTER_BEATEN = 32, /* a higher ballot is about: register_retry() after a random pause */
-        REGISTER_SPLIT = 64,  /* the sender knows another view of the same epoch */
+enum paxos_action {
+        PAXOS_WRITE = 1,   /* the record has changed: first of all it goes to the disk */
+        PAXOS_ANSWER = 2,  /* `answer` goes to the node that the event came from */
+        PAXOS_ASK = 4,     /* `ask` goes to the nodes `to` */
+        PAXOS_CHOSEN = 8,  /* record.chosen is a new one */
+        PAXOS_OVER = 16,   /* the proposal has come to its end: paxos_won() */
+        PAXOS_BEATEN = 32, /* a higher ballot is about: paxos_retry() after a random pause */
+        PAXOS_SPLIT = 64,  /* the sender knows another view of the same epoch */
 };
 
-enum register_phase { REGISTER_IDLE, REGISTER_PREPARING, REGISTER_ACCEPTING };
+enum paxos_phase { PAXOS_IDLE, PAXOS_PREPARING, PAXOS_ACCEPTING };
 
-struct view_register {
+struct paxos {
         uint32_t n_nodes, self;
-        struct register_record record;
+        struct paxos_record record;
         uint64_t heard; /* nodes, since the start; where this one is no voter */
         uint64_t top;   /* the highest ballot that was seen in this epoch */
 
-        enum register_phase phase;
+        enum paxos_phase phase;
         struct placement wanted; /* what was asked for */
         struct placement value;  /* ACCEPTING: what is proposed */
         uint64_t dead, ballot;
@@ -99,7 +99,7 @@ struct view_register {
         uint64_t best;  /* PREPARING: the highest ballot that was accepted before */
         struct placement best_view;
 
-        struct register_message answer, ask;
+        struct paxos_message answer, ask;
         uint64_t to;
 };
 
@@ -107,32 +107,32 @@ struct view_register {
  * record: what was on the disk, or NULL; then `first` is chosen, of epoch 0.
  * A node alone is a voter from the start, and needs nobody.
  */
-void register_init(struct view_register *r, uint32_t n_nodes, uint32_t self,
-                   const struct placement *first, const struct register_record *record);
+void paxos_init(struct paxos *r, uint32_t n_nodes, uint32_t self, const struct placement *first,
+                const struct paxos_record *record);
 
 /* How many votes are enough, the proposer's own counted. */
-uint32_t register_quorum(uint32_t n_nodes, uint64_t dead);
+uint32_t paxos_quorum(uint32_t n_nodes, uint64_t dead);
 /* Nodes, this one included, whose votes count. */
-uint64_t register_voters(const struct view_register *r, uint64_t dead);
+uint64_t paxos_voters(const struct paxos *r, uint64_t dead);
 
 /*
- * Begins to propose a view: its epoch is set here.  Actions are a set of enum register_action.
+ * Begins to propose a view: its epoch is set here.  Actions are a set of enum paxos_action.
  * ZERO_EBUSY: one is being proposed; ZERO_EPEER: this node is no voter yet.
  */
-int register_propose(struct view_register *r, const struct placement *wanted, uint64_t dead,
-                     uint32_t *ret_actions, struct fault *fault);
+int paxos_propose(struct paxos *r, const struct placement *wanted, uint64_t dead,
+                  uint32_t *ret_actions, struct fault *fault);
 /* Again, under a higher ballot: messages may be lost. */
-uint32_t register_retry(struct view_register *r);
+uint32_t paxos_retry(struct paxos *r);
 /* The proposer waits no longer.  Whatever was accepted stays so: the view may yet be chosen. */
-void register_give_up(struct view_register *r);
-/* After REGISTER_OVER: what was wanted was chosen, by whomever. */
-bool register_won(const struct view_register *r);
+void paxos_give_up(struct paxos *r);
+/* After PAXOS_OVER: what was wanted was chosen, by whomever. */
+bool paxos_won(const struct paxos *r);
 /* There is a view that was accepted here, and is not known to be chosen. */
-bool register_undecided(const struct view_register *r);
+bool paxos_undecided(const struct paxos *r);
 
 /* The link to a node stands: what this node has to say. */
-uint32_t register_up(struct view_register *r);
-uint32_t register_hear(struct view_register *r, uint32_t from, const struct register_message *m);
+uint32_t paxos_up(struct paxos *r);
+uint32_t paxos_hear(struct paxos *r, uint32_t from, const struct paxos_message *m);
 
 /* Whether what came from outside makes sense for a cluster of so many nodes. */
-bool register_record_sane(const struct register_record *record, uint32_t n_nodes);
+bool paxos_record_sane(const struct paxos_record *record, uint32_t n_nodes);

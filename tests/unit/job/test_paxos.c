@@ -3,11 +3,11 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/job/register.h"
+#include "daemon/job/paxos.h"
 
 enum { NODES_MAX = 5 };
 
-static struct view_register nodes[NODES_MAX];
+static struct paxos nodes[NODES_MAX];
 static uint32_t n_nodes;
 
 static struct placement view_of(uint64_t owners)
@@ -29,7 +29,7 @@ static void blank(uint32_t n)
 {
         const struct placement first = view_of((1ull << n_nodes) - 1);
 
-        register_init(&nodes[n], n_nodes, n, &first, NULL);
+        paxos_init(&nodes[n], n_nodes, n, &first, NULL);
 }
 
 static void form(uint32_t n)
@@ -41,11 +41,11 @@ static void form(uint32_t n)
         }
 }
 
-static uint32_t hear(uint32_t to, uint32_t from, const struct register_message *m)
+static uint32_t hear(uint32_t to, uint32_t from, const struct paxos_message *m)
 {
-        const struct register_message copy = *m;
+        const struct paxos_message copy = *m;
 
-        return register_hear(&nodes[to], from, &copy);
+        return paxos_hear(&nodes[to], from, &copy);
 }
 
 static uint32_t propose(uint32_t n, uint64_t owners, uint64_t dead)
@@ -54,7 +54,7 @@ static uint32_t propose(uint32_t n, uint64_t owners, uint64_t dead)
         uint32_t actions = 0;
         struct fault fault;
 
-        cr_assert_eq(register_propose(&nodes[n], &wanted, dead, &actions, &fault), 0, "%s",
+        cr_assert_eq(paxos_propose(&nodes[n], &wanted, dead, &actions, &fault), 0, "%s",
                      fault.text);
         return actions;
 }
@@ -62,42 +62,42 @@ static uint32_t propose(uint32_t n, uint64_t owners, uint64_t dead)
 /* What n asks reaches `reached`, whose answers reach it; what comes of it in the end. */
 static uint32_t round_trip(uint32_t n, uint64_t reached)
 {
-        const struct register_message question = nodes[n].ask;
+        const struct paxos_message question = nodes[n].ask;
         uint64_t to = nodes[n].to & reached;
         uint32_t actions = 0;
 
         for (uint32_t p = 0; p < n_nodes; p++)
-                if (to >> p & 1 && hear(p, n, &question) & REGISTER_ANSWER)
+                if (to >> p & 1 && hear(p, n, &question) & PAXOS_ANSWER)
                         actions |= hear(n, p, &nodes[p].answer);
         return actions;
 }
 
 static void meet(uint32_t a, uint32_t b)
 {
-        register_up(&nodes[a]);
-        register_up(&nodes[b]);
-        const struct register_message from_a = nodes[a].answer, from_b = nodes[b].answer;
+        paxos_up(&nodes[a]);
+        paxos_up(&nodes[b]);
+        const struct paxos_message from_a = nodes[a].answer, from_b = nodes[b].answer;
 
-        if (hear(b, a, &from_a) & REGISTER_ANSWER)
+        if (hear(b, a, &from_a) & PAXOS_ANSWER)
                 hear(a, b, &nodes[b].answer);
-        if (hear(a, b, &from_b) & REGISTER_ANSWER)
+        if (hear(a, b, &from_b) & PAXOS_ANSWER)
                 hear(b, a, &nodes[a].answer);
 }
 
-Test(register, a_majority_chooses)
+Test(paxos, a_majority_chooses)
 {
         uint32_t actions;
 
         form(3);
         actions = propose(0, 3, 0);
-        cr_assert_eq(actions, REGISTER_WRITE | REGISTER_ASK);
+        cr_assert_eq(actions, PAXOS_WRITE | PAXOS_ASK);
         cr_assert_eq(nodes[0].to, 6);
         actions = round_trip(0, 2);
-        cr_assert_eq(actions, REGISTER_WRITE | REGISTER_ASK);
-        cr_assert_eq(nodes[0].ask.kind, REGISTER_ACCEPT);
+        cr_assert_eq(actions, PAXOS_WRITE | PAXOS_ASK);
+        cr_assert_eq(nodes[0].ask.kind, PAXOS_ACCEPT);
         actions = round_trip(0, 2);
-        cr_assert_eq(actions, REGISTER_WRITE | REGISTER_CHOSEN | REGISTER_OVER | REGISTER_ASK);
-        cr_assert(register_won(&nodes[0]));
+        cr_assert_eq(actions, PAXOS_WRITE | PAXOS_CHOSEN | PAXOS_OVER | PAXOS_ASK);
+        cr_assert(paxos_won(&nodes[0]));
         cr_assert_eq(nodes[0].record.chosen.epoch, 1);
         round_trip(0, 6);
         for (uint32_t n = 0; n < 3; n++)
@@ -105,7 +105,7 @@ Test(register, a_majority_chooses)
 }
 
 /* The last list and the dead go with a view: also with one that another node completes. */
-Test(register, a_view_knows_those_before_it)
+Test(paxos, a_view_knows_those_before_it)
 {
         form(3);
         propose(0, 3, 0);
@@ -115,7 +115,7 @@ Test(register, a_view_knows_those_before_it)
         round_trip(1, 4);
         round_trip(1, 0);
         hear(2, 1, &nodes[1].ask); /* accepted, and not known to be chosen */
-        register_give_up(&nodes[1]);
+        paxos_give_up(&nodes[1]);
         propose(2, 4, 0);
         for (int i = 0; i < 3; i++)
                 round_trip(2, 3);
@@ -130,17 +130,17 @@ Test(register, a_view_knows_those_before_it)
         }
 }
 
-Test(register, less_than_a_majority_chooses_nothing)
+Test(paxos, less_than_a_majority_chooses_nothing)
 {
         form(4);
         propose(0, 3, 0);
         cr_assert_eq(round_trip(0, 2), 0);
         cr_assert_eq(round_trip(0, 2), 0, "one node has two votes");
-        cr_assert_eq(nodes[0].phase, REGISTER_PREPARING);
+        cr_assert_eq(nodes[0].phase, PAXOS_PREPARING);
         cr_assert_eq(nodes[0].record.chosen.epoch, 0);
 }
 
-Test(register, a_node_that_was_away_learns_when_its_link_is_back)
+Test(paxos, a_node_that_was_away_learns_when_its_link_is_back)
 {
         form(3);
         for (uint64_t owners = 3; owners < 6; owners++) {
@@ -155,91 +155,90 @@ Test(register, a_node_that_was_away_learns_when_its_link_is_back)
         cr_assert_eq(owners_at(2), 5);
 }
 
-Test(register, what_was_accepted_is_completed_and_the_other_is_told_that_it_lost)
+Test(paxos, what_was_accepted_is_completed_and_the_other_is_told_that_it_lost)
 {
         form(3);
         propose(0, 3, 0);
         round_trip(0, 2);
         round_trip(0, 0); /* its own acceptance alone */
         hear(1, 0, &nodes[0].ask);
-        register_give_up(&nodes[0]);
-        cr_assert(register_undecided(&nodes[1]));
+        paxos_give_up(&nodes[0]);
+        cr_assert(paxos_undecided(&nodes[1]));
         propose(2, 6, 0);
         round_trip(2, 2);
-        if (nodes[2].ask.kind != REGISTER_ACCEPT) { /* the ballot was too low */
-                register_retry(&nodes[2]);
+        if (nodes[2].ask.kind != PAXOS_ACCEPT) { /* the ballot was too low */
+                paxos_retry(&nodes[2]);
                 round_trip(2, 2);
         }
-        cr_assert(round_trip(2, 2) & REGISTER_OVER);
-        cr_assert_not(register_won(&nodes[2]));
+        cr_assert(round_trip(2, 2) & PAXOS_OVER);
+        cr_assert_not(paxos_won(&nodes[2]));
         cr_assert_eq(owners_at(2), 3);
 }
 
-Test(register, a_beaten_proposer_comes_back_with_a_higher_ballot)
+Test(paxos, a_beaten_proposer_comes_back_with_a_higher_ballot)
 {
         form(3);
         propose(0, 3, 0);
         round_trip(0, 2);
         propose(2, 6, 0);
-        register_retry(&nodes[2]);
+        paxos_retry(&nodes[2]);
         round_trip(2, 2);
-        cr_assert(round_trip(0, 2) & REGISTER_BEATEN);
-        register_retry(&nodes[0]);
+        cr_assert(round_trip(0, 2) & PAXOS_BEATEN);
+        paxos_retry(&nodes[0]);
         cr_assert_gt(nodes[0].ballot, nodes[2].ballot);
         round_trip(0, 2);
-        cr_assert(round_trip(0, 2) & REGISTER_OVER);
-        cr_assert(register_won(&nodes[0]));
+        cr_assert(round_trip(0, 2) & PAXOS_OVER);
+        cr_assert(paxos_won(&nodes[0]));
 }
 
-Test(register, promises_under_an_earlier_ballot_do_not_count)
+Test(paxos, promises_under_an_earlier_ballot_do_not_count)
 {
         form(5);
         propose(0, 3, 0);
         round_trip(0, 2);
-        register_retry(&nodes[0]);
+        paxos_retry(&nodes[0]);
         cr_assert_eq(round_trip(0, 4), 0, "two of five");
-        cr_assert_eq(nodes[0].phase, REGISTER_PREPARING);
-        cr_assert(round_trip(0, 8) & REGISTER_ASK);
-        cr_assert_eq(nodes[0].phase, REGISTER_ACCEPTING);
+        cr_assert_eq(nodes[0].phase, PAXOS_PREPARING);
+        cr_assert(round_trip(0, 8) & PAXOS_ASK);
+        cr_assert_eq(nodes[0].phase, PAXOS_ACCEPTING);
 }
 
-Test(register, nothing_is_said_of_a_change_without_writing_it)
+Test(paxos, nothing_is_said_of_a_change_without_writing_it)
 {
         form(3);
         propose(0, 3, 0);
-        const struct register_message prepare = nodes[0].ask;
+        const struct paxos_message prepare = nodes[0].ask;
 
-        cr_assert_eq(hear(1, 0, &prepare), REGISTER_WRITE | REGISTER_ANSWER);
-        cr_assert_eq(hear(1, 0, &prepare), REGISTER_ANSWER, "a second time nothing changes");
+        cr_assert_eq(hear(1, 0, &prepare), PAXOS_WRITE | PAXOS_ANSWER);
+        cr_assert_eq(hear(1, 0, &prepare), PAXOS_ANSWER, "a second time nothing changes");
         hear(0, 1, &nodes[1].answer);
-        const struct register_message accept = nodes[0].ask;
+        const struct paxos_message accept = nodes[0].ask;
 
-        cr_assert_eq(hear(1, 0, &accept), REGISTER_WRITE | REGISTER_ANSWER);
-        cr_assert_eq(hear(1, 0, &accept), REGISTER_ANSWER);
+        cr_assert_eq(hear(1, 0, &accept), PAXOS_WRITE | PAXOS_ANSWER);
+        cr_assert_eq(hear(1, 0, &accept), PAXOS_ANSWER);
 }
 
-Test(register, one_of_two_chooses_alone_if_the_other_is_dead)
+Test(paxos, one_of_two_chooses_alone_if_the_other_is_dead)
 {
         form(2);
-        cr_assert_eq(propose(0, 1, 2),
-                     REGISTER_WRITE | REGISTER_CHOSEN | REGISTER_OVER | REGISTER_ASK);
+        cr_assert_eq(propose(0, 1, 2), PAXOS_WRITE | PAXOS_CHOSEN | PAXOS_OVER | PAXOS_ASK);
         cr_assert_eq(owners_at(0), 1);
         cr_assert_eq(nodes[0].to, 2, "it hears of it if it lives");
         meet(1, 0);
         cr_assert_eq(owners_at(1), 1);
 }
 
-Test(register, two_that_declared_each_other_dead_are_found)
+Test(paxos, two_that_declared_each_other_dead_are_found)
 {
         form(2);
         propose(0, 1, 2);
         propose(1, 2, 1);
-        register_up(&nodes[1]);
-        cr_assert_eq(hear(0, 1, &nodes[1].answer), REGISTER_SPLIT);
+        paxos_up(&nodes[1]);
+        cr_assert_eq(hear(0, 1, &nodes[1].answer), PAXOS_SPLIT);
         cr_assert_eq(owners_at(0), 1);
 }
 
-Test(register, a_node_without_a_record_votes_when_it_has_heard_all_others)
+Test(paxos, a_node_without_a_record_votes_when_it_has_heard_all_others)
 {
         const struct placement wanted = view_of(1);
         uint32_t actions;
@@ -248,43 +247,43 @@ Test(register, a_node_without_a_record_votes_when_it_has_heard_all_others)
         form(3);
         blank(1);
         propose(0, 3, 0);
-        cr_assert_eq(hear(1, 0, &nodes[0].ask), REGISTER_ANSWER);
-        cr_assert_eq(nodes[1].answer.kind, REGISTER_STATE);
-        cr_assert_eq(register_propose(&nodes[1], &wanted, 0, &actions, &fault), ZERO_EPEER);
-        register_up(&nodes[2]);
-        cr_assert_eq(hear(1, 2, &nodes[2].answer), REGISTER_WRITE);
-        cr_assert_eq(hear(1, 0, &nodes[0].ask) & REGISTER_ANSWER, REGISTER_ANSWER);
-        cr_assert_eq(nodes[1].answer.kind, REGISTER_PROMISE);
+        cr_assert_eq(hear(1, 0, &nodes[0].ask), PAXOS_ANSWER);
+        cr_assert_eq(nodes[1].answer.kind, PAXOS_STATE);
+        cr_assert_eq(paxos_propose(&nodes[1], &wanted, 0, &actions, &fault), ZERO_EPEER);
+        paxos_up(&nodes[2]);
+        cr_assert_eq(hear(1, 2, &nodes[2].answer), PAXOS_WRITE);
+        cr_assert_eq(hear(1, 0, &nodes[0].ask) & PAXOS_ANSWER, PAXOS_ANSWER);
+        cr_assert_eq(nodes[1].answer.kind, PAXOS_PROMISE);
 }
 
-Test(register, a_node_that_lost_its_record_takes_over_what_it_may_have_accepted)
+Test(paxos, a_node_that_lost_its_record_takes_over_what_it_may_have_accepted)
 {
         form(3);
         propose(0, 3, 0);
         round_trip(0, 2);
         hear(1, 0, &nodes[0].ask); /* accepted by 0 and 1: chosen, and nobody knows */
-        register_give_up(&nodes[0]);
+        paxos_give_up(&nodes[0]);
         blank(1);
         meet(1, 0);
         meet(1, 2);
         propose(2, 6, 0);
-        for (int i = 0; i < 3 && nodes[2].phase != REGISTER_IDLE; i++) {
-                if (nodes[2].ask.kind == REGISTER_PREPARE && i)
-                        register_retry(&nodes[2]);
+        for (int i = 0; i < 3 && nodes[2].phase != PAXOS_IDLE; i++) {
+                if (nodes[2].ask.kind == PAXOS_PREPARE && i)
+                        paxos_retry(&nodes[2]);
                 round_trip(2, 2);
                 round_trip(2, 2);
         }
         cr_assert_eq(owners_at(2), 3);
 }
 
-Test(register, enough_votes_meet_every_earlier_majority_in_a_node_that_lives)
+Test(paxos, enough_votes_meet_every_earlier_majority_in_a_node_that_lives)
 {
         for (uint32_t n = 2; n <= 9; n++)
                 for (uint64_t dead = 1; dead < (1ull << n) - 1; dead++) {
                         uint32_t n_dead = (uint32_t)__builtin_popcountll(dead), left = n - n_dead;
-                        uint32_t majority = register_quorum(n, 0);
+                        uint32_t majority = paxos_quorum(n, 0);
                         uint32_t living = majority > n_dead ? majority - n_dead : 0;
-                        uint32_t q = register_quorum(n, dead);
+                        uint32_t q = paxos_quorum(n, dead);
 
                         cr_assert(q >= 1 && q <= left && 2 * majority > n);
                         cr_assert(living == 0 || q + living > left, "%u nodes, %u dead", n, n_dead);
@@ -292,14 +291,14 @@ Test(register, enough_votes_meet_every_earlier_majority_in_a_node_that_lives)
                 }
 }
 
-Test(register, records_that_make_no_sense_are_told_from_others)
+Test(paxos, records_that_make_no_sense_are_told_from_others)
 {
-        const struct register_record good = { .voter = true,
-                                              .chosen = view_of(7),
-                                              .promised = 128,
-                                              .accepted = 64,
-                                              .view = { .epoch = 1, .n_owners = 1, .copies = 1 } };
-        struct register_record bad[8];
+        const struct paxos_record good = { .voter = true,
+                                           .chosen = view_of(7),
+                                           .promised = 128,
+                                           .accepted = 64,
+                                           .view = { .epoch = 1, .n_owners = 1, .copies = 1 } };
+        struct paxos_record bad[8];
 
         for (size_t i = 0; i < 8; i++)
                 bad[i] = good;
@@ -311,7 +310,7 @@ Test(register, records_that_make_no_sense_are_told_from_others)
         bad[5].accepted = 129;
         bad[6].view.epoch = 2;
         bad[7].view.n_owners = 65;
-        cr_assert(register_record_sane(&good, 3));
+        cr_assert(paxos_record_sane(&good, 3));
         for (size_t i = 0; i < 8; i++)
-                cr_assert_not(register_record_sane(&bad[i], 3), "%zu", i);
+                cr_assert_not(paxos_record_sane(&bad[i], 3), "%zu", i);
 }

@@ -1,7 +1,7 @@
 /* A small world of registers of views: what it is, and what can happen to it. */
 #pragma once
 
-#include "daemon/job/register.h"
+#include "daemon/job/paxos.h"
 #include "search.h"
 
 enum {

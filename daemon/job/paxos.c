@@ -1,5 +1,5 @@
-/* The register's state machine.  No libuv, no messages of the wire: events and actions. */
-#include "daemon/job/register.h"
+/* The state machine of paxos.h: events in, actions out; no libuv and no messages of the wire. */
+#include "daemon/job/paxos.h"
 
 #include <assert.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static uint64_t all_nodes(uint32_t n_nodes)
         return n_nodes == 64 ? UINT64_MAX : bit(n_nodes) - 1;
 }
 
-uint32_t register_quorum(uint32_t n_nodes, uint64_t dead)
+uint32_t paxos_quorum(uint32_t n_nodes, uint64_t dead)
 {
         uint32_t n_dead = (uint32_t)__builtin_popcountll(dead & all_nodes(n_nodes));
         uint32_t left = n_nodes - n_dead, half = (n_nodes + 1) / 2;
@@ -24,25 +24,25 @@ uint32_t register_quorum(uint32_t n_nodes, uint64_t dead)
         return left < half ? left : half;
 }
 
-uint64_t register_voters(const struct view_register *r, uint64_t dead)
+uint64_t paxos_voters(const struct paxos *r, uint64_t dead)
 {
         return all_nodes(r->n_nodes) & ~dead;
 }
 
-void register_init(struct view_register *r, uint32_t n_nodes, uint32_t self,
-                   const struct placement *first, const struct register_record *record)
+void paxos_init(struct paxos *r, uint32_t n_nodes, uint32_t self, const struct placement *first,
+                const struct paxos_record *record)
 {
-        *r = (struct view_register){ .n_nodes = n_nodes, .self = self };
+        *r = (struct paxos){ .n_nodes = n_nodes, .self = self };
         if (record)
                 r->record = *record;
         else
-                r->record = (struct register_record){ .voter = n_nodes == 1, .chosen = *first };
+                r->record = (struct paxos_record){ .voter = n_nodes == 1, .chosen = *first };
 }
 
-bool register_record_sane(const struct register_record *r, uint32_t n_nodes)
+bool paxos_record_sane(const struct paxos_record *r, uint32_t n_nodes)
 {
-        if (!placement_sane(&r->chosen, n_nodes) || r->promised > REGISTER_BALLOT_MAX ||
-            r->accepted > r->promised || r->chosen.epoch >= REGISTER_BALLOT_MAX)
+        if (!placement_sane(&r->chosen, n_nodes) || r->promised > PAXOS_BALLOT_MAX ||
+            r->accepted > r->promised || r->chosen.epoch >= PAXOS_BALLOT_MAX)
                 return false;
         return !r->accepted ||
                (placement_sane(&r->view, n_nodes) && r->view.epoch == r->chosen.epoch + 1);
@@ -50,39 +50,39 @@ bool register_record_sane(const struct register_record *r, uint32_t n_nodes)
 
 /* ---- what is said ---- */
 
-static void say(const struct view_register *r, struct register_message *m, enum register_kind kind,
+static void say(const struct paxos *r, struct paxos_message *m, enum paxos_kind kind,
                 uint64_t ballot)
 {
-        *m = (struct register_message){
+        *m = (struct paxos_message){
                 .kind = kind, .ballot = ballot, .dead = ballot ? r->dead : 0, .record = r->record
         };
 }
 
-static uint32_t answer(struct view_register *r, enum register_kind kind, uint64_t ballot)
+static uint32_t answer(struct paxos *r, enum paxos_kind kind, uint64_t ballot)
 {
         say(r, &r->answer, kind, ballot);
         r->answer.dead = 0;
-        return REGISTER_ANSWER;
+        return PAXOS_ANSWER;
 }
 
-static uint32_t ask(struct view_register *r, enum register_kind kind, uint64_t ballot)
+static uint32_t ask(struct paxos *r, enum paxos_kind kind, uint64_t ballot)
 {
         say(r, &r->ask, kind, ballot);
-        r->to = register_voters(r, ballot ? r->dead : 0) & ~bit(r->self);
-        return REGISTER_ASK;
+        r->to = paxos_voters(r, ballot ? r->dead : 0) & ~bit(r->self);
+        return PAXOS_ASK;
 }
 
 /* ---- an epoch's end ---- */
 
 /* The next epoch is open: nothing is promised in it yet. */
-static uint32_t chosen(struct view_register *r, const struct placement *view)
+static uint32_t chosen(struct paxos *r, const struct placement *view)
 {
-        uint32_t actions = REGISTER_WRITE | REGISTER_CHOSEN;
+        uint32_t actions = PAXOS_WRITE | PAXOS_CHOSEN;
 
         assert(view->epoch > r->record.chosen.epoch);
-        if (r->phase != REGISTER_IDLE)
-                actions |= REGISTER_OVER;
-        r->phase = REGISTER_IDLE;
+        if (r->phase != PAXOS_IDLE)
+                actions |= PAXOS_OVER;
+        r->phase = PAXOS_IDLE;
         r->record.chosen = *view;
         r->record.promised = r->record.accepted = r->top = 0;
         r->record.view = (struct placement){ 0 };
@@ -95,12 +95,12 @@ static bool same_owners(const struct placement *a, const struct placement *b)
                memcmp(a->node, b->node, a->n_owners * sizeof *a->node) == 0;
 }
 
-bool register_won(const struct view_register *r)
+bool paxos_won(const struct paxos *r)
 {
         return same_owners(&r->record.chosen, &r->wanted);
 }
 
-bool register_undecided(const struct view_register *r)
+bool paxos_undecided(const struct paxos *r)
 {
         return r->record.accepted != 0;
 }
@@ -108,7 +108,7 @@ bool register_undecided(const struct view_register *r)
 /* ---- a node without a record ---- */
 
 /* Nothing that it may have granted in an earlier life is forgotten. */
-static void take_over(struct view_register *r, const struct register_record *theirs)
+static void take_over(struct paxos *r, const struct paxos_record *theirs)
 {
         if (theirs->chosen.epoch != r->record.chosen.epoch)
                 return;
@@ -121,62 +121,62 @@ static void take_over(struct view_register *r, const struct register_record *the
 }
 
 /* Has it heard all who may have heard it? */
-static uint32_t become_voter(struct view_register *r, uint64_t dead)
+static uint32_t become_voter(struct paxos *r, uint64_t dead)
 {
-        if (r->record.voter || register_voters(r, dead) & ~(r->heard | bit(r->self)))
+        if (r->record.voter || paxos_voters(r, dead) & ~(r->heard | bit(r->self)))
                 return 0;
         r->record.voter = true;
-        return REGISTER_WRITE;
+        return PAXOS_WRITE;
 }
 
 /* ---- proposing ---- */
 
-static uint32_t accept_collect(struct view_register *r);
+static uint32_t accept_collect(struct paxos *r);
 
-static uint32_t prepare(struct view_register *r)
+static uint32_t prepare(struct paxos *r)
 {
         uint64_t top = r->top > r->record.promised ? r->top : r->record.promised;
 
-        r->ballot = ((top >> REGISTER_NODE_BITS) + 1) << REGISTER_NODE_BITS | r->self;
+        r->ballot = ((top >> PAXOS_NODE_BITS) + 1) << PAXOS_NODE_BITS | r->self;
         r->record.promised = r->top = r->ballot;
-        r->phase = REGISTER_PREPARING;
+        r->phase = PAXOS_PREPARING;
         r->votes = bit(r->self);
         r->best = r->record.accepted;
         r->best_view = r->record.view;
-        if (register_quorum(r->n_nodes, r->dead) == 1)
+        if (paxos_quorum(r->n_nodes, r->dead) == 1)
                 return accept_collect(r);
-        return REGISTER_WRITE | ask(r, REGISTER_PREPARE, r->ballot);
+        return PAXOS_WRITE | ask(r, PAXOS_PREPARE, r->ballot);
 }
 
-static uint32_t decided(struct view_register *r)
+static uint32_t decided(struct paxos *r)
 {
         uint32_t actions = chosen(r, &r->value);
 
-        return actions | ask(r, REGISTER_STATE, 0);
+        return actions | ask(r, PAXOS_STATE, 0);
 }
 
 /* Promises of enough nodes are there. */
-static uint32_t accept_collect(struct view_register *r)
+static uint32_t accept_collect(struct paxos *r)
 {
         if (r->record.promised > r->ballot)
-                return REGISTER_BEATEN;
+                return PAXOS_BEATEN;
         r->value = r->best ? r->best_view : r->wanted;
         if (!r->best)
                 placement_follow(&r->value, &r->record.chosen, r->dead);
         r->record.accepted = r->ballot;
         r->record.view = r->value;
-        r->phase = REGISTER_ACCEPTING;
+        r->phase = PAXOS_ACCEPTING;
         r->votes = bit(r->self);
-        if (register_quorum(r->n_nodes, r->dead) == 1)
+        if (paxos_quorum(r->n_nodes, r->dead) == 1)
                 return decided(r);
-        return REGISTER_WRITE | ask(r, REGISTER_ACCEPT, r->ballot);
+        return PAXOS_WRITE | ask(r, PAXOS_ACCEPT, r->ballot);
 }
 
-int register_propose(struct view_register *r, const struct placement *wanted, uint64_t dead,
-                     uint32_t *ret_actions, struct fault *fault)
+int paxos_propose(struct paxos *r, const struct placement *wanted, uint64_t dead,
+                  uint32_t *ret_actions, struct fault *fault)
 {
         assert(placement_sane(wanted, r->n_nodes) && !(dead & bit(r->self)));
-        if (r->phase != REGISTER_IDLE)
+        if (r->phase != PAXOS_IDLE)
                 return fault_set(fault, ZERO_EBUSY, "another change of the owners is under way");
         become_voter(r, dead);
         if (!r->record.voter)
@@ -189,31 +189,30 @@ int register_propose(struct view_register *r, const struct placement *wanted, ui
         return 0;
 }
 
-uint32_t register_retry(struct view_register *r)
+uint32_t paxos_retry(struct paxos *r)
 {
-        return r->phase == REGISTER_IDLE ? 0 : prepare(r);
+        return r->phase == PAXOS_IDLE ? 0 : prepare(r);
 }
 
-void register_give_up(struct view_register *r)
+void paxos_give_up(struct paxos *r)
 {
-        r->phase = REGISTER_IDLE;
+        r->phase = PAXOS_IDLE;
 }
 
-static bool counts(const struct view_register *r, uint32_t from, const struct register_message *m,
-                   enum register_phase phase)
+static bool counts(const struct paxos *r, uint32_t from, const struct paxos_message *m,
+                   enum paxos_phase phase)
 {
         return r->phase == phase && m->ballot == r->ballot && !(r->dead & bit(from));
 }
 
-static bool enough(const struct view_register *r)
+static bool enough(const struct paxos *r)
 {
-        return (uint32_t)__builtin_popcountll(r->votes) >= register_quorum(r->n_nodes, r->dead);
+        return (uint32_t)__builtin_popcountll(r->votes) >= paxos_quorum(r->n_nodes, r->dead);
 }
 
-static uint32_t hear_promise(struct view_register *r, uint32_t from,
-                             const struct register_message *m)
+static uint32_t hear_promise(struct paxos *r, uint32_t from, const struct paxos_message *m)
 {
-        if (!counts(r, from, m, REGISTER_PREPARING))
+        if (!counts(r, from, m, PAXOS_PREPARING))
                 return 0;
         r->votes |= bit(from);
         if (m->record.accepted > r->best) {
@@ -223,10 +222,9 @@ static uint32_t hear_promise(struct view_register *r, uint32_t from,
         return enough(r) ? accept_collect(r) : 0;
 }
 
-static uint32_t hear_accepted(struct view_register *r, uint32_t from,
-                              const struct register_message *m)
+static uint32_t hear_accepted(struct paxos *r, uint32_t from, const struct paxos_message *m)
 {
-        if (!counts(r, from, m, REGISTER_ACCEPTING))
+        if (!counts(r, from, m, PAXOS_ACCEPTING))
                 return 0;
         r->votes |= bit(from);
         return enough(r) ? decided(r) : 0;
@@ -234,80 +232,80 @@ static uint32_t hear_accepted(struct view_register *r, uint32_t from,
 
 /* ---- voting ---- */
 
-static uint32_t hear_prepare(struct view_register *r, const struct register_message *m)
+static uint32_t hear_prepare(struct paxos *r, const struct paxos_message *m)
 {
         uint32_t actions = 0;
 
         if (m->ballot < r->record.promised)
-                return answer(r, REGISTER_STATE, 0);
+                return answer(r, PAXOS_STATE, 0);
         if (m->ballot > r->record.promised)
-                actions = REGISTER_WRITE;
+                actions = PAXOS_WRITE;
         r->record.promised = m->ballot;
-        return actions | answer(r, REGISTER_PROMISE, m->ballot);
+        return actions | answer(r, PAXOS_PROMISE, m->ballot);
 }
 
-static uint32_t hear_accept(struct view_register *r, const struct register_message *m)
+static uint32_t hear_accept(struct paxos *r, const struct paxos_message *m)
 {
         uint32_t actions = 0;
 
         if (m->ballot < r->record.promised || m->record.accepted != m->ballot)
-                return answer(r, REGISTER_STATE, 0);
+                return answer(r, PAXOS_STATE, 0);
         if (m->ballot != r->record.accepted)
-                actions = REGISTER_WRITE;
+                actions = PAXOS_WRITE;
         r->record.promised = r->record.accepted = m->ballot;
         r->record.view = m->record.view;
-        return actions | answer(r, REGISTER_ACCEPTED, m->ballot);
+        return actions | answer(r, PAXOS_ACCEPTED, m->ballot);
 }
 
 /* ---- hearing ---- */
 
-uint32_t register_up(struct view_register *r)
+uint32_t paxos_up(struct paxos *r)
 {
-        return answer(r, REGISTER_STATE, 0);
+        return answer(r, PAXOS_STATE, 0);
 }
 
 /* What every message tells, whatever it is for. */
-static uint32_t learn(struct view_register *r, const struct register_record *theirs)
+static uint32_t learn(struct paxos *r, const struct paxos_record *theirs)
 {
         uint64_t ours = r->record.chosen.epoch;
 
         if (theirs->chosen.epoch > ours)
                 return chosen(r, &theirs->chosen);
         if (theirs->chosen.epoch == ours && !same_owners(&theirs->chosen, &r->record.chosen))
-                return REGISTER_SPLIT;
+                return PAXOS_SPLIT;
         return 0;
 }
 
 /* A proposal of which a node has promised a higher ballot cannot count on that node. */
-static uint32_t beaten(struct view_register *r, const struct register_record *theirs)
+static uint32_t beaten(struct paxos *r, const struct paxos_record *theirs)
 {
         if (theirs->promised > r->top)
                 r->top = theirs->promised;
-        return r->phase != REGISTER_IDLE && theirs->promised > r->ballot ? REGISTER_BEATEN : 0;
+        return r->phase != PAXOS_IDLE && theirs->promised > r->ballot ? PAXOS_BEATEN : 0;
 }
 
-static uint32_t hear_kind(struct view_register *r, uint32_t from, const struct register_message *m)
+static uint32_t hear_kind(struct paxos *r, uint32_t from, const struct paxos_message *m)
 {
         switch (m->kind) {
-        case REGISTER_PREPARE:
-                return r->record.voter ? hear_prepare(r, m) : answer(r, REGISTER_STATE, 0);
-        case REGISTER_ACCEPT:
-                return r->record.voter ? hear_accept(r, m) : answer(r, REGISTER_STATE, 0);
-        case REGISTER_PROMISE:
+        case PAXOS_PREPARE:
+                return r->record.voter ? hear_prepare(r, m) : answer(r, PAXOS_STATE, 0);
+        case PAXOS_ACCEPT:
+                return r->record.voter ? hear_accept(r, m) : answer(r, PAXOS_STATE, 0);
+        case PAXOS_PROMISE:
                 return hear_promise(r, from, m);
-        case REGISTER_ACCEPTED:
+        case PAXOS_ACCEPTED:
                 return hear_accepted(r, from, m);
         default:
                 return 0;
         }
 }
 
-uint32_t register_hear(struct view_register *r, uint32_t from, const struct register_message *m)
+uint32_t paxos_hear(struct paxos *r, uint32_t from, const struct paxos_message *m)
 {
         uint32_t actions = learn(r, &m->record);
 
         assert(from < r->n_nodes && from != r->self);
-        if (actions & REGISTER_SPLIT)
+        if (actions & PAXOS_SPLIT)
                 return actions;
         r->heard |= bit(from);
         if (!r->record.voter) {
@@ -315,7 +313,7 @@ uint32_t register_hear(struct view_register *r, uint32_t from, const struct regi
                 actions |= become_voter(r, m->dead);
         }
         if (m->record.chosen.epoch < r->record.chosen.epoch)
-                return actions | answer(r, REGISTER_STATE, 0);
+                return actions | answer(r, PAXOS_STATE, 0);
         actions |= beaten(r, &m->record);
         return actions | hear_kind(r, from, m);
 }

@@ -1,8 +1,8 @@
-/* What happens to a world of registers; see register.h. */
+/* What happens to a world of registers; see paxos.h. */
 #include <stdio.h>
 #include <string.h>
 
-#include "register.h"
+#include "paxos.h"
 
 struct bounds bounds;
 
@@ -31,15 +31,15 @@ static u8 view_small(const struct placement *p)
 
 static uint64_t ballot_wide(u8 b)
 {
-        return (uint64_t)(b >> 2) << REGISTER_NODE_BITS | (b & 3);
+        return (uint64_t)(b >> 2) << PAXOS_NODE_BITS | (b & 3);
 }
 
 static u8 ballot_small(uint64_t b)
 {
-        return (u8)((b >> REGISTER_NODE_BITS) << 2 | (b & 3));
+        return (u8)((b >> PAXOS_NODE_BITS) << 2 | (b & 3));
 }
 
-static void record_fill(struct register_record *ret, const struct record *s)
+static void record_fill(struct paxos_record *ret, const struct record *s)
 {
         ret->voter = s->voter;
         view_fill(&ret->chosen, s->chosen, s->epoch);
@@ -51,9 +51,9 @@ static void record_fill(struct register_record *ret, const struct record *s)
                 ret->view = (struct placement){ 0 };
 }
 
-static struct record record_small(const struct register_record *r)
+static struct record record_small(const struct paxos_record *r)
 {
-        if (!register_record_sane(r, bounds.n_nodes))
+        if (!paxos_record_sane(r, bounds.n_nodes))
                 violate("a record makes no sense");
         return (struct record){ .voter = r->voter,
                                 .epoch = (u8)r->chosen.epoch,
@@ -63,14 +63,14 @@ static struct record record_small(const struct register_record *r)
                                 .view = r->accepted ? view_small(&r->view) : 0 };
 }
 
-static struct view_register *load(const struct world *w, uint32_t n)
+static struct paxos *load(const struct world *w, uint32_t n)
 {
-        static struct view_register r;
-        static struct register_record record;
+        static struct paxos r;
+        static struct paxos_record record;
         const struct node *s = &w->nodes[n];
 
         record_fill(&record, &s->record);
-        register_init(&r, bounds.n_nodes, n, NULL, &record);
+        paxos_init(&r, bounds.n_nodes, n, NULL, &record);
         r.heard = s->heard;
         r.top = ballot_wide(s->top);
         r.phase = s->phase;
@@ -100,7 +100,7 @@ static void chosen_is_true(struct world *w, const struct record *r)
 }
 
 /* What does not count any more is left out, so that equal states look equal. */
-static void store(struct world *w, uint32_t n, const struct view_register *r)
+static void store(struct world *w, uint32_t n, const struct paxos *r)
 {
         struct node *s = &w->nodes[n];
 
@@ -110,13 +110,13 @@ static void store(struct world *w, uint32_t n, const struct view_register *r)
         if (!r->record.voter)
                 s->heard = (u8)r->heard;
         s->phase = (u8)r->phase;
-        if (r->phase == REGISTER_IDLE)
+        if (r->phase == PAXOS_IDLE)
                 return;
         s->wanted = view_small(&r->wanted);
         s->dead = (u8)r->dead;
         s->ballot = ballot_small(r->ballot);
         s->votes = (u8)r->votes;
-        if (r->phase == REGISTER_ACCEPTING) {
+        if (r->phase == PAXOS_ACCEPTING) {
                 s->value = view_small(&r->value);
         } else if (r->best) {
                 s->best = ballot_small(r->best);
@@ -150,7 +150,7 @@ static void take(struct world *w, uint32_t i)
         memset(&w->messages[w->n_messages], 0, sizeof w->messages[0]);
 }
 
-static void send(struct world *w, uint32_t from, uint32_t to, const struct register_message *m)
+static void send(struct world *w, uint32_t from, uint32_t to, const struct paxos_message *m)
 {
         struct message s = { .from = (u8)from,
                              .to = (u8)to,
@@ -164,23 +164,22 @@ static void send(struct world *w, uint32_t from, uint32_t to, const struct regis
 }
 
 /* The record is durable by now: store() has kept it. */
-static void carry_out(struct world *w, uint32_t n, uint32_t from, const struct view_register *r,
+static void carry_out(struct world *w, uint32_t n, uint32_t from, const struct paxos *r,
                       uint32_t actions)
 {
         u8 epoch = w->nodes[n].record.epoch, wanted = view_small(&r->wanted);
 
         store(w, n, r);
-        if (actions & REGISTER_ANSWER)
+        if (actions & PAXOS_ANSWER)
                 send(w, n, from, &r->answer);
-        for (uint32_t to = 0; actions & REGISTER_ASK && to < bounds.n_nodes; to++)
+        for (uint32_t to = 0; actions & PAXOS_ASK && to < bounds.n_nodes; to++)
                 if (r->to >> to & 1)
                         send(w, n, to, &r->ask);
-        if (actions & REGISTER_SPLIT)
+        if (actions & PAXOS_SPLIT)
                 violate("two views of one epoch met");
-        if (!(actions & REGISTER_CHOSEN) != (epoch == w->nodes[n].record.epoch))
+        if (!(actions & PAXOS_CHOSEN) != (epoch == w->nodes[n].record.epoch))
                 violate("a view was chosen in silence");
-        if (actions & REGISTER_OVER &&
-            register_won(r) != (w->truth[w->nodes[n].record.epoch] == wanted))
+        if (actions & PAXOS_OVER && paxos_won(r) != (w->truth[w->nodes[n].record.epoch] == wanted))
                 violate("the proposer was told wrong who won");
 }
 
@@ -188,15 +187,15 @@ static void carry_out(struct world *w, uint32_t n, uint32_t from, const struct v
 static void meet(struct world *w, uint32_t n)
 {
         for (uint32_t to = 0; to < bounds.n_nodes; to++) {
-                struct view_register *r;
+                struct paxos *r;
 
                 if (to == n || w->gone >> to & 1)
                         continue;
                 r = load(w, n);
-                register_up(r);
+                paxos_up(r);
                 send(w, n, to, &r->answer);
                 r = load(w, to);
-                register_up(r);
+                paxos_up(r);
                 send(w, to, n, &r->answer);
         }
 }
@@ -205,32 +204,32 @@ static void meet(struct world *w, uint32_t n)
 
 static void deliver(struct world *w, const struct message *s)
 {
-        static struct register_message m;
-        struct view_register *r = load(w, s->to);
+        static struct paxos_message m;
+        struct paxos *r = load(w, s->to);
 
         m.kind = s->kind;
         m.ballot = ballot_wide(s->ballot);
         m.dead = s->dead;
         record_fill(&m.record, &s->record);
-        carry_out(w, s->to, s->from, r, register_hear(r, s->from, &m));
+        carry_out(w, s->to, s->from, r, paxos_hear(r, s->from, &m));
 }
 
 static void propose(struct world *w, uint32_t n)
 {
-        struct view_register *r = load(w, n);
+        struct paxos *r = load(w, n);
         const struct placement wanted = view_wide((u8)(n + 1), 0);
         uint32_t actions;
         struct fault fault;
 
-        if (register_propose(r, &wanted, w->gone, &actions, &fault) == 0)
+        if (paxos_propose(r, &wanted, w->gone, &actions, &fault) == 0)
                 carry_out(w, n, n, r, actions);
 }
 
 static void retry(struct world *w, uint32_t n)
 {
-        struct view_register *r = load(w, n);
+        struct paxos *r = load(w, n);
 
-        carry_out(w, n, n, r, register_retry(r));
+        carry_out(w, n, n, r, paxos_retry(r));
 }
 
 static void crash(struct world *w, uint32_t n)
@@ -241,13 +240,13 @@ static void crash(struct world *w, uint32_t n)
 
 static void lose(struct world *w, uint32_t n)
 {
-        struct view_register r;
+        struct paxos r;
         const struct placement first = view_wide(0, 0);
 
         for (uint32_t i = w->n_messages; i-- > 0;)
                 if (w->messages[i].to == n)
                         take(w, i);
-        register_init(&r, bounds.n_nodes, n, &first, NULL);
+        paxos_init(&r, bounds.n_nodes, n, &first, NULL);
         store(w, n, &r);
         meet(w, n);
 }
@@ -272,9 +271,9 @@ static bool message_void(const struct world *w, const struct message *m)
                 return w->nodes[m->from].record.epoch >= to->record.epoch || w->gone >> m->from & 1;
         if (m->record.promised > to->top)
                 return false;
-        if (m->kind == REGISTER_PROMISE || m->kind == REGISTER_ACCEPTED)
-                return to->phase == REGISTER_IDLE;
-        return m->kind == REGISTER_STATE;
+        if (m->kind == PAXOS_PROMISE || m->kind == PAXOS_ACCEPTED)
+                return to->phase == PAXOS_IDLE;
+        return m->kind == PAXOS_STATE;
 }
 
 static void network_clear(struct world *w)
@@ -332,13 +331,13 @@ static bool all_vote(const struct world *w)
 
 static bool may_propose(const struct world *w, uint32_t n)
 {
-        return bounds.proposers >> n & 1 && w->nodes[n].phase == REGISTER_IDLE &&
+        return bounds.proposers >> n & 1 && w->nodes[n].phase == PAXOS_IDLE &&
                w->nodes[n].record.epoch < bounds.epochs && w->proposals < bounds.proposals;
 }
 
 static bool may_retry(const struct world *w, uint32_t n)
 {
-        return bounds.retriers >> n & 1 && w->nodes[n].phase != REGISTER_IDLE &&
+        return bounds.retriers >> n & 1 && w->nodes[n].phase != PAXOS_IDLE &&
                w->retries < bounds.retries;
 }
 
@@ -399,16 +398,16 @@ static void alone_one(const struct world *from, uint32_t n)
                 violate("talk without end");
         epoch = w.nodes[n].record.epoch;
         if (w.nodes[n].dead != w.gone) /* a person's word comes with a new proposal */
-                w.nodes[n].phase = REGISTER_IDLE;
+                w.nodes[n].phase = PAXOS_IDLE;
         for (int tries = 0; tries < 3 && w.nodes[n].record.epoch == epoch; tries++) {
-                if (w.nodes[n].phase == REGISTER_IDLE)
+                if (w.nodes[n].phase == PAXOS_IDLE)
                         propose(&w, n);
                 else
                         retry(&w, n);
                 if (!settle(&w))
                         violate("talk without end");
         }
-        if (w.nodes[n].record.epoch == epoch || w.nodes[n].phase != REGISTER_IDLE)
+        if (w.nodes[n].record.epoch == epoch || w.nodes[n].phase != PAXOS_IDLE)
                 violate("a proposal that nothing hinders does not come to its end");
 }
 
@@ -437,9 +436,9 @@ void world_init(void *world)
 
         memset(w, 0, sizeof *w);
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
-                struct view_register r;
+                struct paxos r;
 
-                register_init(&r, bounds.n_nodes, n, &first, NULL);
+                paxos_init(&r, bounds.n_nodes, n, &first, NULL);
                 r.record.voter = r.record.voter || !bounds.blank;
                 store(w, n, &r);
         }

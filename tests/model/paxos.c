@@ -1,5 +1,5 @@
 /*
- * explore-register - everything that can happen to the register of views (daemon/job/register.c)
+ * explore-paxos - everything that can happen to the register of views (daemon/job/paxos.c)
  * among a few nodes: a breadth-first search over all orders in which messages are delivered, lost
  * and delivered again, of nodes that are killed and start again with their record alone, of one
  * that loses its disk, and of one that dies and is declared dead.
@@ -13,10 +13,10 @@
  * proposer is told the truth about who won.  From every sixteenth state: where nothing fails any
  * more, any one node that proposes alone comes to an end.
  *
- * explore-register NAME... searches within the bounds of that name; without a name it lists them.
+ * explore-paxos NAME... searches within the bounds of that name; without a name it lists them.
  * The shortest way to a fault is printed, event by event.
  *
- * It finds what it should.  Each of these, done to register.c, ends in a violation:
+ * It finds what it should.  Each of these, done to paxos.c, ends in a violation:
  *
  *   a quorum one smaller, without or with dead; hear_prepare() promises below a promise;
  *   hear_accept() accepts below a promise, or does not raise it; accept_collect() proposes what is
@@ -25,7 +25,7 @@
  *   next; a node without a record votes at once, or takes nothing over; the proposer asks others
  *   before its record has its own promise, or acceptance.
  */
-#include "register.h"
+#include "paxos.h"
 
 /* All that can happen comes to an end: each of it so often. */
 static bool is_done(const void *world)
