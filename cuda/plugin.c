@@ -141,7 +141,7 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .stream_new = cuda_stream_new,
                 .stream_wait = cuda_stream_wait,
                 .stream_free = cuda_stream_free,
-                .adamw = cuda_adamw,
+                .update = cuda_update,
                 .cast = cuda_cast,
                 .sum = cuda_sum,
                 .reduce = cuda_reduce,

@@ -25,7 +25,7 @@
 #include "daemon/device/device.h"
 #include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 6
+#define ZERO_CUDA_ABI_VERSION 7
 /* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 
@@ -33,8 +33,8 @@ enum {
         ZERO_CUDA_NAME_SIZE = 256,         /* bytes of a GPU's name, the ending 0 included */
         ZERO_CUDA_NORM_BLOCK = 128,        /* elements of one block of a norm */
         ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of a sum() or of a piece of a reduce() */
-        ZERO_CUDA_GRADS = 3,               /* most contributions that an adamw() adds up */
-        ZERO_CUDA_PIECES = 64, /* that adamw() and reduce() take in one launch; more are several */
+        ZERO_CUDA_GRADS = 3,               /* most contributions that an update() adds up */
+        ZERO_CUDA_PIECES = 64, /* that update() and reduce() take in one launch; more are several */
 };
 
 struct zero_cuda_info {
@@ -64,7 +64,7 @@ struct zero_cuda_norm {
 };
 
 /*
- * A piece of an AdamW update, of n elements; see struct adamw_scalars.
+ * A piece of an update, of n elements; see rules.h.
  *
  * Whether a step is carried out, and by what its gradients are scaled, follows from the votes of
  * all owners, and is recorded on the host before any of its updates is launched: a step that is
@@ -73,16 +73,17 @@ struct zero_cuda_norm {
  * The gradient is an accumulator (one source, from and wire fp32), or the contributions themselves:
  * they are added up as by reduce(), and where their sum was measured it need not have been kept.
  */
-struct zero_cuda_adamw {
-        struct adamw_scalars scalars;
+struct zero_cuda_update {
+        enum update_rule rule;
+        struct update_scalars scalars;
         size_t n;
-        const float *p, *m, *v;
+        const float *in[UPDATE_PLANES]; /* [plane of the rule] */
         const void *grad[ZERO_CUDA_GRADS]; /* [k] */
         uint32_t k;                        /* at least 1 */
         enum zero_dtype from, wire;        /* of reduce() */
         /* Each the same address as its input (in place), or not overlapping any. */
-        float *out_p, *out_m, *out_v;
-        /* NULL, or out_p rounded to serve_dtype, written in the same pass. */
+        float *out[UPDATE_PLANES];
+        /* NULL, or out[0] rounded to serve_dtype, written in the same pass. */
         void *serve;
         enum zero_dtype serve_dtype;
 };
@@ -146,8 +147,8 @@ struct zero_cuda_plugin {
         int (*stream_wait)(void *stream);
         void (*stream_free)(void *stream);
 
-        /* n pieces, whose list is not needed after the call. */
-        int (*adamw)(const struct zero_cuda_adamw *pieces, size_t n, void *stream);
+        /* n pieces, all of one rule, whose list is not needed after the call. */
+        int (*update)(const struct zero_cuda_update *pieces, size_t n, void *stream);
         /* As device_ops.cast; the same dtype twice keeps every bit. */
         int (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
                     void *stream);

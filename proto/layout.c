@@ -210,6 +210,21 @@ int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const u
         return 0;
 }
 
+int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault)
+{
+        if (group >= l->n_groups)
+                return fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u",
+                                 group, l->n_groups);
+        struct layout_group *g = &l->groups[group];
+        if (!name || strnlen(name, sizeof(g->optimizer)) == sizeof(g->optimizer) ||
+            !text_printable(name))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "group %s: an optimizer's name has at most %d bytes",
+                                 text_quote(g->name).text, ZERO_OPTIMIZER_MAX);
+        snprintf(g->optimizer, sizeof(g->optimizer), "%s", name);
+        return 0;
+}
+
 static int check_tensor(const layout *l, const struct layout_tensor *t, uint64_t *ret_elements,
                         struct fault *fault)
 {
@@ -276,6 +291,8 @@ static int copy_group(layout *to, const layout *from, uint32_t group)
         int r = layout_add_group(to, g->name, g->dtype, g->ranks, g->n_ranks, g->divisor, &index,
                                  NULL);
 
+        if (r == 0)
+                r = layout_set_optimizer(to, index, g->optimizer, NULL);
         for (uint32_t t = 0; r == 0 && t < g->n_tensors; t++)
                 r = layout_add_tensor(to, &from->tensors[g->first_tensor + t], &index, NULL);
         return r;

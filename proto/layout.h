@@ -36,6 +36,7 @@ struct layout_group {
         uint32_t *ranks; /* ascending; NULL: all */
         uint32_t n_ranks;
         double divisor;  /* 0: number of ranks */
+        char optimizer[ZERO_OPTIMIZER_MAX + 1]; /* by name; "": the daemon's first */
         uint32_t first_tensor, n_tensors; /* consecutive in layout.tensors */
         uint64_t elements; /* of the flat array, a multiple of LAYOUT_ALIGN; may be 0 */
 };
@@ -55,6 +56,8 @@ void layout_free(layout *l);
 /* Tensors of a group must be added before the next group is begun. */
 int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const uint32_t *ranks,
                      uint32_t n_ranks, double divisor, uint32_t *ret_group, struct fault *fault);
+/* Before another group is begun. */
+int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault);
 int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
                       struct fault *fault);
 /* Names unique, at least one group, totals in range. */

@@ -81,6 +81,8 @@ static bool group_differs(const struct layout_group *a, const struct layout_grou
                          ranks_text(b).text);
         else if (!same_bits(a->divisor, b->divisor))
                 snprintf(text, size, "divisor %.17g here, %.17g there", a->divisor, b->divisor);
+        else if (strcmp(a->optimizer, b->optimizer) != 0)
+                snprintf(text, size, "optimizer %s here, %s there", a->optimizer, b->optimizer);
         else
                 return false;
         return true;
@@ -222,6 +224,7 @@ static void add_group(crypto_generichash_state *state, const layout *l,
 {
         add_name(state, g->name);
         add_number(state, g->dtype);
+        add_name(state, g->optimizer);
         add_number(state, g->n_ranks);
         for (uint32_t i = 0; i < g->n_ranks; i++)
                 add_number(state, g->ranks[i]);

@@ -50,6 +50,9 @@ static int read_group(layout *l, const Zero__Group *m, struct fault *fault)
         int r = layout_add_group(l, m->name, (enum zero_dtype)m->dtype,
                                  n_ranks > 0 ? m->ranks : NULL, n_ranks, m->divisor, &index, fault);
 
+        if (r == 0)
+                r = layout_set_optimizer(l, index, m->optimizer, fault);
+
         for (size_t i = 0; r == 0 && i < m->n_tensors; i++)
                 r = read_tensor(l, m->tensors[i], fault);
         return r;
@@ -121,8 +124,9 @@ static int write_group(const layout *l, const struct layout_group *g, Zero__Grou
         m->dtype = g->dtype;
         m->divisor = g->divisor;
         m->name = strdup(g->name);
+        m->optimizer = strdup(g->optimizer);
         m->tensors = calloc((size_t)g->n_tensors + 1, sizeof(*m->tensors));
-        if (!m->name || !m->tensors)
+        if (!m->name || !m->optimizer || !m->tensors)
                 return -ENOMEM;
         m->n_tensors = g->n_tensors;
         int r = write_ranks(g, m);

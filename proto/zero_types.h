@@ -70,15 +70,15 @@ enum zero_dtype {
 
 /*
  * One array over a job's parameters (ZeRO, arXiv 1910.02054, section 3.1).
- * MASTER, EXP_AVG and EXP_AVG_SQ are fp32.  SERVE is the parameter in the
- * group's dtype.  STEP and SET are one element a tensor: how often it was
+ * MASTER and the moments, as many as the group's optimizer has, are fp32.  SERVE is
+ * the parameter in the group's dtype.  STEP and SET are one element a tensor: how often it was
  * updated, and which hyperparameter set of a step applies to it.  GRAD is the
  * accumulator; it cannot be read or written by clients.
  */
 #define ZERO_PLANE_MAP(X)                                                      \
         X(MASTER, 1, "master")                                                 \
-        X(EXP_AVG, 2, "exp_avg")                                               \
-        X(EXP_AVG_SQ, 3, "exp_avg_sq")                                         \
+        X(MOMENT1, 2, "moment1")                                               \
+        X(MOMENT2, 3, "moment2")                                               \
         X(SERVE, 4, "serve")                                                   \
         X(GRAD, 5, "grad")                                                     \
         X(STEP, 6, "step")                                                     \
@@ -108,6 +108,7 @@ enum zero_on_lost {
 
 enum zero_limits {
         ZERO_NAME_MAX = 255,     /* bytes of a job, group or tensor name */
+        ZERO_OPTIMIZER_MAX = 15, /* bytes of an optimizer's name */
         ZERO_DIM_MAX = 8,        /* dimensions of a tensor */
         ZERO_GROUP_MAX = 65536,  /* groups of a layout */
         ZERO_TENSOR_MAX = 262144, /* tensors of a layout */

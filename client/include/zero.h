@@ -90,6 +90,14 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
 
 /*
+ * Chooses a group's optimizer: "adamw", as it is without this call.  It says which planes the
+ * group's tensors have beside the master weights, and which member of struct zero_set applies.  All
+ * ranks choose the same, and a job's state, or its checkpoint, is continued under it alone:
+ * zero_attach() refuses another one (ZERO_ELAYOUT), and names it.
+ */
+int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
+
+/*
  * Appends a tensor to the last group: append all tensors of a group before the next group.
  * The tensor's index counts through the layout.
  */
@@ -289,13 +297,31 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
               struct zero_sync *sync);
 
-/* AdamW, as torch.optim.AdamW does it (decoupled weight decay, bias correction). */
+/*
+ * Adam with decoupled weight decay (AdamW, arXiv 1711.05101), as torch.optim.AdamW computes it.  Moments
+ * are ZERO_PLANE_EXP_AVG m and ZERO_PLANE_EXP_AVG_SQ v; g is the gradient, negated with maximize; t counts
+ * the tensor's updates (ZERO_PLANE_STEP), this one included:
+ *
+ *   p = p (1 - lr weight_decay);  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+ *   p = p - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
+ */
 struct zero_adamw {
         double lr, beta1, beta2, eps, weight_decay;
+        double maximize; /* 0 or 1 */
+};
+#define ZERO_PLANE_EXP_AVG ZERO_PLANE_MOMENT1
+#define ZERO_PLANE_EXP_AVG_SQ ZERO_PLANE_MOMENT2
+
+/* Hyperparameters of the tensors of one set.  All their groups have this optimizer. */
+struct zero_set {
+        const char *optimizer; /* as in zero_layout_optimizer(); NULL: "adamw" */
+        union {
+                struct zero_adamw adamw;
+        };
 };
 
 struct zero_step {
-        const struct zero_adamw *sets; /* indexed by ZERO_PLANE_SET */
+        const struct zero_set *sets;   /* indexed by ZERO_PLANE_SET */
         uint32_t n_sets;               /* 1 to ZERO_SET_MAX; 0: the step ends without an update
                                         * (gradients are dropped, the version stays) */
         double clip_norm;              /* > 0: clip to this global norm; 0: no clipping */
@@ -347,7 +373,7 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
 
 /*
  * Copies count elements of one tensor's plane, starting at element first, between
- * the service and the caller's memory: fp32 for MASTER, EXP_AVG, EXP_AVG_SQ; the
+ * the service and the caller's memory: fp32 for MASTER and moments (EXP_AVG and the like); the
  * group's dtype for SERVE (get only); one uint64_t for STEP and SET. [blocks]
  * zero_put() is for step boundaries (no gradient pushed yet) and one writer;
  * after a write to MASTER every node gathers the group again.  After a write to STEP of a

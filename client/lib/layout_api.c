@@ -2,6 +2,8 @@
  * zero_layout_error(). */
 #include "zero.h"
 
+#include "optimizers.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -37,6 +39,16 @@ int zero_layout_group(struct zero_layout *l, const char *name, enum zero_dtype d
         if (!name)
                 return settle(l, fault_set(&fault, ZERO_EINVAL, "a group has no name"), &fault);
         r = layout_add_group(l, name, dtype, ranks, n_ranks, divisor, ret_group, &fault);
+        if (r == 0)
+                r = layout_set_optimizer(l, *ret_group, optimizer_default(), &fault);
+        return settle(l, r, &fault);
+}
+
+int zero_layout_optimizer(struct zero_layout *l, uint32_t group, const char *optimizer)
+{
+        struct fault fault = { 0 };
+        int r = layout_set_optimizer(l, group, optimizer ? optimizer : optimizer_default(), &fault);
+
         return settle(l, r, &fault);
 }
 

@@ -24,8 +24,8 @@ static int plane_shape(struct zero_client *c, struct access *a, bool write, uint
         case ZERO_PLANE_MASTER:
                 a->element = sizeof(float);
                 return 0;
-        case ZERO_PLANE_EXP_AVG:
-        case ZERO_PLANE_EXP_AVG_SQ:
+        case ZERO_PLANE_MOMENT1:
+        case ZERO_PLANE_MOMENT2:
                 a->element = sizeof(float);
                 return t->frozen ? client_fail(c, ZERO_EINVAL,
                                                "tensor '%s' is frozen: it has no "

@@ -1,5 +1,6 @@
 /* One step of a rank: fetch, release, push, norm, step. */
 #include "client.h"
+#include "optimizers.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -350,7 +351,7 @@ static int check_step(struct zero_client *c, const struct zero_step *step)
 static int ask_step(struct zero_client *c, const struct zero_step *step,
                     const Zero__Reply **ret_reply)
 {
-        Zero__AdamW sets[ZERO_SET_MAX], *list[ZERO_SET_MAX];
+        Zero__HyperSet sets[ZERO_SET_MAX], *list[ZERO_SET_MAX];
         Zero__StepParams params = ZERO__STEP_PARAMS__INIT;
         Zero__Step message = ZERO__STEP__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
@@ -360,14 +361,10 @@ static int ask_step(struct zero_client *c, const struct zero_step *step,
         if (r)
                 return r;
         for (uint32_t i = 0; i < step->n_sets; i++) {
-                const struct zero_adamw *a = &step->sets[i];
-
-                zero__adam_w__init(&sets[i]);
-                sets[i].lr = a->lr;
-                sets[i].beta1 = a->beta1;
-                sets[i].beta2 = a->beta2;
-                sets[i].eps = a->eps;
-                sets[i].weight_decay = a->weight_decay;
+                r = optimizer_message(&step->sets[i], &sets[i]);
+                if (r)
+                        return client_fail(c, r, "set %u: this libzero has no optimizer '%s'",
+                                           (unsigned)i, step->sets[i].optimizer);
                 list[i] = &sets[i];
         }
         params.n_sets = step->n_sets;

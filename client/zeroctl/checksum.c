@@ -5,7 +5,8 @@
 
 static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
 {
-        static const char *const planes[] = { "master", "exp_avg", "exp_avg_sq", "step", "set" };
+        json_t *sum;
+        const char *plane;
         struct table t;
 
         fprintf(out, "job %s at version %.0f\n", field_text(answer, "job"),
@@ -13,10 +14,10 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
         table_init(&t, "PLANE|CHECKSUM");
         table_add(&t, PAINT_NONE, "all");
         table_add(&t, PAINT_NONE, "%s", field_text(answer, "checksum"));
-        for (size_t i = 0; i < sizeof(planes) / sizeof(planes[0]); i++) {
-                table_add(&t, PAINT_NONE, "%s", planes[i]);
-                table_add(&t, PAINT_NONE, "%s",
-                          field_text(json_object_get(answer, "planes"), planes[i]));
+        json_object_foreach(json_object_get(answer, "planes"), plane, sum)
+        {
+                table_add(&t, PAINT_NONE, "%s", plane);
+                table_add(&t, PAINT_NONE, "%s", json_is_string(sum) ? json_string_value(sum) : "?");
         }
         table_print(&t, out, ctl->colour);
         table_deinit(&t);

@@ -73,17 +73,16 @@ static void show_traffic(FILE *out, const json_t *job)
 
 static void show_planes(FILE *out, const json_t *job)
 {
-        static const char *const names[] = { "master", "exp_avg", "exp_avg_sq", "grad", "serve" };
-        const json_t *planes = json_object_get(job, "planes");
+        json_t *planes = json_object_get(job, "planes"), *plane;
         const json_t *formula = json_object_get(job, "zero_formula");
+        const char *name;
         double total = 0;
 
         fputs("  memory  ", out);
-        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-                double bytes = field_number(planes, names[i]);
-
-                total += bytes;
-                fprintf(out, " %s %s,", names[i], unit_bytes(bytes).text);
+        json_object_foreach(planes, name, plane)
+        {
+                total += json_number_value(plane);
+                fprintf(out, " %s %s,", name, unit_bytes(json_number_value(plane)).text);
         }
         fprintf(out, " together %s", unit_bytes(total).text);
         if (field_number(job, "planes_on_gpu") > 0)

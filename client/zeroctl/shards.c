@@ -14,8 +14,10 @@ static void add_version(struct table *t, const json_t *version)
 
 static void add_shard(struct table *t, const json_t *group, const json_t *shard)
 {
-        static const char *const planes[] = { "master", "exp_avg", "exp_avg_sq", "grad", "serve" };
-        const json_t *bytes = json_object_get(shard, "bytes");
+        json_t *bytes = json_object_get(shard, "bytes"), *plane;
+        double master = field_number(bytes, "master"), grad = field_number(bytes, "grad");
+        double serve = field_number(bytes, "serve"), all = 0;
+        const char *name;
         const char *place = field_text(shard, "place");
         double first = field_number(shard, "first"), count = field_number(shard, "count");
         double device = field_number(shard, "device");
@@ -23,14 +25,19 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
         table_add(t, PAINT_NONE, "%.0f", field_number(group, "index"));
         table_add(t, PAINT_NONE, "%s", field_text(group, "group"));
         table_add(t, PAINT_NONE, "%s", field_text(group, "dtype"));
+        table_add(t, PAINT_NONE, "%s", field_text(group, "optimizer"));
         if (device > 0)
                 table_add(t, PAINT_NONE, "%s/%.0f", field_text(shard, "owner"), device);
         else
                 table_add(t, PAINT_NONE, "%s", field_text(shard, "owner"));
         table_add(t, PAINT_NONE, "%s", place[0] ? place : "-");
         table_add(t, PAINT_NONE, "%.0f-%.0f", first, first + count);
-        for (size_t k = 0; k < 5; k++)
-                table_add(t, PAINT_NONE, "%s", unit_bytes(field_number(bytes, planes[k])).text);
+        json_object_foreach(bytes, name, plane)
+                all += json_number_value(plane);
+        table_add(t, PAINT_NONE, "%s", unit_bytes(master).text);
+        table_add(t, PAINT_NONE, "%s", unit_bytes(all - master - grad - serve).text);
+        table_add(t, PAINT_NONE, "%s", unit_bytes(grad).text);
+        table_add(t, PAINT_NONE, "%s", unit_bytes(serve).text);
         add_version(t, json_object_get(shard, "version"));
         add_version(t, json_object_get(shard, "last_updated"));
 }
@@ -43,8 +50,8 @@ static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
 
         fprintf(out, "%sjob %s%s\n", paint_begin(PAINT_HEAD, ctl->colour), field_text(job, "job"),
                 paint_end(PAINT_HEAD, ctl->colour));
-        table_init(&t, ">GROUP|NAME|DTYPE|OWNER|PLACE|>ELEMENTS|>MASTER|>EXP_AVG|>EXP_AVG_SQ|>GRAD|"
-                       ">SERVE|>VERSION|>LAST UPDATED");
+        table_init(&t, ">GROUP|NAME|DTYPE|OPTIMIZER|OWNER|PLACE|>ELEMENTS|>MASTER|>MOMENTS|>GRAD|>SERVE|"
+                       ">VERSION|>LAST UPDATED");
         json_array_foreach(json_object_get(job, "groups"), i, group)
         {
                 json_array_foreach(json_object_get(group, "shards"), k, shard)

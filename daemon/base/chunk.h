@@ -1,8 +1,8 @@
 /*
  * chunk.h - how many elements an update changes and commits at once where nobody says.
  *
- * Rule: a chunk takes at most a quarter of the first-level data cache.  AdamW touches
- * CHUNK_ELEMENT_BYTES of that cache for each element: master, exp_avg, exp_avg_sq and grad in
+ * Rule: a chunk takes at most a quarter of the first-level data cache.  An optimizer with two
+ * moments touches CHUNK_ELEMENT_BYTES of that cache for each element: master, moments and grad in
  * their planes, and the first three once more in the undo slot.  Three quarters are left to the
  * lines that the CPU fetches ahead and to what the caches' ways cannot hold.  At 48 KiB the rule
  * gives 384, which was measured to be the best; other sizes are computed, not measured.

@@ -101,6 +101,7 @@ static int make_manifest(struct operation *op, const struct job *job)
         m->reduce_dtype = job->reduce_dtype;
         m->created_ms = milliseconds();
         m->parameters = job->layout->elements;
+        optimizer_text(job->layout, m->optimizers, sizeof m->optimizers);
         m->n_owners = x->view.n_owners;
         manifest_hash(m->layout_hash, op->layout, m->layout_bytes);
         layout_hash(job->layout, m->model_hash);

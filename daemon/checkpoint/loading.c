@@ -193,7 +193,7 @@ static int read_layout(const Zero__Snapshot *s, layout **ret, struct fault *faul
 
         if (!m)
                 return fault_set(fault, ZERO_EPROTO, "the layout cannot be read");
-        r = layout_from_message(m, ret, fault);
+        r = optimizer_layout(m, ret, fault);
         zero__layout__free_unpacked(m, NULL);
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
 }

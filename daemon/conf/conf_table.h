@@ -104,7 +104,7 @@
           "found, else copied from GPU to GPU; nccl: no start without it where there are several " \
           "GPUs; copies: it is not loaded. All give the same bits.")                                                       \
         S("Computing", optimizer, CHOICE, "host|device", "host", 16,                               \
-          "Where master weights, moments and gradients live, and AdamW runs. host: state files in " \
+          "Where master weights, moments and gradients live, and updates run. host: state files in " \
           "state_dir, which outlive a crash of the daemon. device: the memory of this node's "     \
           "GPUs, one for each of its DEVICES (owners); an orderly stop writes the states to "      \
           "state_dir, if that has room, and a crash loses them. Nodes need not have the same; "    \

@@ -27,7 +27,7 @@ static const char daemon_head[] =
         "runs on each node.\n"
         "Together they hold the optimizer states, gradients and parameters of training jobs as "
         "ZeRO\n"
-        "partitions them, and run AdamW on them.\n"
+        "partitions them, and run the optimizer on them.\n"
         "Trainers fetch groups of parameters and push gradients through a unix socket and shared\n"
         "memory; see\n"
         ".BR zero (3).\n"

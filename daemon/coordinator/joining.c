@@ -50,7 +50,7 @@ static int job_of_join(struct exchange *x, const char *name, const Zero__Join *j
                 return fault_set(fault, ZERO_EBUSY,
                                  "a restore of job '%s' is under way: attach when it is done",
                                  name);
-        r = layout_from_message(join->layout, &l, fault);
+        r = optimizer_layout(join->layout, &l, fault);
         if (r)
                 return r;
         *ret = coordinated_find(x, name);

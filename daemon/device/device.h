@@ -14,42 +14,17 @@
 #include <stdint.h>
 
 #include "daemon/device/exact_sum.h"
+#include "daemon/device/rules.h"
 #include "proto/zero_types.h"
 
 /*
- * The scalars of one AdamW update in fp32, computed once in double by
- * adamw_scalars() and recorded, so that a repeated update is the same to the bit:
- *
- *   g = grad * grad_scale
- *   p = p * decay
- *   m = m + (g - m) * one_minus_beta1
- *   v = v * beta2 + (g * g) * one_minus_beta2
- *   p = p - step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
- *
- * (torch.optim.AdamW's order of operations.)
+ * Where update() keeps the old values of what it changes, for one who may be killed at any
+ * instruction.  Before an element changes, its old values are in old[], and *kept covers it.
  */
-struct adamw_scalars {
-        float grad_scale; /* clip factor / (divisor * loss scale) */
-        float decay;      /* 1 - lr * weight_decay */
-        float one_minus_beta1;
-        float beta2, one_minus_beta2;
-        float step_size;  /* lr / (1 - beta1^t) */
-        float sqrt_bias2; /* sqrt(1 - beta2^t) */
-        float eps;
-};
-
-/* t counts from 1; lr, betas, eps, weight_decay as in zero.h. */
-struct adamw_scalars adamw_scalars(double lr, double beta1, double beta2, double eps,
-                                   double weight_decay, uint64_t t, double grad_scale);
-
-/*
- * Where adamw() keeps the old values of what it changes, for one who may be killed at any
- * instruction.  Before an element changes, its old values are in p, m and v, and *kept covers it.
- */
-struct adamw_undo {
-        float *p, *m, *v; /* of the elements of one call */
-        uint64_t *kept;   /* undo_mark() */
-        uint32_t before;  /* elements that earlier calls have kept */
+struct update_undo {
+        float *old[UPDATE_PLANES]; /* [plane of the rule]: of the elements of one call */
+        uint64_t *kept;            /* undo_mark() */
+        uint32_t before;           /* elements that earlier calls have kept */
 };
 
 /* That n elements are kept, so that a flipped bit is found. */
@@ -65,9 +40,12 @@ static inline uint32_t undo_kept(uint64_t mark)
 }
 
 /* For a call of the elements behind the first n. */
-static inline struct adamw_undo undo_behind(struct adamw_undo u, uint32_t n)
+static inline struct update_undo undo_behind(struct update_undo u, uint32_t n)
 {
-        return (struct adamw_undo){ u.p + n, u.m + n, u.v + n, u.kept, u.before + n };
+        for (int k = 0; k < UPDATE_PLANES; k++)
+                u.old[k] += u.old[k] ? n : 0;
+        u.before += n;
+        return u;
 }
 
 /* A piece of an fp32 accumulator, and what is added to it. */
@@ -83,11 +61,11 @@ struct device_ops {
         const char *name;
 
         /*
-         * p, m, v = AdamW(p, m, v, grad) for n elements.  undo: for host memory alone; NULL:
-         * nothing is kept.
+         * Changes n elements of the planes of a rule, master first, by their gradient (rules.h).
+         * undo: for host memory alone; NULL: nothing is kept.
          */
-        void (*adamw)(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
-                      const float *grad, const struct adamw_undo *undo);
+        void (*update)(enum update_rule rule, const struct update_scalars *s, size_t n,
+                       float *const *planes, const float *grad, const struct update_undo *undo);
         /*
          * dst = src in another dtype, rounded to nearest even.  Any pair with fp32 on one
          * side, or the same dtype twice (a copy).  Large copies bypass the cache.

@@ -67,9 +67,9 @@ void gpu_collectives(struct gpu_collectives *ret);
  * another library that uses CUDA.  -errno. */
 int gpu_use(uint32_t gpu);
 
-/* Enqueues an update of n pieces, all of them on one GPU: the new states, and in the same pass what
+/* Enqueues an update of n pieces, all of one rule and on one GPU: the new states, and in the same pass what
  * is served. */
-void gpu_update(const struct zero_cuda_adamw *pieces, size_t n);
+void gpu_update(const struct zero_cuda_update *pieces, size_t n);
 /* What is measured of sums that are not kept: as device_ops.reduce, of pieces without acc that lie
  * on one GPU, none with more than ZERO_CUDA_SUM_MAX sources. */
 void gpu_measure(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
@@ -81,7 +81,7 @@ void gpu_updated(uint32_t gpu);
 int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total);
 /*
  * Memory of this process alone, aligned to 256 bytes.  ZERO_ENOMEM names what it was for, and so
- * does `zeroctl status`: "exp_avg of job x", "the push slots of rank 3 of job x".
+ * does `zeroctl status`: "the planes of job x", "the push slots of rank 3 of job x".
  *
  * Giving it back takes no time, and may be done on the loop thread: the driver, which waits for
  * the GPU's work then, is called by another, and who allocates meanwhile waits for that if need be.

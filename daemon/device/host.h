@@ -41,7 +41,7 @@ void host_reduce(const struct device_ops *ops, const struct reduce_piece *p, enu
 
 /* The first n elements of a call are kept now.  No store moves over this one, in either direction:
  * a process that dies between two instructions has done all stores before them. */
-static inline void undo_raise(const struct adamw_undo *undo, size_t n)
+static inline void undo_raise(const struct update_undo *undo, size_t n)
 {
         __atomic_signal_fence(__ATOMIC_SEQ_CST);
         __atomic_store_n(undo->kept, undo_mark(undo->before + (uint32_t)n), __ATOMIC_RELAXED);

@@ -23,52 +23,110 @@ ALWAYS_INLINE void fetch_ahead(const float *x, size_t i)
         _mm_prefetch((const char *)((uintptr_t)(x + i) + AHEAD * sizeof(float)), _MM_HINT_T0);
 }
 
-ALWAYS_INLINE void adamw_lanes(const struct adamw_scalars *s, size_t n, float *p, float *m,
-                               float *v, const float *grad, const struct adamw_undo *undo)
+/* Of the planes of a rule; those that it lacks are copies of p, and nobody looks at them. */
+struct lanes {
+        v16 p, m, v;
+};
+
+ALWAYS_INLINE struct lanes adamw_lanes(struct update_scalars scalars, v16 g, struct lanes x)
 {
-        v16 grad_scale = v16_set(s->grad_scale), decay = v16_set(s->decay);
-        v16 one_minus_beta1 = v16_set(s->one_minus_beta1), beta2 = v16_set(s->beta2);
-        v16 one_minus_beta2 = v16_set(s->one_minus_beta2), step_size = v16_set(s->step_size);
-        v16 sqrt_bias2 = v16_set(s->sqrt_bias2), eps = v16_set(s->eps);
+        struct adam_scalars s = scalars.adam;
+
+        x.m = v16_add(x.m, v16_mul(v16_sub(g, x.m), v16_set(s.one_minus_beta1)));
+        x.v = v16_add(v16_mul(x.v, v16_set(s.beta2)),
+                      v16_mul(v16_mul(g, g), v16_set(s.one_minus_beta2)));
+        v16 below = v16_add(v16_div(v16_sqrt(x.v), v16_set(s.sqrt_bias2)), v16_set(s.eps));
+        x.p = v16_sub(v16_mul(x.p, v16_set(s.decay)),
+                      v16_mul(v16_set(s.step_size), v16_div(x.m, below)));
+        return x;
+}
+
+ALWAYS_INLINE struct lanes rule_lanes(enum update_rule rule, struct update_scalars s, v16 g,
+                                      struct lanes x)
+{
+        switch (rule) {
+#define X(rule, function, planes) \
+        case UPDATE_##rule:       \
+                return function##_lanes(s, g, x);
+                UPDATE_RULE_MAP(X)
+#undef X
+        case UPDATE_RULES:
+                break;
+        }
+        return x;
+}
+
+/* Constant rule: what it does not need folds away.  The scalars are passed by value, so that no
+ * store may change them. */
+ALWAYS_INLINE void update_lanes(enum update_rule rule, struct update_scalars s, size_t n,
+                                float *const *planes, const float *grad,
+                                const struct update_undo *undo)
+{
+        bool has_m = update_planes(rule) > 1, has_v = update_planes(rule) > 2;
+        float *p = planes[0], *m = has_m ? planes[1] : p, *v = has_v ? planes[2] : p;
 
         for (size_t i = 0; i + 16 <= n; i += 16) {
-                v16 old_p = v16_load(p + i), old_m = v16_load(m + i), old_v = v16_load(v + i);
-                v16 g = v16_mul(v16_load(grad + i), grad_scale);
-                v16 new_m = v16_add(old_m, v16_mul(v16_sub(g, old_m), one_minus_beta1));
-                v16 new_v = v16_add(v16_mul(old_v, beta2), v16_mul(v16_mul(g, g), one_minus_beta2));
-                v16 below = v16_add(v16_div(v16_sqrt(new_v), sqrt_bias2), eps);
-                v16 new_p =
-                        v16_sub(v16_mul(old_p, decay), v16_mul(step_size, v16_div(new_m, below)));
+                struct lanes old = { .p = v16_load(p + i) };
+                v16 g = v16_mul(v16_load(grad + i), v16_set(s.grad_scale));
+
+                old.m = has_m ? v16_load(m + i) : old.p;
+                old.v = has_v ? v16_load(v + i) : old.p;
+                struct lanes x = rule_lanes(rule, s, g, old);
 
                 if (undo) {
-                        v16_store(undo->p + i, old_p);
-                        v16_store(undo->m + i, old_m);
-                        v16_store(undo->v + i, old_v);
+                        v16_store(undo->old[0] + i, old.p);
+                        if (has_m)
+                                v16_store(undo->old[1] + i, old.m);
+                        if (has_v)
+                                v16_store(undo->old[2] + i, old.v);
                         undo_raise(undo, i + 16);
                 }
-                v16_store(p + i, new_p);
-                v16_store(m + i, new_m);
-                v16_store(v + i, new_v);
+                v16_store(p + i, x.p);
                 fetch_ahead(p, i);
-                fetch_ahead(m, i);
-                fetch_ahead(v, i);
+                if (has_m) {
+                        v16_store(m + i, x.m);
+                        fetch_ahead(m, i);
+                }
+                if (has_v) {
+                        v16_store(v + i, x.v);
+                        fetch_ahead(v, i);
+                }
                 fetch_ahead(grad, i);
         }
 }
 
-static void vector_adamw(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
-                         const float *grad, const struct adamw_undo *undo)
+ALWAYS_INLINE void update_by(enum update_rule rule, const struct update_scalars *s, size_t n,
+                             float *const *planes, const float *grad,
+                             const struct update_undo *undo)
 {
+        float *rest[UPDATE_PLANES] = { NULL };
         size_t i = n - n % 16;
 
+        for (uint32_t k = 0; k < update_planes(rule); k++)
+                rest[k] = planes[k] + i;
         if (undo) {
-                struct adamw_undo first = *undo, last = undo_behind(*undo, (uint32_t)i);
+                struct update_undo first = *undo, last = undo_behind(*undo, (uint32_t)i);
 
-                adamw_lanes(s, i, p, m, v, grad, &first);
-                host_scalar_ops.adamw(s, n - i, p + i, m + i, v + i, grad + i, &last);
+                update_lanes(rule, *s, i, planes, grad, &first);
+                host_scalar_ops.update(rule, s, n - i, rest, grad + i, &last);
         } else {
-                adamw_lanes(s, i, p, m, v, grad, NULL);
-                host_scalar_ops.adamw(s, n - i, p + i, m + i, v + i, grad + i, NULL);
+                update_lanes(rule, *s, i, planes, grad, NULL);
+                host_scalar_ops.update(rule, s, n - i, rest, grad + i, NULL);
+        }
+}
+
+static void vector_update(enum update_rule rule, const struct update_scalars *s, size_t n,
+                          float *const *planes, const float *grad, const struct update_undo *undo)
+{
+        switch (rule) {
+#define X(rule, function, n_planes) \
+        case UPDATE_##rule:         \
+                update_by(UPDATE_##rule, s, n, planes, grad, undo); \
+                break;
+                UPDATE_RULE_MAP(X)
+#undef X
+        case UPDATE_RULES:
+                break;
         }
 }
 
@@ -325,7 +383,7 @@ static void vector_reduce(const struct reduce_piece *pieces, size_t n_pieces, en
 
 const struct device_ops KERNELS_OPS = {
         .name = KERNELS_NAME,
-        .adamw = vector_adamw,
+        .update = vector_update,
         .cast = vector_cast,
         .serve = vector_serve,
         .accumulate = vector_accumulate,

@@ -8,32 +8,46 @@
 #include <math.h>
 #include <string.h>
 
-/* The old values of element i, before it changes. */
-static void keep(const struct adamw_undo *undo, size_t i, float p, float m, float v)
+/* ---- the rules (daemon/device/rules.h): x[] is an element of each plane ---- */
+
+typedef void rule_fn(const struct update_scalars *scalars, float g, float *x);
+
+static void adamw(const struct update_scalars *scalars, float g, float *x)
 {
-        undo->p[i] = p;
-        undo->m[i] = m;
-        undo->v[i] = v;
-        undo_raise(undo, i + 1);
+        const struct adam_scalars *s = &scalars->adam;
+
+        x[0] = x[0] * s->decay;
+        x[1] = x[1] + (g - x[1]) * s->one_minus_beta1;
+        x[2] = x[2] * s->beta2 + (g * g) * s->one_minus_beta2;
+        x[0] -= s->step_size * (x[1] / (sqrtf(x[2]) / s->sqrt_bias2 + s->eps));
 }
 
-static void scalar_adamw(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
-                         const float *grad, const struct adamw_undo *undo)
+static void scalar_update(enum update_rule rule, const struct update_scalars *s, size_t n,
+                          float *const *planes, const float *grad, const struct update_undo *undo)
 {
-        for (size_t i = 0; i < n; i++) {
-                float g = grad[i] * s->grad_scale;
-                float new_p = p[i] * s->decay;
-                float new_m = m[i] + (g - m[i]) * s->one_minus_beta1;
-                float new_v = v[i] * s->beta2 + (g * g) * s->one_minus_beta2;
+        static rule_fn *const rules[UPDATE_RULES] = {
+#define X(rule, function, planes) [UPDATE_##rule] = function,
+                UPDATE_RULE_MAP(X)
+#undef X
+        };
+        uint32_t n_planes = update_planes(rule);
 
-                new_p -= s->step_size * (new_m / (sqrtf(new_v) / s->sqrt_bias2 + s->eps));
-                if (undo)
-                        keep(undo, i, p[i], m[i], v[i]);
-                p[i] = new_p;
-                m[i] = new_m;
-                v[i] = new_v;
+        for (size_t i = 0; i < n; i++) {
+                float x[UPDATE_PLANES];
+
+                for (uint32_t k = 0; k < n_planes; k++)
+                        x[k] = planes[k][i];
+                for (uint32_t k = 0; undo && k < n_planes; k++)
+                        undo->old[k][i] = x[k];
+                if (undo) /* before the element changes */
+                        undo_raise(undo, i + 1);
+                rules[rule](s, grad[i] * s->grad_scale, x);
+                for (uint32_t k = 0; k < n_planes; k++)
+                        planes[k][i] = x[k];
         }
 }
+
+/* ---- the rest ---- */
 
 static float load(enum zero_dtype from, const void *src, size_t i)
 {
@@ -171,7 +185,7 @@ static void scalar_reduce(const struct reduce_piece *pieces, size_t n_pieces, en
 
 const struct device_ops host_scalar_ops = {
         .name = "scalar",
-        .adamw = scalar_adamw,
+        .update = scalar_update,
         .cast = scalar_cast,
         .serve = scalar_serve,
         .accumulate = scalar_accumulate,

@@ -232,7 +232,7 @@ void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 return;
         }
         if (!r)
-                r = layout_from_message(open->layout, &l, &fault);
+                r = optimizer_layout(open->layout, &l, &fault);
         if (!r)
                 r = job ? open_check(job, open, l, &fault)
                         : open_new_check(x, m->job, open->uid, l, &fault);

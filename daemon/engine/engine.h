@@ -530,7 +530,8 @@ void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
 /* An order-independent hash of a plane over this owner's part: sums of block hashes. */
-enum { CHECKSUM_PLANES = 5 }; /* master, exp_avg, exp_avg_sq, step, set */
+/* master and moments, by plane - ZERO_PLANE_MASTER; then */
+enum { CHECKSUM_STEP = UPDATE_PLANES, CHECKSUM_SET, CHECKSUM_PLANES };
 struct checksum {
         uint64_t sum[CHECKSUM_PLANES][2];
         uint64_t version; /* of all of it */

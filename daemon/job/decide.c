@@ -65,24 +65,6 @@ static bool fp32_holds(double value)
         return value >= 0 && value <= (double)FLT_MAX;
 }
 
-static int set_check(const Zero__AdamW *m, size_t i, struct fault *fault)
-{
-        if (!fp32_holds(m->lr))
-                return fault_set(fault, ZERO_EINVAL, "set %zu: lr %g is not an fp32 number >= 0", i,
-                                 m->lr);
-        if (!(m->beta1 >= 0 && m->beta1 < 1) || !(m->beta2 >= 0 && m->beta2 < 1))
-                return fault_set(fault, ZERO_EINVAL, "set %zu: betas %g, %g are not in [0, 1)", i,
-                                 m->beta1, m->beta2);
-        if (!fp32_holds(m->eps))
-                return fault_set(fault, ZERO_EINVAL, "set %zu: eps %g is not an fp32 number >= 0",
-                                 i, m->eps);
-        if (!fp32_holds(m->weight_decay) || !fp32_holds(m->lr * m->weight_decay))
-                return fault_set(fault, ZERO_EINVAL,
-                                 "set %zu: weight_decay %g (times lr) is not an fp32 number >= 0",
-                                 i, m->weight_decay);
-        return 0;
-}
-
 int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                              struct fault *fault)
 {
@@ -95,11 +77,9 @@ int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                                  "%zu hyperparameter sets: at most %d are possible", m->n_sets,
                                  ZERO_SET_MAX);
         for (size_t i = 0; i < m->n_sets; i++) {
-                int r = set_check(m->sets[i], i, fault);
+                int r = hyper_from_message(m->sets[i], i, &p.sets[i], fault);
                 if (r)
                         return r;
-                p.sets[i] = (struct step_set){ m->sets[i]->lr, m->sets[i]->beta1, m->sets[i]->beta2,
-                                               m->sets[i]->eps, m->sets[i]->weight_decay };
         }
         if (!isfinite(p.clip_norm) || p.clip_norm < 0)
                 return fault_set(fault, ZERO_EINVAL, "clip_norm %g is not a number >= 0",
@@ -117,14 +97,8 @@ Zero__StepParams *step_params_to_message(const struct step_params *params,
 {
         zero__step_params__init(&ret->message);
         for (uint32_t i = 0; i < params->n_sets; i++) {
-                const struct step_set *set = &params->sets[i];
-
-                zero__adam_w__init(&ret->sets[i]);
-                ret->sets[i].lr = set->lr;
-                ret->sets[i].beta1 = set->beta1;
-                ret->sets[i].beta2 = set->beta2;
-                ret->sets[i].eps = set->eps;
-                ret->sets[i].weight_decay = set->weight_decay;
+                ret->values[i] = params->sets[i];
+                hyper_to_message(&ret->values[i], &ret->sets[i]);
                 ret->pointers[i] = &ret->sets[i];
         }
         ret->message.n_sets = params->n_sets;
@@ -152,14 +126,9 @@ bool step_params_equal(const struct step_params *a, const struct step_params *b,
             !same("growth_interval", a->growth_interval, b->growth_interval, text, size))
                 return false;
         for (uint32_t i = 0; i < a->n_sets; i++) {
-                const struct step_set *x = &a->sets[i], *y = &b->sets[i];
                 char part[160] = "";
 
-                if (same("lr", x->lr, y->lr, part, sizeof part) &&
-                    same("beta1", x->beta1, y->beta1, part, sizeof part) &&
-                    same("beta2", x->beta2, y->beta2, part, sizeof part) &&
-                    same("eps", x->eps, y->eps, part, sizeof part) &&
-                    same("weight_decay", x->weight_decay, y->weight_decay, part, sizeof part))
+                if (hyper_equal(&a->sets[i], &b->sets[i], part, sizeof part))
                         continue;
                 snprintf(text, size, "set %u: %s", i, part);
                 return false;

@@ -5,15 +5,14 @@
 #pragma once
 
 #include "daemon/device/device.h"
+#include "daemon/optimizer/optimizer.h"
 #include "proto/fault.h"
 #include "proto/zero.pb-c.h"
 
 /* What all ranks agree on (StepParams, checked). */
 struct step_params {
         uint32_t n_sets;
-        struct step_set {
-                double lr, beta1, beta2, eps, weight_decay;
-        } sets[ZERO_SET_MAX];
+        struct hyper_set sets[ZERO_SET_MAX];
         double clip_norm;
         double loss_scale; /* never 0 */
         uint32_t growth_interval;
@@ -49,8 +48,9 @@ int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
 /* As a message for a send; sets must outlive it and have room for ZERO_SET_MAX. */
 struct step_params_message {
         Zero__StepParams message;
-        Zero__AdamW sets[ZERO_SET_MAX];
-        Zero__AdamW *pointers[ZERO_SET_MAX];
+        Zero__HyperSet sets[ZERO_SET_MAX];
+        struct hyper_set values[ZERO_SET_MAX];
+        Zero__HyperSet *pointers[ZERO_SET_MAX];
 };
 Zero__StepParams *step_params_to_message(const struct step_params *params,
                                          struct step_params_message *ret);

@@ -332,7 +332,7 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message
         int status = needs_check(job, needs, fault);
 
         if (!status)
-                status = layout_from_message(message, &l, fault);
+                status = optimizer_layout(message, &l, fault);
         if (status)
                 return status;
         rank = calloc(1, sizeof *rank);

@@ -69,13 +69,7 @@ static void landing_record(struct holding *h, const struct exact_sum *sum, bool 
         record.growth_interval = params->growth_interval;
         record.world_size = job->world_size;
         record.n_sets = params->n_sets;
-        for (uint32_t i = 0; i < params->n_sets; i++) {
-                record.sets[i].lr = params->sets[i].lr;
-                record.sets[i].beta1 = params->sets[i].beta1;
-                record.sets[i].beta2 = params->sets[i].beta2;
-                record.sets[i].eps = params->sets[i].eps;
-                record.sets[i].weight_decay = params->sets[i].weight_decay;
-        }
+        memcpy(record.sets, params->sets, params->n_sets * sizeof *params->sets);
         state_prepare(h->state, &record);
         crash_point(CRASH_VOTE_RECORDED);
 }
@@ -85,16 +79,24 @@ static int landing_check(const struct holding *h, struct fault *fault)
 {
         const struct job *job = h->job;
         uint32_t n_sets = h->landing->params.n_sets, t;
+        uint64_t set;
 
         if (!h->landing->have_params || n_sets == 0)
                 return 0;
-        t = state_check_sets(h->state, n_sets);
+        t = state_check_sets(h->state, h->landing->params.sets, n_sets);
         if (t == job->layout->n_tensors)
                 return 0;
+        set = h->state->tensor_set[t];
+        if (set < n_sets)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "tensor '%.200s' uses hyperparameter set %llu, which is of %s, but "
+                                 "the optimizer of its group is %s",
+                                 job->layout->tensors[t].name, (unsigned long long)set,
+                                 hyper_optimizer(&h->landing->params.sets[set]),
+                                 optimizer_of(job->layout, job->layout->tensors[t].group)->name);
         return fault_set(fault, ZERO_EINVAL,
                          "tensor '%.200s' uses hyperparameter set %llu, but the step has %u",
-                         job->layout->tensors[t].name, (unsigned long long)h->state->tensor_set[t],
-                         n_sets);
+                         job->layout->tensors[t].name, (unsigned long long)set, n_sets);
 }
 
 void landing_vote(struct holding *h)

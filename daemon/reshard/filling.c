@@ -120,8 +120,7 @@ static void draft_done(struct offload_task *task)
                 filling_fail(f, f->fault.status, f->fault.text);
         } else {
                 crash_point(CRASH_FILL_DRAFTED);
-                f->total = plan_plane_bytes(f->state->plan, ZERO_PLANE_MASTER) +
-                           2 * plan_plane_bytes(f->state->plan, ZERO_PLANE_EXP_AVG);
+                f->total = plan_state_bytes(f->state->plan);
                 f->phase = FILLING_PULLING;
                 filling_pull(f);
         }

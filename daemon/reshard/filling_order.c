@@ -71,7 +71,7 @@ int filling_read_order(struct filling *f, const Zero__Fill *m, layout **ret_layo
         f->puts = m->puts;
         if (holder_node(&f->to, filling_holder(f)) != f->x->cluster->self)
                 return fault_set(fault, ZERO_EPROTO, "that holder is not on this node");
-        r = layout_from_message(m->layout, ret_layout, fault);
+        r = optimizer_layout(m->layout, ret_layout, fault);
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
 }
 

@@ -11,10 +11,6 @@
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
-static const enum zero_plane planes[] = { ZERO_PLANE_MASTER, ZERO_PLANE_EXP_AVG,
-                                          ZERO_PLANE_EXP_AVG_SQ };
-enum { PLANES = sizeof planes / sizeof planes[0] };
-
 /* As what a source is read. */
 static struct giving source_of(const struct filling *f, uint32_t holder)
 {
@@ -164,19 +160,16 @@ static void *draft_place(const struct filling *f, const struct piece *piece, enu
 {
         struct range part = { piece->first, piece->count };
         struct range span = plan_span(f->state->plan, plane, piece->group, part);
-        float *base = plane == ZERO_PLANE_MASTER    ? f->state->master
-                      : plane == ZERO_PLANE_EXP_AVG ? f->state->exp_avg
-                                                    : f->state->exp_avg_sq;
 
         *ret_bytes = span.count * sizeof(float);
-        return base + span.first;
+        return state_plane(f->state, plane) + span.first;
 }
 
 /* The next plane of a piece; there is one. */
 static int transfer_begin(struct filling *f, struct filling_transfer *t)
 {
         const struct piece *piece = &f->pieces->items[f->next_piece];
-        enum zero_plane plane = planes[f->next_plane];
+        enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + f->next_plane);
         int r;
 
         *t = (struct filling_transfer){ .f = f,
@@ -185,8 +178,10 @@ static int transfer_begin(struct filling *f, struct filling_transfer *t)
                                                   f->x->cluster->self };
         list_init(&t->ask.link);
         t->to = draft_place(f, piece, plane, &t->bytes);
-        f->next_plane = (f->next_plane + 1) % PLANES;
-        f->next_piece += f->next_plane == 0;
+        if (!plan_has(f->state->plan, piece->group, ZERO_PLANE_MASTER + ++f->next_plane)) {
+                f->next_plane = 0;
+                f->next_piece++;
+        }
         if (t->bytes == 0) /* frozen: no moments */
                 return 0;
         r = t->remote ? start_pull(t, piece, plane) : start_copy(t, piece, plane);

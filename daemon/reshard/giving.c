@@ -46,15 +46,13 @@ const void *giving_place(const struct holding *h, enum zero_plane plane, uint32_
         const struct range *has = &state->plan->shards[group].range;
         struct range span;
 
-        if (part.first % LAYOUT_ALIGN || part.count % LAYOUT_ALIGN || part.first < has->first ||
+        if (!plan_has(state->plan, group, plane) || part.first % LAYOUT_ALIGN || part.count % LAYOUT_ALIGN || part.first < has->first ||
             part.first - has->first > has->count ||
             part.count > has->count - (part.first - has->first))
                 return NULL;
         span = plan_span(state->plan, plane, group, part);
         *ret_bytes = span.count * sizeof(float);
-        if (plane == ZERO_PLANE_MASTER)
-                return state->master + span.first;
-        return (plane == ZERO_PLANE_EXP_AVG ? state->exp_avg : state->exp_avg_sq) + span.first;
+        return state_plane(state, plane) + span.first;
 }
 
 /* ---- planes ------------------------------------------------------------------------------ */
@@ -90,12 +88,6 @@ static int gift_send(struct holding *h, uint32_t node, uint32_t group, uint64_t 
         return 0;
 }
 
-static bool plane_given(uint32_t plane)
-{
-        return plane == ZERO_PLANE_MASTER || plane == ZERO_PLANE_EXP_AVG ||
-               plane == ZERO_PLANE_EXP_AVG_SQ;
-}
-
 void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
         const struct giving g = { .epoch = request->placement,
@@ -113,7 +105,7 @@ void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 ask_refuse(job, node, request->transfer, fault.status, fault.text);
                 return;
         }
-        if (request->group < job->layout->n_groups && plane_given(request->plane))
+        if (request->group < job->layout->n_groups)
                 p = giving_place(h, (enum zero_plane)request->plane, request->group,
                                  (struct range){ request->first, request->count }, &bytes);
         if (!p || bytes == 0)

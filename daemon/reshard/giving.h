@@ -12,6 +12,6 @@ struct giving {
 
 /* The holding, if it is that; else NULL and why. */
 struct holding *giving_find(const struct job *job, const struct giving *g, struct fault *fault);
-/* Where a part of a group lies in MASTER, EXP_AVG or EXP_AVG_SQ; NULL: not all of it is here. */
+/* Where a part of a group lies in MASTER or a moment; NULL: not all of it is here. */
 const void *giving_place(const struct holding *h, enum zero_plane plane, uint32_t group,
                          struct range part, uint64_t *ret_bytes);

@@ -5,8 +5,14 @@
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 
-static const char *const planes[CHECKSUM_PLANES] = { "master", "exp_avg", "exp_avg_sq", "step",
-                                                     "set" };
+/* NULL: no group of the job has it. */
+static const char *plane_name(const struct job *job, size_t p)
+{
+        if (p == CHECKSUM_STEP || p == CHECKSUM_SET)
+                return p == CHECKSUM_STEP ? "step" : "set";
+        return optimizer_plane_name(job->layout, ZERO_PLANE_MASTER + (uint32_t)p);
+}
+
 static const char *const copies[PLACEMENT_COPIES] = { "own", "mirror" };
 
 /* ---- of all nodes ---- */
@@ -27,18 +33,20 @@ static json_t *sums_of(const struct job *job, json_t *const *told, uint32_t copy
         uint64_t all[2] = { 0, 0 };
 
         for (size_t p = 0; p < CHECKSUM_PLANES; p++) {
+                const char *name = plane_name(job, p);
                 uint64_t sum[2] = { 0, 0 };
 
                 for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++) {
                         json_t *part =
-                                json_object_get(json_object_get(told[n], copies[copy]), planes[p]);
+                                json_array_get(json_object_get(told[n], copies[copy]), p);
 
                         for (size_t i = 0; i < 2; i++)
                                 sum[i] += (uint64_t)json_integer_value(json_array_get(part, i));
                 }
                 all[0] += sum[0];
                 all[1] += sum[1];
-                json_object_set_new(sums, planes[p], hex_of(sum));
+                if (name)
+                        json_object_set_new(sums, name, hex_of(sum));
         }
         *ret_all = hex_of(all);
         return sums;
@@ -101,12 +109,11 @@ struct checksums {
 
 static json_t *totals_json(uint64_t (*total)[2])
 {
-        json_t *j = json_object();
+        json_t *j = json_array();
 
         for (size_t p = 0; p < CHECKSUM_PLANES; p++)
-                json_object_set_new(
-                        j, planes[p],
-                        json_pack("[I,I]", (json_int_t)total[p][0], (json_int_t)total[p][1]));
+                json_array_append_new(
+                        j, json_pack("[I,I]", (json_int_t)total[p][0], (json_int_t)total[p][1]));
         return j;
 }
 

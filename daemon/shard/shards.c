@@ -62,7 +62,8 @@ uint64_t shards_bytes(const layout *l, const struct partition *p, uint32_t owner
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 struct range range = partition_range(p, g, owner);
 
-                elements += range.count + 2 * shard_trainable(l, g, range);
+                elements += range.count + optimizer_moments(optimizer_of(l, g)) *
+                                                shard_trainable(l, g, range);
         }
         return elements * sizeof(float);
 }
@@ -77,7 +78,8 @@ uint64_t layout_state_bytes(const layout *l)
                 size_t serve = group->dtype == ZERO_FP32 ? 0 : dtype_size(group->dtype);
 
                 bytes += group->elements * (sizeof(float) + serve) +
-                         shard_trainable(l, g, all) * 3 * sizeof(float);
+                         shard_trainable(l, g, all) *
+                                 (optimizer_moments(optimizer_of(l, g)) + 1) * sizeof(float);
         }
         return bytes;
 }
@@ -120,9 +122,7 @@ static struct step_params recorded_params(const struct state_record *r)
                                  .loss_scale = r->step_loss_scale,
                                  .growth_interval = r->growth_interval };
 
-        for (uint32_t i = 0; i < r->n_sets; i++)
-                p.sets[i] = (struct step_set){ r->sets[i].lr, r->sets[i].beta1, r->sets[i].beta2,
-                                               r->sets[i].eps, r->sets[i].weight_decay };
+        memcpy(p.sets, r->sets, r->n_sets * sizeof *r->sets);
         return p;
 }
 

@@ -37,7 +37,7 @@
         F(number, deferred, "sums of groups that were left to the update")
 
 #define STATUS_FORMULA(F, R)                                                                       \
-        F(number, bytes_per_parameter, "16 (ZeRO, SC20, section 3.1)")                             \
+        F(number, bytes_per_parameter, "16 with two moments (ZeRO, SC20, section 3.1)")            \
         F(number, stage3_bytes, "bytes that one owner holds")
 
 #define STATUS_SESSION(F, R)                                                                       \
@@ -200,6 +200,7 @@
         F(number, index, "number")                                                                 \
         F(number, elements, "of its tensors, gaps between them included")                          \
         F(text, dtype, "dtype that trainers fetch")                                                \
+        F(text, optimizer, "optimizer that updates the group")                                     \
         R(list, status_shard, shards, "shards in the order of their elements")
 
 #define STATUS_JOB_SHARDS(F, R)                                                                    \

@@ -3,21 +3,9 @@
 
 #include "proto/cleanup.h"
 
-const enum zero_plane status_planes[STATUS_PLANES] = { ZERO_PLANE_MASTER, ZERO_PLANE_EXP_AVG,
-                                                       ZERO_PLANE_EXP_AVG_SQ, ZERO_PLANE_GRAD,
+const enum zero_plane status_planes[STATUS_PLANES] = { ZERO_PLANE_MASTER, ZERO_PLANE_MOMENT1,
+                                                       ZERO_PLANE_MOMENT2, ZERO_PLANE_GRAD,
                                                        ZERO_PLANE_SERVE };
-
-const char *plane_name(enum zero_plane plane)
-{
-        switch (plane) {
-#define X(name, code, text)     \
-        case ZERO_PLANE_##name: \
-                return text;
-                ZERO_PLANE_MAP(X)
-#undef X
-        }
-        return "?";
-}
 
 static void report_ranks(struct arena *arena, const struct job *job, struct status_job *ret)
 {
@@ -98,11 +86,29 @@ static uint64_t plane_bytes(const struct job *job, enum zero_plane plane, uint64
         return bytes;
 }
 
+/* Of parameters, gradients, master weights and the moments of each group's optimizer. */
+static void report_formula(const struct job *job, struct status_job *ret)
+{
+        const layout *l = job->layout;
+        uint64_t bytes = 0;
+
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                bytes += l->groups[g].elements *
+                         (2 * sizeof(uint16_t) +
+                          update_planes(optimizer_of(l, g)->rule) * sizeof(float));
+        ret->zero_formula.bytes_per_parameter = bytes / (l->elements ? l->elements : 1);
+        ret->zero_formula.stage3_bytes = bytes / job->place.n_owners;
+}
+
 static void report_planes(struct arena *arena, const struct job *job, struct status_job *ret)
 {
-        for (size_t p = 0; p < STATUS_PLANES; p++)
-                counts_add(arena, &ret->planes, plane_name(status_planes[p]),
-                           plane_bytes(job, status_planes[p], &ret->planes_on_gpu));
+        for (size_t p = 0; p < STATUS_PLANES; p++) {
+                const char *name = optimizer_plane_name(job->layout, status_planes[p]);
+
+                if (name)
+                        counts_add(arena, &ret->planes, name,
+                                   plane_bytes(job, status_planes[p], &ret->planes_on_gpu));
+        }
 }
 
 static void report_sessions(struct arena *arena, const struct job *job, struct status_job *ret)
@@ -183,8 +189,7 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->reduce.elements_sent = reduce_elements_sent(job->reduce);
         ret->reduce.deferred = reduce_deferred(job->reduce);
         report_planes(arena, job, ret);
-        ret->zero_formula.bytes_per_parameter = 16;
-        ret->zero_formula.stage3_bytes = 16 * job->layout->elements / job->place.n_owners;
+        report_formula(job, ret);
         report_sessions(arena, job, ret);
 }
 

@@ -42,33 +42,24 @@ static uint64_t number_of(const struct record_numbers *numbers, uint32_t i)
         return i < numbers->n ? numbers->items[i] : RECORD_NULL;
 }
 
-static uint64_t shard_plane_bytes(const struct job *job, uint32_t group, struct range range,
-                                  enum zero_plane plane)
-{
-        enum zero_dtype dtype = job->layout->groups[group].dtype;
-
-        switch (plane) {
-        case ZERO_PLANE_MASTER:
-                return range.count * sizeof(float);
-        case ZERO_PLANE_SERVE: /* fp32 is served from the master weights */
-                return dtype == ZERO_FP32 ? 0 : range.count * dtype_size(dtype);
-        default:
-                return shard_trainable(job->layout, group, range) * sizeof(float);
-        }
-}
-
 static void report_shard(struct arena *arena, const struct job *job, uint32_t group, uint32_t owner,
                          const struct status_holding *told, struct status_shard *ret)
 {
         struct range range = partition_range(job->partition, group, owner);
+        const struct optimizer *optimizer = optimizer_of(job->layout, group);
+        uint64_t trainable = shard_trainable(job->layout, group, range) * sizeof(float);
+        enum zero_dtype dtype = job->layout->groups[group].dtype;
 
         ret->owner = node_name(job->x, job->place.node[owner]);
         ret->device = holder_device(&job->place, holder_of(&job->place, owner, 0));
         ret->first = range.first;
         ret->count = range.count;
-        for (size_t p = 0; p < STATUS_PLANES; p++)
-                counts_add(arena, &ret->bytes, plane_name(status_planes[p]),
-                           shard_plane_bytes(job, group, range, status_planes[p]));
+        counts_add(arena, &ret->bytes, "master", range.count * sizeof(float));
+        for (uint32_t i = 0; optimizer->moments[i]; i++)
+                counts_add(arena, &ret->bytes, optimizer->moments[i], trainable);
+        counts_add(arena, &ret->bytes, "grad", trainable);
+        counts_add(arena, &ret->bytes, "serve", /* fp32 is served from the master weights */
+                   dtype == ZERO_FP32 ? 0 : range.count * dtype_size(dtype));
         ret->version = told ? number_of(&told->versions, group) : RECORD_NULL;
         ret->last_updated = told ? number_of(&told->updates, group) : RECORD_NULL;
         ret->place = told ? told->place : NULL;
@@ -83,6 +74,7 @@ static void report_group(struct arena *arena, const struct job *job, uint32_t gr
         ret->index = group;
         ret->elements = g->elements;
         ret->dtype = dtype_name(g->dtype);
+        ret->optimizer = optimizer_of(job->layout, group)->name;
         for (uint32_t i = 0; i < job->partition->slices[group]; i++) {
                 uint32_t owner = partition_owner(job->partition, group, i);
                 struct status_shard *shard = LIST_ADD(arena, &ret->shards);

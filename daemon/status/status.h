@@ -59,7 +59,6 @@ void report_move(const struct move *m, struct status_move *ret);
 /* The node of each owner. */
 void report_owners(struct arena *arena, const struct exchange *x, const struct placement *place,
                    struct record_texts *ret);
-/* Planes in the order in which they are told; their names. */
+/* Planes in the order in which they are told. */
 enum { STATUS_PLANES = 5 };
 extern const enum zero_plane status_planes[STATUS_PLANES];
-const char *plane_name(enum zero_plane plane);

@@ -58,8 +58,8 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
         if (r)
                 return r;
         if (shard->moment_count && !state->planes) {
-                prefault(state->exp_avg, shard->moment, shard->moment_count);
-                prefault(state->exp_avg_sq, shard->moment, shard->moment_count);
+                for (uint32_t k = 0; k < optimizer_moments(shard->optimizer); k++)
+                        prefault(state->moments[k], shard->moments[k], shard->moment_count);
                 prefault(state->grad, shard->moment, shard->moment_count);
         }
         state_serve_group(state, l, group, ops);

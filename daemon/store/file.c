@@ -30,9 +30,10 @@ void file_plan_hash(const struct plan *plan, uint8_t ret[static FILE_HASH])
         crypto_generichash_final(&state, ret, FILE_HASH);
 }
 
-size_t file_undo_stride(uint32_t chunk_elements)
+size_t file_undo_stride(const struct plan *plan)
 {
-        size_t bytes = sizeof(struct undo_slot) + (size_t)chunk_elements * 3 * sizeof(float);
+        size_t bytes = sizeof(struct undo_slot) +
+                       (size_t)plan->chunk_elements * plan->n_planes * sizeof(float);
 
         return (bytes + 127) / 128 * 128; /* two lines: they are prefetched in pairs */
 }
@@ -49,7 +50,6 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
                          uint64_t layout_bytes)
 {
         uint64_t words = n_tensors * sizeof(uint64_t);
-        uint64_t moment = plan_plane_bytes(plan, ZERO_PLANE_EXP_AVG);
         struct file_map m;
         uint64_t end = 0;
 
@@ -64,11 +64,11 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         m.sets = place(&end, words);
         m.puts = place(&end, 2 * sizeof(uint64_t));
         m.versions = place(&end, plan->n_chunks * sizeof(uint64_t));
-        m.undo = place(&end, n_undo * file_undo_stride(plan->chunk_elements));
+        m.undo = place(&end, n_undo * file_undo_stride(plan));
         m.master = place(&end, plan_plane_bytes(plan, ZERO_PLANE_MASTER));
-        m.exp_avg = place(&end, moment);
-        m.exp_avg_sq = place(&end, moment);
-        m.grad = place(&end, moment);
+        for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
+                m.moments[i] = place(&end, plan->moments[i] * sizeof(float));
+        m.grad = place(&end, plan_plane_bytes(plan, ZERO_PLANE_GRAD));
         m.bytes = end;
         return m;
 }
@@ -87,8 +87,8 @@ void file_bind(struct state *state, const struct file_map *map)
         state->versions = (void *)(base + map->versions);
         state->undo = (void *)(base + map->undo);
         state->master = (void *)(base + map->master);
-        state->exp_avg = (void *)(base + map->exp_avg);
-        state->exp_avg_sq = (void *)(base + map->exp_avg_sq);
+        for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
+                state->moments[i] = (void *)(base + map->moments[i]);
         state->grad = (void *)(base + map->grad);
 }
 

@@ -12,8 +12,8 @@
  *   chunk versions    words [chunk]
  *   undo slots        struct undo_slot [n_undo] with their values (undo.c)
  *   master            float [plan->master_elements]
- *   exp_avg, exp_avg_sq, grad
- *                     float [plan->moment_elements] each
+ *   moments           float [plan->moments[i]], one plane behind the other
+ *   grad              float [plan->moment_elements]
  *
  * While a state is on a GPU its planes are not here: there is a hole.
  *
@@ -34,7 +34,7 @@ enum {
         FILE_ALIGN = 4096,
         /* To be raised with any change of what this page says, of struct state_record
          * or of partition or plan. */
-        FILE_FORMAT = 5,
+        FILE_FORMAT = 6,
         /* To be raised when an update gives other bits than before, or an undo slot is read in
          * another way.  An attempt that was prepared with one is not continued with another. */
         FILE_ARITHMETIC = 2,
@@ -87,19 +87,19 @@ struct undo_slot {
         uint64_t version;   /* word: that it will be at */
         uint64_t kept;      /* undo_mark() of how many of its elements have their old values here */
         uint64_t unused[5]; /* values begin at a cache line */
-        float values[];     /* p | m | v, chunk_elements each */
+        float values[];     /* old values, chunk_elements of each plane: master, then moments */
 };
 
 /* Byte offsets of the parts. */
 struct file_map {
         uint64_t layout, copies[2], steps[2], presents[2], sets, puts, versions, undo;
-        uint64_t master, exp_avg, exp_avg_sq, grad, bytes;
+        uint64_t master, moments[OPTIMIZER_MOMENTS], grad, bytes;
 };
 
 struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_undo,
                          uint64_t layout_bytes);
 /* Bytes from one undo slot to the next. */
-size_t file_undo_stride(uint32_t chunk_elements);
+size_t file_undo_stride(const struct plan *plan);
 /* Points the state's arrays into its mapping. */
 void file_bind(struct state *state, const struct file_map *map);
 

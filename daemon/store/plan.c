@@ -12,6 +12,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
@@ -158,12 +159,18 @@ static void walk_group(struct plan *p, const layout *l, uint32_t group, struct r
                 .range = range,
                 .master = p->master_elements,
                 .moment = p->moment_elements,
+                .optimizer = optimizer_of(l, group),
                 .serve = dtype == ZERO_FP32 ? UINT64_MAX : p->serve_bytes,
                 .first_segment = p->n_segments,
                 .first_chunk = p->n_chunks,
         };
+        memcpy(shard->moments, p->moments, sizeof(shard->moments));
         walk_segments(p, l, group, range);
         shard->moment_count = p->moment_elements - shard->moment;
+        for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
+                p->moments[i] += shard->moment_count;
+        if (update_planes(shard->optimizer->rule) > p->n_planes)
+                p->n_planes = update_planes(shard->optimizer->rule);
         shard->n_segments = p->n_segments - shard->first_segment;
         shard->n_chunks = p->n_chunks - shard->first_chunk;
         if (dtype != ZERO_FP32)
@@ -175,6 +182,7 @@ static void walk(struct plan *p, const layout *l, const struct partition *partit
 {
         p->n_segments = p->n_chunks = 0;
         p->master_elements = p->moment_elements = p->serve_bytes = 0;
+        memset(p->moments, 0, sizeof(p->moments));
         for (uint32_t g = 0; g < p->n_groups; g++)
                 walk_group(p, l, g, partition_range(partition, g, p->owner));
 }
@@ -218,8 +226,9 @@ uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
         switch (plane) {
         case ZERO_PLANE_MASTER:
                 return p->master_elements * sizeof(float);
-        case ZERO_PLANE_EXP_AVG:
-        case ZERO_PLANE_EXP_AVG_SQ:
+        case ZERO_PLANE_MOMENT1:
+        case ZERO_PLANE_MOMENT2:
+                return p->moments[plane - ZERO_PLANE_MOMENT1] * sizeof(float);
         case ZERO_PLANE_GRAD:
                 return p->moment_elements * sizeof(float);
         case ZERO_PLANE_SERVE:
@@ -243,6 +252,10 @@ struct range plan_span(const struct plan *p, enum zero_plane plane, uint32_t gro
         if (plane == ZERO_PLANE_MASTER)
                 return (struct range){ shard->master + (part.first - shard->range.first),
                                        part.count };
+        if (plane != ZERO_PLANE_GRAD) {
+                assert(plan_has(p, group, plane));
+                ret.first = shard->moments[plane - ZERO_PLANE_MOMENT1];
+        }
         for (uint32_t i = 0; i < shard->n_segments && s->in_group < end; i++, s++) {
                 uint64_t s_end = s->in_group + s->count;
 
@@ -258,4 +271,19 @@ struct range plan_span(const struct plan *p, enum zero_plane plane, uint32_t gro
                         min_u64(s_end, end) - (s->in_group > part.first ? s->in_group : part.first);
         }
         return ret;
+}
+
+bool plan_has(const struct plan *p, uint32_t group, uint32_t plane)
+{
+        return plane >= ZERO_PLANE_MASTER &&
+               plane - ZERO_PLANE_MASTER < update_planes(p->shards[group].optimizer->rule);
+}
+
+uint64_t plan_state_bytes(const struct plan *p)
+{
+        uint64_t elements = p->master_elements;
+
+        for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
+                elements += p->moments[i];
+        return elements * sizeof(float);
 }

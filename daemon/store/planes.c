@@ -39,7 +39,7 @@ int planes_new(const struct state_identity *id, const struct file_map *places, s
         p->gpu = id->place - 1;
         p->at = places->master;
         p->bytes = places->bytes - places->master;
-        snprintf(what, sizeof(what), "master, exp_avg, exp_avg_sq and grad of job %s", id->job);
+        snprintf(what, sizeof(what), "master weights, moments and gradients of job %s", id->job);
         if (p->bytes)
                 r = gpu_alloc(p->gpu, p->bytes, what, &memory, fault);
         if (r)
@@ -55,13 +55,14 @@ void planes_bind(struct state *state, const struct file_map *places)
 {
         struct planes *p = state->planes;
 
-        state->master = state->exp_avg = state->exp_avg_sq = state->grad = NULL;
+        state->master = state->grad = NULL;
+        memset(state->moments, 0, sizeof(state->moments));
         if (!p) /* lost */
                 return;
         if (p->memory) {
                 state->master = (void *)(p->memory + (places->master - p->at));
-                state->exp_avg = (void *)(p->memory + (places->exp_avg - p->at));
-                state->exp_avg_sq = (void *)(p->memory + (places->exp_avg_sq - p->at));
+                for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
+                        state->moments[i] = (void *)(p->memory + (places->moments[i] - p->at));
                 state->grad = (void *)(p->memory + (places->grad - p->at));
         }
         state->id.place = 1 + p->gpu;

@@ -48,7 +48,7 @@ static void set_use(struct state *s, uint32_t i, enum copy_use use)
 void record_hash(const struct record_copy *c, uint8_t ret[static FILE_HASH])
 {
         size_t end = offsetof(struct record_copy, record.sets) +
-                     c->record.n_sets * sizeof(struct state_set);
+                     c->record.n_sets * sizeof(struct hyper_set);
 
         file_hash(ret, &c->sequence, end - offsetof(struct record_copy, sequence));
 }
@@ -106,6 +106,9 @@ static const char *record_flaw(const struct record_copy *c)
             (r->phase == ATTEMPT_DECIDED && r->decided_attempt != r->attempt) ||
             (r->phase != ATTEMPT_DECIDED && r->attempt && r->decided_attempt == r->attempt))
                 return "its step record makes no sense";
+        for (uint32_t i = 0; i < r->n_sets; i++)
+                if (!hyper_known(&r->sets[i]))
+                        return "its last step used an optimizer that this zerod does not have";
         if (r->phase != ATTEMPT_OPEN && c->arithmetic != FILE_ARITHMETIC)
                 return "another version of zerod was in the middle of a step: let that one "
                        "finish it";

@@ -126,7 +126,7 @@ static int read_layout(const struct state *s, const struct file_header *h, layou
         Zero__Layout *m = zero__layout__unpack(NULL, h->layout_bytes, at);
         if (!m)
                 return file_damaged(fault, s->file, "its layout cannot be read");
-        int r = layout_from_message(m, ret, fault);
+        int r = optimizer_layout(m, ret, fault);
         zero__layout__free_unpacked(m, NULL);
         return r < 0 ? fault_errno(fault, r, s->file) : r;
 }
@@ -156,7 +156,7 @@ static int check_sets(const struct state *s, struct fault *fault)
 {
         bool commit = s->record->phase == ATTEMPT_DECIDED && s->record->commit;
 
-        if (commit && state_check_sets(s, s->record->n_sets) != s->n_tensors)
+        if (commit && state_check_sets(s, s->record->sets, s->record->n_sets) != s->n_tensors)
                 return file_damaged(fault, s->file, "its step lacks a hyperparameter set");
         return 0;
 }

@@ -72,16 +72,15 @@ struct state_record {
         double clip_norm, step_loss_scale;
         uint32_t growth_interval;
         uint32_t world_size; /* of the ranks whose gradient it is */
-        struct state_set {
-                double lr, beta1, beta2, eps, weight_decay;
-        } sets[ZERO_SET_MAX]; /* those behind n_sets are not kept */
+        struct hyper_set sets[ZERO_SET_MAX]; /* those behind n_sets are not kept */
 };
 
 struct state {
         struct store *store;
         struct state_identity id;
         struct plan *plan;                           /* owned */
-        float *master, *exp_avg, *exp_avg_sq, *grad; /* in the file's mapping, or on a GPU */
+        float *master, *grad; /* in the file's mapping, or on a GPU */
+        float *moments[OPTIMIZER_MOMENTS]; /* the same; a plane that no group has is empty */
         uint8_t *serve;                              /* NULL if there is nothing to serve from */
         struct segment serve_segment; /* it, where the planes are; sealed against later writers */
         /* [tensor]: updates so far, and hyperparameter set, below ZERO_SET_MAX; what is in the
@@ -227,10 +226,16 @@ void state_unlink(struct state *state);
 void state_drop(struct state *state);
 uint64_t state_bytes(const struct state *state);
 /*
- * The first trainable tensor with a part here whose hyperparameter set is not below n_sets;
- * n_tensors if there is none.
+ * The first trainable tensor with a part here whose hyperparameter set is not below n_sets, or is one
+ * of another optimizer than its group's (sets NULL: any will do); n_tensors if there is none.
  */
-uint32_t state_check_sets(const struct state *state, uint32_t n_sets);
+uint32_t state_check_sets(const struct state *state, const struct hyper_set *sets, uint32_t n_sets);
+/* MASTER or a moment; plan_span() says where in it a group lies. */
+static inline float *state_plane(const struct state *state, uint32_t plane)
+{
+        return plane == ZERO_PLANE_MASTER ? state->master
+                                          : state->moments[plane - ZERO_PLANE_MOMENT1];
+}
 /* The version a chunk is at; UINT64_MAX if that cannot be read (the memory is damaged). */
 uint64_t state_chunk_version(const struct state *state, uint32_t chunk);
 /*

@@ -150,14 +150,19 @@ uint32_t tables_write_present(struct state *state)
         return other;
 }
 
-uint32_t state_check_sets(const struct state *state, uint32_t n_sets)
+uint32_t state_check_sets(const struct state *state, const struct hyper_set *sets, uint32_t n_sets)
 {
         const struct plan *plan = state->plan;
 
-        for (uint32_t i = 0; i < plan->n_segments; i++)
-                if (plan->segments[i].moment != UINT64_MAX &&
-                    state->tensor_set[plan->segments[i].tensor] >= n_sets)
-                        return plan->segments[i].tensor;
+        for (uint32_t i = 0; i < plan->n_segments; i++) {
+                const struct plan_segment *s = &plan->segments[i];
+                uint64_t set = state->tensor_set[s->tensor];
+
+                if (s->moment != UINT64_MAX &&
+                    (set >= n_sets ||
+                     (sets && !hyper_fits(&sets[set], plan->shards[s->group].optimizer))))
+                        return s->tensor;
+        }
         return state->n_tensors;
 }
 

@@ -19,17 +19,39 @@
 static struct undo_slot *slot_at(const struct state *s, uint32_t slot)
 {
         assert(slot < s->n_undo);
-        return (void *)((uint8_t *)s->undo + slot * file_undo_stride(s->plan->chunk_elements));
+        return (void *)((uint8_t *)s->undo + slot * file_undo_stride(s->plan));
 }
 
-static struct adamw_undo arrays(const struct state *s, struct undo_slot *slot)
+static struct update_undo arrays(const struct state *s, struct undo_slot *slot)
 {
-        size_t n = s->plan->chunk_elements;
+        struct update_undo undo = { .kept = &slot->kept };
 
-        return (struct adamw_undo){ .p = slot->values,
-                                    .m = slot->values + n,
-                                    .v = slot->values + 2 * n,
-                                    .kept = &slot->kept };
+        for (uint32_t k = 0; k < s->plan->n_planes; k++)
+                undo.old[k] = slot->values + k * s->plan->chunk_elements;
+        return undo;
+}
+
+/* Where the chunk's values lie in the planes of its group; returns how many there are. */
+static uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
+                             float *ret[static UPDATE_PLANES])
+{
+        const struct plan_shard *shard = &s->plan->shards[c->group];
+        uint32_t n = update_planes(shard->optimizer->rule);
+
+        ret[0] = s->master + c->master;
+        for (uint32_t k = 1; k < n; k++)
+                ret[k] = s->moments[k - 1] + plan_moment(shard, k - 1, c->moment);
+        return n;
+}
+
+struct undo_values chunk_values(const struct state *state, uint32_t chunk)
+{
+        float *planes[UPDATE_PLANES] = { NULL };
+        struct undo_values values;
+
+        chunk_planes(state, &state->plan->chunks[chunk], planes);
+        memcpy(values.planes, planes, sizeof(values.planes));
+        return values;
 }
 
 /* 0: free; 1 + a chunk: that one may have changed; UINT64_MAX: damaged. */
@@ -59,7 +81,7 @@ static void assert_decided(const struct state *s, uint32_t chunk, uint64_t versi
         assert(state_chunk_version(s, chunk) == version - 1);
 }
 
-static struct adamw_undo begin(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
+static struct update_undo begin(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
 {
         struct undo_slot *s = slot_at(state, slot);
 
@@ -74,39 +96,43 @@ static struct adamw_undo begin(struct state *state, uint32_t slot, uint32_t chun
 
 /* Tensor by tensor; the slot gets old values of all of the chunk, for kept elements have no gap. */
 static void update(struct state *s, const struct plan_chunk *c, const struct device_ops *ops,
-                   const struct adamw_scalars *scalars, struct adamw_undo undo)
+                   const struct update_scalars *scalars, struct update_undo undo)
 {
         const struct plan_segment *segment = &s->plan->segments[c->first_segment];
+        enum update_rule rule = s->plan->shards[c->group].optimizer->rule;
+        float *planes[UPDATE_PLANES] = { NULL };
+        uint32_t n_planes = chunk_planes(s, c, planes);
 
         for (uint32_t done = 0, n; done < c->n; done += n, segment++) {
                 uint64_t left = segment->in_group + segment->count - (c->in_group + done);
-                float *p = s->master + c->master + done, *m = s->exp_avg + c->moment + done;
-                float *v = s->exp_avg_sq + c->moment + done;
 
                 n = left < c->n - done ? (uint32_t)left : c->n - done;
                 if (s->present[segment->tensor]) {
-                        ops->adamw(&scalars[segment->tensor], n, p, m, v,
-                                   s->grad + c->moment + done, &undo);
+                        ops->update(rule, &scalars[segment->tensor], n, planes,
+                                    s->grad + c->moment + done, &undo);
                         crash_point(CRASH_UPDATE_TORN);
                 } else {
-                        memcpy(undo.p, p, n * sizeof(float));
-                        memcpy(undo.m, m, n * sizeof(float));
-                        memcpy(undo.v, v, n * sizeof(float));
+                        for (uint32_t k = 0; k < n_planes; k++)
+                                memcpy(undo.old[k], planes[k], n * sizeof(float));
                 }
                 undo = undo_behind(undo, n);
+                for (uint32_t k = 0; k < n_planes; k++)
+                        planes[k] += n;
         }
 }
 
 struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
-                               const struct device_ops *ops, const struct adamw_scalars *scalars)
+                               const struct device_ops *ops, const struct update_scalars *scalars)
 {
-        struct adamw_undo undo = begin(state, slot, chunk, version);
+        struct update_undo undo = begin(state, slot, chunk, version);
+        struct undo_values old;
 
         update(state, &state->plan->chunks[chunk], ops, scalars, undo);
         tables_set_chunk_version(state, chunk, version);
         crash_point(CRASH_UPDATE_COPIED);
         hold(state, slot, 0);
-        return (struct undo_values){ undo.p, undo.m, undo.v };
+        memcpy(old.planes, undo.old, sizeof(old.planes));
+        return old;
 }
 
 void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
@@ -117,15 +143,14 @@ void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
 
 static void put_back(struct state *s, uint32_t slot, uint32_t to)
 {
-        const struct plan_chunk *chunk = &s->plan->chunks[to];
-        struct adamw_undo from = arrays(s, slot_at(s, slot));
+        struct update_undo from = arrays(s, slot_at(s, slot));
         size_t bytes = undo_kept(*from.kept) * sizeof(float);
+        float *planes[UPDATE_PLANES] = { NULL };
+        uint32_t n = chunk_planes(s, &s->plan->chunks[to], planes);
 
-        if (state_chunk_version(s, to) == s->record->version) {
-                memcpy(s->master + chunk->master, from.p, bytes);
-                memcpy(s->exp_avg + chunk->moment, from.m, bytes);
-                memcpy(s->exp_avg_sq + chunk->moment, from.v, bytes);
-        }
+        if (state_chunk_version(s, to) == s->record->version)
+                for (uint32_t k = 0; k < n; k++)
+                        memcpy(planes[k], from.old[k], bytes);
         hold(s, slot, 0);
 }
 

@@ -297,6 +297,12 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         if (t->frozen && m->plane != ZERO_PLANE_MASTER && m->plane != ZERO_PLANE_SERVE)
                 return fault_set(fault, ZERO_EINVAL,
                                  "tensor '%s' is frozen: it has no optimizer state", t->name);
+        if (!tensor_has(job, t, m->plane))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "tensor '%s' has no plane %u: the optimizer of its group, %s, keeps "
+                                 "%u beside the master weights",
+                                 t->name, m->plane, optimizer_of(job->layout, t->group)->name,
+                                 optimizer_moments(optimizer_of(job->layout, t->group)));
         if (plane_is_single((enum zero_plane)m->plane)
                     ? m->first != 0 || m->count != 1
                     : m->first > t->elements || m->count > t->elements - m->first)

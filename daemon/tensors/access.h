@@ -63,6 +63,8 @@ struct work {
 
 /* Whether a plane has one value for a whole tensor, which every owner with a part of it keeps. */
 bool plane_is_single(enum zero_plane plane);
+/* A frozen tensor has no moments, step and set, and an optimizer has so many moments. */
+bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t plane);
 /* What ZERO_ERANGE of a put to that plane means. */
 const char *work_range_text(enum zero_plane plane);
 /* Bytes an element of a plane. */

@@ -62,9 +62,9 @@ static void checksum_singles(struct work *w, const struct plan_segment *s)
         const struct state *state = w->holding->state;
         uint64_t first = s->in_group - w->job->layout->tensors[s->tensor].offset;
 
-        checksum_single(w->checksum.sum[3], ZERO_PLANE_STEP, s, first,
+        checksum_single(w->checksum.sum[CHECKSUM_STEP], ZERO_PLANE_STEP, s, first,
                         state->tensor_step[s->tensor]);
-        checksum_single(w->checksum.sum[4], ZERO_PLANE_SET, s, first, state->tensor_set[s->tensor]);
+        checksum_single(w->checksum.sum[CHECKSUM_SET], ZERO_PLANE_SET, s, first, state->tensor_set[s->tensor]);
 }
 
 static void checksum_segment(struct work *w, enum zero_plane plane, const struct plan_segment *s,
@@ -89,12 +89,14 @@ static void checksum_run(struct offload_task *task, uint32_t worker)
 
         for (uint32_t i = 0; i < plan->n_segments; i++) {
                 const struct plan_segment *s = &plan->segments[i];
+                const struct plan_shard *shard = &plan->shards[s->group];
 
                 checksum_segment(w, ZERO_PLANE_MASTER, s, state->master + s->master);
                 if (w->job->layout->tensors[s->tensor].frozen)
                         continue;
-                checksum_segment(w, ZERO_PLANE_EXP_AVG, s, state->exp_avg + s->moment);
-                checksum_segment(w, ZERO_PLANE_EXP_AVG_SQ, s, state->exp_avg_sq + s->moment);
+                for (uint32_t k = 0; k < optimizer_moments(shard->optimizer); k++)
+                        checksum_segment(w, (enum zero_plane)(ZERO_PLANE_MOMENT1 + k), s,
+                                         state->moments[k] + plan_moment(shard, k, s->moment));
                 checksum_singles(w, s);
         }
 }

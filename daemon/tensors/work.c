@@ -18,6 +18,17 @@ bool plane_is_single(enum zero_plane plane)
         return plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET;
 }
 
+bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t plane)
+{
+        if (plane == ZERO_PLANE_MASTER || plane == ZERO_PLANE_SERVE)
+                return true;
+        if (plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET)
+                return !t->frozen;
+        return !t->frozen && plane >= ZERO_PLANE_MOMENT1 &&
+               plane - ZERO_PLANE_MOMENT1 <
+                       optimizer_moments(optimizer_of(job->layout, t->group));
+}
+
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
 {
         if (plane_is_single(plane))
@@ -58,8 +69,9 @@ static char *plane_at(const struct holding *h, uint32_t tensor, enum zero_plane 
                        (in_group - shard->range.first) * dtype_size(l->groups[t->group].dtype);
         while (s->tensor != tensor)
                 s++;
-        return (char *)((plane == ZERO_PLANE_EXP_AVG ? state->exp_avg : state->exp_avg_sq) +
-                        s->moment + (in_group - s->in_group));
+        return (char *)(state_plane(state, plane) +
+                        plan_moment(shard, plane - ZERO_PLANE_MOMENT1, s->moment) +
+                        (in_group - s->in_group));
 }
 
 static void work_copy(struct work *w)
@@ -213,7 +225,7 @@ static bool request_lies_here(const struct job *job, const struct holding *h, ui
         t = &job->layout->tensors[tensor];
         range = h->state->plan->shards[t->group].range;
         if (first > t->elements || count > t->elements - first || count == 0 || range.count == 0 ||
-            (t->frozen && plane != ZERO_PLANE_MASTER && plane != ZERO_PLANE_SERVE))
+            !tensor_has(job, t, plane))
                 return false;
         if (plane_is_single((enum zero_plane)plane))
                 return count == 1;

@@ -1,5 +1,5 @@
 /*
- * AdamW on a GPU.
+ * Updates on a GPU.
  *
  * What is contiguous, of one tensor, and still at the old version is one piece, of which is written
  * too what is served: a whole segment, but for a state that came to the GPU in the middle of an
@@ -22,11 +22,11 @@ struct run {
 
 struct launch {
         const struct holding *holding;
-        const struct adamw_scalars *scalars;
+        const struct update_scalars *scalars;
         const struct parcel *parcel; /* NULL: the gradient is in the state */
         uint32_t group;
         struct run run;
-        struct zero_cuda_adamw pieces[ZERO_CUDA_PIECES];
+        struct zero_cuda_update pieces[ZERO_CUDA_PIECES];
         uint32_t n_pieces;
 };
 
@@ -49,7 +49,7 @@ static uint64_t run_elements(const struct launch *l)
         return count < t->elements - first ? count : t->elements - first;
 }
 
-static void run_gradient(const struct launch *l, struct zero_cuda_adamw *update)
+static void run_gradient(const struct launch *l, struct zero_cuda_update *update)
 {
         if (!l->parcel) {
                 update->grad[0] = l->holding->state->grad + l->run.moment;
@@ -71,17 +71,15 @@ static void run_end(struct launch *l)
         const struct plan_shard *shard = &s->plan->shards[l->group];
         enum zero_dtype dtype = job->layout->groups[l->group].dtype;
         struct run r = l->run;
-        float *p = s->master + r.master, *m = s->exp_avg + r.moment, *v = s->exp_avg_sq + r.moment;
-        struct zero_cuda_adamw update = { .scalars = l->scalars[r.tensor],
-                                          .n = run_elements(l),
-                                          .p = p,
-                                          .m = m,
-                                          .v = v,
-                                          .out_p = p,
-                                          .out_m = m,
-                                          .out_v = v,
-                                          .serve_dtype = dtype };
+        struct zero_cuda_update update = { .rule = shard->optimizer->rule,
+                                           .scalars = l->scalars[r.tensor],
+                                           .n = run_elements(l),
+                                           .serve_dtype = dtype };
 
+        update.in[0] = update.out[0] = s->master + r.master;
+        for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
+                update.in[1 + i] = update.out[1 + i] =
+                        s->moments[i] + plan_moment(shard, i, r.moment);
         if (update.n && s->present[r.tensor])
                 run_gradient(l, &update);
         l->run.count = 0;
@@ -122,7 +120,7 @@ static void chunk_add(struct launch *l, const struct plan_chunk *c)
         }
 }
 
-void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars,
+void launch_chunks(const struct holding *h, const struct update_scalars *scalars,
                    const struct parcel *parcel, uint32_t first, uint32_t end, uint64_t version)
 {
         const struct plan *plan = h->state->plan;

@@ -1,4 +1,4 @@
-/* launch.h - AdamW on a GPU: large pieces, in place. */
+/* launch.h - updates on a GPU: large pieces, in place. */
 #pragma once
 
 #include "daemon/engine/engine.h"
@@ -8,5 +8,5 @@
  * are left as they are.  scalars: [tensor].  The gradient is the sum of what the parcel has, or, if
  * that is NULL, in the state.  For an offload thread.
  */
-void launch_chunks(const struct holding *h, const struct adamw_scalars *scalars,
+void launch_chunks(const struct holding *h, const struct update_scalars *scalars,
                    const struct parcel *parcel, uint32_t first, uint32_t end, uint64_t version);

@@ -1,5 +1,5 @@
 /*
- * AdamW on this owner's chunks, after a decision.
+ * The update of this owner's chunks, after a decision.
  *
  * Groups are updated in layout order, which is the order in which the next forward pass wants
  * them; a group whose old bytes are still being read (pinned) is passed over until they are
@@ -32,7 +32,7 @@ struct update_group {
 
 struct update {
         uint64_t version, attempt;      /* to be reached; the attempt decided */
-        struct adamw_scalars *scalars;  /* [tensor] */
+        struct update_scalars *scalars; /* [tensor] */
         struct update_group *groups;    /* [group] */
         uint32_t unfinished, in_flight; /* groups; tasks */
 };
@@ -112,12 +112,6 @@ static bool chunk_present(const struct holding *h, const struct plan_chunk *c)
         return false;
 }
 
-static struct undo_values chunk_values(const struct state *s, const struct plan_chunk *c)
-{
-        return (struct undo_values){ s->master + c->master, s->exp_avg + c->moment,
-                                     s->exp_avg_sq + c->moment };
-}
-
 static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worker,
                          uint64_t save_from)
 {
@@ -125,7 +119,7 @@ static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worke
         const struct plan_chunk *c = &state->plan->chunks[chunk];
         const struct plan_shard *shard = &state->plan->shards[c->group];
         enum zero_dtype dtype = h->job->layout->groups[c->group].dtype;
-        struct undo_values old = chunk_values(state, c);
+        struct undo_values old = chunk_values(state, chunk);
         bool present;
 
         if (state_chunk_version(state, chunk) == h->update->version)
@@ -297,10 +291,9 @@ static void update_scalars(struct holding *h)
                 if (s->moment == UINT64_MAX)
                         continue;
                 assert(set < record->n_sets); /* else this owner had not voted for the step */
-                h->update->scalars[s->tensor] = adamw_scalars(
-                        record->sets[set].lr, record->sets[set].beta1, record->sets[set].beta2,
-                        record->sets[set].eps, record->sets[set].weight_decay,
-                        state->tensor_step[s->tensor] + 1, record->grad_scale / divisor);
+                h->update->scalars[s->tensor] =
+                        hyper_scalars(&record->sets[set], state->tensor_step[s->tensor] + 1,
+                                      record->grad_scale / divisor);
         }
 }
 

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "tests/gpu/gpu.h"
+#include "tests/support/adamw.h"
 
 enum { ROUNDS = 11, MAX_SOURCES = 8 };
 
@@ -39,26 +40,22 @@ static int copy(const struct bench *b)
 /* k contributions in bf16; 0: an accumulator. */
 static int update(const struct bench *b, void *serve, uint32_t k)
 {
-        struct zero_cuda_adamw u = {
+        struct zero_cuda_update u = {
                 .scalars = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7),
                 .n = b->n,
-                .p = b->p,
-                .m = b->m,
-                .v = b->v,
+                .in = { b->p, b->m, b->v },
                 .grad = { b->grad },
                 .k = k ? k : 1,
                 .from = k ? ZERO_BF16 : ZERO_FP32,
                 .wire = k ? ZERO_BF16 : ZERO_FP32,
-                .out_p = b->p,
-                .out_m = b->m,
-                .out_v = b->v,
+                .out = { b->p, b->m, b->v },
                 .serve = serve,
                 .serve_dtype = ZERO_BF16,
         };
 
         for (uint32_t i = 0; i < k; i++)
                 u.grad[i] = b->half[1 + i];
-        return b->gpu.ops->adamw(&u, 1, b->gpu.stream);
+        return b->gpu.ops->update(&u, 1, b->gpu.stream);
 }
 
 static int adamw(const struct bench *b)

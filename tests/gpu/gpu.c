@@ -131,11 +131,11 @@ struct twin twin_new(const struct gpu *gpu, enum zero_dtype dtype, size_t n, siz
         return t;
 }
 
-void update_in_place(struct zero_cuda_adamw *update, const struct twin t[3])
+void update_in_place(struct zero_cuda_update *update, const struct twin t[3])
 {
-        update->p = update->out_p = t[0].gpu;
-        update->m = update->out_m = t[1].gpu;
-        update->v = update->out_v = t[2].gpu;
+        update->in[0] = update->out[0] = t[0].gpu;
+        update->in[1] = update->out[1] = t[1].gpu;
+        update->in[2] = update->out[2] = t[2].gpu;
 }
 
 void twin_free(const struct gpu *gpu, struct twin *t)

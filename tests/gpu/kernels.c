@@ -11,6 +11,7 @@
 #include "daemon/device/host.h"
 #include "proto/dtype.h"
 #include "tests/gpu/gpu.h"
+#include "tests/support/adamw.h"
 
 /* Around a quad, a block of norm(), a tile of a thread block; more than a wave of blocks, also of
  * the emulated GPU. */
@@ -96,19 +97,19 @@ enum { P, M, V, GRAD, SERVE, PLANES };
 /* The update of one set of planes on both sides, and what is served. */
 static void check_update(struct run *r, enum zero_dtype serve)
 {
-        struct adamw_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
+        struct update_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
         struct twin t[PLANES] = { array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
                                   array(r, ZERO_FP32), aligned_array(r, serve) };
-        struct zero_cuda_adamw update = { .scalars = s, .n = r->n, .serve_dtype = serve };
+        struct zero_cuda_update update = { .scalars = s, .n = r->n, .serve_dtype = serve };
 
-        host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, NULL);
+        run_adamw(&host_scalar_ops, &s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, NULL);
         host_scalar_ops.serve(serve, t[SERVE].host, t[P].host, r->n);
         update_in_place(&update, t);
         update.grad[0] = t[GRAD].gpu;
         update.k = 1;
         update.from = update.wire = ZERO_FP32;
         update.serve = t[SERVE].gpu;
-        must(r->gpu->ops->adamw(&update, 1, r->gpu->stream), "adamw");
+        must(r->gpu->ops->update(&update, 1, r->gpu->stream), "adamw");
         finish(r, t, PLANES, "adamw");
 }
 
@@ -121,8 +122,8 @@ static void check_adamw(struct run *r)
 /* An update of contributions is the update of what reduce() would have made of them. */
 static void check_fused_of(struct run *r, enum zero_dtype wire, enum zero_dtype from, uint32_t k)
 {
-        struct adamw_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
-        struct zero_cuda_adamw update = { .scalars = s,
+        struct update_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
+        struct zero_cuda_update update = { .scalars = s,
                                           .n = r->n,
                                           .k = k,
                                           .from = from,
@@ -140,11 +141,11 @@ static void check_fused_of(struct run *r, enum zero_dtype wire, enum zero_dtype 
         }
         host_scalar_ops.reduce(&(struct reduce_piece){ t[GRAD].host, r->n, k, on_host, true }, 1,
                                wire, from, 0, NULL, NULL);
-        host_scalar_ops.adamw(&s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, NULL);
+        run_adamw(&host_scalar_ops, &s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, NULL);
         host_scalar_ops.serve(ZERO_BF16, t[SERVE].host, t[P].host, r->n);
         update_in_place(&update, t);
         update.serve = t[SERVE].gpu;
-        must(r->gpu->ops->adamw(&update, 1, r->gpu->stream), "adamw");
+        must(r->gpu->ops->update(&update, 1, r->gpu->stream), "adamw");
         gpu_move(r->gpu, t[GRAD].gpu, t[GRAD].host, r->n * sizeof(float)); /* of the host's alone */
         finish(r, t, PLANES, "adamw of contributions");
         finish(r, sources, k, "a contribution");
@@ -321,38 +322,34 @@ static size_t piece_elements(struct run *r)
 
 static void check_many_updates(struct run *r)
 {
-        struct zero_cuda_adamw updates[MANY];
+        struct zero_cuda_update updates[MANY];
         struct twin t[MANY][PLANES];
         size_t n = r->n;
 
         for (uint32_t i = 0; i < MANY; i++) {
-                struct adamw_scalars s = adamw_scalars(1e-3 * (i + 1), 0.9, 0.999, 1e-8, 0.1, 3, 1);
+                struct update_scalars s = adamw_scalars(1e-3 * (i + 1), 0.9, 0.999, 1e-8, 0.1, 3, 1);
                 enum zero_dtype serve = dtypes[i % DTYPES];
                 struct twin *x = t[i];
 
                 r->n = piece_elements(r);
                 for (int a = 0; a < PLANES; a++)
                         x[a] = (i % 4 ? array : aligned_array)(r, a == SERVE ? serve : ZERO_FP32);
-                host_scalar_ops.adamw(&s, r->n, x[P].host, x[M].host, x[V].host, x[GRAD].host,
+                run_adamw(&host_scalar_ops, &s, r->n, x[P].host, x[M].host, x[V].host, x[GRAD].host,
                                       NULL);
                 host_scalar_ops.serve(serve, x[SERVE].host, x[P].host, r->n);
-                updates[i] = (struct zero_cuda_adamw){ .scalars = s,
+                updates[i] = (struct zero_cuda_update){ .scalars = s,
                                                        .n = r->n,
-                                                       .p = x[P].gpu,
-                                                       .m = x[M].gpu,
-                                                       .v = x[V].gpu,
+                                                       .in = { x[P].gpu, x[M].gpu, x[V].gpu },
                                                        .grad = { x[GRAD].gpu },
                                                        .k = 1,
                                                        .from = ZERO_FP32,
                                                        .wire = ZERO_FP32,
-                                                       .out_p = x[P].gpu,
-                                                       .out_m = x[M].gpu,
-                                                       .out_v = x[V].gpu,
+                                                       .out = { x[P].gpu, x[M].gpu, x[V].gpu },
                                                        .serve = x[SERVE].gpu,
                                                        .serve_dtype = serve };
                 r->n = n;
         }
-        must(r->gpu->ops->adamw(updates, MANY, r->gpu->stream), "adamw");
+        must(r->gpu->ops->update(updates, MANY, r->gpu->stream), "adamw");
         for (int i = 0; i < MANY; i++)
                 finish(r, t[i], PLANES, "adamw of many pieces");
 }

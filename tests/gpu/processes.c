@@ -16,6 +16,7 @@
 
 #include "daemon/device/host.h"
 #include "tests/gpu/gpu.h"
+#include "tests/support/adamw.h"
 
 enum {
         ORDINARY, /* reads, writes, says when that is done, ends */
@@ -389,19 +390,19 @@ static void check_killed(struct gpu *gpu, struct child *c)
 static void check_update(struct gpu *gpu)
 {
         enum { N = 100003 };
-        struct adamw_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
+        struct update_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
         uint64_t state = 1;
-        struct zero_cuda_adamw u = { .scalars = s, .n = N };
+        struct zero_cuda_update u = { .scalars = s, .n = N };
         struct twin t[4];
 
         for (int i = 0; i < 4; i++)
                 t[i] = twin_new(gpu, ZERO_FP32, N, 0, &state);
-        host_scalar_ops.adamw(&s, N, t[0].host, t[1].host, t[2].host, t[3].host, NULL);
+        run_adamw(&host_scalar_ops, &s, N, t[0].host, t[1].host, t[2].host, t[3].host, NULL);
         update_in_place(&u, t);
         u.grad[0] = t[3].gpu;
         u.k = 1;
         u.from = u.wire = ZERO_FP32;
-        must(gpu->ops->adamw(&u, 1, gpu->stream), "adamw");
+        must(gpu->ops->update(&u, 1, gpu->stream), "adamw");
         for (int i = 0; i < 4; i++) {
                 if (!twin_same(gpu, &t[i]))
                         die("an update differs");

@@ -21,7 +21,7 @@ static u8 vote_now;
 /* ---- what is always the same ---- */
 
 static const struct step_params plain = { .n_sets = 1,
-                                          .sets = { { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
+                                          .sets = { { .value = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } } },
                                           .clip_norm = 0.25,
                                           .growth_interval = 2 };
 

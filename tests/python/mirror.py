@@ -15,8 +15,12 @@ HEADER = os.path.join(ROOT, "client", "include", "zero.h")
 MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
-           "zero_adamw": _library.AdamW, "zero_step": _library.Step, "zero_result": _library.Result,
+           "zero_set": _library.Set, "zero_step": _library.Step, "zero_result": _library.Result,
            "zero_sync": _library.Sync}
+STRUCT_OF = {"adamw": "zero_adamw"}
+for optimizer, names in _library.HYPERPARAMETERS.items():
+    STRUCTS[STRUCT_OF[optimizer]] = type(optimizer, (ctypes.Structure,),
+                                         {"_fields_": [(n, ctypes.c_double) for n in names]})
 C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
            "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool}
 
@@ -69,7 +73,9 @@ def data_types():
 
 @case
 def planes():
-    assert {text: int(code) for _, code, text in entries("ZERO_PLANE_MAP")} == _library.PLANES
+    codes = {name: (text, int(code)) for name, code, text in entries("ZERO_PLANE_MAP")}
+    others = re.findall(r"#define ZERO_PLANE_(\w+) ZERO_PLANE_(\w+)", text_of(HEADER))
+    assert dict(codes.values()) | {name.lower(): codes[of][1] for name, of in others} == _library.PLANES
 
 
 @case
@@ -93,12 +99,17 @@ def limits():
     assert "ZERO_OBSERVER (-1)" in text_of(HEADER) and _library.OBSERVER == -1
 
 
+def fields_of(name):
+    """But for the values of a set, which are the members of a union."""
+    return [field for field, _ in STRUCTS[name]._fields_ if (name, field) != ("zero_set", "values")]
+
+
 def program(names):
     """Prints the size of each struct, and place and size of each field."""
     lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "zero.h"', "int main(void) {"]
     for name in names:
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
-        for field, _ in STRUCTS[name]._fields_:
+        for field in fields_of(name):
             lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {name}, {field}),'
                          f" sizeof(((struct {name} *)0)->{field}));")
     return "\n".join([*lines, "return 0; }"])
@@ -119,7 +130,7 @@ def layout_in_memory_of(name):
         told = subprocess.run([exe], capture_output=True, text=True, check=True).stdout.splitlines()
     struct = STRUCTS[name]
     known = [f"{name} {ctypes.sizeof(struct)}"]
-    for field, _ in struct._fields_:
+    for field in fields_of(name):
         place = getattr(struct, field)
         known.append(f"{name}.{field} {place.offset} {place.size}")
     assert told == known, f"{told} is not {known}"

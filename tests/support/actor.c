@@ -350,7 +350,7 @@ static int do_norm(struct actor *actor, const json_t *command, json_t *ret)
 
 static int do_step(struct actor *actor, const json_t *command, json_t *ret)
 {
-        struct zero_adamw sets[ZERO_SET_MAX];
+        struct zero_set sets[ZERO_SET_MAX];
         struct zero_step step;
         struct zero_result result;
         int r;
@@ -381,6 +381,10 @@ static enum zero_plane plane_of(const json_t *command)
                 return ZERO_PLANE_##plane;
         ZERO_PLANE_MAP(X)
 #undef X
+        if (text && strcmp(text, "exp_avg") == 0)
+                return ZERO_PLANE_EXP_AVG;
+        if (text && strcmp(text, "exp_avg_sq") == 0)
+                return ZERO_PLANE_EXP_AVG_SQ;
         return (enum zero_plane)field_count(command, "plane", 0);
 }
 

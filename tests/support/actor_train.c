@@ -43,7 +43,7 @@ struct training {
         char kept[KEPT_MAX];
 };
 
-void step_params(const json_t *command, struct zero_adamw *sets, struct zero_step *ret)
+void step_params(const json_t *command, struct zero_set *sets, struct zero_step *ret)
 {
         const json_t *list = json_object_get(command, "sets"), *item;
         size_t i;
@@ -57,15 +57,18 @@ void step_params(const json_t *command, struct zero_adamw *sets, struct zero_ste
                 .blob = field_text(command, "blob"),
         };
         ret->blob_bytes = ret->blob ? strlen(ret->blob) : 0;
-        sets[0] = (struct zero_adamw){ field_number(command, "lr", 1e-3), 0.9, 0.999, 1e-8, 0.01 };
+        sets[0] = (struct zero_set){
+                .adamw = { field_number(command, "lr", 1e-3), 0.9, 0.999, 1e-8, 0.01 }
+        };
         if (list)
                 ret->n_sets = (uint32_t)json_array_size(list);
         json_array_foreach(list, i, item)
         {
-                double *field[] = { &sets[i % ZERO_SET_MAX].lr, &sets[i % ZERO_SET_MAX].beta1,
-                                    &sets[i % ZERO_SET_MAX].beta2, &sets[i % ZERO_SET_MAX].eps,
-                                    &sets[i % ZERO_SET_MAX].weight_decay };
+                struct zero_adamw *set = &sets[i % ZERO_SET_MAX].adamw;
+                double *field[] = { &set->lr, &set->beta1, &set->beta2, &set->eps,
+                                    &set->weight_decay };
 
+                sets[i % ZERO_SET_MAX] = (struct zero_set){ .optimizer = NULL };
                 for (size_t k = 0; k < 5; k++)
                         *field[k] = json_number_value(json_array_get(item, k));
         }
@@ -270,7 +273,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
                 .journal = open_named(command, "journal", O_WRONLY | O_APPEND | O_CREAT),
                 .until = open_named(command, "until", O_RDONLY),
         };
-        struct zero_adamw sets[ZERO_SET_MAX];
+        struct zero_set sets[ZERO_SET_MAX];
         struct zero_result result = { 0 };
         struct zero_step step;
         char hex[17];

@@ -132,7 +132,7 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .stream_new = fake_stream_new,
                 .stream_wait = fake_stream_wait,
                 .stream_free = fake_stream_free,
-                .adamw = fake_adamw,
+                .update = fake_update,
                 .cast = fake_cast,
                 .sum = fake_sum,
                 .reduce = fake_reduce,

@@ -5,7 +5,7 @@
 #include "cuda/kernels.h"
 #include "daemon/device/host.h"
 
-static void update(const struct zero_cuda_adamw *u)
+static void update(const struct zero_cuda_update *u)
 {
         if (u->n == 0)
                 return;
@@ -15,16 +15,15 @@ static void update(const struct zero_cuda_adamw *u)
         if (!grad)
                 abort();
         host_scalar_ops.reduce(&sum, 1, u->wire, u->from, 0, NULL, NULL);
-        memmove(u->out_p, u->p, u->n * sizeof *u->p);
-        memmove(u->out_m, u->m, u->n * sizeof *u->m);
-        memmove(u->out_v, u->v, u->n * sizeof *u->v);
-        host_scalar_ops.adamw(&u->scalars, u->n, u->out_p, u->out_m, u->out_v, grad, NULL);
+        for (uint32_t k = 0; k < update_planes(u->rule); k++)
+                memmove(u->out[k], u->in[k], u->n * sizeof(float));
+        host_scalar_ops.update(u->rule, &u->scalars, u->n, u->out, grad, NULL);
         if (u->serve)
-                host_scalar_ops.serve(u->serve_dtype, u->serve, u->out_p, u->n);
+                host_scalar_ops.serve(u->serve_dtype, u->serve, u->out[0], u->n);
         free(grad);
 }
 
-int cuda_adamw(const struct zero_cuda_adamw *pieces, size_t n, void *stream)
+int cuda_update(const struct zero_cuda_update *pieces, size_t n, void *stream)
 {
         for (size_t i = 0; i < n; i++)
                 update(&pieces[i]);

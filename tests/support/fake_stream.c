@@ -12,11 +12,12 @@
 
 #include "cuda/kernels.h"
 #include "proto/dtype.h"
+#include "tests/support/adamw.h"
 
 struct work {
         struct work *next;
         void (*run)(const struct work *w);
-        struct zero_cuda_adamw *updates; /* [n] */
+        struct zero_cuda_update *updates; /* [n] */
         struct zero_cuda_reduce reduce;
         void *lists; /* that these lie in */
         enum zero_dtype to, from;
@@ -160,33 +161,31 @@ static void *inside(const struct stream *s, const void *p, size_t bytes)
         return p ? fake_inside(p, bytes, s->gpu, FAKE_KERNEL) : NULL;
 }
 
-static void run_adamw(const struct work *w)
+static void run_update(const struct work *w)
 {
-        cuda_adamw(w->updates, w->n, NULL);
+        cuda_update(w->updates, w->n, NULL);
 }
 
-static void update_inside(const struct stream *s, struct zero_cuda_adamw *u)
+static void update_inside(const struct stream *s, struct zero_cuda_update *u)
 {
         size_t bytes = u->n * sizeof(float);
 
         if (u->n == 0)
                 return;
-        u->p = inside(s, u->p, bytes);
-        u->m = inside(s, u->m, bytes);
-        u->v = inside(s, u->v, bytes);
+        for (uint32_t k = 0; k < update_planes(u->rule); k++) {
+                u->in[k] = inside(s, u->in[k], bytes);
+                u->out[k] = inside(s, u->out[k], bytes);
+        }
         for (uint32_t i = 0; i < u->k && i < ZERO_CUDA_GRADS; i++)
                 u->grad[i] = inside(s, u->grad[i], u->n * dtype_size(u->from));
-        u->out_p = inside(s, u->out_p, bytes);
-        u->out_m = inside(s, u->out_m, bytes);
-        u->out_v = inside(s, u->out_v, bytes);
         if (u->serve)
                 u->serve = inside(s, u->serve, u->n * dtype_size(u->serve_dtype));
 }
 
-int fake_adamw(const struct zero_cuda_adamw *pieces, size_t n, void *stream)
+int fake_update(const struct zero_cuda_update *pieces, size_t n, void *stream)
 {
         struct stream *s = stream;
-        struct work w = { .run = run_adamw, .n = n };
+        struct work w = { .run = run_update, .n = n };
         int r = check(s, n);
 
         if (r)

@@ -107,7 +107,7 @@ static void update(struct local *local, const struct zero_step *step, double gra
 {
         struct scalars scalars[GPT_SETS];
         for (uint32_t i = 0; i < GPT_SETS; i++)
-                scalars[i] = scalars_of(&step->sets[i], local->version + 1, grad_scale);
+                scalars[i] = scalars_of(&step->sets[i].adamw, local->version + 1, grad_scale);
         const struct zero_layout *layout = local->spec->layout;
         for (uint32_t tensor = 0; tensor < local->spec->n_tensors; tensor++)
                 adamw(&scalars[gpt_spec_set(local->spec, tensor)],

@@ -71,9 +71,9 @@ static int compute(struct trainer *t, uint32_t step, double *ret_loss)
 static int update(struct trainer *t, double lr, struct zero_result *ret_result)
 {
         const struct options *o = t->options;
-        struct zero_adamw sets[GPT_SETS];
+        struct zero_set sets[GPT_SETS] = { { .optimizer = NULL } };
         for (int i = 0; i < GPT_SETS; i++)
-                sets[i] = (struct zero_adamw){
+                sets[i].adamw = (struct zero_adamw){
                         .lr = lr,
                         .beta1 = o->beta1,
                         .beta2 = o->beta2,

@@ -38,7 +38,8 @@ GROUP_ELEMENTS_MAX = 1 << 40
 
 DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-PLANES = {"master": 1, "exp_avg": 2, "exp_avg_sq": 3, "serve": 4, "grad": 5, "step": 6, "set": 7}
+PLANES = {"master": 1, "moment1": 2, "moment2": 3, "serve": 4, "grad": 5, "step": 6, "set": 7,
+          "exp_avg": 2, "exp_avg_sq": 3}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
 ON_LOST = {"wait": 0, "fail": 1}
 
@@ -86,15 +87,18 @@ class Needs(Structure):
     ]
 
 
-class AdamW(Structure):
-    """struct zero_adamw"""
+# Of each optimizer, as the members of struct zero_set's union have them.
+HYPERPARAMETERS = {
+    "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
+}
+
+
+class Set(Structure):
+    """struct zero_set"""
 
     _fields_ = [
-        ("lr", c_double),
-        ("beta1", c_double),
-        ("beta2", c_double),
-        ("eps", c_double),
-        ("weight_decay", c_double),
+        ("optimizer", c_char_p),
+        ("values", c_double * max(map(len, HYPERPARAMETERS.values()))),
     ]
 
 
@@ -108,7 +112,7 @@ class Step(Structure):
     """struct zero_step"""
 
     _fields_ = [
-        ("sets", POINTER(AdamW)),
+        ("sets", POINTER(Set)),
         ("n_sets", c_uint32),
         ("clip_norm", c_double),
         ("loss_scale", c_double),
@@ -167,6 +171,7 @@ PROTOTYPES = {
     "zero_layout_groups": (c_uint32, _layout),
     "zero_layout_new": (c_int, POINTER(c_void_p)),
     "zero_layout_offset": (c_uint64, _layout, c_uint32),
+    "zero_layout_optimizer": (c_int, _layout, c_uint32, c_char_p),
     "zero_layout_tensor": (c_int, _layout, c_uint32, POINTER(Tensor), POINTER(c_uint32)),
     "zero_layout_tensor_elements": (c_uint64, _layout, c_uint32),
     "zero_layout_tensor_frozen": (c_bool, _layout, c_uint32),

@@ -30,6 +30,9 @@ class AdamWSet(NamedTuple):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
+    maximize: bool = False
+
+    optimizer = "adamw"
 
 
 class StepResult(NamedTuple):
@@ -290,12 +293,12 @@ class Client(Conversation):
 
     @staticmethod
     def _step_of(sets, clip_norm, loss_scale, growth_interval):
-        sets = [AdamWSet(*s) for s in sets]
+        sets = [s if hasattr(s, "optimizer") else AdamWSet(*s) for s in sets]
         if len(sets) > lib.SET_MAX:
             raise ValueError(
                 f"a step has at most {lib.SET_MAX} hyperparameter sets, not {len(sets)}"
             )
-        array = (lib.AdamW * len(sets))(*(lib.AdamW(*map(real, s, AdamWSet._fields)) for s in sets))
+        array = (lib.Set * len(sets))(*map(_set_of, sets))
         return lib.Step(
             array,
             len(sets),
@@ -308,8 +311,9 @@ class Client(Conversation):
 
     def get(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
         """Copies count elements of a tensor's plane, starting at element first, to memory: fp32 for
-        "master", "exp_avg" and "exp_avg_sq", the group's dtype for "serve", one uint64 for "step"
-        (how often the tensor was updated) and "set" (its hyperparameter set).
+        "master" and the moments of the optimizer ("exp_avg", "exp_avg_sq"), the group's dtype for
+        "serve", one uint64 for "step" (how often the tensor was updated) and "set" (its
+        hyperparameter set).
 
         address: an int, which the caller vouches for, or a contiguous writable buffer of exactly
         that many bytes.  Raises OutOfRange, NoGroup.
@@ -415,6 +419,13 @@ def _close_unless_failed(client):
     """At the process's end.  Python keeps the exception that ended the process here."""
     if getattr(sys, "last_value", None) is None:
         client.close()
+
+
+def _set_of(given):
+    values = [real(x, name) for x, name in zip(given, lib.HYPERPARAMETERS[given.optimizer])]
+    result = lib.Set(given.optimizer.encode())
+    result.values[: len(values)] = values
+    return result
 
 
 def _sync(stream):

@@ -111,12 +111,18 @@ class Layout:
         return index.value
 
     def group(
-        self, name: str, dtype: str, ranks: Sequence[int] | None = None, divisor: float = 0.0
+        self,
+        name: str,
+        dtype: str,
+        ranks: Sequence[int] | None = None,
+        divisor: float = 0.0,
+        optimizer: str = "adamw",
     ) -> int:
         """Appends a group of "fp32", "bf16" or "fp16" parameters; its index.
 
         ranks: those that push gradients of it; None: all.  Its gradient is the sum over them
-        divided by divisor (0: their number).  Raises Invalid.
+        divided by divisor (0: their number).  optimizer: what updates it; the step's sets of its
+        tensors are of that optimizer.  Raises Invalid.
         """
         array, n = None, 0
         if ranks is not None:
@@ -124,7 +130,7 @@ class Layout:
             array, n = (ctypes.c_uint32 * len(numbers))(*numbers), len(numbers)
             if n == 0:
                 raise ValueError(f"no rank pushes group {name!r}")
-        return self._add(
+        index = self._add(
             self._library.zero_layout_group,
             name_of(name, "name"),
             code_of(lib.DTYPES, dtype, "dtype"),
@@ -132,6 +138,14 @@ class Layout:
             n,
             real(divisor, "divisor"),
         )
+        with self._lock:
+            self._raise(
+                self._library.zero_layout_optimizer(
+                    self._handle, index, name_of(optimizer, "optimizer")
+                ),
+                (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"),
+            )
+        return index
 
     def tensor(
         self,

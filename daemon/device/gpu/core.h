@@ -102,7 +102,8 @@ struct staged {
         int (*device)(const struct staged *s, void *const *at, size_t n, void *stream); /* -errno */
         void (*host)(const struct staged *s, void *const *at, size_t n);
         /* of the operation */
-        const struct adamw_scalars *scalars;
+        enum update_rule rule;
+        const struct update_scalars *scalars;
         enum zero_dtype to, from;
         bool first;
 };

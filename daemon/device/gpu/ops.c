@@ -9,65 +9,65 @@
 
 #include "daemon/device/host.h"
 
-/* ---- AdamW ----------------------------------------------------------------- */
+/* ---- updates ---------------------------------------------------------------- */
 
-enum { P, M, V, GRAD };
-
-static int adamw_device(const struct staged *s, void *const *at, size_t n, void *stream)
+static int update_device(const struct staged *s, void *const *at, size_t n, void *stream)
 {
-        struct zero_cuda_adamw update = { .scalars = *s->scalars,
-                                          .n = n,
-                                          .p = at[P],
-                                          .m = at[M],
-                                          .v = at[V],
-                                          .grad = { at[GRAD] },
-                                          .k = 1,
-                                          .from = ZERO_FP32,
-                                          .wire = ZERO_FP32,
-                                          .out_p = at[P],
-                                          .out_m = at[M],
-                                          .out_v = at[V] };
+        uint32_t planes = update_planes(s->rule);
+        struct zero_cuda_update update = { .rule = s->rule,
+                                           .scalars = *s->scalars,
+                                           .n = n,
+                                           .grad = { at[planes] },
+                                           .k = 1,
+                                           .from = ZERO_FP32,
+                                           .wire = ZERO_FP32 };
 
-        return gpu_plugin->adamw(&update, 1, stream);
+        for (uint32_t k = 0; k < planes; k++)
+                update.in[k] = update.out[k] = at[k];
+        return gpu_plugin->update(&update, 1, stream);
 }
 
-static void adamw_host(const struct staged *s, void *const *at, size_t n)
+static void update_host(const struct staged *s, void *const *at, size_t n)
 {
-        gpu_host->adamw(s->scalars, n, at[P], at[M], at[V], at[GRAD], NULL);
+        float *planes[UPDATE_PLANES] = { NULL };
+
+        for (uint32_t k = 0; k < update_planes(s->rule); k++)
+                planes[k] = at[k];
+        gpu_host->update(s->rule, s->scalars, n, planes, at[update_planes(s->rule)], NULL);
 }
 
-static void gpu_adamw(const struct adamw_scalars *scalars, size_t n, float *p, float *m, float *v,
-                      const float *grad, const struct adamw_undo *undo)
+static void update(enum update_rule rule, const struct update_scalars *scalars, size_t n,
+                   float *const *planes, const float *grad, const struct update_undo *undo)
 {
         struct staged s;
 
         if (undo) {
-                gpu_host->adamw(scalars, n, p, m, v, grad, undo);
+                gpu_host->update(rule, scalars, n, planes, grad, undo);
                 return;
         }
         s.n_operands = 0;
         s.n = n;
-        s.device = adamw_device;
-        s.host = adamw_host;
+        s.device = update_device;
+        s.host = update_host;
+        s.rule = rule;
         s.scalars = scalars;
-        staged_add(&s, p, sizeof(float), true, true);
-        staged_add(&s, m, sizeof(float), true, true);
-        staged_add(&s, v, sizeof(float), true, true);
+        for (uint32_t k = 0; k < update_planes(rule); k++)
+                staged_add(&s, planes[k], sizeof(float), true, true);
         staged_add(&s, grad, sizeof(float), true, false);
         staged_run(&s);
 }
 
-void gpu_update(const struct zero_cuda_adamw *pieces, size_t n)
+void gpu_update(const struct zero_cuda_update *pieces, size_t n)
 {
         uint32_t gpu;
         struct lane *lane;
 
         if (n == 0)
                 return;
-        gpu = (uint32_t)gpu_of(pieces[0].p);
+        gpu = (uint32_t)gpu_of(pieces[0].in[0]);
         lane = lanes_of(gpu);
         lane->busy = true;
-        gpu_must(gpu, "an update was refused", gpu_plugin->adamw(pieces, n, lane->stream));
+        gpu_must(gpu, "an update was refused", gpu_plugin->update(pieces, n, lane->stream));
 }
 
 void gpu_updated(uint32_t gpu)
@@ -205,7 +205,7 @@ static void gpu_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const v
 static char name[64]; /* set by gpu_ops_open() */
 static const struct device_ops ops = {
         .name = name,
-        .adamw = gpu_adamw,
+        .update = update,
         .cast = gpu_cast,
         .serve = gpu_serve,
         .accumulate = gpu_accumulate,

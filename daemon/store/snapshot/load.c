@@ -200,14 +200,15 @@ static int take_master(struct loader *ld, uint32_t group)
                     ld->state->master + to->master + (s.first - to->range.first), s.end - s.first);
 }
 
-/* One of the planes of trainable elements, which begins at `base` in the stream. */
-static int take_moment(struct loader *ld, uint32_t group, uint64_t base, float *plane)
+/* A moment of the group, which begins at `base` in the stream. */
+static int take_moment(struct loader *ld, uint32_t group, uint64_t base, uint32_t i)
 {
         const struct plan_shard *from = &ld->plan->shards[group];
         const struct plan_shard *to = &ld->state->plan->shards[group];
         const struct plan_segment *f = ld->plan->segments + from->first_segment;
         const struct plan_segment *t = ld->state->plan->segments + to->first_segment;
         const struct plan_segment *f_end = f + from->n_segments, *t_end = t + to->n_segments;
+        float *plane = ld->state->moments[i];
         int r = 0;
 
         while (r == 0 && f < f_end && t < t_end) {
@@ -217,7 +218,8 @@ static int take_moment(struct loader *ld, uint32_t group, uint64_t base, float *
                         r = take(ld,
                                  base + (f->moment - from->moment + s.first - f->in_group) *
                                                  sizeof(float),
-                                 plane + t->moment + (s.first - t->in_group), s.end - s.first);
+                                 plane + plan_moment(to, i, t->moment) + (s.first - t->in_group),
+                                 s.end - s.first);
                 if (f->in_group + f->count <= t->in_group + t->count)
                         f++;
                 else
@@ -229,13 +231,14 @@ static int take_moment(struct loader *ld, uint32_t group, uint64_t base, float *
 static int take_group(struct loader *ld, uint32_t group)
 {
         const struct plan_shard *from = &ld->plan->shards[group];
-        uint64_t m = group_at(ld, group) + from->range.count * sizeof(float);
-        uint64_t v = m + from->moment_count * sizeof(float);
+        uint64_t at = group_at(ld, group) + from->range.count * sizeof(float);
         int r = take_master(ld, group);
 
-        if (r == 0)
-                r = take_moment(ld, group, m, ld->state->exp_avg);
-        return r ? r : take_moment(ld, group, v, ld->state->exp_avg_sq);
+        for (uint32_t i = 0; r == 0 && i < optimizer_moments(from->optimizer); i++) {
+                r = take_moment(ld, group, at, i);
+                at += from->moment_count * sizeof(float);
+        }
+        return r;
 }
 
 /* ---- a shard ---- */

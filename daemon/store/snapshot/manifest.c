@@ -72,6 +72,7 @@ static json_t *manifest_json(const struct manifest *m)
         json_object_set_new(j, "world_size", number(m->world_size));
         json_object_set_new(j, "reduce_dtype", json_string(dtype_name(m->reduce_dtype)));
         json_object_set_new(j, "parameters", number(m->parameters));
+        json_object_set_new(j, "optimizers", json_string(m->optimizers));
         json_object_set_new(j, "owners", number(m->n_owners));
         json_object_set_new(j, "model_hash", hex_json(m->model_hash));
         json_object_set_new(j, "layout",
@@ -221,6 +222,7 @@ static bool get_manifest(const json_t *j, struct manifest *m)
                get_number_32(j, "world_size", 1, ZERO_RANK_MAX, &m->world_size) &&
                get_dtype(j, "reduce_dtype", &m->reduce_dtype) &&
                get_number(j, "parameters", INT64_MAX, &m->parameters) &&
+               get_text(j, "optimizers", m->optimizers, sizeof(m->optimizers)) &&
                get_number_32(j, "owners", 1, ZERO_NODE_MAX, &m->n_owners) &&
                get_hash(j, "model_hash", m->model_hash) &&
                get_file(json_object_get(j, "layout"), MANIFEST_LAYOUT_FILE, &m->layout_bytes,

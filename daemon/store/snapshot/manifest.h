@@ -10,7 +10,7 @@
 #include "proto/fault.h"
 
 /* Format: to be raised with any change of the manifest or of a shard's file (snapshot.h). */
-enum { MANIFEST_FORMAT = 1, MANIFEST_HASH = 32, MANIFEST_NODE = 64, MANIFEST_FILE_NAME = 40 };
+enum { MANIFEST_FORMAT = 2, MANIFEST_HASH = 32, MANIFEST_NODE = 64, MANIFEST_FILE_NAME = 40 };
 enum { MANIFEST_BYTES_MAX = 1 << 20 };
 
 #define MANIFEST_FILE "manifest.json"
@@ -29,6 +29,7 @@ struct manifest {
         uint64_t version, attempt; /* committed steps; the last decided attempt */
         uint64_t created_ms;       /* since 1970: which checkpoint of a job is the newest */
         uint64_t parameters;
+        char optimizers[256]; /* and their planes, for people; model_hash covers the optimizers */
         uint64_t layout_bytes; /* the packed layout, a file of its own, */
         uint8_t layout_hash[MANIFEST_HASH];
         uint8_t model_hash[MANIFEST_HASH]; /* ... and what layout_hash() says of it */

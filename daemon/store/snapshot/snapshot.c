@@ -66,7 +66,7 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
         struct snapshot_map map = { .n_groups = plan->n_groups };
 
         map.extents =
-                calloc(plan->n_segments + 2 * (size_t)plan->n_groups + 1, sizeof(*map.extents));
+                calloc(plan->n_segments + OPTIMIZER_MOMENTS * (size_t)plan->n_groups + 1, sizeof(*map.extents));
         map.group_end = calloc(plan->n_groups + 1, sizeof(*map.group_end));
         if (!map.extents || !map.group_end) {
                 snapshot_map_deinit(&map);
@@ -74,24 +74,19 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
         }
         for (uint32_t g = 0; g < plan->n_groups; g++) {
                 const struct plan_shard *shard = &plan->shards[g];
-                struct snapshot_extent moment = { .element = shard->moment, .group = g };
 
                 map_add_master(&map, plan, g);
-                moment.plane = ZERO_PLANE_EXP_AVG;
-                map_add(&map, moment, shard->moment_count);
-                moment.plane = ZERO_PLANE_EXP_AVG_SQ;
-                map_add(&map, moment, shard->moment_count);
+                for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
+                        map_add(&map,
+                                (struct snapshot_extent){
+                                        .plane = (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
+                                        .element = shard->moments[i],
+                                        .group = g },
+                                shard->moment_count);
                 map.group_end[g] = map.bytes;
         }
         *ret = map;
         return 0;
-}
-
-static const float *plane_of(const struct state *state, enum zero_plane plane)
-{
-        return plane == ZERO_PLANE_MASTER    ? state->master
-               : plane == ZERO_PLANE_EXP_AVG ? state->exp_avg
-                                             : state->exp_avg_sq;
 }
 
 static const struct snapshot_extent *extent_at(const struct snapshot_map *map, uint64_t offset)
@@ -119,7 +114,7 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                 uint64_t skip = offset - e->offset;
                 size_t part = e->bytes - skip < n ? e->bytes - skip : n;
 
-                ops->copy(dst, (const uint8_t *)(plane_of(state, e->plane) + e->element) + skip,
+                ops->copy(dst, (const uint8_t *)(state_plane(state, e->plane) + e->element) + skip,
                           part);
                 dst += part;
                 offset += part;
@@ -141,14 +136,16 @@ void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan
         const struct plan_chunk *c = &plan->chunks[chunk];
         const struct plan_shard *shard = &plan->shards[c->group];
         uint64_t moment_bytes = shard->moment_count * sizeof(float);
-        uint64_t end = map->group_end[c->group],
-                 moment = (c->moment - shard->moment) * sizeof(float);
-        uint64_t master = end - 2 * moment_bytes - shard->range.count * sizeof(float);
+        uint32_t n = optimizer_moments(shard->optimizer);
+        uint64_t moments = map->group_end[c->group] - n * moment_bytes;
+        uint64_t master = moments - shard->range.count * sizeof(float);
 
-        save_values(ops, old.master, c->n, master + (c->master - shard->master) * sizeof(float),
+        save_values(ops, old.planes[0], c->n, master + (c->master - shard->master) * sizeof(float),
                     from, stream);
-        save_values(ops, old.exp_avg, c->n, end - 2 * moment_bytes + moment, from, stream);
-        save_values(ops, old.exp_avg_sq, c->n, end - moment_bytes + moment, from, stream);
+        for (uint32_t i = 0; i < n; i++)
+                save_values(ops, old.planes[1 + i], c->n,
+                            moments + i * moment_bytes + (c->moment - shard->moment) * sizeof(float),
+                            from, stream);
 }
 
 /* ---- meta ---- */

@@ -7,8 +7,8 @@
  *   hashes    BLAKE2b-256 of each block
  *   blocks    the stream, in blocks of SNAPSHOT_BLOCK bytes, the last one shorter
  *
- * The stream is, group by group, the owner's ranges of master, exp_avg and exp_avg_sq, one behind
- * the other, so that a group may change again as soon as the stream up to its end was copied.
+ * The stream is, group by group, the owner's ranges of master and of the moments of the group's
+ * optimizer, one behind the other, so that a group may change again as soon as the stream up to its end was copied.
  * The header holds the hashes of meta and of the hashes, and its own: no byte of the file can
  * change unseen.  Numbers are little-endian; any node of any cluster can read the file, for the
  * layout and the number of owners say what lies where.

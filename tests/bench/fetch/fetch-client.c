@@ -183,7 +183,7 @@ static void push(struct session *s, struct times *t)
 /* A step that changes nothing but the version, and its update over on all owners. */
 static void step(struct session *s)
 {
-        struct zero_adamw set = { .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
+        struct zero_set set = { .adamw = { .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } };
         struct zero_step args = { .sets = &set, .n_sets = 1 };
         uint64_t n = zero_layout_tensor_elements(s->layout, DATA);
         struct zero_result result;

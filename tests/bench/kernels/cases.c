@@ -1,8 +1,9 @@
 /* What is measured: each case over a range of the planes, which is a
  * multiple of the chunk. */
 #include "tests/bench/kernels/bench.h"
+#include "tests/support/adamw.h"
 
-static struct adamw_scalars scalars(void)
+static struct update_scalars scalars(void)
 {
         return adamw_scalars(1e-4, 0.9, 0.999, 1e-8, 0.01, 10, 1.0);
 }
@@ -11,16 +12,17 @@ static struct adamw_scalars scalars(void)
 static void adamw_undo(const struct work *w, size_t first, size_t count)
 {
         const struct planes *x = w->planes;
-        struct adamw_scalars s = scalars();
+        struct update_scalars s = scalars();
         struct undo_buffer *u = w->undo;
-        struct adamw_undo undo = { u->values, u->values + w->chunk, u->values + 2 * w->chunk,
-                                   &u->kept, 0 };
+        struct update_undo undo = { { u->values, u->values + w->chunk, u->values + 2 * w->chunk },
+                                    &u->kept,
+                                    0 };
 
         for (size_t i = first, end = first + count, n; i < end; i += n) {
                 n = end - i < w->chunk ? end - i : w->chunk;
                 u->kept = undo_mark(0);
                 __atomic_store_n(&u->held, 1, __ATOMIC_RELEASE);
-                w->ops->adamw(&s, n, x->p + i, x->m + i, x->v + i, x->grad + i, &undo);
+                run_adamw(w->ops, &s, n, x->p + i, x->m + i, x->v + i, x->grad + i, &undo);
                 __atomic_store_n(&u->version, i, __ATOMIC_RELEASE);
                 __atomic_store_n(&u->held, 0, __ATOMIC_RELEASE);
                 w->ops->serve(ZERO_BF16, x->serve + i, x->p + i, n);
@@ -30,13 +32,13 @@ static void adamw_undo(const struct work *w, size_t first, size_t count)
 static void adamw_in_place(const struct work *w, size_t first, size_t count)
 {
         const struct planes *x = w->planes;
-        struct adamw_scalars s = scalars();
+        struct update_scalars s = scalars();
 
         for (size_t i = first, end = first + count, n; i < end; i += n) {
                 float *p = x->p + i, *m = x->m + i, *v = x->v + i;
 
                 n = end - i < w->chunk ? end - i : w->chunk;
-                w->ops->adamw(&s, n, p, m, v, x->grad + i, NULL);
+                run_adamw(w->ops, &s, n, p, m, v, x->grad + i, NULL);
                 w->ops->serve(ZERO_BF16, x->serve + i, p, n);
         }
 }

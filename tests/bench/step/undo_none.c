@@ -10,13 +10,14 @@
 #include "daemon/store/undo.h"
 
 #include "daemon/store/file.h"
+#include "tests/support/adamw.h"
 
 void undo_init(struct state *state)
 {
 }
 
 struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
-                               const struct device_ops *ops, const struct adamw_scalars *scalars)
+                               const struct device_ops *ops, const struct update_scalars *scalars)
 {
         const struct plan_chunk *c = &state->plan->chunks[chunk];
         const struct plan_segment *segment = &state->plan->segments[c->first_segment];
@@ -25,11 +26,16 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
                 uint64_t left = segment->in_group + segment->count - (c->in_group + done);
 
                 n = left < c->n - done ? (uint32_t)left : c->n - done;
-                ops->adamw(&scalars[segment->tensor], n, state->master + c->master + done,
-                           state->exp_avg + c->moment + done, state->exp_avg_sq + c->moment + done,
+                run_adamw(ops, &scalars[segment->tensor], n, state->master + c->master + done,
+                           state->moments[0] + c->moment + done, state->moments[1] + c->moment + done,
                            state->grad + c->moment + done, NULL);
         }
         tables_set_chunk_version(state, chunk, version);
+        return (struct undo_values){ 0 };
+}
+
+struct undo_values chunk_values(const struct state *state, uint32_t chunk)
+{
         return (struct undo_values){ 0 };
 }
 

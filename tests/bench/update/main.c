@@ -27,6 +27,7 @@
 #include "daemon/store/store.h"
 #include "daemon/store/undo.h"
 #include "proto/cleanup.h"
+#include "tests/support/adamw.h"
 
 enum { ROUNDS_MAX = 1000, PARTS = 64 };
 
@@ -39,7 +40,7 @@ struct scene {
         layout *layout;
         struct state *state;
         const struct device_ops *ops;
-        struct adamw_scalars scalars;
+        struct update_scalars scalars;
         struct snapshot_map map;
         uint8_t *saved, *other; /* map.bytes each */
 };
@@ -88,10 +89,10 @@ static void update_in_place(struct scene *s, uint32_t first, uint32_t end)
 
         for (uint32_t i = first; i < end; i++) {
                 const struct plan_chunk *c = &x->plan->chunks[i];
-                float *p = x->master + c->master, *m = x->exp_avg + c->moment;
-                float *v = x->exp_avg_sq + c->moment;
+                float *p = x->master + c->master, *m = x->moments[0] + c->moment;
+                float *v = x->moments[1] + c->moment;
 
-                s->ops->adamw(&s->scalars, c->n, p, m, v, x->grad + c->moment, NULL);
+                run_adamw(s->ops, &s->scalars, c->n, p, m, v, x->grad + c->moment, NULL);
                 s->ops->serve(ZERO_BF16, serve_of(s, c), p, c->n);
         }
 }
@@ -228,7 +229,7 @@ static void scene_fill(struct scene *s)
                 x->master[i] = (float)bits * 0x1p-31f - 1.0f;
         }
         for (uint64_t i = 0; i < x->plan->moment_elements; i++) {
-                x->exp_avg[i] = x->exp_avg_sq[i] = 0;
+                x->moments[0][i] = x->moments[1][i] = 0;
                 x->grad[i] = x->master[i] * 0.1f + 1e-6f;
         }
         state_serve_group(x, s->layout, 0, s->ops);

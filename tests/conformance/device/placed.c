@@ -7,6 +7,7 @@
 
 #include "daemon/device/gpu.h"
 #include "proto/dtype.h"
+#include "tests/support/adamw.h"
 
 enum { OPERANDS = 80, MARGIN = 512, CANARY = 0xa5, KINDS_MAX = 3, LINE = 64 };
 
@@ -134,17 +135,17 @@ static void end(void)
         }
 }
 
-static void placed_adamw(const struct adamw_scalars *s, size_t n, float *p, float *m, float *v,
-                         const float *grad, const struct adamw_undo *undo)
+static void placed_update(enum update_rule rule, const struct update_scalars *s, size_t n,
+                          float *const *planes, const float *grad, const struct update_undo *undo)
 {
+        float *placed[UPDATE_PLANES] = { NULL };
         size_t bytes = n * sizeof(float);
 
         begin();
-        p = place(p, bytes);
-        m = place(m, bytes);
-        v = place(v, bytes);
+        for (uint32_t k = 0; k < update_planes(rule); k++)
+                placed[k] = place(planes[k], bytes);
         grad = place(grad, bytes);
-        gpu_ops()->adamw(s, n, p, m, v, grad, undo);
+        gpu_ops()->update(rule, s, n, placed, grad, undo);
         end();
 }
 
@@ -235,7 +236,7 @@ static void placed_copy(void *dst, const void *src, size_t n)
 const struct device_ops *placed_ops(void)
 {
         static const struct device_ops ops = { .name = "gpu",
-                                               .adamw = placed_adamw,
+                                               .update = placed_update,
                                                .cast = placed_cast,
                                                .serve = placed_serve,
                                                .accumulate = placed_accumulate,

@@ -6,6 +6,7 @@
 #include "proto/dtype.h"
 #include "tests/conformance/device/material.h"
 #include "tests/conformance/device/placed.h"
+#include "tests/support/adamw.h"
 
 /* More than the pinned memory of a lane holds of the widest operation. */
 enum { N = 70001, OPERANDS = 7, SOURCES = 3, MANY = 70 };
@@ -67,22 +68,22 @@ static void everywhere(uint32_t operands,
         placed_set(PLACES_IN_TURN);
 }
 
-static const struct adamw_scalars *scalars(void)
+static const struct update_scalars *scalars(void)
 {
-        static struct adamw_scalars s;
+        static struct update_scalars s;
 
         s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.01, 7, 0.37);
         return &s;
 }
 
-static void run_adamw(const struct device_ops *ops, const struct plate *p)
+static void adamw(const struct device_ops *ops, const struct plate *p)
 {
-        ops->adamw(scalars(), N, p[0].data, p[1].data, p[2].data, p[3].data, NULL);
+        run_adamw(ops, scalars(), N, p[0].data, p[1].data, p[2].data, p[3].data, NULL);
 }
 
 Test(places, adamw, .init = new, .fini = done)
 {
-        everywhere(4, run_adamw);
+        everywhere(4, adamw);
 }
 
 static void run_cast(const struct device_ops *ops, const struct plate *p)

@@ -6,6 +6,7 @@
 #include "daemon/device/gpu.h"
 #include "proto/dtype.h"
 #include "tests/conformance/device/material.h"
+#include "tests/support/adamw.h"
 
 enum { P, M, V, GRAD, SERVE, ARRAYS };
 
@@ -21,7 +22,7 @@ static void *upload(const struct plate *p, void **ret_memory)
 
 static void check(enum zero_dtype serve, bool served, size_t n, size_t offset, struct dice *d)
 {
-        struct zero_cuda_adamw update = { .n = n, .serve_dtype = serve };
+        struct zero_cuda_update update = { .rule = UPDATE_ADAMW, .n = n, .serve_dtype = serve };
         struct plate truth[ARRAYS];
         void *memory[ARRAYS], *at[ARRAYS];
 
@@ -33,15 +34,14 @@ static void check(enum zero_dtype serve, bool served, size_t n, size_t offset, s
                 plate_fill(&truth[i], dtype, n, d);
                 at[i] = upload(&truth[i], &memory[i]);
         }
-        update.p = update.out_p = at[P];
-        update.m = update.out_m = at[M];
-        update.v = update.out_v = at[V];
+        for (int k = P; k <= V; k++)
+                update.in[k] = update.out[k] = at[k];
         update.grad[0] = at[GRAD];
         update.k = 1;
         update.from = update.wire = ZERO_FP32;
         update.serve = served ? at[SERVE] : NULL;
         gpu_update(&update, 1);
-        truth_ops()->adamw(&update.scalars, n, truth[P].data, truth[M].data, truth[V].data,
+        run_adamw(truth_ops(), &update.scalars, n, truth[P].data, truth[M].data, truth[V].data,
                            truth[GRAD].data, NULL);
         if (served)
                 truth_ops()->serve(serve, truth[SERVE].data, truth[P].data, n);

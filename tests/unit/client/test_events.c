@@ -9,7 +9,7 @@
 #include "fake.h"
 #include "cuda/zero_cuda.h"
 
-static const struct zero_adamw adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 };
+static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
 static struct fake f;
 static struct zero_sync now; /* the default stream */
 

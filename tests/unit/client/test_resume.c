@@ -6,7 +6,7 @@
 
 #include "fake.h"
 
-static const struct zero_adamw adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 };
+static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
 static const struct zero_step one_set = { .sets = &adamw, .n_sets = 1 };
 static Zero__StepReply result_20;
 static struct fake f;

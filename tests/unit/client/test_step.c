@@ -3,7 +3,7 @@
 
 #include "fake.h"
 
-static const struct zero_adamw adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 };
+static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
 static const struct zero_step one_set = { .sets = &adamw, .n_sets = 1 };
 static struct fake f;
 
@@ -19,7 +19,9 @@ static void two_steps(struct fake *d)
         fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUSH)->seq);
         MUST(fake_expect(d, ZERO__REQUEST__BODY_STEP)->step->attempt == 20);
         p = d->request->step->params;
-        MUST(p->n_sets == 1 && p->sets[0]->lr == 1e-3 && p->loss_scale == 1);
+        MUST(p->n_sets == 1 && p->loss_scale == 1);
+        MUST(strcmp(p->sets[0]->optimizer, "adamw") == 0 && p->sets[0]->n_values == 6 &&
+             p->sets[0]->values[0] == 1e-3 && p->sets[0]->values[4] == 0.01);
         fake_stepped(d, d->request->seq, ZERO_OK, 8, 21);
         MUST(fake_expect(d, ZERO__REQUEST__BODY_PUSH)->push->micro_batch == 0);
         MUST(d->request->push->attempt == 21);

@@ -11,7 +11,7 @@
 
 enum { DELAY_MS = 40, BRIEF_MS = 500, LONG_MS = 10000 };
 
-static const struct zero_adamw adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 };
+static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
 static struct fake f;
 static struct zero_sync now; /* the default stream */
 

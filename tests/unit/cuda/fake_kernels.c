@@ -6,7 +6,7 @@
                 return -38; \
         }
 
-KERNEL(cuda_adamw)
+KERNEL(cuda_update)
 KERNEL(cuda_cast)
 KERNEL(cuda_reduce)
 KERNEL(cuda_sum)

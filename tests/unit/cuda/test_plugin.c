@@ -77,8 +77,8 @@ Test(plugin, says_what_gpu_there_is_or_that_there_is_none, .init = load)
 Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
 {
         struct zero_cuda_norm sum = { .bin = { 0 } };
-        struct zero_cuda_adamw update = {
-                .n = 1, .p = word, .grad = { word }, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32
+        struct zero_cuda_update update = {
+                .n = 1, .in = { word, word, word }, .grad = { word }, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32
         };
         struct reduce_piece one = { .acc = word, .n = 1 },
                             other = { .acc = word + 1, .n = 1, .k = 1, .src = sources };
@@ -96,7 +96,7 @@ Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
                 cr_skip_test("there is a GPU");
         cr_assert_eq(gpu->use(0), -ENODEV);
         cr_assert_eq(gpu->stream_wait(NULL), -ENODEV);
-        cr_assert_eq(gpu->adamw(&update, 1, NULL), -ENODEV);
+        cr_assert_eq(gpu->update(&update, 1, NULL), -ENODEV);
         cr_assert_eq(gpu->cast(ZERO_BF16, word + 1, ZERO_FP32, word, 1, NULL), -ENODEV);
         cr_assert_eq(gpu->reduce(&add, NULL), -ENODEV);
         cr_assert_eq(gpu->sum(ZERO_FP32, word + 1, ZERO_FP16, sources, 1, 1, NULL), -ENODEV);
@@ -149,16 +149,16 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
 {
         enum zero_dtype unknown = (enum zero_dtype)9;
         struct zero_cuda_share share;
-        const struct zero_cuda_adamw good = { .k = 1, .from = ZERO_BF16, .wire = ZERO_BF16 };
-        struct zero_cuda_adamw updates[] = { good, good, good, good, good };
+        const struct zero_cuda_update good = { .k = 1, .from = ZERO_BF16, .wire = ZERO_BF16 };
+        struct zero_cuda_update updates[] = { good, good, good, good, good };
         struct reduce_piece one = { .n = 1, .k = 1, .src = sources };
         struct reduce_piece with_many[] = {
                 one, { .n = 1, .k = ZERO_CUDA_SUM_MAX + 1, .src = sources }
         };
         struct reduce_piece with_large[] = { one, { .n = ZERO_CUDA_NORM_MAX + 1 } };
         struct zero_cuda_norm sum;
-        struct zero_cuda_reduce to_fp16 = {
-                .pieces = &one, .n_pieces = 1, .wire = ZERO_FP16, .from = ZERO_FP32
+        struct zero_cuda_reduce to_unknown = {
+                .pieces = &one, .n_pieces = 1, .wire = unknown, .from = ZERO_FP32
         };
         struct zero_cuda_reduce of_unknown = {
                 .pieces = &one, .n_pieces = 1, .wire = ZERO_FP32, .from = unknown
@@ -181,12 +181,12 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         updates[0].serve = word;
         updates[0].serve_dtype = unknown;
         updates[1].from = unknown;
-        updates[2].wire = ZERO_FP16;
+        updates[2].wire = unknown;
         updates[3].k = 0;
         updates[4].k = ZERO_CUDA_GRADS + 1;
         for (int i = 0; i < 5; i++)
-                cr_assert_eq(gpu->adamw(&updates[i], 1, NULL), -EINVAL, "update %d", i);
-        cr_assert_eq(gpu->adamw((struct zero_cuda_adamw[]){ good, updates[1] }, 2, NULL), -EINVAL);
+                cr_assert_eq(gpu->update(&updates[i], 1, NULL), -EINVAL, "update %d", i);
+        cr_assert_eq(gpu->update((struct zero_cuda_update[]){ good, updates[1] }, 2, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_BF16, word, ZERO_FP16, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(unknown, word, ZERO_FP32, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_FP32, word, unknown, word, 1, NULL), -EINVAL);
@@ -195,7 +195,7 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, 0, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, ZERO_CUDA_SUM_MAX + 1, 1, NULL),
                      -EINVAL);
-        cr_assert_eq(gpu->reduce(&to_fp16, NULL), -EINVAL);
+        cr_assert_eq(gpu->reduce(&to_unknown, NULL), -EINVAL);
         cr_assert_eq(gpu->reduce(&of_unknown, NULL), -EINVAL);
         cr_assert_eq(gpu->reduce(&of_many, NULL), -EINVAL);
         cr_assert_eq(gpu->reduce(&large, NULL), -EINVAL);
@@ -203,7 +203,7 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
 
 Test(plugin, does_nothing_for_an_empty_range, .init = load)
 {
-        struct zero_cuda_adamw update = { .n = 0, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32 };
+        struct zero_cuda_update update = { .n = 0, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32 };
         struct reduce_piece none = { .n = 0, .k = 1, .src = sources },
                             alone = { .acc = word, .n = 1 };
         struct zero_cuda_reduce add = {
@@ -213,7 +213,7 @@ Test(plugin, does_nothing_for_an_empty_range, .init = load)
                 .pieces = &alone, .n_pieces = 1, .wire = ZERO_FP32, .from = ZERO_FP32
         };
 
-        cr_assert_eq(gpu->adamw(&update, 1, NULL), 0);
+        cr_assert_eq(gpu->update(&update, 1, NULL), 0);
         cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_FP32, NULL, 0, NULL), 0);
         cr_assert_eq(gpu->cast(ZERO_BF16, NULL, ZERO_BF16, NULL, 0, NULL), 0);
         cr_assert_eq(gpu->reduce(&add, NULL), 0);

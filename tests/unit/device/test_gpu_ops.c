@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "gpu_fixture.h"
+#include "tests/support/adamw.h"
 
 static struct fault fault;
 
@@ -81,14 +82,14 @@ Test(gpu_memory, an_operation_is_done_when_it_returns)
 
 Test(gpu_memory, an_update_of_host_memory_keeps_old_values_where_there_is_a_gpu)
 {
-        struct adamw_scalars s = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 };
+        struct update_scalars s = { .adam = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 } };
         float p[33], m[33] = { 0 }, v[33] = { 0 }, g[33] = { 0 }, old[3][33];
         uint64_t kept = undo_mark(0);
 
         for (int i = 0; i < 33; i++)
                 p[i] = 4;
-        gpu_ops()->adamw(&s, 33, p, m, v, g,
-                         &(struct adamw_undo){ old[0], old[1], old[2], &kept, 7 });
+        run_adamw(gpu_ops(), &s, 33, p, m, v, g,
+                  &(struct update_undo){ { old[0], old[1], old[2] }, &kept, 7 });
         cr_assert_eq(undo_kept(kept), 40);
         for (int i = 0; i < 33; i++)
                 cr_assert(p[i] == 2 && old[0][i] == 4 && old[1][i] == 0 && old[2][i] == 0);
@@ -97,7 +98,7 @@ Test(gpu_memory, an_update_of_host_memory_keeps_old_values_where_there_is_a_gpu)
 Test(gpu_memory, an_update_is_done_when_it_returns)
 {
         const struct device_ops *ops = gpu_ops();
-        struct adamw_scalars s = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 };
+        struct update_scalars s = { .adam = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 } };
         struct window p = window_new(), g = window_new();
         float *host = malloc(N * sizeof *host), *moments = malloc(2 * N * sizeof *host);
         float *x = p.share.memory;
@@ -107,9 +108,9 @@ Test(gpu_memory, an_update_is_done_when_it_returns)
         for (size_t i = 0; i < 2 * N; i++)
                 moments[i] = 0;
         ops->copy(x, host, N * sizeof *x);
-        ops->adamw(&s, N, x, g.share.memory, g.share.memory, g.share.memory, NULL);
+        run_adamw(ops, &s, N, x, g.share.memory, g.share.memory, g.share.memory, NULL);
         holds(&p, 2, "adamw");
-        ops->adamw(&s, N, x, moments, moments + N, host, NULL);
+        run_adamw(ops, &s, N, x, moments, moments + N, host, NULL);
         holds(&p, 1, "adamw with moments of the host");
         free(host);
         free(moments);
@@ -121,18 +122,14 @@ Test(gpu_memory, enqueued_updates_are_done_when_they_were_waited_for)
 {
         struct window p = window_new(), g = window_new(), served = window_new();
         float *x = p.share.memory, *zeroes = g.share.memory;
-        struct zero_cuda_adamw half = { .scalars = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 },
+        struct zero_cuda_update half = { .scalars = { .adam = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 } },
                                         .n = N,
-                                        .p = x,
-                                        .m = zeroes,
-                                        .v = zeroes,
+                                        .in = { x, zeroes, zeroes },
                                         .grad = { zeroes },
                                         .k = 1,
                                         .from = ZERO_FP32,
                                         .wire = ZERO_FP32,
-                                        .out_p = x,
-                                        .out_m = zeroes,
-                                        .out_v = zeroes,
+                                        .out = { x, zeroes, zeroes },
                                         .serve = served.share.memory,
                                         .serve_dtype = ZERO_FP32 };
         float *host = malloc(N * sizeof *host);

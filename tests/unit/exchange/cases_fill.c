@@ -56,7 +56,7 @@ static bool all_at_rest(void *arg)
 
 static float *plane_of(const struct state *state, int plane)
 {
-        return plane == 0 ? state->master : plane == 1 ? state->exp_avg : state->exp_avg_sq;
+        return plane == 0 ? state->master : plane == 1 ? state->moments[0] : state->moments[1];
 }
 
 /* Copies what a state holds into the values, or compares it with them. */

@@ -66,8 +66,8 @@ static void same_bytes(const struct state *a, const struct state *b)
                moments = a->plan->moment_elements * sizeof(float);
 
         CHECK(memcmp(a->master, b->master, masters) == 0);
-        CHECK(memcmp(a->exp_avg, b->exp_avg, moments) == 0);
-        CHECK(memcmp(a->exp_avg_sq, b->exp_avg_sq, moments) == 0);
+        CHECK(memcmp(a->moments[0], b->moments[0], moments) == 0);
+        CHECK(memcmp(a->moments[1], b->moments[1], moments) == 0);
         CHECK(memcmp(a->tensor_step, b->tensor_step, a->n_tensors * sizeof *a->tensor_step) == 0);
         CHECK(a->record->decided_attempt == b->record->decided_attempt);
         CHECK(memcmp(&a->record->norm, &b->record->norm, sizeof a->record->norm) == 0);

@@ -165,8 +165,8 @@ static void copies_are_equal(struct session *s)
 
 static void each_plane_is_what_was_put(uint32_t owners, bool mirror)
 {
-        static const enum zero_plane planes[] = { ZERO_PLANE_MASTER, ZERO_PLANE_EXP_AVG,
-                                                  ZERO_PLANE_EXP_AVG_SQ };
+        static const enum zero_plane planes[] = { ZERO_PLANE_MASTER, ZERO_PLANE_MOMENT1,
+                                                  ZERO_PLANE_MOMENT2 };
         struct training t = training_default();
         struct session s;
         struct client writer, reader;
@@ -245,7 +245,7 @@ static void what_makes_no_sense_is_refused(void)
         CHECK(client_access(&c, false, 0, ZERO_PLANE_GRAD, 0, 1) == ZERO_EINVAL);
         CHECK(client_access(&c, false, 0, 77, 0, 1) == ZERO_EINVAL);
         CHECK(client_access(&c, true, 0, ZERO_PLANE_SERVE, 0, 1) == ZERO_EINVAL);
-        CHECK(client_access(&c, false, 1, ZERO_PLANE_EXP_AVG, 0, 1) == ZERO_EINVAL);
+        CHECK(client_access(&c, false, 1, ZERO_PLANE_MOMENT1, 0, 1) == ZERO_EINVAL);
         CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, n, 1) == ZERO_ERANGE);
         CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, 1, UINT64_MAX) == ZERO_ERANGE);
         CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, UINT64_MAX, 2) == ZERO_ERANGE);
@@ -317,10 +317,12 @@ static double global_norm(const struct training *t, const layout *l)
         return sqrt(sum);
 }
 
-static double first_step(double p, double g, const struct step_set *set)
+static double first_step(double p, double g, const struct hyper_set *set)
 {
-        p *= 1 - set->lr * set->weight_decay;
-        return p - set->lr * g / (fabs(g) + set->eps); /* both bias corrections cancel at t = 1 */
+        const double *x = set->value; /* lr, beta1, beta2, eps, weight_decay */
+
+        p *= 1 - x[0] * x[4];
+        return p - x[0] * g / (fabs(g) + x[3]); /* both bias corrections cancel at t = 1 */
 }
 
 /* Relative error, norm-wise, of one tensor after the step. */

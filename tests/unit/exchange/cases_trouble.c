@@ -328,7 +328,7 @@ static void ranks_that_disagree_hear_on_what_and_may_agree(void)
         open_listening(&s, &t);
         session_attach(&s);
         other = s.params;
-        other.sets[1].lr = 0.25;
+        other.sets[1].value[0] = 0.25;
         for (uint32_t r = 0; r < t.ranks; r++) {
                 s.trainers[r].needs.timeout_ms = 1500;
                 trainer_add(&s.trainers[r],

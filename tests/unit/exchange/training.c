@@ -190,8 +190,8 @@ void session_open(struct session *s, const struct training *training)
         net_open(&s->net, &training->net);
         s->layout = zoo_layout(training->ranks);
         s->params = (struct step_params){ .n_sets = 2,
-                                          .sets = { { 1e-2, 0.9, 0.999, 1e-8, 0.1 },
-                                                    { 3e-3, 0.8, 0.99, 1e-8, 0 } },
+                                          .sets = { { .value = { 1e-2, 0.9, 0.999, 1e-8, 0.1 } },
+                                                    { .value = { 3e-3, 0.8, 0.99, 1e-8, 0 } } },
                                           .clip_norm = training->clip_norm,
                                           .loss_scale = training->loss_scale,
                                           .growth_interval = training->growth_interval };

@@ -255,7 +255,7 @@ int zero_step(struct zero_client *c, const struct zero_step *step, struct zero_r
         double scale = step->loss_scale > 0 ? step->loss_scale : 1;
         bool skipped = step->n_sets == 0 || !all_finite(c);
         if (!skipped)
-                descend(c, step->sets[0].lr / scale);
+                descend(c, step->sets[0].adamw.lr / scale);
         end_step(c);
         assert(step->blob && step->blob_bytes <= sizeof(c->blob));
         memcpy(c->blob, step->blob, step->blob_bytes);

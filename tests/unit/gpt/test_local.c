@@ -8,8 +8,8 @@
 #include "runs.h"
 
 static const struct gpt_config tiny = { 8, 1, 2, 8 };
-static const struct zero_adamw sets[GPT_SETS] = { { 1e-2, 0.9, 0.95, 1e-8, 0.1 },
-                                                  { 1e-2, 0.9, 0.95, 1e-8, 0 } };
+static const struct zero_set sets[GPT_SETS] = { { .adamw = { 1e-2, 0.9, 0.95, 1e-8, 0.1 } },
+                                                { .adamw = { 1e-2, 0.9, 0.95, 1e-8, 0 } } };
 
 struct reference {
         double p, m, v;
@@ -62,7 +62,7 @@ static void compare_with_reference(uint32_t tensor)
                 cr_assert_eq(backend->ops->step(backend, &step, &result), 0);
                 double clip = result.grad_norm > 0.5 ? 0.5 / result.grad_norm : 1;
                 for (uint64_t i = 0; i < n; i++)
-                        reference_step(&r[i], &sets[gpt_spec_set(&spec, tensor)], t,
+                        reference_step(&r[i], &sets[gpt_spec_set(&spec, tensor)].adamw, t,
                                        clip * gradient(t, i));
         }
         for (uint64_t i = 0; i < n; i++)

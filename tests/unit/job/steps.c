@@ -21,7 +21,7 @@ uint32_t rng_below(struct rng *rng, uint32_t n)
 struct step_params steps_params(void)
 {
         return (struct step_params){ .n_sets = 1,
-                                     .sets = { { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
+                                     .sets = { { .value = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } } },
                                      .loss_scale = 1 };
 }
 

@@ -516,7 +516,7 @@ static void on_leave(void)
 static struct step_params params_of(double lr)
 {
         return (struct step_params){ .n_sets = 1,
-                                     .sets = { { lr, 0.9, 0.999, 1e-8, 0 } },
+                                     .sets = { { .value = { lr, 0.9, 0.999, 1e-8, 0 } } },
                                      .loss_scale = 1 };
 }
 
@@ -668,7 +668,7 @@ static void on_ready(void)
                 else if (strcmp(w, "norm") == 0)
                         e.params = NULL;
                 else if (strcmp(w, "lr") == 0)
-                        params.sets[0].lr = real();
+                        params.sets[0].value[0] = real();
                 else
                         fail("not understood", w);
         }

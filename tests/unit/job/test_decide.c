@@ -136,14 +136,19 @@ Test(decide, keeps_the_scale_without_an_interval)
 
 struct message {
         Zero__StepParams params;
-        Zero__AdamW set;
-        Zero__AdamW *sets[1];
+        Zero__HyperSet set;
+        Zero__HyperSet *sets[1];
+        double values[6];
 };
 
 static void message_init(struct message *m)
 {
         zero__step_params__init(&m->params);
-        zero__adam_w__init(&m->set);
+        zero__hyper_set__init(&m->set);
+        memset(m->values, 0, sizeof m->values);
+        m->set.optimizer = "adamw";
+        m->set.n_values = 6;
+        m->set.values = m->values;
         m->sets[0] = &m->set;
         m->params.n_sets = 1;
         m->params.sets = m->sets;
@@ -172,11 +177,11 @@ static const double wrong[] = { NAN, INFINITY, -INFINITY, -1, -DBL_MIN };
 
 Test(params, nan_infinite_and_negative_are_refused)
 {
-        EACH_WRONG_IS_REFUSED(set.lr, "lr");
-        EACH_WRONG_IS_REFUSED(set.beta1, "beta");
-        EACH_WRONG_IS_REFUSED(set.beta2, "beta");
-        EACH_WRONG_IS_REFUSED(set.eps, "eps");
-        EACH_WRONG_IS_REFUSED(set.weight_decay, "weight_decay");
+        EACH_WRONG_IS_REFUSED(values[0], "lr");
+        EACH_WRONG_IS_REFUSED(values[1], "beta1");
+        EACH_WRONG_IS_REFUSED(values[2], "beta2");
+        EACH_WRONG_IS_REFUSED(values[3], "eps");
+        EACH_WRONG_IS_REFUSED(values[4], "weight_decay");
         EACH_WRONG_IS_REFUSED(params.clip_norm, "clip_norm");
         EACH_WRONG_IS_REFUSED(params.loss_scale, "loss_scale");
 }
@@ -186,8 +191,38 @@ Test(params, a_beta_of_one_is_refused)
         struct message m;
 
         message_init(&m);
-        m.set.beta2 = 1;
+        m.values[2] = 1;
         cr_assert(refused(&m, "beta"));
+}
+
+Test(params, a_flag_is_zero_or_one)
+{
+        struct message m;
+
+        message_init(&m);
+        m.values[5] = 0.5;
+        cr_assert(refused(&m, "maximize"));
+}
+
+Test(params, an_unknown_optimizer_is_refused_with_those_that_there_are)
+{
+        struct message m;
+
+        message_init(&m);
+        m.set.optimizer = "newton";
+        cr_assert(refused(&m, "newton"));
+        cr_assert(refused(&m, "adamw"));
+}
+
+Test(params, too_few_hyperparameters_are_refused)
+{
+        struct message m;
+
+        message_init(&m);
+        m.set.n_values = 5;
+        cr_assert(refused(&m, "6 hyperparameters, not 5"));
+        m.set.n_values = 1000;
+        cr_assert(refused(&m, "6 hyperparameters, not 1000"));
 }
 
 Test(params, what_fp32_cannot_hold_is_refused)
@@ -195,10 +230,10 @@ Test(params, what_fp32_cannot_hold_is_refused)
         struct message m;
 
         message_init(&m);
-        m.set.lr = 1e39;
+        m.values[0] = 1e39;
         cr_assert(refused(&m, "lr"));
         message_init(&m);
-        m.set.lr = m.set.weight_decay = 1e30;
+        m.values[0] = m.values[4] = 1e30;
         cr_assert(refused(&m, "weight_decay"));
         message_init(&m);
         m.params.loss_scale = 1e-39;
@@ -232,7 +267,7 @@ Test(params, survive_the_way_through_a_message)
 
         p.n_sets = ZERO_SET_MAX;
         for (uint32_t i = 0; i < p.n_sets; i++)
-                p.sets[i] = (struct step_set){ 1e-3 * i, 0.5, 0.25, 1e-8, 0.125 * i };
+                p.sets[i] = (struct hyper_set){ .value = { 1e-3 * i, 0.5, 0.25, 1e-8, 0.125 * i } };
         p.clip_norm = 3;
         p.growth_interval = 7;
         cr_assert_eq(step_params_from_message(step_params_to_message(&p, &m), &q, NULL), 0);
@@ -245,7 +280,7 @@ Test(params, the_first_difference_is_named)
         char text[240];
 
         p.n_sets = q.n_sets = 2;
-        q.sets[1].beta2 = 0.5;
+        q.sets[1].value[2] = 0.5;
         cr_assert(!step_params_equal(&p, &q, text, sizeof text));
         cr_assert_str_eq(text, "set 1: beta2 0 and 0.5");
         q.clip_norm = 1;

@@ -160,7 +160,7 @@ Test(odd, votes_of_one_attempt_for_different_steps_are_refused)
         struct fault fault = { 0 };
         uint32_t odd = 99;
 
-        b.params.sets[0].lr *= 2;
+        b.params.sets[0].value[0] *= 2;
         cr_assert_eq(recover(standings, &view, &r, &odd, &fault), ZERO_ECONFLICT);
         cr_assert_eq(odd, 1);
         cr_assert(strstr(fault.text, "lr"), "%s", fault.text);

@@ -118,7 +118,7 @@ Test(ready, a_conflict_names_both_ranks_and_the_first_difference)
 
         steps_start(&s, 4, two_nodes, 2, 2);
         cr_assert_eq(ready(&s, 0, &p, 1, &action), 0);
-        q.sets[0].lr = 0.5;
+        q.sets[0].value[0] = 0.5;
         p = q;
         cr_assert_eq(step_ready(&s, 1, 1, &p, 3, &action, &fault), ZERO_ECONFLICT);
         cr_assert(strstr(fault.text, "ranks 1 and 3") && strstr(fault.text, "set 0: lr 0.001") &&
@@ -199,11 +199,11 @@ Test(vote, a_refused_step_leaves_the_attempt_to_another_call)
         cr_assert_eq(s.refusal.status, ZERO_EINVAL);
         cr_assert_str_eq(s.refusal.text, "no");
         cr_assert(s.version == 0 && s.attempt == 1 && s.decided_attempt == 0);
-        p.sets[0].lr = 2;
+        p.sets[0].value[0] = 2;
         to_voting(&s, &p);
         vote(&s, 0, 1, 1);
         cr_assert_eq(vote(&s, 1, 1, 1), STEP_DECIDE);
-        cr_assert(s.version == 1 && s.attempt == 2 && s.params.sets[0].lr == 2);
+        cr_assert(s.version == 1 && s.attempt == 2 && s.params.sets[0].value[0] == 2);
         step_deinit(&s);
 }
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "toy.h"
 
 char *fixture_directory(void)
 {
@@ -111,6 +112,16 @@ struct state *fixture_reopen(struct store *store, layout **ret_layout)
         return state;
 }
 
+/* The first of toy_sets that is of it. */
+static uint32_t set_of(const char *optimizer)
+{
+        uint32_t set = 0;
+
+        while (!hyper_fits(&toy_sets[set], optimizer_find(optimizer)))
+                set++;
+        return set;
+}
+
 static void add(layout *l, const char *name, uint64_t elements, bool frozen)
 {
         char text[32];
@@ -120,6 +131,7 @@ static void add(layout *l, const char *name, uint64_t elements, bool frozen)
                                    .ndim = 1,
                                    .shape = { elements },
                                    .frozen = frozen,
+                                   .set = set_of(l->groups[l->n_groups - 1].optimizer),
                                    .init = ZERO_INIT_NORMAL,
                                    .init_value = 0.5,
                                    .init_seed = l->n_tensors };

@@ -35,13 +35,15 @@ static void each_value(struct state *s, void (*each)(float *at, float expected))
 {
         for (uint32_t i = 0; i < s->plan->n_segments; i++) {
                 const struct plan_segment *g = &s->plan->segments[i];
+                const struct plan_shard *shard = &s->plan->shards[g->group];
 
                 for (uint64_t k = 0; k < g->count; k++) {
                         each(&s->master[g->master + k], value(0, g->group, g->in_group + k));
                         if (g->moment == UINT64_MAX)
                                 continue;
-                        each(&s->exp_avg[g->moment + k], value(1, g->group, g->in_group + k));
-                        each(&s->exp_avg_sq[g->moment + k], value(2, g->group, g->in_group + k));
+                        for (uint32_t m = 0; m < optimizer_moments(shard->optimizer); m++)
+                                each(&s->moments[m][plan_moment(shard, m, g->moment + k)],
+                                     value(1 + m, g->group, g->in_group + k));
                 }
         }
 }

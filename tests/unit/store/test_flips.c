@@ -123,7 +123,7 @@ static struct state *make(uint32_t attempts)
 static void hold(struct state *s, uint32_t slot, uint32_t chunk)
 {
         struct undo_slot *at =
-                (void *)((uint8_t *)s->undo + slot * file_undo_stride(s->plan->chunk_elements));
+                (void *)((uint8_t *)s->undo + slot * file_undo_stride(s->plan));
 
         for (uint32_t i = 0; i < 3 * s->plan->chunk_elements; i++)
                 at->values[i] = (float)i;
@@ -209,7 +209,7 @@ static void add_copy(uint32_t i)
 
 static void add_slot(uint32_t i)
 {
-        size_t at = i * file_undo_stride(reference->plan->chunk_elements);
+        size_t at = i * file_undo_stride(reference->plan);
         const struct undo_slot *slot = (void *)((uint8_t *)reference->undo + at);
         size_t in_file = (size_t)((const uint8_t *)slot - (const uint8_t *)reference->map);
         const struct undo_slot *was = (const void *)(state_image.bytes + in_file);

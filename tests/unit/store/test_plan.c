@@ -88,7 +88,7 @@ static void parts_follow(const struct plan *p, uint32_t group, uint64_t step)
         for (uint64_t at = shard->range.first; at < end; at += step) {
                 struct range part = { at, end - at < step ? end - at : step };
                 struct range m = plan_span(p, ZERO_PLANE_MASTER, group, part);
-                struct range v = plan_span(p, ZERO_PLANE_EXP_AVG_SQ, group, part);
+                struct range v = plan_span(p, ZERO_PLANE_MOMENT2, group, part);
 
                 cr_assert(m.first == master && m.count == part.count);
                 cr_assert(v.first == moment || v.count == 0);
@@ -111,7 +111,7 @@ static void has_spans(const layout *l, const struct partition *partition, const 
         for (uint32_t i = 0; i < p->n_segments; i++) {
                 const struct plan_segment *s = &p->segments[i];
                 struct range part = { s->in_group, s->count };
-                struct range v = plan_span(p, ZERO_PLANE_EXP_AVG, s->group, part);
+                struct range v = plan_span(p, ZERO_PLANE_MOMENT1, s->group, part);
 
                 cr_assert_eq(plan_span(p, ZERO_PLANE_MASTER, s->group, part).first, s->master);
                 cr_assert_eq(v.count, s->moment == UINT64_MAX ? 0 : s->count);

@@ -73,12 +73,12 @@ static void assert_same_plane(const char *name, const void *a, const void *b, ui
 static void assert_same_planes(const struct state *a, const struct state *b)
 {
         uint64_t master = plan_plane_bytes(a->plan, ZERO_PLANE_MASTER);
-        uint64_t moment = plan_plane_bytes(a->plan, ZERO_PLANE_EXP_AVG);
 
         assert_same_plane("master", a->master, b->master, master);
-        assert_same_plane("exp_avg", a->exp_avg, b->exp_avg, moment);
-        assert_same_plane("exp_avg_sq", a->exp_avg_sq, b->exp_avg_sq, moment);
-        assert_same_plane("grad", a->grad, b->grad, moment);
+        for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
+                assert_same_plane("a moment", a->moments[k], b->moments[k],
+                                  a->plan->moments[k] * sizeof(float));
+        assert_same_plane("grad", a->grad, b->grad, plan_plane_bytes(a->plan, ZERO_PLANE_GRAD));
         assert_same_plane("serve", a->serve, b->serve, a->plan->serve_bytes);
 }
 
@@ -116,12 +116,11 @@ static void serve_all(struct state *s)
 /* What the twin has. */
 static void fill(struct state *s, const struct state *twin)
 {
-        uint64_t moment = plan_plane_bytes(s->plan, ZERO_PLANE_EXP_AVG);
-
         gpu_ops()->copy(s->master, twin->master, plan_plane_bytes(s->plan, ZERO_PLANE_MASTER));
-        gpu_ops()->copy(s->exp_avg, twin->exp_avg, moment);
-        gpu_ops()->copy(s->exp_avg_sq, twin->exp_avg_sq, moment);
-        gpu_ops()->copy(s->grad, twin->grad, moment);
+        for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
+                gpu_ops()->copy(s->moments[k], twin->moments[k],
+                                s->plan->moments[k] * sizeof(float));
+        gpu_ops()->copy(s->grad, twin->grad, plan_plane_bytes(s->plan, ZERO_PLANE_GRAD));
         serve_all(s);
 }
 
@@ -135,8 +134,7 @@ static uint64_t file_room(void)
 
 static uint64_t plane_bytes(const struct state *s)
 {
-        return plan_plane_bytes(s->plan, ZERO_PLANE_MASTER) +
-               3 * plan_plane_bytes(s->plan, ZERO_PLANE_EXP_AVG);
+        return plan_state_bytes(s->plan) + plan_plane_bytes(s->plan, ZERO_PLANE_GRAD);
 }
 
 static uint64_t gpu_used(void)
@@ -170,8 +168,8 @@ static void anew(bool orderly)
 Test(planes, a_new_state_is_empty_and_leaves_a_hole_in_its_file)
 {
         struct state *s = make();
-        uint64_t bytes = plan_plane_bytes(s->plan, ZERO_PLANE_EXP_AVG);
-        float *values = read_plane(s->exp_avg, bytes);
+        uint64_t bytes = plan_plane_bytes(s->plan, ZERO_PLANE_MOMENT1);
+        float *values = read_plane(s->moments[0], bytes);
 
         cr_assert(state_on_gpu(s) && !state_lost(s));
         cr_assert_eq(s->id.place, 1);
@@ -187,9 +185,9 @@ Test(planes, first_values_are_those_of_a_state_in_host_memory)
 {
         struct state *twin = make_twin(), *s = make();
 
-        memset(twin->exp_avg, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_EXP_AVG));
-        memset(twin->exp_avg_sq, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_EXP_AVG));
-        memset(twin->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_EXP_AVG));
+        memset(twin->moments[0], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT1));
+        memset(twin->moments[1], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT2));
+        memset(twin->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 cr_assert_eq(state_init_group(twin, l, g, device_host("scalar")), 0);
                 cr_assert_eq(state_init_group(s, l, g, device_host("scalar")), 0);
@@ -331,7 +329,7 @@ static void assert_lost(void)
         struct state *s = fixture_reopen(store, &stored);
 
         cr_assert(state_lost(s) && !state_on_gpu(s));
-        cr_assert(!s->master && !s->exp_avg && !s->exp_avg_sq && !s->grad && !s->serve);
+        cr_assert(!s->master && !s->moments[0] && !s->moments[1] && !s->grad && !s->serve);
         cr_assert_eq(s->record->attempt, 7);
         state_close(s);
         layout_free(stored);

@@ -48,13 +48,13 @@ Test(record, a_vote_outlives_the_process_with_its_presence_marks)
         s->present[0] = 1;
         vote.finite = 1;
         vote.n_sets = 1;
-        vote.sets[0].lr = 0.25;
+        vote.sets[0].value[0] = 0.25;
         vote.norm.bin[3] = -17;
         state_prepare(s, &vote);
         reopen();
         cr_assert_eq(s->record->phase, ATTEMPT_PREPARED);
         cr_assert_eq(s->record->finite, 1);
-        cr_assert_eq(s->record->sets[0].lr, 0.25);
+        cr_assert_eq(s->record->sets[0].value[0], 0.25);
         cr_assert_eq(s->record->norm.bin[3], -17);
         cr_assert_eq(s->present[0], 1);
 }

@@ -79,13 +79,8 @@ static void save_from(struct state *state, uint64_t from, bool all)
         memset(old, 0xee, map.bytes);
         memset(saved, 0xee, map.bytes);
         for (uint32_t c = 0; c < state->plan->n_chunks; c++) {
-                const struct plan_chunk *chunk = &state->plan->chunks[c];
-
                 snapshot_save_chunk(&map, state->plan, device_host(NULL), c,
-                                    (struct undo_values){ state->master + chunk->master,
-                                                          state->exp_avg + chunk->moment,
-                                                          state->exp_avg_sq + chunk->moment },
-                                    from, saved);
+                                    chunk_values(state, c), from, saved);
         }
         check_saved(&map, saved, old, now, from);
         free(now);

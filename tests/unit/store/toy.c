@@ -18,11 +18,14 @@ void toy_init(struct state *s)
 {
         for (uint64_t i = 0; i < s->plan->master_elements; i++)
                 s->master[i] = noise(1, i);
-        for (uint64_t i = 0; i < s->plan->moment_elements; i++) {
-                s->exp_avg[i] = noise(2, i);
-                s->exp_avg_sq[i] = fabsf(noise(3, i));
-        }
+        for (uint32_t k = 0; k < OPTIMIZER_MOMENTS; k++)
+                for (uint64_t i = 0; i < s->plan->moments[k]; i++)
+                        s->moments[k][i] = k ? fabsf(noise(2 + k, i)) : noise(2, i);
 }
+
+const struct hyper_set toy_sets[TOY_SETS] = {
+        { .optimizer = 0, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1 } }, /* adamw */
+};
 
 void toy_push(struct state *s, const layout *l)
 {
@@ -37,7 +40,8 @@ void toy_decide(struct state *s)
         if (s->record->phase == ATTEMPT_OPEN) {
                 struct state_record vote = *s->record;
                 vote.finite = 1;
-                vote.n_sets = 1;
+                vote.n_sets = TOY_SETS;
+                memcpy(vote.sets, toy_sets, sizeof(toy_sets));
                 vote.clip_norm = (double)vote.version;
                 state_prepare(s, &vote);
         }
@@ -53,11 +57,11 @@ const struct device_ops *toy_ops;
 
 static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk)
 {
-        struct adamw_scalars scalars[16], all = adamw_scalars(0.01, 0.9, 0.99, 1e-8, 0.1, 3, 0.5);
+        struct update_scalars scalars[16];
 
         assert(s->n_tensors <= 16);
         for (uint32_t t = 0; t < s->n_tensors; t++)
-                scalars[t] = all;
+                scalars[t] = hyper_scalars(&toy_sets[s->tensor_set[t]], 3, 0.5);
         undo_update(s, slot, chunk, s->record->version + 1, toy_ops ? toy_ops : device_host(NULL),
                     scalars);
 }
@@ -90,7 +94,6 @@ bool toy_equal(const struct state *a, const struct state *b)
 {
         const struct plan *p = a->plan;
         const struct state_record *r = a->record, *q = b->record;
-        size_t moments = p->moment_elements * sizeof(float);
 
         if (r->version != q->version || r->attempt != q->attempt || r->phase != q->phase ||
             r->skipped != q->skipped) {
@@ -98,8 +101,8 @@ bool toy_equal(const struct state *a, const struct state *b)
                 return false;
         }
         return same("master", a->master, b->master, p->master_elements * sizeof(float)) &&
-               same("exp_avg", a->exp_avg, b->exp_avg, moments) &&
-               same("exp_avg_sq", a->exp_avg_sq, b->exp_avg_sq, moments) &&
+               same("moment 1", a->moments[0], b->moments[0], p->moments[0] * sizeof(float)) &&
+               same("moment 2", a->moments[1], b->moments[1], p->moments[1] * sizeof(float)) &&
                same("tensor_step", a->tensor_step, b->tensor_step,
                     a->n_tensors * sizeof(uint64_t)) &&
                same("chunk versions", a->versions, b->versions, p->n_chunks * sizeof(uint64_t));

@@ -1,5 +1,5 @@
 /*
- * AdamW for tests of the store: gradients depend on the version and the element alone, new values
+ * Updates for tests of the store, one set for each optimizer: gradients depend on the version and the element alone, new values
  * on the old ones and the gradient.  Some tensors have no gradient in some steps; some attempts are
  * skipped.
  */
@@ -9,6 +9,10 @@
 
 /* Whose kernels; NULL: the best of the host. */
 extern const struct device_ops *toy_ops;
+
+/* Of an attempt; fixture_layout() has a group of the optimizer of each. */
+enum { TOY_SETS = 1 };
+extern const struct hyper_set toy_sets[TOY_SETS];
 
 /* First values in every plane. */
 void toy_init(struct state *s);

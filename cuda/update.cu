@@ -1,0 +1,161 @@
+/*
+ * An update in one pass: reads the rule's planes and the gradient once, writes the planes and the
+ * serve copy once.  The order of operations is that of the scalar truth; built without contraction
+ * and with correctly rounded division and square root.
+ */
+#include "cuda/kernel.cuh"
+
+/* ---- the rules (daemon/device/rules.h): x[] is an element of each plane ---- */
+
+static __device__ inline void adamw(const update_scalars &scalars, float g,
+                                    float (&x)[UPDATE_PLANES])
+{
+        const adam_scalars &s = scalars.adam;
+
+        x[0] = x[0] * s.decay;
+        x[1] = x[1] + (g - x[1]) * s.one_minus_beta1;
+        x[2] = x[2] * s.beta2 + (g * g) * s.one_minus_beta2;
+        x[0] -= s.step_size * (x[1] / (sqrtf(x[2]) / s.sqrt_bias2 + s.eps));
+}
+
+template <update_rule RULE>
+static __device__ inline void update_element(const update_scalars &s, float grad,
+                                             float (&x)[UPDATE_PLANES])
+{
+        float g = grad * s.grad_scale;
+
+#define X(rule, function, planes)      \
+        if constexpr (RULE == UPDATE_##rule) \
+                function(s, g, x);
+        UPDATE_RULE_MAP(X)
+#undef X
+}
+
+template <update_rule RULE> struct planes_of;
+#define X(rule, function, planes)                       \
+        template <> struct planes_of<UPDATE_##rule> {   \
+                static constexpr unsigned n = planes; \
+        };
+UPDATE_RULE_MAP(X)
+#undef X
+
+/* The sum of the contributions, as reduce() would put it into an accumulator. */
+template <typename S>
+static __device__ inline void load_gradient(const zero_cuda_update &a, float (&grad)[VEC], size_t i,
+                                            S span)
+{
+        load_as(a.from, grad, a.grad[0], i, span);
+#pragma unroll 1
+        for (unsigned j = 1; j < a.k; j++) {
+                float more[VEC];
+
+                load_as(a.from, more, a.grad[j], i, span);
+#pragma unroll
+                for (unsigned k = 0; k < VEC; k++)
+                        grad[k] += more[k];
+        }
+        round_to(a.wire, grad);
+}
+
+struct update_piece {
+        zero_cuda_update a;
+        bool aligned; /* all of its addresses */
+};
+
+struct update_table {
+        deal tiles;
+        update_piece piece[ZERO_CUDA_PIECES];
+};
+
+template <update_rule RULE>
+static __device__ inline void update_tile(const update_piece &piece, size_t tile)
+{
+        constexpr unsigned planes = planes_of<RULE>::n;
+        const zero_cuda_update &a = piece.a;
+
+        with_tile(tile, a.n, piece.aligned, [&](auto span, size_t i) {
+                float values[planes][VEC], grad[VEC];
+
+#pragma unroll
+                for (unsigned k = 0; k < planes; k++)
+                        load(values[k], a.in[k] + i, span);
+                load_gradient(a, grad, i, span);
+#pragma unroll
+                for (unsigned e = 0; e < VEC; e++) {
+                        float x[UPDATE_PLANES] = { 0 };
+
+#pragma unroll
+                        for (unsigned k = 0; k < planes; k++)
+                                x[k] = values[k][e];
+                        update_element<RULE>(a.scalars, grad[e], x);
+#pragma unroll
+                        for (unsigned k = 0; k < planes; k++)
+                                values[k][e] = x[k];
+                }
+#pragma unroll
+                for (unsigned k = 0; k < planes; k++)
+                        store(a.out[k] + i, values[k], span);
+                if (a.serve)
+                        store_as(a.serve_dtype, a.serve, i, values[0], span);
+        });
+}
+
+template <update_rule RULE>
+static __global__ void update_kernel(const __grid_constant__ update_table t)
+{
+        each_tile(t.tiles, blockIdx.x, gridDim.x,
+                  [&](unsigned piece, size_t tile) { update_tile<RULE>(t.piece[piece], tile); });
+}
+
+static void table_add(update_table &t, const zero_cuda_update &a)
+{
+        /* NULL counts as aligned */
+        bool aligned = all_aligned(static_cast<const float *>(a.serve));
+
+        for (unsigned k = 0; k < update_planes(a.rule); k++)
+                aligned = aligned && all_aligned(a.in[k], a.out[k]);
+        if (a.n == 0)
+                return;
+        for (unsigned j = 0; j < a.k; j++)
+                aligned = aligned && all_aligned(static_cast<const char *>(a.grad[j]));
+        t.piece[t.tiles.pieces] = { a, aligned };
+        deal_add(t.tiles, tiles(a.n));
+}
+
+static bool is_valid(const zero_cuda_update &a, update_rule rule)
+{
+        return a.rule == rule && update_planes(rule) > 0 &&
+               (!a.serve || is_dtype(a.serve_dtype)) && is_dtype(a.from) &&
+               is_dtype(a.wire) && a.k >= 1 && a.k <= ZERO_CUDA_GRADS;
+}
+
+static int launch_rule(update_rule rule, const update_table &t, void *stream)
+{
+        switch (rule) {
+#define X(rule, function, planes) \
+        case UPDATE_##rule:       \
+                return launch(update_kernel<UPDATE_##rule>, deal_tiles(t.tiles), stream, t);
+                UPDATE_RULE_MAP(X)
+#undef X
+        case UPDATE_RULES:
+                break;
+        }
+        return -EINVAL;
+}
+
+int cuda_update(const zero_cuda_update *pieces, size_t n, void *stream)
+{
+        update_table t;
+        int r = 0;
+
+        for (size_t i = 0; i < n; i++)
+                if (!is_valid(pieces[i], pieces[0].rule))
+                        return -EINVAL;
+        for (size_t i = 0; i < n && r == 0;) {
+                t.tiles.pieces = 0;
+                while (i < n && t.tiles.pieces < ZERO_CUDA_PIECES)
+                        table_add(t, pieces[i++]);
+                r = launch_rule(pieces[0].rule, t, stream);
+        }
+        return r;
+}

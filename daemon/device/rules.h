@@ -1,0 +1,60 @@
+/*
+ * rules.h - what an update computes for each element: the contract of the kernels.
+ *
+ * A rule changes the master weight and the moments of an element by its gradient.  Each device has a
+ * kernel a rule (daemon/device, cuda); all agree to the bit with the scalar one.  g below is the
+ * gradient times grad_scale.  In the order written:
+ *
+ *   ADAMW  p = p * decay                                    (torch.optim.AdamW's order of operations)
+ *          m = m + (g - m) * one_minus_beta1
+ *          v = v * beta2 + (g * g) * one_minus_beta2
+ *          p = p - step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
+ *
+ * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to fp32,
+ * so that a repeated update is the same to the bit.
+ */
+#pragma once
+
+#include <stdint.h>
+
+/* X(rule, function, planes: master and moments) */
+#define UPDATE_RULE_MAP(X) X(ADAMW, adamw, 3)
+
+enum update_rule {
+#define X(rule, function, planes) UPDATE_##rule,
+        UPDATE_RULE_MAP(X)
+#undef X
+                UPDATE_RULES,
+};
+
+enum { UPDATE_PLANES = 3 }; /* most of a rule: master, then the moments */
+
+struct adam_scalars {
+        float decay; /* 1 - lr * weight_decay */
+        float one_minus_beta1;
+        float beta2, one_minus_beta2;
+        float step_size;  /* lr / (1 - beta1^t) */
+        float sqrt_bias2; /* sqrt(1 - beta2^t) */
+        float eps;
+};
+
+struct update_scalars {
+        float grad_scale; /* clip factor / (divisor * loss scale); negative: ascend */
+        union {
+                struct adam_scalars adam;
+        };
+};
+
+static inline uint32_t update_planes(enum update_rule rule)
+{
+        switch (rule) {
+#define X(rule, function, planes) \
+        case UPDATE_##rule:       \
+                return planes;
+                UPDATE_RULE_MAP(X)
+#undef X
+        case UPDATE_RULES:
+                break;
+        }
+        return 0;
+}

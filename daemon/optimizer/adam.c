@@ -1,0 +1,35 @@
+/* AdamW: Adam with decoupled weight decay (arXiv 1711.05101), as torch.optim.AdamW computes it. */
+#include "daemon/optimizer/optimizer.h"
+
+#include <math.h>
+
+enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, MAXIMIZE };
+
+/* The relative error of the power grows with t and the power shrinks faster: 1 - beta^t is good to
+ * a few ulp of 1 / (1 - beta). */
+static struct update_scalars adamw_scalars(const double *x, uint64_t t, double grad_scale)
+{
+        return (struct update_scalars){
+                .grad_scale = (float)(x[MAXIMIZE] != 0 ? -grad_scale : grad_scale),
+                .adam = { .decay = (float)(1.0 - x[LR] * x[WEIGHT_DECAY]),
+                          .one_minus_beta1 = (float)(1.0 - x[BETA1]),
+                          .beta2 = (float)x[BETA2],
+                          .one_minus_beta2 = (float)(1.0 - x[BETA2]),
+                          .step_size = (float)(x[LR] / (1.0 - optimizer_power(x[BETA1], t))),
+                          .sqrt_bias2 = (float)sqrt(1.0 - optimizer_power(x[BETA2], t)),
+                          .eps = (float)x[EPS] },
+        };
+}
+
+const struct optimizer optimizer_adamw = {
+        .name = "adamw",
+        .rule = UPDATE_ADAMW,
+        .moments = { "exp_avg", "exp_avg_sq" },
+        .values = { [LR] = { "lr", HYPER_FP32 },
+                    [BETA1] = { "beta1", HYPER_UNIT },
+                    [BETA2] = { "beta2", HYPER_UNIT },
+                    [EPS] = { "eps", HYPER_FP32 },
+                    [WEIGHT_DECAY] = { "weight_decay", HYPER_DECAY },
+                    [MAXIMIZE] = { "maximize", HYPER_FLAG } },
+        .scalars = adamw_scalars,
+};
