@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-
 static const char *const message_names[] = { "",
                                              "Join",
                                              "the answer to Join",
