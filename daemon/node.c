@@ -138,7 +138,7 @@ static void node_stop(void *arg)
         node->again = false;
         if (node->stopping) {
                 log_info("still stopping");
-                if (node->x.drained)
+                if (node->x.draining)
                         exchange_drain(&node->x, 0, node_drained, node);
                 return;
         }

@@ -16,7 +16,7 @@
 #pragma once
 
 #include "daemon/core/disk.h"
-#include "daemon/engine/engine.h"
+#include "daemon/shard/shard.h"
 #include "daemon/store/snapshot/directory.h"
 #include "daemon/store/snapshot/snapshot.h"
 
@@ -147,3 +147,6 @@ void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, 
 /* After all calls have ended. */
 void operations_stop(struct exchange *x);
 void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+
+extern const struct module checkpoint_module;
+extern const struct shard_observer checkpoint_observer;

@@ -8,7 +8,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/checkpoint/checkpoint.h"
-#include "daemon/shard/shards.h"
+#include "daemon/update/update.h"
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
@@ -161,14 +161,9 @@ static int job_check(struct exchange *x, const char *name, uint32_t uid, struct 
 {
         const struct job *job = job_find(x, name);
 
-        list_for_each (&x->joining, item) {
-                const struct rank *rank = CONTAINER_OF(item, struct rank, link);
-
-                if (strcmp(rank->job_name, name) == 0)
-                        return fault_set(fault, ZERO_EBUSY,
-                                         "rank %u of job '%s' is attaching: end the trainers first",
-                                         rank->rank, name);
-        }
+        for_modules (x, module)
+                if (module->job_replace && module->job_replace(x, name, fault))
+                        return fault->status;
         if (shut_has(x, name))
                 return fault_set(fault, ZERO_EBUSY,
                                  "the state of job '%s' on node %s is whole and waits for memory",

@@ -246,13 +246,13 @@ static void operation_went_on(struct operation *op)
         if (op->pending)
                 return;
         if (is_over(op)) { /* it was broken off */
-                if (op->x->closed || op->superseded)
+                if (op->x->stopping || op->superseded)
                         operation_free(op);
         } else if (op->fault.status) {
                 struct fault fault = op->fault;
 
                 operation_end(op, fault.status, fault.text);
-                if (op->x->closed)
+                if (op->x->stopping)
                         operation_free(op);
         } else {
                 next(op);

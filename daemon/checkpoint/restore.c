@@ -62,7 +62,7 @@ static void read_done(struct disk_job *job)
         op->layout = STEAL(op->read.layout);
         op->manifest = op->read.manifest;
         op->fault = op->read.fault;
-        if (op->x->closed && op->fault.status == ZERO_OK)
+        if (op->x->stopping && op->fault.status == ZERO_OK)
                 fault_set(&op->fault, ZERO_ECLOSED, "the daemon stops");
         operation_enter(op, OPERATION_LOADING);
         s.phase = ZERO__SNAPSHOT__PHASE__LOAD;

@@ -7,7 +7,6 @@
  * end is copied: the next update follows group by group.
  */
 #include "daemon/checkpoint/taking.h"
-#include "daemon/transfer/staging.h"
 
 #include <errno.h>
 #include <stdlib.h>

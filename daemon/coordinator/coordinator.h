@@ -8,9 +8,12 @@
  */
 #pragma once
 
-#include "daemon/engine/engine.h"
+#include "daemon/drop/drop.h"
 #include "daemon/job/coordinator.h"
+#include "daemon/membership/view.h"
 #include "daemon/reshard/filling.h"
+#include "daemon/reshard/move.h"
+#include "daemon/shard/shard.h"
 
 /* What a node last reported to be late on it. */
 struct report {
@@ -88,3 +91,14 @@ const char *coordinated_untold(const struct coordinated *c);
 
 /* moves.c: false: the shards are in their place, or the job is not there yet. */
 bool coordinated_moves(struct coordinated *c, struct move *ret);
+
+/* ---- for the engine ---- */
+
+void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void coordinators_free(struct exchange *x);
+/* A node tells which ones it cannot reach. */
+void coordinators_cut(struct exchange *x, uint32_t node, uint64_t cut);
+/* The coordinator's state of a job for reports; NULL if it is elsewhere or has none. */
+const struct step *coordinated_step(const struct exchange *x, const char *job);
+
+extern const struct module coordinator_module;

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "daemon/coordinator/coordinator.h"
-#include "daemon/shard/shards.h"
 #include "proto/cleanup.h"
 
 static void count_shares(struct coordinated *c)

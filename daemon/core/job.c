@@ -2,7 +2,7 @@
  * Jobs on this node, whatever is done with them: their names, references, what is told of them when
  * they wait.
  */
-#include "daemon/engine/engine.h"
+#include "daemon/core/job.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -30,6 +30,8 @@ struct module {
          */
         int (*job_admit)(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                          struct fault *fault);
+        /* Whether the job, which may not be here, may be replaced by one that is restored. */
+        int (*job_replace)(struct exchange *x, const char *name, struct fault *fault);
         int (*job_new)(struct job *job); /* -ENOMEM */
         /* The job has its states, and stands where their records say. */
         void (*job_stands)(struct job *job);

@@ -1,5 +1,5 @@
 /* This node, and the others by name. */
-#include "daemon/engine/engine.h"
+#include "daemon/core/job.h"
 
 uint64_t exchange_now(const struct exchange *x)
 {

@@ -4,8 +4,9 @@
  * Both are one memfd; slots on a GPU are memory of their own (making.c).  It lives until nobody
  * reads what was pushed.
  */
-#include "daemon/engine/engine.h"
+#include "daemon/core/push_window.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
@@ -57,7 +58,7 @@ int push_window_new(struct push_window **ret, struct fault *fault)
         return 0;
 }
 
-static int window_slots(const struct rank_needs *needs, const layout *l, struct slots **ret)
+static int window_slots(const layout *l, uint32_t n, enum zero_dtype dtype, struct slots **ret)
 {
         CLEANUP(cleanup_free) bool *skip = calloc(l->n_groups, sizeof *skip);
 
@@ -65,19 +66,18 @@ static int window_slots(const struct rank_needs *needs, const layout *l, struct 
                 return -ENOMEM;
         for (uint32_t g = 0; g < l->n_groups; g++)
                 skip[g] = !layout_group_trainable(l, g);
-        return slots_new(l, needs->push_groups, needs->grad_dtype, skip, ret);
+        return slots_new(l, n, dtype, skip, ret);
 }
 
-int push_window_new_rank(const struct rank *rank, const struct job *job, struct push_window **ret,
-                         struct fault *fault)
+int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool on_gpu,
+                         struct push_window **ret, struct fault *fault)
 {
-        const struct rank_needs *needs = &rank->needs;
         CLEANUP(cleanup_push_window_unref) struct push_window *w = window_alloc();
         int r;
 
-        if (!w || window_slots(needs, job->layout, &w->slots))
+        if (!w || window_slots(l, n_slots, dtype, &w->slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = window_map(w, needs->windows.on_gpu ? 0 : w->slots->bytes, fault);
+        r = window_map(w, on_gpu ? 0 : w->slots->bytes, fault);
         if (r)
                 return r;
         *ret = STEAL(w);

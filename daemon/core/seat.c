@@ -1,5 +1,5 @@
 /* What a node keeps of its ranks while their sessions come and go. */
-#include "daemon/engine/engine.h"
+#include "daemon/core/job.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -11,6 +11,7 @@
 #include "proto/zero.pb-c.h"
 
 struct job;
+struct push_window;
 
 /* What ranks keep with a step, of any number of ranks: owned copies. */
 struct kept {
@@ -23,12 +24,14 @@ struct kept {
  * its successor need not.
  */
 struct seat {
-        bool closed;                /* pushes nothing more in this attempt */
-        bool stepped;               /* zero_step() was called, and is not decided */
-        bool refused;               /* a gradient of this attempt was not accepted */
-        struct step_params *params; /* with stepped */
-        struct kept handed;         /* with the zero_step() of this attempt */
-        struct kept kept;           /* with the last decided one */
+        const struct push_window *window; /* of its session; NULL: there is none */
+        uint32_t pushed;                  /* groups that the session pushed in this attempt */
+        bool closed;                      /* pushes nothing more in this attempt */
+        bool stepped;                     /* zero_step() was called, and is not decided */
+        bool refused;                     /* a gradient of this attempt was not accepted */
+        struct step_params *params;       /* with stepped */
+        struct kept handed;               /* with the zero_step() of this attempt */
+        struct kept kept;                 /* with the last decided one */
 };
 
 /* -ENOMEM. */

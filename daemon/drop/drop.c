@@ -9,7 +9,8 @@
  * Rule: until then no job of that name is made or taken up here.  So whoever hears of a drop late
  * has nothing of a new job by that name: one cannot be made without the nodes that hold shards.
  */
-#include "daemon/engine/engine.h"
+#include "daemon/drop/drop.h"
+#include "daemon/shard/shard.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * decided and the updates are through: then nothing of what ranks have handed in is lost, and
  * they see no more than a pause while another process takes the jobs up.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/engine/lifetime.h"
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
@@ -56,25 +56,29 @@ static const struct job *first_in_flight(const struct exchange *x)
 
 void drain_check(struct exchange *x)
 {
+        struct lifetime *life = x->lifetime;
         const struct job *job;
 
-        if (!x->drained)
+        if (!x->draining)
                 return;
         job = first_in_flight(x);
-        if (job && exchange_now(x) < x->drain_until_ms)
+        if (job && exchange_now(x) < life->drain_until_ms)
                 return;
+        x->draining = false;
         if (job)
                 log_warning("job %s: its step did not end in time: its ranks replay it", job->name);
-        STEAL(x->drained)(x->drained_arg);
+        life->drained(life->drained_arg);
 }
 
 void exchange_drain(struct exchange *x, uint64_t timeout_ms, void (*drained)(void *arg), void *arg)
 {
         const struct job *job = first_in_flight(x);
+        struct lifetime *life = x->lifetime;
 
-        x->drained = drained;
-        x->drained_arg = arg;
-        x->drain_until_ms = exchange_now(x) + timeout_ms;
+        x->draining = true;
+        life->drained = drained;
+        life->drained_arg = arg;
+        life->drain_until_ms = exchange_now(x) + timeout_ms;
         if (job)
                 log_info("job %s: its step is to end first", job->name);
         drain_check(x);

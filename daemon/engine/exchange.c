@@ -1,10 +1,14 @@
 /* Start and stop of the exchange, its tick, and the way of messages to its parts. */
 #include "daemon/checkpoint/checkpoint.h"
+#include "daemon/coordinator/coordinator.h"
+#include "daemon/engine/lifetime.h"
 #include "daemon/reshard/filling.h"
 #include "daemon/reshard/former.h"
 #include "daemon/membership/view.h"
 
+#include <errno.h>
 #include <sodium.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
@@ -61,29 +65,34 @@ static void progress_summary(struct job *job, const Zero__Progress *p)
 
 static void tick_closed(uv_handle_t *tick)
 {
-        struct exchange *x = CONTAINER_OF((uv_timer_t *)tick, struct exchange, tick);
+        struct lifetime *life = CONTAINER_OF((uv_timer_t *)tick, struct lifetime, tick);
+        void (*closed)(void *arg) = life->closed;
+        void *arg = life->closed_arg;
 
-        x->closed(x->closed_arg);
+        life->x->lifetime = NULL;
+        free(life);
+        closed(arg);
 }
 
 static void exchange_check_stopped(struct exchange *x)
 {
-        if (!x->closed || !list_empty(&x->dead_jobs) || offload_pending(x->offload))
+        if (!x->stopping || !list_empty(&x->dead_jobs) || offload_pending(x->offload))
                 return;
         for_modules (x, module)
                 if (module->idle && !module->idle(x))
                         return;
         views_free(x);
-        uv_close((uv_handle_t *)&x->tick, tick_closed);
+        uv_close((uv_handle_t *)&x->lifetime->tick, tick_closed);
 }
 
 static void exchange_tick(uv_timer_t *timer)
 {
-        struct exchange *x = CONTAINER_OF(timer, struct exchange, tick);
-        bool progress = exchange_now(x) - x->progress_ms >= PROGRESS_MS;
+        struct lifetime *life = CONTAINER_OF(timer, struct lifetime, tick);
+        struct exchange *x = life->x;
+        bool progress = exchange_now(x) - life->progress_ms >= PROGRESS_MS;
 
         if (progress)
-                x->progress_ms = exchange_now(x);
+                life->progress_ms = exchange_now(x);
         for_modules (x, module) {
                 if (module->tick)
                         module->tick(x);
@@ -108,8 +117,8 @@ static void engine_progress(struct exchange *x)
 /* A step that a stop waits for may have ended. */
 static void engine_settled(struct job *job)
 {
-        if (job->x->drained)
-                uv_timer_start(&job->x->tick, exchange_tick, 0, TICK_MS);
+        if (job->x->draining)
+                uv_timer_start(&job->x->lifetime->tick, exchange_tick, 0, TICK_MS);
 }
 
 static const struct module engine_module = { .progress = engine_progress, .node_up = jobs_claim };
@@ -151,14 +160,19 @@ int exchange_start(struct exchange *x)
                 for (uint32_t i = 0; i < x->cluster->nodes[n].owners; i++)
                         owners[n_owners++] = n;
         placement_init(&x->view, 0, owners, n_owners, x->cluster->mirror);
-        uv_timer_init(x->loop, &x->tick);
-        return uv_timer_start(&x->tick, exchange_tick, TICK_MS, TICK_MS);
+        x->lifetime = calloc(1, sizeof *x->lifetime);
+        if (!x->lifetime)
+                return -ENOMEM;
+        x->lifetime->x = x;
+        uv_timer_init(x->loop, &x->lifetime->tick);
+        return uv_timer_start(&x->lifetime->tick, exchange_tick, TICK_MS, TICK_MS);
 }
 
 void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
 {
-        x->closed = closed;
-        x->closed_arg = arg;
+        x->stopping = true;
+        x->lifetime->closed = closed;
+        x->lifetime->closed_arg = arg;
         view_back_forget(x);
         coordinators_free(x);
         ranks_stop(x);
@@ -334,7 +348,7 @@ void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
                 calls_answer(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_REFUSE) {
                 ask_refused_message(x, node, m->refuse);
-        } else if (x->closed) {
+        } else if (x->stopping) {
                 refuse(x, node, m, ZERO_ECLOSED, "the daemon stops");
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_LINKS) {
                 links_message(x, node, m->links);

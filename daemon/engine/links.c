@@ -8,6 +8,7 @@
  * its way over a link that broke is lost, also between two nodes that are no coordinator,
  * and an attempt that needs both is void.
  */
+#include "daemon/coordinator/coordinator.h"
 #include "daemon/engine/engine.h"
 
 #include "daemon/base/log.h"

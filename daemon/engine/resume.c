@@ -9,7 +9,7 @@
  * it.  Meanwhile this node answers as one that is not up yet: nobody takes the state for lost.
  */
 #include "daemon/reshard/former.h"
-#include "daemon/shard/shards.h"
+#include "daemon/engine/lifetime.h"
 #include "daemon/job/moving.h"
 
 #include <string.h>
@@ -17,6 +17,8 @@
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
+
+enum { RESUME_MS = 3000 };
 
 static enum state_use resume_use(const struct exchange *x, const struct state *state)
 {
@@ -255,9 +257,9 @@ static bool resume_opens(struct exchange *x, const char *file)
 
 void resume_tick(struct exchange *x)
 {
-        if (!shut_any(x) || exchange_now(x) < x->resume_ms)
+        if (!shut_any(x) || exchange_now(x) < x->lifetime->resume_ms)
                 return;
-        x->resume_ms = exchange_now(x) + RESUME_MS;
+        x->lifetime->resume_ms = exchange_now(x) + RESUME_MS;
         shut_retry(x, resume_opens);
         jobs_begin(x, true);
 }

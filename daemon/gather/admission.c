@@ -6,7 +6,7 @@
  * the local ranks share a GPU is not known where there are several: a window there is for as many
  * as an even spread gives it, and those that find no room have another one beside it.
  */
-#include "daemon/gather/gather.h"
+#include "daemon/gather/entry.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -14,7 +14,7 @@
  * the order of asking.  A fetch never sees a mix of versions: an entry is READY only if all
  * its slices were at `version`, and nobody writes the slab afterwards while it is leased.
  */
-#include "daemon/gather/gather.h"
+#include "daemon/gather/entry.h"
 
 #include <assert.h>
 #include <stdio.h>

@@ -1,72 +1,69 @@
-/*
- * gather.h - shared by gathering (gather.c), what goes into a slab (slices.c, spread.c) and the
- * making of windows (admission.c).
- */
+/* gather.h - parameters to trainers: one gather a group and version, however many ask. */
 #pragma once
 
-#include "daemon/engine/engine.h"
-#include "daemon/gather/window.h"
+#include "daemon/shard/shard.h"
 
-enum entry_phase { ENTRY_EMPTY, ENTRY_STARVING, ENTRY_FILLING, ENTRY_READY };
+struct gather;
 
-struct entry {
-        enum entry_phase phase;
-        struct list waiting;  /* struct request.wait */
-        struct list starving; /* gather.starving */
-        uint64_t version;     /* asked for, being filled, or there */
-        bool begun;           /* filling: it is settled whence; else another window may have it */
-        bool again;           /* made dirty or a link ended while filling: fill once more */
-        bool stalled; /* an owner has lost its shard: until a node is up, or the job starts */
-        int refused;  /* an owner refused a slice: the gather fails */
-        uint32_t slab;
-        uint32_t next_part, landed, in_flight; /* of the partition's slices, part by part */
+/* Where a rank's windows lie. */
+struct window_place {
+        bool on_gpu; /* else in host memory */
+        uint32_t gpu;
 };
 
-/* A window, and what is in it or on its way there. */
-struct gather {
-        struct list link; /* job.gathers */
-        struct job *job;
-        struct window_place place;
-        struct entry *entries; /* [group] */
-        struct window window;
-        bool has_window;
-        bool planned; /* no window yet: its memory is being made on a GPU */
-        bool *skip;   /* [group]: mapped, needs no slab */
-        struct segment segment;
-        struct list starving;
-        bool feeding;
-        uint64_t admitted; /* groups that its ranks may hold, summed */
-        uint32_t busy;     /* slices and spreads that use the window */
-        uint64_t hits, misses, gathers, spread, elements_received; /* struct gather_info */
-};
-
-#define for_gathers(job, g) for (struct gather *g = gather_first(job); g; g = gather_next(job, g))
-
-void gathers_free(struct job *job);
-struct gather *gather_first(const struct job *job);
-struct gather *gather_next(const struct job *job, const struct gather *g);
-/* Groups that need no slab. */
-bool slabless(const struct gather *g, uint32_t group);
-/* Moves an entry on as far as it goes now. */
-void gather_advance(struct gather *g, uint32_t group);
-/* The same in all other windows of the node. */
-void gather_advance_others(struct gather *g, uint32_t group);
-/* Slabs have become free: those who wait for one go on, in order. */
-void gather_feed(struct gather *g);
-/* Uses of the window begin and end; if it has no ranks any more, it goes with the last. */
-void gather_use(struct gather *g);
-void gather_unuse(struct gather *g);
-static inline void *gather_slab(const struct gather *g, uint32_t group)
+static inline bool window_place_equal(const struct window_place *a, const struct window_place *b)
 {
-        return (char *)g->segment.data + window_offset(&g->window, g->entries[group].slab);
+        return a->on_gpu == b->on_gpu && (!a->on_gpu || a->gpu == b->gpu);
 }
 
-/* slices.c */
-/* In how many parts a group is brought, of all its slices; it has elements. */
-uint32_t gather_parts(const struct job *job, uint32_t group);
-/* Starts the k-th; false if it cannot start now (shard not ready, node not up). */
-bool gather_part(struct gather *g, uint32_t group, uint32_t k);
+static inline bool window_place_has(const struct window_place *p, const struct segment *s)
+{
+        return p->on_gpu == s->on_gpu && (!p->on_gpu || p->gpu == s->gpu);
+}
 
-/* spread.c */
-/* Whether another window has the group, or will: the entry gets it from there, and waits. */
-bool spread_to(struct gather *g, uint32_t group);
+enum { PLACE_NAME_MAX = 20 };
+/* "host" or "gpu N". */
+void window_place_name(const struct window_place *p, char *text, size_t n);
+
+/* Of all windows of the job here. */
+struct gather_info {
+        uint64_t window_bytes, elements_received;
+        uint64_t hits, misses;    /* fetches whose group was in the window, and the others */
+        uint64_t gathers, spread; /* groups brought there; of these, from another window */
+        uint32_t slots;
+        char places[400]; /* "gpu 0, gpu 1" */
+};
+/*
+ * Gives a rank room in a window in that place, which is made at the first rank there.  On a GPU it
+ * may lack its memory then: gather_provide() takes that over before the rank fetches, or the rank
+ * leaves; no other rank is admitted there before either.
+ */
+int gather_admit(struct job *job, const struct window_place *place, uint32_t hold_groups,
+                 uint32_t local_world_size, struct gather **ret, struct fault *fault);
+struct job *gather_job(const struct gather *g);
+/* Bytes that its window lacks; 0: it is there. */
+uint64_t gather_lacks(const struct gather *g);
+void gather_provide(struct gather *g, struct segment *memory);
+/* A rank that was admitted has left. */
+void gather_leave(struct gather *g, uint32_t hold_groups);
+const struct segment *gather_segment(const struct gather *g);
+void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r);
+void gather_prefetch(struct gather *g, uint32_t group, uint64_t version);
+void gather_release(struct gather *g, uint32_t group);
+/* The job starts: what waited for that goes on. */
+void gather_up(struct job *job);
+/* The group's bytes were changed by a put. */
+void gather_dirty(struct job *job, uint32_t group);
+/*
+ * The serve plane that trainers map: only where this node holds everything, else they would map
+ * more than their windows, and only where it lies in their place; or NULL.
+ */
+const struct segment *gather_serve(const struct gather *g);
+/* Whether the group is served by mapping it. */
+bool gather_mapped(const struct gather *g, uint32_t group);
+void gather_info(const struct job *job, struct gather_info *ret);
+/* Ends every waiting fetch. */
+void gather_fail(struct job *job, int status, const char *text);
+
+extern const struct module gather_module;
+extern const struct shard_observer gather_observer;

@@ -8,7 +8,7 @@
  */
 #include <stdlib.h>
 
-#include "daemon/gather/gather.h"
+#include "daemon/gather/entry.h"
 #include "proto/cleanup.h"
 
 /* A part of a slice on its way: from another node, or copied from this one's shard. */

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "daemon/device/gpu.h"
-#include "daemon/gather/gather.h"
+#include "daemon/gather/entry.h"
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
 

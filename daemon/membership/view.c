@@ -349,7 +349,7 @@ static void views_tick(struct exchange *x)
 {
         struct views *v = x->views;
 
-        if (!v || v->writing || x->closed)
+        if (!v || v->writing || x->stopping)
                 return;
         view_back_tick(x);
         if (v->r.phase != PAXOS_IDLE) {

@@ -15,8 +15,8 @@
 #pragma once
 
 #include "daemon/core/disk.h"
-#include "daemon/engine/engine.h"
 #include "daemon/job/paxos.h"
+#include "daemon/transfer/transfer.h"
 #include "daemon/store/ballots.h"
 
 enum {
@@ -91,6 +91,11 @@ bool view_changing(const struct exchange *x);
 int view_hindered(const struct exchange *x, struct fault *fault);
 
 /* view_back.c */
+/*
+ * A job cannot be moved: owners as they were before, in a new epoch.  Goes on by itself until
+ * another list is chosen.
+ */
+void view_take_back(struct exchange *x, const struct placement *before, const char *why);
 void view_back_tick(struct exchange *x);
 /* The daemon stops. */
 void view_back_forget(struct exchange *x);
@@ -104,3 +109,5 @@ void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret)
 /* False: it makes no sense in this cluster. */
 bool record_from_ballots(const struct exchange *x, const struct ballots_record *b,
                          struct paxos_record *ret);
+
+extern const struct module membership_module;

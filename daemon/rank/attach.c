@@ -404,6 +404,8 @@ void rank_leave(struct rank *rank, bool orderly)
         for_holdings (job, h)
                 landing_left(h);
         job->ranks[rank->rank] = NULL;
+        job->seats[rank->rank].window = NULL;
+        job->seats[rank->rank].pushed = 0;
         if (!job->dead)
                 rank_part(rank, orderly);
         if (rank->calling)
@@ -442,6 +444,20 @@ static bool ranks_idle(const struct exchange *x)
         return list_empty(&x->joining) && list_empty(&x->makings);
 }
 
+static int ranks_replace(struct exchange *x, const char *name, struct fault *fault)
+{
+        list_for_each (&x->joining, item) {
+                const struct rank *rank = CONTAINER_OF(item, struct rank, link);
+
+                if (strcmp(rank->job_name, name) == 0)
+                        return fault_set(fault, ZERO_EBUSY,
+                                         "rank %u of job '%s' is attaching: end the trainers first",
+                                         rank->rank, name);
+        }
+        return 0;
+}
+
 const struct module rank_module = { .node_up = ranks_up,
                                     .idle = ranks_idle,
+                                    .job_replace = ranks_replace,
                                     .job_dropped = ranks_fail };

@@ -36,7 +36,9 @@ static int rank_check(const struct rank *rank, const struct job *job, struct fau
 static int rank_windows(struct rank *rank, struct job *job, struct fault *fault)
 {
         const struct rank_needs *needs = &rank->needs;
-        int status = push_window_new_rank(rank, job, &rank->window, fault);
+        int status =
+                push_window_new_rank(job->layout, rank->needs.push_groups, rank->needs.grad_dtype,
+                                     rank->needs.windows.on_gpu, &rank->window, fault);
 
         if (status)
                 return status;
@@ -56,6 +58,7 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         job->grad_dtype = rank->needs.grad_dtype;
         job->ranks[rank->rank] = rank;
+        job->seats[rank->rank].window = rank->window;
         job->seats[rank->rank].refused = false; /* it hands in anew what was not accepted */
         reduce_rejoin(job, rank->rank);
         job->n_attached++;

@@ -2,7 +2,7 @@
 #include "daemon/rank/gpu_window.h"
 
 #include "daemon/device/gpu.h"
-#include "daemon/engine/engine.h"
+#include "daemon/core/job.h"
 
 int gpu_windows_check(const struct job *job, uint32_t gpu, const struct gpu_window *windows,
                       uint32_t n, struct fault *fault)

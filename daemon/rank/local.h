@@ -4,7 +4,8 @@
  */
 #pragma once
 
-#include "daemon/engine/engine.h"
+#include "daemon/rank/rank.h"
+#include "daemon/reduce/reduce.h"
 
 /* Ends all leases of a rank, but not those of releases that wait for its GPU. */
 void rank_release_all(struct rank *rank);

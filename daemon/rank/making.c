@@ -166,7 +166,9 @@ static int windows_plan(struct making *m)
 
         if (m->rank->left || !m->rank->attaching || job->dead)
                 return fault_set(&m->fault, ZERO_EABORTED, "the job ended while the rank attached");
-        status = push_window_new_rank(m->rank, job, &m->rank->window, &m->fault);
+        status = push_window_new_rank(job->layout, m->rank->needs.push_groups,
+                                      m->rank->needs.grad_dtype, m->rank->needs.windows.on_gpu,
+                                      &m->rank->window, &m->fault);
         if (!status)
                 status = gather_admit(job, &needs->windows, needs->hold_groups,
                                       needs->local_world_size, &m->gather, &m->fault);

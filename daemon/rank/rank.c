@@ -157,17 +157,18 @@ void rank_push_refused(struct rank *rank, uint64_t attempt)
 
 int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
 {
+        const struct pusher from = { rank->job, rank->rank, rank->window };
         int status = group_check(rank, push->group, fault);
 
         if (!status && push->attempt == rank->job->attempt && job_lost(rank->job, fault))
                 return fault->status; /* the attempt is void */
         if (!status)
-                status = reduce_push(rank, push, r, fault);
+                status = reduce_push(&from, push, r, fault);
         if (status)
                 rank_push_refused(rank, push->attempt);
         if (status)
                 return status;
-        rank->pushed++;
+        seat_of(rank)->pushed++;
         rank->last_pushed = push->group;
         crash_point(CRASH_PUSH_ACCEPTED);
         return 0;
@@ -198,7 +199,7 @@ static int close_describe(const struct request *r, struct wait_line *ret)
 void rank_begin_attempt(struct rank *rank, bool decided)
 {
         rank->wants_norm = false;
-        rank->pushed = 0;
+        seat_of(rank)->pushed = 0;
         if (decided)
                 return;
         rank->unaware = true;
@@ -450,9 +451,9 @@ static void rank_describe(const struct rank *rank, struct wait_line *ret)
                  node_name(job->x, job->x->cluster->self));
         snprintf(ret->what, sizeof ret->what,
                  "zero_step (pushed %u gradients%s%.60s%s); last call %s, %.1f s ago%s",
-                 rank->pushed, rank->pushed ? ", the last of group '" : "",
-                 rank->pushed ? job->layout->groups[rank->last_pushed].name : "",
-                 rank->pushed ? "'" : "", rank->last_call,
+                 seat_of(rank)->pushed, seat_of(rank)->pushed ? ", the last of group '" : "",
+                 seat_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",
+                 seat_of(rank)->pushed ? "'" : "", rank->last_call,
                  (double)(exchange_now(job->x) - rank->active_ms) / 1000,
                  life == PROCESS_STOPPED ? "; its process is stopped"
                  : life == PROCESS_ENDED ? "; its process has ended"

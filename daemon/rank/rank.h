@@ -1,60 +1,13 @@
-/*
- * rank.h - ranks of this node: they attach, hold groups, push gradients and end steps.  Part of
- * exchange.h.
- */
+/* rank.h - ranks of this node: they attach, hold groups, push gradients and end steps. */
 #pragma once
 
-#include "daemon/core/request.h"
-#include "daemon/job/step.h"
-#include "daemon/store/segment.h"
-#include "proto/dtype.h"
-#include "proto/slots.h"
-#include "proto/zero.pb-c.h"
+#include "daemon/core/job.h"
+#include "daemon/core/push_window.h"
+#include "daemon/gather/gather.h"
 
-struct exchange;
-struct gather;
 struct gpu_events;
-struct job;
 struct making;
 struct rank;
-
-/* Where a rank's windows lie. */
-struct window_place {
-        bool on_gpu; /* else in host memory */
-        uint32_t gpu;
-};
-
-static inline bool window_place_equal(const struct window_place *a, const struct window_place *b)
-{
-        return a->on_gpu == b->on_gpu && (!a->on_gpu || a->gpu == b->gpu);
-}
-
-static inline bool window_place_has(const struct window_place *p, const struct segment *s)
-{
-        return p->on_gpu == s->on_gpu && (!p->on_gpu || p->gpu == s->gpu);
-}
-
-enum { PLACE_NAME_MAX = 20 };
-/* "host" or "gpu N". */
-void window_place_name(const struct window_place *p, char *text, size_t n);
-
-/* Memory of one session that its trainer writes; lives as long as somebody reads it. */
-struct push_window {
-        uint32_t references;
-        struct segment segment; /* a transfer area, then the slots unless they are on a GPU */
-        uint64_t transfer_bytes;
-        uint32_t puts;            /* of which copies exist; at most PUTS_MAX */
-        struct segment gpu_slots; /* bytes 0: there are none, or they are in host memory */
-        struct slots *slots;      /* NULL for observers */
-};
-void push_window_unref(struct push_window *w);
-/* A transfer area only. */
-int push_window_new(struct push_window **ret, struct fault *fault);
-/* Of a rank: slots too, unless they are to be on a GPU. */
-int push_window_new_rank(const struct rank *rank, const struct job *job, struct push_window **ret,
-                         struct fault *fault);
-/* Not for the CPU if the slots are on a GPU. */
-const void *push_window_slot(const struct push_window *w, uint32_t slot);
 
 struct rank_needs {
         uint32_t uid, pid, rank, world_size, local_world_size;
@@ -105,7 +58,6 @@ struct rank {
         struct request *attaching; /* waits for the job to start */
         struct request *closing;   /* waits in zero_norm() or zero_step() */
         bool wants_norm;           /* closing is a norm request */
-        uint32_t pushed;           /* groups, in this attempt */
         uint32_t last_pushed;      /* group */
         uint64_t active_ms;        /* loop time of its last call, or of that call's end */
         const char *last_call;     /* its name */
@@ -164,3 +116,5 @@ void ranks_fail(struct job *job, int status, const char *text);
 void ranks_stop(struct exchange *x);
 /* What this node's ranks and owners keep others waiting for. */
 uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
+
+extern const struct module rank_module;

@@ -6,6 +6,7 @@
  * between them have no gradient.
  */
 #include "daemon/reduce/landing.h"
+#include "daemon/reduce/parcel.h"
 
 #include <stdlib.h>
 

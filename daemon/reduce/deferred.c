@@ -14,7 +14,7 @@
  */
 #include "daemon/device/gpu.h"
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/reduce.h"
+#include "daemon/reduce/parcel.h"
 #include "proto/cleanup.h"
 
 static bool group_is_empty(const struct holding *h, uint32_t group)
@@ -77,4 +77,9 @@ void deferred_end(struct holding *h, uint32_t group)
                 offer_settle(o);
         else
                 deferred_release(o);
+}
+
+const struct parcel *deferred_parcel(const struct offer *o)
+{
+        return o->parcel;
 }

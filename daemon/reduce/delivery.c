@@ -4,8 +4,7 @@
  * the owner reads it as soon as it has room: that saves asking, a round trip.  Else the owner asks,
  * part by part.  What is asked for has to be on offer, and to be the owner's own.
  */
-#include "daemon/transfer/staging.h"
-#include "daemon/reduce/reduce.h"
+#include "daemon/reduce/parcel.h"
 
 #include <stdlib.h>
 #include <string.h>

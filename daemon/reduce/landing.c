@@ -15,6 +15,7 @@
  * the group's old gradient is still being read by the update: they wait.
  */
 #include "daemon/reduce/landing.h"
+#include "daemon/reduce/parcel.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "daemon/engine/engine.h"
+#include "daemon/reduce/reduce.h"
 
 /* The squares of a group's sum, each times scale. */
 struct group_norm {
@@ -123,9 +123,6 @@ void room_give(struct holding *h, struct room *room);
 bool offer_defers(const struct offer *o);
 /* Until it is taken, or the attempt is over; with it what its ranks pushed. */
 void deferred_keep(struct offer *o);
-/* Whoever has it releases it; NULL: the sum is written. */
-struct offer *deferred_take(struct holding *h, uint32_t group);
-void deferred_release(struct offer *o);
 /* Nobody takes it. */
 void deferred_end(struct holding *h, uint32_t group);
 
@@ -153,7 +150,3 @@ void offer_settle(struct offer *o);
 void landing_advance(struct holding *h, uint32_t group);
 void landing_forget_present(struct holding *h, uint32_t group);
 void landing_forget_kept(struct landing *l);
-/* Tasks or payloads under way that use the state. */
-bool landing_in_use(const struct holding *h);
-/* Has any node offered a gradient in this attempt? */
-bool landing_begun(const struct holding *h);

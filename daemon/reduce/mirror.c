@@ -9,8 +9,8 @@
  * Invariant: a sum is not overwritten while it is being sent; so whatever a mirror has taken is
  * the sum of the attempt that it was offered in.
  */
-#include "daemon/transfer/staging.h"
 #include "daemon/reduce/landing.h"
+#include "daemon/reduce/parcel.h"
 
 #include <assert.h>
 #include <stdlib.h>

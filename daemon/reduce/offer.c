@@ -3,6 +3,7 @@
  * until it has.
  */
 #include "daemon/reduce/landing.h"
+#include "daemon/reduce/parcel.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /*
  * Parcels: summed and offered to the owners.
  */
-#include "daemon/reduce/reduce.h"
+#include "daemon/reduce/parcel.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -11,6 +11,7 @@
  * not when the link ends: no offer is put together from two of them.
  */
 #include "daemon/reduce/landing.h"
+#include "daemon/reduce/parcel.h"
 
 #include <stdlib.h>
 

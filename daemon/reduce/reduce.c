@@ -15,7 +15,7 @@
  * once; parcels of a group are offered in the order of micro-batches; the last is marked.
  */
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/reduce.h"
+#include "daemon/reduce/parcel.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -180,12 +180,12 @@ bool reduce_push_waits(const struct job *job)
         return false;
 }
 
-static int push_check(const struct rank *rank, const Zero__Push *push, struct fault *fault)
+static int push_check(const struct pusher *from, const Zero__Push *push, struct fault *fault)
 {
-        struct job *job = rank->job;
+        struct job *job = from->job;
         const struct layout_group *g;
         const struct contributor *c;
-        const struct slots *slots = rank->window->slots;
+        const struct slots *slots = from->window->slots;
 
         if (push->group >= job->layout->n_groups)
                 return fault_set(fault, ZERO_ENOGROUP, "there is no group %u", push->group);
@@ -196,13 +196,13 @@ static int push_check(const struct rank *rank, const Zero__Push *push, struct fa
         if (!layout_group_trainable(job->layout, push->group))
                 return fault_set(fault, ZERO_EINVAL, "group '%s' is frozen: it takes no gradient",
                                  g->name);
-        if (!layout_group_has_rank(g, rank->rank))
+        if (!layout_group_has_rank(g, from->rank))
                 return fault_set(fault, ZERO_ERANK, "rank %u is not in the rank set of group '%s'",
-                                 rank->rank, g->name);
-        c = contributor_of(job->reduce, push->group, rank->rank);
+                                 from->rank, g->name);
+        c = contributor_of(job->reduce, push->group, from->rank);
         if (push->micro_batch < c->pushed)
                 return 0;
-        if (job->seats[rank->rank].closed || c->finished)
+        if (job->seats[from->rank].closed || c->finished)
                 return fault_set(fault, ZERO_EORDER,
                                  "group '%s': its last gradient of this step was pushed", g->name);
         if (push->micro_batch != c->pushed)
@@ -222,22 +222,23 @@ static int push_check(const struct rank *rank, const Zero__Push *push, struct fa
         return 0;
 }
 
-static bool contribution_is_in(const struct contribution *c, const struct rank *rank, uint32_t slot)
+static bool contribution_is_in(const struct contribution *c, const struct pusher *from,
+                               uint32_t slot)
 {
-        return c && c->window == rank->window && c->slot == slot;
+        return c && c->window == from->window && c->slot == slot;
 }
 
 /*
  * Places of empty groups coincide with others', so slots are compared, not addresses.  What is read
  * of an aborted attempt counts for nothing: it may change.
  */
-static bool slot_busy(const struct rank *rank, uint32_t slot)
+static bool slot_busy(const struct pusher *from, uint32_t slot)
 {
-        struct job *job = rank->job;
+        struct job *job = from->job;
 
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                list_for_each (&contributor_of(job->reduce, g, rank->rank)->queue, item) {
-                        if (contribution_is_in(CONTAINER_OF(item, struct contribution, link), rank,
+                list_for_each (&contributor_of(job->reduce, g, from->rank)->queue, item) {
+                        if (contribution_is_in(CONTAINER_OF(item, struct contribution, link), from,
                                                slot))
                                 return true;
                 }
@@ -245,13 +246,13 @@ static bool slot_busy(const struct rank *rank, uint32_t slot)
                 struct parcel *p = CONTAINER_OF(item, struct parcel, link);
 
                 for (uint32_t i = 0; !p->aborted && i < p->n_sources; i++)
-                        if (contribution_is_in(p->sources[i], rank, slot))
+                        if (contribution_is_in(p->sources[i], from, slot))
                                 return true;
         }
         return false;
 }
 
-static struct contribution *contribution_new(struct rank *rank, const Zero__Push *push)
+static struct contribution *contribution_new(const struct pusher *from, const Zero__Push *push)
 {
         struct contribution *c = calloc(1, sizeof *c);
 
@@ -265,13 +266,13 @@ static struct contribution *contribution_new(struct rank *rank, const Zero__Push
         }
         if (!c)
                 return NULL;
-        c->job = rank->job;
+        c->job = from->job;
         c->group = push->group;
-        c->rank = rank->rank;
+        c->rank = from->rank;
         c->micro_batch = push->micro_batch;
         if (push->empty)
                 return c;
-        c->window = rank->window;
+        c->window = from->window;
         c->window->references++;
         c->slot = push->slot;
         c->data = push_window_slot(c->window, push->slot);
@@ -308,28 +309,29 @@ static struct contribution *contribution_empty(const struct contributor *from)
         return list_empty(&from->queue) || c->data ? NULL : c;
 }
 
-int reduce_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
+int reduce_push(const struct pusher *from, const Zero__Push *push, struct request *r,
+                struct fault *fault)
 {
-        struct job *job = rank->job;
+        struct job *job = from->job;
         struct contributor *contributor;
         struct contribution *c;
-        int status = push_check(rank, push, fault);
+        int status = push_check(from, push, fault);
 
         if (status)
                 return status;
-        if (push->micro_batch < reduce_pushed(job, push->group, rank->rank)) {
+        if (push->micro_batch < reduce_pushed(job, push->group, from->rank)) {
                 request_end(r, ZERO_OK, NULL); /* an earlier session has pushed it */
                 return 0;
         }
-        if (!push->empty && slot_busy(rank, push->slot))
+        if (!push->empty && slot_busy(from, push->slot))
                 return fault_set(fault, ZERO_EBUSY, "slot %u is still being read", push->slot);
-        contributor = contributor_of(job->reduce, push->group, rank->rank);
+        contributor = contributor_of(job->reduce, push->group, from->rank);
         c = push->empty ? contribution_empty(contributor) : NULL;
         if (c) {
                 c->more++;
                 request_end(r, ZERO_OK, NULL);
         } else {
-                c = contribution_new(rank, push);
+                c = contribution_new(from, push);
                 if (!c)
                         return fault_set(fault, ZERO_ENOMEM, "out of memory");
                 contribution_queue(c, contributor);

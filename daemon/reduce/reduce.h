@@ -1,140 +1,95 @@
-/* reduce.h - shared by contributions (reduce.c) and the parcels made of them (parcel.c). */
+/*
+ * reduce.h - the ranks' gradients to the owners' sums.
+ *
+ * A parcel is what this node's ranks contribute to a group and micro-batch; the landing is an
+ * owner's sum of all nodes' parcels, which the update reads.
+ */
 #pragma once
 
-#include "daemon/engine/engine.h"
-#include "daemon/reduce/parts.h"
+#include "daemon/core/push_window.h"
+#include "daemon/shard/shard.h"
 
-/* What a rank pushed for one micro-batch. */
-struct contribution {
-        struct list link; /* contributor.queue */
+/* ---- this node's contributions ------------------------------------------------- */
+
+enum { MICRO_BATCHES_MAX = 4096 }; /* of one group in one attempt */
+
+/* Who pushes. */
+struct pusher {
         struct job *job;
-        struct push_window *window; /* NULL: its data, if any, is a copy */
-        uint32_t group, rank, slot; /* slot: of the window */
-        const void *data;           /* NULL: it has none */
-        bool queued;                /* else in a parcel */
-        bool counted;               /* in reduce.waiting */
-        struct offload_task task;   /* copies it aside (spill.c) */
-        void *copy;
-        size_t copy_bytes;
-        bool copying, freed;     /* freed: when it was copied */
-        struct request *request; /* to acknowledge; NULL if its session is gone */
-        uint8_t *present;        /* [tensor of the group]; NULL: all */
-        uint32_t micro_batch;
-        uint32_t more; /* micro-batches without data behind it: kept as one */
+        uint32_t rank;
+        struct push_window *window; /* of its session */
 };
+int reduce_push(const struct pusher *from, const Zero__Push *push, struct request *r,
+                struct fault *fault);
+/* The rank pushes nothing more in this attempt. */
+void reduce_close(struct job *job, uint32_t rank);
+/*
+ * The attempt cannot end: nobody waits any longer for pushed memory.  What lies in it counts for
+ * nothing, though it may still be read.
+ */
+void reduce_fail(struct job *job, int status, const char *text);
+/* A new attempt begins; what is left of the old one is void. */
+void reduce_reset(struct job *job, bool decided);
+/* Another number of ranks, after reduce_reset().  -ENOMEM: nothing has changed. */
+int reduce_resize(struct job *job, uint32_t world_size);
+uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank);
+/* Does a push of a local rank wait for others, for longer than usual? */
+bool reduce_push_waits(const struct job *job);
+/* Has any local rank pushed in this attempt? */
+bool reduce_any(const struct job *job);
+/* The last local rank has left: memory that was kept for its gradients goes. */
+void reduce_vacate(struct reduce *r);
+/* A new session of the rank. */
+void reduce_rejoin(struct job *job, uint32_t rank);
+void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
+struct parcel;
+/*
+ * What is added of a tensor, from an element of the group on: their number, at most
+ * parcel_sources_max(), their dtype.  Not for the CPU if it is on a GPU.
+ */
+size_t parcel_sources(const struct parcel *p, uint32_t tensor, uint64_t first,
+                      const void **ret_src);
+size_t parcel_sources_max(const struct parcel *p);
+enum zero_dtype parcel_dtype(const struct parcel *p);
+uint64_t reduce_elements_sent(const struct reduce *r);
+/* Sums of groups that were left to the update here. */
+uint64_t reduce_deferred(const struct reduce *r);
 
-/* A local rank of a group. */
-struct contributor {
-        struct list queue;
-        uint32_t pushed; /* micro-batches so far */
-        bool finished;   /* pushed its last, or closed */
-};
+/* ---- an owner's sum --------------------------------------------------------------- */
 
-struct reduce_group {
-        uint32_t micro_batch; /* next to be reduced */
-        uint32_t offered;     /* next to be offered: sums end in any order */
-        bool ended;           /* no parcel is made any more */
-        bool ends_empty;      /* behind the last parcel comes an empty offer */
-};
+/* The last local rank has left: memory that was kept for gradients goes. */
+void landing_vacate(struct landing *l);
+/* A mirror takes its owner's sum. */
+void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
+/* An offer of a node; parcel is NULL for other nodes'. */
+int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
+/* Nobody takes the offer: its payload, if it is announced, is forgotten. */
+void offer_drop(struct exchange *x, uint32_t node, const Zero__Offer *offer);
+/* Finish the reduction and vote; params NULL: for the norm. */
+void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params);
+void landing_reset(struct holding *h);
+/* A rank of this node has left: what it pushed is not kept. */
+void landing_left(struct holding *h);
+/* The group's update is over: its gradient may be overwritten. */
+void landing_group_free(struct holding *h, uint32_t group);
+/* The whole update is over. */
+void landing_updated(struct holding *h);
+/* This owner has voted for a step, of which the coordinator will tell what becomes. */
+bool landing_voted(const struct holding *h);
+/* Nothing becomes of it: it was refused. */
+void landing_refused(struct holding *h);
+uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n);
 
-enum { PUSH_WAITS_MS = 500 };
-enum { SUMS_KEPT = 4 }; /* as many of the largest group as the budget is by default */
+/* A group whose sum was left to the update, on GPUs; NULL: the sum is written. */
+struct offer;
+struct offer *deferred_take(struct holding *h, uint32_t group);
+/* What its ranks contributed. */
+const struct parcel *deferred_parcel(const struct offer *o);
+void deferred_release(struct offer *o);
+/* Tasks or payloads under way that use the state. */
+bool landing_in_use(const struct holding *h);
+/* Has any node offered a gradient in this attempt? */
+bool landing_begun(const struct holding *h);
 
-struct reduce {
-        struct job *job;
-        struct reduce_group *groups;      /* [group] */
-        struct contributor *contributors; /* [group * world_size + rank] */
-        struct list parcels;              /* all, in the order of making */
-        uint32_t *waiting;                /* [rank]: slots of contributions in queues */
-        bool *spilled;                    /* [rank]: one of its contributions has a copy */
-        uint64_t buffer_bytes;            /* of sums */
-        struct list kept;                 /* pieces for the next sums */
-        uint64_t elements_sent, deferred;
-        uint64_t asked, full; /* GPUs, a bit each: for a piece; without room for it */
-};
-
-/* Memory of a GPU for parts of a sum. */
-struct piece {
-        struct list link; /* parcel.pieces, or reduce.kept */
-        uint32_t gpu;
-        uint64_t bytes;
-        void *memory;
-};
-
-/* Sums what is to be in one place. */
-struct parcel_sum {
-        struct offload_task task;
-        struct parcel *parcel;
-        const struct piece *piece; /* NULL: all, in host memory */
-};
-
-struct parcel {
-        struct list link; /* reduce.parcels */
-        struct job *job;
-        uint32_t group, micro_batch;
-        uint64_t attempt;
-        enum zero_dtype grad_dtype; /* of the sources; the job's may be another one soon */
-        bool last, ready, offered, starved;
-        uint32_t summing; /* of sums */
-        struct parcel_sum *sums;
-        bool void_;         /* its attempt is over: freed when nothing reads it */
-        bool aborted;       /* ... without a decision */
-        uint64_t *untaken;  /* [owner]: elements of its range that it has not taken yet */
-        uint32_t takers;    /* owners that have not taken all of theirs */
-        uint32_t readers;   /* payloads and copies under way */
-        uint8_t *present;   /* one bit a tensor */
-        void *buffer;       /* the sum, in host memory */
-        struct part *parts; /* of the sum on GPUs; NULL: it is not there */
-        struct list pieces; /* that these lie in */
-        uint64_t sum_bytes;
-        /* Of a contribution in place, or the buffer.  NULL with parts; else owners take the
-         * sources. */
-        const void *data;
-        bool on_gpu; /* none of it is for the CPU */
-        uint32_t n_sources;
-        struct contribution *sources[];
-};
-
-/* reduce.c */
-struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
-bool is_local(const struct job *job, uint32_t group, uint32_t rank);
-void contribution_free(struct contribution *c, int status, const char *text);
-/* Its push is acknowledged, or refused, if it was not yet. */
-void contribution_answer(struct contribution *c, int status, const char *text);
-/* Its data is not for the CPU. */
-bool contribution_on_gpu(const struct contribution *c);
-/* Out of its rank's queue. */
-void contribution_take(struct contribution *c);
-/* It counts for nothing: its push is refused. */
-void contribution_abort(struct contribution *c, const struct job *job);
-
-/* spill.c */
-/* Gives a slot back if nobody could push otherwise. */
-void spill_check(struct job *job);
-/* Its copy, if it has one, is of no use any more. */
-void spill_end(struct contribution *c);
-
-/* sums.c */
-bool parcel_pushed_on_gpu(const struct parcel *p);
-/* Its data is best left on the GPU. */
-bool parcel_stays_on_gpu(const struct parcel *p);
-/* Memory for the parcel's sum; false: not before another one is given back. */
-bool sum_take(struct parcel *p);
-/* Where an element of a part of the sum lies. */
-void *sum_at(const struct parcel *p, const struct part *part, uint64_t element);
-void sum_give(struct parcel *p);
-
-/* parcel.c */
-struct parcel *parcel_new(struct job *job, uint32_t group);
-void parcel_start(struct parcel *p);
-/* There is memory for sums: the oldest parcels without it go on. */
-void reduce_feed(struct reduce *r);
-void parcel_free(struct parcel *p);
-void group_offer(struct job *job, uint32_t group);
-/* Sends an owner of another node its range before that asks; the number for the offer, or 0: it has
- * to ask. */
-uint64_t parcel_announce(struct parcel *p, uint32_t owner);
-/* Its data lies in host memory that its rank can write to. */
-bool parcel_is_pushed_memory(const struct parcel *p);
-/* From an element of the group on; of one that is a sum, or in place. */
-const void *parcel_data(const struct parcel *p, uint64_t first);
+extern const struct module reduce_module;
+extern const struct shard_observer reduce_observer;

@@ -9,7 +9,7 @@
  *
  * A contribution is not freed while it is copied; one that was taken meanwhile stays where it was.
  */
-#include "daemon/reduce/reduce.h"
+#include "daemon/reduce/parcel.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -57,7 +57,7 @@ void spill_end(struct contribution *c)
 
 static bool slots_full(const struct job *job, uint32_t rank)
 {
-        const struct slots *slots = job->ranks[rank]->window->slots;
+        const struct slots *slots = job->seats[rank].window->slots;
 
         return !slots->whole && job->reduce->waiting[rank] == slots->n;
 }
@@ -68,7 +68,8 @@ static bool spill_needed(const struct job *job)
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 if (job->node_of_rank[rank] != job->x->cluster->self)
                         continue;
-                if (!job->seats[rank].closed && (!job->ranks[rank] || !slots_full(job, rank)))
+                if (!job->seats[rank].closed &&
+                    (!job->seats[rank].window || !slots_full(job, rank)))
                         return false;
         }
         return true;

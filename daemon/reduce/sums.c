@@ -9,7 +9,7 @@
  * Another thread asks the GPU for a piece, since the driver may take its time.  What needs it
  * waits as for one that is given back; if the GPU has no room it is told so until one is.
  */
-#include "daemon/reduce/reduce.h"
+#include "daemon/reduce/parcel.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -10,8 +10,9 @@
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "daemon/reshard/filling_core.h"
-#include "daemon/reduce/landing.h"
-#include "daemon/shard/shards.h"
+#include "daemon/gather/gather.h"
+#include "daemon/reduce/reduce.h"
+#include "daemon/update/update.h"
 #include "proto/cleanup.h"
 
 enum { SETTLE_MS = 60000 };

@@ -14,7 +14,7 @@
  */
 #pragma once
 
-#include "daemon/engine/engine.h"
+#include "daemon/shard/shard.h"
 
 /* ---- at the coordinator ---- */
 
@@ -60,3 +60,5 @@ void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage 
 
 void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
+
+extern const struct module filling_module;

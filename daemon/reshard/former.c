@@ -6,6 +6,7 @@
  * when it is whole they are deleted (Placed).  Until then they are all there is of the job.
  */
 #include "daemon/reshard/former.h"
+#include "daemon/update/update.h"
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"

@@ -5,7 +5,6 @@
  * same puts, and no update running.  A group is pinned while its bytes are read.
  */
 #include "daemon/reshard/giving.h"
-#include "daemon/transfer/staging.h"
 
 #include <stdlib.h>
 #include <string.h>

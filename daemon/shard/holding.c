@@ -1,5 +1,5 @@
 /* An owner's shards on this node: what belongs to them, and finding them. */
-#include "daemon/engine/engine.h"
+#include "daemon/shard/shard.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* States that are deleted: their memory is freed on a thread that may block. */
-#include "daemon/engine/engine.h"
+#include "daemon/shard/shard.h"
 
 #include <stdlib.h>
 

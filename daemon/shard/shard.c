@@ -4,7 +4,7 @@
  * A pull of parameters is answered when the shard is at the version asked for; while its
  * bytes are being read (pinned) the next update of the group waits.
  */
-#include "daemon/transfer/staging.h"
+#include "daemon/shard/shard.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Files of states that are whole, while memory is short: they wait to be taken up. */
-#include "daemon/engine/engine.h"
+#include "daemon/shard/shard.h"
 
 #include <stdlib.h>
 #include <string.h>

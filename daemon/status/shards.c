@@ -2,7 +2,7 @@
 #include "daemon/status/status.h"
 
 #include "daemon/device/gpu.h"
-#include "daemon/shard/shards.h"
+#include "daemon/shard/shard.h"
 #include "proto/cleanup.h"
 
 /* ---- what this node holds ---- */

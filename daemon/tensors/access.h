@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "daemon/engine/engine.h"
+#include "daemon/tensors/tensors.h"
 
 /*
  * What a client puts, as it was when the call came: the client may write to its memory meanwhile,

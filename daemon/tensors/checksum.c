@@ -4,7 +4,6 @@
  * step and set each block has a hash too: every owner with a part of the tensor keeps both.
  */
 #include "daemon/tensors/access.h"
-#include "daemon/transfer/staging.h"
 
 #include <sodium.h>
 #include <stdlib.h>

@@ -5,12 +5,12 @@
  * update begins.  A client whose node has heard of a step must not meet an owner that has not:
  * the owner waits until it is at the version that the request bears.
  */
+#include "daemon/reduce/reduce.h"
 #include "daemon/tensors/access.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfer/staging.h"
 #include "proto/cleanup.h"
 
 bool plane_is_single(enum zero_plane plane)

@@ -2,7 +2,7 @@
  * Payloads this node asks for.  Room first, then the request; the bytes land in place on
  * the bulk path, or a refusal comes on the link.
  */
-#include "daemon/engine/engine.h"
+#include "daemon/transfer/staging.h"
 
 #include <errno.h>
 

@@ -12,11 +12,6 @@
 #include "daemon/device/gpu.h"
 #include "proto/cleanup.h"
 
-const struct device_ops *holding_ops(const struct holding *h)
-{
-        return state_on_gpu(h->state) ? gpu_ops() : h->job->x->ops;
-}
-
 struct staged {
         struct list link; /* exchange.staged */
         struct offload_task task;
@@ -100,13 +95,6 @@ static void staging_advance(struct exchange *x)
         }
 }
 
-int plane_payload(struct holding *h, uint32_t node, uint64_t transfer, enum traffic kind,
-                  const void *p, size_t n, bulk_done *done, void *arg)
-{
-        return staged_payload(h->job, state_on_gpu(h->state), node, transfer, kind, p, n, done,
-                              arg);
-}
-
 int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
                    enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg)
 {
@@ -154,12 +142,4 @@ void staging_down(struct exchange *x, uint32_t node)
         }
         while ((s = find_waiting(x, node))) /* anew: the end of one begins others */
                 staged_end(s, -ENOTCONN);
-}
-
-const void *plane_read(const struct holding *h, const void *p, size_t n, void *buffer)
-{
-        if (!state_on_gpu(h->state))
-                return p;
-        gpu_ops()->copy(buffer, p, n);
-        return buffer;
 }

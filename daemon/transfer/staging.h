@@ -8,24 +8,11 @@
  */
 #pragma once
 
-#include "daemon/engine/engine.h"
-
-/* What computes on a holding's planes. */
-const struct device_ops *holding_ops(const struct holding *h);
+#include "daemon/transfer/transfer.h"
 
 enum { STAGING_BYTES = 256 << 20 };
 
-/*
- * fabric_payload() of n bytes that stay as they are until done(); on_gpu: they are not for the CPU.
- * The job is referred to by the caller until then.
- */
-int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
-                   enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg);
-/* The same for a holding's planes. */
-int plane_payload(struct holding *h, uint32_t node, uint64_t transfer, enum traffic kind,
-                  const void *p, size_t n, bulk_done *done, void *arg);
 /* The link is lost: what waits for it ends. */
 void staging_down(struct exchange *x, uint32_t node);
-/* n bytes at p of the state's planes, for the CPU: they themselves, or copied to the buffer.  For
- * an offload thread. */
-const void *plane_read(const struct holding *h, const void *p, size_t n, void *buffer);
+/* ask.c.  The job is dropped: nothing is waited for any more; done says -ECANCELED. */
+void asks_forget(struct job *job, int status, const char *text);

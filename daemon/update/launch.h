@@ -1,7 +1,7 @@
 /* launch.h - updates on a GPU: large pieces, in place. */
 #pragma once
 
-#include "daemon/engine/engine.h"
+#include "daemon/update/update.h"
 
 /*
  * Brings a range of chunks of one group, of a holding on a GPU, to a version; those that are there

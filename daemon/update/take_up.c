@@ -1,5 +1,5 @@
 /* States that were left, restored or filled are taken up where their records stand. */
-#include "daemon/engine/engine.h"
+#include "daemon/update/update.h"
 
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"

@@ -7,7 +7,6 @@
  * updated in place (launch.h), of contributions whose sum was deferred too.  A group that is
  * through is at the new version at once; the record is finished when all are.
  */
-#include "daemon/reduce/landing.h"
 #include "daemon/update/launch.h"
 
 #include <assert.h>
@@ -149,8 +148,8 @@ static void update_run(struct offload_task *task, uint32_t worker)
         if (state_on_gpu(t->holding->state)) {
                 const struct offer *deferred = u->groups[t->group].deferred;
 
-                launch_chunks(t->holding, u->scalars, deferred ? deferred->parcel : NULL, t->first,
-                              t->end, u->version);
+                launch_chunks(t->holding, u->scalars, deferred ? deferred_parcel(deferred) : NULL,
+                              t->first, t->end, u->version);
                 return;
         }
         for (uint32_t c = t->first; c < t->end; c++)

@@ -5,7 +5,7 @@
 #include "cases.h"
 #include "check.h"
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/reduce.h"
+#include "daemon/reduce/parcel.h"
 #include "listening.h"
 #include "proto/cleanup.h"
 #include "stream.h"

@@ -1,14 +1,10 @@
 /*
- * call.h - what this node asks of others: payloads (ask.c), and messages that want an answer
- * (call.c).  Part of exchange.h.
+ * transfer.h - what goes between this node and others for the engine: payloads that are asked for
+ * (ask.c) or sent (staging.c), and messages that want an answer (call.c).
  */
 #pragma once
 
-#include "daemon/fabric/fabric.h"
-#include "proto/list.h"
-
-struct exchange;
-struct job;
+#include "daemon/core/job.h"
 
 /* ---- payloads that this node asks for -------------------------------------------- */
 
@@ -31,10 +27,17 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
 /* The same for a payload that the node has announced: there is nothing to ask. */
 int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
                   uint64_t transfer, void *p, size_t n);
-/* The job is dropped: nothing is waited for any more; done says -ECANCELED. */
-void asks_forget(struct job *job, int status, const char *text);
 void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m);
 void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
+
+/* ---- payloads that this node sends ---------------------------------------------- */
+
+/*
+ * fabric_payload() of n bytes that stay as they are until done(); on_gpu: they are not for the CPU.
+ * The job is referred to by the caller until then.
+ */
+int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
+                   enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg);
 
 /* ---- calls --------------------------------------------------------------------- */
 
@@ -51,3 +54,5 @@ void answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int s
 Zero__LinkMessage job_message(const struct job *job);
 /* To every node, this one included. */
 void send_all(struct exchange *x, const Zero__LinkMessage *m);
+
+extern const struct module transfer_module;

@@ -1,0 +1,36 @@
+/* drop.h - jobs are dropped on all nodes. */
+#pragma once
+
+#include "daemon/core/job.h"
+
+/*
+ * Drops the job here and on all nodes; those that are away hear of it when they come up, if this
+ * node keeps the drop.  told() is called when the job's memory here is free, and those that are up
+ * have answered.
+ */
+typedef void drop_told(struct exchange *x, uint32_t node, uint64_t call, bool keeps,
+                       uint64_t untold);
+void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t call, drop_told *told);
+/* Another node tells that the job is dropped. */
+void drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+/* ZERO_EBUSY: a job of that name is being dropped. */
+int drop_check(struct exchange *x, const char *job, struct fault *fault);
+/* What an earlier process has not told to all; once its jobs are found, before they are taken up.
+ */
+void drops_resume(struct exchange *x);
+void drops_free(struct exchange *x);
+
+/* ---- finished.c ---- */
+
+/* A user's jobs as they concern a new one: those that are finished, and that no session looks at or
+ * rank waits to enter, may give it their place. */
+struct finished_jobs {
+        struct job *first; /* the one that finished first, or NULL */
+        uint64_t bytes;    /* layout_state_bytes() of all that are finished */
+        uint32_t n_jobs;   /* all jobs of the user */
+};
+void jobs_finished(struct exchange *x, uint32_t uid, struct finished_jobs *ret);
+/* What all owners together hold of such a layout, but for tables. */
+uint64_t layout_state_bytes(const layout *l);
+
+extern const struct module drop_module;

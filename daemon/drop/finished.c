@@ -1,0 +1,38 @@
+/* Finished jobs, that may give their place to another one. */
+#include "daemon/drop/drop.h"
+#include "daemon/shard/shard.h"
+
+#include "proto/cleanup.h"
+
+uint64_t layout_state_bytes(const layout *l)
+{
+        uint64_t bytes = 0;
+
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                const struct layout_group *group = &l->groups[g];
+                struct range all = { 0, group->elements };
+                size_t serve = group->dtype == ZERO_FP32 ? 0 : dtype_size(group->dtype);
+
+                bytes += group->elements * (sizeof(float) + serve) +
+                         shard_trainable(l, g, all) *
+                                 (optimizer_moments(optimizer_of(l, g)) + 1) * sizeof(float);
+        }
+        return bytes;
+}
+
+void jobs_finished(struct exchange *x, uint32_t uid, struct finished_jobs *ret)
+{
+        *ret = (struct finished_jobs){ .first = NULL };
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->uid != uid)
+                        continue;
+                ret->n_jobs++;
+                if (!job->finished_ms || job->holders || job->n_waits)
+                        continue;
+                ret->bytes += layout_state_bytes(job->layout);
+                if (!ret->first || job->finished_ms < ret->first->finished_ms)
+                        ret->first = job;
+        }
+}

@@ -1,0 +1,153 @@
+/* parcel.h - shared by contributions (reduce.c) and the parcels made of them (parcel.c). */
+#pragma once
+
+#include "daemon/reduce/reduce.h"
+#include "daemon/reduce/parts.h"
+
+/* What a rank pushed for one micro-batch. */
+struct contribution {
+        struct list link; /* contributor.queue */
+        struct job *job;
+        struct push_window *window; /* NULL: its data, if any, is a copy */
+        uint32_t group, rank, slot; /* slot: of the window */
+        const void *data;           /* NULL: it has none */
+        bool queued;                /* else in a parcel */
+        bool counted;               /* in reduce.waiting */
+        struct offload_task task;   /* copies it aside (spill.c) */
+        void *copy;
+        size_t copy_bytes;
+        bool copying, freed;     /* freed: when it was copied */
+        struct request *request; /* to acknowledge; NULL if its session is gone */
+        uint8_t *present;        /* [tensor of the group]; NULL: all */
+        uint32_t micro_batch;
+        uint32_t more; /* micro-batches without data behind it: kept as one */
+};
+
+/* A local rank of a group. */
+struct contributor {
+        struct list queue;
+        uint32_t pushed; /* micro-batches so far */
+        bool finished;   /* pushed its last, or closed */
+};
+
+struct reduce_group {
+        uint32_t micro_batch; /* next to be reduced */
+        uint32_t offered;     /* next to be offered: sums end in any order */
+        bool ended;           /* no parcel is made any more */
+        bool ends_empty;      /* behind the last parcel comes an empty offer */
+};
+
+enum { PUSH_WAITS_MS = 500 };
+enum { SUMS_KEPT = 4 }; /* as many of the largest group as the budget is by default */
+
+struct reduce {
+        struct job *job;
+        struct reduce_group *groups;      /* [group] */
+        struct contributor *contributors; /* [group * world_size + rank] */
+        struct list parcels;              /* all, in the order of making */
+        uint32_t *waiting;                /* [rank]: slots of contributions in queues */
+        bool *spilled;                    /* [rank]: one of its contributions has a copy */
+        uint64_t buffer_bytes;            /* of sums */
+        struct list kept;                 /* pieces for the next sums */
+        uint64_t elements_sent, deferred;
+        uint64_t asked, full; /* GPUs, a bit each: for a piece; without room for it */
+};
+
+/* Memory of a GPU for parts of a sum. */
+struct piece {
+        struct list link; /* parcel.pieces, or reduce.kept */
+        uint32_t gpu;
+        uint64_t bytes;
+        void *memory;
+};
+
+/* Sums what is to be in one place. */
+struct parcel_sum {
+        struct offload_task task;
+        struct parcel *parcel;
+        const struct piece *piece; /* NULL: all, in host memory */
+};
+
+struct parcel {
+        struct list link; /* reduce.parcels */
+        struct job *job;
+        uint32_t group, micro_batch;
+        uint64_t attempt;
+        enum zero_dtype grad_dtype; /* of the sources; the job's may be another one soon */
+        bool last, ready, offered, starved;
+        uint32_t summing; /* of sums */
+        struct parcel_sum *sums;
+        bool void_;         /* its attempt is over: freed when nothing reads it */
+        bool aborted;       /* ... without a decision */
+        uint64_t *untaken;  /* [owner]: elements of its range that it has not taken yet */
+        uint32_t takers;    /* owners that have not taken all of theirs */
+        uint32_t readers;   /* payloads and copies under way */
+        uint8_t *present;   /* one bit a tensor */
+        void *buffer;       /* the sum, in host memory */
+        struct part *parts; /* of the sum on GPUs; NULL: it is not there */
+        struct list pieces; /* that these lie in */
+        uint64_t sum_bytes;
+        /* Of a contribution in place, or the buffer.  NULL with parts; else owners take the
+         * sources. */
+        const void *data;
+        bool on_gpu; /* none of it is for the CPU */
+        uint32_t n_sources;
+        struct contribution *sources[];
+};
+
+/* reduce.c */
+struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
+bool is_local(const struct job *job, uint32_t group, uint32_t rank);
+void contribution_free(struct contribution *c, int status, const char *text);
+/* Its push is acknowledged, or refused, if it was not yet. */
+void contribution_answer(struct contribution *c, int status, const char *text);
+/* Its data is not for the CPU. */
+bool contribution_on_gpu(const struct contribution *c);
+/* Out of its rank's queue. */
+void contribution_take(struct contribution *c);
+/* It counts for nothing: its push is refused. */
+void contribution_abort(struct contribution *c, const struct job *job);
+
+/* spill.c */
+/* Gives a slot back if nobody could push otherwise. */
+void spill_check(struct job *job);
+/* Its copy, if it has one, is of no use any more. */
+void spill_end(struct contribution *c);
+
+/* sums.c */
+bool parcel_pushed_on_gpu(const struct parcel *p);
+/* Its data is best left on the GPU. */
+bool parcel_stays_on_gpu(const struct parcel *p);
+/* Memory for the parcel's sum; false: not before another one is given back. */
+bool sum_take(struct parcel *p);
+/* Where an element of a part of the sum lies. */
+void *sum_at(const struct parcel *p, const struct part *part, uint64_t element);
+void sum_give(struct parcel *p);
+
+/* parcel.c */
+/* An owner reads of its range of an offered parcel; of what was taken so many elements are not
+ * read again. */
+void parcel_read_begin(struct parcel *p);
+void parcel_read_end(struct parcel *p, uint32_t owner, uint64_t taken);
+/*
+ * All of it lies on that GPU, in memory that nothing else that is pushed in this attempt waits for;
+ * and to read it twice is less than to write its sum and to read that.
+ */
+bool parcel_may_stay(const struct parcel *p, int gpu);
+/* Its pushes are answered when the step has ended, which has a deadline of its own: they have none
+ * until then. */
+void parcel_keep(struct parcel *p);
+bool parcel_on_gpu(const struct parcel *p);
+struct parcel *parcel_new(struct job *job, uint32_t group);
+void parcel_start(struct parcel *p);
+/* There is memory for sums: the oldest parcels without it go on. */
+void reduce_feed(struct reduce *r);
+/* Sends an owner of another node its range before that asks; the number for the offer, or 0: it has
+ * to ask. */
+uint64_t parcel_announce(struct parcel *p, uint32_t owner);
+void parcel_free(struct parcel *p);
+void group_offer(struct job *job, uint32_t group);
+/* Its data lies in host memory that its rank can write to. */
+bool parcel_is_pushed_memory(const struct parcel *p);
+/* From an element of the group on; of one that is a sum, or in place. */
+const void *parcel_data(const struct parcel *p, uint64_t first);

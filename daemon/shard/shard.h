@@ -1,0 +1,165 @@
+/*
+ * shard.h - the shards that this node holds: of its own owners, and mirrors of others'.
+ *
+ *   holding.c   making and finding them       planes.c   their bytes
+ *   shard.c     who reads a group             shards.c   what the ways to a state have in common
+ *   release.c   states that are deleted       shut.c     states that wait for memory
+ */
+#pragma once
+
+#include "daemon/store/state.h"
+#include "daemon/store/undo.h"
+#include "daemon/transfer/transfer.h"
+
+struct landing;
+struct taking;
+struct update;
+
+/* Of every state file, whatever the number of compute threads is now. */
+enum { UNDO_SLOTS = 64 };
+/* Of one job on one node. */
+enum { HOLDINGS_MAX = PLACEMENT_COPIES * NODE_OWNERS_MAX, STATES_MAX = 4 * HOLDINGS_MAX };
+/* The first attempt of a state whose parameters have their first values. */
+enum { JOB_FILLED = 1 };
+
+/* One owner's shards on this node: of an owner that is this node's, or the mirror of another's. */
+struct holding {
+        struct list link; /* job.holdings */
+        struct job *job;
+        uint32_t owner, copy;
+        uint64_t settling; /* call to be answered when its update is over; 0: none */
+        struct state *state;
+        uint64_t *shard_version; /* [group]: version of the bytes */
+        uint32_t *idle;          /* [group]: committed steps since it last had a gradient, ... */
+        uint32_t committed;      /* ... of so many since the state was taken up */
+        uint32_t *pins;          /* [group]: payloads and copies that read the shard */
+        struct list *pulls;      /* [group]: struct pull that wait for a version */
+        struct landing *landing;
+        struct update *update;
+        struct taking *taking; /* of a checkpoint, this owner's part; or NULL */
+        bool copying;          /* ... its planes are being copied: clients' puts wait */
+        bool updating;         /* an update runs */
+        bool *unread;          /* [group]: the update has yet to read the group's gradient */
+};
+
+#define for_holdings(job, h) \
+        for (struct holding *h = holding_first(job); h; h = holding_next(job, h))
+
+/* Empty, and the last of the job's.  -ENOMEM. */
+int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding **ret);
+/* Of a state of an earlier placement.  -ENOMEM: the state is the caller's. */
+int holding_new_former(struct job *job, struct state *state, struct holding **ret);
+void holding_free(struct holding *h);
+struct holding *holding_first(const struct job *job);
+struct holding *holding_next(const struct job *job, const struct holding *h);
+/* Of an owner, whichever copy; NULL: not on this node. */
+struct holding *holding_find(const struct job *job, uint32_t owner);
+struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t copy);
+/* The same of any placement. */
+struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
+                                 uint32_t copy);
+/* Of those of earlier placements; NULL: there is none. */
+struct holding *holding_newest_former(const struct job *job);
+/* All that the placement in force has on this node is here. */
+bool holdings_whole(const struct job *job);
+/* The holding of everything there is, if there is but one owner; else NULL. */
+struct holding *holding_sole(const struct job *job);
+
+/* ---- a group's bytes ------------------------------------------------------- */
+
+/* Readers of this owner's shard: the update waits until there are none. */
+void shard_pin(struct holding *h, uint32_t group);
+void shard_unpin(struct holding *h, uint32_t group);
+/* The shard has reached a version: waiting pulls and gathers go on. */
+void shard_ready(struct holding *h, uint32_t group, uint64_t version);
+void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
+
+/* What computes on a holding's planes. */
+const struct device_ops *holding_ops(const struct holding *h);
+
+/* The same for a holding's planes. */
+int plane_payload(struct holding *h, uint32_t node, uint64_t transfer, enum traffic kind,
+                  const void *p, size_t n, bulk_done *done, void *arg);
+/* n bytes at p of the state's planes, for the CPU: they themselves, or copied to the buffer.  For
+ * an offload thread. */
+const void *plane_read(const struct holding *h, const void *p, size_t n, void *buffer);
+
+/*
+ * Who has to do with an owner's shards while they are made, read and updated.  engine/exchange.c
+ * lists all observers; each event is told to all of them in that order.  A NULL hook does nothing.
+ * All on the loop thread, except update_chunk().
+ */
+struct shard_observer {
+        int (*made)(struct holding *h); /* -ENOMEM */
+        void (*freed)(struct holding *h);
+        /* A group of it is at a new version. */
+        void (*ready)(struct holding *h, uint32_t group);
+        /* A group's last reader is gone. */
+        void (*unpinned)(struct holding *h);
+        /*
+         * An update begins to change a group, which is not pinned: from where on in the stream of
+         * a checkpoint the observer saves what changes.  UINT64_MAX: nothing; else update_chunk()
+         * comes with each chunk's old values, on an offload thread, and update_end() when the group
+         * is through.  At most one observer saves.
+         */
+        uint64_t (*update_begin)(struct holding *h, uint32_t group);
+        void (*update_chunk)(const struct holding *h, uint32_t chunk, struct undo_values old,
+                             uint64_t from);
+        void (*update_end)(struct holding *h);
+        /* An update is over, and the next has not begun. */
+        void (*updated)(struct holding *h);
+        /* No update runs any more, or what was voted for is decided, or planes are copied. */
+        void (*settled)(struct job *job);
+};
+
+#define for_observers(x, o)                                                          \
+        for (const struct shard_observer *const *o##_at = (x)->observers, *o = NULL; \
+             o##_at < (x)->observers + (x)->n_observers && (o = *o##_at); o##_at++)
+
+/* What waits for such an end goes on. */
+void shard_settled(struct job *job);
+
+/* ---- states ---------------------------------------------------------------- */
+
+/*
+ * Deletes the state's files at once, and frees its memory on another thread: the job, if it is not
+ * NULL, is referred to until then.
+ */
+void state_drop_later(struct exchange *x, struct job *job, struct state *state);
+/* A file of a state that is whole, while memory is short: it waits to be taken up. */
+void shut_add(struct exchange *x, const char *file);
+bool shut_any(const struct exchange *x);
+/* The node has such a state of the job. */
+bool shut_has(const struct exchange *x, const char *job);
+/* Those that opens() takes up wait no more. */
+void shut_retry(struct exchange *x, bool (*opens)(struct exchange *x, const char *file));
+/* Deletes such states of the job. */
+void shut_drop(struct exchange *x, const char *job);
+void shut_forget(struct exchange *x);
+/* state_create() or state_draft() */
+typedef int shards_maker(struct store *store, const struct state_identity *id, const layout *l,
+                         struct plan *plan, uint32_t n_undo, struct state **ret,
+                         struct fault *fault);
+/* Where this node puts states of the owner list in force (state_identity.place). */
+uint32_t shards_place(const struct exchange *x, uint32_t owner, uint32_t copy);
+/* An owner's shards of the owner list in force, empty, in their place; p is over id->n_owners.
+ * For a thread that may block. */
+int shards_make(const struct exchange *x, const struct state_identity *id, const layout *l,
+                const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
+                struct fault *fault);
+
+/* Trainable elements of a range of a group, gaps behind trainable tensors included. */
+uint64_t shard_trainable(const layout *l, uint32_t group, struct range range);
+/* Bytes of an owner's master weights and moments: what a fill brings. */
+uint64_t shards_bytes(const layout *l, const struct partition *p, uint32_t owner);
+
+/* Where a state stands; the messages it points to are the caller's. */
+struct standing_message {
+        Zero__Standing standing;
+        Zero__Decision decision;
+        struct step_params_message params;
+        int64_t norm[EXACT_SUM_BINS];
+};
+Zero__Standing *standing_fill(const struct state *state, struct standing_message *ret);
+
+extern const struct module shard_module;

@@ -1,0 +1,14 @@
+/* update.h - the optimizer on an owner's shards, once a step is decided. */
+#pragma once
+
+#include "daemon/reduce/reduce.h"
+
+void update_begin(struct holding *h, const Zero__Decision *d);
+/* Carries out the decision in the state's record, from wherever a crash has left it. */
+void update_start(struct holding *h);
+/* A holding that was just given its state, which stands between two steps. */
+void holding_take_up(struct holding *h);
+/* A job that has been given its states goes on where their records stand. */
+void job_take_up(struct job *job);
+
+extern const struct shard_observer update_observer;
