@@ -24,7 +24,7 @@ static __global__ void sum_kernel(zero_dtype to, void *dst, sources src, size_t 
 int cuda_sum(zero_dtype to, void *dst, zero_dtype from, const void *const *src, size_t k, size_t n,
              void *stream)
 {
-        if ((to != ZERO_FP32 && to != ZERO_BF16) || k < 1 || k > ZERO_CUDA_SUM_MAX)
+        if (!is_dtype(to) || k < 1 || k > ZERO_CUDA_SUM_MAX)
                 return -EINVAL;
         return with_type(from, src[0], [&](auto *x) {
                 sources list = sources_of(src, k);

@@ -86,10 +86,9 @@ static void check_sum_of(struct run *r, enum zero_dtype to, enum zero_dtype from
 static void check_sum(struct run *r)
 {
         for (int from = 0; from < DTYPES; from++)
-                for (size_t k = 1; k <= SOURCES; k += 2) {
-                        check_sum_of(r, ZERO_FP32, dtypes[from], k);
-                        check_sum_of(r, ZERO_BF16, dtypes[from], k);
-                }
+                for (size_t k = 1; k <= SOURCES; k += 2)
+                        for (int to = 0; to < DTYPES; to++)
+                                check_sum_of(r, dtypes[to], dtypes[from], k);
 }
 
 enum { P, M, V, GRAD, SERVE, PLANES };
@@ -155,7 +154,7 @@ static void check_fused(struct run *r)
 {
         for (int from = 0; from < DTYPES; from++)
                 for (uint32_t k = 1; k <= ZERO_CUDA_GRADS; k++)
-                        check_fused_of(r, dtypes[k % 2], dtypes[from], k);
+                        check_fused_of(r, dtypes[k % DTYPES], dtypes[from], k);
         check_fused_of(r, ZERO_BF16, ZERO_FP32, 2);
         check_fused_of(r, ZERO_FP32, ZERO_BF16, 2);
 }
@@ -252,7 +251,7 @@ static void check_reduce(struct run *r)
         for (int from = 0; from < DTYPES; from++)
                 for (size_t k = 0; k <= SOURCES; k += k == 1 ? 1 : k + 1)
                         for (int i = 0; i < 2; i++, way += 3)
-                                check_reduction(r, (struct reduction){ .wire = dtypes[way % 2],
+                                check_reduction(r, (struct reduction){ .wire = dtypes[way / 3 % DTYPES],
                                                                        .from = dtypes[from],
                                                                        .k = k,
                                                                        .first = way & 2,
@@ -260,7 +259,7 @@ static void check_reduce(struct run *r)
                                                                        .finite = way & 4,
                                                                        .kept = true });
         for (int from = 0; from < DTYPES; from++, way++)
-                check_reduction(r, (struct reduction){ .wire = dtypes[way % 2],
+                check_reduction(r, (struct reduction){ .wire = dtypes[way % DTYPES],
                                                        .from = dtypes[from],
                                                        .k = 1 + way % SOURCES,
                                                        .first = true,

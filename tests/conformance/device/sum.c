@@ -80,7 +80,7 @@ Test(sum, equals_the_scalar_truth)
 {
         struct dice d = { 2 };
 
-        for (int to = 0; to < 2; to++)
+        for (int to = 0; to < 3; to++)
                 for (int from = 0; from < 3; from++)
                         for (size_t i = 0; i < n_awkward_sizes; i++)
                                 for (size_t k = 1; k <= SOURCES_MAX; k += k == 1 ? 1 : 5)

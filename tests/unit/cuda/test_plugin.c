@@ -100,6 +100,7 @@ Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
         cr_assert_eq(gpu->cast(ZERO_BF16, word + 1, ZERO_FP32, word, 1, NULL), -ENODEV);
         cr_assert_eq(gpu->reduce(&add, NULL), -ENODEV);
         cr_assert_eq(gpu->sum(ZERO_FP32, word + 1, ZERO_FP16, sources, 1, 1, NULL), -ENODEV);
+        cr_assert_eq(gpu->sum(ZERO_FP16, word + 1, ZERO_FP32, sources, 1, 1, NULL), -ENODEV);
         cr_assert_eq(gpu->reduce(&norm, NULL), -ENODEV);
         cr_assert_eq(gpu->zero(word, sizeof(word[0]), NULL), -ENODEV);
         cr_assert_eq(gpu->copy(word + 1, word, sizeof(word[0]), NULL), -ENODEV);
@@ -190,7 +191,7 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         cr_assert_eq(gpu->cast(ZERO_BF16, word, ZERO_FP16, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(unknown, word, ZERO_FP32, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_FP32, word, unknown, word, 1, NULL), -EINVAL);
-        cr_assert_eq(gpu->sum(ZERO_FP16, word, ZERO_FP32, sources, 1, 1, NULL), -EINVAL);
+        cr_assert_eq(gpu->sum(unknown, word, ZERO_FP32, sources, 1, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP32, word, unknown, sources, 1, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, 0, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->sum(ZERO_FP32, word, ZERO_FP32, sources, ZERO_CUDA_SUM_MAX + 1, 1, NULL),
