@@ -46,9 +46,7 @@ static void coordinated_free(struct coordinated *c)
         free(c->shares);
         free(c->actions.items);
         coordinator_deinit(&c->state);
-        layout_free(c->layout);
-        if (c->message)
-                zero__layout__free_unpacked(c->message, NULL);
+        layouts_unref(c->shared);
         free(c);
 }
 
@@ -113,8 +111,7 @@ bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t retur
                 c->names[n] = node_name(c->x, n);
         layout_describe(c->layout, &job);
         return coordinator_init(&c->state, &job, &c->x->view) == 0 &&
-               coordinated_reserve(c, world_size) == 0 &&
-               layout_to_message(c->layout, &c->message) == 0;
+               coordinated_reserve(c, world_size) == 0;
 }
 
 /* ---- the last decision, in messages --------------------------------------------------------- */

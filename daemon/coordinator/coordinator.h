@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "daemon/core/layouts.h"
 #include "daemon/drop/drop.h"
 #include "daemon/job/coordinator.h"
 #include "daemon/membership/view.h"
@@ -30,8 +31,8 @@ struct coordinated {
         char name[ZERO_NAME_MAX + 1];
         const char *names[ZERO_NODE_MAX]; /* [node] */
         uint32_t uid, reduce_dtype;
-        Zero__Layout *message;
-        layout *layout;
+        struct shared_layout *shared;
+        const layout *layout; /* of shared */
         struct coordinator state;
         struct coordinator_actions actions;
         uint32_t acted;                    /* of these */

@@ -54,8 +54,8 @@ static int job_of_join(struct exchange *x, const char *name, const Zero__Join *j
         if (r)
                 return r;
         *ret = coordinated_find(x, name);
-        if (*ret) {
-                r = job_check(*ret, join, l, fault);
+        r = *ret ? job_check(*ret, join, l, fault) : layouts_admit(x, join->uid, l, fault);
+        if (*ret || r) {
                 layout_free(l);
         } else {
                 *ret = coordinated_new(x, name, join->uid, join->world_size, join->reduce_dtype, l,

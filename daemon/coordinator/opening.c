@@ -21,15 +21,17 @@ struct coordinated *coordinated_new(struct exchange *x, const char *name, uint32
                                     uint32_t world_size, uint32_t reduce_dtype, layout *l,
                                     uint64_t return_until_ms)
 {
-        struct coordinated *c = calloc(1, sizeof *c);
+        struct shared_layout *shared = layouts_take(x, uid, l);
+        struct coordinated *c = shared ? calloc(1, sizeof *c) : NULL;
 
         if (!c) {
-                layout_free(l);
+                layouts_unref(shared);
                 return NULL;
         }
         c->x = x;
         c->references = 1;
-        c->layout = l;
+        c->shared = shared;
+        c->layout = shared->layout;
         c->uid = uid;
         c->reduce_dtype = reduce_dtype;
         snprintf(c->name, sizeof c->name, "%s", name);
@@ -192,7 +194,7 @@ void opening_ask(struct coordinated *c, uint32_t node, bool create)
         open.uid = c->uid;
         open.world_size = c->state.step.world_size;
         open.reduce_dtype = c->reduce_dtype;
-        open.layout = c->message;
+        open.layout = c->shared->message;
         open.create = create;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPEN;
         m.open = &open;

@@ -90,7 +90,7 @@ void placing_fill(struct coordinated *c, const struct coordinator_action *action
                                     .uid = c->uid,
                                     .world_size = c->state.step.world_size,
                                     .reduce_dtype = c->reduce_dtype,
-                                    .layout = c->message,
+                                    .layout = c->shared->message,
                                     .to = &c->state.step.view,
                                     .holder = action->holder,
                                     .version = c->state.step.version,

@@ -54,6 +54,7 @@ struct exchange {
         struct list coordinators, calls, asks, accesses, staged;
         uint64_t staging_bytes; /* of what is staged (planes/staging.h) */
         struct list works;      /* reads and writes that wait for the end of an update */
+        struct list layouts;    /* core/layouts.h */
         struct list joining;    /* ranks whose job has not started for them yet */
         struct list makings;    /* what is made on GPUs for ranks (rank/making.c) */
         struct list operations, schedules, takings, loadings; /* checkpoint.h */

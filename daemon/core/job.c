@@ -11,7 +11,6 @@
 #include "proto/cleanup.h"
 
 enum { STEPPING_MS = 60000 };
-enum { TENSOR_BYTES = 512, GROUP_BYTES = 1024, LAYOUT_COPIES = 3, LAYOUT_SMALL = 1 << 20 };
 
 /* ---- names and lookups ---------------------------------------------------- */
 
@@ -191,17 +190,6 @@ static bool job_alloc(struct job *job)
                 if (module->job_new && module->job_new(job))
                         return false;
         return true;
-}
-
-/* Measured, with 262,144 tensors of nothing: 500 bytes a tensor beside the names. */
-uint64_t job_layout_bytes(const layout *l)
-{
-        uint64_t bytes =
-                (uint64_t)l->n_tensors * TENSOR_BYTES + (uint64_t)l->n_groups * GROUP_BYTES;
-
-        for (uint32_t t = 0; t < l->n_tensors; t++)
-                bytes += LAYOUT_COPIES * strlen(l->tensors[t].name);
-        return bytes < LAYOUT_SMALL ? 0 : bytes;
 }
 
 struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,

@@ -84,8 +84,8 @@ struct job *job_find(struct exchange *x, const char *name);
 struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
                     uint32_t reduce_dtype, layout *l);
 /*
- * Memory for the books of a layout's tensors and groups, on a node that also coordinates the job;
- * 0: so little that the quota does not count it.
+ * Memory for the books of a job's tensors and groups, beside what layouts.h keeps; 0: so little
+ * that the quota does not count it.
  */
 uint64_t job_layout_bytes(const layout *l);
 /* Whether a job of that name may be made. */

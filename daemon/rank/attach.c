@@ -25,8 +25,7 @@ enum { JOIN_MS = 24 * 3600 * 1000 };
 void rank_free(struct rank *rank)
 {
         list_remove(&rank->link);
-        if (rank->layout)
-                zero__layout__free_unpacked(rank->layout, NULL);
+        layouts_unref(rank->layout);
         push_window_unref(rank->window);
         gpu_waits_drop(rank->x->gpu_waits, rank->gpu_events);
         free(rank->holds);
@@ -61,6 +60,12 @@ void attach_end(struct rank *rank, int status, const char *text)
                 request_end(r, status, "%s", text);
 }
 
+void rank_withdraw(struct rank *rank)
+{
+        list_remove(&rank->link);
+        layouts_unref(STEAL(rank->layout));
+}
+
 /* Nobody waits for its place any more: it does not join when the coordinator is up. */
 static void attach_forget(struct request *r)
 {
@@ -70,7 +75,7 @@ static void attach_forget(struct request *r)
         if (rank->calling && !r->gone)
                 rank_part(rank, true);
         else if (!rank->calling && !rank->making)
-                list_remove(&rank->link);
+                rank_withdraw(rank);
 }
 
 static int attach_describe(const struct request *r, struct wait_line *ret)
@@ -125,7 +130,7 @@ static void rank_rejoined(struct rank *rank, int status, const char *text)
 
 void attach_refused(struct rank *rank, int status, const char *text)
 {
-        list_remove(&rank->link);
+        rank_withdraw(rank);
         attach_end(rank, status, text);
 }
 
@@ -143,7 +148,7 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
                 return;
         }
         if (!rank->attaching && (status == ZERO_OK || !m)) { /* the client has given up */
-                list_remove(&rank->link);
+                rank_withdraw(rank);
                 rank_part(rank, true);
                 return;
         }
@@ -189,7 +194,7 @@ static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
 
 void rank_join(struct rank *rank)
 {
-        join_call(rank, rank->layout, rank->needs.resume);
+        join_call(rank, rank->layout->message, rank->needs.resume);
 }
 
 static void ranks_rejoin(struct job *job)
@@ -316,7 +321,7 @@ static void events_opened(struct rank *rank, int status, const char *text)
         if (rank->left)
                 rank_free(rank);
         else if (!rank->attaching) /* the client has given up */
-                list_remove(&rank->link);
+                rank_withdraw(rank);
         else if (status)
                 attach_refused(rank, status, text);
         else
@@ -327,22 +332,27 @@ int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,
                 struct rank **ret_rank, struct fault *fault)
 {
+        struct shared_layout *shared;
         struct rank *rank;
         layout *l = NULL;
         int status = needs_check(job, needs, fault);
 
         if (!status)
                 status = optimizer_layout(message, &l, fault);
-        if (status)
-                return status;
-        rank = calloc(1, sizeof *rank);
-        if (!rank || layout_to_message(l, &rank->layout)) {
-                free(rank);
+        if (!status)
+                status = layouts_admit(x, needs->uid, l, fault);
+        if (status) {
                 layout_free(l);
+                return status;
+        }
+        shared = layouts_take(x, needs->uid, l);
+        rank = shared ? calloc(1, sizeof *rank) : NULL;
+        if (!rank) {
+                layouts_unref(shared);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
-        fence_earlier(x, job, needs, l);
-        layout_free(l);
+        rank->layout = shared;
+        fence_earlier(x, job, needs, shared->layout);
         rank->x = x;
         rank->events = *events;
         snprintf(rank->job_name, sizeof rank->job_name, "%s", job);

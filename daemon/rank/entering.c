@@ -65,7 +65,7 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
         job_hold(job);
         rank->job = job;
         rank_called(rank, "zero_attach");
-        zero__layout__free_unpacked(STEAL(rank->layout), NULL);
+        layouts_unref(STEAL(rank->layout));
         return 0;
 }
 
@@ -112,7 +112,7 @@ static void rank_equipped(struct rank *rank, int status, const char *text)
                 rank_free(rank);
         } else if (!rank->attaching) { /* the client has given up */
                 windows_give(rank);
-                list_remove(&rank->link);
+                rank_withdraw(rank);
                 rank_part(rank, true);
         } else if (rejoin) {
                 windows_give(rank);

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "daemon/core/layouts.h"
 #include "daemon/rank/rank.h"
 #include "daemon/reduce/reduce.h"
 
@@ -28,7 +29,9 @@ void rank_part(const struct rank *rank, bool orderly);
 void rank_join(struct rank *rank);
 /* The call that attaches ends, if there is one still. */
 void attach_end(struct rank *rank, int status, const char *text);
-/* ... and the rank is not of those any more that wait for their job. */
+/* The rank does not join any more, and needs its layout no more. */
+void rank_withdraw(struct rank *rank);
+/* Both. */
 void attach_refused(struct rank *rank, int status, const char *text);
 
 /* ---- entering.c ---- */

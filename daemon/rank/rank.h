@@ -36,8 +36,8 @@ struct rank {
         struct list link; /* exchange.joining */
         struct exchange *x;
         char job_name[ZERO_NAME_MAX + 1];
-        struct job *job;      /* NULL until it has joined */
-        Zero__Layout *layout; /* its own, until it has joined */
+        struct job *job;              /* NULL until it has joined */
+        struct shared_layout *layout; /* until it has joined */
         struct rank_needs needs;
         struct rank_events events;
         bool calling, left;            /* a join is under way; the session has ended meanwhile */

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Wrong calls of trainers: each gets an error that names its cause, and the others go on."""
 import os
+import select
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -530,6 +531,40 @@ def memory_limit_counts_layouts():
         assert raws[2].ask("attach", attach)[0] == wire.OK
         for raw in raws[1:]:
             raw.close()
+
+
+@case
+def layouts_of_ranks_that_wait():
+    """Ranks of jobs that do not start: equal layouts are kept once, others up to a user's limit; all memory returns."""
+    n, jobs = 40_000, 14
+    copy = n * (171 + 108)
+    layouts = [wire.layout_message([{"name": "g", "tensors": [{"name": f"{i:02}.{t:05}{'x' * 100}", "shape": [0]}
+                                                              for t in range(n)]}]) for i in range(jobs)]
+
+    def wait(job, rank, layout):
+        raw = wire.Raw(c[0].socket)
+        raw.hello(job, rank, 64, timeout_ms=600_000)
+        raw.send(wire.request(2, "attach", {1: layout, 2: 1, 3: 1, 4: 1, 5: 1}))
+        return raw
+
+    def used():
+        return c[0].status()["memory"]["state_used"]
+
+    with Cluster(1, memory_limit="1G") as c:
+        raws = [wait("job0", rank, layouts[0]) for rank in range(4)]
+        until(lambda: used() > 2 * copy, what="the ranks")
+        assert used() < 4 * copy, (used(), copy)
+        raws += [wait(f"job{i}", 0, layouts[i]) for i in range(1, jobs)]
+        ready, _, _ = select.select([raw.socket for raw in raws], [], [], 300 * WAIT)
+        refused = next(raw for raw in raws if raw.socket in ready)
+        status, text, _ = refused.reply()
+        assert status != wire.OK and "layout takes" in text, (status, text)
+        assert used() < 2 * (256 << 20), used()  # with the jobs and their states
+        for raw in raws:
+            raw.close()
+        for i in range(jobs):
+            c[0].ctl_run("drop", f"job{i}")
+        until(lambda: used() == 0, what="room")
 
 
 def still_trains_two(ranks):
