@@ -12,6 +12,7 @@ struct push_window {
         struct segment segment; /* a transfer area, then the slots unless they are on a GPU */
         uint64_t transfer_bytes;
         uint32_t puts;            /* of which copies exist; at most PUTS_MAX */
+        uint32_t gets;            /* that have not ended; at most GETS_MAX */
         struct segment gpu_slots; /* bytes 0: there are none, or they are in host memory */
         struct slots *slots;      /* NULL for observers */
 };

@@ -57,24 +57,21 @@ static void request_expire(struct request *r, uint64_t now_ms)
                     line.what[0] ? ": " : "", line.what);
 }
 
-/* Ending one request may end others, so the walk begins anew after each. */
+/* Ending one request may end others, but not the mark that stands behind those looked at. */
 void requests_expire(struct requests *requests, uint64_t now_ms)
 {
-        for (;;) {
-                struct request *late = NULL;
+        struct request mark = { .deadline_ms = UINT64_MAX };
 
-                list_for_each (&requests->all, item) {
-                        struct request *r = CONTAINER_OF(item, struct request, deadline);
+        list_insert(requests->all.next, &mark.deadline);
+        while (mark.deadline.next != &requests->all) {
+                struct request *r = CONTAINER_OF(mark.deadline.next, struct request, deadline);
 
-                        if (r->deadline_ms <= now_ms) {
-                                late = r;
-                                break;
-                        }
-                }
-                if (!late)
-                        return;
-                request_expire(late, now_ms);
+                list_remove(&mark.deadline);
+                list_insert(r->deadline.next, &mark.deadline);
+                if (r->deadline_ms <= now_ms)
+                        request_expire(r, now_ms);
         }
+        list_remove(&mark.deadline);
 }
 
 void requests_end_all(struct list *waiting, int status, const char *text)

@@ -197,6 +197,12 @@ void exchange_up(struct exchange *x, uint32_t node)
 void exchange_down(struct exchange *x, uint32_t node, const char *why)
 {
         links_down(x, node);
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->coordinator == node)
+                        job->n_waits = 0; /* it tells them anew when it is back */
+        }
         for_modules (x, module)
                 if (module->node_down)
                         module->node_down(x, node, why);

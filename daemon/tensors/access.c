@@ -14,7 +14,8 @@
 
 #include "proto/cleanup.h"
 
-enum { PUTS_MAX = 4 }; /* of one client at once: one, and those that it has given up */
+/* Of one client at once: one, and those that it has given up. */
+enum { PUTS_MAX = 4, GETS_MAX = 4 };
 
 /* ---- what is put ------------------------------------------------------------------- */
 
@@ -58,6 +59,7 @@ static void access_end(struct access *a)
         }
         list_remove(&a->link);
         put_values_unref(a->values);
+        a->window->gets -= !a->put;
         push_window_unref(a->window);
         job_unref(a->job);
         free(a);
@@ -355,6 +357,9 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                 status = put_values_new(
                         window, m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane),
                         &values, fault);
+        if (!status && !put && window->gets >= GETS_MAX)
+                status = fault_set(fault, ZERO_EBUSY, "%d gets of this client are under way",
+                                   GETS_MAX);
         if (status)
                 return status;
         a = calloc(1, sizeof *a);
@@ -374,6 +379,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                               .count = m->count,
                               .timeout_ms = timeout_ms };
         window->references++;
+        window->gets += !put;
         job_ref(job);
         r->subject = a;
         r->describe = access_describe;
