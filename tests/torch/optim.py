@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""zerod.torch's AdamW, clipping and GradScaler against torch's own, on the same model and data."""
+"""zerod.torch's optimizers, clipping and GradScaler against torch's own, on the same model and data."""
 import copy
 import os
 import sys
@@ -80,6 +80,50 @@ def scheduled_groups_as_torch(schedule):
             assert (a["lr"], a["betas"]) == (b["lr"], b["betas"]), (a["lr"], b["lr"], a["betas"], b["betas"])
         return distance(mine.state_dict(), theirs.state_dict())
     near(ranks.run(run, 2, ranks.shared()), 1e-4)
+
+
+# class in zerod.torch and name in the service, arguments, reference, planes
+OPTIMIZERS = {
+    "adamw": ("AdamW", "adamw", {"lr": 1e-3}, torch.optim.AdamW, ["exp_avg", "exp_avg_sq"]),
+    "adamw_maximize": ("AdamW", "adamw", {"lr": 1e-4, "maximize": True}, torch.optim.AdamW,
+                       ["exp_avg", "exp_avg_sq"]),
+}
+
+
+@cases_of(OPTIMIZERS, "{}")
+def computes_as_its_reference(which):
+    """Values and moments, over some steps with two param groups; then the reference loads the state,
+    and the optimizer the reference's."""
+    kind, name, arguments, reference, planes = OPTIMIZERS[which]
+
+    def run(rank):
+        zt, mine = zero(make(), optimizer=name)
+        theirs = make()
+        ours, wanted = getattr(zt, kind)(mine, decayed(mine), **arguments), reference(decayed(theirs), **arguments)
+        train(mine, ours, 4, rank=rank, world=2)
+        train(theirs, wanted, 4)
+        distances = [distance(mine.state_dict(), theirs.state_dict())]
+        state = wanted.state_dict()["state"]
+        order = [n for few in (False, True) for n, p in theirs.named_parameters() if (p.dim() < 2) == few]
+        for i, entry in ours.state_dict()["state"].items():
+            assert set(entry) == {"step", *planes} and entry["step"] == 4, entry.keys()
+            distances += [distance({order[i]: entry[p]}, {order[i]: state[i][p]}) for p in planes]
+        wanted.load_state_dict(ours.state_dict())
+        ours.load_state_dict(copy.deepcopy(wanted.state_dict()))
+        train(mine, ours, 4, begin=4, rank=rank, world=2)
+        train(theirs, wanted, 4, begin=4)
+        return max(*distances, distance(mine.state_dict(), theirs.state_dict()))
+    near(ranks.run(run, 2, ranks.shared()), 1e-4)
+
+
+@case
+def refuses_a_model_sharded_for_another():
+    def run(_):
+        zt, model = zero(make())
+        model.sharded.optimizer_name = "another"
+        raises(ValueError, ["AdamW is 'adamw'", "for 'another'", "shard(model, optimizer='adamw')"], zt.AdamW, model)
+        raises(ValueError, ["one of adamw", "'no-such'"], zt.shard, make(), optimizer="no-such")
+    ranks.run(run, 1, ranks.shared())
 
 
 @case
@@ -425,7 +469,8 @@ def state_that_does_not_fit_changes_nothing():
         raises(ValueError, ["shape"], load, changed(lambda d: d["state"][5].update(exp_avg=torch.zeros(3))))
         raises(ValueError, ["amsgrad"], load, changed(lambda d: d["state"][5].update(max_exp_avg_sq=1)))
         raises(ValueError, ["exp_avg_sq"], load, changed(lambda d: d["state"][5].pop("exp_avg_sq")))
-        raises(ValueError, ["maximize"], load, changed(lambda d: d["param_groups"][0].update(maximize=True)))
+        raises(ValueError, ["momentum_buffer", "another optimizer"], load,
+               changed(lambda d: d["state"][5].update(momentum_buffer=torch.zeros(3))))
         raises(ValueError, ["decoupled"], load,
                changed(lambda d: d["param_groups"][0].update(decoupled_weight_decay=False)))
         model(batch_of(1)).backward()

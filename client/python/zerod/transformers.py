@@ -185,7 +185,7 @@ class Trainer(transformers.Trainer):
                 raise ValueError(f"TrainingArguments({name}=...) does not go with a model sharded "
                                  "by zerod")
         if self.optimizer_cls_and_kwargs is not None or self.args.optim not in ADAMW:
-            raise ValueError(f"optim '{self.args.optim}': the service computes AdamW, "
+            raise ValueError(f"optim '{self.args.optim}': this Trainer has zerod.torch.AdamW, "
                              "optim='adamw_torch'")
         if self.args.device.type not in ("cpu", "cuda"):
             raise ValueError(f"the device is {self.args.device}, and zerod serves host memory and "

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import optim
 from .files import (CODES, SAVE_ID, CheckpointError, Source, Stored, StoredSet, bytes_of,
                     check_machine, no_constant, of_tensor, write_pickled, write_set)
+from .optim import ServiceOptimizer
 from .plan import clean
 from .sharded import Sharded, sharded_of
 from .state import check_boundary, persistent_buffers, source_of
@@ -28,7 +28,6 @@ from .unit import ShardedParam
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 PLAIN_FILE, MASTER_FILE = "optimizer.pt", "master.pt"
 PARAM_GROUPS = "zerod.param_groups"
-PLANES = ("exp_avg", "exp_avg_sq", "master")
 
 log = logging.getLogger("zerod")
 
@@ -207,13 +206,13 @@ def _let_go(sharded: Sharded) -> None:
 # ---- model and optimizer -----------------------------------------------------------
 
 
-def _optimizer_sources(sharded: Sharded) -> list[Source]:
-    sources = []
+def _optimizer_sources(optimizer: ServiceOptimizer) -> list[Source]:
+    sources, sharded = [], optimizer.sharded
     for param in sharded.params:
         if not param.trainable:
             continue
         steps = sharded.read(param, "step")
-        planes = ["exp_avg", "exp_avg_sq"] if int(steps) else []
+        planes = list(optimizer.planes) if int(steps) else []
         if param.dtype is not torch.float32:
             planes.append("master")
         sources += [source_of(sharded, param, p, f"{p}.{param.name}") for p in planes]
@@ -222,7 +221,7 @@ def _optimizer_sources(sharded: Sharded) -> list[Source]:
     return sources
 
 
-def _groups_text(optimizer: "optim.AdamW") -> str:
+def _groups_text(optimizer: ServiceOptimizer) -> str:
     """The param groups as JSON, with names in place of parameters."""
     groups = [{**g, "params": [optimizer.sharded.param_of(p).name for p in g["params"]]}
               for g in optimizer.param_groups]
@@ -233,13 +232,15 @@ def _groups_text(optimizer: "optim.AdamW") -> str:
 
 
 def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
-                    optimizer: "optim.AdamW", *, max_shard_size: int | str | None = None) -> None:
+                    optimizer: ServiceOptimizer, *,
+                    max_shard_size: int | str | None = None) -> None:
     """Writes model and optimizer, streamed, so that training resumes exactly; one rank calls it.
 
     directory: "model.safetensors" as of :func:`save_safetensors`, and "optimizer.safetensors" with
-    "exp_avg.<name>" and "exp_avg_sq.<name>" (fp32), "step.<name>" (int64) of what was updated,
-    "master.<name>" (fp32) of 16-bit parameters, and the param groups in its header.  Both are cut
-    into several files by max_shard_size.  Schedulers and scalers have state_dict() of their own.
+    the optimizer's planes (fp32), such as "exp_avg.<name>", and "step.<name>" (int64) of what was
+    updated, "master.<name>" (fp32) of 16-bit parameters, and the param groups in its header.  Both
+    are cut into several files by max_shard_size.  Schedulers and scalers have state_dict() of their
+    own.
     """
     sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
@@ -249,21 +250,21 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     groups = _groups_text(optimizer)
     _save_model(sharded, os.path.join(directory, MODEL_FILE), max_shard_size, None,
                 {"format": "pt", **ids})
-    write_set(os.path.join(directory, OPTIMIZER_FILE), _optimizer_sources(sharded),
+    write_set(os.path.join(directory, OPTIMIZER_FILE), _optimizer_sources(optimizer),
                bytes_of(max_shard_size), {"format": "pt", PARAM_GROUPS: groups, **ids})
 
 
-def _match_optimizer(sharded: Sharded,
+def _match_optimizer(optimizer: ServiceOptimizer,
                      found: StoredSet) -> dict[ShardedParam, dict[str, Stored]]:
     """plane -> tensor of each trained parameter; {} for one that was never updated."""
-    by_name = {p.name: p for p in sharded.params if p.trainable}
+    by_name = {p.name: p for p in optimizer.sharded.params if p.trainable}
     match: dict[ShardedParam, dict[str, Stored]] = {p: {} for p in by_name.values()}
     for key, stored in found.tensors.items():
         plane, _, name = key.partition(".")
         param = by_name.get(name)
-        if param is None or plane not in (*PLANES, "step"):
+        if param is None or plane not in (*optimizer.planes, "master", "step"):
             raise CheckpointError(f"{found.path}: '{key:.200}' belongs to no trained parameter of "
-                                  "this model")
+                                  f"this model, or to another optimizer than {optimizer.name}")
         shape = () if plane == "step" else tuple(param.shape)
         dtype = torch.int64 if plane == "step" else torch.float32
         if stored.shape != shape or stored.dtype is not dtype:
@@ -271,22 +272,24 @@ def _match_optimizer(sharded: Sharded,
                                   f"not {dtype} {shape}")
         match[param][plane] = stored
     for param, planes in match.items():
-        wanted = {"exp_avg", "exp_avg_sq", "step"} & planes.keys()
-        if wanted and len(wanted) != 3:
+        wanted = {*optimizer.planes, "step"}
+        there = wanted & planes.keys()
+        if there and there != wanted:
             raise CheckpointError(f"{found.path}: parameter '{param.name}' has only "
+                                  f"{', '.join(sorted(there))}, and {optimizer.name} keeps "
                                   f"{', '.join(sorted(wanted))}")
         if "step" in planes and not 0 < int(planes["step"].read(0, 1)) < 1 << 62:
             raise CheckpointError(f"{found.path}: the step of '{param.name}' is out of range")
     return match
 
 
-def _match_groups(optimizer: "optim.AdamW", found: StoredSet) -> list[dict[str, Any]]:
+def _match_groups(optimizer: ServiceOptimizer, found: StoredSet) -> list[dict[str, Any]]:
     """The saved param groups; CheckpointError unless they have the same parameters."""
     try:
         groups = json.loads(found.metadata().get(PARAM_GROUPS, ""), parse_constant=no_constant)
         saved = [list(g["params"]) for g in groups]
         for g in groups:
-            optim._adamw_set({**optimizer.defaults, **g})
+            optimizer.set_of({**optimizer.defaults, **g})
     except (ValueError, TypeError, KeyError, OverflowError,
             RecursionError) as e:
         raise CheckpointError(f"{found.path}: its param groups cannot be read: {e}") from e
@@ -298,20 +301,20 @@ def _match_groups(optimizer: "optim.AdamW", found: StoredSet) -> list[dict[str, 
     return groups
 
 
-def _load_optimizer(sharded: Sharded,
+def _load_optimizer(optimizer: ServiceOptimizer,
                     match: dict[ShardedParam, dict[str, Stored]]) -> None:
     for param, planes in match.items():
-        for plane in PLANES:
+        for plane in (*optimizer.planes, "master"):
             if plane in planes:
-                _stream(sharded, param, plane, planes[plane])
+                _stream(optimizer.sharded, param, plane, planes[plane])
         if "step" in planes:
-            sharded.write(param, "step", planes["step"].read(0, 1))
+            optimizer.sharded.write(param, "step", planes["step"].read(0, 1))
         else:
-            optim.clear_state(sharded, param)
+            optimizer.clear_state(param)
 
 
 def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
-                    optimizer: "optim.AdamW") -> None:
+                    optimizer: ServiceOptimizer) -> None:
     """Loads what :func:`save_checkpoint` has written; all ranks call it.
 
     The number of ranks, nodes and the stage may be others than when it was saved.  Rank 0 writes,
@@ -333,14 +336,14 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         if model_set.save_id is None or model_set.save_id != optimizer_set.save_id:
             raise CheckpointError(f"{directory}: model and optimizer come from different saves")
         match = _match_model(sharded, model_set, True)
-        states = _match_optimizer(sharded, optimizer_set)
+        states = _match_optimizer(optimizer, optimizer_set)
         groups = _match_groups(optimizer, optimizer_set)
         sharded.barrier()
         if sharded.rank == 0:
             for param, stored in match.params:
                 if "master" not in states.get(param, {}):
                     _stream(sharded, param, "master", stored)
-            _load_optimizer(sharded, states)
+            _load_optimizer(optimizer, states)
         _load_buffers(match)
         for mine, saved in zip(optimizer.param_groups, groups):
             optimizer._take_group(mine, saved)
@@ -350,12 +353,13 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
 # ---- as transformers.Trainer has them ----------------------------------------------
 
 
-def save_plain(directory: str, optimizer: "optim.AdamW", defaults: Mapping[str, Any]) -> None:
+def save_plain(directory: str, optimizer: ServiceOptimizer,
+               defaults: Mapping[str, Any]) -> None:
     """Writes model and optimizer as transformers.Trainer does, streamed; one rank calls it.
 
-    "optimizer.pt" is torch.save()'s of a state_dict() that torch.optim.AdamW loads; "master.pt"
+    "optimizer.pt" is torch.save()'s of a state_dict() that torch's optimizer loads; "master.pt"
     has the fp32 master weights of 16-bit parameters by the same numbers.
-    defaults: of torch.optim.AdamW, for what the param groups here do not have.
+    defaults: of torch's optimizer, for what the param groups here do not have.
     """
     ids = {SAVE_ID: uuid.uuid4().hex}
     _save_model(optimizer.sharded, os.path.join(directory, MODEL_FILE), None, None,
@@ -368,10 +372,10 @@ def save_plain(directory: str, optimizer: "optim.AdamW", defaults: Mapping[str, 
     write_pickled(os.path.join(directory, PLAIN_FILE), {**packed, **ids})
 
 
-def load_plain(directory: str, optimizer: "optim.AdamW") -> None:
+def load_plain(directory: str, optimizer: ServiceOptimizer) -> None:
     """Loads the optimizer of :func:`save_plain` or transformers.Trainer; all ranks call it, with
     the model loaded.  CheckpointError if model and optimizer come from different saves; else as of
-    :meth:`AdamW.load_state_dict`."""
+    :meth:`ServiceOptimizer.load_state_dict`."""
     def read(name: str) -> dict[str, Any]:
         return torch.load(os.path.join(directory, name), map_location="cpu", weights_only=True,
                           mmap=True)

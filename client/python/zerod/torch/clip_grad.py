@@ -28,7 +28,7 @@ def clip_grad_norm_(model_or_parameters: nn.Module | torch.Tensor | Iterable[tor
     Returns the norm before clipping: a float32 scalar, nan if the gradient is not finite.
 
     Errors: ValueError for a part of the parameters, another norm than 2 or max_norm <= 0;
-    RuntimeError with error_if_nonfinite; zerod.Aborted as of :meth:`AdamW.step`.
+    RuntimeError with error_if_nonfinite; zerod.Aborted as of :meth:`ServiceOptimizer.step`.
     """
     if float(norm_type) != 2.0:
         raise ValueError(f"norm_type {norm_type}: the service computes the 2-norm only")

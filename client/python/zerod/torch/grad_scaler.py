@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .optim import AdamW
+from .optim import ServiceOptimizer
 from .sharded import Sharded, sharded_of
 
 
@@ -32,7 +32,7 @@ class GradScaler:
     the job's scale goes on.  enabled=False: no method has an effect.
     """
 
-    def __init__(self, target: AdamW | nn.Module, init_scale: float = 65536.0,
+    def __init__(self, target: ServiceOptimizer | nn.Module, init_scale: float = 65536.0,
                  growth_interval: int = 2000, enabled: bool = True):
         self._enabled = enabled
         self._stepped = False
@@ -177,5 +177,6 @@ def _sharded_behind(target: Any) -> Sharded:
         return sharded_of(target)
     sharded = getattr(target, "sharded", None)
     if sharded is None:
-        raise TypeError(f"{type(target).__name__} is neither zerod.torch.AdamW nor a sharded model")
+        raise TypeError(f"{type(target).__name__} is neither an optimizer of zerod.torch nor a "
+                        "sharded model")
     return sharded

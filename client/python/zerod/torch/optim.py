@@ -1,6 +1,6 @@
-"""AdamW whose arithmetic happens in the service.
+"""Optimizers whose arithmetic happens in the service.
 
-The optimizer keeps hyperparameters only; moments, master weights and step counts are in zerod.
+An optimizer keeps hyperparameters only; moments, master weights and step counts are in zerod.
 One param group is one hyperparameter set of zero_step().
 """
 from __future__ import annotations
@@ -23,10 +23,8 @@ from .unit import ShardedParam
 from .wrap import sharded_or_marked
 
 MAX_SETS = 256
-HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
-# of torch's AdamW, in a state_dict of it: how it computes, not what
-IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "amsgrad", "maximize",
-                  "decoupled_weight_decay"}
+# in a state_dict of torch's optimizers: how they compute, not what
+IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "amsgrad"}
 
 
 # ---- hyperparameters ---------------------------------------------------------------
@@ -51,31 +49,24 @@ def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     return float(betas[0]), float(betas[1])
 
 
-def _adamw_set(group: Mapping[str, Any]) -> "zerod.AdamWSet":
-    """A param group's hyperparameters; ValueError for what AdamW in the service has not."""
-    for key in ("amsgrad", "maximize", "differentiable", "capturable"):
+def _refuse(group: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
         if group.get(key):
-            raise ValueError(f"{key}=True does not exist here: the service computes AdamW")
-    if not group.get("decoupled_weight_decay", True):
-        raise ValueError("decoupled_weight_decay=False (Adam with L2) does not exist here")
-    beta1, beta2 = _betas(group)
-    return zerod.AdamWSet(lr=_number(group, "lr"), beta1=beta1, beta2=beta2,
-                          eps=_number(group, "eps"),
-                          weight_decay=_number(group, "weight_decay"))
+            raise ValueError(f"{key}=True does not exist in the service")
 
 
 # ---- the optimizer -----------------------------------------------------------------
 
 
-class AdamW(torch.optim.Optimizer):
-    """``torch.optim.AdamW`` of a sharded model.
+class ServiceOptimizer(torch.optim.Optimizer):
+    """What the optimizers of a sharded model have in common.
 
-    model: of :func:`zerod.torch.shard`, or marked by :func:`zerod.torch.fully_shard`.
+    model: of :func:`zerod.torch.shard` with this optimizer's name, or marked by
+    :func:`zerod.torch.fully_shard`.
     params: None for all trainable parameters, else as in torch: an iterable of the model's
     parameters, of (name, parameter) or of dicts ``{"params": [...], "lr": ...}``; at most 256
     groups.  Parameters in no group are not updated.
-    lr, betas, eps, weight_decay: numbers, as in torch; tensors are a ValueError.  ``amsgrad`` and
-    ``maximize`` do not exist.
+    Hyperparameters are numbers, as in torch; tensors are a ValueError.
 
     A model has one optimizer at a time: a new one takes over from the last.
     After :meth:`step`: ``grad_norm`` (float, of the mean gradient, before clipping, loss scale
@@ -85,16 +76,28 @@ class AdamW(torch.optim.Optimizer):
     ``sharded_of(model).read(param, "exp_avg")``.
 
     Errors: ValueError for a parameter that was frozen when the model was sharded, or is another
-    model's, naming it, and for hyperparameters out of range.
+    model's, naming it, for hyperparameters out of range, and for a model that was sharded for
+    another optimizer.
     """
 
-    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-3,
-                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.01):
+    name: str  # in the service
+    planes: tuple[str, ...]  # the state that the service keeps beside the master weights
+    has_step = True  # whether the state of torch's optimizer has a step
+
+    def set_of(self, group: Mapping[str, Any]) -> Any:
+        """A param group's hyperparameters; ValueError for what the service does not have."""
+        raise NotImplementedError
+
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any]):
+        kind = type(self).__name__
         if not isinstance(model, nn.Module):
             raise TypeError(f"the first argument is the sharded model, not {type(model).__name__}: "
-                            "AdamW(model, params=None, lr=...)")
-        self.sharded = sharded_or_marked(model)
+                            f"{kind}(model, params=None, lr=...)")
+        self.set_of(defaults)
+        self.sharded = sharded_or_marked(model, self.name)
+        if self.sharded.optimizer_name != self.name:
+            raise ValueError(f"{kind} is '{self.name}', and the model was sharded for "
+                             f"'{self.sharded.optimizer_name}': shard(model, optimizer='{self.name}')")
         self.grad_norm, self.skipped = math.nan, False
         self.version = self.sharded.client.version
         self.loss_scale = self.sharded.client.loss_scale
@@ -102,8 +105,6 @@ class AdamW(torch.optim.Optimizer):
         if params is None:
             values.check_all_sharded(model)
             params = [p.placeholder for p in self.sharded.params if p.placeholder.requires_grad]
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        _adamw_set(defaults)
         super().__init__(params, defaults)
         self.sharded.optimized = self._optimized()
         self.sharded.optimizer = weakref.ref(self)
@@ -120,7 +121,7 @@ class AdamW(torch.optim.Optimizer):
         given = [given] if isinstance(given, torch.Tensor) else given
         if not isinstance(given, set):  # torch refuses sets
             param_group["params"] = [self._checked(i, p) for i, p in enumerate(given)]
-        _adamw_set({**self.defaults, **param_group})
+        self.set_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
         if self._is_mine():
             self.sharded.optimized = self._optimized()
@@ -192,7 +193,7 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         self._check_mine()
         sharded, pending = self.sharded, self.sharded.pending
-        sets = [_adamw_set(g) for g in self.param_groups]
+        sets = [self.set_of(g) for g in self.param_groups]
         try:
             sharded.finish_backward_pushes()
             self._assign_sets()
@@ -217,12 +218,13 @@ class AdamW(torch.optim.Optimizer):
     # ---- state ---------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state in the format of ``torch.optim.AdamW``; any rank may call it alone.
+        """The optimizer's state, in the format of torch's optimizer of this name; any rank may call
+        it alone.
 
-        ``{"state": {i: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups": [...]}``: step is a
-        float32 scalar, moments are fp32 of the parameter's shape, on the CPU, read one at a time.
-        Parameters that were never updated have no state.  16-bit parameters also have "master",
-        fp32: with it training resumes exactly.  ``torch.optim.AdamW`` loads it too.
+        ``{"state": {i: {"step", "exp_avg", ...}}, "param_groups": [...]}``: step is a float32
+        scalar, moments have torch's names and are fp32 of the parameter's shape, on the CPU, read
+        one at a time.  Parameters that were never updated have no state.  16-bit parameters also
+        have "master", fp32: with it training resumes exactly.  torch's optimizer loads it too.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
@@ -238,7 +240,7 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [self.sharded.param_of(p) for p in group["params"]]
             for i, param in enumerate(params, index):
-                entry = _state_of(self.sharded, param)
+                entry = self._state_of(param)
                 if entry:
                     state[i] = entry
             groups.append({**{k: v for k, v in group.items() if k != "params"},
@@ -247,15 +249,16 @@ class AdamW(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads :meth:`state_dict`'s result, or that of ``torch.optim.AdamW``; all ranks call it.
+        """Loads :meth:`state_dict`'s result, or that of torch's optimizer of this name; all ranks
+        call it.
 
         Rank 0 writes to the service, one tensor at a time; begins when all ranks have called, and
         returns when all is written.
         For 16-bit parameters load the model first: its values become the master weights, until the
         exact ones, if they are there, come from here.
 
-        Errors, before anything is written: ValueError for other groups, shapes or amsgrad state;
-        RuntimeError in the middle of a step.
+        Errors, before anything is written: ValueError for other groups, shapes or another
+        optimizer's state; RuntimeError in the middle of a step.
         """
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -264,11 +267,11 @@ class AdamW(torch.optim.Optimizer):
         groups = state_dict["param_groups"]
         entries = self._match(groups, state_dict["state"])
         for group in groups:
-            _adamw_set({**self.defaults, **group})
+            self.set_of({**self.defaults, **group})
         self.sharded.barrier()
         if self.sharded.rank == 0:
             for param, entry in entries.items():
-                _write_state(self.sharded, param, entry)
+                self._write_state(param, entry)
         for mine, saved in zip(self.param_groups, groups):
             self._take_group(mine, saved)
         self.sharded.barrier()
@@ -279,7 +282,8 @@ class AdamW(torch.optim.Optimizer):
     def _take_group(mine: dict[str, Any], saved: Mapping[str, Any]) -> None:
         mine.update({k: v for k, v in saved.items()
                      if k != "params" and k not in IMPLEMENTATION})
-        mine["betas"] = tuple(mine["betas"])
+        if "betas" in mine:
+            mine["betas"] = tuple(mine["betas"])
 
     def _match(self, groups: list[Mapping[str, Any]],
                state: Mapping[Any, Any]) -> dict[ShardedParam, Mapping[str, Any]]:
@@ -294,56 +298,81 @@ class AdamW(torch.optim.Optimizer):
                                  f"the loaded state dict {len(saved['params'])}")
             for p, key in zip(mine["params"], saved["params"]):
                 param = self.sharded.param_of(p)
-                found[param] = state.get(key, {})
-                _check_state(param, found[param])
+                found[param] = {k: v for k, v in state.get(key, {}).items() if v is not None}
+                self._check_state(param, found[param])
         return found
 
+    def _check_state(self, param: ShardedParam, entry: Mapping[str, Any]) -> None:
+        if not entry:
+            return
+        kept = {"step", "master", *self.planes}
+        for key in sorted(set(entry) - kept):
+            raise ValueError(f"parameter '{param.name}': the loaded state has '{key}', which "
+                             f"{self.name} does not keep: it is of another optimizer, or of amsgrad")
+        for key in sorted(kept - set(entry) - {"master", *([] if self.has_step else ["step"])}):
+            raise ValueError(f"parameter '{param.name}': the loaded state has no '{key}', which "
+                             f"{self.name} needs")
+        if not 0 <= int(entry.get("step", 1)) < 1 << 62:
+            raise ValueError(f"parameter '{param.name}': step {entry['step']} is out of range")
+        for key in (*self.planes, "master"):
+            if key in entry and tuple(entry[key].shape) != tuple(param.shape):
+                raise ValueError(f"parameter '{param.name}' has shape {tuple(param.shape)}, its "
+                                 f"loaded {key} {tuple(entry[key].shape)}")
 
-def _state_of(sharded: Sharded, param: ShardedParam) -> dict[str, Source]:
-    step = int(sharded.read(param, "step"))
-    if not step and param.dtype is torch.float32:
-        return {}
-    entry = {"step": of_tensor("step", torch.tensor(float(step)))}
-    planes = ["exp_avg", "exp_avg_sq"]
-    if param.dtype is not torch.float32:
-        planes.append("master")
-    for plane in planes:
-        entry[plane] = values.source_of(sharded, param, plane)
-    return entry
+    def planes_of(self, param: ShardedParam) -> tuple[str, ...]:
+        """The planes that an exact copy of a parameter's state has."""
+        return self.planes if param.dtype is torch.float32 else (*self.planes, "master")
+
+    def _state_of(self, param: ShardedParam) -> dict[str, Source]:
+        step = int(self.sharded.read(param, "step"))
+        if not step and param.dtype is torch.float32:
+            return {}
+        entry = {"step": of_tensor("step", torch.tensor(float(step)))}
+        for plane in self.planes_of(param):
+            entry[plane] = values.source_of(self.sharded, param, plane)
+        return entry
+
+    def _write_state(self, param: ShardedParam, entry: Mapping[str, Any]) -> None:
+        if not entry:
+            self.clear_state(param)
+            return
+        for plane in self.planes_of(param):
+            if plane in entry:
+                values.write_all(self.sharded, param, plane, entry[plane])
+        self.sharded.write(param, "step", torch.tensor([int(entry.get("step", 1))]))
+
+    def clear_state(self, param: ShardedParam) -> None:
+        """Makes a parameter one that was never updated."""
+        if int(self.sharded.read(param, "step")) == 0:
+            return
+        for plane in self.planes:
+            for first, count in values.pieces(param.numel):
+                self.sharded.write(param, plane, torch.zeros(count), first)
+        self.sharded.write(param, "step", torch.tensor([0]))
 
 
-def _check_state(param: ShardedParam, entry: Mapping[str, Any]) -> None:
-    if not entry:
-        return
-    if "max_exp_avg_sq" in entry:
-        raise ValueError(f"parameter '{param.name}': the state is amsgrad's, which does not exist "
-                         "here")
-    for key in ("step", "exp_avg", "exp_avg_sq"):
-        if key not in entry:
-            raise ValueError(f"parameter '{param.name}': the loaded state has no '{key}'")
-    if not 0 <= int(entry["step"]) < 1 << 62:
-        raise ValueError(f"parameter '{param.name}': step {entry['step']} is out of range")
-    for key in ("exp_avg", "exp_avg_sq", "master"):
-        if key in entry and tuple(entry[key].shape) != tuple(param.shape):
-            raise ValueError(f"parameter '{param.name}' has shape {tuple(param.shape)}, its loaded "
-                             f"{key} {tuple(entry[key].shape)}")
+# ---- each of them ------------------------------------------------------------------
 
 
-def _write_state(sharded: Sharded, param: ShardedParam, entry: Mapping[str, Any]) -> None:
-    if not entry:
-        clear_state(sharded, param)
-        return
-    for plane in ("exp_avg", "exp_avg_sq", "master"):
-        if plane in entry and (plane != "master" or param.dtype is not torch.float32):
-            values.write_all(sharded, param, plane, entry[plane])
-    sharded.write(param, "step", torch.tensor([int(entry["step"])]))
+class AdamW(ServiceOptimizer):
+    """``torch.optim.AdamW`` of a sharded model: lr, betas, eps, weight_decay and maximize as there.
+    ``amsgrad`` does not exist.  Everything else is as :class:`ServiceOptimizer` says."""
 
+    name, planes = "adamw", ("exp_avg", "exp_avg_sq")
 
-def clear_state(sharded: Sharded, param: ShardedParam) -> None:
-    """Makes a parameter one that was never updated."""
-    if int(sharded.read(param, "step")) == 0:
-        return
-    for plane in ("exp_avg", "exp_avg_sq"):
-        for first, count in values.pieces(param.numel):
-            sharded.write(param, plane, torch.zeros(count), first)
-    sharded.write(param, "step", torch.tensor([0]))
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.01, *, maximize: bool = False):
+        super().__init__(model, params, {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "maximize": maximize, "decoupled_weight_decay": self.name == "adamw"})
+
+    def set_of(self, group: Mapping[str, Any]) -> "zerod.AdamWSet":
+        _refuse(group, "amsgrad", "differentiable", "capturable")
+        if not group["decoupled_weight_decay"]:
+            raise ValueError("decoupled_weight_decay=False (Adam with L2) does not exist here")
+        beta1, beta2 = _betas(group)
+        return zerod.AdamWSet(lr=_number(group, "lr"), beta1=beta1, beta2=beta2,
+                              eps=_number(group, "eps"),
+                              weight_decay=_number(group, "weight_decay"),
+                              maximize=bool(group["maximize"]))

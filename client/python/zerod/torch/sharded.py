@@ -39,11 +39,13 @@ class Sharded:
 
     params are in the layout's order; units in the order of the model's tree, the root last.
     optimizer: the newest one, weakly; optimized: the parameters that it updates, None: all.
+    optimizer_name: of the optimizer in the service that the model was sharded for.
     goes_on: the job had its values when this rank attached, so that loading others is left out.
     keep: whether the job stays when all ranks have completed it.
     """
 
-    def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu"):
+    def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu",
+                 optimizer_name: str):
         self.model, self.stage, self.prefetch, self.place = model, stage, prefetch, place
         self.client: zerod.Client
         self.units: list[Unit] = []
@@ -55,6 +57,7 @@ class Sharded:
         self.optimizer: "weakref.ref[torch.optim.Optimizer] | None" = None
         self.optimized: set[ShardedParam] | None = None
         self.pending = Pending()
+        self.optimizer_name = optimizer_name
         self.goes_on = False
         self.keep = True
 
@@ -82,7 +85,7 @@ class Sharded:
     @property
     def kept(self) -> bytes:
         """The bytes that this rank, or its predecessor, kept with the last decided step
-        (``AdamW.step(blob=...)``); b"" if none."""
+        (``optimizer.step(blob=...)``); b"" if none."""
         return self.attempt.kept
 
     @property

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import zerod
+from zerod._library import HYPERPARAMETERS
 from zerod.environment import incarnation
 
 from . import initialize, state
@@ -53,7 +54,7 @@ class ZeroModule(nn.Module):
         return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As :meth:`AdamW.zero_grad`: all ranks call it to discard gradients."""
+        """As :meth:`ServiceOptimizer.zero_grad`: all ranks call it to discard gradients."""
         del set_to_none
         if self.sharded.has_gradients:
             self.sharded.barrier()
@@ -84,7 +85,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any)
         if taken:
             raise RuntimeError(
                 f"{type(optimizer).__name__} cannot update parameter '{taken}': shard() took it to "
-                "zerod. Use zerod.torch.AdamW(model, ...), made after shard()")
+                "zerod. Use an optimizer of the service, as zerod.torch.AdamW(model, ...), made after "
+                "shard()")
 
 
 register_optimizer_step_pre_hook(_check_optimizer)
@@ -100,7 +102,8 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
         groups = []
         for i, members in enumerate(unit.groups()):
             name = (unit.name or "(root)") + (f"#{i}" if i else "")
-            index = layout.group(name, DTYPES[members[0].value.dtype])
+            index = layout.group(name, DTYPES[members[0].value.dtype],
+                                 optimizer=sharded.optimizer_name)
             group = Group(sharded.place, index,
                           [ShardedParam(sharded, p.names, p.places, p.value) for p in members])
             for position, p in enumerate(group.params):
@@ -193,7 +196,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
-          keep: bool = True) -> nn.Module:
+          keep: bool = True, optimizer: str = "adamw") -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
     All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
@@ -229,6 +232,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     Trainer has run to its end, or after ``client.finish(keep=False)``, and the processes have ended
     normally.  A process that ends by an exception keeps the job; sys.exit() is a normal end, whatever
     its status.
+    optimizer: which one the service computes, and so what state it keeps: "adamw", for :class:`AdamW`.
+    A job is continued under its own optimizer alone.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
@@ -238,6 +243,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"{type(model).__name__} is sharded already")
     if resume not in RESUME:
         raise ValueError(f"resume is one of {', '.join(RESUME)}, not {resume!r}")
+    if optimizer not in HYPERPARAMETERS:
+        raise ValueError(f"optimizer is one of {', '.join(HYPERPARAMETERS)}, not {optimizer!r}")
     if stage not in (1, 2, 3):
         raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
     if not isinstance(prefetch, int) or prefetch < 0:
@@ -253,7 +260,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
                          f"{reduce_dtype}")
     initialize.prepare(model, init_fn)
     place = place_of(device, (p.value for u in planned for p in u.params))
-    sharded = Sharded(model, stage, prefetch, place)
+    sharded = Sharded(model, stage, prefetch, place, optimizer)
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job, timeout=timeout)
     other = _of_job.get(sharded.client.job)
@@ -279,8 +286,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
 def fully_shard(module: nn.Module) -> nn.Module:
     """Marks a module as one group of :func:`shard`, as FSDP2's function of that name; returns it.
 
-    Blocks first, the model last.  ``shard(model, ...)`` or ``AdamW(model)`` then takes the model to
-    the service, or its first forward with the defaults of :func:`shard`.
+    Blocks first, the model last.  ``shard(model, ...)`` or an optimizer, as ``AdamW(model)``, then
+    takes the model to the service, or its first forward with the defaults of :func:`shard`.
     """
     if "_zerod_mark" in module.__dict__:
         return module
@@ -312,9 +319,9 @@ def _unmark(modules: list[nn.Module]) -> None:
             module.forward = forward
 
 
-def sharded_or_marked(model: nn.Module) -> Sharded:
-    """The model's Sharded; shards a model that fully_shard() has marked."""
+def sharded_or_marked(model: nn.Module, optimizer: str) -> Sharded:
+    """The model's Sharded; shards a model that fully_shard() has marked, for that optimizer."""
     if "_zerod_sharded" not in model.__dict__ and any("_zerod_mark" in m.__dict__
                                                       for m in model.modules()):
-        shard(model)
+        shard(model, optimizer=optimizer)
     return sharded_of(model)
