@@ -17,6 +17,8 @@ enum { ANNOUNCED_BYTES = 4 << 20 };
 
 /* A part of a parcel on its way to its owner. */
 struct delivery {
+        struct list link; /* parcel.announced, or none */
+        uint64_t transfer;
         struct job *job;
         struct parcel *parcel;
         uint32_t owner;
@@ -30,7 +32,10 @@ static struct delivery *delivery_new(struct job *job, struct parcel *p, uint32_t
         struct delivery *d = malloc(sizeof *d);
 
         if (d) {
-                *d = (struct delivery){ job, p, owner, elements, NULL };
+                *d = (struct delivery){
+                        .job = job, .parcel = p, .owner = owner, .elements = elements
+                };
+                list_init(&d->link);
                 job_ref(job);
         }
         return d;
@@ -51,6 +56,7 @@ static void delivery_sent(void *arg, int status)
         struct job *job = d->job;
         struct parcel *p = d->parcel;
 
+        list_remove(&d->link); /* the parcel may go */
         if (status == 0)
                 job->reduce->elements_sent += d->elements;
         parcel_read_end(p, d->owner, status == 0 ? d->elements : 0);
@@ -74,9 +80,22 @@ uint64_t parcel_announce(struct parcel *p, uint32_t owner)
                 delivery_free(d);
                 return 0;
         }
+        d->transfer = transfer;
+        list_insert(&p->announced, &d->link);
         parcel_read_begin(p);
         crash_point(CRASH_PUSH_SENDING);
         return transfer;
+}
+
+/* An owner may have no room for it as long as this node waits: its job is to be gone. */
+void parcel_withdraw(struct parcel *p)
+{
+        list_for_each (&p->announced, item) {
+                const struct delivery *d = CONTAINER_OF(item, struct delivery, link);
+
+                ask_refuse(d->job, d->job->place.node[d->owner], d->transfer, ZERO_EABORTED,
+                           "the gradient's attempt is over");
+        }
 }
 
 static struct parcel *parcel_find(struct job *job, const Zero__Pull *request)

@@ -222,4 +222,9 @@ void landing_forget_node(struct holding *h, uint32_t node)
                 l->n_early--;
                 offer_free(o);
         }
+        /* what they announce has gone with the link; a next process counts from the start */
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                list_for_each (&l->groups[g].queues[node], item) {
+                        CONTAINER_OF(item, struct offer, link)->announced = 0;
+                }
 }

@@ -484,6 +484,7 @@ struct parcel *parcel_new(struct job *job, uint32_t group)
         p->attempt = job->attempt;
         p->grad_dtype = job->grad_dtype;
         list_init(&p->pieces);
+        list_init(&p->announced);
         p->last = true;
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 struct contributor *c = contributor_of(r, group, rank);

@@ -77,15 +77,16 @@ struct parcel {
         bool last, ready, offered, starved;
         uint32_t summing; /* of sums */
         struct parcel_sum *sums;
-        bool void_;         /* its attempt is over: freed when nothing reads it */
-        bool aborted;       /* ... without a decision */
-        uint64_t *untaken;  /* [owner]: elements of its range that it has not taken yet */
-        uint32_t takers;    /* owners that have not taken all of theirs */
-        uint32_t readers;   /* payloads and copies under way */
-        uint8_t *present;   /* one bit a tensor */
-        void *buffer;       /* the sum, in host memory */
-        struct part *parts; /* of the sum on GPUs; NULL: it is not there */
-        struct list pieces; /* that these lie in */
+        bool void_;            /* its attempt is over: freed when nothing reads it */
+        bool aborted;          /* ... without a decision */
+        uint64_t *untaken;     /* [owner]: elements of its range that it has not taken yet */
+        uint32_t takers;       /* owners that have not taken all of theirs */
+        uint32_t readers;      /* payloads and copies under way */
+        struct list announced; /* deliveries that their owners have not read */
+        uint8_t *present;      /* one bit a tensor */
+        void *buffer;          /* the sum, in host memory */
+        struct part *parts;    /* of the sum on GPUs; NULL: it is not there */
+        struct list pieces;    /* that these lie in */
         uint64_t sum_bytes;
         /* Of a contribution in place, or the buffer.  NULL with parts; else owners take the
          * sources. */
@@ -145,6 +146,8 @@ void reduce_feed(struct reduce *r);
 /* Sends an owner of another node its range before that asks; the number for the offer, or 0: it has
  * to ask. */
 uint64_t parcel_announce(struct parcel *p, uint32_t owner);
+/* Owners are told to forget what was announced to them. */
+void parcel_withdraw(struct parcel *p);
 void parcel_free(struct parcel *p);
 void group_offer(struct job *job, uint32_t group);
 /* Its data lies in host memory that its rank can write to. */

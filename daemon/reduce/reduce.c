@@ -466,6 +466,8 @@ void reduce_reset(struct job *job, bool decided)
                         continue;
                 p->void_ = true;
                 p->aborted = !decided;
+                if (p->aborted)
+                        parcel_withdraw(p);
                 if (!p->summing && p->readers == 0)
                         parcel_free(p);
         }

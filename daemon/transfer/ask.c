@@ -71,6 +71,8 @@ void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *
                 fabric_forget(x->fabric, node, ask->transfer);
                 return;
         }
+        if (m->transfer & BULK_ANNOUNCED) /* by its sender, and not read yet */
+                fabric_forget(x->fabric, node, m->transfer);
 }
 
 void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text)

@@ -7,7 +7,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, WAIT, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
+from cluster import SETS, SLOW, WAIT, Cluster, expect, finish_all, push_all, small_layout, step_all, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 LAYOUT = small_layout(blocks=2, width=256)
@@ -457,6 +457,18 @@ def daemon_stops_in_order():
         c[0].process.terminate()
         expect(a.finish(), "EDEADLINE", "rank 0", "n0.sock")
         assert c[0].process.wait(15 * SLOW) == 0, c[0].log()
+
+
+@case
+def daemon_stops_with_an_unread_gradient():
+    """A daemon that stops does not wait for an owner that has no room for a gradient before its turn."""
+    with Cluster(2, drain_ms=0, reduce_buffers=1) as c:
+        _, a = c.ranks("job", LAYOUT, [0, 1], hold=1, push=GROUPS)
+        push_all(a, GROUPS)
+        a.start("step", sets=SETS)
+        assert not a.ready(0.1), "the step ended without the other rank"
+        c[1].process.terminate()
+        assert c[1].process.wait(15 * SLOW) == 0, c[1].log()
 
 
 if __name__ == "__main__":
