@@ -471,5 +471,21 @@ def daemon_stops_with_an_unread_gradient():
         assert c[1].process.wait(15 * SLOW) == 0, c[1].log()
 
 
+@case
+def daemon_dies_with_unread_gradients():
+    """The gradients of its next process are no part of what the owner forgets of the process before."""
+    with Cluster(2, reduce_buffers=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=10000 * SLOW)
+        push_all(ranks[1], GROUPS)
+        ranks[1].start("step", sets=SETS)
+        assert not ranks[1].ready(0.1), "the step ended without the other rank"
+        c[1].kill()
+        c[1].restart()
+        expect(ranks[1].finish(), "EABORTED")
+        for a in ranks:
+            a.start("train", steps=1, sets=SETS, patient=True)
+        finish_all(ranks)
+
+
 if __name__ == "__main__":
     main()
