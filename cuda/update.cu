@@ -18,6 +18,16 @@ static __device__ inline void adamw(const update_scalars &scalars, float g,
         x[0] -= s.step_size * (x[1] / (sqrtf(x[2]) / s.sqrt_bias2 + s.eps));
 }
 
+static __device__ inline void lion(const update_scalars &scalars, float g,
+                                   float (&x)[UPDATE_PLANES])
+{
+        const lion_scalars &s = scalars.lion;
+        float c = x[1] * s.beta1 + g * s.one_minus_beta1;
+
+        x[0] = x[0] * s.decay - (c > 0 || c < 0 ? copysignf(s.lr, c) : c);
+        x[1] = x[1] * s.beta2 + g * s.one_minus_beta2;
+}
+
 template <update_rule RULE>
 static __device__ inline void update_element(const update_scalars &s, float grad,
                                              float (&x)[UPDATE_PLANES])

@@ -90,9 +90,9 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
 
 /*
- * Chooses a group's optimizer: "adamw", as it is without this call.  It says which planes the
- * group's tensors have beside the master weights, and which member of struct zero_set applies.  All
- * ranks choose the same, and a job's state, or its checkpoint, is continued under it alone:
+ * Chooses a group's optimizer: "adamw", as it is without this call, or "lion".  It says which
+ * planes the group's tensors have beside the master weights, and which member of struct zero_set
+ * applies.  All ranks choose the same, and a job's state, or its checkpoint, is continued under it alone:
  * zero_attach() refuses another one (ZERO_ELAYOUT), and names it.
  */
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
@@ -312,11 +312,23 @@ struct zero_adamw {
 #define ZERO_PLANE_EXP_AVG ZERO_PLANE_MOMENT1
 #define ZERO_PLANE_EXP_AVG_SQ ZERO_PLANE_MOMENT2
 
+/*
+ * Lion (arXiv 2302.06675, algorithm 2).  The one moment is ZERO_PLANE_EXP_AVG m; g is as above.  The paper
+ * has beta1 0.9 and beta2 0.99, and an lr of a third to a tenth of AdamW's:
+ *
+ *   p = p (1 - lr weight_decay) - lr sign(beta1 m + (1 - beta1) g);  m = beta2 m + (1 - beta2) g
+ */
+struct zero_lion {
+        double lr, beta1, beta2, weight_decay;
+        double maximize; /* 0 or 1 */
+};
+
 /* Hyperparameters of the tensors of one set.  All their groups have this optimizer. */
 struct zero_set {
         const char *optimizer; /* as in zero_layout_optimizer(); NULL: "adamw" */
         union {
                 struct zero_adamw adamw;
+                struct zero_lion lion;
         };
 };
 

@@ -8,6 +8,7 @@ static const struct {
         size_t n_values;
 } rows[] = {
         { "adamw", sizeof(struct zero_adamw) / sizeof(double) },
+        { "lion", sizeof(struct zero_lion) / sizeof(double) },
 };
 
 const char *optimizer_default(void)

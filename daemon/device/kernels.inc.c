@@ -41,6 +41,16 @@ ALWAYS_INLINE struct lanes adamw_lanes(struct update_scalars scalars, v16 g, str
         return x;
 }
 
+ALWAYS_INLINE struct lanes lion_lanes(struct update_scalars scalars, v16 g, struct lanes x)
+{
+        struct lion_scalars s = scalars.lion;
+        v16 c = v16_add(v16_mul(x.m, v16_set(s.beta1)), v16_mul(g, v16_set(s.one_minus_beta1)));
+
+        x.p = v16_sub(v16_mul(x.p, v16_set(s.decay)), v16_signed(v16_set(s.lr), c));
+        x.m = v16_add(v16_mul(x.m, v16_set(s.beta2)), v16_mul(g, v16_set(s.one_minus_beta2)));
+        return x;
+}
+
 ALWAYS_INLINE struct lanes rule_lanes(enum update_rule rule, struct update_scalars s, v16 g,
                                       struct lanes x)
 {

@@ -64,6 +64,20 @@ static inline v16 v16_sqrt(v16 x)
         return (v16){ _mm256_sqrt_ps(x.low), _mm256_sqrt_ps(x.high) };
 }
 
+static inline __m256 m256_signed(__m256 x, __m256 c)
+{
+        __m256 has_sign = _mm256_cmp_ps(c, _mm256_setzero_ps(), _CMP_NEQ_OQ);
+        __m256 sign = _mm256_and_ps(c, _mm256_set1_ps(-0.0f));
+
+        return _mm256_blendv_ps(c, _mm256_or_ps(x, sign), has_sign);
+}
+
+/* x >= 0 with the sign of c; c where that is 0 or NaN. */
+static inline v16 v16_signed(v16 x, v16 c)
+{
+        return (v16){ m256_signed(x.low, c.low), m256_signed(x.high, c.high) };
+}
+
 static inline h16 h16_load(const uint16_t *x)
 {
         return _mm256_loadu_si256((const __m256i *)x);

@@ -60,6 +60,15 @@ static inline v16 v16_sqrt(v16 x)
         return _mm512_sqrt_ps(x);
 }
 
+/* x >= 0 with the sign of c; c where that is 0 or NaN. */
+static inline v16 v16_signed(v16 x, v16 c)
+{
+        __mmask16 has_sign = _mm512_cmp_ps_mask(c, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+        v16 sign = _mm512_and_ps(c, _mm512_set1_ps(-0.0f));
+
+        return _mm512_mask_or_ps(c, has_sign, x, sign);
+}
+
 static inline h16 h16_load(const uint16_t *x)
 {
         return _mm256_loadu_si256((const __m256i *)x);

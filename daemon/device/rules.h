@@ -10,6 +10,10 @@
  *          v = v * beta2 + (g * g) * one_minus_beta2
  *          p = p - step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
  *
+ *   LION   c = m * beta1 + g * one_minus_beta1
+ *          p = p * decay - (lr with the sign of c; c itself where that is 0 or NaN)
+ *          m = m * beta2 + g * one_minus_beta2
+ *
  * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to fp32,
  * so that a repeated update is the same to the bit.
  */
@@ -18,7 +22,9 @@
 #include <stdint.h>
 
 /* X(rule, function, planes: master and moments) */
-#define UPDATE_RULE_MAP(X) X(ADAMW, adamw, 3)
+#define UPDATE_RULE_MAP(X)  \
+        X(ADAMW, adamw, 3) \
+        X(LION, lion, 2)
 
 enum update_rule {
 #define X(rule, function, planes) UPDATE_##rule,
@@ -38,10 +44,18 @@ struct adam_scalars {
         float eps;
 };
 
+struct lion_scalars {
+        float decay; /* 1 - lr * weight_decay */
+        float lr;
+        float beta1, one_minus_beta1;
+        float beta2, one_minus_beta2;
+};
+
 struct update_scalars {
         float grad_scale; /* clip factor / (divisor * loss scale); negative: ascend */
         union {
                 struct adam_scalars adam;
+                struct lion_scalars lion;
         };
 };
 

@@ -22,6 +22,15 @@ static void adamw(const struct update_scalars *scalars, float g, float *x)
         x[0] -= s->step_size * (x[1] / (sqrtf(x[2]) / s->sqrt_bias2 + s->eps));
 }
 
+static void lion(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct lion_scalars *s = &scalars->lion;
+        float c = x[1] * s->beta1 + g * s->one_minus_beta1;
+
+        x[0] = x[0] * s->decay - (c > 0 || c < 0 ? copysignf(s->lr, c) : c);
+        x[1] = x[1] * s->beta2 + g * s->one_minus_beta2;
+}
+
 static void scalar_update(enum update_rule rule, const struct update_scalars *s, size_t n,
                           float *const *planes, const float *grad, const struct update_undo *undo)
 {

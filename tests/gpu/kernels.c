@@ -93,29 +93,43 @@ static void check_sum(struct run *r)
 
 enum { P, M, V, GRAD, SERVE, PLANES };
 
-/* The update of one set of planes on both sides, and what is served. */
-static void check_update(struct run *r, enum zero_dtype serve)
+/* One of each rule at least. */
+static const struct sample {
+        const struct optimizer *optimizer;
+        double values[OPTIMIZER_VALUES];
+} samples[] = {
+        { &optimizer_adamw, { 1e-3, 0.9, 0.999, 1e-8, 0.1 } },
+        { &optimizer_lion, { 1e-3, 0.9, 0.99, 0.1 } },
+};
+
+/* The update of one set of planes on both sides, and what is served; planes that the rule lacks stay. */
+static void check_update(struct run *r, const struct sample *sample, enum zero_dtype serve)
 {
-        struct update_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
+        const struct optimizer *o = sample->optimizer;
+        struct update_scalars s = o->scalars(sample->values, 3, 0.7);
         struct twin t[PLANES] = { array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
                                   array(r, ZERO_FP32), aligned_array(r, serve) };
-        struct zero_cuda_update update = { .scalars = s, .n = r->n, .serve_dtype = serve };
+        struct zero_cuda_update update = {
+                .rule = o->rule, .scalars = s, .n = r->n, .serve_dtype = serve
+        };
+        float *const planes[] = { t[P].host, t[M].host, t[V].host };
 
-        run_adamw(&host_scalar_ops, &s, r->n, t[P].host, t[M].host, t[V].host, t[GRAD].host, NULL);
+        host_scalar_ops.update(o->rule, &s, r->n, planes, t[GRAD].host, NULL);
         host_scalar_ops.serve(serve, t[SERVE].host, t[P].host, r->n);
         update_in_place(&update, t);
         update.grad[0] = t[GRAD].gpu;
         update.k = 1;
         update.from = update.wire = ZERO_FP32;
         update.serve = t[SERVE].gpu;
-        must(r->gpu->ops->update(&update, 1, r->gpu->stream), "adamw");
-        finish(r, t, PLANES, "adamw");
+        must(r->gpu->ops->update(&update, 1, r->gpu->stream), o->name);
+        finish(r, t, PLANES, o->name);
 }
 
-static void check_adamw(struct run *r)
+static void check_updates(struct run *r)
 {
-        for (int serve = 0; serve < DTYPES; serve++)
-                check_update(r, dtypes[serve]);
+        for (size_t i = 0; i < sizeof(samples) / sizeof(samples[0]); i++)
+                for (int serve = 0; serve < DTYPES; serve++)
+                        check_update(r, &samples[i], dtypes[serve]);
 }
 
 /* An update of contributions is the update of what reduce() would have made of them. */
@@ -401,7 +415,7 @@ static void check_many(struct run *r)
 
 int main(int argc, char *argv[])
 {
-        void (*const checks[])(struct run *) = { check_cast,   check_sum,       check_adamw,
+        void (*const checks[])(struct run *) = { check_cast,   check_sum,       check_updates,
                                                  check_reduce, check_nonfinite, check_bytes,
                                                  check_fused,  check_many };
         struct gpu gpu;

@@ -53,6 +53,8 @@ static int add_group(struct zero_layout *l, const json_t *g)
         r = zero_layout_group(l, field_text(g, "name"), field_dtype(g, "dtype"), set ? ranks : NULL,
                               (uint32_t)json_array_size(set), field_number(g, "divisor", 0),
                               &group);
+        if (!r && field_text(g, "optimizer"))
+                r = zero_layout_optimizer(l, group, field_text(g, "optimizer"));
         for (i = 0; !r && i < json_array_size(tensors); i++)
                 r = add_tensor(l, group, json_array_get(tensors, i));
         return r;

@@ -64,13 +64,14 @@ void step_params(const json_t *command, struct zero_set *sets, struct zero_step 
                 ret->n_sets = (uint32_t)json_array_size(list);
         json_array_foreach(list, i, item)
         {
-                struct zero_adamw *set = &sets[i % ZERO_SET_MAX].adamw;
-                double *field[] = { &set->lr, &set->beta1, &set->beta2, &set->eps,
-                                    &set->weight_decay };
+                struct zero_set *set = &sets[i % ZERO_SET_MAX];
+                double *value = (double *)&set->adamw; /* where each of the union begins */
+                const char *optimizer = json_string_value(json_array_get(item, 0));
+                size_t named = optimizer ? 1 : 0; /* else AdamW's numbers alone */
 
-                sets[i % ZERO_SET_MAX] = (struct zero_set){ .optimizer = NULL };
-                for (size_t k = 0; k < 5; k++)
-                        *field[k] = json_number_value(json_array_get(item, k));
+                *set = (struct zero_set){ .optimizer = optimizer };
+                for (size_t k = 0; k < sizeof(set->adamw) / sizeof(double); k++)
+                        value[k] = json_number_value(json_array_get(item, named + k));
         }
 }
 

@@ -6,7 +6,7 @@ on it.
 """
 
 from ._library import ALL, OBSERVER
-from .client import AdamWSet, Client, StepResult, connect, drop
+from .client import AdamWSet, Client, LionSet, StepResult, connect, drop
 from .errors import (
     Aborted,
     Busy,
@@ -47,6 +47,7 @@ __all__ = [
     "AdamWSet",
     "Client",
     "Layout",
+    "LionSet",
     "StepResult",
     "connect",
     "drop",

@@ -35,6 +35,18 @@ class AdamWSet(NamedTuple):
     optimizer = "adamw"
 
 
+class LionSet(NamedTuple):
+    """One hyperparameter set of Lion (arXiv 2302.06675)."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+    optimizer = "lion"
+
+
 class StepResult(NamedTuple):
     """The outcome of a step."""
 

@@ -21,6 +21,15 @@ static void adamw_reference(const double *h, uint64_t t, double g, double *x)
                        (sqrt(x[2] / (1 - pow(h[2], (double)t))) + h[3]);
 }
 
+static void lion_reference(const double *h, uint64_t t, double g, double *x)
+{
+        g = h[4] != 0 ? -g : g;
+        double c = h[1] * x[1] + (1 - h[1]) * g;
+
+        x[0] = x[0] * (1 - h[0] * h[3]) - h[0] * ((c > 0) - (c < 0));
+        x[1] = h[2] * x[1] + (1 - h[2]) * g;
+}
+
 /* One of each rule at least, with every hyperparameter at work. */
 static const struct sample {
         const struct optimizer *optimizer;
@@ -29,6 +38,8 @@ static const struct sample {
 } samples[] = {
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01, 1 } },
+        { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01 } },
+        { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01, 1 } },
 };
 enum { N_SAMPLES = sizeof(samples) / sizeof(samples[0]) };
 

@@ -152,6 +152,9 @@ layout *fixture_layout(void)
         assert(layout_add_group(l, "b", ZERO_FP32, NULL, 0, 0, &group, NULL) == 0);
         add(l, "b.0", 0, false);
         add(l, "b.1", 257, false);
+        assert(layout_add_group(l, "c", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
+        assert(layout_set_optimizer(l, group, "lion", NULL) == 0);
+        add(l, "c.0", 150, false);
         assert(layout_check(l, NULL) == 0);
         return l;
 }

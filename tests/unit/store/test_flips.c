@@ -111,7 +111,7 @@ static struct state *make(uint32_t attempts)
                 toy_push(s, l);
                 state_put_begin(s);
                 for (uint32_t t = 0; t < l->n_tensors; t++)
-                        state_put_set(s, t, 0);
+                        state_put_set(s, t, l->tensors[t].set);
                 state_put_end(s, i);
                 if (i < attempts)
                         toy_attempt(s, l);

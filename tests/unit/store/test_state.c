@@ -107,9 +107,9 @@ Test(state, hyperparameter_sets_outlive_the_mapping)
         layout *stored = NULL;
         struct state *s = fixture_state(store, "j", l, 1, 0, 1);
 
+        toy_attempt(s, l);
         for (uint32_t t = 0; t < l->n_tensors; t++)
                 state_put_set(s, t, ZERO_SET_MAX - 1 - t);
-        toy_attempt(s, l);
         state_close(s);
         s = fixture_reopen(store, &stored);
         for (uint32_t t = 0; t < l->n_tensors; t++)
@@ -389,13 +389,16 @@ Test(state, a_step_without_a_tensors_hyperparameter_set_is_refused)
         struct state *s = make();
 
         struct state_record record = *s->record;
-        record.n_sets = record.commit = 1;
+        record.n_sets = TOY_SETS;
+        memcpy(record.sets, toy_sets, sizeof(toy_sets));
         state_prepare(s, &record);
         record = *s->record;
         record.commit = 1;
         state_decide(s, &record);
         cr_assert_eq(open_only(NULL), 0);
-        state_put_set(s, s->plan->segments[0].tensor, 1);
+        state_put_set(s, s->plan->segments[0].tensor, TOY_SETS);
+        cr_assert_eq(open_only(NULL), ZERO_EIO);
+        state_put_set(s, s->plan->segments[0].tensor, 1); /* another optimizer's */
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         state_close(s);
 }

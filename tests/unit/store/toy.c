@@ -25,6 +25,7 @@ void toy_init(struct state *s)
 
 const struct hyper_set toy_sets[TOY_SETS] = {
         { .optimizer = 0, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1 } }, /* adamw */
+        { .optimizer = 1, .value = { 0.01, 0.9, 0.99, 0.1 } },       /* lion */
 };
 
 void toy_push(struct state *s, const layout *l)

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""A job whose groups have different optimizers: it trains on two nodes through the death of a daemon, a
+checkpoint and its restoration, and its state is continued under no other optimizer."""
+import json
+import os
+import struct
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import cluster  # noqa: E402
+from checkpointing import Place  # noqa: E402
+from cluster import Cluster, expect, finish_all, small_layout  # noqa: E402
+from harness import case, main  # noqa: E402
+
+SETS = {"lion": ["lion", 1e-3, 0.9, 0.99, 0.1]}
+NAMES = list(SETS)
+TRAIN = {"sets": [*cluster.SETS, *SETS.values()], "clip": 0.5, "seed": 3, "pull": 0, "patient": True}
+MOMENTS = {"adamw": {"exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}}
+
+
+def mixed(optimizers):
+    """Blocks of these optimizers between two groups of AdamW."""
+    layout = small_layout(blocks=len(optimizers), width=90)
+    for g, name in zip(layout[1:], optimizers):
+        g["optimizer"] = name
+        for t in g["tensors"]:
+            t["set"] = len(cluster.SETS) + NAMES.index(name)
+    return layout
+
+
+LAYOUT = mixed(NAMES)
+
+
+def train(c, ranks, steps):
+    for a in ranks:
+        a.start("train", steps=steps, **TRAIN)
+    finish_all(ranks)
+    return c.checksum("job")
+
+
+def attached(c):
+    return c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+
+
+def undisturbed(steps):
+    with Cluster(2) as c:
+        return train(c, attached(c), steps)
+
+
+@case
+def each_group_has_its_own():
+    with Place() as d, Cluster(2) as c:
+        ranks = attached(c)
+        train(c, ranks, 2)
+        shards = c[0].ctl("shards", "job")["jobs"][0]
+        for given, g in zip(LAYOUT, shards["groups"]):
+            name = given.get("optimizer", "adamw")
+            assert g["optimizer"] == name, g
+            for shard in g["shards"]:
+                assert set(shard["bytes"]) - {"master", "grad", "serve"} == MOMENTS[name], shard
+        first = len(LAYOUT[0]["tensors"])  # the first block's matrix
+        assert any(ranks[0].do("get", tensor=first, plane="exp_avg", count=50)["values"])
+        ranks[0].refused("EINVAL", "get", tensor=first, plane="exp_avg_sq", count=50)
+        c[0].ctl("export", "job", f"{d}/a.safetensors")
+        with open(f"{d}/a.safetensors", "rb") as f:
+            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        assert {"wte", "b0.w", "head"} <= set(header), header
+
+
+@case
+def survives_daemons_and_is_restored():
+    expected = undisturbed(6)
+    with Place() as d:
+        with Cluster(2) as c:
+            ranks = attached(c)
+            train(c, ranks, 2)
+            for node in c.daemons:
+                node.restart()
+            c.wait_up()
+            before = train(c, ranks, 2)
+            place = c[0].ctl("checkpoint", "job", d)["path"]
+            assert train(c, ranks, 2) == expected
+        with Cluster(3) as c:
+            c[1].ctl("restore", "job", place)
+            assert c.checksum("job")["planes"] == before["planes"]
+            assert train(c, attached(c), 2)["planes"] == expected["planes"]
+
+
+@case
+def another_optimizer_is_refused():
+    """By the job that has begun, and by a step's sets."""
+    with Cluster(1) as c:
+        a, = c.ranks("job", LAYOUT, [0], hold=2, push=2)
+        train(c, [a], 1)
+        wrong = [*cluster.SETS, *[cluster.SETS[0]] * len(SETS)]
+        expect(a.ask("train", **{**TRAIN, "sets": wrong, "patient": False}), "EINVAL", "b0.w", "adamw", NAMES[0])
+        a.do("close")
+        a.end()
+        b = c.actor(0)
+        b.do("connect", job="job", rank=0, world=1)
+        b.do("layout", groups=small_layout(blocks=len(SETS), width=90))
+        b.refused("ELAYOUT", "attach", "block0", "adamw", NAMES[0], hold=2, push=2)
+
+
+if __name__ == "__main__":
+    main()
