@@ -22,11 +22,11 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/privilege.h"
-#include "daemon/device/gpu.h"
-#include "daemon/rank/gpu_wait.h"
-#include "daemon/membership/view.h"
+#include "daemon/core/gpu_wait.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/loop/service.h"
 #include "daemon/loop/signals.h"
+#include "daemon/membership/membership.h"
 #include "daemon/rpc/rpc.h"
 #include "proto/cleanup.h"
 

@@ -11,9 +11,8 @@
 #include "daemon/core/layouts.h"
 #include "daemon/drop/drop.h"
 #include "daemon/job/coordinator.h"
-#include "daemon/membership/view.h"
-#include "daemon/reshard/filling.h"
-#include "daemon/reshard/move.h"
+#include "daemon/membership/membership.h"
+#include "daemon/reshard/reshard.h"
 #include "daemon/shard/shard.h"
 
 /* What a node last reported to be late on it. */
@@ -93,7 +92,7 @@ const char *coordinated_untold(const struct coordinated *c);
 /* moves.c: false: the shards are in their place, or the job is not there yet. */
 bool coordinated_moves(struct coordinated *c, struct move *ret);
 
-/* ---- for the engine ---- */
+/* ---- for others ---- */
 
 void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
 void coordinators_free(struct exchange *x);
@@ -101,5 +100,13 @@ void coordinators_free(struct exchange *x);
 void coordinators_cut(struct exchange *x, uint32_t node, uint64_t cut);
 /* The coordinator's state of a job for reports; NULL if it is elsewhere or has none. */
 const struct step *coordinated_step(const struct exchange *x, const char *job);
+
+/*
+ * Every job that this node coordinates and that moves.  wait.who is "" if nothing is waited for;
+ * trouble: what a person has to mend, or "".
+ */
+typedef void move_each(void *arg, const char *job, const struct move *m,
+                       const struct wait_line *wait, const char *trouble);
+void moves_each(struct exchange *x, move_each *each, void *arg);
 
 extern const struct module coordinator_module;

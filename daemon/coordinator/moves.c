@@ -2,7 +2,7 @@
  * How far a job's shards are on their way: bytes that lie where the placement in force has them, of
  * all of them, and who keeps the rest waiting.
  */
-#include "daemon/reshard/move.h"
+#include "daemon/reshard/reshard.h"
 
 #include <stdlib.h>
 

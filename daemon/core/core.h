@@ -11,7 +11,7 @@
 #include "daemon/conf/conf.h"
 #include "daemon/core/module.h"
 #include "daemon/core/request.h"
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/fabric/fabric.h"
 #include "daemon/job/placement.h"
 #include "daemon/loop/offload.h"

@@ -1,7 +1,7 @@
 /* Jobs made where their coordinator opens them. */
 #include "daemon/checkpoint/checkpoint.h"
-#include "daemon/membership/view.h"
 #include "daemon/engine/engine.h"
+#include "daemon/membership/membership.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,9 +2,8 @@
 #include "daemon/checkpoint/checkpoint.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/engine/lifetime.h"
-#include "daemon/reshard/filling.h"
-#include "daemon/reshard/former.h"
-#include "daemon/membership/view.h"
+#include "daemon/membership/membership.h"
+#include "daemon/reshard/reshard.h"
 
 #include <errno.h>
 #include <sodium.h>

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
 enum { GPU_TRIES = 2 };

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
 enum { FIRST_TRANSFER = 16 }; /* below are probes */

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
 /* The large probe goes by rendezvous where the path has rendezvous. */

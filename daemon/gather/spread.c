@@ -10,7 +10,7 @@
  */
 #include <stdlib.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/gather/entry.h"
 #include "proto/cleanup.h"
 #include "proto/dtype.h"

@@ -1,5 +1,5 @@
-/* Drives job/paxos.h over the links; see view.h. */
-#include "daemon/membership/view.h"
+/* Drives job/paxos.h over the links; see membership.h. */
+#include "daemon/membership/membership.h"
 
 #include <assert.h>
 #include <errno.h>

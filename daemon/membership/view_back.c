@@ -5,7 +5,7 @@
  * its part of.  The first reason is kept, for those who ask what became of their change.
  */
 #include "daemon/base/log.h"
-#include "daemon/membership/view.h"
+#include "daemon/membership/membership.h"
 #include "proto/cleanup.h"
 
 static void back_done(struct view_change *change, int status, const char *text)

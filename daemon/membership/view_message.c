@@ -1,5 +1,5 @@
 /* Paxos messages on the wire, and the paxos record on the disk. */
-#include "daemon/membership/view.h"
+#include "daemon/membership/membership.h"
 
 #include <errno.h>
 #include <string.h>

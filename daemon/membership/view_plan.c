@@ -1,5 +1,5 @@
 /* What a person's wish for other owners comes to, and why it may not be. */
-#include "daemon/membership/view.h"
+#include "daemon/membership/membership.h"
 
 #include <string.h>
 

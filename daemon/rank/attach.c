@@ -15,7 +15,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
-#include "daemon/rank/gpu_wait.h"
+#include "daemon/core/gpu_wait.h"
 #include "proto/cleanup.h"
 
 enum { JOIN_MS = 24 * 3600 * 1000 };

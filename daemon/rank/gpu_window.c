@@ -1,8 +1,8 @@
 /* Windows on GPUs, counted; see window.h. */
 #include "daemon/rank/gpu_window.h"
 
-#include "daemon/device/gpu.h"
 #include "daemon/core/job.h"
+#include "daemon/device/gpu/gpu.h"
 
 int gpu_windows_check(const struct job *job, uint32_t gpu, const struct gpu_window *windows,
                       uint32_t n, struct fault *fault)

@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/device/gpu.h"
 #include "daemon/core/disk.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/rank/gpu_window.h"
 #include "proto/cleanup.h"
 

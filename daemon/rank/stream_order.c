@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/rank/gpu_wait.h"
+#include "daemon/core/gpu_wait.h"
 #include "proto/cleanup.h"
 
 struct ordered {

@@ -12,7 +12,7 @@
  * before the vote, so that a dead rank's memory is there for its successor.  A group that is being
  * settled is not voted for.  States that lie on a GPU end with their process.
  */
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/reduce/landing.h"
 #include "daemon/reduce/parcel.h"
 #include "proto/cleanup.h"

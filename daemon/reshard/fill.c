@@ -4,7 +4,7 @@
  * A fill is a call to the holder's node and ends with it.  A node from which nothing is heard any
  * more while its link stands is given up: whoever asked is told, the call is waited for.
  */
-#include "daemon/reshard/filling.h"
+#include "daemon/reshard/reshard.h"
 
 #include <stdlib.h>
 #include <string.h>

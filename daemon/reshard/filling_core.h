@@ -1,8 +1,8 @@
 /* filling_core.h - shared by the parts of a holder's filling. */
 #pragma once
 
-#include "daemon/reshard/filling.h"
 #include "daemon/job/pieces.h"
+#include "daemon/reshard/reshard.h"
 
 /* Elements of a piece: at most 8 MiB of each plane.  Pieces under way at once. */
 enum { FILLING_PIECE = 2 << 20, FILLING_FLIGHT = 16 };

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/reshard/filling_core.h"
 #include "daemon/reshard/giving.h"
 #include "daemon/store/blobs.h"

@@ -5,7 +5,7 @@
  * carried out, any other is void (Settle).  Then the placement in force is filled from them, and
  * when it is whole they are deleted (Placed).  Until then they are all there is of the job.
  */
-#include "daemon/reshard/former.h"
+#include "daemon/reshard/reshard.h"
 #include "daemon/update/update.h"
 
 #include "daemon/base/crash.h"

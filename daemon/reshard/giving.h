@@ -1,7 +1,7 @@
 /* giving.h - a source of fills, shared with what copies from one on the same node. */
 #pragma once
 
-#include "daemon/reshard/filling.h"
+#include "daemon/reshard/reshard.h"
 
 /* Whose state is meant, and as what. */
 struct giving {

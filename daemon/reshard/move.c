@@ -1,5 +1,5 @@
 /* What a node knows of how far its jobs' moves are. */
-#include "daemon/reshard/move.h"
+#include "daemon/reshard/reshard.h"
 
 #include "daemon/reshard/filling_core.h"
 #include "proto/cleanup.h"

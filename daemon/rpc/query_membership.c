@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/membership/view.h"
+#include "daemon/membership/membership.h"
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu.h"
 #include "daemon/core/disk.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 
 /* 12040: "12.4" */
 static const char *cuda_version(struct arena *arena, int version)

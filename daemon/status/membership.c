@@ -9,8 +9,9 @@
 
 #include <string.h>
 
-#include "daemon/membership/view.h"
-#include "daemon/reshard/move.h"
+#include "daemon/coordinator/coordinator.h"
+#include "daemon/membership/membership.h"
+#include "daemon/reshard/reshard.h"
 #include "proto/cleanup.h"
 
 /* ---- the owner list ---- */

@@ -1,7 +1,7 @@
 /* Who holds which part of every group, and where. */
 #include "daemon/status/status.h"
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/shard/shard.h"
 #include "proto/cleanup.h"
 

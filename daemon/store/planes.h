@@ -10,7 +10,7 @@
  */
 #pragma once
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/store/file.h"
 #include "daemon/store/store.h"
 #include "proto/list.h"

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
 int segment_reserve(int fd, uint64_t bytes)

@@ -11,7 +11,7 @@
 #include <assert.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/store/undo.h"
 
 /* Elements that are one piece. */

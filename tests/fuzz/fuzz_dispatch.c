@@ -19,11 +19,11 @@
 
 #include "daemon/base/chunk.h"
 #include "daemon/base/log.h"
-#include "daemon/device/gpu.h"
-#include "daemon/membership/view.h"
-#include "tests/support/fabric_inproc.h"
+#include "daemon/device/gpu/gpu.h"
+#include "daemon/membership/membership.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
+#include "tests/support/fabric_inproc.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

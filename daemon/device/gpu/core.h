@@ -19,7 +19,7 @@
  */
 #pragma once
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/device/gpu/moves.h"
 
 enum {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
 /* ---- queue ---- */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/fabric/bulk/bulk.h"
 #include "proto/cleanup.h"
 

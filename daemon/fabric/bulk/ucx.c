@@ -29,7 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/fabric/bulk/ucx_context.h"
 #include "daemon/fabric/bulk/ucx_leftovers.h"
 #include "daemon/fabric/bulk/ucx_port.h"

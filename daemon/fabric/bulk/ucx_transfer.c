@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 
 enum {
         RENDEZVOUS = 16 << 10, /* bytes from which a payload goes by it, where possible */

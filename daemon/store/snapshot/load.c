@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/store/blobs.h"
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"

@@ -3,7 +3,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/reshard/filling.h"
+#include "daemon/reshard/reshard.h"
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 #include "training.h"

@@ -8,7 +8,7 @@
 #include "check.h"
 #include "daemon/base/chunk.h"
 #include "daemon/base/log.h"
-#include "daemon/rank/gpu_wait.h"
+#include "daemon/core/gpu_wait.h"
 #include "proto/cleanup.h"
 
 /* ---- start ---- */

@@ -1,6 +1,6 @@
 /*
- * wait.h - until the GPU work of trainers has come to an event: looked at from a thread of its own,
- * since CUDA tells no file descriptor, and its calls may wait for a lock of the driver's.
+ * gpu_wait.h - until the GPU work of trainers has come to an event: looked at from a thread of its
+ * own, since CUDA tells no file descriptor, and its calls may wait for a lock of the driver's.
  *
  * The thread sleeps while nothing is waited for.  All functions are called on the loop thread, and
  * callbacks come there.
@@ -9,7 +9,7 @@
 
 #include <uv.h>
 
-#include "daemon/device/gpu.h"
+#include "daemon/device/gpu/gpu.h"
 
 /* Of one rank at once: each event is named by one message or two, which is then answered. */
 enum { GPU_WAITS_MAX = 2 * ZERO_GPU_EVENTS };

@@ -1,11 +1,13 @@
 /*
- * filling.h - a holder's state made from those of other holders: when the list of owners changes,
- * when a node has lost what it held, when a mirror has missed a put.
+ * reshard.h - shards move to the nodes that shall hold them: when the list of owners changes, when
+ * a node has lost what it held, when a mirror has missed a put.
  *
  *   fill.c          at the coordinator: fills asked for, and how far they are
  *   filling.c       at the holder's node: the phases of one
  *   filling_pull.c  its bytes              filling_order.c  what is asked for, read
  *   giving.c        at a source
+ *   former.c        states of earlier placements, until another one is whole
+ *   move.c          how far jobs are on their way
  *
  * All sources stand at one version and decision, and no step runs.  The holder's node makes a
  * draft, pulls what lacks (job/pieces.h) straight into its planes, then asks each source for tensor
@@ -61,4 +63,20 @@ void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage 
 void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
-extern const struct module filling_module;
+/* ---- states of earlier placements ---- */
+
+/* A decided step is carried out. */
+void former_take_up(struct job *job);
+/* Where the job stood when its placement ended; that another one is whole. */
+void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
+void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+
+/* ---- how far the job is on its way from one owner list to another ---- */
+
+/* False: the job does not move, as far as this node knows. */
+bool job_moves(const struct job *job, struct move *ret);
+/* What the coordinator tells; m NULL: it stays where it is. */
+void job_move_told(struct job *job, const Zero__Move *m);
+
+extern const struct module filling_module, former_module;
+extern const struct shard_observer former_observer;

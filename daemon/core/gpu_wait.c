@@ -1,5 +1,5 @@
 /*
- * The thread behind wait.h.
+ * The thread behind gpu_wait.h.
  *
  * A wait belongs to the loop thread, which makes and frees it; while it is in a list of the
  * thread's only `status` is written there.  What was dropped comes back like the rest, but nobody
@@ -8,7 +8,7 @@
  *
  * The mutex guards `todo`, `finished`, `stop`, `left` and `awake`.
  */
-#include "daemon/rank/gpu_wait.h"
+#include "daemon/core/gpu_wait.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /*
- * view.h - which nodes hold shards, and how that is changed: drives job/paxos.h over the links,
- * with the record in store/ballots.h.
+ * membership.h - which nodes hold shards, and how that is changed: drives job/paxos.h over the
+ * links, with the record in store/ballots.h.
  *
  * One event after the other: what an event changes is written by a disk thread, and until it is
  * on the disk nothing is said of it and no other event is looked at (the last message of each
@@ -16,8 +16,8 @@
 
 #include "daemon/core/disk.h"
 #include "daemon/job/paxos.h"
-#include "daemon/transfer/transfer.h"
 #include "daemon/store/ballots.h"
+#include "daemon/transfer/transfer.h"
 
 enum {
         VIEW_RETRY_MS = 1500,
