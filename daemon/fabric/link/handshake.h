@@ -26,7 +26,7 @@
 #include "daemon/fabric/link/link.h"
 
 enum {
-        HANDSHAKE_VERSION = 5, /* of the handshake, the link's and the bulk path's messages */
+        HANDSHAKE_VERSION = 6, /* of the handshake, the link's and the bulk path's messages */
         HANDSHAKE_HEAD = 16,
         HANDSHAKE_HELLO = 292,
         HANDSHAKE_CHALLENGE = 84,
