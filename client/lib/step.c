@@ -355,11 +355,8 @@ static int ask_step(struct zero_client *c, const struct zero_step *step,
         Zero__StepParams params = ZERO__STEP_PARAMS__INIT;
         Zero__Step message = ZERO__STEP__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
-        int r = client_go_on(c,
-                             client_record(c, step->sync, "the end of the step", &message.event));
+        int r;
 
-        if (r)
-                return r;
         for (uint32_t i = 0; i < step->n_sets; i++) {
                 r = optimizer_message(&step->sets[i], &sets[i]);
                 if (r)
@@ -367,6 +364,9 @@ static int ask_step(struct zero_client *c, const struct zero_step *step,
                                            (unsigned)i, step->sets[i].optimizer);
                 list[i] = &sets[i];
         }
+        r = client_go_on(c, client_record(c, step->sync, "the end of the step", &message.event));
+        if (r)
+                return r;
         params.n_sets = step->n_sets;
         params.sets = list;
         params.clip_norm = step->clip_norm;
