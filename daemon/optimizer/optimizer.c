@@ -48,13 +48,18 @@ static int unknown(const char *name, const char *who, struct fault *fault)
                          text_quote(name).text, known);
 }
 
-static int check_groups(const layout *l, struct fault *fault)
+/* A group that names no optimizer gets the name: its layout is equal to one that has it. */
+static int check_groups(layout *l, struct fault *fault)
 {
         for (uint32_t g = 0; g < l->n_groups; g++) {
+                const struct optimizer *o = optimizer_of(l, g);
                 char who[160];
 
-                if (optimizer_of(l, g))
+                if (o) {
+                        snprintf(l->groups[g].optimizer, sizeof(l->groups[g].optimizer), "%s",
+                                 o->name);
                         continue;
+                }
                 snprintf(who, sizeof(who), "group %s", text_quote(l->groups[g].name).text);
                 return unknown(l->groups[g].optimizer, who, fault);
         }

@@ -214,6 +214,28 @@ Test(params, an_unknown_optimizer_is_refused_with_those_that_there_are)
         cr_assert(refused(&m, "adamw"));
 }
 
+Test(params, a_group_that_names_no_optimizer_is_equal_to_one_that_names_the_first)
+{
+        layout *l = NULL, *unnamed = NULL, *named = NULL;
+        Zero__Layout *m = NULL;
+        uint32_t group;
+        char why[256];
+
+        cr_assert(layout_new(&l) == 0 &&
+                  layout_add_group(l, "g", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0 &&
+                  layout_to_message(l, &m) == 0);
+        cr_assert_eq(optimizer_layout(m, &unnamed, NULL), 0);
+        zero__layout__free_unpacked(m, NULL);
+        cr_assert(layout_set_optimizer(l, group, "adamw", NULL) == 0 &&
+                  layout_to_message(l, &m) == 0);
+        cr_assert_eq(optimizer_layout(m, &named, NULL), 0);
+        zero__layout__free_unpacked(m, NULL);
+        cr_assert(layout_equal(unnamed, named, why, sizeof why), "%s", why);
+        layout_free(l);
+        layout_free(unnamed);
+        layout_free(named);
+}
+
 Test(params, too_few_hyperparameters_are_refused)
 {
         struct message m;
