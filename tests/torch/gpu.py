@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 import zerod  # noqa: E402
 from zerod.torch import place as places  # noqa: E402
-from zerod.torch import sharded as core  # noqa: E402
+from zerod.torch import wrap as core  # noqa: E402
 
 import aborts  # noqa: E402 F401
 import misuse  # noqa: E402 F401

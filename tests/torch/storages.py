@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from zerod.torch import place, sharded
+from zerod.torch import place, wrap
 
 
 class Stand(place.Gpu):
@@ -52,4 +52,4 @@ def stand_in(zerod):
     GPU; zerod: the daemon of the build tree."""
     plugin = os.path.join(os.path.dirname(zerod), "../tests/support/zerod-fake-gpu.so")
     os.environ["ZEROD_CUDA_PLUGIN"] = os.path.abspath(plugin)  # of daemons and trainers
-    sharded.place_of = lambda device, values: Stand()
+    wrap.place_of = lambda device, values: Stand()
