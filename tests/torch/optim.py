@@ -82,18 +82,38 @@ def scheduled_groups_as_torch(schedule):
     near(ranks.run(run, 2, ranks.shared()), 1e-4)
 
 
+class ReferenceLion(torch.optim.Optimizer):
+    """Algorithm 2 of arXiv 2302.06675, line by line."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.99), weight_decay=0.0, maximize=False):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                g = -p.grad if group["maximize"] else p.grad
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                update = (beta1 * m + (1 - beta1) * g).sign()
+                p -= group["lr"] * (update + group["weight_decay"] * p)
+                m.copy_(beta2 * m + (1 - beta2) * g)
+
+
 # class in zerod.torch and name in the service, arguments, reference, planes
 OPTIMIZERS = {
     "adamw": ("AdamW", "adamw", {"lr": 1e-3}, torch.optim.AdamW, ["exp_avg", "exp_avg_sq"]),
     "adamw_maximize": ("AdamW", "adamw", {"lr": 1e-4, "maximize": True}, torch.optim.AdamW,
                        ["exp_avg", "exp_avg_sq"]),
+    "lion": ("Lion", "lion", {"lr": 1e-3, "weight_decay": 0.1}, ReferenceLion, ["exp_avg"]),
+    "lion_maximize": ("Lion", "lion", {"lr": 1e-4, "betas": (0.8, 0.9), "maximize": True}, ReferenceLion, ["exp_avg"]),
 }
 
 
 @cases_of(OPTIMIZERS, "{}")
 def computes_as_its_reference(which):
-    """Values and moments, over some steps with two param groups; then the reference loads the state,
-    and the optimizer the reference's."""
+    """Values and moments, over some steps with two param groups; then it loads the reference's state,
+    and the reference its own."""
     kind, name, arguments, reference, planes = OPTIMIZERS[which]
 
     def run(rank):
@@ -108,8 +128,8 @@ def computes_as_its_reference(which):
         for i, entry in ours.state_dict()["state"].items():
             assert set(entry) == {"step", *planes} and entry["step"] == 4, entry.keys()
             distances += [distance({order[i]: entry[p]}, {order[i]: state[i][p]}) for p in planes]
-        wanted.load_state_dict(ours.state_dict())
         ours.load_state_dict(copy.deepcopy(wanted.state_dict()))
+        wanted.load_state_dict(ours.state_dict())
         train(mine, ours, 4, begin=4, rank=rank, world=2)
         train(theirs, wanted, 4, begin=4)
         return max(*distances, distance(mine.state_dict(), theirs.state_dict()))
@@ -122,7 +142,22 @@ def refuses_a_model_sharded_for_another():
         zt, model = zero(make())
         model.sharded.optimizer_name = "another"
         raises(ValueError, ["AdamW is 'adamw'", "for 'another'", "shard(model, optimizer='adamw')"], zt.AdamW, model)
+        raises(ValueError, ["Lion is 'lion'", "for 'another'", "shard(model, optimizer='lion')"], zt.Lion, model)
         raises(ValueError, ["one of adamw", "'no-such'"], zt.shard, make(), optimizer="no-such")
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
+def optimizer_of_a_marked_model_is_what_it_is_sharded_for():
+    def run(_):
+        import zerod.torch as zt
+        model = zt.fully_shard(make())
+        optimizer = zt.Lion(model)
+        assert model.sharded.optimizer_name == "lion" and optimizer.defaults["lr"] == 1e-4
+        train(model, optimizer, 1)
+        state = optimizer.state_dict()
+        state["state"][0]["exp_avg_sq"] = state["state"][0]["exp_avg"]
+        raises(ValueError, ["'exp_avg_sq'", "lion does not keep"], optimizer.load_state_dict, state)
     ranks.run(run, 1, ranks.shared())
 
 

@@ -15,7 +15,7 @@ from zerod import drop
 from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
-from .optim import AdamW, ServiceOptimizer
+from .optim import AdamW, Lion, ServiceOptimizer
 from .parameter import GradientsAreElsewhere, NotFetched
 from .sharded import Sharded, sharded_of
 from .state import full_params
@@ -24,8 +24,8 @@ from .unit import ShardedParam, WrittenInPlace
 from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
-    "AdamW", "GradScaler", "GradientsAreElsewhere", "NotFetched", "ServiceOptimizer", "Sharded",
-    "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "drop", "full_params",
+    "AdamW", "GradScaler", "GradientsAreElsewhere", "Lion", "NotFetched", "ServiceOptimizer",
+    "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "drop", "full_params",
     "fully_shard", "load_checkpoint", "load_safetensors", "manual_seed", "save_checkpoint",
     "save_safetensors", "shard", "sharded_of", "steps",
 ]

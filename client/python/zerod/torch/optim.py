@@ -376,3 +376,22 @@ class AdamW(ServiceOptimizer):
                               eps=_number(group, "eps"),
                               weight_decay=_number(group, "weight_decay"),
                               maximize=bool(group["maximize"]))
+
+
+class Lion(ServiceOptimizer):
+    """Lion (arXiv 2302.06675) of a sharded model, with the paper's defaults and decoupled weight
+    decay.  Everything else is as :class:`ServiceOptimizer` says."""
+
+    name, planes, has_step = "lion", ("exp_avg",), False
+
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-4,
+                 betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, *,
+                 maximize: bool = False):
+        super().__init__(model, params, {"lr": lr, "betas": betas, "weight_decay": weight_decay,
+                                         "maximize": maximize})
+
+    def set_of(self, group: Mapping[str, Any]) -> "zerod.LionSet":
+        beta1, beta2 = _betas(group)
+        return zerod.LionSet(lr=_number(group, "lr"), beta1=beta1, beta2=beta2,
+                             weight_decay=_number(group, "weight_decay"),
+                             maximize=bool(group["maximize"]))

@@ -232,8 +232,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     Trainer has run to its end, or after ``client.finish(keep=False)``, and the processes have ended
     normally.  A process that ends by an exception keeps the job; sys.exit() is a normal end, whatever
     its status.
-    optimizer: which one the service computes, and so what state it keeps: "adamw", for :class:`AdamW`.
-    A job is continued under its own optimizer alone.
+    optimizer: which one the service computes, and so what state it keeps: "adamw", for :class:`AdamW`,
+    or "lion".  A job is continued under its own optimizer alone.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
