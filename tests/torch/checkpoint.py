@@ -341,12 +341,14 @@ def misfits_are_listed_and_nothing_is_loaded():
 # ---- model and optimizer -----------------------------------------------------------
 
 
-@cases_of([torch.float32, torch.bfloat16])
-def resumes_exactly(dtype):
+@cases_of([(torch.float32, "AdamW"), (torch.bfloat16, "AdamW"), (torch.bfloat16, "Lion")], "{0[0]} {0[1]}")
+def resumes_exactly(case_of):
+    dtype, kind = case_of
+
     def made(stage):
-        zt, model = zero(make(dtype=dtype, tied=True), stage)
+        zt, model = zero(make(dtype=dtype, tied=True), stage, optimizer=kind.lower())
         params = list(model.parameters())
-        optimizer = zt.AdamW(model, [{"params": params[:5], "lr": 3e-3}, {"params": params[5:-1]}], lr=1e-3)
+        optimizer = getattr(zt, kind)(model, [{"params": params[:5], "lr": 3e-3}, {"params": params[5:-1]}], lr=1e-3)
         return zt, model, optimizer
 
     def run(rank, path):
@@ -364,7 +366,7 @@ def resumes_exactly(dtype):
         zt, model, optimizer = made(2)
         train(model, optimizer, 1, 7, rank, 2)
         zt.load_checkpoint(path, model, optimizer)
-        assert optimizer.param_groups[1]["lr"] == 5e-4 and optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+        assert optimizer.param_groups[1]["lr"] == 5e-4 and optimizer.param_groups[0]["betas"] == optimizer.defaults["betas"]
         train(model, optimizer, 3, 3, rank, 2)
         params, state = torch.load(f"{path}/wanted")
         same(model.state_dict(), params)
@@ -376,6 +378,22 @@ def resumes_exactly(dtype):
         ranks.run(run, [1, 0], ranks.shared(2), arguments=(path,))
         assert len(glob.glob(f"{path}/optimizer-*.safetensors")) > 1
         ranks.run(resumed, [1, 0], ranks.shared(2), arguments=(path,))
+
+
+@case
+def checkpoints_of_another_optimizer_are_refused():
+    def run(_, path, kind, load, words):
+        zt, model = zero(make(), optimizer=kind.lower())
+        optimizer = getattr(zt, kind)(model)
+        if load:
+            raises(ValueError, words, zt.load_checkpoint, f"{path}/{load}", model, optimizer)
+        else:
+            train(model, optimizer, 1)
+            zt.save_checkpoint(f"{path}/{kind}", model, optimizer)
+    with directory() as path:
+        for arguments in (("AdamW", None, []), ("Lion", None, []), ("Lion", "AdamW", ["exp_avg_sq", "than lion"]),
+                          ("AdamW", "Lion", ["has only exp_avg", "adamw keeps"])):
+            ranks.run(run, 1, ranks.shared(), arguments=(path, *arguments))
 
 
 @case
