@@ -28,6 +28,24 @@ static __device__ inline void lion(const update_scalars &scalars, float g,
         x[1] = x[1] * s.beta2 + g * s.one_minus_beta2;
 }
 
+static __device__ inline void sgd(const update_scalars &scalars, float g,
+                                  float (&x)[UPDATE_PLANES])
+{
+        const sgd_scalars &s = scalars.sgd;
+
+        x[0] -= s.lr * (g + x[0] * s.weight_decay);
+}
+
+static __device__ inline void sgd_momentum(const update_scalars &scalars, float g,
+                                           float (&x)[UPDATE_PLANES])
+{
+        const sgd_scalars &s = scalars.sgd;
+        float d = g + x[0] * s.weight_decay;
+
+        x[1] = x[1] * s.momentum + d * s.one_minus_dampening;
+        x[0] -= s.lr * (d * s.g_part + x[1] * s.b_part);
+}
+
 template <update_rule RULE>
 static __device__ inline void update_element(const update_scalars &s, float grad,
                                              float (&x)[UPDATE_PLANES])

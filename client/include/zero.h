@@ -90,8 +90,8 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
 
 /*
- * Chooses a group's optimizer: "adamw", as it is without this call, or "lion".  It says which
- * planes the group's tensors have beside the master weights, and which member of struct zero_set
+ * Chooses a group's optimizer: "adamw", as it is without this call, "lion", "sgd" or
+ * "sgd-momentum".  It says which planes the group's tensors have beside the master weights, and which member of struct zero_set
  * applies.  All ranks choose the same, and a job's state, or its checkpoint, is continued under it alone:
  * zero_attach() refuses another one (ZERO_ELAYOUT), and names it.
  */
@@ -323,12 +323,29 @@ struct zero_lion {
         double maximize; /* 0 or 1 */
 };
 
+/*
+ * Stochastic gradient descent as torch.optim.SGD computes it.  "sgd" has no moment, and the members that
+ * say so are 0; "sgd-momentum" has ZERO_PLANE_MOMENTUM_BUFFER b.  g as above:
+ *
+ *   d = g + weight_decay p;  b = momentum b + (1 - dampening) d, but d at a tensor's first update
+ *   p = p - lr (d, without momentum; d + momentum b, with nesterov; else b)
+ */
+struct zero_sgd {
+        double lr;
+        double momentum, dampening; /* of sgd-momentum alone */
+        double weight_decay;
+        double nesterov; /* 0 or 1, of sgd-momentum alone */
+        double maximize; /* 0 or 1 */
+};
+#define ZERO_PLANE_MOMENTUM_BUFFER ZERO_PLANE_MOMENT1
+
 /* Hyperparameters of the tensors of one set.  All their groups have this optimizer. */
 struct zero_set {
         const char *optimizer; /* as in zero_layout_optimizer(); NULL: "adamw" */
         union {
                 struct zero_adamw adamw;
                 struct zero_lion lion;
+                struct zero_sgd sgd;
         };
 };
 

@@ -9,6 +9,8 @@ static const struct {
 } rows[] = {
         { "adamw", sizeof(struct zero_adamw) / sizeof(double) },
         { "lion", sizeof(struct zero_lion) / sizeof(double) },
+        { "sgd", sizeof(struct zero_sgd) / sizeof(double) },
+        { "sgd-momentum", sizeof(struct zero_sgd) / sizeof(double) },
 };
 
 const char *optimizer_default(void)

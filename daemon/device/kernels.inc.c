@@ -51,6 +51,28 @@ ALWAYS_INLINE struct lanes lion_lanes(struct update_scalars scalars, v16 g, stru
         return x;
 }
 
+ALWAYS_INLINE struct lanes sgd_lanes(struct update_scalars scalars, v16 g, struct lanes x)
+{
+        struct sgd_scalars s = scalars.sgd;
+        v16 d = v16_add(g, v16_mul(x.p, v16_set(s.weight_decay)));
+
+        x.p = v16_sub(x.p, v16_mul(v16_set(s.lr), d));
+        return x;
+}
+
+ALWAYS_INLINE struct lanes sgd_momentum_lanes(struct update_scalars scalars, v16 g,
+                                              struct lanes x)
+{
+        struct sgd_scalars s = scalars.sgd;
+        v16 d = v16_add(g, v16_mul(x.p, v16_set(s.weight_decay)));
+
+        x.m = v16_add(v16_mul(x.m, v16_set(s.momentum)),
+                      v16_mul(d, v16_set(s.one_minus_dampening)));
+        v16 step = v16_add(v16_mul(d, v16_set(s.g_part)), v16_mul(x.m, v16_set(s.b_part)));
+        x.p = v16_sub(x.p, v16_mul(v16_set(s.lr), step));
+        return x;
+}
+
 ALWAYS_INLINE struct lanes rule_lanes(enum update_rule rule, struct update_scalars s, v16 g,
                                       struct lanes x)
 {

@@ -14,6 +14,13 @@
  *          p = p * decay - (lr with the sign of c; c itself where that is 0 or NaN)
  *          m = m * beta2 + g * one_minus_beta2
  *
+ *   SGD    p = p - lr * (g + p * weight_decay)
+ *
+ *   SGD_MOMENTUM
+ *          d = g + p * weight_decay
+ *          b = b * momentum + d * one_minus_dampening
+ *          p = p - lr * (d * g_part + b * b_part)
+ *
  * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to fp32,
  * so that a repeated update is the same to the bit.
  */
@@ -24,7 +31,9 @@
 /* X(rule, function, planes: master and moments) */
 #define UPDATE_RULE_MAP(X)  \
         X(ADAMW, adamw, 3) \
-        X(LION, lion, 2)
+        X(LION, lion, 2)   \
+        X(SGD, sgd, 1)     \
+        X(SGD_MOMENTUM, sgd_momentum, 2)
 
 enum update_rule {
 #define X(rule, function, planes) UPDATE_##rule,
@@ -51,11 +60,18 @@ struct lion_scalars {
         float beta2, one_minus_beta2;
 };
 
+struct sgd_scalars {
+        float weight_decay, lr;
+        float momentum, one_minus_dampening; /* 0 and 1 at a tensor's first update */
+        float g_part, b_part;                /* 0 and 1; 1 and momentum with Nesterov */
+};
+
 struct update_scalars {
         float grad_scale; /* clip factor / (divisor * loss scale); negative: ascend */
         union {
                 struct adam_scalars adam;
                 struct lion_scalars lion;
+                struct sgd_scalars sgd;
         };
 };
 

@@ -31,6 +31,22 @@ static void lion(const struct update_scalars *scalars, float g, float *x)
         x[1] = x[1] * s->beta2 + g * s->one_minus_beta2;
 }
 
+static void sgd(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct sgd_scalars *s = &scalars->sgd;
+
+        x[0] -= s->lr * (g + x[0] * s->weight_decay);
+}
+
+static void sgd_momentum(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct sgd_scalars *s = &scalars->sgd;
+        float d = g + x[0] * s->weight_decay;
+
+        x[1] = x[1] * s->momentum + d * s->one_minus_dampening;
+        x[0] -= s->lr * (d * s->g_part + x[1] * s->b_part);
+}
+
 static void scalar_update(enum update_rule rule, const struct update_scalars *s, size_t n,
                           float *const *planes, const float *grad, const struct update_undo *undo)
 {

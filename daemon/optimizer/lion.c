@@ -5,7 +5,6 @@ enum { LR, BETA1, BETA2, WEIGHT_DECAY, MAXIMIZE };
 
 static struct update_scalars lion_scalars(const double *x, uint64_t t, double grad_scale)
 {
-        (void)t;
         return (struct update_scalars){
                 .grad_scale = (float)(x[MAXIMIZE] != 0 ? -grad_scale : grad_scale),
                 .lion = { .decay = (float)(1.0 - x[LR] * x[WEIGHT_DECAY]),

@@ -12,7 +12,8 @@ DEFINE_CLEANUP(layout *, layout_free)
 
 /* Appended to, never reordered: state files hold the numbers.  The first one is a layout's that
  * names none. */
-static const struct optimizer *const table[] = { &optimizer_adamw, &optimizer_lion };
+static const struct optimizer *const table[] = { &optimizer_adamw, &optimizer_lion, &optimizer_sgd,
+                                          &optimizer_sgd_momentum };
 enum { N_OPTIMIZERS = sizeof(table) / sizeof(table[0]) };
 
 const struct optimizer *optimizer_find(const char *name)
@@ -139,6 +140,8 @@ static const char *value_flaw(enum hyper_bound bound, double lr, double x)
                 return x >= 0 && x < 1 ? NULL : "is not in [0, 1)";
         case HYPER_FLAG:
                 return x == 0 || x == 1 ? NULL : "is neither 0 nor 1";
+        case HYPER_NONE:
+                return x == 0 ? NULL : "is not 0: the set's optimizer has none";
         }
         return NULL;
 }

@@ -23,6 +23,7 @@ enum hyper_bound {
         HYPER_DECAY, /* the same, also times the first hyperparameter, which is lr */
         HYPER_UNIT,  /* in [0, 1) */
         HYPER_FLAG,  /* 0 or 1 */
+        HYPER_NONE,  /* 0: another optimizer of the same struct in zero.h has it */
 };
 
 struct optimizer {
@@ -78,4 +79,4 @@ struct update_scalars hyper_scalars(const struct hyper_set *set, uint64_t t, dou
  * owners on different machines must agree to the bit. */
 double optimizer_power(double base, uint64_t n);
 
-extern const struct optimizer optimizer_adamw, optimizer_lion;
+extern const struct optimizer optimizer_adamw, optimizer_lion, optimizer_sgd, optimizer_sgd_momentum;

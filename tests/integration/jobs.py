@@ -566,7 +566,7 @@ def output_for_people():
         train(c.ranks("job", small_layout(), [0, 1], hold=2, push=2), 3)
         for command, words in ((["status"], ["node n0", "n1", "up", "job", "window", "ZeRO"]), (["jobs"], ["job", "2/2"]),
                                (["wait", "job", "--for", "running", "--step", "3"], ["job", "2/2"]),
-                               (["shards", "job"], ["block0", "n1", "exp_avg"]), (["ping"], ["n1"]),
+                               (["shards", "job"], ["block0", "n1", "adamw", "moments"]), (["ping"], ["n1"]),
                                (["checksum", "job"], [c.checksum("job")["checksum"]]),
                                (["config"], ["state_dir", "default", ".conf"]), (["top", "--once"], ["job"]),
                                (["drop", "job"], ["job"])):

@@ -6,7 +6,7 @@ on it.
 """
 
 from ._library import ALL, OBSERVER
-from .client import AdamWSet, Client, LionSet, StepResult, connect, drop
+from .client import AdamWSet, Client, LionSet, SGDSet, StepResult, connect, drop
 from .errors import (
     Aborted,
     Busy,
@@ -48,6 +48,7 @@ __all__ = [
     "Client",
     "Layout",
     "LionSet",
+    "SGDSet",
     "StepResult",
     "connect",
     "drop",

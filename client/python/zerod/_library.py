@@ -39,7 +39,7 @@ GROUP_ELEMENTS_MAX = 1 << 40
 DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 PLANES = {"master": 1, "moment1": 2, "moment2": 3, "serve": 4, "grad": 5, "step": 6, "set": 7,
-          "exp_avg": 2, "exp_avg_sq": 3}
+          "exp_avg": 2, "momentum_buffer": 2, "exp_avg_sq": 3}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
 ON_LOST = {"wait": 0, "fail": 1}
 
@@ -91,6 +91,8 @@ class Needs(Structure):
 HYPERPARAMETERS = {
     "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
     "lion": ("lr", "beta1", "beta2", "weight_decay", "maximize"),
+    "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+    "sgd-momentum": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
 }
 
 

@@ -47,6 +47,22 @@ class LionSet(NamedTuple):
     optimizer = "lion"
 
 
+class SGDSet(NamedTuple):
+    """One hyperparameter set of SGD, as torch.optim.SGD has them; with momentum 0 it is of the
+    optimizer "sgd", else of "sgd-momentum"."""
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+
+    @property
+    def optimizer(self) -> str:
+        return "sgd-momentum" if self.momentum else "sgd"
+
+
 class StepResult(NamedTuple):
     """The outcome of a step."""
 

@@ -30,6 +30,17 @@ static void lion_reference(const double *h, uint64_t t, double g, double *x)
         x[1] = h[2] * x[1] + (1 - h[2]) * g;
 }
 
+static void sgd_reference(const double *h, uint64_t t, double g, double *x)
+{
+        double d = (h[5] != 0 ? -g : g) + h[3] * x[0];
+
+        if (h[1] != 0) {
+                x[1] = t == 1 ? d : h[1] * x[1] + (1 - h[2]) * d;
+                d = h[4] != 0 ? d + h[1] * x[1] : x[1];
+        }
+        x[0] -= h[0] * d;
+}
+
 /* One of each rule at least, with every hyperparameter at work. */
 static const struct sample {
         const struct optimizer *optimizer;
@@ -40,6 +51,10 @@ static const struct sample {
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01, 1 } },
         { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01 } },
         { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01, 1 } },
+        { &optimizer_sgd, sgd_reference, { 0.1, 0, 0, 0.01 } },
+        { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0.1, 0.01 } },
+        { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0, 0.01, 1 } },
+        { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0, 0.01, 1, 1 } },
 };
 enum { N_SAMPLES = sizeof(samples) / sizeof(samples[0]) };
 

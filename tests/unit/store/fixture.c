@@ -155,6 +155,12 @@ layout *fixture_layout(void)
         assert(layout_add_group(l, "c", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "lion", NULL) == 0);
         add(l, "c.0", 150, false);
+        assert(layout_add_group(l, "d", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
+        assert(layout_set_optimizer(l, group, "sgd", NULL) == 0);
+        add(l, "d.0", 150, false);
+        assert(layout_add_group(l, "e", ZERO_FP32, NULL, 0, 0, &group, NULL) == 0);
+        assert(layout_set_optimizer(l, group, "sgd-momentum", NULL) == 0);
+        add(l, "e.0", 150, false);
         assert(layout_check(l, NULL) == 0);
         return l;
 }

@@ -1,0 +1,46 @@
+/* Stochastic gradient descent as torch.optim.SGD computes it: plain, which keeps nothing, and with
+ * momentum, Nesterov's or not (Sutskever and others, ICML 2013). */
+#include "daemon/optimizer/optimizer.h"
+
+enum { LR, MOMENTUM, DAMPENING, WEIGHT_DECAY, NESTEROV, MAXIMIZE };
+
+/* The first gradient is the momentum, undamped. */
+static struct update_scalars sgd_scalars(const double *x, uint64_t t, double grad_scale)
+{
+        bool first = t == 1, nesterov = x[NESTEROV] != 0;
+
+        return (struct update_scalars){
+                .grad_scale = (float)(x[MAXIMIZE] != 0 ? -grad_scale : grad_scale),
+                .sgd = { .weight_decay = (float)x[WEIGHT_DECAY],
+                         .lr = (float)x[LR],
+                         .momentum = first ? 0 : (float)x[MOMENTUM],
+                         .one_minus_dampening = first ? 1 : (float)(1.0 - x[DAMPENING]),
+                         .g_part = nesterov ? 1 : 0,
+                         .b_part = nesterov ? (float)x[MOMENTUM] : 1 },
+        };
+}
+
+const struct optimizer optimizer_sgd = {
+        .name = "sgd",
+        .rule = UPDATE_SGD,
+        .values = { [LR] = { "lr", HYPER_FP32 },
+                    [MOMENTUM] = { "momentum", HYPER_NONE },
+                    [DAMPENING] = { "dampening", HYPER_NONE },
+                    [WEIGHT_DECAY] = { "weight_decay", HYPER_FP32 },
+                    [NESTEROV] = { "nesterov", HYPER_NONE },
+                    [MAXIMIZE] = { "maximize", HYPER_FLAG } },
+        .scalars = sgd_scalars,
+};
+
+const struct optimizer optimizer_sgd_momentum = {
+        .name = "sgd-momentum",
+        .rule = UPDATE_SGD_MOMENTUM,
+        .moments = { "momentum_buffer" },
+        .values = { [LR] = { "lr", HYPER_FP32 },
+                    [MOMENTUM] = { "momentum", HYPER_FP32 },
+                    [DAMPENING] = { "dampening", HYPER_FP32 },
+                    [WEIGHT_DECAY] = { "weight_decay", HYPER_FP32 },
+                    [NESTEROV] = { "nesterov", HYPER_FLAG },
+                    [MAXIMIZE] = { "maximize", HYPER_FLAG } },
+        .scalars = sgd_scalars,
+};
