@@ -4,7 +4,7 @@
  * PREPARE, COPY and WRITE go to all owners at once, PUBLISH to this node first and then to the
  * others: those that see the same directory find it done.
  */
-#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/checkpoint/operation.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -103,44 +103,9 @@ const struct schedule *schedule_find(const struct exchange *x, const char *job);
 /* A restore of the job is under way: until it is over no rank joins the job. */
 bool restore_runs(const struct exchange *x, const char *job);
 const char *operation_phase_name(enum operation_phase phase);
-/* The node whose part that is. */
-uint32_t operation_node(const struct operation *op, uint32_t part);
 /* Sums over parts. */
 uint64_t operation_bytes(const struct operation *op);
 uint64_t operation_done_bytes(const struct operation *op);
-
-/* operation.c, for the phases */
-int operation_new(struct exchange *x, const struct order *order, bool restore,
-                  struct operation **ret, struct fault *fault);
-/* For the parts whose bit is set; then next(), or the operation fails. */
-void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *m,
-                   void (*next)(struct operation *op));
-void operation_enter(struct operation *op, enum operation_phase phase);
-void operation_end(struct operation *op, int status, const char *text);
-/* checkpoint.c */
-void checkpoints_due(struct exchange *x);
-void schedules_free(struct exchange *x);
-
-/* ---- at every node ---- */
-
-void snapshot_answer(struct exchange *x, uint32_t node, uint64_t call, Zero__Snapshotted *s);
-
-struct taking;
-void taking_prepare(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void taking_phase(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void loading_begin(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void loading_swap(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-/* id 0: all that a node has begun. */
-void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *why);
-void loading_cancel(struct exchange *x, uint32_t node, uint64_t id);
-/* Adds restores under way on this node that will be one more job of the user each. */
-int loadings_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
-                   struct fault *fault);
-void takings_tick(struct exchange *x);
-void loadings_tick(struct exchange *x);
-/* owner: of a checkpoint. */
-void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, uint64_t id,
-                            uint32_t owner, uint64_t bytes);
 
 /* ---- hooks in the rest of the exchange ---- */
 

@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/checkpoint/checkpoint.h"
-#include "daemon/update/update.h"
+#include "daemon/checkpoint/operation.h"
 #include "daemon/store/blobs.h"
+#include "daemon/update/update.h"
 #include "proto/cleanup.h"
 
 struct loading {

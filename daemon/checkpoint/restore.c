@@ -7,7 +7,7 @@
  * behind with the state from before: ranks are then told that nodes are at different versions, and
  * the job is restored again.
  */
-#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/checkpoint/operation.h"
 
 #include <stdlib.h>
 #include <string.h>

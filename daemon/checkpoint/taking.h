@@ -2,7 +2,7 @@
  * taking_save.c). */
 #pragma once
 
-#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/checkpoint/operation.h"
 #include "daemon/checkpoint/save_order.h"
 
 enum { SLOTS_PROBED = 2 };

@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "daemon/fabric/bulk/common.h"
+#include "daemon/fabric/bulk/bulk.h"
 #include "daemon/fabric/fabric.h"
 
 struct fabric_carrier_ops {

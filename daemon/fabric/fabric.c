@@ -14,6 +14,7 @@
 
 #include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
+#include "proto/list.h"
 
 enum { FIRST_TRANSFER = 16 }; /* below are probes */
 

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/fabric/bulk/common.h"
 #include "daemon/fabric/core.h"
 #include "proto/cleanup.h"
 
