@@ -103,7 +103,7 @@ void view_back_forget(struct exchange *x);
 /* view_message.c */
 void view_send(struct exchange *x, uint32_t node, const struct paxos_message *m,
                const struct fault *refusal);
-int view_receive(const struct exchange *x, uint32_t node, const Zero__Register *from,
+int view_receive(const struct exchange *x, uint32_t node, const Zero__Paxos *from,
                  struct paxos_message *ret);
 void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret);
 /* False: it makes no sense in this cluster. */

@@ -8,7 +8,7 @@ void view_send(struct exchange *x, uint32_t node, const struct paxos_message *m,
                const struct fault *refusal)
 {
         Zero__LinkMessage message = ZERO__LINK_MESSAGE__INIT;
-        Zero__Register out = ZERO__REGISTER__INIT;
+        Zero__Paxos out = ZERO__PAXOS__INIT;
         Zero__Placement chosen, view;
 
         out.kind = (uint32_t)m->kind;
@@ -33,7 +33,7 @@ void view_send(struct exchange *x, uint32_t node, const struct paxos_message *m,
         fabric_send(x->fabric, node, &message);
 }
 
-int view_receive(const struct exchange *x, uint32_t node, const Zero__Register *from,
+int view_receive(const struct exchange *x, uint32_t node, const Zero__Paxos *from,
                  struct paxos_message *ret)
 {
         struct paxos_message m = { .kind = from->kind,

@@ -12,7 +12,7 @@ static struct exchange x = { .cluster = &cluster };
 
 /* A vote of node 1 that is in order. */
 struct vote {
-        Zero__Register m;
+        Zero__Paxos m;
         Zero__Placement chosen, view;
         uint32_t owners[8], viewed[8];
         uint64_t before[PLACEMENT_BEFORE + 1];
@@ -21,7 +21,7 @@ struct vote {
 static void vote_init(struct vote *v, enum paxos_kind kind)
 {
         memset(v, 0, sizeof *v);
-        zero__register__init(&v->m);
+        zero__paxos__init(&v->m);
         zero__placement__init(&v->chosen);
         zero__placement__init(&v->view);
         v->owners[0] = 2;
