@@ -463,6 +463,12 @@ def torch_loads_the_optimizers_file(dtype):
         for i, entry in wanted["state"].items():
             same(found["state"][i], entry)
         assert found["param_groups"] == [{**defaults, **g} for g in wanted["param_groups"]]
+        if dtype is torch.bfloat16:
+            masters = torch.load(f"{path}/a/master.pt", weights_only=True)
+            for wrong, key in (({"weights": 1}, "zerod.save"), ({**masters, "master": {99: 1}}, "99"),
+                               ({"zerod.save": masters["zerod.save"]}, "master")):
+                torch.save(wrong, f"{path}/a/master.pt")
+                raises(ValueError, [f"{path}/a/master.pt", f"'{key}'", "delete it"], load_plain, f"{path}/a", optimizer)
         os.rename(f"{path}/b/optimizer.pt", f"{path}/a/optimizer.pt")
         raises(ValueError, ["different saves"], load_plain, f"{path}/a", optimizer)
     with directory() as path:

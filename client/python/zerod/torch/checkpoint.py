@@ -372,10 +372,22 @@ def save_plain(directory: str, optimizer: ServiceOptimizer,
     write_pickled(os.path.join(directory, PLAIN_FILE), {**packed, **ids})
 
 
+def _damaged(directory: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{os.path.join(directory, MASTER_FILE)} has {what}: it is damaged or not of zerod; copy it "
+        "again, or delete it to begin with the model's 16-bit values")
+
+
+def _entry(directory: str, masters: Any, key: str) -> Any:
+    if not isinstance(masters, dict) or key not in masters:
+        raise _damaged(directory, f"no '{key}'")
+    return masters[key]
+
+
 def load_plain(directory: str, optimizer: ServiceOptimizer) -> None:
     """Loads the optimizer of :func:`save_plain` or transformers.Trainer; all ranks call it, with
-    the model loaded.  CheckpointError if model and optimizer come from different saves; else as of
-    :meth:`ServiceOptimizer.load_state_dict`."""
+    the model loaded.  CheckpointError if model and optimizer come from different saves, or master.pt
+    is damaged; else as of :meth:`ServiceOptimizer.load_state_dict`."""
     def read(name: str) -> dict[str, Any]:
         return torch.load(os.path.join(directory, name), map_location="cpu", weights_only=True,
                           mmap=True)
@@ -389,8 +401,10 @@ def load_plain(directory: str, optimizer: ServiceOptimizer) -> None:
     if any(p.dtype is not torch.float32 for p in sharded.params if p.trainable):
         there = os.path.exists(os.path.join(directory, MASTER_FILE))
         masters = read(MASTER_FILE) if there else {}
-        if masters and masters[SAVE_ID] == packed.get(SAVE_ID):
-            for i, master in masters["master"].items():
+        if there and _entry(directory, masters, SAVE_ID) == packed.get(SAVE_ID):
+            for i, master in _entry(directory, masters, "master").items():
+                if i not in packed["state"]:
+                    raise _damaged(directory, f"'{i}', which is no parameter of {PLAIN_FILE}")
                 packed["state"][i]["master"] = master
         elif sharded.rank == 0:
             log.warning("%s has no %s of the same save: fp32 master weights begin as the model's "
