@@ -144,9 +144,12 @@ static int resume_open(struct exchange *x, const char *file, struct fault *fault
                 return 0;
         }
         job = resume_find(x, state, l, file);
-        if (!job || resume_add(job, state, &h)) {
+        r = job && resume_add(job, state, &h)
+                    ? fault_set(fault, ZERO_ENOMEM, "out of memory")
+                    : 0;
+        if (!job || r) {
                 state_close(state);
-                return 0;
+                return r;
         }
         crash_point(CRASH_RESUME_OPENED);
         resume_place(x, state);
@@ -215,13 +218,19 @@ void jobs_claim(struct exchange *x, uint32_t node)
         }
 }
 
+/* Its only state found no memory, not even to wait for some. */
+static bool is_empty(const struct job *job)
+{
+        return list_empty(&job->holdings) && list_empty(&job->former);
+}
+
 /* Those of which all that is here is open; the others wait. */
 static void jobs_begin(struct exchange *x, bool late)
 {
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
-                if (!job->resuming || shut_has(x, job->name))
+                if (!job->resuming || is_empty(job) || shut_has(x, job->name))
                         continue;
                 job->opening = job->resuming = false;
                 former_take_up(job);
