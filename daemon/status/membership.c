@@ -146,10 +146,10 @@ static bool is_told(const struct status_moves *moves, const char *job)
 static void add_former(struct arena *arena, const char *job, uint64_t epoch,
                        struct status_moves *ret)
 {
-        struct status_job_move *j = LIST_ADD(arena, &ret->jobs);
-        struct status_move *move = j ? arena_new(arena, sizeof *move) : NULL;
+        struct status_move *move = arena_new(arena, sizeof *move);
+        struct status_job_move *j = move ? LIST_ADD(arena, &ret->jobs) : NULL;
 
-        if (!move)
+        if (!j)
                 return;
         *move = (struct status_move){ .from_epoch = RECORD_NULL, .to_epoch = epoch };
         *j = (struct status_job_move){ .job = job, .move = move };
