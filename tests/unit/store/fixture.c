@@ -145,11 +145,13 @@ layout *fixture_layout(void)
 
         assert(layout_new(&l) == 0);
         assert(layout_add_group(l, "a", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
+        assert(layout_set_optimizer(l, group, "adamw", NULL) == 0);
         add(l, "a.0", 300, false);
         add(l, "a.1", 1, false);
         add(l, "a.2", 200, true);
         add(l, "a.3", 130, false);
         assert(layout_add_group(l, "b", ZERO_FP32, NULL, 0, 0, &group, NULL) == 0);
+        assert(layout_set_optimizer(l, group, "adamw", NULL) == 0);
         add(l, "b.0", 0, false);
         add(l, "b.1", 257, false);
         assert(layout_add_group(l, "c", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);

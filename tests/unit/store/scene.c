@@ -20,6 +20,7 @@ layout *large_layout(void)
         uint32_t group, tensor;
 
         cr_assert_eq(layout_add_group(l, "c", ZERO_BF16, NULL, 0, 0, &group, NULL), 0);
+        cr_assert_eq(layout_set_optimizer(l, group, "adamw", NULL), 0);
         t.group = group;
         cr_assert_eq(layout_add_tensor(l, &t, &tensor, NULL), 0);
         return l;
