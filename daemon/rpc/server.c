@@ -16,7 +16,7 @@
 
 enum { SERVER_TICK_MS = 100, TICKS_TRIM = 10, PAUSE_MS = 1, PAUSE_FULL_MS = 100 };
 enum { ACCEPTS = 8 }; /* in one turn of the loop */
-enum { HEAP_GROWTH = 16 << 20 };
+enum { HEAP_KEPT = 4 << 20 };
 
 static int spare_open(void)
 {
@@ -116,19 +116,15 @@ static void server_listen(uv_timer_t *timer)
 
 /*
  * Gives back what the allocator keeps of memory that clients made it take.  What lies between used
- * blocks counts as kept even when its pages are given back: only growth is a reason.
+ * blocks counts as kept even when its pages are given back, and a client may touch them again: so a
+ * session's end is the reason to look, not growth.
  */
 static void server_trim(struct rpc *rpc)
 {
-        size_t kept = mallinfo2().fordblks;
-
-        if (kept > rpc->heap_kept + HEAP_GROWTH) {
-                malloc_trim(0);
-                kept = mallinfo2().fordblks;
-                rpc->heap_kept = kept;
-        } else if (kept < rpc->heap_kept) {
-                rpc->heap_kept = kept;
-        }
+        if (rpc->trimmed == rpc->users.ended || mallinfo2().fordblks < HEAP_KEPT)
+                return;
+        malloc_trim(0);
+        rpc->trimmed = rpc->users.ended;
 }
 
 static void server_tick(uv_timer_t *timer)

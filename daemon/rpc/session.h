@@ -18,7 +18,7 @@ struct rpc {
         uv_timer_t tick;
         uint32_t ticks;
         uint32_t handles; /* not closed yet */
-        size_t heap_kept; /* bytes that the allocator keeps though they were given back */
+        uint64_t trimmed; /* users.ended when the heap was given back last */
         struct conns conns;
         struct users users;
         struct list sessions;

@@ -88,6 +88,7 @@ void user_leave(struct users *users, struct user *user)
         assert(user->n_sessions > 0);
         user->n_sessions--;
         users->n_sessions--;
+        users->ended++;
 }
 
 void users_sweep(struct users *users, uint64_t now_ms)

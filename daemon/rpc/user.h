@@ -26,6 +26,7 @@ struct user {
 struct users {
         struct list all;
         uint32_t limit, n_sessions;
+        uint64_t ended; /* sessions that have ended */
 };
 
 void users_init(struct users *users, uint32_t session_limit);
