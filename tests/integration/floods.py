@@ -65,7 +65,7 @@ class Attack:
         signal.pause()
 
     def wait(self):
-        until(lambda: self[3], what="the attack")
+        until(lambda: self[3], 240 * SLOW, what="the attack")
 
     def end(self):
         os.kill(self.pid, signal.SIGKILL)
