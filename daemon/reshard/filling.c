@@ -118,7 +118,10 @@ static void draft_done(struct offload_task *task)
         if (f->phase == FILLING_ENDED) {
                 ;
         } else if (f->fault.status) {
-                filling_fail(f, f->fault.status, f->fault.text);
+                bool room = f->fault.status == ZERO_EQUOTA || f->fault.status == ZERO_ESHM;
+
+                /* the coordinator asks again */
+                filling_fail(f, room && f->crowded ? ZERO_EBUSY : f->fault.status, f->fault.text);
         } else {
                 crash_point(CRASH_FILL_DRAFTED);
                 f->total = plan_state_bytes(f->state->plan);
@@ -286,6 +289,7 @@ static int filling_begin(struct filling *f, const Zero__LinkMessage *m, struct f
         if (r)
                 return r;
         list_insert(&f->x->fillings, &f->link);
+        f->crowded = f->x->releases > 0;
         if (told_again(f))
                 filling_end(f);
         else

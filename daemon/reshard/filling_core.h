@@ -48,6 +48,7 @@ struct filling {
         /* the work */
         struct offload_task task;
         struct fault fault; /* of the task */
+        bool crowded;       /* memory of deleted states was being freed when the draft was asked for */
         uint32_t busy;      /* tasks, transfers and calls under way */
         struct state *state;
         struct pieces *pieces;
