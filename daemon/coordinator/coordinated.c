@@ -40,6 +40,8 @@ static void coordinated_free(struct coordinated *c)
 {
         for (uint32_t r = 0; r < c->n_handed; r++)
                 kept_clear(&c->handed[r]);
+        for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
+                free(c->reports[n]);
         free(c->handed);
         free(c->kept);
         free(c->kept_pointers);

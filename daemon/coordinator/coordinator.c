@@ -4,6 +4,7 @@
  */
 #include "daemon/coordinator/coordinator.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
@@ -40,7 +41,7 @@ static void coordinator_down(struct exchange *x, uint32_t node, const char *why)
         list_for_each (&x->coordinators, item) {
                 struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
 
-                c->reports[node] = (struct report){ 0 };
+                free(STEAL(c->reports[node]));
                 coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_NODE_DOWN,
                                                                  .node = node });
         }

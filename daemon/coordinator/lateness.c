@@ -2,6 +2,7 @@
 #include "daemon/coordinator/coordinator.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "proto/cleanup.h"
 
@@ -9,9 +10,15 @@
 
 void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progress *p)
 {
-        struct report *r = &c->reports[node];
+        struct report *r = c->reports[node];
         uint64_t now = exchange_now(c->x);
 
+        if (!r && !p->waiting && p->n_waits == 0)
+                return;
+        if (!r)
+                r = c->reports[node] = malloc(sizeof *r);
+        if (!r)
+                return; /* the node tells again */
         *r = (struct report){ .waiting = p->waiting };
         for (size_t i = 0; i < p->n_waits && r->n < WAIT_LINES; i++) {
                 struct wait_line *line = &r->lines[r->n++];
@@ -132,8 +139,8 @@ static uint32_t coordinator_summary(const struct coordinated *c, struct wait_lin
                         absent_waits(c, r, lines, &n);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
-                for (uint32_t k = 0; k < c->reports[i].n; k++)
-                        summary_add(lines, &n, &c->reports[i].lines[k]);
+                for (uint32_t k = 0; c->reports[i] && k < c->reports[i]->n; k++)
+                        summary_add(lines, &n, &c->reports[i]->lines[k]);
         return n;
 }
 
@@ -142,7 +149,7 @@ static bool coordinator_is_waited_for(const struct coordinated *c)
         if (!list_empty(&c->state.joins) || c->state.fault.status)
                 return true;
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
-                if (c->reports[i].waiting)
+                if (c->reports[i] && c->reports[i]->waiting)
                         return true;
         return false;
 }

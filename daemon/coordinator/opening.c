@@ -91,8 +91,9 @@ int standing_read(const Zero__Standing *m, struct told_state *ret, struct standi
 
 static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened *o)
 {
-        struct told_state *states = calloc(o->n_standings + 1, sizeof *states);
-        struct standing *standings = calloc(o->n_standings + 1, sizeof *standings);
+        size_t n = o->n_standings <= STATES_MAX ? o->n_standings : 0;
+        struct told_state *states = calloc(n + 1, sizeof *states);
+        struct standing *standings = calloc(n + 1, sizeof *standings);
         struct coordinator_event e = { .kind = COORDINATOR_OPENED,
                                        .node = node,
                                        .known = o->known,
@@ -103,7 +104,10 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
 
         if (!states || !standings)
                 e.status = fault_set(&fault, ZERO_ENOMEM, "out of memory");
-        for (size_t i = 0; o->known && i < o->n_standings && !e.status; i++) {
+        else if (o->n_standings > STATES_MAX)
+                e.status = fault_set(&fault, ZERO_EPROTO, "it tells of %zu states, %d are the limit",
+                                     o->n_standings, STATES_MAX);
+        for (size_t i = 0; o->known && i < n && !e.status; i++) {
                 e.status = standing_read(o->standings[i], &states[i], &standings[i], &fault);
                 e.n_states += !e.status;
         }

@@ -57,20 +57,17 @@ void placing_settle(struct coordinated *c, uint32_t node)
 static void filled(struct coordinated *c, uint32_t holder, int status, const char *text,
                    const Zero__Standing *standing)
 {
-        struct standing *s = calloc(1, sizeof *s);
+        struct standing s;
         struct told_state told;
         struct coordinator_event e = {
                 .kind = COORDINATOR_FILLED, .holder = holder, .n_states = 1, .states = &told
         };
         struct fault fault;
 
-        if (!s)
-                abort(); /* some kilobytes: nothing sensible is left to do */
         c->fills[holder] = NULL;
-        e.status = status ? status : standing_read(standing, &told, s, &fault);
+        e.status = status ? status : standing_read(standing, &told, &s, &fault);
         e.text = status ? text : fault.text;
         coordinated_event(c, e);
-        free(s);
 }
 
 static void fill_ended(void *arg, int status, const char *text, const Zero__Standing *standing)
