@@ -440,15 +440,15 @@ static int node_user(const struct conf *conf, struct fault *fault)
         struct privilege_folder folders[] = { { NULL, place ? dirname(place) : "." },
                                               { "state_dir", conf->state_dir },
                                               { "view_dir", conf->view_dir } };
+        bool root = geteuid() == 0;
         int r = privilege_drop(conf->user, folders, conf->peers[0] ? 3 : 2, fault);
 
-        if (r || !conf->checkpoint_dir[0] || eaccess(conf->checkpoint_dir, W_OK | X_OK) == 0 ||
-            errno != EACCES)
-                return r;
-        return fault_set(fault, ZERO_EPERM,
-                         "checkpoint_dir %s: zerod's user, %u, may not write there: chown it to "
-                         "that user, or set another user",
-                         conf->checkpoint_dir, (unsigned)geteuid());
+        if (!r && root && geteuid() && conf->checkpoint_dir[0] &&
+            eaccess(conf->checkpoint_dir, W_OK | X_OK) && errno == EACCES)
+                log_warning("checkpoint_dir %s: user %u may not write there: no checkpoint can be "
+                            "made; 'chown -R' it to that user, with the checkpoints in it",
+                            conf->checkpoint_dir, (unsigned)geteuid());
+        return r;
 }
 
 int node_run(const struct conf *conf, struct fault *fault)

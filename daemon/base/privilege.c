@@ -18,9 +18,12 @@ static int folder_prepare(const struct privilege_folder *f, const struct passwd 
         struct stat st;
 
         if (mkdir(f->path, f->name ? 0700 : 0755) == 0)
-                return chown(f->path, user->pw_uid, user->pw_gid)
+                return lchown(f->path, user->pw_uid, user->pw_gid)
                                ? fault_errno(fault, errno, f->path)
                                : 0;
+        if (f->name && errno != EEXIST)
+                return fault_set(fault, ZERO_EPERM, "%s %s cannot be made: %s", f->name, f->path,
+                                 strerror(errno));
         if (!f->name || stat(f->path, &st) || st.st_uid == user->pw_uid)
                 return 0; /* what else is wrong with it, those say who open it */
         return fault_set(fault, ZERO_EPERM,
@@ -30,12 +33,19 @@ static int folder_prepare(const struct privilege_folder *f, const struct passwd 
                          f->path);
 }
 
-/* Memory that RDMA pins counts for a user, not for root. */
+/*
+ * Memory that RDMA pins counts for a user, not for root.  Descriptors whose close does not end hold
+ * half of the daemon's places (rpc/disposal.h): it needs more than one of its clients may have.
+ */
 static void raise_limits(void)
 {
-        struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
+        struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY }, files;
 
         setrlimit(RLIMIT_MEMLOCK, &all);
+        if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+                files.rlim_max *= 2;
+                setrlimit(RLIMIT_NOFILE, &files);
+        }
 }
 
 static int become(const struct passwd *user, struct fault *fault)

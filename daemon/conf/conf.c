@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/base/chunk.h"
+#include "daemon/base/privilege.h"
 
 static const char default_file[] = "/etc/zerod/zerod.conf";
 
@@ -148,12 +149,14 @@ static void print_option(void *arg, const char *name, const char *value, const c
         printf("%s = %s  ; %s\n", name, value, source);
 }
 
-/* What --check prints.  Reads the key files, as a start does. */
+/* What --check prints.  Reads the key files, as a start does: as the user that root becomes. */
 static int report(const struct conf *conf, struct fault *fault)
 {
         struct cluster cluster;
-        int r = conf_cluster(conf, &cluster, fault);
+        int r = privilege_drop(conf->user, NULL, 0, fault);
 
+        if (!r)
+                r = conf_cluster(conf, &cluster, fault);
         if (r)
                 return r;
         conf_each(conf, print_option, NULL);

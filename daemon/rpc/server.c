@@ -121,10 +121,11 @@ static void server_listen(uv_timer_t *timer)
  */
 static void server_trim(struct rpc *rpc)
 {
-        if (rpc->trimmed == rpc->users.ended || mallinfo2().fordblks < HEAP_KEPT)
+        if (rpc->trimmed == rpc->users.ended)
                 return;
-        malloc_trim(0);
         rpc->trimmed = rpc->users.ended;
+        if (mallinfo2().fordblks >= HEAP_KEPT)
+                malloc_trim(0);
 }
 
 static void server_tick(uv_timer_t *timer)
@@ -171,7 +172,11 @@ static int socket_clear(const struct sockaddr_un *address, struct fault *fault)
                 return fault_set(fault, ZERO_EBUSY,
                                  "a daemon listens at %s already: stop it or set another socket",
                                  address->sun_path);
-        unlink(address->sun_path);
+        if (unlink(address->sun_path) && errno != ENOENT)
+                return fault_set(fault, ZERO_EPERM,
+                                 "the socket %s is left over, and user %u cannot remove it: %s; "
+                                 "chown its directory to that user, or remove the socket",
+                                 address->sun_path, (unsigned)geteuid(), strerror(errno));
         return 0;
 }
 
@@ -202,8 +207,9 @@ int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fa
                 return fault_errno(fault, errno, "socket");
         socket_make_folder(path);
         if (bind(fd, (struct sockaddr *)&address, sizeof address))
-                return fault_set(fault, ZERO_EIO, "user %u cannot make the socket %s: %s",
-                                 (unsigned)geteuid(), path, strerror(errno));
+                return fault_set(fault, ZERO_EIO, "user %u cannot make the socket %s: %s%s",
+                                 (unsigned)geteuid(), path, strerror(errno),
+                                 errno == EACCES ? "; chown its directory to that user" : "");
         if (chmod(path, (mode_t)strtoul(mode, NULL, 8)) || listen(fd, SOMAXCONN)) {
                 r = fault_set(fault, ZERO_EIO, "cannot listen at %s: %s", path, strerror(errno));
                 unlink(path);
