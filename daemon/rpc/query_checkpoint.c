@@ -37,7 +37,6 @@ static int wish_parse(const char *argument, bool job_only, struct arena *arena,
 
 struct forward {
         struct pending_call *call; /* NULL once it has ended */
-        uint32_t uid;
 };
 
 static void forward_forget(struct request *r)

@@ -295,10 +295,16 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
         s->kind = kind;
         if (job)
                 job_hold(job); /* its state is none of the survey's: a drop waits for its end */
+        survey_ask_all(s);
+        if (s->pending == 0) { /* no memory for any question */
+                if (job)
+                        job_let_go(job);
+                free(s);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
         call->request.subject = s;
         call->request.describe = survey_describe;
         call->request.forget = survey_forget;
-        survey_ask_all(s);
         return 0;
 }
 

@@ -83,7 +83,7 @@ void *list_room(struct arena *arena, void *items, uint32_t n, size_t size)
 
         if (n & (n - 1))
                 return items;
-        more = arena_new(arena, 2 * (size_t)(n ? n : 1) * size);
+        more = arena_new(arena, (n ? 2 * (size_t)n : 1) * size);
         if (more && n)
                 memcpy(more, items, n * size);
         return more;
