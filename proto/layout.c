@@ -219,7 +219,7 @@ int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fau
         if (!name || strnlen(name, sizeof(g->optimizer)) == sizeof(g->optimizer) ||
             !text_printable(name))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "group %s: an optimizer's name has at most %d bytes",
+                                 "group %s: an optimizer's name is printable and has at most %d bytes",
                                  text_quote(g->name).text, ZERO_OPTIMIZER_MAX);
         snprintf(g->optimizer, sizeof(g->optimizer), "%s", name);
         return 0;

@@ -56,7 +56,6 @@ void layout_free(layout *l);
 /* Tensors of a group must be added before the next group is begun. */
 int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const uint32_t *ranks,
                      uint32_t n_ranks, double divisor, uint32_t *ret_group, struct fault *fault);
-/* Before another group is begun. */
 int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault);
 int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
                       struct fault *fault);

@@ -91,9 +91,10 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
 
 /*
  * Chooses a group's optimizer: "adamw", as it is without this call, "lion", "sgd" or
- * "sgd-momentum".  It says which planes the group's tensors have beside the master weights, and which member of struct zero_set
- * applies.  All ranks choose the same, and a job's state, or its checkpoint, is continued under it alone:
- * zero_attach() refuses another one (ZERO_ELAYOUT), and names it.
+ * "sgd-momentum"; NULL: "adamw".  The optimizer says which planes the group's tensors have beside the
+ * master weights, and which member of struct zero_set applies.  All ranks choose the same.  A job's
+ * state and its checkpoints go on under the same optimizer only: zero_attach() refuses another one
+ * (ZERO_ELAYOUT) and names it.
  */
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
 

@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 
 #include "proto/cleanup.h"
-#include "proto/dtype.h"
 
 /* ---- windows ----------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
  *
  * Every operation is synchronous and runs on an offload thread, never on the loop.
  * Memory is chosen by the caller; ranges of different arguments do not overlap unless
- * stated.  All implementations agree to the bit (DESIGN: Arithmetic): fp32 in a
+ * stated.  All implementations agree to the bit (daemon/README.md, Arithmetic): fp32 in a
  * fixed order, no contraction, correctly rounded division and square root.
  * tests/conformance/device holds each of them against the scalar truth.
  */

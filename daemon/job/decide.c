@@ -59,12 +59,6 @@ struct decision decide(const struct votes *votes, const struct step_params *para
         return d;
 }
 
-/* The kernels compute in fp32: a value beyond it would turn parameters into NaN. */
-static bool fp32_holds(double value)
-{
-        return value >= 0 && value <= (double)FLT_MAX;
-}
-
 int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                              struct fault *fault)
 {

@@ -121,8 +121,7 @@ void optimizer_text(const layout *l, char *text, size_t size)
 
 /* ---- hyperparameters ---- */
 
-/* The kernels compute in fp32: a value beyond it would turn parameters into NaN. */
-static bool fp32_holds(double value)
+bool fp32_holds(double value)
 {
         return value >= 0 && value <= (double)FLT_MAX;
 }
@@ -178,7 +177,7 @@ int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set 
                 if (flaw)
                         return fault_set(fault, ZERO_EINVAL, "set %zu: %s %g %s", number,
                                          o->values[i].name, m->values[i], flaw);
-                set.value[i] = m->values[i];
+                set.value[i] = m->values[i] + 0.0; /* kernels and hyper_equal() know no -0 */
         }
         *ret = set;
         return 0;

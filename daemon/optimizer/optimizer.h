@@ -12,7 +12,7 @@
  */
 #pragma once
 
-#include "daemon/device/device.h"
+#include "daemon/device/rules.h"
 #include "proto/layout.h"
 
 enum { OPTIMIZER_MOMENTS = UPDATE_PLANES - 1, OPTIMIZER_VALUES = 8 };
@@ -61,6 +61,8 @@ const char *optimizer_plane_name(const layout *l, uint32_t plane);
 /* "adamw (master, exp_avg, exp_avg_sq)" of each optimizer of a layout. */
 void optimizer_text(const layout *l, char *text, size_t size);
 
+/* >= 0.  The kernels compute in fp32: a value beyond it would turn parameters into NaN. */
+bool fp32_holds(double value);
 /* number: of the set, for the fault. */
 int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set *ret,
                        struct fault *fault);

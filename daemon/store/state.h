@@ -141,7 +141,7 @@ uint64_t store_quota(const struct store *store);
 /*
  * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM; `elsewhere` of them need no room in the
  * directory: they are in a GPU's memory or in a memfd.  To be asked before a plan is made, whose
- * tables grow with the elements (12 to 18 bytes each).  `what` is named in the fault.
+ * tables grow with the elements (up to 18 bytes each).  `what` is named in the fault.
  */
 int store_admit(const struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                 struct fault *fault);

@@ -100,6 +100,7 @@ static const struct sample {
 } samples[] = {
         { &optimizer_adamw, { 1e-3, 0.9, 0.999, 1e-8, 0.1 } },
         { &optimizer_lion, { 1e-3, 0.9, 0.99, 0.1 } },
+        { &optimizer_lion, { 1e-3, 0.9, 0.99, 0.1, 1 } },
         { &optimizer_sgd, { 0.1, 0, 0, 0.01 } },
         { &optimizer_sgd_momentum, { 0.1, 0.9, 0.1, 0.01, 1 } },
 };

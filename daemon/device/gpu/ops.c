@@ -5,7 +5,6 @@
 #include "daemon/device/gpu/core.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/device/host.h"
 

@@ -222,7 +222,6 @@ static bool get_manifest(const json_t *j, struct manifest *m)
                get_number_32(j, "world_size", 1, ZERO_RANK_MAX, &m->world_size) &&
                get_dtype(j, "reduce_dtype", &m->reduce_dtype) &&
                get_number(j, "parameters", INT64_MAX, &m->parameters) &&
-               get_text(j, "optimizers", m->optimizers, sizeof(m->optimizers)) &&
                get_number_32(j, "owners", 1, ZERO_NODE_MAX, &m->n_owners) &&
                get_hash(j, "model_hash", m->model_hash) &&
                get_file(json_object_get(j, "layout"), MANIFEST_LAYOUT_FILE, &m->layout_bytes,

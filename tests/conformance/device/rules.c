@@ -49,9 +49,11 @@ static const struct sample {
 } samples[] = {
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01, 1 } },
+        { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 0.1, 0.01 } },
         { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01 } },
         { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01, 1 } },
         { &optimizer_sgd, sgd_reference, { 0.1, 0, 0, 0.01 } },
+        { &optimizer_sgd, sgd_reference, { 0.1, 0, 0, 0.01, 0, 1 } },
         { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0.1, 0.01 } },
         { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0, 0.01, 1 } },
         { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0, 0.01, 1, 1 } },
