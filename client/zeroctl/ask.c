@@ -25,8 +25,10 @@ static void scrub_text(json_t *value)
 {
         char *text = strdup(json_string_value(value));
 
-        if (!text)
-                return;
+        if (!text) {
+                ctl_error("out of memory");
+                exit(CTL_FAILED);
+        }
         for (char *p = text; *p; p++) {
                 bool c1 = p[0] == '\xc2' && (unsigned char)p[1] >= 0x80 &&
                           (unsigned char)p[1] <= 0x9f;

@@ -59,11 +59,16 @@ static void print_commands(void)
 int main(int argc, char **argv)
 {
         char line[512];
-        FILE *file = argc == 2 ? fopen(argv[1], "r") : NULL;
+        FILE *file;
 
-        if (!file) {
+        if (argc != 2) {
                 fputs("usage: zeroctl-man TEMPLATE\n", stderr);
                 return 2;
+        }
+        file = fopen(argv[1], "r");
+        if (!file) {
+                perror(argv[1]);
+                return 1;
         }
         while (fgets(line, sizeof(line), file))
                 if (strcmp(line, "@COMMANDS@\n") == 0)

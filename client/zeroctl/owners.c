@@ -71,7 +71,7 @@ struct change {
         char told[600]; /* the last reason to wait that was printed */
 };
 
-/* It may be granted later.  A takeover is a person's word about what is noc. */
+/* It may be granted later.  A takeover is a person's word about what is now. */
 static bool is_passing(const struct change *c, int status)
 {
         return status == ZERO_EBUSY || status == ZERO_ECLOSED ||

@@ -1,6 +1,6 @@
 /*
- * zeroctl wait: returns when a job is where a script wants it.  A daemon that is away is asked
- * again until the timeout.
+ * zeroctl wait: returns when a job is where a script wants it.  A daemon that restarts meanwhile is
+ * asked again until the timeout.
  */
 #include "ctl.h"
 
@@ -23,9 +23,11 @@ static const struct command_option options[] = {
 
 static int check(const struct ctl *ctl)
 {
-        if (!state)
+        if (!state) {
                 state = step < 0 ? "running" : "";
-        if (!*state || strcmp(state, "running") == 0 || strcmp(state, "idle") == 0)
+                return CTL_OK;
+        }
+        if (strcmp(state, "running") == 0 || strcmp(state, "idle") == 0)
                 return CTL_OK;
         ctl_error("--for is running or idle, not '%s'", state);
         return CTL_USAGE;
@@ -62,8 +64,7 @@ static int give_up(struct ctl *ctl, const json_t *job, const char *error)
         const json_t *wait = json_array_get(json_object_get(job, "waiting"), 0);
 
         if (*error)
-                ctl_error("wait: for %.0f s zerod did not tell of job '%s': %s", ctl_patience(ctl),
-                          ctl->argument, error);
+                ctl_error("wait: zerod does not tell of job '%s': %s", ctl->argument, error);
         else if (!job)
                 ctl_error("wait: for %.0f s there was no job '%s'", ctl_patience(ctl),
                           ctl->argument);
@@ -81,13 +82,15 @@ static int run(struct ctl *ctl)
 
         for (;; progress_nap(POLL_MS)) {
                 json_t *answer = NULL, *job;
-                const char *error = "";
                 int r = ctl_query(ctl, "jobs", NULL, &answer);
+                char error[512] = ""; /* a copy: a new connection frees the old client */
 
-                if (r)
-                        error = zero_error(ctl->client);
+                if (r == ZERO_EPROTO)
+                        snprintf(error, sizeof(error), "what it says is no JSON");
+                else if (r)
+                        snprintf(error, sizeof(error), "%s", zero_error(ctl->client));
                 if (r == ZERO_ECLOSED && ctl_connect_again(ctl))
-                        error = zero_error(NULL);
+                        snprintf(error, sizeof(error), "%s", zero_error(NULL));
                 job = find_job(answer, ctl->argument);
                 if (r == ZERO_OK && is_there(job)) {
                         json_t *found = json_pack("{s:[O]}", "jobs", job);
@@ -112,7 +115,8 @@ const struct command command_wait = {
                 "Returns when <JOB> is *running* (all of its ranks are attached), or as the "
                 "options say. If that takes longer than *--timeout*, the command exits with 1 and "
                 "names the state that the job is in and what the job waits for. It also waits "
-                "for a job that does not exist yet, and for a daemon that restarts.",
+                "for a job that does not exist yet, and for a daemon that restarts "
+                "meanwhile.",
         .options = options,
         .check = check,
         .run = run,

@@ -47,8 +47,8 @@ static const char head[] =
 static const struct {
         const char *command, *type;
 } answers[] = {
-        { "zeroctl status", "status_node" },
-        { "zeroctl jobs", "status_jobs" },
+        { "zeroctl status, top", "status_node" },
+        { "zeroctl jobs, wait", "status_jobs" },
         { "zeroctl shards", "status_shards" },
         { "zeroctl view, add-node, remove-node, takeover", "status_membership" },
         { "zeroctl checkpoint, restore", "status_progress" },
