@@ -48,9 +48,10 @@ def compare(words, old, new, pairs, repeat):
     found = {}
     for i in range(pairs):
         seen = {tree: run(tree, words, repeat) for tree in ((old, new) if i % 2 == 0 else (new, old))}
-        for name in seen[old]:
-            if name in seen[new] and seen[old][name] > 0:
-                found.setdefault(name, []).append(seen[new][name] / seen[old][name])
+        for name in {**seen[old], **seen[new]}:
+            ratios = found.setdefault(name, [])
+            if seen[old].get(name, 0) > 0 and name in seen[new]:
+                ratios.append(seen[new][name] / seen[old][name])
         print(f"{words[0]}: pair {i + 1} of {pairs}", file=sys.stderr)
     return found.items()
 
@@ -77,6 +78,9 @@ def main():
     for entry in o.names:
         words = shlex.split(entry)
         for figure, ratios in compare(words, os.path.abspath(o.old), os.path.abspath(o.new), o.pairs, o.repeat):
+            if len(ratios) < 3:
+                print(f"{words[0]:10s} in {len(ratios)} of {o.pairs} pairs only  {figure}")
+                continue
             low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
             bad = is_worse(words[0], ratios)
             worse += bad

@@ -402,7 +402,10 @@ def load_plain(directory: str, optimizer: ServiceOptimizer) -> None:
         there = os.path.exists(os.path.join(directory, MASTER_FILE))
         masters = read(MASTER_FILE) if there else {}
         if there and _entry(directory, masters, SAVE_ID) == packed.get(SAVE_ID):
-            for i, master in _entry(directory, masters, "master").items():
+            values = _entry(directory, masters, "master")
+            if not isinstance(values, dict) or not all(isinstance(v, torch.Tensor) for v in values.values()):
+                raise _damaged(directory, "a 'master' that does not hold tensors")
+            for i, master in values.items():
                 if i not in packed["state"]:
                     raise _damaged(directory, f"'{i}', which is no parameter of {PLAIN_FILE}")
                 packed["state"][i]["master"] = master

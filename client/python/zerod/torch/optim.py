@@ -365,7 +365,7 @@ class AdamW(ServiceOptimizer):
                  weight_decay: float = 0.01, *, maximize: bool = False):
         super().__init__(model, params, {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "maximize": maximize, "decoupled_weight_decay": self.name == "adamw"})
+            "maximize": maximize, "decoupled_weight_decay": True})
 
     def set_of(self, group: Mapping[str, Any]) -> "zerod.AdamWSet":
         _refuse(group, "amsgrad", "differentiable", "capturable")

@@ -19,7 +19,6 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import zerod
-from zerod._library import HYPERPARAMETERS
 from zerod.environment import incarnation
 
 from . import initialize, state
@@ -38,6 +37,7 @@ log = logging.getLogger("zerod")
 _of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
 
 PUSH_SLOTS = 2  # gradients in flight at once
+OPTIMIZERS = ("adamw", "lion")  # those that zerod.torch has a class for; the service has more
 
 
 class ZeroModule(nn.Module):
@@ -243,8 +243,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"{type(model).__name__} is sharded already")
     if resume not in RESUME:
         raise ValueError(f"resume is one of {', '.join(RESUME)}, not {resume!r}")
-    if optimizer not in HYPERPARAMETERS:
-        raise ValueError(f"optimizer is one of {', '.join(HYPERPARAMETERS)}, not {optimizer!r}")
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
     if stage not in (1, 2, 3):
         raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
     if not isinstance(prefetch, int) or prefetch < 0:
