@@ -107,7 +107,7 @@ const char *operation_phase_name(enum operation_phase phase);
 uint64_t operation_bytes(const struct operation *op);
 uint64_t operation_done_bytes(const struct operation *op);
 
-/* ---- hooks in the rest of the exchange ---- */
+/* ---- for others ---- */
 
 /* After all calls have ended. */
 void operations_stop(struct exchange *x);

@@ -48,19 +48,19 @@ struct exchange {
         uint32_t part_bytes; /* payloads travel in parts of so many at most; up to GPU_BUFFER */
 
         struct placement view;        /* who holds shards: the list in force */
-        struct views *views;          /* how that changes (view.h); NULL: it does not */
+        struct views *views;          /* how that changes (membership/membership.h); NULL: it does not */
         struct taken_back taken_back; /* outlives a start anew */
         struct list jobs, dead_jobs;  /* dead: dropped, with operations still in flight */
         struct list coordinators, calls, asks, accesses, staged;
-        uint64_t staging_bytes; /* of what is staged (planes/staging.h) */
+        uint64_t staging_bytes; /* of what is staged (transfer/staging.h) */
         struct list works;      /* reads and writes that wait for the end of an update */
         struct list layouts;    /* core/layouts.h */
         struct list joining;    /* ranks whose job has not started for them yet */
         struct list makings;    /* what is made on GPUs for ranks (rank/making.c) */
-        struct list operations, schedules, takings, loadings; /* checkpoint.h */
-        struct list fills, fillings;                          /* filling.h */
-        struct list drops, drop_waits;                        /* drop.c */
-        struct list shut;  /* files of states that wait for memory (resume.c) */
+        struct list operations, schedules, takings, loadings; /* checkpoint/checkpoint.h */
+        struct list fills, fillings;                          /* reshard/reshard.h */
+        struct list drops, drop_waits;                        /* drop/drop.c */
+        struct list shut;  /* files of states that wait for memory (shard/shut.c) */
         uint32_t releases; /* states whose memory is being freed */
         uint64_t last_operation, last_fill;
         double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */

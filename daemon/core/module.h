@@ -3,7 +3,7 @@
  * change.
  *
  * Each folder that has something to do defines one struct module; engine/exchange.c lists them,
- * bottom to top, and tells all of them.  A NULL hook does nothing.  Hooks run on the loop thread
+ * drops first, then bottom to top.  A NULL hook does nothing.  Hooks run on the loop thread
  * and must not destroy the job that they are told of.
  */
 #pragma once
@@ -46,7 +46,7 @@ struct module {
         void (*job_free)(struct job *job);
 };
 
-/* Bottom to top; ends are told from the top. */
+/* In the order of the list; job_dropped and job_free from its end. */
 #define for_modules(x, module)                                                       \
         for (const struct module *const *module##_at = (x)->modules, *module = NULL; \
              module##_at < (x)->modules + (x)->n_modules && (module = *module##_at); \

@@ -10,7 +10,7 @@
  * has accepted it, when enough nodes are there.
  *
  * A view that was chosen comes into force by the node starting anew (exchange.view_chosen); where
- * jobs then find states of an earlier one, placing.c moves them.
+ * jobs then find states of an earlier one, job/coordinator_place.c moves them.
  */
 #pragma once
 

@@ -1,5 +1,5 @@
 /*
- * window.h - memory of a GPU for what trainers of a job map: gathered groups, gradients.
+ * gpu_window.h - memory of a GPU for what trainers of a job map: gathered groups, gradients.
  *
  * It counts for the job's user, who has at most so much of each GPU as the option gpu_windows says.
  */

@@ -77,7 +77,7 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
 /* What computes on a holding's planes. */
 const struct device_ops *holding_ops(const struct holding *h);
 
-/* The same for a holding's planes. */
+/* staged_payload() of a holding's planes. */
 int plane_payload(struct holding *h, uint32_t node, uint64_t transfer, enum traffic kind,
                   const void *p, size_t n, bulk_done *done, void *arg);
 /* n bytes at p of the state's planes, for the CPU: they themselves, or copied to the buffer.  For

@@ -1,4 +1,4 @@
-/* Making an owner's shards, and saying where they stand; see shards.h. */
+/* Making an owner's shards, and saying where they stand; see shard.h. */
 #include "daemon/shard/shard.h"
 
 #include <string.h>

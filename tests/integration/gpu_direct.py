@@ -2,7 +2,7 @@
 """Payloads between nodes that lie in GPU memory at both ends: the same bits as staged through host memory.
 
 The GPU is a fake one, whose memory the CPU cannot touch: a daemon that does dies.  In builds with crash points
-BULK_GPU=copied puts a path over UCX that takes such memory (daemon/fabric/bulk_copied.c)."""
+BULK_GPU=copied puts a path over UCX that takes such memory (daemon/fabric/bulk/copied.c)."""
 import contextlib
 import os
 import sys

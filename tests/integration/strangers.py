@@ -4,6 +4,7 @@ while those who belong go on."""
 import multiprocessing
 import os
 import random
+import re
 import select
 import socket
 import struct
@@ -17,7 +18,9 @@ from ports import free_ports  # noqa: E402
 import wire  # noqa: E402
 
 MAGIC = b"zerod\r\n\x1a"
-VERSION, HELLO = 4, 292  # of the handshake, as in daemon/fabric/handshake.h
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../daemon/fabric/link/handshake.h"),
+          encoding="utf-8") as _header:
+    VERSION, HELLO = (int(n) for n in re.findall(r"HANDSHAKE_(?:VERSION|HELLO) = (\d+)", _header.read()))
 
 
 def start_alone(c):

@@ -1,7 +1,7 @@
 """A TCP relay between two nodes: it passes on what they say, and does with their bulk connections what
 a network or an attacker may do.
 
-The first words of a connection say what it is for (daemon/fabric/handshake.c): a link or bulk payloads.
+The first words of a connection say what it is for (daemon/fabric/link/handshake.c): a link or bulk payloads.
 """
 import select
 import socket
