@@ -1,7 +1,7 @@
 /*
  * The composition root.
  *
- * Start: GPUs, offload, store, exchange, fabric, rpc, then readiness.  Stop, in the opposite order
+ * Start: GPUs, offload, store, engine, fabric, rpc, then readiness.  Stop, in the opposite order
  * and each only when the one before is through: steps in flight, sessions, jobs, links, compute
  * threads, GPUs.  State files stay.  A stop that takes longer than STOP_MS once no step is in
  * flight ends the process: no state is lost by that.
@@ -38,7 +38,7 @@ struct node {
         uv_loop_t loop;
         const struct conf *conf;
         struct cluster cluster;
-        struct exchange x;
+        struct engine x;
         struct rpc *rpc;
         struct signals *signals;
         struct service *service;
@@ -77,7 +77,7 @@ static void fabric_gone(void *arg)
 
 static void node_anew(struct node *node);
 
-static void exchange_gone(void *arg)
+static void engine_gone(void *arg)
 {
         struct node *node = arg;
 
@@ -91,7 +91,7 @@ static void sessions_gone(void *arg)
 {
         struct node *node = arg;
 
-        exchange_stop(&node->x, exchange_gone, node);
+        engine_stop(&node->x, engine_gone, node);
 }
 
 static void stop_late(uv_timer_t *timer)
@@ -115,7 +115,7 @@ static void node_drained(void *arg)
 static void node_wind_down(struct node *node)
 {
         node->stopping = true;
-        exchange_drain(&node->x, node->conf->drain_ms, node_drained, node);
+        engine_drain(&node->x, node->conf->drain_ms, node_drained, node);
 }
 
 static void node_view_chosen(void *arg)
@@ -139,7 +139,7 @@ static void node_stop(void *arg)
         if (node->stopping) {
                 log_info("still stopping");
                 if (node->x.draining)
-                        exchange_drain(&node->x, 0, node_drained, node);
+                        engine_drain(&node->x, 0, node_drained, node);
                 return;
         }
         log_info("stopping");
@@ -174,21 +174,21 @@ static void node_up(void *arg, uint32_t peer)
 {
         struct node *node = arg;
 
-        exchange_up(&node->x, peer);
+        engine_up(&node->x, peer);
 }
 
 static void node_down(void *arg, uint32_t peer, const char *why)
 {
         struct node *node = arg;
 
-        exchange_down(&node->x, peer, why);
+        engine_down(&node->x, peer, why);
 }
 
 static void node_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
 {
         struct node *node = arg;
 
-        exchange_message(&node->x, peer, m);
+        engine_message(&node->x, peer, m);
 }
 
 static enum log_level node_log_level(const struct conf *conf)
@@ -323,45 +323,45 @@ static int node_socket(struct node *node, struct fault *fault)
         return rpc_open(&node->x, fd, &node->rpc, fault);
 }
 
-static int node_exchange(struct node *node, struct fault *fault)
+static int node_engine(struct node *node, struct fault *fault)
 {
         node->x.part_bytes = GPU_BUFFER;
-        if (exchange_start(&node->x))
+        if (engine_start(&node->x))
                 return fault_set(fault, ZERO_EIO, "cannot start the event loop");
         return views_start(&node->x, fault);
 }
 
 /*
  * Another owner list comes into force: jobs come to it by one way alone, that of a daemon that
- * starts and finds states of an earlier one.  So sessions, jobs and exchange were taken down, and
+ * starts and finds states of an earlier one.  So sessions, jobs and engine were taken down, and
  * start again; links are cut, for the other nodes to see it as they see a daemon that restarts.
  */
 static void node_anew(struct node *node)
 {
-        struct exchange *x = &node->x;
+        struct engine *x = &node->x;
         struct fault fault;
 
         for (uint32_t n = 0; n < node->cluster.n_nodes; n++)
                 fabric_cut(x->fabric, n, "it starts anew, with other owners");
-        *x = (struct exchange){ .loop = x->loop,
-                                .conf = x->conf,
-                                .cluster = x->cluster,
-                                .fabric = x->fabric,
-                                .store = x->store,
-                                .offload = x->offload,
-                                .ops = x->ops,
-                                .gpu_waits = x->gpu_waits,
-                                .taken_back = x->taken_back,
-                                .gpus = x->gpus,
-                                .view_chosen = x->view_chosen,
-                                .view_arg = x->view_arg };
+        *x = (struct engine){ .loop = x->loop,
+                              .conf = x->conf,
+                              .cluster = x->cluster,
+                              .fabric = x->fabric,
+                              .store = x->store,
+                              .offload = x->offload,
+                              .ops = x->ops,
+                              .gpu_waits = x->gpu_waits,
+                              .taken_back = x->taken_back,
+                              .gpus = x->gpus,
+                              .view_chosen = x->view_chosen,
+                              .view_arg = x->view_arg };
         node->stopping = node->again = false;
         uv_timer_stop(&node->stop_timer);
-        if (node_exchange(node, &fault) || node_socket(node, &fault)) {
+        if (node_engine(node, &fault) || node_socket(node, &fault)) {
                 log_error("the node cannot start anew: %s", fault.text);
                 exit(1);
         }
-        exchange_up(x, node->cluster.self);
+        engine_up(x, node->cluster.self);
         jobs_resume(x);
         service_ready(node->service);
 }
@@ -382,7 +382,7 @@ static int node_start(struct node *node, struct fault *fault)
         if (!r)
                 r = node_offload(node, fault);
         if (!r)
-                r = node_exchange(node, fault);
+                r = node_engine(node, fault);
         if (!r)
                 r = node_fabric(node, fault);
         if (!r)

@@ -89,7 +89,7 @@ static uint64_t milliseconds(void)
 
 static int make_manifest(struct operation *op, const struct job *job)
 {
-        const struct exchange *x = op->x;
+        const struct engine *x = op->x;
         struct manifest *m = &op->manifest;
         int r = pack_layout(op, job->layout);
 
@@ -135,7 +135,7 @@ static void written(struct operation *op)
 /* Every owner has begun to copy: of one step, or the checkpoint is none. */
 static void copied(struct operation *op)
 {
-        const struct exchange *x = op->x;
+        const struct engine *x = op->x;
         const struct part *first = &op->parts[0];
         Zero__Snapshot s = phase_message(ZERO__SNAPSHOT__PHASE__WRITE);
         char text[300];
@@ -181,7 +181,7 @@ static void prepared(struct operation *op)
 
 /* ---- orders -------------------------------------------------------------------------- */
 
-static int order_check(struct exchange *x, const struct order *order, struct fault *fault)
+static int order_check(struct engine *x, const struct order *order, struct fault *fault)
 {
         struct snapshot_place place = { x->conf->checkpoint_dir, order->directory, order->uid };
         const struct job *job = job_find(x, order->job);
@@ -194,7 +194,7 @@ static int order_check(struct exchange *x, const struct order *order, struct fau
         return snapshot_place_check(&place, fault);
 }
 
-int checkpoint_order(struct exchange *x, const struct order *order, uint64_t *ret_id,
+int checkpoint_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                      struct fault *fault)
 {
         Zero__Snapshot s = phase_message(ZERO__SNAPSHOT__PHASE__PREPARE);
@@ -219,14 +219,14 @@ static void schedule_free(struct schedule *s)
         free(s);
 }
 
-void schedules_free(struct exchange *x)
+void schedules_free(struct engine *x)
 {
         list_for_each (&x->schedules, item) {
                 schedule_free(CONTAINER_OF(item, struct schedule, link));
         }
 }
 
-const struct schedule *schedule_find(const struct exchange *x, const char *job)
+const struct schedule *schedule_find(const struct engine *x, const char *job)
 {
         list_for_each (&x->schedules, item) {
                 const struct schedule *s = CONTAINER_OF(item, struct schedule, link);
@@ -237,7 +237,7 @@ const struct schedule *schedule_find(const struct exchange *x, const char *job)
         return NULL;
 }
 
-int checkpoint_schedule(struct exchange *x, const struct order *order, uint64_t every,
+int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t every,
                         struct fault *fault)
 {
         struct schedule *s = (struct schedule *)schedule_find(x, order->job);
@@ -266,7 +266,7 @@ int checkpoint_schedule(struct exchange *x, const struct order *order, uint64_t 
 }
 
 /* One that comes due while another is written waits for it. */
-static void schedule_run(struct exchange *x, struct schedule *s)
+static void schedule_run(struct engine *x, struct schedule *s)
 {
         struct order order = { s->job, s->directory, s->uid, s->keep };
         const struct job *job = job_find(x, s->job);
@@ -290,7 +290,7 @@ static void schedule_run(struct exchange *x, struct schedule *s)
         s->next_version = job->version + s->every;
 }
 
-void checkpoints_due(struct exchange *x)
+void checkpoints_due(struct engine *x)
 {
         list_for_each (&x->schedules, item) {
                 schedule_run(x, CONTAINER_OF(item, struct schedule, link));

@@ -51,8 +51,8 @@ struct part {
 };
 
 struct operation {
-        struct list link; /* exchange.operations */
-        struct exchange *x;
+        struct list link; /* engine.operations */
+        struct engine *x;
         uint64_t id;
         bool restore;
         char job[ZERO_NAME_MAX + 1];
@@ -79,7 +79,7 @@ struct operation {
 
 /* A checkpoint every so many steps; in memory only. */
 struct schedule {
-        struct list link; /* exchange.schedules */
+        struct list link; /* engine.schedules */
         char job[ZERO_NAME_MAX + 1];
         char *directory;
         uint32_t uid, keep;
@@ -90,18 +90,18 @@ struct schedule {
  * Begin; the outcome is in the operation, which operation_find() finds.  For the node that
  * coordinates the job.
  */
-int checkpoint_order(struct exchange *x, const struct order *order, uint64_t *ret_id,
+int checkpoint_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                      struct fault *fault);
-int restore_order(struct exchange *x, const struct order *order, uint64_t *ret_id,
+int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                   struct fault *fault);
 /* every 0: no more. */
-int checkpoint_schedule(struct exchange *x, const struct order *order, uint64_t every,
+int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t every,
                         struct fault *fault);
 /* The job's newest operation, running or over; its schedule.  NULL: none. */
-const struct operation *operation_find(const struct exchange *x, const char *job);
-const struct schedule *schedule_find(const struct exchange *x, const char *job);
+const struct operation *operation_find(const struct engine *x, const char *job);
+const struct schedule *schedule_find(const struct engine *x, const char *job);
 /* A restore of the job is under way: until it is over no rank joins the job. */
-bool restore_runs(const struct exchange *x, const char *job);
+bool restore_runs(const struct engine *x, const char *job);
 const char *operation_phase_name(enum operation_phase phase);
 /* Sums over parts. */
 uint64_t operation_bytes(const struct operation *op);
@@ -110,8 +110,8 @@ uint64_t operation_done_bytes(const struct operation *op);
 /* ---- for others ---- */
 
 /* After all calls have ended. */
-void operations_stop(struct exchange *x);
-void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void operations_stop(struct engine *x);
+void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 extern const struct module checkpoint_module;
 extern const struct shard_observer checkpoint_observer;

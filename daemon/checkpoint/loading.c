@@ -13,8 +13,8 @@
 #include "proto/cleanup.h"
 
 struct loading {
-        struct list link; /* exchange.loadings */
-        struct exchange *x;
+        struct list link; /* engine.loadings */
+        struct engine *x;
         uint64_t id, call;
         uint32_t node, uid;
         char job[ZERO_NAME_MAX + 1];
@@ -72,7 +72,7 @@ static void loading_refuse(struct loading *ld, int status, const char *text)
 static int make_draft(struct loading *ld, struct draft *d, struct fault *fault)
 {
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
-        struct exchange *x = ld->x;
+        struct engine *x = ld->x;
         struct state_identity id = { .job = ld->job,
                                      .uid = ld->uid,
                                      .world_size = ld->manifest.world_size,
@@ -141,7 +141,7 @@ static void load_done(struct disk_job *job)
 /* ---- LOAD ---------------------------------------------------------------------------------- */
 
 /* No file of a job that could not be taken up is in the way, but for what was lost on a GPU. */
-static int vacant_check(const struct exchange *x, const char *name, struct fault *fault)
+static int vacant_check(const struct engine *x, const char *name, struct fault *fault)
 {
         struct state_identity id = { .job = name, .epoch = x->view.epoch };
         int r = 0;
@@ -157,7 +157,7 @@ static int vacant_check(const struct exchange *x, const char *name, struct fault
 }
 
 /* The job may be replaced: it is this user's, and nobody works on it. */
-static int job_check(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
+static int job_check(struct engine *x, const char *name, uint32_t uid, struct fault *fault)
 {
         const struct job *job = job_find(x, name);
 
@@ -193,7 +193,7 @@ static int read_layout(const Zero__Snapshot *s, layout **ret, struct fault *faul
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
 }
 
-int loadings_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                    struct fault *fault)
 {
         list_for_each (&x->loadings, item) {
@@ -226,7 +226,7 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
         return ld->directory ? 0 : fault_set(fault, ZERO_ENOMEM, "out of memory");
 }
 
-void loading_begin(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct snapshot_place place = { x->conf->checkpoint_dir, m->snapshot->directory,
                                         m->snapshot->uid };
@@ -270,7 +270,7 @@ void loading_begin(struct exchange *x, uint32_t node, const Zero__LinkMessage *m
 
 /* ---- SWAP ------------------------------------------------------------------------------------ */
 
-static struct loading *loading_find(const struct exchange *x, uint32_t node, uint64_t id)
+static struct loading *loading_find(const struct engine *x, uint32_t node, uint64_t id)
 {
         list_for_each (&x->loadings, item) {
                 struct loading *ld = CONTAINER_OF(item, struct loading, link);
@@ -317,7 +317,7 @@ static void settle_job(struct loading *ld, struct job *job, uint64_t attempt)
 
 static int swap(struct loading *ld, uint64_t attempt)
 {
-        struct exchange *x = ld->x;
+        struct engine *x = ld->x;
         struct job *old = job_find(x, ld->job), *job;
         struct holding *h;
         int r = 0;
@@ -353,7 +353,7 @@ static int swap(struct loading *ld, uint64_t attempt)
         return 0;
 }
 
-void loading_swap(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void loading_swap(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct loading *ld = loading_find(x, node, m->snapshot->id);
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
@@ -369,7 +369,7 @@ void loading_swap(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
         loading_free(ld);
 }
 
-void loading_cancel(struct exchange *x, uint32_t node, uint64_t id)
+void loading_cancel(struct engine *x, uint32_t node, uint64_t id)
 {
         list_for_each (&x->loadings, item) {
                 struct loading *ld = CONTAINER_OF(item, struct loading, link);
@@ -379,7 +379,7 @@ void loading_cancel(struct exchange *x, uint32_t node, uint64_t id)
         }
 }
 
-void loadings_tick(struct exchange *x)
+void loadings_tick(struct engine *x)
 {
         list_for_each (&x->loadings, item) {
                 struct loading *ld = CONTAINER_OF(item, struct loading, link);

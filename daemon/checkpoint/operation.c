@@ -46,7 +46,7 @@ const char *operation_phase_name(enum operation_phase phase)
         return names[phase];
 }
 
-static struct operation *find(const struct exchange *x, const char *job)
+static struct operation *find(const struct engine *x, const char *job)
 {
         list_for_each (&x->operations, item) {
                 struct operation *op = CONTAINER_OF(item, struct operation, link);
@@ -57,12 +57,12 @@ static struct operation *find(const struct exchange *x, const char *job)
         return NULL;
 }
 
-const struct operation *operation_find(const struct exchange *x, const char *job)
+const struct operation *operation_find(const struct engine *x, const char *job)
 {
         return find(x, job);
 }
 
-bool restore_runs(const struct exchange *x, const char *job)
+bool restore_runs(const struct engine *x, const char *job)
 {
         const struct operation *op = find(x, job);
 
@@ -118,7 +118,7 @@ uint64_t operation_done_bytes(const struct operation *op)
 
 /* The oldest that is over goes, so that names of jobs that are gone do not pile up.  False: none is
  * over. */
-static bool make_room(struct exchange *x)
+static bool make_room(struct engine *x)
 {
         uint32_t n = 0;
 
@@ -140,8 +140,8 @@ static bool make_room(struct exchange *x)
         return n < OPERATIONS_MAX;
 }
 
-int operation_new(struct exchange *x, const struct order *order, bool restore,
-                  struct operation **ret, struct fault *fault)
+int operation_new(struct engine *x, const struct order *order, bool restore, struct operation **ret,
+                  struct fault *fault)
 {
         struct operation *op = find(x, order->job);
 
@@ -171,7 +171,7 @@ int operation_new(struct exchange *x, const struct order *order, bool restore,
         snprintf(op->job, sizeof op->job, "%s", order->job);
         op->uid = order->uid;
         op->keep = order->keep;
-        op->begun_ms = op->moved_ms = exchange_now(x);
+        op->begun_ms = op->moved_ms = engine_now(x);
         list_insert(x->operations.next, &op->link); /* the newest of a name is found first */
         *ret = op;
         return 0;
@@ -180,7 +180,7 @@ int operation_new(struct exchange *x, const struct order *order, bool restore,
 void operation_enter(struct operation *op, enum operation_phase phase)
 {
         op->phase = phase;
-        op->moved_ms = exchange_now(op->x);
+        op->moved_ms = engine_now(op->x);
 }
 
 static Zero__LinkMessage message_of(const struct operation *op)
@@ -207,7 +207,7 @@ void operation_end(struct operation *op, int status, const char *text)
 {
         const char *what = op->restore ? "restore from" : "checkpoint in";
 
-        op->ended_ms = exchange_now(op->x);
+        op->ended_ms = engine_now(op->x);
         op->phase = status ? OPERATION_FAILED : OPERATION_DONE;
         free(STEAL(op->text));
         free(STEAL(op->layout));
@@ -309,7 +309,7 @@ void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *s,
 
 /* ---- progress --------------------------------------------------------------------------- */
 
-static void snapshot_progress_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+static void snapshot_progress_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__SnapshotProgress *p = m->snapshot_progress;
         struct operation *op = find(x, m->job);
@@ -319,7 +319,7 @@ static void snapshot_progress_message(struct exchange *x, uint32_t node, const Z
             operation_node(op, part) != node)
                 return;
         if (p->bytes != op->parts[part].done)
-                op->moved_ms = exchange_now(x);
+                op->moved_ms = engine_now(x);
         op->parts[part].done = p->bytes;
 }
 
@@ -327,12 +327,12 @@ static void snapshot_progress_message(struct exchange *x, uint32_t node, const Z
 static void operation_watch(struct operation *op)
 {
         if (is_over(op) || op->phase == OPERATION_READING ||
-            exchange_now(op->x) - op->moved_ms < OPERATION_SILENCE_MS)
+            engine_now(op->x) - op->moved_ms < OPERATION_SILENCE_MS)
                 return;
         operation_end(op, ZERO_EDEADLINE, "no byte was written or read for ten minutes");
 }
 
-static void operations_tick(struct exchange *x)
+static void operations_tick(struct engine *x)
 {
         list_for_each (&x->operations, item) {
                 operation_watch(CONTAINER_OF(item, struct operation, link));
@@ -344,13 +344,13 @@ static void operations_tick(struct exchange *x)
 
 /* ---- stop ----------------------------------------------------------------------------------- */
 
-static bool operations_idle(const struct exchange *x)
+static bool operations_idle(const struct engine *x)
 {
         return list_empty(&x->operations) && list_empty(&x->takings) && list_empty(&x->loadings);
 }
 
 /* What a coordinator that is gone has begun here. */
-static void operations_down(struct exchange *x, uint32_t node, const char *why)
+static void operations_down(struct engine *x, uint32_t node, const char *why)
 {
         taking_cancel(x, node, 0, "the link to the coordinator was lost");
         loading_cancel(x, node, 0);
@@ -358,7 +358,7 @@ static void operations_down(struct exchange *x, uint32_t node, const char *why)
 
 /* ---- messages ---------------------------------------------------------------------------- */
 
-void snapshot_answer(struct exchange *x, uint32_t node, uint64_t call, Zero__Snapshotted *s)
+void snapshot_answer(struct engine *x, uint32_t node, uint64_t call, Zero__Snapshotted *s)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
 
@@ -368,7 +368,7 @@ void snapshot_answer(struct exchange *x, uint32_t node, uint64_t call, Zero__Sna
         fabric_send(x->fabric, node, &m);
 }
 
-void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, uint64_t id,
+void snapshot_send_progress(struct engine *x, const char *job, uint32_t node, uint64_t id,
                             uint32_t owner, uint64_t bytes)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
@@ -383,7 +383,7 @@ void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, 
         fabric_send(x->fabric, node, &m);
 }
 
-void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT_PROGRESS) {
                 snapshot_progress_message(x, node, m);
@@ -417,7 +417,7 @@ void snapshot_message(struct exchange *x, uint32_t node, const Zero__LinkMessage
         }
 }
 
-void operations_stop(struct exchange *x)
+void operations_stop(struct engine *x)
 {
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 operations_down(x, n, NULL);

@@ -7,34 +7,34 @@
 /* operation.c, for the phases */
 /* The node whose part that is. */
 uint32_t operation_node(const struct operation *op, uint32_t part);
-int operation_new(struct exchange *x, const struct order *order, bool restore,
-                  struct operation **ret, struct fault *fault);
+int operation_new(struct engine *x, const struct order *order, bool restore, struct operation **ret,
+                  struct fault *fault);
 /* For the parts whose bit is set; then next(), or the operation fails. */
 void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *m,
                    void (*next)(struct operation *op));
 void operation_enter(struct operation *op, enum operation_phase phase);
 void operation_end(struct operation *op, int status, const char *text);
 /* checkpoint.c */
-void checkpoints_due(struct exchange *x);
-void schedules_free(struct exchange *x);
+void checkpoints_due(struct engine *x);
+void schedules_free(struct engine *x);
 
 /* ---- at every node ---- */
 
-void snapshot_answer(struct exchange *x, uint32_t node, uint64_t call, Zero__Snapshotted *s);
+void snapshot_answer(struct engine *x, uint32_t node, uint64_t call, Zero__Snapshotted *s);
 
 struct taking;
-void taking_prepare(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void taking_phase(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void loading_begin(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void loading_swap(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void taking_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void taking_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void loading_swap(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 /* id 0: all that a node has begun. */
-void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *why);
-void loading_cancel(struct exchange *x, uint32_t node, uint64_t id);
+void taking_cancel(struct engine *x, uint32_t node, uint64_t id, const char *why);
+void loading_cancel(struct engine *x, uint32_t node, uint64_t id);
 /* Adds restores under way on this node that will be one more job of the user each. */
-int loadings_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                    struct fault *fault);
-void takings_tick(struct exchange *x);
-void loadings_tick(struct exchange *x);
+void takings_tick(struct engine *x);
+void loadings_tick(struct engine *x);
 /* owner: of a checkpoint. */
-void snapshot_send_progress(struct exchange *x, const char *job, uint32_t node, uint64_t id,
+void snapshot_send_progress(struct engine *x, const char *job, uint32_t node, uint64_t id,
                             uint32_t owner, uint64_t bytes);

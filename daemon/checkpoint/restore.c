@@ -72,7 +72,7 @@ static void read_done(struct disk_job *job)
         operation_ask(op, op->fault.status ? 0 : UINT64_MAX, &s, loaded);
 }
 
-int restore_order(struct exchange *x, const struct order *order, uint64_t *ret_id,
+int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                   struct fault *fault)
 {
         struct snapshot_place place = { x->conf->checkpoint_dir, order->directory, order->uid };

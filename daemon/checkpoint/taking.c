@@ -272,7 +272,7 @@ void taking_advance(struct taking *t)
 
 /* ---- the coordinator's word --------------------------------------------------------------- */
 
-static struct taking *taking_find(const struct exchange *x, uint32_t node, uint64_t id,
+static struct taking *taking_find(const struct engine *x, uint32_t node, uint64_t id,
                                   uint32_t owner)
 {
         list_for_each (&x->takings, item) {
@@ -317,7 +317,7 @@ static int taking_new(struct holding *h, uint32_t node, const Zero__LinkMessage 
         return 0;
 }
 
-void taking_prepare(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void taking_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct snapshot_place place = { x->conf->checkpoint_dir, m->snapshot->directory,
                                         m->snapshot->uid };
@@ -421,7 +421,7 @@ static void taking_step(struct taking *t, const Zero__Snapshot *s)
                 taking_fail(t, r, "the checkpoint's phases are in disorder");
 }
 
-void taking_phase(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void taking_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct taking *t = taking_find(x, node, m->snapshot->id, m->snapshot->owner);
 
@@ -439,7 +439,7 @@ void taking_phase(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
         taking_advance(t);
 }
 
-void taking_cancel(struct exchange *x, uint32_t node, uint64_t id, const char *why)
+void taking_cancel(struct engine *x, uint32_t node, uint64_t id, const char *why)
 {
         list_for_each (&x->takings, item) {
                 struct taking *t = CONTAINER_OF(item, struct taking, link);
@@ -477,7 +477,7 @@ void takings_job_dropped(struct job *job, int status, const char *text)
                         taking_fail(h->taking, status, text);
 }
 
-void takings_tick(struct exchange *x)
+void takings_tick(struct engine *x)
 {
         list_for_each (&x->takings, item) {
                 struct taking *t = CONTAINER_OF(item, struct taking, link);

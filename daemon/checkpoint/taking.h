@@ -18,8 +18,8 @@ enum taking_phase {
 };
 
 struct taking {
-        struct list link; /* exchange.takings */
-        struct exchange *x;
+        struct list link; /* engine.takings */
+        struct engine *x;
         struct holding *holding;
         uint64_t id, call; /* call: to be answered; 0: none */
         uint32_t node, uid;

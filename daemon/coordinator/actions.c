@@ -378,7 +378,7 @@ static void action_run(struct coordinated *c, const struct coordinator_action *a
 /* An action may bring another event about: what that gives comes after what is left. */
 void coordinated_event(struct coordinated *c, struct coordinator_event e)
 {
-        e.now_ms = exchange_now(c->x);
+        e.now_ms = engine_now(c->x);
         e.linked = c->x->linked;
         e.up = c->x->up;
         coordinated_ref(c);

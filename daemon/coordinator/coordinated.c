@@ -7,7 +7,7 @@
 
 #include "proto/cleanup.h"
 
-struct coordinated *coordinated_find(const struct exchange *x, const char *name)
+struct coordinated *coordinated_find(const struct engine *x, const char *name)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
@@ -18,7 +18,7 @@ struct coordinated *coordinated_find(const struct exchange *x, const char *name)
         return NULL;
 }
 
-const struct step *coordinated_step(const struct exchange *x, const char *job)
+const struct step *coordinated_step(const struct engine *x, const char *job)
 {
         const struct coordinated *c = coordinated_find(x, job);
 

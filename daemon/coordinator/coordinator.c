@@ -12,7 +12,7 @@
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static void coordinator_tick(struct exchange *x)
+static void coordinator_tick(struct engine *x)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
@@ -27,7 +27,7 @@ static void coordinator_tick(struct exchange *x)
         }
 }
 
-static void coordinator_up(struct exchange *x, uint32_t node)
+static void coordinator_up(struct engine *x, uint32_t node)
 {
         list_for_each (&x->coordinators, item) {
                 coordinated_event(
@@ -36,7 +36,7 @@ static void coordinator_up(struct exchange *x, uint32_t node)
         }
 }
 
-static void coordinator_down(struct exchange *x, uint32_t node, const char *why)
+static void coordinator_down(struct engine *x, uint32_t node, const char *why)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
@@ -47,7 +47,7 @@ static void coordinator_down(struct exchange *x, uint32_t node, const char *why)
         }
 }
 
-void coordinators_cut(struct exchange *x, uint32_t node, uint64_t cut)
+void coordinators_cut(struct engine *x, uint32_t node, uint64_t cut)
 {
         list_for_each (&x->coordinators, item) {
                 coordinated_event(CONTAINER_OF(item, struct coordinated, link),
@@ -62,7 +62,7 @@ static void coordinated_close(struct coordinated *c, int status, const char *tex
                                      .kind = COORDINATOR_CLOSE, .status = status, .text = text });
 }
 
-static void coordinator_drop(struct exchange *x, const char *job)
+static void coordinator_drop(struct engine *x, const char *job)
 {
         struct coordinated *c = coordinated_find(x, job);
 
@@ -70,7 +70,7 @@ static void coordinator_drop(struct exchange *x, const char *job)
                 coordinated_close(c, ZERO_ENOJOB, "the job was dropped");
 }
 
-void coordinators_free(struct exchange *x)
+void coordinators_free(struct engine *x)
 {
         list_for_each (&x->coordinators, item) {
                 coordinated_close(CONTAINER_OF(item, struct coordinated, link), ZERO_ECLOSED,
@@ -87,7 +87,7 @@ static void coordinator_resume(struct job *job)
                 return;
         if (layout_copy(job->layout, &l) ||
             !coordinated_new(job->x, job->name, job->uid, job->world_size, job->reduce_dtype, l,
-                             exchange_now(job->x) + RETURN_MS))
+                             engine_now(job->x) + RETURN_MS))
                 log_error("job %s: out of memory: it is taken up when a rank attaches", job->name);
 }
 
@@ -174,7 +174,7 @@ static void prepared_message(struct coordinated *c, uint32_t node, const Zero__P
                                                          .vote = &vote });
 }
 
-void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void coordinator_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct coordinated *c;
 

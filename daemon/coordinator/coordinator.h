@@ -24,8 +24,8 @@ struct report {
 
 /* A job that this node coordinates. */
 struct coordinated {
-        struct list link; /* exchange.coordinators */
-        struct exchange *x;
+        struct list link; /* engine.coordinators */
+        struct engine *x;
         uint32_t references; /* itself, and calls under way */
         char name[ZERO_NAME_MAX + 1];
         const char *names[ZERO_NODE_MAX]; /* [node] */
@@ -48,7 +48,7 @@ struct coordinated {
 };
 
 /* Finding, holding, and a message that bears the job's name and epoch. */
-struct coordinated *coordinated_find(const struct exchange *x, const char *name);
+struct coordinated *coordinated_find(const struct engine *x, const char *name);
 void coordinated_ref(struct coordinated *c);
 void coordinated_unref(struct coordinated *c);
 Zero__LinkMessage coordinated_message(const struct coordinated *c);
@@ -71,11 +71,11 @@ void placing_whole(struct coordinated *c);
 void placing_take_back(struct coordinated *c, bool first);
 
 /* joining.c */
-void joining_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void joining_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* opening.c */
 /* Takes the layout over in any case; NULL: out of memory. */
-struct coordinated *coordinated_new(struct exchange *x, const char *name, uint32_t uid,
+struct coordinated *coordinated_new(struct engine *x, const char *name, uint32_t uid,
                                     uint32_t world_size, uint32_t reduce_dtype, layout *l,
                                     uint64_t return_until_ms);
 void opening_ask(struct coordinated *c, uint32_t node, bool create);
@@ -94,12 +94,12 @@ bool coordinated_moves(struct coordinated *c, struct move *ret);
 
 /* ---- for others ---- */
 
-void coordinator_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void coordinators_free(struct exchange *x);
+void coordinator_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void coordinators_free(struct engine *x);
 /* A node tells which ones it cannot reach. */
-void coordinators_cut(struct exchange *x, uint32_t node, uint64_t cut);
+void coordinators_cut(struct engine *x, uint32_t node, uint64_t cut);
 /* The coordinator's state of a job for reports; NULL if it is elsewhere or has none. */
-const struct step *coordinated_step(const struct exchange *x, const char *job);
+const struct step *coordinated_step(const struct engine *x, const char *job);
 
 /*
  * Every job that this node coordinates and that moves.  wait.who is "" if nothing is waited for;
@@ -107,6 +107,6 @@ const struct step *coordinated_step(const struct exchange *x, const char *job);
  */
 typedef void move_each(void *arg, const char *job, const struct move *m,
                        const struct wait_line *wait, const char *trouble);
-void moves_each(struct exchange *x, move_each *each, void *arg);
+void moves_each(struct engine *x, move_each *each, void *arg);
 
 extern const struct module coordinator_module;

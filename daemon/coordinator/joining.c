@@ -39,7 +39,7 @@ static int job_check(const struct coordinated *c, const Zero__Join *join, const 
 }
 
 /* *ret: also where the layouts differ. */
-static int job_of_join(struct exchange *x, const char *name, const Zero__Join *join,
+static int job_of_join(struct engine *x, const char *name, const Zero__Join *join,
                        struct coordinated **ret, struct fault *fault)
 {
         layout *l = NULL;
@@ -74,7 +74,7 @@ static bool join_is_sane(const Zero__LinkMessage *m)
                join->world_size <= ZERO_RANK_MAX && join->layout && dtype_valid(join->reduce_dtype);
 }
 
-void joining_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void joining_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__Join *join = m->join;
         struct coordinated *c;

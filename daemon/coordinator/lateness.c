@@ -11,7 +11,7 @@
 void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progress *p)
 {
         struct report *r = c->reports[node];
-        uint64_t now = exchange_now(c->x);
+        uint64_t now = engine_now(c->x);
 
         if (!r && !p->waiting && p->n_waits == 0)
                 return;
@@ -48,7 +48,7 @@ const char *coordinated_untold(const struct coordinated *c)
 /* Nodes that are away, and what else hinders the job. */
 static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lines)
 {
-        uint64_t now = exchange_now(c->x);
+        uint64_t now = engine_now(c->x);
         uint32_t n = 0;
 
         if (c->state.fault.status) {
@@ -90,7 +90,7 @@ static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lin
 static bool world_waits(const struct coordinated *c, struct wait_line *lines, uint32_t *n)
 {
         const struct join *j = coordinator_other_world(&c->state);
-        struct wait_line line = { .since_ms = exchange_now(c->x) };
+        struct wait_line line = { .since_ms = engine_now(c->x) };
 
         if (!j)
                 return false;
@@ -111,7 +111,7 @@ static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait
 {
         const struct sitter *sitter = &c->state.sitters[rank];
         bool lost = c->state.step.seats[rank] == SEAT_LOST;
-        struct wait_line line = { .since_ms = exchange_now(c->x),
+        struct wait_line line = { .since_ms = engine_now(c->x),
                                   .alive = !lost || sitter->cut_off_ms };
 
         if (lost && sitter->cut_off_ms)
@@ -184,7 +184,7 @@ void coordinated_tell(struct coordinated *c)
                 zero__wait__init(&waits[i]);
                 waits[i].who = lines[i].who;
                 waits[i].what = lines[i].what;
-                waits[i].since_ms = exchange_now(c->x) - lines[i].since_ms;
+                waits[i].since_ms = engine_now(c->x) - lines[i].since_ms;
                 waits[i].alive = lines[i].alive;
                 pointers[i] = &waits[i];
         }

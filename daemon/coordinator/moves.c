@@ -138,7 +138,7 @@ static void coordinator_waits(const struct coordinated *c, struct wait_line *ret
 {
         const struct placement *view = &c->state.step.view;
 
-        *ret = (struct wait_line){ .since_ms = exchange_now(c->x) };
+        *ret = (struct wait_line){ .since_ms = engine_now(c->x) };
         if (c->state.fault.status) {
                 snprintf(ret->who, sizeof ret->who, "a person");
                 snprintf(ret->what, sizeof ret->what, "%.150s", c->state.fault.text);
@@ -165,7 +165,7 @@ static void coordinator_waits(const struct coordinated *c, struct wait_line *ret
                         wait_for(c, holder_node(view, h), "to get its shards", ret);
 }
 
-void moves_each(struct exchange *x, move_each *each, void *arg)
+void moves_each(struct engine *x, move_each *each, void *arg)
 {
         list_for_each (&x->coordinators, item) {
                 struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);

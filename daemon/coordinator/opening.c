@@ -17,7 +17,7 @@ struct opening {
 
 /* ---- a job that this node begins to coordinate --------------------------------------------- */
 
-struct coordinated *coordinated_new(struct exchange *x, const char *name, uint32_t uid,
+struct coordinated *coordinated_new(struct engine *x, const char *name, uint32_t uid,
                                     uint32_t world_size, uint32_t reduce_dtype, layout *l,
                                     uint64_t return_until_ms)
 {
@@ -133,7 +133,7 @@ static bool displacing_helps(const struct coordinated *c, const struct finished_
  */
 static bool displace(struct coordinated *c, uint32_t node, int status, const char *text)
 {
-        struct exchange *x = c->x;
+        struct engine *x = c->x;
         struct finished_jobs finished;
         struct fault fault;
 
@@ -150,7 +150,7 @@ static bool displace(struct coordinated *c, uint32_t node, int status, const cha
                         old->uid,
                         "job %s: dropped: it has been finished for %llu s, and job %s needs its "
                         "place on node %s: %.300s",
-                        old->name, (unsigned long long)(exchange_now(x) - old->finished_ms) / 1000,
+                        old->name, (unsigned long long)(engine_now(x) - old->finished_ms) / 1000,
                         c->name, node_name(x, node), text);
                 c->given += layout_state_bytes(old->layout);
                 snprintf(c->displaced, sizeof c->displaced, "%s", old->name);

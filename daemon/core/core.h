@@ -32,7 +32,7 @@ struct taken_back {
         char why[400];
 };
 
-struct exchange {
+struct engine {
         const struct module *const *modules; /* every folder's (module.h) */
         const struct shard_observer *const *observers;
         uint32_t n_modules, n_observers;
@@ -74,20 +74,20 @@ struct exchange {
         bool draining;               /* steps in flight are waited for */
         bool stopping;
         /* Questions of other nodes about this one (rpc/query.c). */
-        void (*query)(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+        void (*query)(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
         bool leaving; /* ranks that are cut off by the stop are not lost */
-        /* Another owner list is chosen: it comes into force when the exchange starts anew. */
+        /* Another owner list is chosen: it comes into force when the engine starts anew. */
         void (*view_chosen)(void *arg);
         void *view_arg;
 };
 
-uint64_t exchange_now(const struct exchange *x);
-const char *node_name(const struct exchange *x, uint32_t node);
+uint64_t engine_now(const struct engine *x);
+const char *node_name(const struct engine *x, uint32_t node);
 /* The node that coordinates the job. */
-uint32_t coordinator_of(const struct exchange *x, const char *job);
+uint32_t coordinator_of(const struct engine *x, const char *job);
 
 /* What computes on memory of which some lies on a GPU, or none. */
-static inline const struct device_ops *ops_for(const struct exchange *x, bool gpu)
+static inline const struct device_ops *ops_for(const struct engine *x, bool gpu)
 {
         return gpu ? gpu_ops() : x->ops;
 }

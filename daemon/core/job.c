@@ -22,7 +22,7 @@ bool job_name_valid(const char *name)
         return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0' && name[0] != '.';
 }
 
-struct job *job_find(struct exchange *x, const char *name)
+struct job *job_find(struct engine *x, const char *name)
 {
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
@@ -34,7 +34,7 @@ struct job *job_find(struct exchange *x, const char *name)
 }
 
 /* Jobs are spread over the owners by their names (FNV-1a). */
-uint32_t coordinator_of(const struct exchange *x, const char *job)
+uint32_t coordinator_of(const struct engine *x, const char *job)
 {
         uint64_t h = 14695981039346656037u;
 
@@ -76,7 +76,7 @@ bool job_is_stepping(const struct job *job)
         uint32_t slots = sizeof job->step_times_ms / sizeof job->step_times_ms[0];
 
         return job->n_step_times &&
-               exchange_now(job->x) - job->step_times_ms[(job->n_step_times - 1) % slots] <
+               engine_now(job->x) - job->step_times_ms[(job->n_step_times - 1) % slots] <
                        STEPPING_MS;
 }
 
@@ -110,7 +110,7 @@ static void job_free(struct job *job)
 
 void job_unref(struct job *job)
 {
-        struct exchange *x = job->x;
+        struct engine *x = job->x;
         bool dead = job->dead;
 
         assert(job->references > 0);
@@ -153,7 +153,7 @@ void job_detach(struct job *job)
         job_unref(job);
 }
 
-void job_discard(struct exchange *x, const char *name)
+void job_discard(struct engine *x, const char *name)
 {
         struct job *job = job_find(x, name);
 
@@ -163,7 +163,7 @@ void job_discard(struct exchange *x, const char *name)
         job_detach(job);
 }
 
-void job_name_dropped(struct exchange *x, const char *name)
+void job_name_dropped(struct engine *x, const char *name)
 {
         for_modules (x, module)
                 if (module->name_dropped)
@@ -192,7 +192,7 @@ static bool job_alloc(struct job *job)
         return true;
 }
 
-struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
+struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t world_size,
                     uint32_t reduce_dtype, layout *l)
 {
         struct job *job = calloc(1, sizeof *job);
@@ -229,7 +229,7 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
 
 /* ---- another job ------------------------------------------------------------ */
 
-int job_admit(struct exchange *x, const char *name, uint32_t uid, struct fault *fault)
+int job_admit(struct engine *x, const char *name, uint32_t uid, struct fault *fault)
 {
         uint64_t n = 0;
 
@@ -251,7 +251,7 @@ int job_admit(struct exchange *x, const char *name, uint32_t uid, struct fault *
 
 bool job_away(const struct job *job, struct wait_line *ret)
 {
-        const struct exchange *x = job->x;
+        const struct engine *x = job->x;
 
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
                 struct fabric_info info;

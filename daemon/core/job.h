@@ -32,7 +32,7 @@ struct step_result {
 
 struct job {
         struct list link;
-        struct exchange *x;
+        struct engine *x;
         uint32_t references;
         uint32_t holders; /* of them: sessions and others that need no state once it is dead */
         bool dead;
@@ -79,9 +79,9 @@ struct job {
         struct reduce *reduce;
 };
 
-struct job *job_find(struct exchange *x, const char *name);
+struct job *job_find(struct engine *x, const char *name);
 /* An empty job; takes the layout over in any case.  NULL: out of memory. */
-struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t world_size,
+struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t world_size,
                     uint32_t reduce_dtype, layout *l);
 /*
  * Memory for the books of a job's tensors and groups, beside what layouts.h keeps; 0: so little
@@ -89,7 +89,7 @@ struct job *job_new(struct exchange *x, const char *name, uint32_t uid, uint32_t
  */
 uint64_t job_layout_bytes(const layout *l);
 /* Whether a job of that name may be made. */
-int job_admit(struct exchange *x, const char *name, uint32_t uid, struct fault *fault);
+int job_admit(struct engine *x, const char *name, uint32_t uid, struct fault *fault);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
 /* References that need no state: a client that stays does not keep a dropped job's memory. */
@@ -102,9 +102,9 @@ bool job_needs_node(const struct job *job, uint32_t node);
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version);
 void job_detach(struct job *job); /* out of the list, dead; freed with its last reference */
 /* This node's part of the job goes, and its state with it. */
-void job_discard(struct exchange *x, const char *name);
+void job_discard(struct engine *x, const char *name);
 /* Whatever a folder has by that name goes, or is about to be replaced; not the job itself. */
-void job_name_dropped(struct exchange *x, const char *name);
+void job_name_dropped(struct engine *x, const char *name);
 /* node_of_rank, here, seats and ranks, for that many. */
 bool job_ranks_alloc(struct job *job, uint32_t world_size);
 void job_ranks_free(struct job *job);

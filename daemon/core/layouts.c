@@ -34,7 +34,7 @@ uint64_t job_layout_bytes(const layout *l)
         return counted(layout_memory(l, 1));
 }
 
-static struct shared_layout *layouts_find(const struct exchange *x, uint32_t uid,
+static struct shared_layout *layouts_find(const struct engine *x, uint32_t uid,
                                           const uint8_t hash[static LAYOUT_HASH])
 {
         list_for_each (&x->layouts, item) {
@@ -46,7 +46,7 @@ static struct shared_layout *layouts_find(const struct exchange *x, uint32_t uid
         return NULL;
 }
 
-int layouts_admit(const struct exchange *x, uint32_t uid, const layout *l, struct fault *fault)
+int layouts_admit(const struct engine *x, uint32_t uid, const layout *l, struct fault *fault)
 {
         uint64_t bytes = layout_memory(l, COPIES), taken = 0;
         uint8_t hash[LAYOUT_HASH];
@@ -70,7 +70,7 @@ int layouts_admit(const struct exchange *x, uint32_t uid, const layout *l, struc
         return bytes ? store_admit(x->store, bytes, bytes, "the layout of a rank", fault) : 0;
 }
 
-struct shared_layout *layouts_take(struct exchange *x, uint32_t uid, layout *l)
+struct shared_layout *layouts_take(struct engine *x, uint32_t uid, layout *l)
 {
         uint8_t hash[LAYOUT_HASH];
         struct shared_layout *s;

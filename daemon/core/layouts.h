@@ -9,11 +9,11 @@
 #include "proto/layout.h"
 #include "proto/list.h"
 
-struct exchange;
+struct engine;
 
 struct shared_layout {
-        struct list link; /* exchange.layouts */
-        struct exchange *x;
+        struct list link; /* engine.layouts */
+        struct engine *x;
         uint32_t references, uid;
         uint8_t hash[LAYOUT_HASH];
         layout *layout;
@@ -23,8 +23,8 @@ struct shared_layout {
 
 /* Whether the user may have another such layout: ZERO_EQUOTA.  A user without others may have any.
  */
-int layouts_admit(const struct exchange *x, uint32_t uid, const layout *l, struct fault *fault);
+int layouts_admit(const struct engine *x, uint32_t uid, const layout *l, struct fault *fault);
 /* Takes the layout over in any case.  A reference; NULL: out of memory. */
-struct shared_layout *layouts_take(struct exchange *x, uint32_t uid, layout *l);
+struct shared_layout *layouts_take(struct engine *x, uint32_t uid, layout *l);
 /* NULL is accepted. */
 void layouts_unref(struct shared_layout *s);

@@ -1,12 +1,12 @@
 /* This node, and the others by name. */
 #include "daemon/core/job.h"
 
-uint64_t exchange_now(const struct exchange *x)
+uint64_t engine_now(const struct engine *x)
 {
         return uv_now(x->loop);
 }
 
-const char *node_name(const struct exchange *x, uint32_t node)
+const char *node_name(const struct engine *x, uint32_t node)
 {
         return node < x->cluster->n_nodes ? x->cluster->nodes[node].name : "?";
 }

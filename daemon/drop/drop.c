@@ -22,8 +22,8 @@
 
 /* A drop that this node keeps. */
 struct drop {
-        struct list link; /* exchange.drops */
-        struct exchange *x;
+        struct list link; /* engine.drops */
+        struct engine *x;
         char job[ZERO_NAME_MAX + 1];
         uint64_t untold; /* nodes that may have some of the job, a bit each */
         uint64_t asked;  /* of them: a call is under way, and refers to this */
@@ -31,14 +31,14 @@ struct drop {
 
 /* Who wants to know when the job is gone. */
 struct drop_wait {
-        struct list link; /* exchange.drop_waits */
+        struct list link; /* engine.drop_waits */
         char job[ZERO_NAME_MAX + 1];
         uint32_t node;
         uint64_t call;
         drop_told *told; /* NULL: another node asks for what is here alone */
 };
 
-static struct drop *drop_find(struct exchange *x, const char *job)
+static struct drop *drop_find(struct engine *x, const char *job)
 {
         list_for_each (&x->drops, item) {
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
@@ -50,7 +50,7 @@ static struct drop *drop_find(struct exchange *x, const char *job)
 }
 
 /* Something is in flight that needs its state, or its memory is being freed. */
-static bool is_dying(struct exchange *x, const char *job)
+static bool is_dying(struct engine *x, const char *job)
 {
         list_for_each (&x->dead_jobs, item) {
                 const struct job *dead = CONTAINER_OF(item, struct job, link);
@@ -68,7 +68,7 @@ static void drop_forget(struct drop *d)
         free(d);
 }
 
-static void drops_check(struct exchange *x);
+static void drops_check(struct engine *x);
 
 /* ---- telling others -------------------------------------------------------------- */
 
@@ -80,7 +80,7 @@ struct tell {
 static void tell_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         struct tell *t = arg;
-        struct exchange *x = t->drop->x;
+        struct engine *x = t->drop->x;
 
         t->drop->asked &= ~(1ull << t->node);
         if (status == ZERO_OK)
@@ -105,7 +105,7 @@ static void drop_tell(struct drop *d, uint32_t node)
         call_send(d->x, node, &m, CALL_MS, tell_answered, t);
 }
 
-static void drops_tell(struct exchange *x)
+static void drops_tell(struct engine *x)
 {
         list_for_each (&x->drops, item) {
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
@@ -118,7 +118,7 @@ static void drops_tell(struct exchange *x)
 
 /* ---- dropping here --------------------------------------------------------------- */
 
-static void drop_here(struct exchange *x, const char *name)
+static void drop_here(struct engine *x, const char *name)
 {
         const struct job *job;
 
@@ -130,7 +130,7 @@ static void drop_here(struct exchange *x, const char *name)
         job_discard(x, name);
 }
 
-static void wait_add(struct exchange *x, const char *job, uint32_t node, uint64_t call,
+static void wait_add(struct engine *x, const char *job, uint32_t node, uint64_t call,
                      drop_told *told)
 {
         struct drop_wait *w = calloc(1, sizeof *w);
@@ -144,7 +144,7 @@ static void wait_add(struct exchange *x, const char *job, uint32_t node, uint64_
         list_insert(&x->drop_waits, &w->link);
 }
 
-static void wait_end(struct exchange *x, struct drop_wait *w, const struct drop *d)
+static void wait_end(struct engine *x, struct drop_wait *w, const struct drop *d)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
 
@@ -164,7 +164,7 @@ static bool is_over(const struct drop *d)
 }
 
 /* Files go first: who hears that the job is dropped finds none of them. */
-static void drops_check(struct exchange *x)
+static void drops_check(struct engine *x)
 {
         list_for_each (&x->drops, item) {
                 const struct drop *d = CONTAINER_OF(item, struct drop, link);
@@ -189,7 +189,7 @@ static void drops_check(struct exchange *x)
 
 /* ---- keeping it ------------------------------------------------------------------ */
 
-static struct drop *drop_new(struct exchange *x, const char *job, uint64_t untold)
+static struct drop *drop_new(struct engine *x, const char *job, uint64_t untold)
 {
         struct drop *d = drop_find(x, job);
 
@@ -222,7 +222,7 @@ static void drop_write(const struct drop *d)
 }
 
 /* Any node may have something of it that was not declared dead. */
-static struct drop *drop_keep(struct exchange *x, const char *job)
+static struct drop *drop_keep(struct engine *x, const char *job)
 {
         uint32_t n = x->cluster->n_nodes, self = x->cluster->self;
         uint64_t all = n == 64 ? UINT64_MAX : (1ull << n) - 1;
@@ -235,7 +235,7 @@ static struct drop *drop_keep(struct exchange *x, const char *job)
         return d;
 }
 
-void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t call, drop_told *told)
+void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call, drop_told *told)
 {
         struct drop *d = drop_keep(x, job);
         uint64_t self = 1ull << x->cluster->self;
@@ -258,7 +258,7 @@ void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t cal
         drops_check(x);
 }
 
-void drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         drop_here(x, m->job);
         if (m->call)
@@ -267,12 +267,12 @@ void drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 }
 
 /* Where all owners are those that the job was made for, no other node has anything but ranks. */
-static uint64_t that_hold(const struct exchange *x)
+static uint64_t that_hold(const struct engine *x)
 {
         return x->view.epoch ? UINT64_MAX : placement_nodes(&x->view);
 }
 
-int drop_check(struct exchange *x, const char *job, struct fault *fault)
+int drop_check(struct engine *x, const char *job, struct fault *fault)
 {
         struct drop *d = drop_find(x, job);
         uint64_t untold = d ? d->untold & ~x->view.dead & that_hold(x) : 0;
@@ -293,7 +293,7 @@ int drop_check(struct exchange *x, const char *job, struct fault *fault)
 
 /* ---- what an earlier process left ------------------------------------------------- */
 
-static uint64_t nodes_parse(const struct exchange *x, const char *names)
+static uint64_t nodes_parse(const struct engine *x, const char *names)
 {
         uint64_t nodes = 0;
 
@@ -309,7 +309,7 @@ static uint64_t nodes_parse(const struct exchange *x, const char *names)
 /* A node that was declared dead comes back to jobs that went on without it. */
 static void resume_note(const char *job, const char *nodes, void *arg)
 {
-        struct exchange *x = arg;
+        struct engine *x = arg;
 
         if (!job_name_valid(job))
                 return;
@@ -322,13 +322,13 @@ static void resume_note(const char *job, const char *nodes, void *arg)
         drop_here(x, job);
 }
 
-void drops_resume(struct exchange *x)
+void drops_resume(struct engine *x)
 {
         drops_each(x->store, resume_note, x);
         drops_check(x);
 }
 
-void drops_free(struct exchange *x)
+void drops_free(struct engine *x)
 {
         while (!list_empty(&x->drop_waits)) {
                 struct drop_wait *w = CONTAINER_OF(x->drop_waits.next, struct drop_wait, link);
@@ -346,12 +346,12 @@ void drops_free(struct exchange *x)
 
 /* ---- what the node goes through -------------------------------------------------- */
 
-static void drops_node_up(struct exchange *x, uint32_t node)
+static void drops_node_up(struct engine *x, uint32_t node)
 {
         drops_tell(x);
 }
 
-static int drops_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+static int drops_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                        struct fault *fault)
 {
         return drop_check(x, name, fault);

@@ -8,17 +8,16 @@
  * node keeps the drop.  told() is called when the job's memory here is free, and those that are up
  * have answered.
  */
-typedef void drop_told(struct exchange *x, uint32_t node, uint64_t call, bool keeps,
-                       uint64_t untold);
-void drop_order(struct exchange *x, const char *job, uint32_t node, uint64_t call, drop_told *told);
+typedef void drop_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, uint64_t untold);
+void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call, drop_told *told);
 /* Another node tells that the job is dropped. */
-void drop_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 /* ZERO_EBUSY: a job of that name is being dropped. */
-int drop_check(struct exchange *x, const char *job, struct fault *fault);
+int drop_check(struct engine *x, const char *job, struct fault *fault);
 /* What an earlier process has not told to all; once its jobs are found, before they are taken up.
  */
-void drops_resume(struct exchange *x);
-void drops_free(struct exchange *x);
+void drops_resume(struct engine *x);
+void drops_free(struct engine *x);
 
 /* ---- finished.c ---- */
 
@@ -29,7 +28,7 @@ struct finished_jobs {
         uint64_t bytes;    /* layout_state_bytes() of all that are finished */
         uint32_t n_jobs;   /* all jobs of the user */
 };
-void jobs_finished(struct exchange *x, uint32_t uid, struct finished_jobs *ret);
+void jobs_finished(struct engine *x, uint32_t uid, struct finished_jobs *ret);
 /* What all owners together hold of such a layout, but for tables. */
 uint64_t layout_state_bytes(const layout *l);
 

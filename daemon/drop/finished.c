@@ -20,7 +20,7 @@ uint64_t layout_state_bytes(const layout *l)
         return bytes;
 }
 
-void jobs_finished(struct exchange *x, uint32_t uid, struct finished_jobs *ret)
+void jobs_finished(struct engine *x, uint32_t uid, struct finished_jobs *ret)
 {
         *ret = (struct finished_jobs){ .first = NULL };
         list_for_each (&x->jobs, item) {

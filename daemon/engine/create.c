@@ -30,7 +30,7 @@ static void opened_add(Zero__Opened *opened, const struct holding *h,
         opened->n_standings++;
 }
 
-static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, const struct job *job,
+static void opened_answer(struct engine *x, uint32_t node, uint64_t call, const struct job *job,
                           bool created)
 {
         Zero__LinkMessage m = job_message(job);
@@ -58,7 +58,7 @@ static void opened_answer(struct exchange *x, uint32_t node, uint64_t call, cons
 static int holding_make(struct holding *h, struct fault *fault)
 {
         struct job *job = h->job;
-        struct exchange *x = job->x;
+        struct engine *x = job->x;
         struct state_identity id = { .job = job->name,
                                      .uid = job->uid,
                                      .world_size = job->world_size,
@@ -101,7 +101,7 @@ static void make_done(struct offload_task *task)
 {
         struct make *make = CONTAINER_OF(task, struct make, task);
         struct job *job = make->job;
-        struct exchange *x = job->x;
+        struct engine *x = job->x;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
 
         job->opening = false;
@@ -147,7 +147,7 @@ static void job_make(struct job *job, uint32_t node, uint64_t call)
         offload_submit(job->x->offload, &make->task);
 }
 
-static void unknown_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *open)
+static void unknown_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *open)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Opened opened = ZERO__OPENED__INIT;
@@ -195,7 +195,7 @@ static bool holdings_new(struct job *job)
 }
 
 /* Whether a job with that layout may be made. */
-static int open_new_check(struct exchange *x, const char *name, uint32_t uid, const layout *l,
+static int open_new_check(struct engine *x, const char *name, uint32_t uid, const layout *l,
                           struct fault *fault)
 {
         uint64_t bytes = job_layout_bytes(l);
@@ -208,7 +208,7 @@ static int open_new_check(struct exchange *x, const char *name, uint32_t uid, co
         return store_admit(x->store, bytes, bytes, what, fault);
 }
 
-void job_open_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__Open *open = m->open;
         struct job *job = job_find(x, m->job);

@@ -43,7 +43,7 @@ static bool job_in_flight(const struct job *job)
         return job->started && ranks_here(job) && !job_away(job, &away) && step_begun(job);
 }
 
-static const struct job *first_in_flight(const struct exchange *x)
+static const struct job *first_in_flight(const struct engine *x)
 {
         list_for_each (&x->jobs, item) {
                 const struct job *job = CONTAINER_OF(item, struct job, link);
@@ -54,7 +54,7 @@ static const struct job *first_in_flight(const struct exchange *x)
         return NULL;
 }
 
-void drain_check(struct exchange *x)
+void drain_check(struct engine *x)
 {
         struct lifetime *life = x->lifetime;
         const struct job *job;
@@ -62,7 +62,7 @@ void drain_check(struct exchange *x)
         if (!x->draining)
                 return;
         job = first_in_flight(x);
-        if (job && exchange_now(x) < life->drain_until_ms)
+        if (job && engine_now(x) < life->drain_until_ms)
                 return;
         x->draining = false;
         if (job)
@@ -70,7 +70,7 @@ void drain_check(struct exchange *x)
         life->drained(life->drained_arg);
 }
 
-void exchange_drain(struct exchange *x, uint64_t timeout_ms, void (*drained)(void *arg), void *arg)
+void engine_drain(struct engine *x, uint64_t timeout_ms, void (*drained)(void *arg), void *arg)
 {
         const struct job *job = first_in_flight(x);
         struct lifetime *life = x->lifetime;
@@ -78,7 +78,7 @@ void exchange_drain(struct exchange *x, uint64_t timeout_ms, void (*drained)(voi
         x->draining = true;
         life->drained = drained;
         life->drained_arg = arg;
-        life->drain_until_ms = exchange_now(x) + timeout_ms;
+        life->drain_until_ms = engine_now(x) + timeout_ms;
         if (job)
                 log_info("job %s: its step is to end first", job->name);
         drain_check(x);

@@ -120,7 +120,7 @@ void job_part_message(struct job *job, const Zero__Part *part)
         if (part->rank >= job->world_size)
                 return;
         if (part->finish)
-                job->finished_ms = exchange_now(job->x);
+                job->finished_ms = engine_now(job->x);
         if (part->fenced)
                 rank_fence(job, part->rank, part->session);
         job->here[part->rank] = part->back;
@@ -151,7 +151,7 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
                         r->result.step.loss_scale = d->loss_scale;
                 }
                 rank->closing = NULL;
-                rank->active_ms = exchange_now(job->x);
+                rank->active_ms = engine_now(job->x);
                 request_end(r, ZERO_OK, NULL);
         }
 }
@@ -217,7 +217,7 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
         job_remember(job, d);
         job->step_times_ms[job->n_step_times++ %
                            (sizeof job->step_times_ms / sizeof job->step_times_ms[0])] =
-                exchange_now(job->x);
+                engine_now(job->x);
         job_overflowed(job, d);
         crash_point(CRASH_DECISION_HEARD);
         for_holdings (job, h)
@@ -232,7 +232,7 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
 
 /* ---- finding ---- */
 
-struct job *job_made(struct exchange *x, const char *name)
+struct job *job_made(struct engine *x, const char *name)
 {
         struct job *job = job_find(x, name);
 
@@ -244,7 +244,7 @@ bool job_is_for(const struct job *job, uint32_t uid)
         return uid == 0 || uid == job->uid;
 }
 
-int job_for_user(struct exchange *x, const char *name, uint32_t uid, struct job **ret,
+int job_for_user(struct engine *x, const char *name, uint32_t uid, struct job **ret,
                  struct fault *fault)
 {
         struct job *job = job_made(x, name);

@@ -1,11 +1,11 @@
-/* lifetime.h - the engine's clock, and its end; shared by its start and stop (exchange.c) and the
+/* lifetime.h - the engine's clock, and its end; shared by its start and stop (engine.c) and the
  * drain before (drain.c). */
 #pragma once
 
 #include "daemon/engine/engine.h"
 
 struct lifetime {
-        struct exchange *x;
+        struct engine *x;
         uv_timer_t tick;
         uint64_t progress_ms;       /* loop time of the last progress report */
         uint64_t resume_ms;         /* loop time: states that wait for memory are tried again */
@@ -17,6 +17,6 @@ struct lifetime {
 };
 
 /* drain.c */
-void drain_check(struct exchange *x);
+void drain_check(struct engine *x);
 /* resume.c: tries again what was left for lack of memory. */
-void resume_tick(struct exchange *x);
+void resume_tick(struct engine *x);

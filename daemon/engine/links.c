@@ -14,14 +14,14 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-static uint64_t all_nodes(const struct exchange *x)
+static uint64_t all_nodes(const struct engine *x)
 {
         uint32_t n = x->cluster->n_nodes;
 
         return n == 64 ? UINT64_MAX : (1ull << n) - 1;
 }
 
-void links_tell(struct exchange *x)
+void links_tell(struct engine *x)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Links links = ZERO__LINKS__INIT;
@@ -35,7 +35,7 @@ void links_tell(struct exchange *x)
 }
 
 /* What waits for the node goes on once both are so. */
-static void links_check(struct exchange *x, uint32_t node)
+static void links_check(struct engine *x, uint32_t node)
 {
         uint64_t bit = 1ull << node;
 
@@ -48,14 +48,14 @@ static void links_check(struct exchange *x, uint32_t node)
                         module->node_up(x, node);
 }
 
-void links_up(struct exchange *x, uint32_t node)
+void links_up(struct engine *x, uint32_t node)
 {
         x->linked |= 1ull << node;
         links_tell(x);
         links_check(x, node);
 }
 
-void links_down(struct exchange *x, uint32_t node)
+void links_down(struct engine *x, uint32_t node)
 {
         uint64_t others = ~(1ull << node);
 
@@ -67,7 +67,7 @@ void links_down(struct exchange *x, uint32_t node)
 }
 
 /* Its first word on a link; messages may come before this node has heard that the link stands. */
-static void links_agree(struct exchange *x, uint32_t node, uint64_t epoch)
+static void links_agree(struct engine *x, uint32_t node, uint64_t epoch)
 {
         if (epoch == x->view.epoch) {
                 x->agreeing |= 1ull << node;
@@ -80,7 +80,7 @@ static void links_agree(struct exchange *x, uint32_t node, uint64_t epoch)
         }
 }
 
-void links_message(struct exchange *x, uint32_t node, const Zero__Links *m)
+void links_message(struct engine *x, uint32_t node, const Zero__Links *m)
 {
         links_agree(x, node, m->placement);
         x->cut[node] = m->cut;

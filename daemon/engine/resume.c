@@ -20,7 +20,7 @@
 
 enum { RESUME_MS = 3000 };
 
-static enum state_use resume_use(const struct exchange *x, const struct state *state)
+static enum state_use resume_use(const struct engine *x, const struct state *state)
 {
         const struct state_place of = { state->id.epoch, state->id.n_owners, state->plan->owner,
                                         state->id.copy };
@@ -28,7 +28,7 @@ static enum state_use resume_use(const struct exchange *x, const struct state *s
         return state_use(&x->view, x->cluster->self, &of);
 }
 
-static bool resume_check(const struct exchange *x, const struct state *state, const char *file)
+static bool resume_check(const struct engine *x, const struct state *state, const char *file)
 {
         if (job_name_valid(state->id.job) && resume_use(x, state) != STATE_FOREIGN)
                 return true;
@@ -56,7 +56,7 @@ static bool resume_matches(const struct job *job, const struct state *state, con
 }
 
 /* The job that the state is of; takes the layout over. */
-static struct job *resume_find(struct exchange *x, const struct state *state, layout *l,
+static struct job *resume_find(struct engine *x, const struct state *state, layout *l,
                                const char *file)
 {
         struct job *job = job_find(x, state->id.job);
@@ -88,7 +88,7 @@ static int resume_add(struct job *job, struct state *state, struct holding **ret
 }
 
 /* Nothing that could be used is left of it, but it is for somebody to say so. */
-static void resume_lost(const struct exchange *x, const struct state *state, const char *file)
+static void resume_lost(const struct engine *x, const struct state *state, const char *file)
 {
         bool former = resume_use(x, state) != STATE_IN_FORCE;
 
@@ -102,7 +102,7 @@ static void resume_lost(const struct exchange *x, const struct state *state, con
 }
 
 /* What is of the placement in force goes to where this node keeps such. */
-static void resume_place(const struct exchange *x, struct state *state)
+static void resume_place(const struct engine *x, struct state *state)
 {
         struct fault fault;
         uint32_t place;
@@ -116,7 +116,7 @@ static void resume_place(const struct exchange *x, struct state *state)
 }
 
 /* Not 0: there is no memory for it now. */
-static int resume_open(struct exchange *x, const char *file, struct fault *fault)
+static int resume_open(struct engine *x, const char *file, struct fault *fault)
 {
         struct state *state = NULL;
         struct holding *h = NULL;
@@ -162,7 +162,7 @@ static int resume_open(struct exchange *x, const char *file, struct fault *fault
 
 static int resume_state(const char *file, void *arg)
 {
-        struct exchange *x = arg;
+        struct engine *x = arg;
         struct fault fault;
 
         if (resume_open(x, file, &fault) == 0)
@@ -207,7 +207,7 @@ static bool is_claimed(const struct job *job)
         return !list_empty(&job->former) || (job->place.copies > 1 && !list_empty(&job->holdings));
 }
 
-void jobs_claim(struct exchange *x, uint32_t node)
+void jobs_claim(struct engine *x, uint32_t node)
 {
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
@@ -225,7 +225,7 @@ static bool is_empty(const struct job *job)
 }
 
 /* Those of which all that is here is open; the others wait. */
-static void jobs_begin(struct exchange *x, bool late)
+static void jobs_begin(struct engine *x, bool late)
 {
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
@@ -242,7 +242,7 @@ static void jobs_begin(struct exchange *x, bool late)
         }
 }
 
-void jobs_resume(struct exchange *x)
+void jobs_resume(struct engine *x)
 {
         int r = store_each(x->store, resume_state, x);
 
@@ -257,18 +257,18 @@ void jobs_resume(struct exchange *x)
         jobs_begin(x, false);
 }
 
-static bool resume_opens(struct exchange *x, const char *file)
+static bool resume_opens(struct engine *x, const char *file)
 {
         struct fault fault;
 
         return resume_open(x, file, &fault) == 0;
 }
 
-void resume_tick(struct exchange *x)
+void resume_tick(struct engine *x)
 {
-        if (!shut_any(x) || exchange_now(x) < x->lifetime->resume_ms)
+        if (!shut_any(x) || engine_now(x) < x->lifetime->resume_ms)
                 return;
-        x->lifetime->resume_ms = exchange_now(x) + RESUME_MS;
+        x->lifetime->resume_ms = engine_now(x) + RESUME_MS;
         shut_retry(x, resume_opens);
         jobs_begin(x, true);
 }

@@ -323,7 +323,7 @@ void gather_fail(struct job *job, int status, const char *text)
 
 /* ---- what the node goes through ---------------------------------------------------- */
 
-static void gathers_node_up(struct exchange *x, uint32_t node)
+static void gathers_node_up(struct engine *x, uint32_t node)
 {
         list_for_each (&x->jobs, item) {
                 gather_up(CONTAINER_OF(item, struct job, link));

@@ -3,7 +3,7 @@
  * Into a window on a GPU all is copied, from shards here or from buffers that other nodes' bytes
  * land in, unless their path takes GPU memory.
  *
- * They are brought in parts of at most exchange.part_bytes: while one is sent, the next is copied
+ * They are brought in parts of at most engine.part_bytes: while one is sent, the next is copied
  * from a GPU, and the one before to another.
  */
 #include <stdlib.h>

@@ -14,7 +14,7 @@ static void view_next(struct views *v);
 
 /* ---- what is known ---- */
 
-static void list_owners(const struct exchange *x, const struct placement *p, char *text, size_t n)
+static void list_owners(const struct engine *x, const struct placement *p, char *text, size_t n)
 {
         size_t at = 0;
 
@@ -24,31 +24,31 @@ static void list_owners(const struct exchange *x, const struct placement *p, cha
                                        node_name(x, p->node[o]));
 }
 
-const struct placement *view_chosen(const struct exchange *x)
+const struct placement *view_chosen(const struct engine *x)
 {
         return &x->views->durable.chosen;
 }
 
-const struct placement *view_undecided(const struct exchange *x)
+const struct placement *view_undecided(const struct engine *x)
 {
         const struct paxos *r = &x->views->r;
 
         return paxos_undecided(r) ? &r->record.view : NULL;
 }
 
-bool view_votes(const struct exchange *x)
+bool view_votes(const struct engine *x)
 {
         return x->views->r.record.voter;
 }
 
-bool view_changing(const struct exchange *x)
+bool view_changing(const struct engine *x)
 {
         const struct views *v = x->views;
 
         return v && (v->change || v->r.phase != PAXOS_IDLE || paxos_undecided(&v->r));
 }
 
-int view_hindered(const struct exchange *x, struct fault *fault)
+int view_hindered(const struct engine *x, struct fault *fault)
 {
         if (!list_empty(&x->loadings))
                 return fault_set(fault, ZERO_EBUSY, "a job is being restored on node %s: try again",
@@ -56,12 +56,12 @@ int view_hindered(const struct exchange *x, struct fault *fault)
         return 0;
 }
 
-static uint64_t reachable(const struct exchange *x)
+static uint64_t reachable(const struct engine *x)
 {
         return x->linked | 1ull << x->cluster->self;
 }
 
-void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *ret)
+void view_describe(const struct engine *x, uint64_t dead, struct wait_line *ret)
 {
         uint64_t away = paxos_voters(&x->views->r, dead) & ~reachable(x);
         uint32_t n = (uint32_t)__builtin_popcountll(reachable(x) & ~dead), at = 0;
@@ -81,7 +81,7 @@ void view_describe(const struct exchange *x, uint64_t dead, struct wait_line *re
 
 /* ---- adopting ---- */
 
-static void view_tell(const struct exchange *x, const struct placement *view)
+static void view_tell(const struct engine *x, const struct placement *view)
 {
         char owners[1024];
 
@@ -134,7 +134,7 @@ static void change_refused(struct views *v, uint32_t node, int status, const cha
 
 static void split_found(struct views *v, uint32_t node)
 {
-        struct exchange *x = v->x;
+        struct engine *x = v->x;
 
         if (!v->split_told[node])
                 log_error("node %s has other owners for epoch %llu: each side was told that the "
@@ -148,7 +148,7 @@ static void split_found(struct views *v, uint32_t node)
 
 static void view_pause(struct views *v, uint32_t actions)
 {
-        uint64_t now = exchange_now(v->x);
+        uint64_t now = engine_now(v->x);
 
         if (actions & PAXOS_BEATEN)
                 v->retry_ms = now + VIEW_PAUSE_MS + randombytes_uniform(VIEW_PAUSE_MORE_MS);
@@ -159,7 +159,7 @@ static void view_pause(struct views *v, uint32_t actions)
 /* What it changed is durable. */
 static void view_speak(struct views *v, uint32_t actions, uint32_t from)
 {
-        struct exchange *x = v->x;
+        struct engine *x = v->x;
 
         if (actions & PAXOS_CHOSEN)
                 view_tell(x, &v->r.record.chosen);
@@ -235,7 +235,7 @@ static void view_act(struct views *v, uint32_t actions, uint32_t from)
 /* A view that is not chosen yet may only come where nothing stands in its way. */
 static bool view_refuse(struct views *v, uint32_t node, const struct paxos_message *m)
 {
-        struct exchange *x = v->x;
+        struct engine *x = v->x;
         struct fault fault = { 0 };
 
         if (m->kind != PAXOS_PREPARE && m->kind != PAXOS_ACCEPT)
@@ -273,7 +273,7 @@ static void view_next(struct views *v)
         }
 }
 
-void views_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void views_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct views *v = x->views;
         struct paxos_message heard;
@@ -290,7 +290,7 @@ void views_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m
         view_next(v);
 }
 
-void views_up(struct exchange *x, uint32_t node)
+void views_up(struct engine *x, uint32_t node)
 {
         struct views *v = x->views;
         struct paxos_message state = { .kind = PAXOS_STATE };
@@ -332,7 +332,7 @@ static bool votes_there(const struct views *v, uint64_t dead)
 
 static bool complete_due(const struct views *v)
 {
-        return paxos_undecided(&v->r) && exchange_now(v->x) >= v->complete_ms &&
+        return paxos_undecided(&v->r) && engine_now(v->x) >= v->complete_ms &&
                view_hindered(v->x, NULL) == 0 && votes_there(v, 0);
 }
 
@@ -341,11 +341,11 @@ static void view_complete(struct views *v)
         const struct placement view = v->r.record.view;
 
         v->complete_ms =
-                exchange_now(v->x) + VIEW_COMPLETE_MS + randombytes_uniform(VIEW_COMPLETE_MS);
+                engine_now(v->x) + VIEW_COMPLETE_MS + randombytes_uniform(VIEW_COMPLETE_MS);
         view_propose(v, &view, 0);
 }
 
-static void views_tick(struct exchange *x)
+static void views_tick(struct engine *x)
 {
         struct views *v = x->views;
 
@@ -353,7 +353,7 @@ static void views_tick(struct exchange *x)
                 return;
         view_back_tick(x);
         if (v->r.phase != PAXOS_IDLE) {
-                if (exchange_now(x) >= v->retry_ms && votes_there(v, v->r.dead))
+                if (engine_now(x) >= v->retry_ms && votes_there(v, v->r.dead))
                         view_act(v, paxos_retry(&v->r), x->cluster->self);
         } else if (v->change) {
                 change_begin(v);
@@ -362,7 +362,7 @@ static void views_tick(struct exchange *x)
         }
 }
 
-int view_change(struct exchange *x, struct view_change *change, struct fault *fault)
+int view_change(struct engine *x, struct view_change *change, struct fault *fault)
 {
         struct views *v = x->views;
         int r;
@@ -376,7 +376,7 @@ int view_change(struct exchange *x, struct view_change *change, struct fault *fa
         return 0;
 }
 
-void view_forget(struct exchange *x, const struct view_change *change)
+void view_forget(struct engine *x, const struct view_change *change)
 {
         struct views *v = x->views;
 
@@ -384,12 +384,12 @@ void view_forget(struct exchange *x, const struct view_change *change)
                 return;
         v->change = NULL;
         paxos_give_up(&v->r);
-        v->complete_ms = exchange_now(x) + VIEW_COMPLETE_MS;
+        v->complete_ms = engine_now(x) + VIEW_COMPLETE_MS;
 }
 
 /* ---- start and stop ---- */
 
-int views_start(struct exchange *x, struct fault *fault)
+int views_start(struct engine *x, struct fault *fault)
 {
         struct paxos_record record;
         struct ballots_record b = { 0 };
@@ -418,12 +418,12 @@ int views_start(struct exchange *x, struct fault *fault)
         return 0;
 }
 
-static bool views_idle(const struct exchange *x)
+static bool views_idle(const struct engine *x)
 {
         return !x->views || !x->views->writing;
 }
 
-void views_free(struct exchange *x)
+void views_free(struct engine *x)
 {
         struct views *v = STEAL(x->views);
 
@@ -434,7 +434,7 @@ void views_free(struct exchange *x)
         free(v);
 }
 
-static int view_admit(struct exchange *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+static int view_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                       struct fault *fault)
 {
         if (view_changing(x))

@@ -19,7 +19,7 @@ static void back_done(struct view_change *change, int status, const char *text)
                 log_warning("the change of owners is not taken back yet: %s", text);
 }
 
-void view_take_back(struct exchange *x, const struct placement *before, const char *why)
+void view_take_back(struct engine *x, const struct placement *before, const char *why)
 {
         struct views *v = x->views;
 
@@ -33,7 +33,7 @@ void view_take_back(struct exchange *x, const struct placement *before, const ch
 }
 
 /* Behind what is under way for a client. */
-void view_back_tick(struct exchange *x)
+void view_back_tick(struct engine *x)
 {
         struct views *v = x->views;
 
@@ -41,7 +41,7 @@ void view_back_tick(struct exchange *x)
                 v->back.wished = false;
 }
 
-void view_back_forget(struct exchange *x)
+void view_back_forget(struct engine *x)
 {
         if (x->views && x->views->back.wished)
                 view_forget(x, &x->views->back.change);

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-void view_send(struct exchange *x, uint32_t node, const struct paxos_message *m,
+void view_send(struct engine *x, uint32_t node, const struct paxos_message *m,
                const struct fault *refusal)
 {
         Zero__LinkMessage message = ZERO__LINK_MESSAGE__INIT;
@@ -33,7 +33,7 @@ void view_send(struct exchange *x, uint32_t node, const struct paxos_message *m,
         fabric_send(x->fabric, node, &message);
 }
 
-int view_receive(const struct exchange *x, uint32_t node, const Zero__Paxos *from,
+int view_receive(const struct engine *x, uint32_t node, const Zero__Paxos *from,
                  struct paxos_message *ret)
 {
         struct paxos_message m = { .kind = from->kind,
@@ -71,7 +71,7 @@ static void view_to_ballots(const struct placement *p, struct ballots_view *ret)
         ret->dead = p->dead;
 }
 
-static void view_from_ballots(const struct exchange *x, const struct ballots_view *v,
+static void view_from_ballots(const struct engine *x, const struct ballots_view *v,
                               struct placement *ret)
 {
         placement_init(ret, v->epoch, v->node, v->n_owners, x->cluster->mirror);
@@ -90,7 +90,7 @@ void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret)
                 view_to_ballots(&r->view, &ret->view);
 }
 
-bool record_from_ballots(const struct exchange *x, const struct ballots_record *b,
+bool record_from_ballots(const struct engine *x, const struct ballots_record *b,
                          struct paxos_record *ret)
 {
         *ret = (struct paxos_record){ .voter = b->voter,

@@ -5,7 +5,7 @@
 
 enum { ANEW_MS = 5000 };
 
-static int find_node(const struct exchange *x, const char *name, size_t n, uint32_t *ret,
+static int find_node(const struct engine *x, const char *name, size_t n, uint32_t *ret,
                      struct fault *fault)
 {
         for (uint32_t i = 0; i < x->cluster->n_nodes; i++)
@@ -25,16 +25,15 @@ static bool is_owner(const struct placement *p, uint32_t node)
 }
 
 /* Its link was cut a moment ago: it may be starting anew with other owners. */
-static bool may_come(const struct exchange *x, uint32_t node)
+static bool may_come(const struct engine *x, uint32_t node)
 {
         struct fabric_info info;
 
         fabric_info(x->fabric, node, &info);
-        return exchange_now(x) - info.link.since_ms < ANEW_MS;
+        return engine_now(x) - info.link.since_ms < ANEW_MS;
 }
 
-static int plan_add(const struct exchange *x, uint32_t node, struct placement *p,
-                    struct fault *fault)
+static int plan_add(const struct engine *x, uint32_t node, struct placement *p, struct fault *fault)
 {
         if (is_owner(p, node))
                 return fault_set(fault, ZERO_EINVAL, "node %s is an owner already",
@@ -56,7 +55,7 @@ static int plan_add(const struct exchange *x, uint32_t node, struct placement *p
         return 0;
 }
 
-static int plan_remove(const struct exchange *x, uint32_t node, struct placement *p,
+static int plan_remove(const struct engine *x, uint32_t node, struct placement *p,
                        struct fault *fault)
 {
         uint32_t n = 0;
@@ -75,7 +74,7 @@ static int plan_remove(const struct exchange *x, uint32_t node, struct placement
         return 0;
 }
 
-static int plan_dead(const struct exchange *x, uint32_t node, struct view_change *c,
+static int plan_dead(const struct engine *x, uint32_t node, struct view_change *c,
                      struct fault *fault)
 {
         if (node == x->cluster->self)
@@ -99,7 +98,7 @@ static bool was_owner(const struct placement *p, uint64_t nodes)
         return p->older & nodes & ~p->dead;
 }
 
-int view_plan(const struct exchange *x, enum view_kind kind, const char *names,
+int view_plan(const struct engine *x, enum view_kind kind, const char *names,
               struct view_change *ret, struct fault *fault)
 {
         const struct placement *now = &x->views->durable.chosen; /* in force, or about to be */

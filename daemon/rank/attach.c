@@ -34,7 +34,7 @@ void rank_free(struct rank *rank)
 
 void rank_part(const struct rank *rank, bool orderly)
 {
-        struct exchange *x = rank->x;
+        struct engine *x = rank->x;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Part part = ZERO__PART__INIT;
 
@@ -81,7 +81,7 @@ static void attach_forget(struct request *r)
 static int attach_describe(const struct request *r, struct wait_line *ret)
 {
         const struct rank *rank = r->subject;
-        struct exchange *x = rank->x;
+        struct engine *x = rank->x;
         const struct job *job = job_find(x, rank->job_name);
 
         if (rank->making) {
@@ -214,7 +214,7 @@ static void ranks_rejoin(struct job *job)
 }
 
 /* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */
-static void ranks_up(struct exchange *x, uint32_t node)
+static void ranks_up(struct engine *x, uint32_t node)
 {
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
@@ -275,7 +275,7 @@ static bool is_earlier(const struct rank *rank, const char *name, const struct r
 }
 
 /* A later incarnation ends the sessions of earlier ones here, attached or attaching. */
-static void fence_earlier(struct exchange *x, const char *name, const struct rank_needs *needs,
+static void fence_earlier(struct engine *x, const char *name, const struct rank_needs *needs,
                           const layout *l)
 {
         struct job *job = job_find(x, name);
@@ -328,7 +328,7 @@ static void events_opened(struct rank *rank, int status, const char *text)
                 rank_join(rank);
 }
 
-int rank_attach(struct exchange *x, const char *job, const Zero__Layout *message,
+int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,
                 struct rank **ret_rank, struct fault *fault)
 {
@@ -427,7 +427,7 @@ void rank_leave(struct rank *rank, bool orderly)
 
 /* ---- what the node goes through ---------------------------------------------------- */
 
-void ranks_stop(struct exchange *x)
+void ranks_stop(struct engine *x)
 {
         list_for_each (&x->joining, item) {
                 struct rank *rank = CONTAINER_OF(item, struct rank, link);
@@ -449,12 +449,12 @@ void ranks_fail(struct job *job, int status, const char *text)
         }
 }
 
-static bool ranks_idle(const struct exchange *x)
+static bool ranks_idle(const struct engine *x)
 {
         return list_empty(&x->joining) && list_empty(&x->makings);
 }
 
-static int ranks_replace(struct exchange *x, const char *name, struct fault *fault)
+static int ranks_replace(struct engine *x, const char *name, struct fault *fault)
 {
         list_for_each (&x->joining, item) {
                 const struct rank *rank = CONTAINER_OF(item, struct rank, link);

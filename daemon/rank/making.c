@@ -21,7 +21,7 @@
 enum window_kind { PUSH, GATHER, N_WINDOWS };
 
 struct making {
-        struct list link; /* exchange.makings */
+        struct list link; /* engine.makings */
         struct disk_job disk;
         struct rank *rank;
         uint32_t gpu, uid;
@@ -48,7 +48,7 @@ static struct making *making_new(struct rank *rank, uint32_t n_handles, rank_mad
                 return NULL;
         list_insert(&rank->x->makings, &m->link);
         m->rank = rank;
-        m->since_ms = exchange_now(rank->x);
+        m->since_ms = engine_now(rank->x);
         m->gpu = rank->needs.windows.gpu;
         m->made = made;
         m->n_handles = n_handles;
@@ -146,12 +146,12 @@ static void windows_end(struct making *m)
         making_end(m);
 }
 
-static void makings_advance(struct exchange *x);
+static void makings_advance(struct engine *x);
 
 static void windows_done(struct disk_job *disk)
 {
         struct making *m = CONTAINER_OF(disk, struct making, disk);
-        struct exchange *x = m->rank->x;
+        struct engine *x = m->rank->x;
 
         windows_end(m);
         makings_advance(x);
@@ -189,7 +189,7 @@ static void windows_begin(struct making *m)
                 disk_submit(m->rank->x->loop, &m->disk);
 }
 
-static bool gpu_is_busy(const struct exchange *x, uint32_t gpu)
+static bool gpu_is_busy(const struct engine *x, uint32_t gpu)
 {
         list_for_each ((struct list *)&x->makings, item) {
                 const struct making *m = CONTAINER_OF(item, struct making, link);
@@ -200,7 +200,7 @@ static bool gpu_is_busy(const struct exchange *x, uint32_t gpu)
         return false;
 }
 
-static struct making *making_next(const struct exchange *x)
+static struct making *making_next(const struct engine *x)
 {
         list_for_each ((struct list *)&x->makings, item) {
                 struct making *m = CONTAINER_OF(item, struct making, link);
@@ -211,7 +211,7 @@ static struct making *making_next(const struct exchange *x)
         return NULL;
 }
 
-static void makings_advance(struct exchange *x)
+static void makings_advance(struct engine *x)
 {
         struct making *m;
 

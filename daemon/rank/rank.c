@@ -435,7 +435,7 @@ int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, stru
 
 void rank_called(struct rank *rank, const char *name)
 {
-        rank->active_ms = exchange_now(rank->x);
+        rank->active_ms = engine_now(rank->x);
         rank->last_call = name;
 }
 
@@ -454,7 +454,7 @@ static void rank_describe(const struct rank *rank, struct wait_line *ret)
                  seat_of(rank)->pushed, seat_of(rank)->pushed ? ", the last of group '" : "",
                  seat_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",
                  seat_of(rank)->pushed ? "'" : "", rank->last_call,
-                 (double)(exchange_now(job->x) - rank->active_ms) / 1000,
+                 (double)(engine_now(job->x) - rank->active_ms) / 1000,
                  life == PROCESS_STOPPED ? "; its process is stopped"
                  : life == PROCESS_ENDED ? "; its process has ended"
                                          : "");

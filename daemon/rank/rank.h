@@ -33,8 +33,8 @@ struct rank_events {
 enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
 
 struct rank {
-        struct list link; /* exchange.joining */
-        struct exchange *x;
+        struct list link; /* engine.joining */
+        struct engine *x;
         char job_name[ZERO_NAME_MAX + 1];
         struct job *job;              /* NULL until it has joined */
         struct shared_layout *layout; /* until it has joined */
@@ -69,7 +69,7 @@ struct rank {
  * *ret_rank is the session's handle at once; it is given back by rank_leave().  Handles of
  * events are copied.
  */
-int rank_attach(struct exchange *x, const char *job, const Zero__Layout *layout,
+int rank_attach(struct engine *x, const char *job, const Zero__Layout *layout,
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,
                 struct rank **ret_rank, struct fault *fault);
 /* Whether the session waits in zero_attach(), and for what. */
@@ -113,7 +113,7 @@ void ranks_admit(struct job *job);
 /* Calls of local ranks that wait for the end of the step, or for a GPU, end. */
 void ranks_fail(struct job *job, int status, const char *text);
 /* The daemon stops: calls that attach end. */
-void ranks_stop(struct exchange *x);
+void ranks_stop(struct engine *x);
 /* What this node's ranks and owners keep others waiting for. */
 uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
 

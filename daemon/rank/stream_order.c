@@ -278,7 +278,7 @@ static int ordered_look(struct ordered *d, struct fault *fault)
         const struct rank *rank = d->rank;
 
         return gpu_wait(rank->x->gpu_waits, rank->gpu_events, d->event - 1,
-                        exchange_now(rank->x) + rank->needs.timeout_ms, ordered_waited, d, fault);
+                        engine_now(rank->x) + rank->needs.timeout_ms, ordered_waited, d, fault);
 }
 
 /* ---- arrival ------------------------------------------------------------------- */

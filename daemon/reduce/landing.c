@@ -336,7 +336,7 @@ uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n)
 
 /* ---- what the node goes through ---------------------------------------------------- */
 
-void landings_tick(struct exchange *x)
+void landings_tick(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
                 for_holdings (CONTAINER_OF(item, struct job, link), h)
@@ -344,7 +344,7 @@ void landings_tick(struct exchange *x)
         }
 }
 
-void landings_node_down(struct exchange *x, uint32_t node, const char *why)
+void landings_node_down(struct engine *x, uint32_t node, const char *why)
 {
         list_for_each (&x->jobs, item) {
                 for_holdings (CONTAINER_OF(item, struct job, link), h)

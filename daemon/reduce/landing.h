@@ -143,8 +143,8 @@ void landing_measured(struct holding *h, uint32_t group);
 void landing_vote(struct holding *h);
 
 /* landing.c */
-void landings_tick(struct exchange *x);
-void landings_node_down(struct exchange *x, uint32_t node, const char *why);
+void landings_tick(struct engine *x);
+void landings_node_down(struct engine *x, uint32_t node, const char *why);
 /* Writes the sum of what was deferred. */
 void offer_settle(struct offer *o);
 void landing_advance(struct holding *h, uint32_t group);

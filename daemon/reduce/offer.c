@@ -146,7 +146,7 @@ static bool is_holder(const struct job *job, const Zero__Offer *m)
                holder_node(place, holder_of(place, m->owner, m->copy)) == job->x->cluster->self;
 }
 
-void offer_drop(struct exchange *x, uint32_t node, const Zero__Offer *m)
+void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *m)
 {
         if (m->transfer & BULK_ANNOUNCED)
                 fabric_forget(x->fabric, node, m->transfer);

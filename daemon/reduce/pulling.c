@@ -1,5 +1,5 @@
 /*
- * Offers are pulled in parts of at most exchange.part_bytes, a few at a time: one is sent while the
+ * Offers are pulled in parts of at most engine.part_bytes, a few at a time: one is sent while the
  * next is copied from a GPU of its node, and the one before to a GPU of this one.  Into a GPU parts
  * go by a buffer of the host, unless their path takes GPU memory; buffers hold less than the rooms
  * of the offers that they are for.

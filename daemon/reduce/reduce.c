@@ -168,7 +168,7 @@ static int push_describe(const struct request *r, struct wait_line *ret)
 
 bool reduce_push_waits(const struct job *job)
 {
-        uint64_t now = exchange_now(job->x);
+        uint64_t now = engine_now(job->x);
 
         list_for_each (&job->x->requests.all, item) {
                 const struct request *r = CONTAINER_OF(item, struct request, deadline);
@@ -482,7 +482,7 @@ static void reduce_job_dropped(struct job *job, int status, const char *text)
         reduce_reset(job, false);
 }
 
-static void reduce_progress(struct exchange *x)
+static void reduce_progress(struct engine *x)
 {
         buffers_rest(1);
 }

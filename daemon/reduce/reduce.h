@@ -64,7 +64,7 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 /* An offer of a node; parcel is NULL for other nodes'. */
 int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
 /* Nobody takes the offer: its payload, if it is announced, is forgotten. */
-void offer_drop(struct exchange *x, uint32_t node, const Zero__Offer *offer);
+void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *offer);
 /* Finish the reduction and vote; params NULL: for the norm. */
 void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params);
 void landing_reset(struct holding *h);

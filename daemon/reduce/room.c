@@ -39,7 +39,7 @@ static uint64_t largest_bytes(const struct holding *h)
 /* Room for four of the largest offers from every node, if not configured. */
 static bool budget_has(const struct holding *h, uint64_t largest, uint64_t bytes)
 {
-        const struct exchange *x = h->job->x;
+        const struct engine *x = h->job->x;
         uint64_t budget = x->conf->reduce_buffers;
 
         if (!budget)
@@ -63,7 +63,7 @@ static bool keep(struct landing *l, const struct job *job, struct room room)
         if (!rooms_are_kept(job) || l->n_kept_rooms == ROOMS_KEPT)
                 return false;
         l->kept_rooms[l->n_kept_rooms++] = room;
-        l->kept_ms = exchange_now(job->x);
+        l->kept_ms = engine_now(job->x);
         return true;
 }
 
@@ -162,7 +162,7 @@ void landing_tick(struct holding *h)
         struct landing *l = h->landing;
 
         if (l->n_kept_rooms && !h->job->n_attached &&
-            exchange_now(h->job->x) - l->kept_ms > ROOM_IDLE_MS)
+            engine_now(h->job->x) - l->kept_ms > ROOM_IDLE_MS)
                 landing_vacate(l);
 }
 

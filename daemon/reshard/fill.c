@@ -15,8 +15,8 @@
 enum { FILL_CALL_MS = 7 * 24 * 3600 * 1000 }; /* silence is noticed before */
 
 struct fill {
-        struct list link; /* exchange.fills */
-        struct exchange *x;
+        struct list link; /* engine.fills */
+        struct engine *x;
         char job[ZERO_NAME_MAX + 1];
         uint32_t node;
         uint64_t id;
@@ -98,7 +98,7 @@ static void fill_send(struct fill *f, const struct fill_order *o)
         call_send(f->x, f->node, &m, FILL_CALL_MS, fill_called, f);
 }
 
-struct fill *fill_start(struct exchange *x, const struct fill_order *order, fill_done *done,
+struct fill *fill_start(struct engine *x, const struct fill_order *order, fill_done *done,
                         void *arg)
 {
         struct fill *f = calloc(1, sizeof *f);
@@ -108,7 +108,7 @@ struct fill *fill_start(struct exchange *x, const struct fill_order *order, fill
         *f = (struct fill){ .x = x,
                             .node = holder_node(order->to, order->holder),
                             .id = ++x->last_fill,
-                            .heard_ms = exchange_now(x),
+                            .heard_ms = engine_now(x),
                             .done = done,
                             .arg = arg };
         snprintf(f->job, sizeof f->job, "%s", order->job);
@@ -140,7 +140,7 @@ void fill_progress(const struct fill *f, uint64_t *ret_bytes, uint64_t *ret_tota
         *ret_moved = f->moved;
 }
 
-void fill_progress_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void fill_progress_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         list_for_each (&x->fills, item) {
                 struct fill *f = CONTAINER_OF(item, struct fill, link);
@@ -150,11 +150,11 @@ void fill_progress_message(struct exchange *x, uint32_t node, const Zero__LinkMe
                 f->bytes = m->fill_progress->bytes;
                 f->total = m->fill_progress->total;
                 f->moved = m->fill_progress->moved;
-                f->heard_ms = exchange_now(x);
+                f->heard_ms = engine_now(x);
         }
 }
 
-void fills_tick(struct exchange *x)
+void fills_tick(struct engine *x)
 {
         struct list *item = x->fills.next;
         char text[200];
@@ -163,7 +163,7 @@ void fills_tick(struct exchange *x)
                 struct fill *f = CONTAINER_OF(item, struct fill, link);
 
                 item = item->next;
-                if (!f->done || exchange_now(x) - f->heard_ms < FILL_SILENCE_MS)
+                if (!f->done || engine_now(x) - f->heard_ms < FILL_SILENCE_MS)
                         continue;
                 snprintf(text, sizeof text, "nothing was heard of it for %d s",
                          FILL_SILENCE_MS / 1000);

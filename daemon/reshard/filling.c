@@ -210,7 +210,7 @@ static int take_into_job(struct filling *f, struct fault *fault)
                 gather_dirty(job, g);
         log_info("job %s: filled the %s of owner %u in %.1f s: %llu bytes, %llu from other nodes",
                  job->name, f->copy ? "mirror" : "shards", f->owner,
-                 (double)(exchange_now(f->x) - f->begun_ms) / 1000, (unsigned long long)f->bytes,
+                 (double)(engine_now(f->x) - f->begun_ms) / 1000, (unsigned long long)f->bytes,
                  (unsigned long long)f->moved);
         tell_filled(f, h->state);
         filling_end(f);
@@ -226,7 +226,7 @@ static void filling_settle(struct filling *f)
         f->phase = FILLING_SETTLING;
         if (!h || !holding_read(h))
                 r = take_into_job(f, &fault);
-        else if (exchange_now(f->x) >= f->settle_until_ms)
+        else if (engine_now(f->x) >= f->settle_until_ms)
                 r = fault_set(&fault, ZERO_EBUSY, "the state before it is being read");
         if (r)
                 filling_fail(f, fault.status, fault.text);
@@ -244,7 +244,7 @@ static void serve_done(struct offload_task *task)
 {
         struct filling *f = CONTAINER_OF(task, struct filling, task);
 
-        f->settle_until_ms = exchange_now(f->x) + SETTLE_MS;
+        f->settle_until_ms = engine_now(f->x) + SETTLE_MS;
         if (f->phase == FILLING_SERVING)
                 filling_settle(f);
         filling_part_ended(f);
@@ -297,7 +297,7 @@ static int filling_begin(struct filling *f, const Zero__LinkMessage *m, struct f
         return 0;
 }
 
-static void filling_cancel(struct exchange *x, uint32_t node, uint64_t id)
+static void filling_cancel(struct engine *x, uint32_t node, uint64_t id)
 {
         list_for_each (&x->fillings, item) {
                 struct filling *f = CONTAINER_OF(item, struct filling, link);
@@ -307,7 +307,7 @@ static void filling_cancel(struct exchange *x, uint32_t node, uint64_t id)
         }
 }
 
-void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void filling_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct filling *f;
         struct fault fault;
@@ -326,7 +326,7 @@ void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage 
                 return;
         }
         f->x = x;
-        f->begun_ms = exchange_now(x);
+        f->begun_ms = engine_now(x);
         f->id = m->fill->id;
         f->call = m->call;
         f->node = node;
@@ -354,7 +354,7 @@ static void tell_progress(struct filling *f)
         fabric_send(f->x->fabric, f->node, &m);
 }
 
-static void fillings_tick(struct exchange *x)
+static void fillings_tick(struct engine *x)
 {
         fills_tick(x);
         list_for_each (&x->fillings, item) {
@@ -368,7 +368,7 @@ static void fillings_tick(struct exchange *x)
         }
 }
 
-static void fillings_down(struct exchange *x, uint32_t node, const char *why)
+static void fillings_down(struct engine *x, uint32_t node, const char *why)
 {
         list_for_each (&x->fillings, item) {
                 struct filling *f = CONTAINER_OF(item, struct filling, link);
@@ -388,7 +388,7 @@ static void fillings_forget(struct job *job, int status, const char *text)
         }
 }
 
-static bool fillings_idle(const struct exchange *x)
+static bool fillings_idle(const struct engine *x)
 {
         return list_empty(&x->fillings) && list_empty(&x->fills);
 }

@@ -31,8 +31,8 @@ struct filling_transfer {
 };
 
 struct filling {
-        struct list link; /* exchange.fillings */
-        struct exchange *x;
+        struct list link; /* engine.fillings */
+        struct engine *x;
         struct job *job;
         uint64_t id, call;
         uint32_t node; /* that asked */

@@ -131,7 +131,7 @@ static void former_sweep(struct job *job)
 }
 
 /* What was lost of earlier placements is not among the job's. */
-static void sweep_lost(struct exchange *x, const char *job)
+static void sweep_lost(struct engine *x, const char *job)
 {
         uint32_t n = store_sweep_lost(x->store, job, x->view.epoch);
 
@@ -141,7 +141,7 @@ static void sweep_lost(struct exchange *x, const char *job)
                          job, n, (unsigned long long)x->view.epoch);
 }
 
-void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void former_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct job *job = job_find(x, m->job);
 
@@ -155,7 +155,7 @@ void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMe
         former_sweep(job);
 }
 
-static void former_tick(struct exchange *x)
+static void former_tick(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
                 former_sweep(CONTAINER_OF(item, struct job, link));

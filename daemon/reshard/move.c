@@ -8,7 +8,7 @@ enum { TOLD_MS = 10000 }; /* after that the coordinator may have gone */
 
 void job_move_told(struct job *job, const Zero__Move *m)
 {
-        job->move_told_ms = m ? exchange_now(job->x) : 0;
+        job->move_told_ms = m ? engine_now(job->x) : 0;
         if (m)
                 job->move = (struct move){ m->from, m->to, m->bytes, m->total };
 }
@@ -29,7 +29,7 @@ static void fillings_sum(const struct job *job, struct move *m)
 
 bool job_moves(const struct job *job, struct move *ret)
 {
-        uint64_t now = exchange_now(job->x);
+        uint64_t now = engine_now(job->x);
         bool told = job->move_told_ms && now - job->move_told_ms < TOLD_MS;
         struct move m = { .from = job->place.epoch, .to = job->place.epoch };
 

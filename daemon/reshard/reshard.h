@@ -43,7 +43,7 @@ struct fill;
 typedef void fill_done(void *arg, int status, const char *text, const Zero__Standing *standing);
 /* NULL: out of memory.  ZERO_EBUSY, as status, tells that an earlier one has not ended there yet.
  */
-struct fill *fill_start(struct exchange *x, const struct fill_order *order, fill_done *done,
+struct fill *fill_start(struct engine *x, const struct fill_order *order, fill_done *done,
                         void *arg);
 /* done() is still called. */
 void fill_cancel(struct fill *f);
@@ -51,12 +51,12 @@ void fill_cancel(struct fill *f);
 void fill_progress(const struct fill *f, uint64_t *ret_bytes, uint64_t *ret_total,
                    uint64_t *ret_moved);
 /* Gives up those of which nothing was heard for FILL_SILENCE_MS. */
-void fills_tick(struct exchange *x);
-void fill_progress_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void fills_tick(struct engine *x);
+void fill_progress_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* ---- at the holder's node ---- */
 
-void filling_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void filling_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* ---- at a source ---- */
 
@@ -69,7 +69,7 @@ void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage
 void former_take_up(struct job *job);
 /* Where the job stood when its placement ended; that another one is whole. */
 void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
-void former_placed_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void former_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* ---- how far the job is on its way from one owner list to another ---- */
 

@@ -31,7 +31,7 @@ void query_end_record(struct pending_call *call, const struct record_type *type,
         query_end(call, record_take_json(type, record, arena));
 }
 
-void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json)
+void query_answer(struct engine *x, uint32_t node, uint64_t call, json_t *json)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__QueryReply reply = ZERO__QUERY_REPLY__INIT;
@@ -48,7 +48,7 @@ void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json
         free(reply.json);
 }
 
-void query_answer_record(struct exchange *x, uint32_t node, uint64_t call,
+void query_answer_record(struct engine *x, uint32_t node, uint64_t call,
                          const struct record_type *type, const void *record, struct arena *arena)
 {
         query_answer(x, node, call, record_take_json(type, record, arena));

@@ -120,7 +120,7 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         struct session *s = call->session;
         Zero__Reply reply = ZERO__REPLY__INIT;
         Zero__HelloReply hello = ZERO__HELLO_REPLY__INIT;
-        struct exchange *x = s->rpc->x;
+        struct engine *x = s->rpc->x;
 
         if (m->protocol != ZERO__HELLO__PROTOCOL__VERSION)
                 return fault_set(fault, ZERO_EVERSION,

@@ -94,7 +94,7 @@ json_t *checksums_together(const struct job *job, json_t *const *told)
 
 /* Sums over its devices. */
 struct checksums {
-        struct exchange *x;
+        struct engine *x;
         uint32_t node, pending;
         uint64_t call;
         bool told[PLACEMENT_COPIES];
@@ -146,8 +146,7 @@ static void checksum_done(void *arg, const struct checksum *sum)
         checksums_part_done(c);
 }
 
-void checksum_question(struct exchange *x, struct job *job, uint32_t node,
-                       const Zero__LinkMessage *m)
+void checksum_question(struct engine *x, struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         struct checksums *c;
 

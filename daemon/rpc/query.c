@@ -52,13 +52,13 @@ int query_start(struct pending_call *call, const char *what, const char *argumen
 
 /* ---- of nodes ---- */
 
-static void ping_question(struct exchange *x, struct job *job, uint32_t node,
+static void ping_question(struct engine *x, struct job *job, uint32_t node,
                           const Zero__LinkMessage *m)
 {
         answer(x, node, m, ZERO_OK, "");
 }
 
-static void held_question(struct exchange *x, struct job *job, uint32_t node,
+static void held_question(struct engine *x, struct job *job, uint32_t node,
                           const Zero__LinkMessage *m)
 {
         struct arena arena = { NULL };
@@ -68,7 +68,7 @@ static void held_question(struct exchange *x, struct job *job, uint32_t node,
         query_answer_record(x, node, m->call, status_holdings_type(), &held, &arena);
 }
 
-static void moves_question(struct exchange *x, struct job *job, uint32_t node,
+static void moves_question(struct engine *x, struct job *job, uint32_t node,
                            const Zero__LinkMessage *m)
 {
         struct arena arena = { NULL };
@@ -78,7 +78,7 @@ static void moves_question(struct exchange *x, struct job *job, uint32_t node,
         query_answer_record(x, node, m->call, status_moves_here_type(), &moves, &arena);
 }
 
-static void drop_told_all(struct exchange *x, uint32_t node, uint64_t call, bool keeps,
+static void drop_told_all(struct engine *x, uint32_t node, uint64_t call, bool keeps,
                           uint64_t untold)
 {
         struct arena arena = { NULL };
@@ -90,7 +90,7 @@ static void drop_told_all(struct exchange *x, uint32_t node, uint64_t call, bool
         query_answer_record(x, node, call, status_drop_here_type(), &drop, &arena);
 }
 
-static void drop_question(struct exchange *x, struct job *job, uint32_t node,
+static void drop_question(struct engine *x, struct job *job, uint32_t node,
                           const Zero__LinkMessage *m)
 {
         drop_order(x, m->job, node, m->call, drop_told_all);
@@ -107,7 +107,7 @@ static const struct {
         { "held", true, held_question },           { "checksum", true, checksum_question },
 };
 
-void query_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         for (size_t i = 0; i < sizeof questions / sizeof questions[0]; i++) {
                 struct job *job = questions[i].of_job ? job_made(x, m->job) : NULL;

@@ -20,7 +20,7 @@ typedef int query_starter(struct pending_call *call, const char *what, const cha
 query_starter status_query, survey_query, shards_query, checkpoint_query, membership_query;
 
 /* Answers the question of a node.  job: NULL where the question is of none. */
-typedef void question_answer(struct exchange *x, struct job *job, uint32_t node,
+typedef void question_answer(struct engine *x, struct job *job, uint32_t node,
                              const Zero__LinkMessage *m);
 question_answer checkpoint_question, checksum_question;
 
@@ -41,8 +41,8 @@ void query_end_record(struct pending_call *call, const struct record_type *type,
                       struct arena *arena);
 char *query_text(json_t *json); /* NULL: out of memory; takes json over */
 /* The same, to a node's question. */
-void query_answer(struct exchange *x, uint32_t node, uint64_t call, json_t *json);
-void query_answer_record(struct exchange *x, uint32_t node, uint64_t call,
+void query_answer(struct engine *x, uint32_t node, uint64_t call, json_t *json);
+void query_answer_record(struct engine *x, uint32_t node, uint64_t call,
                          const struct record_type *type, const void *record, struct arena *arena);
 /* What a node has answered; NULL: it did not, or no JSON. */
 json_t *query_reply(int status, const Zero__LinkMessage *m);

@@ -74,7 +74,7 @@ static void forward_answered(void *arg, int status, const char *text, const Zero
 static int forward(struct pending_call *call, const char *what, struct status_wish *wish,
                    struct arena *arena, struct fault *fault)
 {
-        struct exchange *x = call->session->rpc->x;
+        struct engine *x = call->session->rpc->x;
         char job[ZERO_NAME_MAX + 1];
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Query query = ZERO__QUERY__INIT;
@@ -121,7 +121,7 @@ int checkpoint_query(struct pending_call *call, const char *what, const char *ar
 
 /* ---- a node's question --------------------------------------------------------------------- */
 
-static int carry_out(struct exchange *x, const char *what, const struct status_wish *wish,
+static int carry_out(struct engine *x, const char *what, const struct status_wish *wish,
                      struct arena *arena, struct status_ordered *ret, struct fault *fault)
 {
         const struct order order = {
@@ -146,7 +146,7 @@ static int carry_out(struct exchange *x, const char *what, const struct status_w
         return r;
 }
 
-void checkpoint_question(struct exchange *x, struct job *job, uint32_t node,
+void checkpoint_question(struct engine *x, struct job *job, uint32_t node,
                          const Zero__LinkMessage *m)
 {
         const char *what = m->query->what;

@@ -11,7 +11,7 @@
 
 struct wanted {
         struct view_change change;
-        struct exchange *x;
+        struct engine *x;
         struct pending_call *call;
 };
 
@@ -22,7 +22,7 @@ static const struct {
               { "remove-node", VIEW_REMOVE },
               { "takeover", VIEW_TAKEOVER } };
 
-static void membership_answer(struct exchange *x, struct pending_call *call)
+static void membership_answer(struct engine *x, struct pending_call *call)
 {
         struct arena arena = { NULL };
         struct status_membership membership;
@@ -70,7 +70,7 @@ static int allowed(const struct session *session, struct fault *fault)
 static int wanted_start(struct pending_call *call, enum view_kind kind, const char *argument,
                         struct fault *fault)
 {
-        struct exchange *x = call->session->rpc->x;
+        struct engine *x = call->session->rpc->x;
         CLEANUP(cleanup_free) struct wanted *w = calloc(1, sizeof *w);
         int r = allowed(call->session, fault);
 

@@ -16,6 +16,6 @@ struct rpc;
  */
 int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fault);
 /* Serves who comes through the listening socket fd, which is taken over in any case. */
-int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault);
+int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault);
 /* Stops listening and ends all sessions; closed() comes when they are gone. */
 void rpc_close(struct rpc *rpc, void (*closed)(void *arg), void *arg);

@@ -238,7 +238,7 @@ static int handles_open(struct rpc *rpc)
         return 0;
 }
 
-int rpc_open(struct exchange *x, int fd, struct rpc **ret, struct fault *fault)
+int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault)
 {
         struct rpc *rpc = calloc(1, sizeof *rpc);
 

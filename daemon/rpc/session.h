@@ -9,7 +9,7 @@ enum { SESSION_PENDING_MAX = 4096, SESSION_TIMEOUT_MAX_MS = 24 * 3600 * 1000 };
 enum { HELLO_BYTES = 1024, HELLO_MS = 10000 }; /* of the first frame, and until it has come */
 
 struct rpc {
-        struct exchange *x;
+        struct engine *x;
         uv_poll_t listener;
         int fd;
         int spare;             /* closed to take a client with where no descriptor is left */
@@ -94,4 +94,4 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply);
 int query_start(struct pending_call *call, const char *what, const char *argument,
                 struct fault *fault);
 /* Questions of other nodes. */
-void query_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
+void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);

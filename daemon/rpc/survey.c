@@ -14,7 +14,7 @@ enum { MOVES_MS = 5000 };    /* zeroctl asks again and again */
 enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
 
 struct survey {
-        struct exchange *x;        /* not its server, which may go before the last answer */
+        struct engine *x;          /* not its server, which may go before the last answer */
         struct pending_call *call; /* NULL once it has ended */
         struct job *job;           /* the job asked about, or NULL */
         const struct survey_kind *kind;
@@ -45,7 +45,7 @@ static void *told_by(const struct survey *s, uint32_t node, const struct record_
 
 static json_t *ping_together(struct survey *s)
 {
-        const struct exchange *x = s->x;
+        const struct engine *x = s->x;
         struct arena arena = { NULL };
         struct status_ping ping = { .peers = { 0 } };
 
@@ -110,7 +110,7 @@ static bool has_text(const struct record_texts *texts, const char *text)
 /* A node that one node has not told may have been told by another. */
 static json_t *drop_together(struct survey *s)
 {
-        const struct exchange *x = s->x;
+        const struct engine *x = s->x;
         const struct status_drop_here *told[ZERO_NODE_MAX];
         struct arena arena = { NULL };
         struct status_drop drop = { .job = s->job->name, .dropped = true };

@@ -8,7 +8,7 @@
 
 struct release {
         struct disk_job disk;
-        struct exchange *x;
+        struct engine *x;
         struct job *job;
         struct state *state;
 };
@@ -30,7 +30,7 @@ static void release_done(struct disk_job *disk)
         free(r);
 }
 
-void state_drop_later(struct exchange *x, struct job *job, struct state *state)
+void state_drop_later(struct engine *x, struct job *job, struct state *state)
 {
         struct release *r = state ? calloc(1, sizeof *r) : NULL;
 

@@ -149,7 +149,7 @@ void shard_settled(struct job *job)
 
 /* ---- what the node goes through ---------------------------------------------------- */
 
-static void shards_node_down(struct exchange *x, uint32_t node, const char *why)
+static void shards_node_down(struct engine *x, uint32_t node, const char *why)
 {
         list_for_each (&x->jobs, item) {
                 for_holdings (CONTAINER_OF(item, struct job, link), h)
@@ -157,7 +157,7 @@ static void shards_node_down(struct exchange *x, uint32_t node, const char *why)
         }
 }
 
-static bool shards_idle(const struct exchange *x)
+static bool shards_idle(const struct engine *x)
 {
         return !x->releases;
 }

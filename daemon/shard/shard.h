@@ -85,7 +85,7 @@ int plane_payload(struct holding *h, uint32_t node, uint64_t transfer, enum traf
 const void *plane_read(const struct holding *h, const void *p, size_t n, void *buffer);
 
 /*
- * Who has to do with an owner's shards while they are made, read and updated.  engine/exchange.c
+ * Who has to do with an owner's shards while they are made, read and updated.  engine/engine.c
  * lists all observers; each event is told to all of them in that order.  A NULL hook does nothing.
  * All on the loop thread, except update_chunk().
  */
@@ -125,26 +125,26 @@ void shard_settled(struct job *job);
  * Deletes the state's files at once, and frees its memory on another thread: the job, if it is not
  * NULL, is referred to until then.
  */
-void state_drop_later(struct exchange *x, struct job *job, struct state *state);
+void state_drop_later(struct engine *x, struct job *job, struct state *state);
 /* A file of a state that is whole, while memory is short: it waits to be taken up. */
-void shut_add(struct exchange *x, const char *file);
-bool shut_any(const struct exchange *x);
+void shut_add(struct engine *x, const char *file);
+bool shut_any(const struct engine *x);
 /* The node has such a state of the job. */
-bool shut_has(const struct exchange *x, const char *job);
+bool shut_has(const struct engine *x, const char *job);
 /* Those that opens() takes up wait no more. */
-void shut_retry(struct exchange *x, bool (*opens)(struct exchange *x, const char *file));
+void shut_retry(struct engine *x, bool (*opens)(struct engine *x, const char *file));
 /* Deletes such states of the job. */
-void shut_drop(struct exchange *x, const char *job);
-void shut_forget(struct exchange *x);
+void shut_drop(struct engine *x, const char *job);
+void shut_forget(struct engine *x);
 /* state_create() or state_draft() */
 typedef int shards_maker(struct store *store, const struct state_identity *id, const layout *l,
                          struct plan *plan, uint32_t n_undo, struct state **ret,
                          struct fault *fault);
 /* Where this node puts states of the owner list in force (state_identity.place). */
-uint32_t shards_place(const struct exchange *x, uint32_t owner, uint32_t copy);
+uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy);
 /* An owner's shards of the owner list in force, empty, in their place; p is over id->n_owners.
  * For a thread that may block. */
-int shards_make(const struct exchange *x, const struct state_identity *id, const layout *l,
+int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
                 const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
                 struct fault *fault);
 

@@ -5,14 +5,14 @@
 
 #include "proto/cleanup.h"
 
-uint32_t shards_place(const struct exchange *x, uint32_t owner, uint32_t copy)
+uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy)
 {
         const struct placement *view = &x->view;
 
         return x->gpus ? 1 + holder_device(view, holder_of(view, owner, copy)) % x->gpus : 0;
 }
 
-int shards_make(const struct exchange *x, const struct state_identity *id, const layout *l,
+int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
                 const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
                 struct fault *fault)
 {

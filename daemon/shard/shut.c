@@ -8,7 +8,7 @@
 #include "proto/cleanup.h"
 
 struct shut {
-        struct list link; /* exchange.shut */
+        struct list link; /* engine.shut */
         char *file;
 };
 
@@ -19,7 +19,7 @@ static void shut_free(struct shut *s)
         free(s);
 }
 
-void shut_add(struct exchange *x, const char *file)
+void shut_add(struct engine *x, const char *file)
 {
         struct shut *s = calloc(1, sizeof *s);
 
@@ -31,12 +31,12 @@ void shut_add(struct exchange *x, const char *file)
         list_insert(&x->shut, &s->link);
 }
 
-bool shut_any(const struct exchange *x)
+bool shut_any(const struct engine *x)
 {
         return !list_empty(&x->shut);
 }
 
-bool shut_has(const struct exchange *x, const char *job)
+bool shut_has(const struct engine *x, const char *job)
 {
         list_for_each ((struct list *)&x->shut, item) {
                 if (state_is_of(CONTAINER_OF(item, struct shut, link)->file, job))
@@ -45,7 +45,7 @@ bool shut_has(const struct exchange *x, const char *job)
         return false;
 }
 
-void shut_retry(struct exchange *x, bool (*opens)(struct exchange *x, const char *file))
+void shut_retry(struct engine *x, bool (*opens)(struct engine *x, const char *file))
 {
         list_for_each (&x->shut, item) {
                 struct shut *s = CONTAINER_OF(item, struct shut, link);
@@ -55,7 +55,7 @@ void shut_retry(struct exchange *x, bool (*opens)(struct exchange *x, const char
         }
 }
 
-void shut_drop(struct exchange *x, const char *job)
+void shut_drop(struct engine *x, const char *job)
 {
         list_for_each (&x->shut, item) {
                 struct shut *s = CONTAINER_OF(item, struct shut, link);
@@ -67,7 +67,7 @@ void shut_drop(struct exchange *x, const char *job)
         }
 }
 
-void shut_forget(struct exchange *x)
+void shut_forget(struct engine *x)
 {
         list_for_each (&x->shut, item) {
                 shut_free(CONTAINER_OF(item, struct shut, link));

@@ -10,7 +10,7 @@ static bool operation_over(const struct operation *op)
         return op->phase == OPERATION_DONE || op->phase == OPERATION_FAILED;
 }
 
-struct status_schedule *report_schedule(struct arena *arena, const struct exchange *x,
+struct status_schedule *report_schedule(struct arena *arena, const struct engine *x,
                                         const char *job)
 {
         const struct schedule *s = schedule_find(x, job);
@@ -22,7 +22,7 @@ struct status_schedule *report_schedule(struct arena *arena, const struct exchan
         return ret;
 }
 
-struct status_checkpoint *report_checkpoint(struct arena *arena, const struct exchange *x,
+struct status_checkpoint *report_checkpoint(struct arena *arena, const struct engine *x,
                                             const char *job)
 {
         const struct operation *op = operation_find(x, job);
@@ -34,7 +34,7 @@ struct status_checkpoint *report_checkpoint(struct arena *arena, const struct ex
         ret->version = op->manifest.version;
         ret->took_s = over ? (double)(op->ended_ms - op->begun_ms) / 1000 : NAN;
         ret->age_s =
-                op->phase == OPERATION_DONE ? (double)(exchange_now(x) - op->ended_ms) / 1000 : NAN;
+                op->phase == OPERATION_DONE ? (double)(engine_now(x) - op->ended_ms) / 1000 : NAN;
         ret->error = op->fault.status ? arena_copy(arena, op->fault.text) : NULL;
         return ret;
 }
@@ -47,7 +47,7 @@ static double seconds_or_null(uint64_t us)
 static void report_times(const struct operation *op, struct status_operation *ret)
 {
         uint64_t stall_us = 0, copy_us = 0;
-        uint64_t until = op->ended_ms ? op->ended_ms : exchange_now(op->x);
+        uint64_t until = op->ended_ms ? op->ended_ms : engine_now(op->x);
 
         for (uint32_t i = 0; i < ZERO_NODE_MAX; i++) {
                 const struct part *part = &op->parts[i];
@@ -83,7 +83,7 @@ static struct status_operation *report_operation(struct arena *arena, const stru
         return ret;
 }
 
-int report_progress(struct arena *arena, const struct exchange *x, const char *job, uint32_t uid,
+int report_progress(struct arena *arena, const struct engine *x, const char *job, uint32_t uid,
                     struct status_progress *ret, struct fault *fault)
 {
         const struct operation *op = operation_find(x, job);

@@ -25,7 +25,7 @@ static void report_wait(struct arena *arena, const struct job *job, const struct
                         struct status_job *ret)
 {
         struct status_wait *wait = LIST_ADD(arena, &ret->waiting);
-        uint64_t now = exchange_now(job->x);
+        uint64_t now = engine_now(job->x);
 
         if (!wait)
                 return;
@@ -147,7 +147,7 @@ void report_move(const struct move *m, struct status_move *ret)
         *ret = (struct status_move){ m->from, m->to, m->bytes, m->total };
 }
 
-void report_owners(struct arena *arena, const struct exchange *x, const struct placement *place,
+void report_owners(struct arena *arena, const struct engine *x, const struct placement *place,
                    struct record_texts *ret)
 {
         for (uint32_t o = 0; o < place->n_owners; o++)
@@ -193,7 +193,7 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         report_sessions(arena, job, ret);
 }
 
-void report_jobs(struct arena *arena, const struct exchange *x, struct status_jobs *ret)
+void report_jobs(struct arena *arena, const struct engine *x, struct status_jobs *ret)
 {
         *ret = (struct status_jobs){ .jobs = { 0 } };
         list_for_each ((struct list *)&x->jobs, item) {

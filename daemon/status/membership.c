@@ -16,7 +16,7 @@
 
 /* ---- the owner list ---- */
 
-static void report_mirrors(struct arena *arena, const struct exchange *x, const struct placement *p,
+static void report_mirrors(struct arena *arena, const struct engine *x, const struct placement *p,
                            struct status_membership *ret)
 {
         for (uint32_t h = p->n_owners; h < placement_holders(p); h++) {
@@ -29,7 +29,7 @@ static void report_mirrors(struct arena *arena, const struct exchange *x, const 
         }
 }
 
-static void report_members(struct arena *arena, const struct exchange *x, uint64_t owners,
+static void report_members(struct arena *arena, const struct engine *x, uint64_t owners,
                            struct status_membership *ret)
 {
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
@@ -44,7 +44,7 @@ static void report_members(struct arena *arena, const struct exchange *x, uint64
         }
 }
 
-void report_membership(struct arena *arena, const struct exchange *x, struct status_membership *ret)
+void report_membership(struct arena *arena, const struct engine *x, struct status_membership *ret)
 {
         const struct placement *chosen = view_chosen(x), *undecided = view_undecided(x);
         uint64_t others = x->linked & ~(1ull << x->cluster->self);
@@ -100,7 +100,7 @@ static void add_move(void *arg, const char *job, const struct move *m, const str
                 j->trouble = arena_copy(arena, trouble);
 }
 
-void report_moves_here(struct arena *arena, struct exchange *x, struct status_moves_here *ret)
+void report_moves_here(struct arena *arena, struct engine *x, struct status_moves_here *ret)
 {
         struct moves moves = { arena, ret };
 
@@ -157,7 +157,7 @@ static void add_former(struct arena *arena, const char *job, uint64_t epoch,
 }
 
 /* What a node has to do that has not answered: an owner, or one that may have states left. */
-static const char *node_waits(const struct exchange *x, uint32_t node)
+static const char *node_waits(const struct engine *x, uint32_t node)
 {
         bool owner = placement_nodes(view_chosen(x)) >> node & 1;
 
@@ -168,7 +168,7 @@ static const char *node_waits(const struct exchange *x, uint32_t node)
         return owner ? "to come up" : NULL;
 }
 
-static void add_waiting(struct arena *arena, const struct exchange *x, uint32_t node,
+static void add_waiting(struct arena *arena, const struct engine *x, uint32_t node,
                         const struct status_moves_here *told, struct status_moves *ret)
 {
         const char *what = told ? NULL : node_waits(x, node);
@@ -183,7 +183,7 @@ static void add_waiting(struct arena *arena, const struct exchange *x, uint32_t 
         waiting->what = what;
 }
 
-void report_moves(struct arena *arena, const struct exchange *x,
+void report_moves(struct arena *arena, const struct engine *x,
                   const struct status_moves_here *const *told, struct status_moves *ret)
 {
         uint32_t n_nodes = x->cluster->n_nodes;

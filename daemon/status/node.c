@@ -15,12 +15,12 @@ static void report_traffic(struct arena *arena, const uint64_t bytes[TRAFFIC_KIN
                 counts_add(arena, ret, traffic_names[i], bytes[i]);
 }
 
-static void report_peer(struct arena *arena, const struct exchange *x, uint32_t node,
+static void report_peer(struct arena *arena, const struct engine *x, uint32_t node,
                         struct status_peer *ret)
 {
         const struct cluster_node *n = &x->cluster->nodes[node];
         struct fabric_info info;
-        uint64_t now = exchange_now(x);
+        uint64_t now = engine_now(x);
 
         fabric_info(x->fabric, node, &info);
         ret->node = n->name;
@@ -40,7 +40,7 @@ static void report_peer(struct arena *arena, const struct exchange *x, uint32_t 
 }
 
 /* Ranks in zero_attach(): their job may not be there yet. */
-static void report_attaching(struct arena *arena, const struct exchange *x, struct status_node *ret)
+static void report_attaching(struct arena *arena, const struct engine *x, struct status_node *ret)
 {
         list_for_each ((struct list *)&x->joining, item) {
                 const struct rank *rank = CONTAINER_OF(item, struct rank, link);
@@ -54,7 +54,7 @@ static void report_attaching(struct arena *arena, const struct exchange *x, stru
                 a->pid = rank->pid;
                 a->who = arena_copy(arena, line.who);
                 a->what = arena_copy(arena, line.what);
-                a->since_s = (double)(exchange_now(x) - line.since_ms) / 1000;
+                a->since_s = (double)(engine_now(x) - line.since_ms) / 1000;
         }
 }
 
@@ -70,7 +70,7 @@ static uint64_t resident_bytes(void)
         return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-void report_node(struct arena *arena, struct exchange *x, uint64_t started_ms,
+void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
                  const struct gpu_use_now *gpus, struct status_node *ret)
 {
         struct status_jobs jobs;
@@ -78,7 +78,7 @@ void report_node(struct arena *arena, struct exchange *x, uint64_t started_ms,
         *ret = (struct status_node){
                 .node = node_name(x, x->cluster->self),
                 .version = ZEROD_VERSION,
-                .uptime_s = (double)(exchange_now(x) - started_ms) / 1000,
+                .uptime_s = (double)(engine_now(x) - started_ms) / 1000,
                 .socket = arena_copy(arena, x->conf->socket),
                 .state_dir = arena_copy(arena, x->conf->state_dir),
                 .device = x->ops->name,
@@ -118,7 +118,7 @@ static void report_option(void *arg, const char *name, const char *value, const 
         option->doc = doc;
 }
 
-void report_config(struct arena *arena, const struct exchange *x, struct status_config *ret)
+void report_config(struct arena *arena, const struct engine *x, struct status_config *ret)
 {
         struct options options = { arena, ret };
 

@@ -111,7 +111,7 @@ static void report_job_shards_here(struct arena *arena, const struct job *job,
         report_job_shards(arena, job, told, shards);
 }
 
-void report_shards(struct arena *arena, const struct exchange *x, uint32_t uid,
+void report_shards(struct arena *arena, const struct engine *x, uint32_t uid,
                    struct status_shards *ret)
 {
         *ret = (struct status_shards){ .jobs = { 0 } };

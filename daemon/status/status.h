@@ -20,15 +20,15 @@ struct gpu_use_now {
 };
 
 /* gpus: [GPU], NULL where there is none.  started_ms: loop time. */
-void report_node(struct arena *arena, struct exchange *x, uint64_t started_ms,
+void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
                  const struct gpu_use_now *gpus, struct status_node *ret);
-void report_config(struct arena *arena, const struct exchange *x, struct status_config *ret);
+void report_config(struct arena *arena, const struct engine *x, struct status_config *ret);
 /* All of this node. */
-void report_jobs(struct arena *arena, const struct exchange *x, struct status_jobs *ret);
+void report_jobs(struct arena *arena, const struct engine *x, struct status_jobs *ret);
 void report_gpus(struct arena *arena, const struct gpu_use_now *now, struct status_node *ret);
 
 /* All jobs that the user may read, with what this node's owners hold of them. */
-void report_shards(struct arena *arena, const struct exchange *x, uint32_t uid,
+void report_shards(struct arena *arena, const struct engine *x, uint32_t uid,
                    struct status_shards *ret);
 /* What this node's owners hold. */
 void report_holdings(struct arena *arena, const struct job *job, struct status_holdings *ret);
@@ -36,28 +36,27 @@ void report_holdings(struct arena *arena, const struct job *job, struct status_h
 void report_job_shards(struct arena *arena, const struct job *job,
                        const struct status_holding *const *told, struct status_job_shards *ret);
 
-void report_membership(struct arena *arena, const struct exchange *x,
-                       struct status_membership *ret);
+void report_membership(struct arena *arena, const struct engine *x, struct status_membership *ret);
 /* Moves as this node knows them; put together of what all nodes told, [node], NULL: nothing. */
-void report_moves_here(struct arena *arena, struct exchange *x, struct status_moves_here *ret);
-void report_moves(struct arena *arena, const struct exchange *x,
+void report_moves_here(struct arena *arena, struct engine *x, struct status_moves_here *ret);
+void report_moves(struct arena *arena, const struct engine *x,
                   const struct status_moves_here *const *told, struct status_moves *ret);
 
 /* A job's newest checkpoint or restore, and its schedule, for a user. */
-int report_progress(struct arena *arena, const struct exchange *x, const char *job, uint32_t uid,
+int report_progress(struct arena *arena, const struct engine *x, const char *job, uint32_t uid,
                     struct status_progress *ret, struct fault *fault);
 /* NULL: the job has none. */
-struct status_schedule *report_schedule(struct arena *arena, const struct exchange *x,
+struct status_schedule *report_schedule(struct arena *arena, const struct engine *x,
                                         const char *job);
 /* NULL: none was begun while this node coordinates the job. */
-struct status_checkpoint *report_checkpoint(struct arena *arena, const struct exchange *x,
+struct status_checkpoint *report_checkpoint(struct arena *arena, const struct engine *x,
                                             const char *job);
 
 /* ---- between the files here ---- */
 
 void report_move(const struct move *m, struct status_move *ret);
 /* The node of each owner. */
-void report_owners(struct arena *arena, const struct exchange *x, const struct placement *place,
+void report_owners(struct arena *arena, const struct engine *x, const struct placement *place,
                    struct record_texts *ret);
 /* Planes in the order in which they are told. */
 enum { STATUS_PLANES = 5 };

@@ -84,7 +84,7 @@ static void access_part_called(void *arg, int status, const char *text, const Ze
 /* All parts are written: the copies of other nodes, and this one's, are out of date. */
 static void access_dirty(struct access *a)
 {
-        struct exchange *x = a->job->x;
+        struct engine *x = a->job->x;
         Zero__LinkMessage m = job_message(a->job);
         Zero__Dirty dirty = ZERO__DIRTY__INIT;
 

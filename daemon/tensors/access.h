@@ -19,7 +19,7 @@ void put_values_unref(struct put_values *v);
 
 /* A client's call, in as many parts as there are owners to ask. */
 struct access {
-        struct list link; /* exchange.accesses */
+        struct list link; /* engine.accesses */
         struct job *job;
         struct push_window *window;
         struct put_values *values; /* NULL: it is no put */
@@ -37,7 +37,7 @@ struct access {
 
 /* What an owner does for a get or put, its own or another node's, once no update runs. */
 struct work {
-        struct list link; /* exchange.works while it waits */
+        struct list link; /* engine.works while it waits */
         struct offload_task task;
         struct ask ask;
         struct job *job;

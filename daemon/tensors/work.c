@@ -249,7 +249,7 @@ static void plane_send(struct work *w)
                 work_free(w);
 }
 
-static struct access *put_find(struct exchange *x, uint64_t id)
+static struct access *put_find(struct engine *x, uint64_t id)
 {
         list_for_each (&x->accesses, item) {
                 struct access *a = CONTAINER_OF(item, struct access, link);

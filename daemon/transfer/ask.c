@@ -17,7 +17,7 @@ static void ask_landed(void *arg, int status)
 int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
                   uint64_t transfer, void *p, size_t n)
 {
-        struct exchange *x = job->x;
+        struct engine *x = job->x;
         int r;
 
         if (!(x->up >> node & 1))
@@ -36,7 +36,7 @@ int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic 
 int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
              void *p, size_t n)
 {
-        struct exchange *x = job->x;
+        struct engine *x = job->x;
         Zero__LinkMessage m = job_message(job);
         int r = ask_announced(ask, job, node, kind, fabric_transfer(x->fabric, node), p, n);
 
@@ -60,7 +60,7 @@ void asks_forget(struct job *job, int status, const char *text)
         }
 }
 
-void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m)
+void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m)
 {
         list_for_each (&x->asks, item) {
                 struct ask *ask = (struct ask *)item; /* link is its first member */

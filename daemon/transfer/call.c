@@ -10,7 +10,7 @@
 #include "proto/cleanup.h"
 
 struct call {
-        struct list link; /* exchange.calls */
+        struct list link; /* engine.calls */
         uint64_t id, deadline_ms;
         uint32_t node;
         bool unsent; /* the node was not up: ends at the next tick */
@@ -18,7 +18,7 @@ struct call {
         void *arg;
 };
 
-void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
+void call_send(struct engine *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
                call_done *done, void *arg)
 {
         struct call *call = calloc(1, sizeof *call);
@@ -29,7 +29,7 @@ void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t
         call->node = node;
         call->done = done;
         call->arg = arg;
-        call->deadline_ms = exchange_now(x) + timeout_ms;
+        call->deadline_ms = engine_now(x) + timeout_ms;
         list_insert(&x->calls, &call->link);
         m->call = call->id;
         call->unsent = !(x->up >> node & 1) || fabric_send(x->fabric, node, m) != 0;
@@ -42,7 +42,7 @@ static void call_end(struct call *call, int status, const char *text, const Zero
         free(call);
 }
 
-void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void calls_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         list_for_each (&x->calls, item) {
                 struct call *call = CONTAINER_OF(item, struct call, link);
@@ -56,7 +56,7 @@ void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
 }
 
 /* Ending a call may start or end others: walk anew after each. */
-static struct call *call_find(struct exchange *x, bool (*match)(const struct call *, uint64_t),
+static struct call *call_find(struct engine *x, bool (*match)(const struct call *, uint64_t),
                               uint64_t key)
 {
         list_for_each (&x->calls, item) {
@@ -84,7 +84,7 @@ static bool call_is_late(const struct call *call, uint64_t now)
 }
 
 /* What was called before the node came up is told so now, and may be tried again. */
-static void calls_up(struct exchange *x, uint32_t node)
+static void calls_up(struct engine *x, uint32_t node)
 {
         struct call *call;
 
@@ -92,7 +92,7 @@ static void calls_up(struct exchange *x, uint32_t node)
                 call_end(call, ZERO_EPEER, "the node was not up", NULL);
 }
 
-void calls_down(struct exchange *x, uint32_t node, const char *why)
+void calls_down(struct engine *x, uint32_t node, const char *why)
 {
         struct call *call;
         char text[256];
@@ -102,19 +102,19 @@ void calls_down(struct exchange *x, uint32_t node, const char *why)
                 call_end(call, ZERO_EPEER, text, NULL);
 }
 
-static void calls_expire(struct exchange *x)
+static void calls_expire(struct engine *x)
 {
         struct call *call;
         char text[256];
 
-        while ((call = call_find(x, call_is_late, exchange_now(x)))) {
+        while ((call = call_find(x, call_is_late, engine_now(x)))) {
                 snprintf(text, sizeof text, "node %s %s", node_name(x, call->node),
                          call->unsent ? "is not reachable" : "did not answer in time");
                 call_end(call, call->unsent ? ZERO_EPEER : ZERO_EDEADLINE, text, NULL);
         }
 }
 
-void answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
+void answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int status,
             const char *text)
 {
         Zero__LinkMessage a = ZERO__LINK_MESSAGE__INIT;
@@ -137,18 +137,18 @@ Zero__LinkMessage job_message(const struct job *job)
         return m;
 }
 
-void send_all(struct exchange *x, const Zero__LinkMessage *m)
+void send_all(struct engine *x, const Zero__LinkMessage *m)
 {
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 fabric_send(x->fabric, n, m);
 }
 
-static bool calls_idle(const struct exchange *x)
+static bool calls_idle(const struct engine *x)
 {
         return list_empty(&x->calls);
 }
 
-static void transfer_down(struct exchange *x, uint32_t node, const char *why)
+static void transfer_down(struct engine *x, uint32_t node, const char *why)
 {
         calls_down(x, node, why);
         staging_down(x, node);

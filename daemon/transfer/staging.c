@@ -13,7 +13,7 @@
 #include "proto/cleanup.h"
 
 struct staged {
-        struct list link; /* exchange.staged */
+        struct list link; /* engine.staged */
         struct offload_task task;
         struct job *job;
         uint32_t node;
@@ -27,11 +27,11 @@ struct staged {
         void *arg;
 };
 
-static void staging_advance(struct exchange *x);
+static void staging_advance(struct engine *x);
 
 static void staged_end(struct staged *s, int status)
 {
-        struct exchange *x = s->job->x;
+        struct engine *x = s->job->x;
         bulk_done *done = s->done;
         void *arg = s->arg;
 
@@ -58,7 +58,7 @@ static void staged_copy(struct offload_task *task, uint32_t worker)
 static void staged_copied(struct offload_task *task)
 {
         struct staged *s = CONTAINER_OF(task, struct staged, task);
-        struct exchange *x = s->job->x;
+        struct engine *x = s->job->x;
 
         if (s->gone || fabric_payload(x->fabric, s->node, s->transfer, s->kind, s->buffer, s->n,
                                       staged_sent, s))
@@ -66,7 +66,7 @@ static void staged_copied(struct offload_task *task)
 }
 
 /* False: there is no room now; what is under way will leave some. */
-static bool staged_begin(struct exchange *x, struct staged *s)
+static bool staged_begin(struct engine *x, struct staged *s)
 {
         if (x->staging_bytes && x->staging_bytes + s->n > STAGING_BYTES)
                 return false;
@@ -85,7 +85,7 @@ static bool staged_begin(struct exchange *x, struct staged *s)
         return true;
 }
 
-static void staging_advance(struct exchange *x)
+static void staging_advance(struct engine *x)
 {
         list_for_each (&x->staged, item) {
                 struct staged *s = CONTAINER_OF(item, struct staged, link);
@@ -98,7 +98,7 @@ static void staging_advance(struct exchange *x)
 int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
                    enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg)
 {
-        struct exchange *x = job->x;
+        struct engine *x = job->x;
         struct staged *s;
 
         if (!on_gpu || fabric_takes_gpu(x->fabric, node, n))
@@ -121,7 +121,7 @@ int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfe
         return 0;
 }
 
-static struct staged *find_waiting(struct exchange *x, uint32_t node)
+static struct staged *find_waiting(struct engine *x, uint32_t node)
 {
         list_for_each (&x->staged, item) {
                 struct staged *s = CONTAINER_OF(item, struct staged, link);
@@ -132,7 +132,7 @@ static struct staged *find_waiting(struct exchange *x, uint32_t node)
         return NULL;
 }
 
-void staging_down(struct exchange *x, uint32_t node)
+void staging_down(struct engine *x, uint32_t node)
 {
         struct staged *s;
 

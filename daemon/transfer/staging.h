@@ -13,6 +13,6 @@
 enum { STAGING_BYTES = 256 << 20 };
 
 /* The link is lost: what waits for it ends. */
-void staging_down(struct exchange *x, uint32_t node);
+void staging_down(struct engine *x, uint32_t node);
 /* ask.c.  The job is dropped: nothing is waited for any more; done says -ECANCELED. */
 void asks_forget(struct job *job, int status, const char *text);

@@ -10,8 +10,8 @@
 
 /* Embedded in whatever waits for the payload; valid until `done` was called. */
 struct ask {
-        struct list link; /* exchange.asks */
-        struct exchange *x;
+        struct list link; /* engine.asks */
+        struct engine *x;
         const struct job *job;
         uint32_t node;
         uint64_t transfer;
@@ -27,7 +27,7 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
 /* The same for a payload that the node has announced: there is nothing to ask. */
 int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
                   uint64_t transfer, void *p, size_t n);
-void ask_refused_message(struct exchange *x, uint32_t node, const Zero__Refuse *m);
+void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m);
 void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
 
 /* ---- payloads that this node sends ---------------------------------------------- */
@@ -43,16 +43,16 @@ int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfe
 
 typedef void call_done(void *arg, int status, const char *text, const Zero__LinkMessage *answer);
 /* Sends m as a call; done is called exactly once, never before this returns. */
-void call_send(struct exchange *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
+void call_send(struct engine *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
                call_done *done, void *arg);
-void calls_answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m);
-void calls_down(struct exchange *x, uint32_t node, const char *why);
+void calls_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void calls_down(struct engine *x, uint32_t node, const char *why);
 /* Answers m; a message that was no call is not answered. */
-void answer(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
+void answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int status,
             const char *text);
 /* A message of a job, ready to get its body. */
 Zero__LinkMessage job_message(const struct job *job);
 /* To every node, this one included. */
-void send_all(struct exchange *x, const Zero__LinkMessage *m);
+void send_all(struct engine *x, const Zero__LinkMessage *m);
 
 extern const struct module transfer_module;

@@ -35,7 +35,7 @@ static struct {
         uv_loop_t loop;
         struct conf conf;
         struct cluster cluster;
-        struct exchange x;
+        struct engine x;
         struct inproc_net *net;
         struct rpc *rpc;
         char directory[64];
@@ -48,17 +48,17 @@ static struct {
 static void on_up(void *arg, uint32_t peer)
 {
         node.up = true;
-        exchange_up(&node.x, peer);
+        engine_up(&node.x, peer);
 }
 
 static void on_down(void *arg, uint32_t peer, const char *why)
 {
-        exchange_down(&node.x, peer, why);
+        engine_down(&node.x, peer, why);
 }
 
 static void on_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
 {
-        exchange_message(&node.x, peer, m);
+        engine_message(&node.x, peer, m);
 }
 
 static int delete_one(const char *path, const struct stat *st, int type, struct FTW *place)
@@ -106,11 +106,11 @@ static void node_describe(void)
                                    .socket = (char *)"",
                                    .state_dir = node.directory };
         node.cluster = (struct cluster){ .n_nodes = 1, .nodes = { { .name = "n0", .owners = 1 } } };
-        node.x = (struct exchange){ .loop = &node.loop,
-                                    .conf = &node.conf,
-                                    .cluster = &node.cluster,
-                                    .ops = device_host(NULL),
-                                    .part_bytes = GPU_BUFFER };
+        node.x = (struct engine){ .loop = &node.loop,
+                                  .conf = &node.conf,
+                                  .cluster = &node.cluster,
+                                  .ops = device_host(NULL),
+                                  .part_bytes = GPU_BUFFER };
 }
 
 static void node_start(void)
@@ -126,7 +126,7 @@ static void node_start(void)
         node.layout = make_layout();
         r = r || uv_loop_init(&node.loop) || inproc_net_new(&node.loop, 1, &node.net) ||
             store_open(node.directory, node.conf.memory_limit, &node.x.store, NULL) ||
-            offload_new(&node.loop, 1, &node.x.offload) || exchange_start(&node.x) ||
+            offload_new(&node.loop, 1, &node.x.offload) || engine_start(&node.x) ||
             views_start(&node.x, NULL) ||
             fabric_new_inproc(node.net, 0, 0, &events, &node.x.fabric) ||
             socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, door) ||
@@ -240,7 +240,7 @@ static void say_prelude(int fd, enum prelude prelude)
                 return;
         say_attach(fd, prelude == PRELUDE_OBSERVER);
         for (int i = 0; i < TURNS_MAX && !attached(); i++)
-                uv_run(&node.loop, UV_RUN_ONCE); /* the exchange's tick ends each turn */
+                uv_run(&node.loop, UV_RUN_ONCE); /* the engine's tick ends each turn */
         hear(fd);
         assert(attached());
 }

@@ -1,4 +1,4 @@
-/* The cases of exchange-inproc. */
+/* The cases of engine-inproc. */
 #pragma once
 
 struct test_case {

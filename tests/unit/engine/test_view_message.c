@@ -8,7 +8,7 @@
 enum { NODES = 3, ROUNDS = 200000 };
 
 static struct cluster cluster = { .n_nodes = NODES, .self = 0 };
-static struct exchange x = { .cluster = &cluster };
+static struct engine x = { .cluster = &cluster };
 
 /* A vote of node 1 that is in order. */
 struct vote {

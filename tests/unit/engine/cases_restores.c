@@ -10,7 +10,7 @@
 
 static bool all_over(void *arg)
 {
-        const struct exchange *x = arg;
+        const struct engine *x = arg;
 
         list_for_each ((struct list *)&x->operations, item) {
                 if (CONTAINER_OF(item, struct operation, link)->phase != OPERATION_FAILED)
@@ -20,7 +20,7 @@ static bool all_over(void *arg)
 }
 
 /* Until one is refused; what it is refused with. */
-static int restore_many(struct exchange *x, uint32_t *ret_begun)
+static int restore_many(struct engine *x, uint32_t *ret_begun)
 {
         struct order order = { .directory = "/nowhere/at/all", .uid = geteuid() };
         struct fault fault;

@@ -18,7 +18,7 @@ static void node_up(void *arg, uint32_t peer)
         struct net_node *node = arg;
 
         node->up++;
-        exchange_up(&node->x, peer);
+        engine_up(&node->x, peer);
 }
 
 static void node_down(void *arg, uint32_t peer, const char *why)
@@ -26,14 +26,14 @@ static void node_down(void *arg, uint32_t peer, const char *why)
         struct net_node *node = arg;
 
         node->up--;
-        exchange_down(&node->x, peer, why);
+        engine_down(&node->x, peer, why);
 }
 
 static void node_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
 {
         struct net_node *node = arg;
 
-        exchange_message(&node->x, peer, m);
+        engine_message(&node->x, peer, m);
 }
 
 static void node_describe(struct net_node *node, uint32_t self)
@@ -57,24 +57,24 @@ static void node_start(struct net_node *node, uint32_t self)
 {
         const struct net_options *o = &node->net->options;
         struct fabric_events events = { node_up, node_down, node_message, node };
-        struct exchange *x = &node->x;
+        struct engine *x = &node->x;
         struct fault fault = { 0 };
 
         node_describe(node, self);
         node->up = 0;
         node->closed = false;
-        *x = (struct exchange){ .loop = &node->net->loop,
-                                .conf = &node->conf,
-                                .cluster = &node->cluster,
-                                .ops = device_host(o->isa),
-                                .part_bytes = o->part_bytes ? o->part_bytes : GPU_BUFFER };
+        *x = (struct engine){ .loop = &node->net->loop,
+                              .conf = &node->conf,
+                              .cluster = &node->cluster,
+                              .ops = device_host(o->isa),
+                              .part_bytes = o->part_bytes ? o->part_bytes : GPU_BUFFER };
         CHECK(x->ops, "instruction set %s", o->isa);
         CHECK(store_open(node->directory, 0, &x->store, &fault) == 0, "%s", fault.text);
         CHECK(offload_new(x->loop, o->threads ? o->threads : 2, &x->offload) == 0);
         if (gpus_count())
                 CHECK(gpu_waits_new(x->loop, &x->gpu_waits) == 0);
         x->gpus = o->gpu_states ? gpus_count() : 0;
-        CHECK(exchange_start(x) == 0);
+        CHECK(engine_start(x) == 0);
         CHECK(fabric_new_inproc(node->net->inproc, self, o->delay_ms, &events, &x->fabric) == 0);
         jobs_resume(x);
 }
@@ -174,9 +174,9 @@ static void stop_stage(struct net *net, void (*stop)(struct net_node *node), con
         net_wait(net, all_closed, net, what);
 }
 
-static void stop_exchange(struct net_node *node)
+static void stop_engine(struct net_node *node)
 {
-        exchange_stop(&node->x, node_closed, node);
+        engine_stop(&node->x, node_closed, node);
 }
 
 static void stop_waits(struct net_node *node)
@@ -201,9 +201,9 @@ void net_stop(struct net *net)
 {
         int r;
 
-        stop_stage(net, stop_exchange, "the exchanges to stop");
+        stop_stage(net, stop_engine, "the engines to stop");
         for (uint32_t i = 0; i < net->options.nodes; i++) {
-                struct exchange *x = &net->nodes[i].x;
+                struct engine *x = &net->nodes[i].x;
 
                 CHECK(list_empty(&x->jobs) && list_empty(&x->dead_jobs) && list_empty(&x->asks) &&
                               list_empty(&x->accesses) && list_empty(&x->works) &&
@@ -265,7 +265,7 @@ static bool nothing_left(void *arg)
         struct net *net = arg;
 
         for (uint32_t i = 0; i < net->options.nodes; i++) {
-                const struct exchange *x = &net->nodes[i].x;
+                const struct engine *x = &net->nodes[i].x;
 
                 if (!list_empty(&x->jobs) || !list_empty(&x->dead_jobs) || !list_empty(&x->asks))
                         return false;

@@ -1,5 +1,5 @@
 /*
- * Several nodes' exchanges in one process and one loop, over the in-process fabric, each
+ * Several nodes' engines in one process and one loop, over the in-process fabric, each
  * with its own compute threads and its own state directory.  Everything fails by exit.
  */
 #pragma once
@@ -28,7 +28,7 @@ struct net_node {
         struct net *net;
         struct conf conf;
         struct cluster cluster;
-        struct exchange x;
+        struct engine x;
         char directory[128];
         uint32_t up; /* nodes that it sees */
         bool closed;

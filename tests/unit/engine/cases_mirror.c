@@ -100,7 +100,7 @@ static void both_copies_are_the_same_bytes_after_each_step(void)
 /* In the name of a holder's node: a vote of its own making.  The first that comes counts. */
 static void vote_otherwise(struct session *s, uint32_t coordinator, uint32_t holder)
 {
-        struct exchange *x = &s->net.nodes[coordinator].x;
+        struct engine *x = &s->net.nodes[coordinator].x;
         const struct step *step = coordinated_step(x, "zoo");
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Prepared vote = ZERO__PREPARED__INIT;
@@ -116,7 +116,7 @@ static void vote_otherwise(struct session *s, uint32_t coordinator, uint32_t hol
         m.job = (char *)"zoo";
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARED;
         m.prepared = &vote;
-        exchange_message(x, holder_node(&step->view, holder), &m);
+        engine_message(x, holder_node(&step->view, holder), &m);
 }
 
 static void heard_of(const struct step *step, uint32_t owner)
@@ -170,7 +170,7 @@ static void a_copy_that_votes_otherwise_is_found_and_both_nodes_are_named(void)
 static bool is_whole(void *arg)
 {
         struct session *s = arg;
-        struct exchange *x = &s->net.nodes[0].x;
+        struct engine *x = &s->net.nodes[0].x;
         const struct step *step =
                 coordinated_step(&s->net.nodes[coordinator_of(x, "zoo")].x, "zoo");
 
@@ -196,7 +196,7 @@ static void put_missed(struct session *s, uint32_t turns, int kind)
 {
         uint32_t coordinator = coordinator_of(&s->net.nodes[0].x, "zoo");
         uint32_t twin = (coordinator + 1) % 3, third = (coordinator + 2) % 3;
-        struct exchange *x = &s->net.nodes[coordinator].x;
+        struct engine *x = &s->net.nodes[coordinator].x;
 
         put(s, coordinator, 3 * turns + 1);
         fabric_cut(x->fabric, twin, "a test");

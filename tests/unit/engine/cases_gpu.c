@@ -250,7 +250,7 @@ static void note_drained(void *arg)
 static void a_step_that_a_gpu_holds_up_is_in_flight(void)
 {
         struct training t = on_one_node(1);
-        struct exchange *x;
+        struct engine *x;
         bool drained = false;
         struct session s;
 
@@ -260,7 +260,7 @@ static void a_step_that_a_gpu_holds_up_is_in_flight(void)
         s.trainers[0].stopped = true;
         trainer_add(&s.trainers[0], (struct op){ .kind = OP_STEP, .params = &s.params });
         run_turns(&s, 20, 1);
-        exchange_drain(x, NET_WAIT_MS, note_drained, &drained);
+        engine_drain(x, NET_WAIT_MS, note_drained, &drained);
         run_turns(&s, 20, 1);
         CHECK(!drained, "the step was left behind");
         s.trainers[0].stopped = false;

@@ -64,7 +64,7 @@ static void let_go(void)
 
 struct ordered {
         struct net *net;
-        struct exchange *x;
+        struct engine *x;
         const char *job;
 };
 
@@ -78,10 +78,10 @@ static bool over(void *arg)
 }
 
 static struct ordered give(struct net *net, const char *job, const char *directory,
-                           int (*order)(struct exchange *, const struct order *, uint64_t *,
+                           int (*order)(struct engine *, const struct order *, uint64_t *,
                                         struct fault *))
 {
-        struct exchange *x = &net->nodes[coordinator_of(&net->nodes[0].x, job)].x;
+        struct engine *x = &net->nodes[coordinator_of(&net->nodes[0].x, job)].x;
         struct order what = { .job = job, .directory = directory };
         struct fault fault = { 0 };
         uint64_t id;

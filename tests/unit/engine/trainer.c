@@ -258,7 +258,7 @@ static void trainer_fenced(void *arg, int status, const char *text)
 
 static void begin_attach(struct trainer *t, const struct op *op)
 {
-        struct exchange *x = &t->net->nodes[t->node].x;
+        struct engine *x = &t->net->nodes[t->node].x;
         struct task *task = task_new(t, op);
         struct rank_events events = { trainer_fenced, t };
         struct fault fault = { 0 };

@@ -1,4 +1,4 @@
-/* Start and stop of the exchange, its tick, and the way of messages to its parts. */
+/* Start and stop of the engine, its tick, and the way of messages to its parts. */
 #include "daemon/checkpoint/checkpoint.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/engine/lifetime.h"
@@ -32,8 +32,7 @@ static void progress_send(struct job *job)
                 zero__wait__init(&waits[i]);
                 waits[i].who = lines[i].who;
                 waits[i].what = lines[i].what;
-                waits[i].since_ms =
-                        lines[i].since_ms ? exchange_now(job->x) - lines[i].since_ms : 0;
+                waits[i].since_ms = lines[i].since_ms ? engine_now(job->x) - lines[i].since_ms : 0;
                 waits[i].alive = lines[i].alive;
                 pointers[i] = &waits[i];
         }
@@ -47,7 +46,7 @@ static void progress_send(struct job *job)
 
 static void progress_summary(struct job *job, const Zero__Progress *p)
 {
-        uint64_t now = exchange_now(job->x);
+        uint64_t now = engine_now(job->x);
 
         job_move_told(job, p->move);
         job->n_waits = 0;
@@ -73,7 +72,7 @@ static void tick_closed(uv_handle_t *tick)
         closed(arg);
 }
 
-static void exchange_check_stopped(struct exchange *x)
+static void engine_check_stopped(struct engine *x)
 {
         if (!x->stopping || !list_empty(&x->dead_jobs) || offload_pending(x->offload))
                 return;
@@ -84,28 +83,28 @@ static void exchange_check_stopped(struct exchange *x)
         uv_close((uv_handle_t *)&x->lifetime->tick, tick_closed);
 }
 
-static void exchange_tick(uv_timer_t *timer)
+static void engine_tick(uv_timer_t *timer)
 {
         struct lifetime *life = CONTAINER_OF(timer, struct lifetime, tick);
-        struct exchange *x = life->x;
-        bool progress = exchange_now(x) - life->progress_ms >= PROGRESS_MS;
+        struct engine *x = life->x;
+        bool progress = engine_now(x) - life->progress_ms >= PROGRESS_MS;
 
         if (progress)
-                life->progress_ms = exchange_now(x);
+                life->progress_ms = engine_now(x);
         for_modules (x, module) {
                 if (module->tick)
                         module->tick(x);
                 if (progress && module->progress)
                         module->progress(x);
         }
-        requests_expire(&x->requests, exchange_now(x));
+        requests_expire(&x->requests, engine_now(x));
         drain_check(x);
-        exchange_check_stopped(x);
+        engine_check_stopped(x);
 }
 
 /* ---- the modules --------------------------------------------------------------------- */
 
-static void engine_progress(struct exchange *x)
+static void engine_progress(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
                 progress_send(CONTAINER_OF(item, struct job, link));
@@ -117,7 +116,7 @@ static void engine_progress(struct exchange *x)
 static void engine_settled(struct job *job)
 {
         if (job->x->draining)
-                uv_timer_start(&job->x->lifetime->tick, exchange_tick, 0, TICK_MS);
+                uv_timer_start(&job->x->lifetime->tick, engine_tick, 0, TICK_MS);
 }
 
 static const struct module engine_module = { .progress = engine_progress, .node_up = jobs_claim };
@@ -135,7 +134,7 @@ static const struct shard_observer *const observers[] = {
 
 /* ---- start and stop ---------------------------------------------------------------- */
 
-int exchange_start(struct exchange *x)
+int engine_start(struct engine *x)
 {
         struct list *lists[] = { &x->jobs,     &x->dead_jobs,  &x->coordinators, &x->calls,
                                  &x->asks,     &x->accesses,   &x->works,        &x->joining,
@@ -164,10 +163,10 @@ int exchange_start(struct exchange *x)
                 return -ENOMEM;
         x->lifetime->x = x;
         uv_timer_init(x->loop, &x->lifetime->tick);
-        return uv_timer_start(&x->lifetime->tick, exchange_tick, TICK_MS, TICK_MS);
+        return uv_timer_start(&x->lifetime->tick, engine_tick, TICK_MS, TICK_MS);
 }
 
-void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
+void engine_stop(struct engine *x, void (*closed)(void *arg), void *arg)
 {
         x->stopping = true;
         x->lifetime->closed = closed;
@@ -186,14 +185,14 @@ void exchange_stop(struct exchange *x, void (*closed)(void *arg), void *arg)
 
 /* ---- other nodes -------------------------------------------------------------------- */
 
-void exchange_up(struct exchange *x, uint32_t node)
+void engine_up(struct engine *x, uint32_t node)
 {
         log_info("node %s is up", node_name(x, node));
         links_up(x, node);
         views_up(x, node);
 }
 
-void exchange_down(struct exchange *x, uint32_t node, const char *why)
+void engine_down(struct engine *x, uint32_t node, const char *why)
 {
         links_down(x, node);
         list_for_each (&x->jobs, item) {
@@ -320,7 +319,7 @@ static bool for_coordinator(const Zero__LinkMessage *m)
 }
 
 /* What nobody here takes. */
-static void refuse(struct exchange *x, uint32_t node, const Zero__LinkMessage *m, int status,
+static void refuse(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int status,
                    const char *text)
 {
         if (m->body_case == ZERO__LINK_MESSAGE__BODY_OFFER)
@@ -328,7 +327,7 @@ static void refuse(struct exchange *x, uint32_t node, const Zero__LinkMessage *m
         answer(x, node, m, status, text);
 }
 
-static void unknown_job(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+static void unknown_job(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         if (m->body_case == ZERO__LINK_MESSAGE__BODY_PULL) {
                 Zero__LinkMessage reply = ZERO__LINK_MESSAGE__INIT;
@@ -345,7 +344,7 @@ static void unknown_job(struct exchange *x, uint32_t node, const Zero__LinkMessa
         refuse(x, node, m, ZERO_ENOJOB, "no such job on this node");
 }
 
-void exchange_message(struct exchange *x, uint32_t node, const Zero__LinkMessage *m)
+void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct job *job;
 

@@ -34,7 +34,7 @@ struct ending {
 
 /* ---- the job as it was ------------------------------------------------------------------- */
 
-static struct exchange *node_of(struct scene *s, uint32_t node)
+static struct engine *node_of(struct scene *s, uint32_t node)
 {
         return &s->s.net.nodes[node].x;
 }
@@ -217,7 +217,7 @@ static bool let_go(void *arg)
 
 static bool released(void *arg)
 {
-        return ((struct exchange *)arg)->releases == 0;
+        return ((struct engine *)arg)->releases == 0;
 }
 
 /* All that the node has of the job is lost, and nobody has noticed. */

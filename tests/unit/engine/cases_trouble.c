@@ -42,7 +42,7 @@ static void a_job_dropped_at_any_time_leaves_nothing(void)
 
 static bool released(void *arg)
 {
-        return ((struct exchange *)arg)->releases == 0;
+        return ((struct engine *)arg)->releases == 0;
 }
 
 /* At once: no file is left; what takes long, its memory, is another thread's. */
@@ -50,7 +50,7 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
 {
         struct training t = training_default();
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
-        struct exchange *x;
+        struct engine *x;
         struct session s;
 
         t.net = (struct net_options){ .nodes = 1, .owners = 1 };
@@ -72,7 +72,7 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
 
 static bool kept;
 
-static void on_told(struct exchange *x, uint32_t node, uint64_t call, bool keeps, uint64_t untold)
+static void on_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, uint64_t untold)
 {
         kept = keeps;
 }
@@ -82,7 +82,7 @@ static void a_drop_is_kept_where_no_state_is_left(void)
 {
         struct training t = training_default();
         struct session s;
-        struct exchange *x;
+        struct engine *x;
         struct job *job;
 
         t.net = (struct net_options){ .nodes = 1, .owners = 1 };
@@ -131,7 +131,7 @@ static void daemons_stop_in_the_middle(void)
                 session_attach(&s);
                 session_program(&s, 1);
                 run_turns(&s, turns, turns);
-                kill_all(&s); /* sessions end before the exchange */
+                kill_all(&s); /* sessions end before the engine */
                 session_close(&s);
         }
 }
@@ -366,7 +366,7 @@ static void until_linked(struct session *s, uint32_t a, uint32_t b, bool linked)
 static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t node,
                                    uint64_t first_call)
 {
-        struct exchange *x = &s->net.nodes[asker].x;
+        struct engine *x = &s->net.nodes[asker].x;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Opened opened = ZERO__OPENED__INIT;
         Zero__Standing standing = ZERO__STANDING__INIT, *pointer = &standing;
@@ -392,7 +392,7 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;
         for (m.answer = first_call; m.answer <= x->last_call; m.answer++)
-                exchange_message(x, node, &m);
+                engine_message(x, node, &m);
 }
 
 static void an_owner_whose_vote_cannot_be_read_is_not_gone_on_with(void)
@@ -447,7 +447,7 @@ static void offer_ahead(struct session *s, uint32_t to, uint32_t from)
         m.job = (char *)"zoo";
         m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
         m.offer = &offer;
-        exchange_message(&s->net.nodes[to].x, from, &m);
+        engine_message(&s->net.nodes[to].x, from, &m);
 }
 
 /* After it a node that has lost its state may begin another attempt under the same number. */

@@ -172,7 +172,7 @@ static void pushes_do_not_wait_for_a_lost_rank(void)
 static void what_a_lost_rank_means_is_for_those_who_are_there(void)
 {
         struct training t = training_default();
-        struct exchange *x;
+        struct engine *x;
         struct session s;
 
         open_listening(&s, &t);

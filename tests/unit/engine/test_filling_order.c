@@ -7,7 +7,7 @@
 enum { NODES = 3, SELF = 1 };
 
 static struct cluster cluster = { .n_nodes = NODES, .self = SELF };
-static struct exchange x = { .cluster = &cluster };
+static struct engine x = { .cluster = &cluster };
 
 /* A message of which every part may be changed; node 1 is to mirror node 0. */
 struct order {

@@ -1,5 +1,5 @@
 /*
- * The exchange over several nodes in one process.  Plain main, so that it runs under the
+ * The engine over several nodes in one process.  Plain main, so that it runs under the
  * thread sanitizer.  Arguments: names of the cases to run; without any, all.
  */
 #include <signal.h>

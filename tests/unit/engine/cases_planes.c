@@ -52,7 +52,7 @@ static bool client_done(void *arg)
 static int client_access(struct client *c, bool put, uint32_t tensor, enum zero_plane plane,
                          uint64_t first, uint64_t count)
 {
-        struct exchange *x = &c->net->nodes[c->node].x;
+        struct engine *x = &c->net->nodes[c->node].x;
         struct job *job = net_job(c->net, c->node, "zoo");
         Zero__Access m = ZERO__ACCESS__INIT;
         struct fault fault = { 0 };
