@@ -32,7 +32,7 @@ enum tag {
 };
 
 /* Bytes on their way to the socket. */
-struct parcel {
+struct frame {
         uv_write_t request;
         struct link *link;
         size_t size;
@@ -65,46 +65,46 @@ static void link_break(struct link *link, const char *format, ...)
 
 /* ---- sending ---- */
 
-static struct parcel *parcel_new(struct link *link, size_t size)
+static struct frame *frame_new(struct link *link, size_t size)
 {
-        struct parcel *parcel = malloc(sizeof *parcel + size);
-        if (!parcel)
+        struct frame *frame = malloc(sizeof *frame + size);
+        if (!frame)
                 return NULL;
-        parcel->link = link;
-        parcel->size = size;
-        return parcel;
+        frame->link = link;
+        frame->size = size;
+        return frame;
 }
 
 static void on_written(uv_write_t *request, int status)
 {
-        struct parcel *parcel = CONTAINER_OF(request, struct parcel, request);
-        struct link *link = parcel->link;
-        link->stats.queued_bytes -= sizeof *parcel + parcel->size;
-        free(parcel);
+        struct frame *frame = CONTAINER_OF(request, struct frame, request);
+        struct link *link = frame->link;
+        link->stats.queued_bytes -= sizeof *frame + frame->size;
+        free(frame);
         if (status < 0)
                 link_break(link, "cannot send: %s", uv_strerror(status));
 }
 
 /* What the socket takes at once needs no completion: that would cost the loop a turn. */
-static int link_write(struct link *link, struct parcel *parcel)
+static int link_write(struct link *link, struct frame *frame)
 {
         uv_stream_t *stream = (uv_stream_t *)&link->channel->tcp;
-        uv_buf_t buffer = uv_buf_init((char *)parcel->bytes, (unsigned)parcel->size);
-        size_t size = parcel->size;
+        uv_buf_t buffer = uv_buf_init((char *)frame->bytes, (unsigned)frame->size);
+        size_t size = frame->size;
         int r = uv_try_write(stream, &buffer, 1);
 
         link->stats.sent_bytes += size;
         if (r == (int)size) {
-                free(parcel);
+                free(frame);
                 return 0;
         }
         buffer.base += r > 0 ? r : 0;
         buffer.len -= r > 0 ? (size_t)r : 0;
-        r = uv_write(&parcel->request, stream, &buffer, 1, on_written);
+        r = uv_write(&frame->request, stream, &buffer, 1, on_written);
         if (r < 0)
-                free(parcel);
+                free(frame);
         else
-                link->stats.queued_bytes += sizeof *parcel + size;
+                link->stats.queued_bytes += sizeof *frame + size;
         return r;
 }
 
@@ -122,20 +122,20 @@ static void link_encrypt(struct link *link, enum tag tag, const void *p, size_t 
 
 static int link_send_tagged(struct link *link, enum tag tag, const void *p, size_t n)
 {
-        struct parcel *parcel;
+        struct frame *frame;
         if (link->ending)
                 return -ENOTCONN;
-        parcel = parcel_new(link, frame_size(n));
-        if (!parcel)
+        frame = frame_new(link, frame_size(n));
+        if (!frame)
                 return -ENOMEM;
-        if (link->stats.queued_bytes + sizeof *parcel + parcel->size > link->options.queue_max) {
-                free(parcel);
+        if (link->stats.queued_bytes + sizeof *frame + frame->size > link->options.queue_max) {
+                free(frame);
                 link_break(link, "more than %zu MiB wait to be sent: the other side does not read",
                            link->options.queue_max >> 20);
                 return -ENOTCONN;
         }
-        link_encrypt(link, tag, p, n, parcel->bytes);
-        int r = link_write(link, parcel);
+        link_encrypt(link, tag, p, n, frame->bytes);
+        int r = link_write(link, frame);
         if (r == 0)
                 return 0;
         link_break(link, "cannot send: %s", uv_strerror(r)); /* the stream has a hole now */
@@ -387,12 +387,12 @@ static void on_tick(uv_timer_t *timer)
 
 static int link_send_header(struct link *link)
 {
-        struct parcel *parcel = parcel_new(link, HEADER);
-        if (!parcel)
+        struct frame *frame = frame_new(link, HEADER);
+        if (!frame)
                 return -ENOMEM;
-        crypto_secretstream_xchacha20poly1305_init_push(&link->send, parcel->bytes,
+        crypto_secretstream_xchacha20poly1305_init_push(&link->send, frame->bytes,
                                                         link->channel->send_key);
-        return link_write(link, parcel);
+        return link_write(link, frame);
 }
 
 int link_new(struct channel *channel, const struct link_options *options,
