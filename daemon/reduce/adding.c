@@ -6,7 +6,7 @@
  * between them have no gradient.
  */
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <stdlib.h>
 
@@ -40,8 +40,8 @@ static const void *pulled_at(const struct offer *o, const struct plan_segment *s
 /* Where the tensor's contributions lie; their number. */
 static size_t sources_of(const struct offer *o, const struct plan_segment *s, const void **ret_src)
 {
-        if (o->parcel)
-                return parcel_sources(o->parcel, s->tensor, s->in_group, ret_src);
+        if (o->node_gradient)
+                return node_gradient_sources(o->node_gradient, s->tensor, s->in_group, ret_src);
         ret_src[0] = pulled_at(o, s);
         return 1;
 }
@@ -90,13 +90,15 @@ static bool piece_make(const struct holding *h, const struct plan_segment *s, co
 static void pieces_reduce(const struct holding *h, const struct pieces *p, const struct offer *o,
                           struct group_norm *norm)
 {
-        const struct parcel *parcel = o ? o->parcel : NULL;
-        enum zero_dtype wire = landing_dtype(h), from = parcel ? parcel_dtype(parcel) : wire;
+        const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
+        enum zero_dtype wire = landing_dtype(h),
+                        from = node_gradient ? node_gradient_dtype(node_gradient) : wire;
 
         if (o && o->way == OFFER_DEFERRED)
                 gpu_measure(p->list, p->n, wire, from, norm->scale, &norm->sum, &norm->finite);
         else
-                ops_for(h->job->x, state_on_gpu(h->state) || (parcel && parcel_on_gpu(parcel)))
+                ops_for(h->job->x, state_on_gpu(h->state) ||
+                                           (node_gradient && node_gradient_on_gpu(node_gradient)))
                         ->reduce(p->list, p->n, wire, from, norm ? norm->scale : 0,
                                  norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
 }
@@ -105,8 +107,8 @@ void landing_add(const struct holding *h, uint32_t group, const struct offer *o,
                  struct group_norm *norm)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
-        const struct parcel *parcel = o ? o->parcel : NULL;
-        struct pieces p = { .most = parcel ? parcel_sources_max(parcel) : 1 };
+        const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
+        struct pieces p = { .most = node_gradient ? node_gradient_sources_max(node_gradient) : 1 };
 
         p.list = calloc(shard->n_segments + 1, sizeof *p.list);
         p.src = calloc(shard->n_segments * p.most + 1, sizeof *p.src);

@@ -14,7 +14,7 @@
  */
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 #include "proto/cleanup.h"
 
 static bool group_is_empty(const struct holding *h, uint32_t group)
@@ -32,15 +32,17 @@ bool offer_defers(const struct offer *o)
 {
         const struct holding *h = o->holding;
 
-        return o->final && o->parcel && state_on_gpu(h->state) && h->job->place.copies == 1 &&
-               parcel_may_stay(o->parcel, gpu_of(h->state->grad)) && group_is_empty(h, o->group);
+        return o->final && o->node_gradient && state_on_gpu(h->state) &&
+               h->job->place.copies == 1 &&
+               node_gradient_may_stay(o->node_gradient, gpu_of(h->state->grad)) &&
+               group_is_empty(h, o->group);
 }
 
 void deferred_keep(struct offer *o)
 {
         struct landing_group *lg = &o->holding->landing->groups[o->group];
 
-        parcel_keep(o->parcel);
+        node_gradient_keep(o->node_gradient);
         o->holding->job->reduce->deferred++;
         lg->deferred = o;
 }
@@ -54,8 +56,8 @@ void deferred_release(struct offer *o)
 {
         if (!o)
                 return;
-        /* it goes with all parcels of its attempt */
-        parcel_read_end(o->parcel, o->holding->owner, 0);
+        /* it goes with all node gradients of its attempt */
+        node_gradient_read_end(o->node_gradient, o->holding->owner, 0);
         offer_free(o);
 }
 
@@ -79,7 +81,7 @@ void deferred_end(struct holding *h, uint32_t group)
                 deferred_release(o);
 }
 
-const struct parcel *deferred_parcel(const struct offer *o)
+const struct node_gradient *deferred_node_gradient(const struct offer *o)
 {
-        return o->parcel;
+        return o->node_gradient;
 }

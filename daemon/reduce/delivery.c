@@ -1,10 +1,10 @@
 /*
- * Owners on other nodes take their ranges of parcels.  Where the path between the nodes lets the
- * owner read this node's memory, a range of up to ANNOUNCED_BYTES is announced with its offer, and
- * the owner reads it as soon as it has room: that saves asking, a round trip.  Else the owner asks,
- * part by part.  What is asked for has to be on offer, and to be the owner's own.
+ * Owners on other nodes take their ranges of node gradients.  Where the path between the nodes lets
+ * the owner read this node's memory, a range of up to ANNOUNCED_BYTES is announced with its offer,
+ * and the owner reads it as soon as it has room: that saves asking, a round trip.  Else the owner
+ * asks, part by part.  What is asked for has to be on offer, and to be the owner's own.
  */
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,25 +15,25 @@
 /* Larger ones take far longer than a round trip, and UCX reads an announced one in one go. */
 enum { ANNOUNCED_BYTES = 4 << 20 };
 
-/* A part of a parcel on its way to its owner. */
+/* A part of a node gradient on its way to its owner. */
 struct delivery {
-        struct list link; /* parcel.announced, or none */
+        struct list link; /* node_gradient.announced, or none */
         uint64_t transfer;
         struct job *job;
-        struct parcel *parcel;
+        struct node_gradient *node_gradient;
         uint32_t owner;
         uint64_t elements;
         void *copy; /* of what its rank may write to meanwhile; NULL: none is needed */
 };
 
-static struct delivery *delivery_new(struct job *job, struct parcel *p, uint32_t owner,
+static struct delivery *delivery_new(struct job *job, struct node_gradient *p, uint32_t owner,
                                      uint64_t elements)
 {
         struct delivery *d = malloc(sizeof *d);
 
         if (d) {
                 *d = (struct delivery){
-                        .job = job, .parcel = p, .owner = owner, .elements = elements
+                        .job = job, .node_gradient = p, .owner = owner, .elements = elements
                 };
                 list_init(&d->link);
                 job_ref(job);
@@ -54,16 +54,16 @@ static void delivery_sent(void *arg, int status)
 {
         struct delivery *d = arg;
         struct job *job = d->job;
-        struct parcel *p = d->parcel;
+        struct node_gradient *p = d->node_gradient;
 
-        list_remove(&d->link); /* the parcel may go */
+        list_remove(&d->link); /* the node gradient may go */
         if (status == 0)
                 job->reduce->elements_sent += d->elements;
-        parcel_read_end(p, d->owner, status == 0 ? d->elements : 0);
+        node_gradient_read_end(p, d->owner, status == 0 ? d->elements : 0);
         delivery_free(d);
 }
 
-uint64_t parcel_announce(struct parcel *p, uint32_t owner)
+uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner)
 {
         struct job *job = p->job;
         struct range range = partition_range(job->partition, p->group, owner);
@@ -75,20 +75,20 @@ uint64_t parcel_announce(struct parcel *p, uint32_t owner)
                 d = delivery_new(job, p, owner, range.count);
         if (d)
                 transfer = fabric_announce(job->x->fabric, job->place.node[owner], TRAFFIC_REDUCE,
-                                           parcel_data(p, range.first), n, delivery_sent, d);
+                                           node_gradient_data(p, range.first), n, delivery_sent, d);
         if (!transfer) {
                 delivery_free(d);
                 return 0;
         }
         d->transfer = transfer;
         list_insert(&p->announced, &d->link);
-        parcel_read_begin(p);
+        node_gradient_read_begin(p);
         crash_point(CRASH_PUSH_SENDING);
         return transfer;
 }
 
 /* An owner may have no room for it as long as this node waits: its job is to be gone. */
-void parcel_withdraw(struct parcel *p)
+void node_gradient_withdraw(struct node_gradient *p)
 {
         list_for_each (&p->announced, item) {
                 const struct delivery *d = CONTAINER_OF(item, struct delivery, link);
@@ -98,10 +98,10 @@ void parcel_withdraw(struct parcel *p)
         }
 }
 
-static struct parcel *parcel_find(struct job *job, const Zero__Pull *request)
+static struct node_gradient *node_gradient_find(struct job *job, const Zero__Pull *request)
 {
-        list_for_each (&job->reduce->parcels, item) {
-                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+        list_for_each (&job->reduce->node_gradients, item) {
+                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
                 if (p->offered && !p->void_ && p->group == request->group &&
                     p->attempt == request->attempt && p->micro_batch == request->micro_batch)
@@ -113,10 +113,10 @@ static struct parcel *parcel_find(struct job *job, const Zero__Pull *request)
 /* What is sent: a copy, where a rank that writes to what it has pushed would break the link. */
 static const void *delivery_data(struct delivery *d, uint32_t node, uint64_t first, size_t n)
 {
-        const struct parcel *p = d->parcel;
-        const void *data = parcel_data(p, first);
+        const struct node_gradient *p = d->node_gradient;
+        const void *data = node_gradient_data(p, first);
 
-        if (!parcel_is_pushed_memory(p) || !fabric_checks(d->job->x->fabric, node))
+        if (!node_gradient_is_pushed_memory(p) || !fabric_checks(d->job->x->fabric, node))
                 return data;
         d->copy = malloc(n);
         return d->copy ? memcpy(d->copy, data, n) : NULL;
@@ -124,7 +124,7 @@ static const void *delivery_data(struct delivery *d, uint32_t node, uint64_t fir
 
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
-        struct parcel *p = parcel_find(job, request);
+        struct node_gradient *p = node_gradient_find(job, request);
         struct range range = { request->first, request->count };
         struct delivery *d;
         const void *data;
@@ -148,12 +148,12 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 delivery_free(d);
                 return;
         }
-        parcel_read_begin(p);
+        node_gradient_read_begin(p);
         if (staged_payload(job, p->on_gpu, node, request->transfer, TRAFFIC_REDUCE, data, n,
                            delivery_sent, d) == 0) {
                 crash_point(CRASH_PUSH_SENDING);
                 return;
         }
-        parcel_read_end(p, request->owner, 0);
+        node_gradient_read_end(p, request->owner, 0);
         delivery_free(d);
 }

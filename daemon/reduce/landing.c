@@ -15,7 +15,7 @@
  * the group's old gradient is still being read by the update: they wait.
  */
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -104,8 +104,9 @@ static void offer_end(struct offer *o)
 {
         const struct holding *h = o->holding;
 
-        if (o->parcel)
-                parcel_read_end(o->parcel, h->owner, h->state->plan->shards[o->group].range.count);
+        if (o->node_gradient)
+                node_gradient_read_end(o->node_gradient, h->owner,
+                                       h->state->plan->shards[o->group].range.count);
         offer_free(o);
 }
 
@@ -171,8 +172,8 @@ static void offer_submit(struct offer *o)
         group_norm_init(&o->norm, h->job, o->group);
         o->generation = h->landing->generation;
         list_remove(&o->link);
-        if (o->parcel)
-                parcel_read_begin(o->parcel);
+        if (o->node_gradient)
+                node_gradient_read_begin(o->node_gradient);
         offer_run(o);
 }
 
@@ -224,7 +225,7 @@ void landing_advance(struct holding *h, uint32_t group)
                         offer_free(o);
                         continue;
                 }
-                if (o->parcel || o->phase == OFFER_LANDED)
+                if (o->node_gradient || o->phase == OFFER_LANDED)
                         offer_submit(o);
                 else
                         offer_pull(o, true);

@@ -43,7 +43,7 @@ struct offer {
         bool last, empty;
         bool void_;            /* its attempt is over: freed when its parts have ended */
         uint64_t generation;   /* of the landing, when its accumulation began */
-        struct parcel *parcel; /* of this node's own ranks */
+        struct node_gradient *node_gradient; /* of this node's own ranks */
         uint8_t *present;      /* one bit a tensor */
         size_t present_bytes;
         struct room room; /* where its parts land */

@@ -10,7 +10,7 @@
  * the sum of the attempt that it was offered in.
  */
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
 #include <stdlib.h>

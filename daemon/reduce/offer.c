@@ -3,7 +3,7 @@
  * until it has.
  */
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -97,7 +97,7 @@ static int offer_queue(struct offer *o)
 }
 
 static struct offer *offer_new(struct holding *h, uint32_t node, const Zero__Offer *m,
-                               struct parcel *parcel)
+                               struct node_gradient *node_gradient)
 {
         struct offer *o = calloc(1, sizeof *o);
 
@@ -121,7 +121,7 @@ static struct offer *offer_new(struct holding *h, uint32_t node, const Zero__Off
         o->announced = m->transfer;
         o->last = m->last;
         o->empty = m->empty;
-        o->parcel = parcel;
+        o->node_gradient = node_gradient;
         return o;
 }
 
@@ -152,7 +152,8 @@ void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *m)
                 fabric_forget(x->fabric, node, m->transfer);
 }
 
-int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct parcel *parcel)
+int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m,
+                  struct node_gradient *node_gradient)
 {
         struct holding *h = holding_of_copy(job, m->owner, m->copy);
         struct landing *l = h ? h->landing : NULL;
@@ -168,7 +169,7 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m, struct p
         }
         if (m->attempt > job->attempt && l->n_early >= early_max(job))
                 return -EPROTO;
-        o = offer_new(h, node, m, parcel);
+        o = offer_new(h, node, m, node_gradient);
         if (!o) {
                 offer_drop(job->x, node, m);
                 return -ENOMEM;

@@ -11,7 +11,7 @@
  * not when the link ends: no offer is put together from two of them.
  */
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <stdlib.h>
 
@@ -195,7 +195,8 @@ static bool offer_make_room(struct offer *o, bool its_turn)
 
 void offer_pull(struct offer *o, bool its_turn)
 {
-        if (o->phase != OFFER_WAITING || o->empty || o->parcel || !offer_make_room(o, its_turn))
+        if (o->phase != OFFER_WAITING || o->empty || o->node_gradient ||
+            !offer_make_room(o, its_turn))
                 return;
         o->phase = OFFER_PULLING;
         o->next_part = 0;

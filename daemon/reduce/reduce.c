@@ -3,19 +3,19 @@
  *
  * Contributions are keyed (attempt, group, micro-batch, rank).  When every local rank of a
  * group has pushed a micro-batch, or will not, the pushed ones are summed in fp32 in rank
- * order and rounded once to the wire dtype: a parcel.  A parcel is offered to every owner of the
- * group; it lives until each has taken its range.  One contribution that has the wire dtype already
- * is its own parcel, in place, unless it lies on a GPU that no owner here is on.  Where all ranks
- * and owners are on this node, and states and contributions in one place, the owners add the
- * contributions up themselves (adding.c), with the same rounding, some not before the update
- * (deferred.c).  A contribution without data only says that its rank has nothing; where no rank has
- * anything the offer is empty.
+ * order and rounded once to the wire dtype: a node gradient.  A node gradient is offered to every
+ * owner of the group; it lives until each has taken its range.  One contribution that has the wire
+ * dtype already is its own node gradient, in place, unless it lies on a GPU that no owner here is
+ * on.  Where all ranks and owners are on this node, and states and contributions in one place, the
+ * owners add the contributions up themselves (adding.c), with the same rounding, some not before
+ * the update (deferred.c).  A contribution without data only says that its rank has nothing; where
+ * no rank has anything the offer is empty.
  *
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
- * once; parcels of a group are offered in the order of micro-batches; the last is marked.
+ * once; node gradients of a group are offered in the order of micro-batches; the last is marked.
  */
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -58,7 +58,7 @@ static int reduce_new(struct job *job)
         if (!r)
                 return -ENOMEM;
         r->job = job;
-        list_init(&r->parcels);
+        list_init(&r->node_gradients);
         list_init(&r->kept);
         job->reduce = r;
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
@@ -71,7 +71,7 @@ static void reduce_free(struct job *job)
 
         if (!r)
                 return;
-        assert(list_empty(&r->parcels));
+        assert(list_empty(&r->node_gradients));
         reduce_vacate(r);
         free(r->groups);
         free(r->contributors);
@@ -242,8 +242,8 @@ static bool slot_busy(const struct pusher *from, uint32_t slot)
                                                slot))
                                 return true;
                 }
-        list_for_each (&job->reduce->parcels, item) {
-                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+        list_for_each (&job->reduce->node_gradients, item) {
+                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
                 for (uint32_t i = 0; !p->aborted && i < p->n_sources; i++)
                         if (contribution_is_in(p->sources[i], from, slot))
@@ -365,7 +365,7 @@ static void reduce_advance(struct job *job, uint32_t group)
 
         while (!g->ended) {
                 uint32_t queued = 0, local = 0;
-                struct parcel *p;
+                struct node_gradient *p;
 
                 for (uint32_t rank = 0; rank < job->world_size; rank++) {
                         struct contributor *c = contributor_of(r, group, rank);
@@ -385,12 +385,12 @@ static void reduce_advance(struct job *job, uint32_t group)
                         group_offer(job, group);
                         return;
                 }
-                p = parcel_new(job, group);
+                p = node_gradient_new(job, group);
                 if (!p)
                         return; /* out of memory: the step's deadline will say so */
                 g->micro_batch++;
                 g->ended = p->last;
-                parcel_start(p);
+                node_gradient_start(p);
         }
 }
 
@@ -404,8 +404,8 @@ void reduce_fail(struct job *job, int status, const char *text)
                         contribution_answer(CONTAINER_OF(item, struct contribution, link), status,
                                             text);
                 }
-        list_for_each (&r->parcels, item) {
-                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+        list_for_each (&r->node_gradients, item) {
+                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
                 for (uint32_t i = 0; i < p->n_sources; i++)
                         if (p->sources[i])
@@ -459,17 +459,17 @@ void reduce_reset(struct job *job, bool decided)
                 c->finished = false;
         }
         memset(r->groups, 0, job->layout->n_groups * sizeof *r->groups);
-        list_for_each (&r->parcels, item) {
-                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+        list_for_each (&r->node_gradients, item) {
+                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
                 if (p->void_)
                         continue;
                 p->void_ = true;
                 p->aborted = !decided;
                 if (p->aborted)
-                        parcel_withdraw(p);
+                        node_gradient_withdraw(p);
                 if (!p->summing && p->readers == 0)
-                        parcel_free(p);
+                        node_gradient_free(p);
         }
 }
 

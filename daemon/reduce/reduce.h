@@ -1,8 +1,8 @@
 /*
  * reduce.h - the ranks' gradients to the owners' sums.
  *
- * A parcel is what this node's ranks contribute to a group and micro-batch; the landing is an
- * owner's sum of all nodes' parcels, which the update reads.
+ * A node gradient is what this node's ranks contribute to a group and micro-batch; the landing is
+ * an owner's sum of all nodes' node gradients, which the update reads.
  */
 #pragma once
 
@@ -42,15 +42,15 @@ void reduce_vacate(struct reduce *r);
 /* A new session of the rank. */
 void reduce_rejoin(struct job *job, uint32_t rank);
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
-struct parcel;
+struct node_gradient;
 /*
  * What is added of a tensor, from an element of the group on: their number, at most
- * parcel_sources_max(), their dtype.  Not for the CPU if it is on a GPU.
+ * node_gradient_sources_max(), their dtype.  Not for the CPU if it is on a GPU.
  */
-size_t parcel_sources(const struct parcel *p, uint32_t tensor, uint64_t first,
-                      const void **ret_src);
-size_t parcel_sources_max(const struct parcel *p);
-enum zero_dtype parcel_dtype(const struct parcel *p);
+size_t node_gradient_sources(const struct node_gradient *p, uint32_t tensor, uint64_t first,
+                             const void **ret_src);
+size_t node_gradient_sources_max(const struct node_gradient *p);
+enum zero_dtype node_gradient_dtype(const struct node_gradient *p);
 uint64_t reduce_elements_sent(const struct reduce *r);
 /* Sums of groups that were left to the update here. */
 uint64_t reduce_deferred(const struct reduce *r);
@@ -61,8 +61,9 @@ uint64_t reduce_deferred(const struct reduce *r);
 void landing_vacate(struct landing *l);
 /* A mirror takes its owner's sum. */
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
-/* An offer of a node; parcel is NULL for other nodes'. */
-int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer, struct parcel *parcel);
+/* An offer of a node; node gradient is NULL for other nodes'. */
+int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer,
+                  struct node_gradient *node_gradient);
 /* Nobody takes the offer: its payload, if it is announced, is forgotten. */
 void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *offer);
 /* Finish the reduction and vote; params NULL: for the norm. */
@@ -84,7 +85,7 @@ uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n);
 struct offer;
 struct offer *deferred_take(struct holding *h, uint32_t group);
 /* What its ranks contributed. */
-const struct parcel *deferred_parcel(const struct offer *o);
+const struct node_gradient *deferred_node_gradient(const struct offer *o);
 void deferred_release(struct offer *o);
 /* Tasks or payloads under way that use the state. */
 bool landing_in_use(const struct holding *h);

@@ -9,7 +9,7 @@
  *
  * A contribution is not freed while it is copied; one that was taken meanwhile stays where it was.
  */
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
 #include <stdlib.h>

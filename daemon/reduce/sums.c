@@ -1,5 +1,5 @@
 /*
- * Memory for the sums of parcels, within a budget.
+ * Memory for the sums of node gradients, within a budget.
  *
  * It is host memory; but where gradients lie on GPUs, and so do those of an owner of this node, it
  * is these GPUs', so that they do not go through the host's: each owner's part is on its own
@@ -9,7 +9,7 @@
  * Another thread asks the GPU for a piece, since the driver may take its time.  What needs it
  * waits as for one that is given back; if the GPU has no room it is told so until one is.
  */
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -20,7 +20,7 @@
 #include "daemon/reduce/buffer.h"
 #include "proto/cleanup.h"
 
-bool parcel_pushed_on_gpu(const struct parcel *p)
+bool node_gradient_pushed_on_gpu(const struct node_gradient *p)
 {
         for (uint32_t i = 0; i < p->n_sources; i++)
                 if (contribution_on_gpu(p->sources[i]))
@@ -28,11 +28,11 @@ bool parcel_pushed_on_gpu(const struct parcel *p)
         return false;
 }
 
-bool parcel_stays_on_gpu(const struct parcel *p)
+bool node_gradient_stays_on_gpu(const struct node_gradient *p)
 {
         for_holdings (p->job, h)
                 if (h->state && state_on_gpu(h->state))
-                        return parcel_pushed_on_gpu(p);
+                        return node_gradient_pushed_on_gpu(p);
         return false;
 }
 
@@ -75,7 +75,7 @@ static int *gpus_of_owners(const struct job *job)
         return gpus;
 }
 
-static uint64_t gpus_of_sources(const struct parcel *p)
+static uint64_t gpus_of_sources(const struct node_gradient *p)
 {
         uint64_t set = 0;
 
@@ -197,7 +197,8 @@ static enum piece_found piece_ask(struct job *job, uint32_t gpu, uint64_t bytes)
         return PIECE_ASKED;
 }
 
-static enum piece_found piece_take(struct parcel *p, const struct parts_rule *rule, uint32_t gpu)
+static enum piece_found piece_take(struct node_gradient *p, const struct parts_rule *rule,
+                                   uint32_t gpu)
 {
         uint32_t n = p->job->partition->slices[p->group];
         struct piece *piece =
@@ -211,7 +212,7 @@ static enum piece_found piece_take(struct parcel *p, const struct parts_rule *ru
 }
 
 /* keep: they are about to be taken again. */
-static void pieces_give(struct parcel *p, bool keep)
+static void pieces_give(struct node_gradient *p, bool keep)
 {
         struct reduce *r = p->job->reduce;
 
@@ -233,7 +234,7 @@ static void pieces_give(struct parcel *p, bool keep)
 }
 
 /* All pieces, or none: the worst of what was found. */
-static enum piece_found pieces_take(struct parcel *p)
+static enum piece_found pieces_take(struct node_gradient *p)
 {
         const struct job *job = p->job;
         uint32_t n = job->partition->slices[p->group];
@@ -260,7 +261,7 @@ static enum piece_found pieces_take(struct parcel *p)
         return found;
 }
 
-void *sum_at(const struct parcel *p, const struct part *part, uint64_t element)
+void *sum_at(const struct node_gradient *p, const struct part *part, uint64_t element)
 {
         size_t size = dtype_size(p->job->reduce_dtype);
 
@@ -275,22 +276,22 @@ void *sum_at(const struct parcel *p, const struct part *part, uint64_t element)
         return NULL;
 }
 
-/* ---- of a parcel --------------------------------------------------------------- */
+/* ---- of a node gradient --------------------------------------------------------------- */
 
-static bool sum_charge(struct parcel *p, uint64_t bytes)
+static bool sum_charge(struct node_gradient *p, uint64_t bytes)
 {
         p->sum_bytes = bytes;
         p->job->reduce->buffer_bytes += bytes;
         return true;
 }
 
-bool sum_take(struct parcel *p)
+bool sum_take(struct node_gradient *p)
 {
         struct job *job = p->job;
         uint64_t bytes = largest_bytes(job);
         enum piece_found found;
 
-        if (parcel_stays_on_gpu(p)) {
+        if (node_gradient_stays_on_gpu(p)) {
                 if (!budget_has(job, bytes))
                         return false;
                 found = pieces_take(p);
@@ -307,7 +308,7 @@ bool sum_take(struct parcel *p)
         return p->buffer && sum_charge(p, bytes);
 }
 
-void sum_give(struct parcel *p)
+void sum_give(struct node_gradient *p)
 {
         p->job->reduce->buffer_bytes -= p->sum_bytes;
         p->sum_bytes = 0;

@@ -23,7 +23,7 @@ struct run {
 struct launch {
         const struct holding *holding;
         const struct update_scalars *scalars;
-        const struct parcel *parcel; /* NULL: the gradient is in the state */
+        const struct node_gradient *node_gradient; /* NULL: the gradient is in the state */
         uint32_t group;
         struct run run;
         struct zero_cuda_update pieces[ZERO_CUDA_PIECES];
@@ -42,7 +42,7 @@ static uint64_t run_elements(const struct launch *l)
         const struct layout_tensor *t = &l->holding->job->layout->tensors[l->run.tensor];
         uint64_t first = l->run.in_group - t->offset, count = l->run.count;
 
-        if (!l->parcel || count == 0)
+        if (!l->node_gradient || count == 0)
                 return count;
         if (first >= t->elements)
                 return 0;
@@ -51,16 +51,16 @@ static uint64_t run_elements(const struct launch *l)
 
 static void run_gradient(const struct launch *l, struct zero_cuda_update *update)
 {
-        if (!l->parcel) {
+        if (!l->node_gradient) {
                 update->grad[0] = l->holding->state->grad + l->run.moment;
                 update->k = 1;
                 update->from = update->wire = ZERO_FP32;
                 return;
         }
-        assert(parcel_sources_max(l->parcel) <= ZERO_CUDA_GRADS);
-        update->k =
-                (uint32_t)parcel_sources(l->parcel, l->run.tensor, l->run.in_group, update->grad);
-        update->from = parcel_dtype(l->parcel);
+        assert(node_gradient_sources_max(l->node_gradient) <= ZERO_CUDA_GRADS);
+        update->k = (uint32_t)node_gradient_sources(l->node_gradient, l->run.tensor,
+                                                    l->run.in_group, update->grad);
+        update->from = node_gradient_dtype(l->node_gradient);
         update->wire = l->holding->job->reduce_dtype;
 }
 
@@ -121,10 +121,13 @@ static void chunk_add(struct launch *l, const struct plan_chunk *c)
 }
 
 void launch_chunks(const struct holding *h, const struct update_scalars *scalars,
-                   const struct parcel *parcel, uint32_t first, uint32_t end, uint64_t version)
+                   const struct node_gradient *node_gradient, uint32_t first, uint32_t end,
+                   uint64_t version)
 {
         const struct plan *plan = h->state->plan;
-        struct launch l = { .holding = h, .scalars = scalars, .parcel = parcel, .n_pieces = 0 };
+        struct launch l = {
+                .holding = h, .scalars = scalars, .node_gradient = node_gradient, .n_pieces = 0
+        };
 
         for (uint32_t c = first; c < end; c++) {
                 l.group = plan->chunks[c].group;

@@ -148,8 +148,9 @@ static void update_run(struct offload_task *task, uint32_t worker)
         if (state_on_gpu(t->holding->state)) {
                 const struct offer *deferred = u->groups[t->group].deferred;
 
-                launch_chunks(t->holding, u->scalars, deferred ? deferred_parcel(deferred) : NULL,
-                              t->first, t->end, u->version);
+                launch_chunks(t->holding, u->scalars,
+                              deferred ? deferred_node_gradient(deferred) : NULL, t->first, t->end,
+                              u->version);
                 return;
         }
         for (uint32_t c = t->first; c < t->end; c++)

@@ -39,7 +39,7 @@ static void landing_sum(const struct world *w, uint32_t node, uint32_t copy,
         memset(parts, 0, MICRO_BATCHES * RANKS);
         for (uint32_t i = 0; i < bounds.n_nodes; i++)
                 for (uint32_t b = 0; b < h->offered[i]; b++) {
-                        const struct parcel *p = &h->landed[i][b];
+                        const struct node_gradient *p = &h->landed[i][b];
 
                         REQUIRE(p->attempt == n->attempt,
                                 "node %u sums a contribution of attempt %u in attempt %u", node,

@@ -90,7 +90,7 @@ struct record {
 };
 
 /* What a node's ranks contributed to a micro-batch. */
-struct parcel {
+struct node_gradient {
         u8 attempt, parts[RANKS];
 };
 
@@ -105,7 +105,7 @@ enum { RANK_EXISTS = 1, RANK_CALLING = 2, RANK_IN = 4, RANK_ATTACHING = 8, RANK_
 struct holding {
         struct record record;
         u8 offered[NODES], finished;
-        struct parcel landed[NODES][MICRO_BATCHES];
+        struct node_gradient landed[NODES][MICRO_BATCHES];
         u8 chained; /* the sum is offered to the mirror */
         u8 preparing, prepare_scale, running;
         u8 from, pulled; /* where it is being filled from (node + 1); the planes are there */

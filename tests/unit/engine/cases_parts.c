@@ -5,7 +5,7 @@
 #include "cases.h"
 #include "check.h"
 #include "daemon/reduce/landing.h"
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 #include "listening.h"
 #include "proto/cleanup.h"
 #include "stream.h"
@@ -226,11 +226,11 @@ static bool has_ended(void *arg)
         return ((struct asked *)arg)->ended;
 }
 
-/* A parcel of node 0 that some have not taken all of. */
-static const struct parcel *parcel_on_offer(struct session *s)
+/* A node gradient of node 0 that some have not taken all of. */
+static const struct node_gradient *node_gradient_on_offer(struct session *s)
 {
-        list_for_each (&net_job(&s->net, 0, "zoo")->reduce->parcels, item) {
-                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+        list_for_each (&net_job(&s->net, 0, "zoo")->reduce->node_gradients, item) {
+                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
                 if (p->offered && !p->void_ && p->group == ZOO_BIG)
                         return p;
@@ -257,7 +257,8 @@ static void ask_for(struct session *s, struct asked *a, uint64_t at, uint64_t n)
               0);
 }
 
-/* One step until node 0 offers its parcel of the group, of which node 1 takes nothing yet. */
+/* One step until node 0 offers its node gradient of the group, of which node 1 takes nothing yet.
+ */
 static void until_offered(struct session *s, struct training *t)
 {
         uint64_t seed = 1;
@@ -267,7 +268,7 @@ static void until_offered(struct session *s, struct training *t)
         session_attach(s);
         landing_on(s, 1)->groups[ZOO_BIG].readers++;
         session_program(s, 1);
-        for (uint32_t turns = 0; !parcel_on_offer(s); turns++) {
+        for (uint32_t turns = 0; !node_gradient_on_offer(s); turns++) {
                 CHECK(turns < 2000);
                 trainers_turn(s->trainers, t->ranks, &seed);
         }

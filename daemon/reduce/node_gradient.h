@@ -1,4 +1,5 @@
-/* parcel.h - shared by contributions (reduce.c) and the parcels made of them (parcel.c). */
+/* node_gradient.h - shared by contributions (reduce.c) and the node gradients made of them
+ * (node_gradient.c). */
 #pragma once
 
 #include "daemon/reduce/reduce.h"
@@ -11,7 +12,7 @@ struct contribution {
         struct push_window *window; /* NULL: its data, if any, is a copy */
         uint32_t group, rank, slot; /* slot: of the window */
         const void *data;           /* NULL: it has none */
-        bool queued;                /* else in a parcel */
+        bool queued;                /* else in a node gradient */
         bool counted;               /* in reduce.waiting */
         struct offload_task task;   /* copies it aside (spill.c) */
         void *copy;
@@ -33,8 +34,8 @@ struct contributor {
 struct reduce_group {
         uint32_t micro_batch; /* next to be reduced */
         uint32_t offered;     /* next to be offered: sums end in any order */
-        bool ended;           /* no parcel is made any more */
-        bool ends_empty;      /* behind the last parcel comes an empty offer */
+        bool ended;           /* no node gradient is made any more */
+        bool ends_empty;      /* behind the last node gradient comes an empty offer */
 };
 
 enum { PUSH_WAITS_MS = 500 };
@@ -44,7 +45,7 @@ struct reduce {
         struct job *job;
         struct reduce_group *groups;      /* [group] */
         struct contributor *contributors; /* [group * world_size + rank] */
-        struct list parcels;              /* all, in the order of making */
+        struct list node_gradients;       /* all, in the order of making */
         uint32_t *waiting;                /* [rank]: slots of contributions in queues */
         bool *spilled;                    /* [rank]: one of its contributions has a copy */
         uint64_t buffer_bytes;            /* of sums */
@@ -55,28 +56,28 @@ struct reduce {
 
 /* Memory of a GPU for parts of a sum. */
 struct piece {
-        struct list link; /* parcel.pieces, or reduce.kept */
+        struct list link; /* node_gradient.pieces, or reduce.kept */
         uint32_t gpu;
         uint64_t bytes;
         void *memory;
 };
 
 /* Sums what is to be in one place. */
-struct parcel_sum {
+struct node_gradient_sum {
         struct offload_task task;
-        struct parcel *parcel;
+        struct node_gradient *node_gradient;
         const struct piece *piece; /* NULL: all, in host memory */
 };
 
-struct parcel {
-        struct list link; /* reduce.parcels */
+struct node_gradient {
+        struct list link; /* reduce.node_gradients */
         struct job *job;
         uint32_t group, micro_batch;
         uint64_t attempt;
         enum zero_dtype grad_dtype; /* of the sources; the job's may be another one soon */
         bool last, ready, offered, starved;
         uint32_t summing; /* of sums */
-        struct parcel_sum *sums;
+        struct node_gradient_sum *sums;
         bool void_;            /* its attempt is over: freed when nothing reads it */
         bool aborted;          /* ... without a decision */
         uint64_t *untaken;     /* [owner]: elements of its range that it has not taken yet */
@@ -116,41 +117,41 @@ void spill_check(struct job *job);
 void spill_end(struct contribution *c);
 
 /* sums.c */
-bool parcel_pushed_on_gpu(const struct parcel *p);
+bool node_gradient_pushed_on_gpu(const struct node_gradient *p);
 /* Its data is best left on the GPU. */
-bool parcel_stays_on_gpu(const struct parcel *p);
-/* Memory for the parcel's sum; false: not before another one is given back. */
-bool sum_take(struct parcel *p);
+bool node_gradient_stays_on_gpu(const struct node_gradient *p);
+/* Memory for the node gradient's sum; false: not before another one is given back. */
+bool sum_take(struct node_gradient *p);
 /* Where an element of a part of the sum lies. */
-void *sum_at(const struct parcel *p, const struct part *part, uint64_t element);
-void sum_give(struct parcel *p);
+void *sum_at(const struct node_gradient *p, const struct part *part, uint64_t element);
+void sum_give(struct node_gradient *p);
 
-/* parcel.c */
-/* An owner reads of its range of an offered parcel; of what was taken so many elements are not
- * read again. */
-void parcel_read_begin(struct parcel *p);
-void parcel_read_end(struct parcel *p, uint32_t owner, uint64_t taken);
+/* node_gradient.c */
+/* An owner reads of its range of an offered node gradient; of what was taken so many elements are
+ * not read again. */
+void node_gradient_read_begin(struct node_gradient *p);
+void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t taken);
 /*
  * All of it lies on that GPU, in memory that nothing else that is pushed in this attempt waits for;
  * and to read it twice is less than to write its sum and to read that.
  */
-bool parcel_may_stay(const struct parcel *p, int gpu);
+bool node_gradient_may_stay(const struct node_gradient *p, int gpu);
 /* Its pushes are answered when the step has ended, which has a deadline of its own: they have none
  * until then. */
-void parcel_keep(struct parcel *p);
-bool parcel_on_gpu(const struct parcel *p);
-struct parcel *parcel_new(struct job *job, uint32_t group);
-void parcel_start(struct parcel *p);
-/* There is memory for sums: the oldest parcels without it go on. */
+void node_gradient_keep(struct node_gradient *p);
+bool node_gradient_on_gpu(const struct node_gradient *p);
+struct node_gradient *node_gradient_new(struct job *job, uint32_t group);
+void node_gradient_start(struct node_gradient *p);
+/* There is memory for sums: the oldest node gradients without it go on. */
 void reduce_feed(struct reduce *r);
 /* Sends an owner of another node its range before that asks; the number for the offer, or 0: it has
  * to ask. */
-uint64_t parcel_announce(struct parcel *p, uint32_t owner);
+uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner);
 /* Owners are told to forget what was announced to them. */
-void parcel_withdraw(struct parcel *p);
-void parcel_free(struct parcel *p);
+void node_gradient_withdraw(struct node_gradient *p);
+void node_gradient_free(struct node_gradient *p);
 void group_offer(struct job *job, uint32_t group);
 /* Its data lies in host memory that its rank can write to. */
-bool parcel_is_pushed_memory(const struct parcel *p);
+bool node_gradient_is_pushed_memory(const struct node_gradient *p);
 /* From an element of the group on; of one that is a sum, or in place. */
-const void *parcel_data(const struct parcel *p, uint64_t first);
+const void *node_gradient_data(const struct node_gradient *p, uint64_t first);

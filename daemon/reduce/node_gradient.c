@@ -1,7 +1,7 @@
 /*
- * Parcels: summed and offered to the owners.
+ * Node gradients: summed and offered to the owners.
  */
-#include "daemon/reduce/parcel.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -10,9 +10,9 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-/* ---- parcels ----------------------------------------------------------------- */
+/* ---- node gradients ----------------------------------------------------------------- */
 
-void parcel_free(struct parcel *p)
+void node_gradient_free(struct node_gradient *p)
 {
         for (uint32_t i = 0; i < p->n_sources; i++)
                 if (p->sources[i] && p->aborted)
@@ -34,7 +34,7 @@ static bool source_has(const struct contribution *c, uint32_t tensor_in_group)
 }
 
 /* Whether two tensors of the group come from the same sources. */
-static bool same_sources(const struct parcel *p, uint32_t a, uint32_t b)
+static bool same_sources(const struct node_gradient *p, uint32_t a, uint32_t b)
 {
         const struct layout_group *g = &p->job->layout->groups[p->group];
         const struct layout_tensor *t = &p->job->layout->tensors[g->first_tensor];
@@ -48,7 +48,7 @@ static bool same_sources(const struct parcel *p, uint32_t a, uint32_t b)
 }
 
 /* Sources that have a tensor; their number. */
-static uint32_t sources_of(const struct parcel *p, uint32_t tensor, uint64_t element,
+static uint32_t sources_of(const struct node_gradient *p, uint32_t tensor, uint64_t element,
                            const void **src)
 {
         uint32_t k = 0;
@@ -61,19 +61,19 @@ static uint32_t sources_of(const struct parcel *p, uint32_t tensor, uint64_t ele
 }
 
 /* A range of which all elements come from the sources that have that tensor. */
-static void range_sum(const struct parcel *p, uint32_t tensor, struct range range, void *dst,
+static void range_sum(const struct node_gradient *p, uint32_t tensor, struct range range, void *dst,
                       const void **src)
 {
         const struct job *job = p->job;
         uint32_t k = sources_of(p, tensor, range.first, src);
 
         if (k && range.count)
-                ops_for(job->x, p->on_gpu || parcel_pushed_on_gpu(p))
+                ops_for(job->x, p->on_gpu || node_gradient_pushed_on_gpu(p))
                         ->sum(job->reduce_dtype, dst, p->grad_dtype, src, k, range.count);
 }
 
 /* What of a run of tensors belongs into a piece, or all of it into the buffer. */
-static void run_sum(const struct parcel *p, const struct piece *piece, uint32_t tensor,
+static void run_sum(const struct node_gradient *p, const struct piece *piece, uint32_t tensor,
                     struct range run, const void **src)
 {
         uint32_t n = p->job->partition->slices[p->group];
@@ -91,10 +91,10 @@ static void run_sum(const struct parcel *p, const struct piece *piece, uint32_t 
 }
 
 /* Offload thread: the present contributions in rank order, in as few pieces as they allow. */
-static void parcel_sum(struct offload_task *task, uint32_t worker)
+static void node_gradient_sum(struct offload_task *task, uint32_t worker)
 {
-        const struct parcel_sum *sum = CONTAINER_OF(task, struct parcel_sum, task);
-        const struct parcel *p = sum->parcel;
+        const struct node_gradient_sum *sum = CONTAINER_OF(task, struct node_gradient_sum, task);
+        const struct node_gradient *p = sum->node_gradient;
         const struct layout_group *g = &p->job->layout->groups[p->group];
         const struct layout_tensor *t = &p->job->layout->tensors[g->first_tensor];
         const void **src = malloc(p->n_sources * sizeof *src);
@@ -115,14 +115,14 @@ static void parcel_sum(struct offload_task *task, uint32_t worker)
         free(src);
 }
 
-static void parcel_summed(struct offload_task *task)
+static void node_gradient_summed(struct offload_task *task)
 {
-        struct parcel *p = CONTAINER_OF(task, struct parcel_sum, task)->parcel;
+        struct node_gradient *p = CONTAINER_OF(task, struct node_gradient_sum, task)->node_gradient;
 
         if (--p->summing)
                 return;
         if (p->void_) {
-                parcel_free(p);
+                node_gradient_free(p);
                 return;
         }
         for (uint32_t i = 0; i < p->n_sources; i++) {
@@ -135,7 +135,7 @@ static void parcel_summed(struct offload_task *task)
 }
 
 /* In each place where a part is to be, side by side. */
-static bool parcel_submit(struct parcel *p)
+static bool node_gradient_submit(struct node_gradient *p)
 {
         uint32_t n = 0;
 
@@ -151,19 +151,19 @@ static bool parcel_submit(struct parcel *p)
         }
         p->summing = n ? n : 1;
         for (uint32_t i = 0; i < p->summing; i++) {
-                p->sums[i].parcel = p;
-                p->sums[i].task.run = parcel_sum;
-                p->sums[i].task.done = parcel_summed;
+                p->sums[i].node_gradient = p;
+                p->sums[i].task.run = node_gradient_sum;
+                p->sums[i].task.done = node_gradient_summed;
                 offload_submit(p->job->x->offload, &p->sums[i].task);
         }
         return true;
 }
 
 /* The only contribution is what owners take, where it is of use to them. */
-static bool parcel_in_place(const struct parcel *p)
+static bool node_gradient_in_place(const struct node_gradient *p)
 {
         return p->n_sources == 1 && p->grad_dtype == p->job->reduce_dtype &&
-               parcel_pushed_on_gpu(p) == parcel_stays_on_gpu(p);
+               node_gradient_pushed_on_gpu(p) == node_gradient_stays_on_gpu(p);
 }
 
 /* Nobody else has to do with the job: all of its ranks and of the group's owners are here. */
@@ -184,7 +184,7 @@ static bool job_is_alone(const struct job *job, uint32_t group)
  * Its owners add the contributions up themselves, in the pass that accumulates: they lie where the
  * states do, and wait for no other node there.
  */
-static bool parcel_for_owners(const struct parcel *p)
+static bool node_gradient_for_owners(const struct node_gradient *p)
 {
         if (!job_is_alone(p->job, p->group))
                 return false;
@@ -195,7 +195,7 @@ static bool parcel_for_owners(const struct parcel *p)
         return true;
 }
 
-void parcel_start(struct parcel *p)
+void node_gradient_start(struct node_gradient *p)
 {
         struct job *job = p->job;
 
@@ -205,15 +205,15 @@ void parcel_start(struct parcel *p)
                 group_offer(job, p->group);
                 return;
         }
-        if (parcel_in_place(p)) {
+        if (node_gradient_in_place(p)) {
                 p->data = p->sources[0]->data;
                 p->on_gpu = contribution_on_gpu(p->sources[0]);
                 p->ready = true;
                 group_offer(job, p->group);
                 return;
         }
-        if (parcel_for_owners(p)) {
-                p->on_gpu = parcel_pushed_on_gpu(p);
+        if (node_gradient_for_owners(p)) {
+                p->on_gpu = node_gradient_pushed_on_gpu(p);
                 p->ready = true;
                 group_offer(job, p->group);
                 return;
@@ -222,7 +222,7 @@ void parcel_start(struct parcel *p)
                 p->starved = true;
                 return;
         }
-        if (!parcel_submit(p)) {
+        if (!node_gradient_submit(p)) {
                 sum_give(p);
                 p->starved = true;
         }
@@ -230,16 +230,16 @@ void parcel_start(struct parcel *p)
 
 void reduce_feed(struct reduce *r)
 {
-        list_for_each (&r->parcels, item) {
-                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+        list_for_each (&r->node_gradients, item) {
+                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
                 if (p->starved)
-                        parcel_start(p);
+                        node_gradient_start(p);
         }
 }
 
 /* More of an owner's range; who asks twice for something takes nothing from others. */
-static void parcel_taken(struct parcel *p, uint32_t owner, uint64_t elements)
+static void node_gradient_taken(struct node_gradient *p, uint32_t owner, uint64_t elements)
 {
         uint64_t *left = &p->untaken[owner];
 
@@ -249,36 +249,36 @@ static void parcel_taken(struct parcel *p, uint32_t owner, uint64_t elements)
 }
 
 /* Ends with the last that is read of it. */
-static void parcel_check(struct parcel *p)
+static void node_gradient_check(struct node_gradient *p)
 {
         struct job *job = p->job;
 
         if (p->takers || p->readers)
                 return;
         job_ref(job);
-        parcel_free(p);
+        node_gradient_free(p);
         reduce_feed(job->reduce);
         job_unref(job);
 }
 
-void parcel_read_begin(struct parcel *p)
+void node_gradient_read_begin(struct node_gradient *p)
 {
         p->readers++;
 }
 
-void parcel_read_end(struct parcel *p, uint32_t owner, uint64_t taken)
+void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t taken)
 {
         assert(p->readers > 0);
         p->readers--;
         if (p->void_ && p->readers == 0) {
-                parcel_free(p);
+                node_gradient_free(p);
         } else if (!p->void_) {
-                parcel_taken(p, owner, taken);
-                parcel_check(p);
+                node_gradient_taken(p, owner, taken);
+                node_gradient_check(p);
         }
 }
 
-bool parcel_may_stay(const struct parcel *p, int gpu)
+bool node_gradient_may_stay(const struct node_gradient *p, int gpu)
 {
         if (p->parts || p->buffer || p->n_sources * dtype_size(p->grad_dtype) >= 2 * sizeof(float))
                 return false;
@@ -291,25 +291,25 @@ bool parcel_may_stay(const struct parcel *p, int gpu)
         return true;
 }
 
-void parcel_keep(struct parcel *p)
+void node_gradient_keep(struct node_gradient *p)
 {
         for (uint32_t i = 0; i < p->n_sources; i++)
                 if (p->sources[i]->request)
                         p->sources[i]->request->deadline_ms = UINT64_MAX;
 }
 
-bool parcel_on_gpu(const struct parcel *p)
+bool node_gradient_on_gpu(const struct node_gradient *p)
 {
         return p->on_gpu;
 }
 
-bool parcel_is_pushed_memory(const struct parcel *p)
+bool node_gradient_is_pushed_memory(const struct node_gradient *p)
 {
         return !p->on_gpu && p->n_sources == 1 && p->sources[0] && p->sources[0]->window &&
                p->data == p->sources[0]->data;
 }
 
-const void *parcel_data(const struct parcel *p, uint64_t first)
+const void *node_gradient_data(const struct node_gradient *p, uint64_t first)
 {
         uint32_t n = p->job->partition->slices[p->group];
 
@@ -319,33 +319,34 @@ const void *parcel_data(const struct parcel *p, uint64_t first)
 }
 
 /* Else owners take the contributions themselves. */
-static bool parcel_is_sum(const struct parcel *p)
+static bool node_gradient_is_sum(const struct node_gradient *p)
 {
         return p->data || p->parts;
 }
 
-size_t parcel_sources(const struct parcel *p, uint32_t tensor, uint64_t first, const void **ret_src)
+size_t node_gradient_sources(const struct node_gradient *p, uint32_t tensor, uint64_t first,
+                             const void **ret_src)
 {
-        if (!parcel_is_sum(p))
+        if (!node_gradient_is_sum(p))
                 return sources_of(p, tensor - p->job->layout->groups[p->group].first_tensor, first,
                                   ret_src);
-        ret_src[0] = parcel_data(p, first);
+        ret_src[0] = node_gradient_data(p, first);
         return 1;
 }
 
-size_t parcel_sources_max(const struct parcel *p)
+size_t node_gradient_sources_max(const struct node_gradient *p)
 {
-        return parcel_is_sum(p) ? 1 : p->n_sources;
+        return node_gradient_is_sum(p) ? 1 : p->n_sources;
 }
 
-enum zero_dtype parcel_dtype(const struct parcel *p)
+enum zero_dtype node_gradient_dtype(const struct node_gradient *p)
 {
-        return parcel_is_sum(p) ? p->job->reduce_dtype : p->grad_dtype;
+        return node_gradient_is_sum(p) ? p->job->reduce_dtype : p->grad_dtype;
 }
 
-/* Tells one owner. An empty offer has no parcel: there is nothing to take. */
+/* Tells one owner. An empty offer has no node gradient: there is nothing to take. */
 static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t micro_batch,
-                       bool last, struct parcel *p)
+                       bool last, struct node_gradient *p)
 {
         Zero__LinkMessage m = job_message(job);
         Zero__Offer offer = ZERO__OFFER__INIT;
@@ -368,7 +369,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
                 return;
         }
         if (p)
-                offer.transfer = parcel_announce(p, owner);
+                offer.transfer = node_gradient_announce(p, owner);
         m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
         m.offer = &offer;
         fabric_send(job->x->fabric, job->place.node[owner], &m);
@@ -376,7 +377,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
 }
 
 static void offer_all(struct job *job, uint32_t group, uint32_t micro_batch, bool last,
-                      struct parcel *p)
+                      struct node_gradient *p)
 {
         uint32_t n = job->partition->slices[group];
 
@@ -385,28 +386,29 @@ static void offer_all(struct job *job, uint32_t group, uint32_t micro_batch, boo
                            p);
 }
 
-static void parcel_offer(struct parcel *p)
+static void node_gradient_offer(struct node_gradient *p)
 {
         p->offered = true;
         if (p->n_sources == 0) {
                 offer_all(p->job, p->group, p->micro_batch, p->last, NULL);
-                parcel_free(p);
+                node_gradient_free(p);
                 return;
         }
         p->takers = p->job->partition->slices[p->group];
         for (uint32_t o = 0; o < p->job->partition->n_owners; o++)
                 p->untaken[o] = partition_range(p->job->partition, p->group, o).count;
         if (p->takers == 0) { /* a group of empty tensors */
-                parcel_check(p);
+                node_gradient_check(p);
                 return;
         }
         offer_all(p->job, p->group, p->micro_batch, p->last, p);
 }
 
-static struct parcel *parcel_ready(struct job *job, uint32_t group, uint32_t micro_batch)
+static struct node_gradient *node_gradient_ready(struct job *job, uint32_t group,
+                                                 uint32_t micro_batch)
 {
-        list_for_each (&job->reduce->parcels, item) {
-                struct parcel *p = CONTAINER_OF(item, struct parcel, link);
+        list_for_each (&job->reduce->node_gradients, item) {
+                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
                 if (p->ready && !p->offered && !p->void_ && p->group == group &&
                     p->micro_batch == micro_batch)
@@ -419,11 +421,11 @@ static struct parcel *parcel_ready(struct job *job, uint32_t group, uint32_t mic
 void group_offer(struct job *job, uint32_t group)
 {
         struct reduce_group *g = &job->reduce->groups[group];
-        struct parcel *p;
+        struct node_gradient *p;
 
-        while ((p = parcel_ready(job, group, g->offered))) {
+        while ((p = node_gradient_ready(job, group, g->offered))) {
                 g->offered++;
-                parcel_offer(p);
+                node_gradient_offer(p);
         }
         if (!g->ends_empty || g->offered < g->micro_batch)
                 return;
@@ -445,8 +447,8 @@ static bool source_mark(const struct contribution *c, uint32_t n_tensors, uint8_
         return some;
 }
 
-/* A rank's next micro-batch goes into the parcel, if it has anything. */
-static void parcel_take(struct parcel *p, struct contributor *from)
+/* A rank's next micro-batch goes into the node gradient, if it has anything. */
+static void node_gradient_take(struct node_gradient *p, struct contributor *from)
 {
         struct contribution *c = CONTAINER_OF(from->queue.next, struct contribution, link);
 
@@ -461,12 +463,13 @@ static void parcel_take(struct parcel *p, struct contributor *from)
                 contribution_free(c, ZERO_OK, "");
 }
 
-/* One parcel of what the local ranks have queued for the group's next micro-batch. */
-struct parcel *parcel_new(struct job *job, uint32_t group)
+/* One node gradient of what the local ranks have queued for the group's next micro-batch. */
+struct node_gradient *node_gradient_new(struct job *job, uint32_t group)
 {
         const struct layout_group *g = &job->layout->groups[group];
         struct reduce *r = job->reduce;
-        struct parcel *p = calloc(1, sizeof *p + job->n_local * sizeof(struct contribution *));
+        struct node_gradient *p =
+                calloc(1, sizeof *p + job->n_local * sizeof(struct contribution *));
 
         if (!p)
                 return NULL;
@@ -493,10 +496,10 @@ struct parcel *parcel_new(struct job *job, uint32_t group)
                         p->last = p->last && (!is_local(job, group, rank) || c->finished);
                         continue;
                 }
-                parcel_take(p, c);
+                node_gradient_take(p, c);
                 p->last = p->last && c->finished && list_empty(&c->queue);
         }
-        list_insert(&r->parcels, &p->link);
+        list_insert(&r->node_gradients, &p->link);
         job_ref(job);
         return p;
 }
