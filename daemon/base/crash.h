@@ -19,9 +19,9 @@
         X(PUSH_SUMMED, "push.summed") /* the node's ranks are summed */                            \
         X(PUSH_OFFERED, "push.offered") /* the sum is offered to another owner */                  \
         X(PUSH_SENDING, "push.sending") /* an owner has asked for its part */                      \
-        X(LANDING_PART, "landing.part") /* some of that part is there */                           \
-        X(LANDING_LANDED, "landing.landed") /* all of that part is there */                        \
-        X(LANDING_ADDED, "landing.added") /* it is added to the gradient */                        \
+        X(ACCUMULATOR_PART, "accumulator.part") /* some of that part is there */                           \
+        X(ACCUMULATOR_LANDED, "accumulator.landed") /* all of that part is there */                        \
+        X(ACCUMULATOR_ADDED, "accumulator.added") /* it is added to the gradient */                        \
         X(MIRROR_OFFERED, "mirror.offered") /* an owner's sum is offered to its mirror */          \
         X(MIRROR_SENDING, "mirror.sending") /* the mirror has asked for it */                      \
         X(VOTE_KEPT, "vote.kept") /* what ranks keep is written, the vote is not */                \

@@ -42,7 +42,7 @@ struct conf {
         uint64_t job_limit;         /* most jobs of one user */
         uint64_t wait_ms;           /* of clients' calls without a timeout of their own */
         uint64_t rank_wait_ms;      /* ... for a rank that is alive, since its last call */
-        uint64_t reduce_buffers;    /* bytes for sums and landings of gradients; 0: as needed by
+        uint64_t reduce_buffers;    /* bytes for sums and accumulators of gradients; 0: as needed by
                                      * the largest group */
         uint64_t delay_ms;          /* tests: messages between nodes wait up to this */
 };

@@ -91,7 +91,7 @@
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
           "ranks hold, and the gradients that they push. 0: as much as it has.")                   \
         N("State and memory", reduce_buffers, SIZE, "bytes", "0", 0, 1ull << 50,                   \
-          "Buffers of a job for sums and landings of gradients, in host memory and on GPUs. 0: "   \
+          "Buffers of a job for sums and accumulators of gradients, in host memory and on GPUs. 0: "   \
           "as needed by the largest group.")                                                       \
         S("Computing", device, CHOICE, "auto|host|host:scalar|host:avx2|host:avx512|cuda", "auto", 16,  \
           "What computes. auto: the host, and GPUs where there is one and the CUDA plugin can be " \

@@ -27,7 +27,7 @@ static bool step_begun(const struct job *job)
                 if (job->seats[r].closed || (job->ranks[r] && ordered_any(job->ranks[r])))
                         return true;
         for_holdings (job, h)
-                if (landing_begun(h))
+                if (accumulator_begun(h))
                         return true;
         return false;
 }

@@ -238,12 +238,12 @@ static void prepare_message(struct job *job, const Zero__Prepare *m)
         if (m->params && step_params_from_message(m->params, &params, &fault))
                 return;
         for_holdings (job, h)
-                landing_prepare(h, m, m->params ? &params : NULL);
+                accumulator_prepare(h, m, m->params ? &params : NULL);
 }
 
 static void offer_message(struct job *job, uint32_t node, const Zero__Offer *offer)
 {
-        int r = landing_offer(job, node, offer, NULL);
+        int r = accumulator_offer(job, node, offer, NULL);
 
         if (r == -EPROTO)
                 fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");

@@ -44,7 +44,7 @@ static void job_begin_attempt(struct job *job, bool decided)
         seats_reset(job, decided);
         reduce_reset(job, decided);
         for_holdings (job, h)
-                landing_reset(h);
+                accumulator_reset(h);
 }
 
 static void job_remember(struct job *job, const Zero__Decision *d)
@@ -198,7 +198,7 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
         if (d->status) {
                 ranks_refuse_step(job, (int)d->status, d->text);
                 for_holdings (job, h)
-                        landing_refused(h);
+                        accumulator_refused(h);
                 return;
         }
         if (d->norm_only) {

@@ -409,10 +409,10 @@ void rank_leave(struct rank *rank, bool orderly)
         if (job->n_attached == 0) {
                 reduce_vacate(job->reduce);
                 for_holdings (job, h)
-                        landing_vacate(h->landing);
+                        accumulator_vacate(h->accumulator);
         }
         for_holdings (job, h)
-                landing_left(h);
+                accumulator_left(h);
         job->ranks[rank->rank] = NULL;
         job->seats[rank->rank].window = NULL;
         job->seats[rank->rank].pushed = 0;

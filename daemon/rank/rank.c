@@ -484,6 +484,6 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
         }
         used += makings_waits(job, lines + used, n - used);
         for_holdings (job, h)
-                used += landing_waits(h, lines + used, n - used);
+                used += accumulator_waits(h, lines + used, n - used);
         return used;
 }

@@ -5,7 +5,7 @@
  * A tensor of the group is a piece (device.h) of its own: each has other sources, and the gaps
  * between them have no gradient.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static const void *pulled_at(const struct offer *o, const struct plan_segment *s
         const struct plan_shard *shard = &h->state->plan->shards[o->group];
         uint64_t at = h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
 
-        return (const char *)o->room.memory + at * dtype_size(landing_dtype(h));
+        return (const char *)o->room.memory + at * dtype_size(accumulator_dtype(h));
 }
 
 /* Where the tensor's contributions lie; their number. */
@@ -67,7 +67,7 @@ static bool piece_make(const struct holding *h, const struct plan_segment *s, co
                        bool normed, const void **src, struct reduce_piece *ret)
 {
         const struct layout_tensor *t = &h->job->layout->tensors[s->tensor];
-        uint8_t *present = &h->landing->present[s->tensor];
+        uint8_t *present = &h->accumulator->present[s->tensor];
         bool has = !t->frozen && o && offer_has(o, s->tensor);
         bool first = !*present || (o && o->way == OFFER_SETTLED);
         uint64_t n = segment_elements(t, s);
@@ -91,7 +91,7 @@ static void pieces_reduce(const struct holding *h, const struct pieces *p, const
                           struct group_norm *norm)
 {
         const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
-        enum zero_dtype wire = landing_dtype(h),
+        enum zero_dtype wire = accumulator_dtype(h),
                         from = node_gradient ? node_gradient_dtype(node_gradient) : wire;
 
         if (o && o->way == OFFER_DEFERRED)
@@ -103,8 +103,8 @@ static void pieces_reduce(const struct holding *h, const struct pieces *p, const
                                  norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
 }
 
-void landing_add(const struct holding *h, uint32_t group, const struct offer *o,
-                 struct group_norm *norm)
+void accumulator_add(const struct holding *h, uint32_t group, const struct offer *o,
+                     struct group_norm *norm)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
         const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;

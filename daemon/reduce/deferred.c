@@ -13,7 +13,7 @@
  * settled is not voted for.  States that lie on a GPU end with their process.
  */
 #include "daemon/device/gpu/gpu.h"
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 #include "proto/cleanup.h"
 
@@ -22,7 +22,7 @@ static bool group_is_empty(const struct holding *h, uint32_t group)
         const struct layout_group *g = &h->job->layout->groups[group];
 
         for (uint32_t t = 0; t < g->n_tensors; t++)
-                if (h->landing->present[g->first_tensor + t])
+                if (h->accumulator->present[g->first_tensor + t])
                         return false;
         return true;
 }
@@ -40,7 +40,7 @@ bool offer_defers(const struct offer *o)
 
 void deferred_keep(struct offer *o)
 {
-        struct landing_group *lg = &o->holding->landing->groups[o->group];
+        struct accumulator_group *lg = &o->holding->accumulator->groups[o->group];
 
         node_gradient_keep(o->node_gradient);
         o->holding->job->reduce->deferred++;
@@ -49,7 +49,7 @@ void deferred_keep(struct offer *o)
 
 struct offer *deferred_take(struct holding *h, uint32_t group)
 {
-        return STEAL(h->landing->groups[group].deferred);
+        return STEAL(h->accumulator->groups[group].deferred);
 }
 
 void deferred_release(struct offer *o)
@@ -61,9 +61,9 @@ void deferred_release(struct offer *o)
         offer_free(o);
 }
 
-void landing_left(struct holding *h)
+void accumulator_left(struct holding *h)
 {
-        for (uint32_t g = 0; g < h->landing->n_groups && !landing_voted(h); g++) {
+        for (uint32_t g = 0; g < h->accumulator->n_groups && !accumulator_voted(h); g++) {
                 struct offer *o = deferred_take(h, g);
 
                 if (o)

@@ -9,7 +9,7 @@
  * Invariant: a sum is not overwritten while it is being sent; so whatever a mirror has taken is
  * the sum of the attempt that it was offered in.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
@@ -31,7 +31,7 @@ static bool group_present(const struct holding *h, uint32_t group, uint8_t *ret)
         bool some = false;
 
         for (uint32_t i = 0; i < g->n_tensors; i++) {
-                if (!h->landing->present[g->first_tensor + i])
+                if (!h->accumulator->present[g->first_tensor + i])
                         continue;
                 ret[i / 8] |= (uint8_t)(1u << (i % 8));
                 some = true;
@@ -74,9 +74,9 @@ static void sum_sent(void *arg, int status)
         struct holding *h = s->holding;
         struct job *job = h->job;
 
-        assert(h->landing->groups[s->group].readers > 0);
-        h->landing->groups[s->group].readers--;
-        landing_advance(h, s->group);
+        assert(h->accumulator->groups[s->group].readers > 0);
+        h->accumulator->groups[s->group].readers--;
+        accumulator_advance(h, s->group);
         free(s);
         job_unref(job);
 }
@@ -89,7 +89,7 @@ static bool pull_fits(const struct job *job, const struct holding *h, uint32_t n
 
         return h && place->copies > 1 && request->group < job->layout->n_groups &&
                holder_node(place, holder_of(place, h->owner, 1)) == node &&
-               request->attempt == job->attempt && h->landing->groups[request->group].measured;
+               request->attempt == job->attempt && h->accumulator->groups[request->group].measured;
 }
 
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
@@ -115,7 +115,7 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         }
         *s = (struct sending){ h, request->group };
         job_ref(job);
-        h->landing->groups[request->group].readers++;
+        h->accumulator->groups[request->group].readers++;
         if (plane_payload(h, node, request->transfer, TRAFFIC_REDUCE,
                           h->state->grad + shard->moment + range.first, range.count * sizeof(float),
                           sum_sent, s))

@@ -362,7 +362,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
                 offer.present.len = (job->layout->groups[group].n_tensors + 7) / 8;
         }
         if (job->place.node[owner] == job->x->cluster->self) {
-                int r = landing_offer(job, job->x->cluster->self, &offer, p);
+                int r = accumulator_offer(job, job->x->cluster->self, &offer, p);
 
                 assert(r == 0); /* what this node offers keeps the rules */
                 (void)r;

@@ -2,7 +2,7 @@
  * Offers of nodes: checked and queued.  Those of an attempt this node has not heard of yet wait
  * until it has.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
@@ -12,13 +12,13 @@
 #include "proto/cleanup.h"
 
 /* Whether this owner reduces the group at all. */
-bool landing_has(const struct holding *h, uint32_t group)
+bool accumulator_has(const struct holding *h, uint32_t group)
 {
         return h->state->plan->shards[group].range.count > 0 &&
                layout_group_trainable(h->job->layout, group);
 }
 
-bool landing_expects(const struct holding *h, uint32_t group, uint32_t node)
+bool accumulator_expects(const struct holding *h, uint32_t group, uint32_t node)
 {
         const struct job *job = h->job;
 
@@ -31,12 +31,12 @@ bool landing_expects(const struct holding *h, uint32_t group, uint32_t node)
         return false;
 }
 
-enum zero_dtype landing_dtype(const struct holding *h)
+enum zero_dtype accumulator_dtype(const struct holding *h)
 {
         return h->copy ? ZERO_FP32 : h->job->reduce_dtype;
 }
 
-struct range landing_range(const struct holding *h, uint32_t group)
+struct range accumulator_range(const struct holding *h, uint32_t group)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
 
@@ -63,24 +63,24 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
 {
         const struct holding *h = o->holding;
 
-        return landing_has(h, o->group) &&
+        return accumulator_has(h, o->group) &&
                (o->empty ||
                 (present_bytes == (h->job->layout->groups[o->group].n_tensors + 7) / 8 &&
-                 landing_range(h, o->group).count)) &&
-               o->micro_batch >= h->landing->groups[o->group].offered[o->node] &&
+                 accumulator_range(h, o->group).count)) &&
+               o->micro_batch >= h->accumulator->groups[o->group].offered[o->node] &&
                o->micro_batch < MICRO_BATCHES_MAX;
 }
 
 /* Not behind one that a link has lost, nor of a node that has not heard where its ranks are now. */
 static bool offer_counts(const struct offer *o)
 {
-        return landing_expects(o->holding, o->group, o->node) &&
-               o->micro_batch == o->holding->landing->groups[o->group].offered[o->node];
+        return accumulator_expects(o->holding, o->group, o->node) &&
+               o->micro_batch == o->holding->accumulator->groups[o->group].offered[o->node];
 }
 
 static int offer_queue(struct offer *o)
 {
-        struct landing_group *lg = &o->holding->landing->groups[o->group];
+        struct accumulator_group *lg = &o->holding->accumulator->groups[o->group];
 
         if (!offer_allowed(o, o->present_bytes)) {
                 offer_free(o);
@@ -152,11 +152,11 @@ void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *m)
                 fabric_forget(x->fabric, node, m->transfer);
 }
 
-int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m,
-                  struct node_gradient *node_gradient)
+int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *m,
+                      struct node_gradient *node_gradient)
 {
         struct holding *h = holding_of_copy(job, m->owner, m->copy);
-        struct landing *l = h ? h->landing : NULL;
+        struct accumulator *l = h ? h->accumulator : NULL;
         struct offer *o;
         int r;
 
@@ -181,17 +181,17 @@ int landing_offer(struct job *job, uint32_t node, const Zero__Offer *m,
         }
         r = offer_queue(o);
         if (r == 0)
-                landing_advance(h, m->group);
+                accumulator_advance(h, m->group);
         return r;
 }
 
 /* ---- attempts ---------------------------------------------------------------------- */
 
 /* Offers whose attempt has begun now; those of attempts that never will are dropped. */
-void landing_take_early(struct holding *h)
+void accumulator_take_early(struct holding *h)
 {
         const struct job *job = h->job;
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
 
         list_for_each (&l->early, item) {
                 struct offer *o = CONTAINER_OF(item, struct offer, link);
@@ -210,9 +210,9 @@ void landing_take_early(struct holding *h)
 
 /* The attempts are void with the link, and a node that has lost its state may begin others under
  * the same numbers. */
-void landing_forget_node(struct holding *h, uint32_t node)
+void accumulator_forget_node(struct holding *h, uint32_t node)
 {
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
 
         list_for_each (&l->early, item) {
                 struct offer *o = CONTAINER_OF(item, struct offer, link);

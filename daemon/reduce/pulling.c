@@ -10,7 +10,7 @@
  * then.  What has landed stays when another part is refused, since a node gives nothing twice, but
  * not when the link ends: no offer is put together from two of them.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 
 #include <stdlib.h>
@@ -49,8 +49,8 @@ static void offer_pulled(struct offer *o)
                 return;
         }
         o->phase = OFFER_LANDED;
-        crash_point(CRASH_LANDING_LANDED);
-        landing_advance(o->holding, o->group);
+        crash_point(CRASH_ACCUMULATOR_LANDED);
+        accumulator_advance(o->holding, o->group);
 }
 
 static void offer_ask(struct offer *o);
@@ -65,7 +65,7 @@ static void part_end(struct offer_part *part, bool ok)
         o->landed += ok;
         o->failed = o->failed || !ok;
         if (ok)
-                crash_point(CRASH_LANDING_PART);
+                crash_point(CRASH_ACCUMULATOR_PART);
         if (!o->void_)
                 offer_ask(o);
         if (o->in_flight)
@@ -161,8 +161,8 @@ static void offer_ask(struct offer *o)
 
 static void offer_cut(struct offer *o)
 {
-        struct range all = landing_range(o->holding, o->group);
-        size_t size = dtype_size(landing_dtype(o->holding));
+        struct range all = accumulator_range(o->holding, o->group);
+        size_t size = dtype_size(accumulator_dtype(o->holding));
 
         for (uint32_t i = 0; i < o->n_parts; i++) {
                 struct range range = range_part(all, i, o->n_parts);
@@ -179,11 +179,11 @@ static void offer_cut(struct offer *o)
 static bool offer_make_room(struct offer *o, bool its_turn)
 {
         struct holding *h = o->holding;
-        uint64_t most = h->job->x->part_bytes / dtype_size(landing_dtype(h));
+        uint64_t most = h->job->x->part_bytes / dtype_size(accumulator_dtype(h));
 
         if (o->parts)
                 return true;
-        o->n_parts = o->announced ? 1 : range_parts(landing_range(h, o->group).count, most);
+        o->n_parts = o->announced ? 1 : range_parts(accumulator_range(h, o->group).count, most);
         o->parts = calloc(o->n_parts, sizeof *o->parts);
         if (!o->parts || !room_take(h, o->group, its_turn, &o->room)) {
                 free(STEAL(o->parts));

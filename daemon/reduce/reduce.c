@@ -14,7 +14,7 @@
  * Invariants: a contribution is acknowledged when its memory is free again, exactly
  * once; node gradients of a group are offered in the order of micro-batches; the last is marked.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
@@ -478,7 +478,7 @@ void reduce_reset(struct job *job, bool decided)
 static void reduce_job_dropped(struct job *job, int status, const char *text)
 {
         for_holdings (job, h)
-                landing_reset(h);
+                accumulator_reset(h);
         reduce_reset(job, false);
 }
 
@@ -487,9 +487,9 @@ static void reduce_progress(struct engine *x)
         buffers_rest(1);
 }
 
-const struct module reduce_module = { .tick = landings_tick,
+const struct module reduce_module = { .tick = accumulators_tick,
                                       .progress = reduce_progress,
-                                      .node_down = landings_node_down,
+                                      .node_down = accumulators_node_down,
                                       .job_new = reduce_new,
                                       .job_dropped = reduce_job_dropped,
                                       .job_free = reduce_free };

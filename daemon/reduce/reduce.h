@@ -1,8 +1,8 @@
 /*
  * reduce.h - the ranks' gradients to the owners' sums.
  *
- * A node gradient is what this node's ranks contribute to a group and micro-batch; the landing is
- * an owner's sum of all nodes' node gradients, which the update reads.
+ * A node gradient is what this node's ranks contribute to a group and micro-batch; the accumulator
+ * is an owner's sum of all nodes' node gradients, which the update reads.
  */
 #pragma once
 
@@ -58,28 +58,29 @@ uint64_t reduce_deferred(const struct reduce *r);
 /* ---- an owner's sum --------------------------------------------------------------- */
 
 /* The last local rank has left: memory that was kept for gradients goes. */
-void landing_vacate(struct landing *l);
+void accumulator_vacate(struct accumulator *l);
 /* A mirror takes its owner's sum. */
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* An offer of a node; node gradient is NULL for other nodes'. */
-int landing_offer(struct job *job, uint32_t node, const Zero__Offer *offer,
-                  struct node_gradient *node_gradient);
+int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *offer,
+                      struct node_gradient *node_gradient);
 /* Nobody takes the offer: its payload, if it is announced, is forgotten. */
 void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *offer);
 /* Finish the reduction and vote; params NULL: for the norm. */
-void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params);
-void landing_reset(struct holding *h);
+void accumulator_prepare(struct holding *h, const Zero__Prepare *m,
+                         const struct step_params *params);
+void accumulator_reset(struct holding *h);
 /* A rank of this node has left: what it pushed is not kept. */
-void landing_left(struct holding *h);
+void accumulator_left(struct holding *h);
 /* The group's update is over: its gradient may be overwritten. */
-void landing_group_free(struct holding *h, uint32_t group);
+void accumulator_group_free(struct holding *h, uint32_t group);
 /* The whole update is over. */
-void landing_updated(struct holding *h);
+void accumulator_updated(struct holding *h);
 /* This owner has voted for a step, of which the coordinator will tell what becomes. */
-bool landing_voted(const struct holding *h);
+bool accumulator_voted(const struct holding *h);
 /* Nothing becomes of it: it was refused. */
-void landing_refused(struct holding *h);
-uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n);
+void accumulator_refused(struct holding *h);
+uint32_t accumulator_waits(struct holding *h, struct wait_line *lines, uint32_t n);
 
 /* A group whose sum was left to the update, on GPUs; NULL: the sum is written. */
 struct offer;
@@ -88,9 +89,9 @@ struct offer *deferred_take(struct holding *h, uint32_t group);
 const struct node_gradient *deferred_node_gradient(const struct offer *o);
 void deferred_release(struct offer *o);
 /* Tasks or payloads under way that use the state. */
-bool landing_in_use(const struct holding *h);
+bool accumulator_in_use(const struct holding *h);
 /* Has any node offered a gradient in this attempt? */
-bool landing_begun(const struct holding *h);
+bool accumulator_begun(const struct holding *h);
 
 extern const struct module reduce_module;
 extern const struct shard_observer reduce_observer;

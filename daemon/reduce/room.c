@@ -10,7 +10,7 @@
  * The offer whose turn it is has room beyond the budget if need be: in host memory, unless it is
  * the only one.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 
 #include <stdlib.h>
 
@@ -23,7 +23,7 @@ enum { ROOM_IDLE_MS = 5000 };
 
 static uint64_t offer_bytes(const struct holding *h, uint32_t group)
 {
-        return landing_range(h, group).count * dtype_size(landing_dtype(h));
+        return accumulator_range(h, group).count * dtype_size(accumulator_dtype(h));
 }
 
 static uint64_t largest_bytes(const struct holding *h)
@@ -44,7 +44,7 @@ static bool budget_has(const struct holding *h, uint64_t largest, uint64_t bytes
 
         if (!budget)
                 budget = 4 * largest * x->cluster->n_nodes;
-        return h->landing->room_bytes + bytes <= budget;
+        return h->accumulator->room_bytes + bytes <= budget;
 }
 
 /* ---- on a GPU --------------------------------------------------------------------- */
@@ -58,7 +58,7 @@ static bool rooms_are_kept(const struct job *job)
         return true;
 }
 
-static bool keep(struct landing *l, const struct job *job, struct room room)
+static bool keep(struct accumulator *l, const struct job *job, struct room room)
 {
         if (!rooms_are_kept(job) || l->n_kept_rooms == ROOMS_KEPT)
                 return false;
@@ -68,7 +68,7 @@ static bool keep(struct landing *l, const struct job *job, struct room room)
 }
 
 /* One that was kept; what does not do goes. */
-static bool kept_take(struct landing *l, uint32_t gpu, uint64_t bytes, struct room *ret)
+static bool kept_take(struct accumulator *l, uint32_t gpu, uint64_t bytes, struct room *ret)
 {
         while (l->n_kept_rooms) {
                 struct room room = l->kept_rooms[--l->n_kept_rooms];
@@ -96,7 +96,7 @@ static void asking_run(struct disk_job *disk)
         struct room_asking *a = CONTAINER_OF(disk, struct room_asking, disk);
         char what[ZERO_NAME_MAX + 40];
 
-        snprintf(what, sizeof what, "landing of job %s", a->job->name);
+        snprintf(what, sizeof what, "accumulator of job %s", a->job->name);
         if (gpu_alloc((uint32_t)a->room.gpu, a->room.bytes, what, &a->room.memory, &a->fault))
                 a->room.memory = NULL;
 }
@@ -109,7 +109,7 @@ static void asking_done(struct disk_job *disk)
         if (!a->room.memory)
                 log_debug("job %s: gradients land in host memory: %s", job->name, a->fault.text);
         for_holdings (job, h) {
-                struct landing *l = h == a->holding ? h->landing : NULL;
+                struct accumulator *l = h == a->holding ? h->accumulator : NULL;
 
                 if (!l)
                         continue;
@@ -124,11 +124,11 @@ static void asking_done(struct disk_job *disk)
 
 static void gpu_ask(struct holding *h, uint32_t gpu, uint64_t bytes)
 {
-        struct room_asking *a = h->landing->room_asked ? NULL : calloc(1, sizeof *a);
+        struct room_asking *a = h->accumulator->room_asked ? NULL : calloc(1, sizeof *a);
 
         if (!a)
                 return;
-        h->landing->room_asked = true;
+        h->accumulator->room_asked = true;
         a->job = h->job;
         job_ref(a->job);
         a->holding = h;
@@ -144,26 +144,26 @@ static bool gpu_take(struct holding *h, uint64_t bytes, struct room *ret)
 
         if (gpu < 0)
                 return false;
-        if (kept_take(h->landing, (uint32_t)gpu, bytes, ret))
+        if (kept_take(h->accumulator, (uint32_t)gpu, bytes, ret))
                 return true;
         if (bytes && rooms_are_kept(h->job)) /* else it would not be kept */
                 gpu_ask(h, (uint32_t)gpu, bytes);
         return false;
 }
 
-void landing_vacate(struct landing *l)
+void accumulator_vacate(struct accumulator *l)
 {
         while (l->n_kept_rooms)
                 gpu_free(l->kept_rooms[--l->n_kept_rooms].memory);
 }
 
-void landing_tick(struct holding *h)
+void accumulator_tick(struct holding *h)
 {
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
 
         if (l->n_kept_rooms && !h->job->n_attached &&
             engine_now(h->job->x) - l->kept_ms > ROOM_IDLE_MS)
-                landing_vacate(l);
+                accumulator_vacate(l);
 }
 
 /* ---- of an offer ------------------------------------------------------------------- */
@@ -179,7 +179,7 @@ static bool host_take(uint64_t bytes, struct room *ret)
 
 bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret)
 {
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
         uint64_t bytes = offer_bytes(h, group), largest = largest_bytes(h);
         bool only = its_turn && l->room_bytes == 0, ok = false;
         struct room room;
@@ -197,7 +197,7 @@ bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *re
 
 void room_give(struct holding *h, struct room *room)
 {
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
         struct room old = *room;
 
         if (!old.memory)

@@ -2,7 +2,7 @@
  * An owner's vote: the norm of each complete group, and, once all groups are complete and the
  * coordinator has asked, everything the vote follows from is recorded, then it is sent.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -27,16 +27,16 @@ static void measure_run(struct offload_task *task, uint32_t worker)
 {
         struct measure *m = CONTAINER_OF(task, struct measure, task);
 
-        landing_add(m->holding, m->group, NULL, &m->norm);
+        accumulator_add(m->holding, m->group, NULL, &m->norm);
 }
 
 /* What the ranks keep with the step, into memory that outlives the process. */
-static int landing_keep(struct holding *h, struct fault *fault)
+static int accumulator_keep(struct holding *h, struct fault *fault)
 {
         const struct job *job = h->job;
 
         for (uint32_t r = 0; r < job->world_size; r++) {
-                const struct kept *k = &h->landing->kept[r];
+                const struct kept *k = &h->accumulator->kept[r];
                 int status = state_blob_stage(h->state, r, job->attempt, k->data, k->bytes);
 
                 if (status)
@@ -48,18 +48,18 @@ static int landing_keep(struct holding *h, struct fault *fault)
 }
 
 /* The vote, with all it follows from, into memory that outlives the process. */
-static void landing_record(struct holding *h, const struct exact_sum *sum, bool finite,
-                           struct fault *fault)
+static void accumulator_record(struct holding *h, const struct exact_sum *sum, bool finite,
+                               struct fault *fault)
 {
-        const struct step_params *params = &h->landing->params;
+        const struct step_params *params = &h->accumulator->params;
         const struct job *job = h->job;
         struct state_record record;
 
         if (h->state->record->attempt < job->attempt) /* attempts were aborted meanwhile */
                 state_abort(h->state, job->attempt);
         record = *h->state->record;
-        memcpy(h->state->present, h->landing->present, job->layout->n_tensors);
-        if (landing_keep(h, fault))
+        memcpy(h->state->present, h->accumulator->present, job->layout->n_tensors);
+        if (accumulator_keep(h, fault))
                 return;
         crash_point(CRASH_VOTE_KEPT);
         record.finite = finite;
@@ -75,34 +75,35 @@ static void landing_record(struct holding *h, const struct exact_sum *sum, bool 
 }
 
 /* Every tensor to be updated here has a hyperparameter set in the step. */
-static int landing_check(const struct holding *h, struct fault *fault)
+static int accumulator_check(const struct holding *h, struct fault *fault)
 {
         const struct job *job = h->job;
-        uint32_t n_sets = h->landing->params.n_sets, t;
+        uint32_t n_sets = h->accumulator->params.n_sets, t;
         uint64_t set;
 
-        if (!h->landing->have_params || n_sets == 0)
+        if (!h->accumulator->have_params || n_sets == 0)
                 return 0;
-        t = state_check_sets(h->state, h->landing->params.sets, n_sets);
+        t = state_check_sets(h->state, h->accumulator->params.sets, n_sets);
         if (t == job->layout->n_tensors)
                 return 0;
         set = h->state->tensor_set[t];
         if (set < n_sets)
-                return fault_set(fault, ZERO_EINVAL,
-                                 "tensor '%.200s' uses hyperparameter set %llu, which is of %s, but "
-                                 "the optimizer of its group is %s",
-                                 job->layout->tensors[t].name, (unsigned long long)set,
-                                 hyper_optimizer(&h->landing->params.sets[set]),
-                                 optimizer_of(job->layout, job->layout->tensors[t].group)->name);
+                return fault_set(
+                        fault, ZERO_EINVAL,
+                        "tensor '%.200s' uses hyperparameter set %llu, which is of %s, but "
+                        "the optimizer of its group is %s",
+                        job->layout->tensors[t].name, (unsigned long long)set,
+                        hyper_optimizer(&h->accumulator->params.sets[set]),
+                        optimizer_of(job->layout, job->layout->tensors[t].group)->name);
         return fault_set(fault, ZERO_EINVAL,
                          "tensor '%.200s' uses hyperparameter set %llu, but the step has %u",
                          job->layout->tensors[t].name, (unsigned long long)set, n_sets);
 }
 
-void landing_vote(struct holding *h)
+void accumulator_vote(struct holding *h)
 {
         const struct job *job = h->job;
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
         Zero__LinkMessage m = job_message(job);
         Zero__Prepared vote = ZERO__PREPARED__INIT;
         struct exact_sum sum;
@@ -113,7 +114,7 @@ void landing_vote(struct holding *h)
                 return;
         exact_sum_init(&sum);
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
-                if (!landing_has(h, g))
+                if (!accumulator_has(h, g))
                         continue;
                 if (!l->groups[g].measured || l->groups[g].busy) /* it may be being settled */
                         return;
@@ -122,8 +123,8 @@ void landing_vote(struct holding *h)
         }
         exact_sum_normalize(&sum);
         l->preparing = false;
-        if (landing_check(h, &fault) == 0 && l->have_params)
-                landing_record(h, &sum, finite, &fault);
+        if (accumulator_check(h, &fault) == 0 && l->have_params)
+                accumulator_record(h, &sum, finite, &fault);
         l->voted = l->have_params;
         vote.status = (uint32_t)fault.status;
         vote.text = fault.text;
@@ -140,15 +141,15 @@ void landing_vote(struct holding *h)
         crash_point(CRASH_VOTE_SENT);
 }
 
-void landing_measured(struct holding *h, uint32_t group)
+void accumulator_measured(struct holding *h, uint32_t group)
 {
-        struct landing_group *lg = &h->landing->groups[group];
+        struct accumulator_group *lg = &h->accumulator->groups[group];
 
         lg->complete = lg->measured = true;
         if (h->job->dead)
                 return;
         mirror_offer(h, group);
-        landing_vote(h);
+        accumulator_vote(h);
 }
 
 static void measure_done(struct offload_task *task)
@@ -156,21 +157,21 @@ static void measure_done(struct offload_task *task)
         struct measure *m = CONTAINER_OF(task, struct measure, task);
         struct holding *h = m->holding;
         struct job *job = h->job;
-        struct landing_group *lg = &h->landing->groups[m->group];
+        struct accumulator_group *lg = &h->accumulator->groups[m->group];
 
         lg->busy = false;
-        if (m->generation == h->landing->generation) {
+        if (m->generation == h->accumulator->generation) {
                 lg->norm = m->norm;
-                landing_measured(h, m->group);
+                accumulator_measured(h, m->group);
         } else {
-                landing_forget_present(h, m->group);
-                landing_advance(h, m->group);
+                accumulator_forget_present(h, m->group);
+                accumulator_advance(h, m->group);
         }
         free(m);
         job_unref(job);
 }
 
-void landing_measure(struct holding *h, uint32_t group)
+void accumulator_measure(struct holding *h, uint32_t group)
 {
         struct measure *m = calloc(1, sizeof *m);
 
@@ -179,12 +180,12 @@ void landing_measure(struct holding *h, uint32_t group)
         m->holding = h;
         job_ref(h->job);
         m->group = group;
-        m->generation = h->landing->generation;
+        m->generation = h->accumulator->generation;
         group_norm_init(&m->norm, h->job, group);
         m->task.run = measure_run;
         m->task.done = measure_done;
-        h->landing->groups[group].complete = true;
-        h->landing->groups[group].busy = true;
+        h->accumulator->groups[group].complete = true;
+        h->accumulator->groups[group].busy = true;
         offload_submit(h->job->x->offload, &m->task);
 }
 
@@ -192,14 +193,14 @@ void landing_measure(struct holding *h, uint32_t group)
 static bool kept_take(struct holding *h, const Zero__Prepare *m)
 {
         const struct job *job = h->job;
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
 
         if (l->n_kept != job->world_size) {
                 struct kept *kept = calloc(job->world_size, sizeof *kept);
 
                 if (!kept)
                         return false;
-                landing_forget_kept(l);
+                accumulator_forget_kept(l);
                 l->kept = kept;
                 l->n_kept = job->world_size;
         }
@@ -213,9 +214,10 @@ static bool kept_take(struct holding *h, const Zero__Prepare *m)
         return true;
 }
 
-void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct step_params *params)
+void accumulator_prepare(struct holding *h, const Zero__Prepare *m,
+                         const struct step_params *params)
 {
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
 
         if (m->attempt != h->job->attempt || (params && !kept_take(h, m)))
                 return; /* the step's deadline will say so */
@@ -223,5 +225,5 @@ void landing_prepare(struct holding *h, const Zero__Prepare *m, const struct ste
         l->have_params = params != NULL;
         if (params)
                 l->params = *params;
-        landing_vote(h);
+        accumulator_vote(h);
 }

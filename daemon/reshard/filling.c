@@ -148,7 +148,7 @@ static bool holding_read(const struct holding *h)
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
                         return true;
-        return h->updating || landing_in_use(h) || h->taking;
+        return h->updating || accumulator_in_use(h) || h->taking;
 }
 
 /* From here on the draft is the state. */
@@ -198,7 +198,7 @@ static int take_into_job(struct filling *f, struct fault *fault)
                 return r;
         h->state = STEAL(f->state);
         if (old) {
-                landing_reset(h);
+                accumulator_reset(h);
                 state_drop_later(f->x, job, old);
         }
         job->opening = false;

@@ -26,7 +26,7 @@ struct filling_transfer {
         uint32_t group;
         const void *from;
         void *to;
-        void *landing; /* of a remote one, if the draft is on a GPU; NULL: it lands in `to` */
+        void *received; /* of a remote one, if the draft is on a GPU; NULL: it lands in `to` */
         uint64_t bytes;
 };
 

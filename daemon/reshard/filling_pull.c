@@ -39,7 +39,7 @@ static void transfer_end(struct filling_transfer *t, bool ok)
         struct filling *f = t->f;
 
         t->busy = false;
-        gpu_buffer_free(STEAL(t->landing));
+        gpu_buffer_free(STEAL(t->received));
         f->pulling--;
         if (ok) {
                 f->bytes += t->bytes;
@@ -88,8 +88,8 @@ static void transfer_landed(struct ask *ask, int status)
                                       : "the link was lost while it gave a state");
                 filling_fail(t->f, fault.status, fault.text);
         }
-        if (status == 0 && t->landing) {
-                t->from = t->landing;
+        if (status == 0 && t->received) {
+                t->from = t->received;
                 copy_submit(t);
         } else {
                 transfer_end(t, status == 0);
@@ -129,8 +129,8 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         uint32_t node = holder_node(&f->from, piece->source);
 
         if (state_on_gpu(f->state) && !fabric_takes_gpu(f->x->fabric, node, t->bytes)) {
-                t->landing = gpu_buffer_new(t->bytes);
-                if (!t->landing) {
+                t->received = gpu_buffer_new(t->bytes);
+                if (!t->received) {
                         filling_fail(f, ZERO_ENOMEM, "out of memory");
                         return ZERO_ENOMEM;
                 }
@@ -147,10 +147,10 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         pull.first = piece->first;
         pull.count = piece->count;
         t->ask.done = transfer_landed;
-        if (ask_send(&t->ask, f->job, node, TRAFFIC_STATE, &pull, t->landing ? t->landing : t->to,
+        if (ask_send(&t->ask, f->job, node, TRAFFIC_STATE, &pull, t->received ? t->received : t->to,
                      t->bytes) == 0)
                 return 0;
-        gpu_buffer_free(STEAL(t->landing));
+        gpu_buffer_free(STEAL(t->received));
         source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");
         return ZERO_EPEER;
 }

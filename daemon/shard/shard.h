@@ -11,7 +11,7 @@
 #include "daemon/store/undo.h"
 #include "daemon/transfer/transfer.h"
 
-struct landing;
+struct accumulator;
 struct taking;
 struct update;
 
@@ -34,7 +34,7 @@ struct holding {
         uint32_t committed;      /* ... of so many since the state was taken up */
         uint32_t *pins;          /* [group]: payloads and copies that read the shard */
         struct list *pulls;      /* [group]: struct pull that wait for a version */
-        struct landing *landing;
+        struct accumulator *accumulator;
         struct update *update;
         struct taking *taking; /* of a checkpoint, this owner's part; or NULL */
         bool copying;          /* ... its planes are being copied: clients' puts wait */

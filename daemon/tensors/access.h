@@ -54,7 +54,7 @@ struct work {
         uint32_t tensor, group;
         enum zero_plane plane;
         uint64_t first, count; /* in the tensor */
-        void *buffer;          /* the client's memory, or a landing buffer */
+        void *buffer;          /* the client's memory, or an accumulator buffer */
         bool owns_buffer, pinned;
         void (*checksum_done)(void *arg, const struct checksum *sum);
         void *checksum_arg;

@@ -156,7 +156,7 @@ static bool work_must_wait(const struct work *w)
                 return true;
         if (w->put && h->copying)
                 return true;
-        return w->put && w->plane == ZERO_PLANE_SET && landing_voted(h);
+        return w->put && w->plane == ZERO_PLANE_SET && accumulator_voted(h);
 }
 
 void work_start(struct work *w)

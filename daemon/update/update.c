@@ -187,7 +187,7 @@ static void update_finish(struct holding *h)
         m.done = &done;
         fabric_send(h->job->x->fabric, h->job->coordinator, &m);
         update_tell(h);
-        landing_updated(h);
+        accumulator_updated(h);
         shard_settled(h->job);
 }
 
@@ -203,7 +203,7 @@ static void group_finish(struct holding *h, uint32_t group)
         if (last)
                 update_finish(h);
         else
-                landing_group_free(h, group);
+                accumulator_group_free(h, group);
         if (saved)
                 save_end(h);
 }

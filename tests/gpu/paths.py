@@ -48,7 +48,7 @@ def lands_on_gpu(c):
     """Gradients do, where the states are."""
     for d in c.daemons:
         names = {a["what"] for g in d.status()["gpus"] for a in g["allocations"]}
-        assert "landing of job paths" in names, f"gradients land in host memory: {names}"
+        assert "accumulator of job paths" in names, f"gradients land in host memory: {names}"
 
 
 def main():

@@ -100,7 +100,7 @@ def same_bits_in_parts(way):
         assert in_parts(c, device="cuda:0") == in_one_place()
         for d in c.daemons:
             gpu, = d.status()["gpus"]
-            assert "landing of job job" in {a["what"] for a in gpu["allocations"]}, gpu
+            assert "accumulator of job job" in {a["what"] for a in gpu["allocations"]}, gpu
 
 
 @case
@@ -109,7 +109,7 @@ def same_bits_in_parts_over_tcp():
         assert in_parts(c, device="cuda:0") == in_one_place()
 
 
-@cases_of([("direct", "landing.part:3"), ("staged", "landing.part:2"), ("staged", "push.sending:3"),
+@cases_of([("direct", "accumulator.part:3"), ("staged", "accumulator.part:2"), ("staged", "push.sending:3"),
            ("staged", "mirror.sending:2")], "{0[0]}_{0[1]}")
 def killed_between_parts(what):
     """Of a gradient, or of a sum on its way to the mirror."""

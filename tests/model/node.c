@@ -93,7 +93,7 @@ static void begin_attempt(struct world *w, uint32_t node)
         memset(n->pushed, 0, sizeof n->pushed);
         memset(n->contributed, 0, sizeof n->contributed);
         if (is_owner(node))
-                landing_reset(w, node);
+                accumulator_reset(w, node);
 }
 
 static void remember(struct node *n, u8 attempt, u8 version, u8 decision, u8 skipped)
@@ -196,7 +196,7 @@ void update_finish(struct world *w, uint32_t node, uint32_t copy)
         memset(r->parts, 0, sizeof r->parts);
         send(w, node, COORDINATOR,
              (struct message){ .type = DONE, .copy = (u8)copy, .attempt = r->decided_attempt });
-        landing_vote(w, node, copy);
+        accumulator_vote(w, node, copy);
 }
 
 static void job_prepare(struct world *w, uint32_t node, const struct message *m)
@@ -208,7 +208,7 @@ static void job_prepare(struct world *w, uint32_t node, const struct message *m)
         for (uint32_t c = 0; c < view.copies; c++) {
                 n->holdings[c].preparing = 1;
                 n->holdings[c].prepare_scale = m->scale;
-                landing_vote(w, node, c);
+                accumulator_vote(w, node, c);
         }
 }
 
@@ -241,7 +241,7 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
                 job_decision(w, node, m);
                 break;
         case OFFER:
-                landing_offer(w, node, from, m);
+                accumulator_offer(w, node, from, m);
                 break;
         default:
                 violate("node %u got message %u", node, m->type);

@@ -298,7 +298,7 @@ static void reduce_advance(struct world *w, uint32_t node)
                 n->reduced++;
                 for (uint32_t o = 0; o < bounds.n_nodes; o++) {
                         if (is_owner(o) && o == node)
-                                landing_offer(w, node, node, &m);
+                                accumulator_offer(w, node, node, &m);
                         else if (is_owner(o))
                                 send(w, node, o, m);
                 }

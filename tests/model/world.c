@@ -166,7 +166,7 @@ void link_down(struct world *w, uint32_t node, uint32_t to)
         queue_clear(w, to, node);
         links_tell(w, node);
         fill_lose(w, node, to);
-        landing_lose(w, node, to);
+        accumulator_lose(w, node, to);
         if (to == COORDINATOR)
                 ranks_down(w, node);
         if (node == COORDINATOR)

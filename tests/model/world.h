@@ -226,14 +226,14 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
 void job_tear(struct world *w, uint32_t node, uint32_t copy);
 void update_finish(struct world *w, uint32_t node, uint32_t copy);
 
-/* ---- landing.c: offer.c, landing.c, vote.c, mirror.c ---- */
+/* ---- accumulator.c: offer.c, accumulator.c, vote.c, mirror.c ---- */
 
-void landing_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m);
+void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m);
 /* Offers of attempts that have not begun are lost with the link. */
-void landing_lose(struct world *w, uint32_t node, uint32_t from);
+void accumulator_lose(struct world *w, uint32_t node, uint32_t from);
 /* For a new attempt. */
-void landing_reset(struct world *w, uint32_t node);
-void landing_vote(struct world *w, uint32_t node, uint32_t copy);
+void accumulator_reset(struct world *w, uint32_t node);
+void accumulator_vote(struct world *w, uint32_t node, uint32_t copy);
 
 /* ---- filling.c: a holder that has lost its state takes that of the other copy ---- */
 

@@ -320,7 +320,7 @@ class Disturber:
             return [i for i, n in enumerate(ranks) if n > 1]
         if point.startswith(("push.", "attach.")):
             return [i for i, n in enumerate(ranks) if n]
-        if point in ("landing.part", "landing.landed"):
+        if point in ("accumulator.part", "accumulator.landed"):
             return [i for i, n in enumerate(ranks) if n < sum(ranks)]
         return list(range(len(ranks)))
 

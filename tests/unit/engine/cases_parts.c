@@ -4,7 +4,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 #include "listening.h"
 #include "proto/cleanup.h"
@@ -66,9 +66,9 @@ static void parts_that_land_on_gpus(void)
         }
 }
 
-static struct landing *landing_on(struct session *s, uint32_t node)
+static struct accumulator *accumulator_on(struct session *s, uint32_t node)
 {
-        return net_own(net_job(&s->net, node, "zoo"))->landing;
+        return net_own(net_job(&s->net, node, "zoo"))->accumulator;
 }
 
 /* Of the GPU: less than what is pulled of the largest group. */
@@ -85,7 +85,7 @@ static void leave_little(uint64_t total)
 static void wait_for_rooms(struct session *s)
 {
         for (uint32_t i = 0; i < 2; i++)
-                while (landing_on(s, i)->room_asked)
+                while (accumulator_on(s, i)->room_asked)
                         uv_run(&s->net.loop, UV_RUN_ONCE);
 }
 
@@ -110,7 +110,7 @@ static void rooms_on_a_gpu_are_kept_while_there_are_ranks(void)
                 wait_for_rooms(&s);
                 unsetenv("FAKE_GPU_BYTES");
                 for (uint32_t i = 0; i < 2; i++) {
-                        const struct landing *l = landing_on(&s, i);
+                        const struct accumulator *l = accumulator_on(&s, i);
 
                         CHECK(l->room_bytes == 0 && (step == 1) == (l->n_kept_rooms == 0),
                               "step %u: %u rooms are kept", step, l->n_kept_rooms);
@@ -120,13 +120,13 @@ static void rooms_on_a_gpu_are_kept_while_there_are_ranks(void)
         CHECK(memcmp(&s.outcome.sum, &expected.sum, sizeof expected.sum) == 0);
         kill_all(&s);
         for (uint32_t i = 0; i < 2; i++)
-                CHECK(landing_on(&s, i)->n_kept_rooms == 0);
+                CHECK(accumulator_on(&s, i)->n_kept_rooms == 0);
         session_close(&s);
 }
 
 static bool rooms_are_gone(void *arg)
 {
-        return landing_on(arg, 1)->n_kept_rooms == 0;
+        return accumulator_on(arg, 1)->n_kept_rooms == 0;
 }
 
 /* Where nobody says when the ranks have left, time does. */
@@ -143,7 +143,7 @@ static void rooms_where_no_ranks_are_are_kept_for_a_while(void)
         session_program(&s, 1);
         session_run(&s);
         wait_for_rooms(&s);
-        CHECK(landing_on(&s, 1)->n_kept_rooms > 0);
+        CHECK(accumulator_on(&s, 1)->n_kept_rooms > 0);
         kill_all(&s);
         net_wait(&s.net, rooms_are_gone, &s, "rooms that nobody uses to be given back");
         session_close(&s);
@@ -266,7 +266,7 @@ static void until_offered(struct session *s, struct training *t)
         t->net.reduce_buffers = 1; /* nothing is pulled before its turn */
         open_listening(s, t);
         session_attach(s);
-        landing_on(s, 1)->groups[ZOO_BIG].readers++;
+        accumulator_on(s, 1)->groups[ZOO_BIG].readers++;
         session_program(s, 1);
         for (uint32_t turns = 0; !node_gradient_on_offer(s); turns++) {
                 CHECK(turns < 2000);
@@ -276,8 +276,8 @@ static void until_offered(struct session *s, struct training *t)
 
 static void take_what_is_offered(struct session *s)
 {
-        landing_on(s, 1)->groups[ZOO_BIG].readers--;
-        landing_advance(net_own(net_job(&s->net, 1, "zoo")), ZOO_BIG);
+        accumulator_on(s, 1)->groups[ZOO_BIG].readers--;
+        accumulator_advance(net_own(net_job(&s->net, 1, "zoo")), ZOO_BIG);
 }
 
 static void parts_outside_an_owners_range_are_refused(void)

@@ -4,7 +4,7 @@
 #include "cases.h"
 #include "check.h"
 #include "daemon/coordinator/coordinator.h"
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "listening.h"
 
 /* One operation of one rank, to its end. */
@@ -454,12 +454,12 @@ static void offer_ahead(struct session *s, uint32_t to, uint32_t from)
 static void offers_of_attempts_to_come_end_with_the_link(void)
 {
         struct training t = training_default();
-        const struct landing *l;
+        const struct accumulator *l;
         struct session s;
 
         open_listening(&s, &t);
         session_attach(&s);
-        l = net_own(net_job(&s.net, 0, "zoo"))->landing;
+        l = net_own(net_job(&s.net, 0, "zoo"))->accumulator;
         offer_ahead(&s, 0, 1);
         offer_ahead(&s, 0, 0);
         CHECK(l->n_early == 2);

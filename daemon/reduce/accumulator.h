@@ -1,7 +1,7 @@
 /*
- * landing.h - shared by an owner's reduction (landing.c), what it computes (adding.c), what of it
- * is left to the update (deferred.c), the offers it takes (offer.c, pulling.c, room.c) and its vote
- * (vote.c).
+ * accumulator.h - shared by an owner's reduction (accumulator.c), what it computes (adding.c), what
+ * of it is left to the update (deferred.c), the offers it takes (offer.c, pulling.c, room.c) and
+ * its vote (vote.c).
  */
 #pragma once
 
@@ -32,7 +32,7 @@ struct room {
 enum { ROOM_ON_HOST = -1, ROOMS_KEPT = 4 };
 
 struct offer {
-        struct list link; /* landing_group.queues[node], or landing.early */
+        struct list link; /* accumulator_group.queues[node], or accumulator.early */
         struct offload_task task;
         struct holding *holding;
         enum offer_phase phase;
@@ -41,10 +41,10 @@ struct offer {
         uint64_t attempt;
         uint64_t announced; /* the payload's transfer, until it is expected; 0: none is announced */
         bool last, empty;
-        bool void_;            /* its attempt is over: freed when its parts have ended */
-        uint64_t generation;   /* of the landing, when its accumulation began */
+        bool void_;          /* its attempt is over: freed when its parts have ended */
+        uint64_t generation; /* of the accumulator, when its accumulation began */
         struct node_gradient *node_gradient; /* of this node's own ranks */
-        uint8_t *present;      /* one bit a tensor */
+        uint8_t *present;                    /* one bit a tensor */
         size_t present_bytes;
         struct room room; /* where its parts land */
         struct offer_part *parts;
@@ -55,7 +55,7 @@ struct offer {
         struct group_norm norm;
 };
 
-struct landing_group {
+struct accumulator_group {
         struct list *queues;          /* [node] */
         uint32_t *offered;            /* [node]: micro-batches offered so far */
         bool *finished;               /* [node]: its last was accumulated, or it has no ranks */
@@ -68,11 +68,11 @@ struct landing_group {
         struct offer *deferred; /* the sum is not there: it is what this offer has */
 };
 
-struct landing {
+struct accumulator {
         uint32_t n_groups;
-        struct landing_group *groups; /* [group] */
-        uint8_t *present;             /* [tensor]: has a gradient in this attempt */
-        struct list early;            /* offers of attempts that this node has not heard of yet */
+        struct accumulator_group *groups; /* [group] */
+        uint8_t *present;                 /* [tensor]: has a gradient in this attempt */
+        struct list early; /* offers of attempts that this node has not heard of yet */
         uint32_t n_early;
         uint64_t room_bytes;                /* that offers have */
         struct room kept_rooms[ROOMS_KEPT]; /* on GPUs, for the next offers */
@@ -89,20 +89,20 @@ struct landing {
 };
 
 /* Of what is pulled: the wire's, or fp32 for a mirror. */
-enum zero_dtype landing_dtype(const struct holding *h);
+enum zero_dtype accumulator_dtype(const struct holding *h);
 /* Whether the group is reduced here at all; whether a node has something to offer to it: ranks, or
  * the sum that is mirrored. */
-bool landing_has(const struct holding *h, uint32_t group);
-bool landing_expects(const struct holding *h, uint32_t group, uint32_t node);
+bool accumulator_has(const struct holding *h, uint32_t group);
+bool accumulator_expects(const struct holding *h, uint32_t group, uint32_t node);
 
 /* Elements that are pulled of an offer, and the first: of the group, or of the mirrored sum. */
-struct range landing_range(const struct holding *h, uint32_t group);
+struct range accumulator_range(const struct holding *h, uint32_t group);
 
 /* offer.c */
 void offer_free(struct offer *o);
 /* Its offers of attempts that have not begun here are dropped: the link is lost. */
-void landing_forget_node(struct holding *h, uint32_t node);
-void landing_take_early(struct holding *h);
+void accumulator_forget_node(struct holding *h, uint32_t node);
+void accumulator_take_early(struct holding *h);
 
 /* pulling.c */
 /* Begins to pull it, if it has anything to pull and is not being pulled; its_turn: beyond the
@@ -113,7 +113,7 @@ void offer_void(struct offer *o);
 
 /* room.c */
 /* What is kept goes when nobody has used it for a while and no rank is here. */
-void landing_tick(struct holding *h);
+void accumulator_tick(struct holding *h);
 /* False: not now. */
 bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret);
 void room_give(struct holding *h, struct room *room);
@@ -134,19 +134,19 @@ void mirror_offer(struct holding *h, uint32_t group);
 void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
 /* Adds an offer to the group's sum; NULL: nothing.  Then, unless norm is NULL, takes the norm of
  * the sum.  For an offload thread. */
-void landing_add(const struct holding *h, uint32_t group, const struct offer *o,
-                 struct group_norm *norm);
+void accumulator_add(const struct holding *h, uint32_t group, const struct offer *o,
+                     struct group_norm *norm);
 
 /* vote.c: the norm of a complete group, if it has none yet, and the vote once all have theirs. */
-void landing_measure(struct holding *h, uint32_t group);
-void landing_measured(struct holding *h, uint32_t group);
-void landing_vote(struct holding *h);
+void accumulator_measure(struct holding *h, uint32_t group);
+void accumulator_measured(struct holding *h, uint32_t group);
+void accumulator_vote(struct holding *h);
 
-/* landing.c */
-void landings_tick(struct engine *x);
-void landings_node_down(struct engine *x, uint32_t node, const char *why);
+/* accumulator.c */
+void accumulators_tick(struct engine *x);
+void accumulators_node_down(struct engine *x, uint32_t node, const char *why);
 /* Writes the sum of what was deferred. */
 void offer_settle(struct offer *o);
-void landing_advance(struct holding *h, uint32_t group);
-void landing_forget_present(struct holding *h, uint32_t group);
-void landing_forget_kept(struct landing *l);
+void accumulator_advance(struct holding *h, uint32_t group);
+void accumulator_forget_present(struct holding *h, uint32_t group);
+void accumulator_forget_kept(struct accumulator *l);

@@ -1,4 +1,5 @@
-/* What an owner sums, offers to its mirror and votes for: offer.c, landing.c, mirror.c, vote.c. */
+/* What an owner sums, offers to its mirror and votes for: offer.c, accumulator.c, mirror.c, vote.c.
+ */
 #include "world.h"
 
 #include <string.h>
@@ -19,7 +20,7 @@ static bool expects(const struct node *n, uint32_t node, uint32_t copy, uint32_t
         return false;
 }
 
-static bool landing_complete(const struct node *n, uint32_t node, uint32_t copy)
+static bool accumulator_complete(const struct node *n, uint32_t node, uint32_t copy)
 {
         if (!n->started)
                 return false;
@@ -30,8 +31,8 @@ static bool landing_complete(const struct node *n, uint32_t node, uint32_t copy)
 }
 
 /* Exactly one contribution of each rank to each micro-batch, all of this attempt. */
-static void landing_sum(const struct world *w, uint32_t node, uint32_t copy,
-                        u8 parts[MICRO_BATCHES][RANKS])
+static void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
+                            u8 parts[MICRO_BATCHES][RANKS])
 {
         const struct node *n = &w->nodes[node];
         const struct holding *h = &n->holdings[copy];
@@ -63,14 +64,14 @@ static void mirror_offer(struct world *w, uint32_t node)
         struct holding *h = &n->holdings[0];
         struct message m = { .type = OFFER, .copy = 1, .attempt = n->attempt, .last = 1 };
 
-        if (view.copies < 2 || h->chained || h->running || !landing_complete(n, node, 0))
+        if (view.copies < 2 || h->chained || h->running || !accumulator_complete(n, node, 0))
                 return;
         h->chained = 1;
-        landing_sum(w, node, 0, m.sum);
+        accumulator_sum(w, node, 0, m.sum);
         send(w, node, holder_node(&view, holder_of(&view, holder_on(node, 0), 1)), m);
 }
 
-void landing_vote(struct world *w, uint32_t node, uint32_t copy)
+void accumulator_vote(struct world *w, uint32_t node, uint32_t copy)
 {
         struct node *n = &w->nodes[node];
         struct holding *h = &n->holdings[copy];
@@ -78,7 +79,7 @@ void landing_vote(struct world *w, uint32_t node, uint32_t copy)
 
         if (copy == 0)
                 mirror_offer(w, node);
-        if (!h->preparing || h->running || !landing_complete(n, node, copy))
+        if (!h->preparing || h->running || !accumulator_complete(n, node, copy))
                 return;
         h->preparing = 0;
         if (r->attempt < n->attempt)
@@ -86,7 +87,7 @@ void landing_vote(struct world *w, uint32_t node, uint32_t copy)
         REQUIRE(r->phase != PHASE_DECIDED && r->attempt == n->attempt,
                 "node %u votes for attempt %u, its record is at attempt %u, phase %u", node,
                 n->attempt, r->attempt, r->phase);
-        landing_sum(w, node, copy, r->parts);
+        accumulator_sum(w, node, copy, r->parts);
         r->phase = PHASE_PREPARED;
         r->vote = vote_of(holder_owner(&view, holder_on(node, copy)), r->version, r->skipped);
         r->scale = h->prepare_scale;
@@ -135,7 +136,7 @@ static bool attempt_is_over(const struct node *n, u8 attempt)
         return attempt < n->attempt || (attempt == n->attempt && !n->started);
 }
 
-void landing_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m)
+void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m)
 {
         struct node *n = &w->nodes[node];
         struct early o = { .node = (u8)from,
@@ -150,7 +151,7 @@ void landing_offer(struct world *w, uint32_t node, uint32_t from, const struct m
                 return;
         if (m->attempt == n->attempt) {
                 offer_queue(w, node, &o);
-                landing_vote(w, node, m->copy);
+                accumulator_vote(w, node, m->copy);
         } else if (n->n_early == EARLY) {
                 violate("node %u has too many early offers", node);
         } else {
@@ -158,7 +159,7 @@ void landing_offer(struct world *w, uint32_t node, uint32_t from, const struct m
         }
 }
 
-void landing_lose(struct world *w, uint32_t node, uint32_t from)
+void accumulator_lose(struct world *w, uint32_t node, uint32_t from)
 {
         struct node *n = &w->nodes[node];
         u8 kept = 0;
@@ -170,7 +171,7 @@ void landing_lose(struct world *w, uint32_t node, uint32_t from)
         n->n_early = kept;
 }
 
-void landing_reset(struct world *w, uint32_t node)
+void accumulator_reset(struct world *w, uint32_t node)
 {
         struct node *n = &w->nodes[node];
         struct early early[EARLY];

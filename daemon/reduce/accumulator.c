@@ -2,7 +2,7 @@
  * An owner's side of a gradient.
  *
  * Nodes offer what their ranks contributed to a group; the owner pulls its range of each
- * offer into a landing buffer and accumulates micro-batch by micro-batch, within each in node
+ * offer into an accumulator buffer and accumulates micro-batch by micro-batch, within each in node
  * order, in fp32: the result depends on no timing.  Offers out of turn are pulled
  * ahead while the budget lasts; the one whose turn it is may always be pulled, so a
  * full budget cannot stop the order.
@@ -14,7 +14,7 @@
  * Offers of the next attempt may come before this owner has heard of the decision, and while
  * the group's old gradient is still being read by the update: they wait.
  */
-#include "daemon/reduce/landing.h"
+#include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
@@ -24,15 +24,15 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-static int landing_new(struct holding *h)
+static int accumulator_new(struct holding *h)
 {
         const struct job *job = h->job;
         uint32_t n = job->layout->n_groups, nodes = job->x->cluster->n_nodes;
-        struct landing *l = calloc(1, sizeof *l);
+        struct accumulator *l = calloc(1, sizeof *l);
 
         if (!l)
                 return -ENOMEM;
-        h->landing = l;
+        h->accumulator = l;
         l->n_groups = n;
         list_init(&l->early);
         l->groups = calloc(n, sizeof *l->groups);
@@ -40,7 +40,7 @@ static int landing_new(struct holding *h)
         if (!l->groups || !l->present)
                 return -ENOMEM;
         for (uint32_t g = 0; g < n; g++) {
-                struct landing_group *lg = &l->groups[g];
+                struct accumulator_group *lg = &l->groups[g];
 
                 lg->queues = malloc(nodes * sizeof *lg->queues);
                 lg->offered = calloc(nodes, sizeof *lg->offered);
@@ -53,9 +53,9 @@ static int landing_new(struct holding *h)
         return 0;
 }
 
-static void landing_free(struct holding *h)
+static void accumulator_free(struct holding *h)
 {
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
 
         if (!l)
                 return;
@@ -67,12 +67,12 @@ static void landing_free(struct holding *h)
         }
         free(l->groups);
         free(l->present);
-        landing_forget_kept(l);
-        landing_vacate(l);
+        accumulator_forget_kept(l);
+        accumulator_vacate(l);
         free(l);
 }
 
-void landing_forget_kept(struct landing *l)
+void accumulator_forget_kept(struct accumulator *l)
 {
         for (uint32_t r = 0; r < l->n_kept; r++)
                 kept_clear(&l->kept[r]);
@@ -83,20 +83,20 @@ void landing_forget_kept(struct landing *l)
 
 /* ---- accumulation -------------------------------------------------------------- */
 
-/* Offload thread. landing.present is only touched by the one task of a group's tensors. */
+/* Offload thread. accumulator.present is only touched by the one task of a group's tensors. */
 static void offer_accumulate(struct offload_task *task, uint32_t worker)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
 
-        landing_add(o->holding, o->group, o, o->final ? &o->norm : NULL);
+        accumulator_add(o->holding, o->group, o, o->final ? &o->norm : NULL);
 }
 
 /* No tensor of the group has a gradient any more. */
-void landing_forget_present(struct holding *h, uint32_t group)
+void accumulator_forget_present(struct holding *h, uint32_t group)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
 
-        memset(h->landing->present + g->first_tensor, 0, g->n_tensors);
+        memset(h->accumulator->present + g->first_tensor, 0, g->n_tensors);
 }
 
 /* Nobody wants what it brought any more. */
@@ -115,18 +115,18 @@ static void offer_accumulated(struct offload_task *task)
         struct offer *o = CONTAINER_OF(task, struct offer, task);
         struct holding *h = o->holding;
         struct job *job = h->job;
-        struct landing_group *lg = &h->landing->groups[o->group];
+        struct accumulator_group *lg = &h->accumulator->groups[o->group];
         uint32_t group = o->group;
 
-        crash_point(CRASH_LANDING_ADDED);
+        crash_point(CRASH_ACCUMULATOR_ADDED);
         lg->busy = false;
         job_ref(job);
-        if (o->generation != h->landing->generation) {
-                landing_forget_present(h, group);
+        if (o->generation != h->accumulator->generation) {
+                accumulator_forget_present(h, group);
                 offer_end(o);
         } else if (o->way == OFFER_SETTLED) {
                 offer_end(o);
-                landing_vote(h);
+                accumulator_vote(h);
         } else {
                 lg->finished[o->node] = o->last;
                 lg->cursor++;
@@ -137,7 +137,7 @@ static void offer_accumulated(struct offload_task *task)
                 else
                         offer_end(o);
         }
-        landing_advance(h, group);
+        accumulator_advance(h, group);
         job_unref(job);
 }
 
@@ -145,10 +145,11 @@ static void offer_accumulated(struct offload_task *task)
 static bool offer_is_final(const struct offer *o)
 {
         const struct holding *h = o->holding;
-        const struct landing_group *lg = &h->landing->groups[o->group];
+        const struct accumulator_group *lg = &h->accumulator->groups[o->group];
 
         for (uint32_t node = 0; node < h->job->x->cluster->n_nodes; node++)
-                if (node != o->node && !lg->finished[node] && landing_expects(h, o->group, node))
+                if (node != o->node && !lg->finished[node] &&
+                    accumulator_expects(h, o->group, node))
                         return false;
         return o->last;
 }
@@ -157,7 +158,7 @@ static void offer_run(struct offer *o)
 {
         struct holding *h = o->holding;
 
-        h->landing->groups[o->group].busy = true;
+        h->accumulator->groups[o->group].busy = true;
         o->task.run = offer_accumulate;
         o->task.done = offer_accumulated;
         offload_submit(h->job->x->offload, &o->task);
@@ -170,7 +171,7 @@ static void offer_submit(struct offer *o)
         o->final = offer_is_final(o);
         o->way = offer_defers(o) ? OFFER_DEFERRED : OFFER_ADDED;
         group_norm_init(&o->norm, h->job, o->group);
-        o->generation = h->landing->generation;
+        o->generation = h->accumulator->generation;
         list_remove(&o->link);
         if (o->node_gradient)
                 node_gradient_read_begin(o->node_gradient);
@@ -188,14 +189,14 @@ void offer_settle(struct offer *o)
 
 /* The next node in order that still contributes to the current micro-batch; false if none is left.
  */
-static bool landing_turn(struct holding *h, uint32_t group)
+static bool accumulator_turn(struct holding *h, uint32_t group)
 {
-        struct landing_group *lg = &h->landing->groups[group];
+        struct accumulator_group *lg = &h->accumulator->groups[group];
         uint32_t nodes = h->job->x->cluster->n_nodes;
 
         for (uint32_t tries = 0; tries <= nodes; tries++) {
                 for (; lg->cursor < nodes; lg->cursor++)
-                        if (!lg->finished[lg->cursor] && landing_expects(h, group, lg->cursor))
+                        if (!lg->finished[lg->cursor] && accumulator_expects(h, group, lg->cursor))
                                 return true;
                 lg->cursor = 0;
                 lg->micro_batch++;
@@ -204,15 +205,15 @@ static bool landing_turn(struct holding *h, uint32_t group)
 }
 
 /* Moves a group on as far as it goes now. */
-void landing_advance(struct holding *h, uint32_t group)
+void accumulator_advance(struct holding *h, uint32_t group)
 {
         const struct job *job = h->job;
-        struct landing_group *lg = &h->landing->groups[group];
+        struct accumulator_group *lg = &h->accumulator->groups[group];
 
         if (job->dead || !job->started || lg->busy || lg->readers || lg->complete ||
-            !landing_has(h, group) || h->unread[group])
+            !accumulator_has(h, group) || h->unread[group])
                 return;
-        while (landing_turn(h, group)) {
+        while (accumulator_turn(h, group)) {
                 struct list *queue = &lg->queues[lg->cursor];
                 struct offer *o;
 
@@ -232,14 +233,14 @@ void landing_advance(struct holding *h, uint32_t group)
                 return;
         }
         if (lg->normed)
-                landing_measured(h, group);
+                accumulator_measured(h, group);
         else
-                landing_measure(h, group);
+                accumulator_measure(h, group);
 }
 
 /* ---- attempts ---------------------------------------------------------------------- */
 
-static void landing_reset_group(struct landing_group *lg, uint32_t nodes)
+static void accumulator_reset_group(struct accumulator_group *lg, uint32_t nodes)
 {
 
         for (uint32_t n = 0; n < nodes; n++)
@@ -251,80 +252,80 @@ static void landing_reset_group(struct landing_group *lg, uint32_t nodes)
         lg->complete = lg->normed = lg->measured = false;
 }
 
-void landing_reset(struct holding *h)
+void accumulator_reset(struct holding *h)
 {
         struct job *job = h->job;
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
 
         l->generation++;
         l->preparing = l->have_params = l->voted = false;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
-                landing_reset_group(&l->groups[g], job->x->cluster->n_nodes);
+                accumulator_reset_group(&l->groups[g], job->x->cluster->n_nodes);
                 deferred_end(h, g);
                 if (!l->groups[g].busy) /* else when its task ends */
-                        landing_forget_present(h, g);
+                        accumulator_forget_present(h, g);
         }
-        landing_take_early(h);
+        accumulator_take_early(h);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                landing_advance(h, g);
+                accumulator_advance(h, g);
         shard_settled(job);
 }
 
-void landing_group_free(struct holding *h, uint32_t group)
+void accumulator_group_free(struct holding *h, uint32_t group)
 {
-        landing_advance(h, group);
+        accumulator_advance(h, group);
 }
 
-void landing_updated(struct holding *h)
+void accumulator_updated(struct holding *h)
 {
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
-                landing_advance(h, g);
-        landing_vote(h);
+                accumulator_advance(h, g);
+        accumulator_vote(h);
 }
 
-bool landing_begun(const struct holding *h)
+bool accumulator_begun(const struct holding *h)
 {
-        for (uint32_t g = 0; g < h->landing->n_groups; g++)
+        for (uint32_t g = 0; g < h->accumulator->n_groups; g++)
                 for (uint32_t n = 0; n < h->job->x->cluster->n_nodes; n++)
-                        if (h->landing->groups[g].offered[n])
+                        if (h->accumulator->groups[g].offered[n])
                                 return true;
         return false;
 }
 
-bool landing_in_use(const struct holding *h)
+bool accumulator_in_use(const struct holding *h)
 {
-        for (uint32_t g = 0; g < h->landing->n_groups; g++)
-                if (h->landing->groups[g].busy || h->landing->groups[g].readers)
+        for (uint32_t g = 0; g < h->accumulator->n_groups; g++)
+                if (h->accumulator->groups[g].busy || h->accumulator->groups[g].readers)
                         return true;
         return false;
 }
 
-bool landing_voted(const struct holding *h)
+bool accumulator_voted(const struct holding *h)
 {
-        return h->landing->voted;
+        return h->accumulator->voted;
 }
 
-void landing_refused(struct holding *h)
+void accumulator_refused(struct holding *h)
 {
-        if (!landing_voted(h))
+        if (!accumulator_voted(h))
                 return;
-        h->landing->voted = false;
+        h->accumulator->voted = false;
         shard_settled(h->job);
 }
 
 /* ---- names --------------------------------------------------------------------------- */
 
-uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n)
+uint32_t accumulator_waits(struct holding *h, struct wait_line *lines, uint32_t n)
 {
         const struct job *job = h->job;
-        struct landing *l = h->landing;
+        struct accumulator *l = h->accumulator;
 
         if (!l->preparing || n == 0)
                 return 0;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
-                struct landing_group *lg = &l->groups[g];
+                struct accumulator_group *lg = &l->groups[g];
 
-                if (!landing_has(h, g) || lg->measured)
+                if (!accumulator_has(h, g) || lg->measured)
                         continue;
                 snprintf(lines[0].who, sizeof lines[0].who, "node %.60s",
                          node_name(job->x, lg->complete ? job->x->cluster->self : lg->cursor));
@@ -337,20 +338,21 @@ uint32_t landing_waits(struct holding *h, struct wait_line *lines, uint32_t n)
 
 /* ---- what the node goes through ---------------------------------------------------- */
 
-void landings_tick(struct engine *x)
+void accumulators_tick(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
                 for_holdings (CONTAINER_OF(item, struct job, link), h)
-                        landing_tick(h);
+                        accumulator_tick(h);
         }
 }
 
-void landings_node_down(struct engine *x, uint32_t node, const char *why)
+void accumulators_node_down(struct engine *x, uint32_t node, const char *why)
 {
         list_for_each (&x->jobs, item) {
                 for_holdings (CONTAINER_OF(item, struct job, link), h)
-                        landing_forget_node(h, node);
+                        accumulator_forget_node(h, node);
         }
 }
 
-const struct shard_observer reduce_observer = { .made = landing_new, .freed = landing_free };
+const struct shard_observer reduce_observer = { .made = accumulator_new,
+                                                .freed = accumulator_free };
