@@ -40,19 +40,19 @@ static void holder_add(const struct coordinated *c, uint32_t holder, struct move
 }
 
 /* Of the states that are moved, or, where that is not known yet, of the newest there are. */
-static bool former_epoch(const struct coordinated *c, uint64_t *ret)
+static bool old_placement_epoch(const struct coordinated *c, uint64_t *ret)
 {
         uint64_t newest = 0;
         bool some = false;
 
-        for (uint32_t i = 0; i < FORMER_MAX; i++) {
-                const struct placement *p = &c->state.formers[i].place;
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++) {
+                const struct placement *p = &c->state.old_placements[i].place;
 
                 some = some || p->n_owners;
                 newest = p->n_owners && p->epoch > newest ? p->epoch : newest;
         }
         if (some)
-                *ret = c->state.former ? c->state.former->place.epoch : newest;
+                *ret = c->state.old_placement ? c->state.old_placement->place.epoch : newest;
         return some;
 }
 
@@ -69,7 +69,7 @@ bool coordinated_moves(struct coordinated *c, struct move *ret)
 {
         const struct placement *view = &c->state.step.view;
         struct move m = { .from = view->epoch, .to = view->epoch };
-        bool moves = !c->state.whole && former_epoch(c, &m.from);
+        bool moves = !c->state.whole && old_placement_epoch(c, &m.from);
 
         if (!moves && !c->state.whole)
                 return false;
@@ -125,7 +125,7 @@ static bool standing_waits(const struct coordinated *c, struct wait_line *ret)
                         wait_for(c, n, "to say what it has of the job", ret);
                         return true;
                 } else if (c->state.settled && !c->state.whole &&
-                           c->state.former->settling >> n & 1) {
+                           c->state.old_placement->settling >> n & 1) {
                         wait_for(c, n, "to carry out the last step", ret);
                         return true;
                 }

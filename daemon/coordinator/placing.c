@@ -1,5 +1,5 @@
 /*
- * States brought to where the placement in force has them: nodes are asked to settle former states,
+ * States brought to where the placement in force has them: nodes are asked to settle old states,
  * and holders are filled; what becomes of that is told to the coordinator (coordinator.h).
  */
 #include "daemon/coordinator/coordinator.h"
@@ -42,7 +42,7 @@ static void settle_answered(void *arg, int status, const char *text, const Zero_
 
 void placing_settle(struct coordinated *c, uint32_t node)
 {
-        const uint64_t epoch = c->state.former->place.epoch;
+        const uint64_t epoch = c->state.old_placement->place.epoch;
         Zero__LinkMessage m = coordinated_message(c);
         Zero__Settle settle = ZERO__SETTLE__INIT;
         Zero__Decision last;
@@ -132,6 +132,6 @@ void placing_take_back(struct coordinated *c, bool first)
 
         if (first)
                 log_error("%s; the owners before, of epoch %llu, come back", s->refused.text,
-                          (unsigned long long)s->former->place.epoch);
-        view_take_back(c->x, &s->former->place, s->refused.text);
+                          (unsigned long long)s->old_placement->place.epoch);
+        view_take_back(c->x, &s->old_placement->place, s->refused.text);
 }

@@ -36,7 +36,7 @@ struct job {
         uint32_t references;
         uint32_t holders; /* of them: sessions and others that need no state once it is dead */
         bool dead;
-        uint64_t whole;  /* the placement of which that was told: former states are to go; or 0 */
+        uint64_t whole;  /* the placement of which that was told: old states are to go; or 0 */
         bool opening;    /* its state is being made, or ... */
         bool resuming;   /* ... an earlier process left it, and it is not taken up yet */
         bool drop_state; /* delete the state file with it */
@@ -49,7 +49,7 @@ struct job {
         struct placement place;
         struct partition *partition;
         struct list holdings; /* this node's; none where it holds no shards */
-        struct list former;   /* of earlier placements: to be moved from, then deleted */
+        struct list old_replicas; /* of earlier placements: to be moved from, then deleted */
 
         /* The step, as this node last heard of it. */
         bool started;         /* all ranks are there (Start) */

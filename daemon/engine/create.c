@@ -44,7 +44,7 @@ static void opened_answer(struct engine *x, uint32_t node, uint64_t call, const 
         opened.standings = pointers;
         for_holdings (job, h)
                 opened_add(&opened, h, standings);
-        list_for_each ((struct list *)&job->former, item) {
+        list_for_each ((struct list *)&job->old_replicas, item) {
                 opened_add(&opened, CONTAINER_OF(item, struct holding, link), standings);
         }
         m.answer = call;

@@ -123,13 +123,14 @@ static const struct module engine_module = { .progress = engine_progress, .node_
 static const struct shard_observer engine_observer = { .settled = engine_settled };
 
 static const struct module *const modules[] = {
-        &drop_module,       &transfer_module,    &shard_module,  &gather_module,  &reduce_module,
-        &tensors_module,    &checkpoint_module,  &rank_module,   &filling_module, &former_module,
-        &membership_module, &coordinator_module, &engine_module,
+        &drop_module,    &transfer_module,      &shard_module,      &gather_module,
+        &reduce_module,  &tensors_module,       &checkpoint_module, &rank_module,
+        &filling_module, &old_placement_module, &membership_module, &coordinator_module,
+        &engine_module,
 };
 static const struct shard_observer *const observers[] = {
-        &gather_observer,     &reduce_observer, &update_observer, &tensors_observer,
-        &checkpoint_observer, &former_observer, &engine_observer,
+        &gather_observer,     &reduce_observer,        &update_observer, &tensors_observer,
+        &checkpoint_observer, &old_placement_observer, &engine_observer,
 };
 
 /* ---- start and stop ---------------------------------------------------------------- */
@@ -294,7 +295,7 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
                 break;
         case ZERO__LINK_MESSAGE__BODY_SETTLE:
                 if (trusted)
-                        former_settle_message(job, node, m);
+                        old_placement_settle_message(job, node, m);
                 break;
         default:
                 answer(job->x, node, m, ZERO_EPROTO, "message not understood");
@@ -370,7 +371,7 @@ void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
                    m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT_PROGRESS) {
                 snapshot_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_PLACED) {
-                former_placed_message(x, node, m);
+                old_placement_placed_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_FILL) {
                 filling_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_FILL_PROGRESS) {

@@ -79,8 +79,8 @@ static int resume_add(struct job *job, struct state *state, struct holding **ret
 {
         int r;
 
-        if (resume_use(job->x, state) == STATE_FORMER)
-                return holding_new_former(job, state, ret);
+        if (resume_use(job->x, state) == STATE_OLD_PLACEMENT)
+                return holding_new_old_placement(job, state, ret);
         r = holding_new(job, state->plan->owner, state->id.copy, ret);
         if (r == 0)
                 (*ret)->state = state;
@@ -90,15 +90,16 @@ static int resume_add(struct job *job, struct state *state, struct holding **ret
 /* Nothing that could be used is left of it, but it is for somebody to say so. */
 static void resume_lost(const struct engine *x, const struct state *state, const char *file)
 {
-        bool former = resume_use(x, state) != STATE_IN_FORCE;
+        bool old_placement = resume_use(x, state) != STATE_IN_FORCE;
 
         log_error(
                 "job %s: what this node held of owner %u at version %llu was in GPU memory and is "
                 "lost with the process that held it (state file %s): %s",
                 state->id.job, state->plan->owner, (unsigned long long)state->record->version, file,
-                former ? "other owners are in force; delete it when the job runs without it"
-                       : "a mirror fills it, if there is one; else restore a checkpoint (zeroctl "
-                         "restore)");
+                old_placement
+                        ? "other owners are in force; delete it when the job runs without it"
+                        : "a mirror fills it, if there is one; else restore a checkpoint (zeroctl "
+                          "restore)");
 }
 
 /* What is of the placement in force goes to where this node keeps such. */
@@ -204,7 +205,8 @@ static void job_claim(struct job *job)
 /* There is something that the job's coordinator may lack, and can have from here. */
 static bool is_claimed(const struct job *job)
 {
-        return !list_empty(&job->former) || (job->place.copies > 1 && !list_empty(&job->holdings));
+        return !list_empty(&job->old_replicas) ||
+               (job->place.copies > 1 && !list_empty(&job->holdings));
 }
 
 void jobs_claim(struct engine *x, uint32_t node)
@@ -221,7 +223,7 @@ void jobs_claim(struct engine *x, uint32_t node)
 /* Its only state found no memory, not even to wait for some. */
 static bool is_empty(const struct job *job)
 {
-        return list_empty(&job->holdings) && list_empty(&job->former);
+        return list_empty(&job->holdings) && list_empty(&job->old_replicas);
 }
 
 /* Those of which all that is here is open; the others wait. */
@@ -233,7 +235,7 @@ static void jobs_begin(struct engine *x, bool late)
                 if (!job->resuming || is_empty(job) || shut_has(x, job->name))
                         continue;
                 job->opening = job->resuming = false;
-                former_take_up(job);
+                old_placement_take_up(job);
                 job_take_up(job);
                 log_info("job %s: taken up at version %llu", job->name,
                          (unsigned long long)job->version);

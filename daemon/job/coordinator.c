@@ -26,7 +26,7 @@ int coordinator_init(struct coordinator *c, const struct coordinator_job *job,
 void coordinator_deinit(struct coordinator *c)
 {
         step_deinit(&c->step);
-        formers_free(c->formers);
+        old_placements_free(c->old_placements);
         free(c->standings);
         free(c->standing_room);
         free(c->sitters);

@@ -65,8 +65,9 @@ struct coordinator {
         uint64_t rounds[ZERO_NODE_MAX]; /* [node]: ... as told when asked in that round */
         uint64_t round;                 /* advances when one of two copies may miss a put */
         bool filling[HOLDER_MAX];       /* [holder]: COORDINATOR_FILLED is to come */
-        struct former formers[FORMER_MAX];
-        struct former *former;    /* that the states are moved from, once that is known */
+        struct old_placement old_placements[OLD_PLACEMENT_MAX];
+        struct old_placement
+                *old_placement;   /* that the states are moved from, once that is known */
         uint64_t stale;           /* nodes with states of earlier placements, a bit each */
         struct fault refused;     /* why the placement in force is given up; or OK */
         struct fault clash;       /* ranks that attach have brought different layouts; or OK */

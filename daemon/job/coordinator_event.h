@@ -85,13 +85,13 @@ enum coordinator_action_kind {
         COORDINATOR_REFUSE,        /* all hear: step.refusal */
         COORDINATOR_TELL_DECISION, /* node: the last one, which it ignores if it has heard it */
         COORDINATOR_STANDS,        /* it is known where the job stands */
-        COORDINATOR_SETTLE,        /* node: carry out on former states; SETTLED answers */
+        COORDINATOR_SETTLE,        /* node: carry out on old states; SETTLED answers */
         COORDINATOR_FILL,          /* holder, attempt; coordinator_sources(); FILLED answers */
         COORDINATOR_FILL_OVER,     /* holder: it has its state */
         COORDINATOR_FILL_AGAIN,    /* holder: tried again; coordinator.note says why */
         COORDINATOR_WHOLE,         /* all states are where the placement in force has them */
         COORDINATOR_PLACED,        /* node: it may delete states of earlier placements */
-        COORDINATOR_TAKE_BACK,     /* the former placement comes back; flag: the first time */
+        COORDINATOR_TAKE_BACK,     /* the old placement comes back; flag: the first time */
         COORDINATOR_UNKNOWN,       /* node has not told, flag: it is waited for; a log line */
         COORDINATOR_HINDERED,      /* coordinator.fault */
         COORDINATOR_FINISHED,      /* all ranks have left and completed the job */

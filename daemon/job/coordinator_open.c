@@ -68,7 +68,8 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
         step_heard(&c->step, s->attempt);
         if (s->place.epoch < c->step.view.epoch) {
                 c->stale |= 1ull << node;
-                return formers_hear(c->formers, node, &s->place, s->standing, s->puts, fault);
+                return old_placements_hear(c->old_placements, node, &s->place, s->standing, s->puts,
+                                           fault);
         }
         if (s->place.epoch > c->step.view.epoch)
                 return fault_set(fault, ZERO_EPROTO, "it knows of a later list of owners");
@@ -93,7 +94,7 @@ static bool node_told(struct coordinator *c, const struct coordinator_event *e)
         c->created[node] = e->created;
         c->lacks[node] = !e->known;
         step_heard(&c->step, e->attempt);
-        formers_retell(c->formers, node);
+        old_placements_retell(c->old_placements, node);
         if (!e->known)
                 return true;
         for (uint32_t i = 0; i < e->n_states && !r; i++)
@@ -149,7 +150,7 @@ void open_forget(struct coordinator *c, uint32_t node)
         for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
                 if (holder_node(&c->step.view, h) == node)
                         c->standings[h] = NULL;
-        former_forget_node(c, node);
+        old_placement_forget_node(c, node);
 }
 
 void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
@@ -201,10 +202,10 @@ static bool holders_fit(struct coordinator *c, uint32_t node)
         return r == 0;
 }
 
-/* From the states of the placement in force, or of the former: of one copy of each at least. */
+/* From the states of the placement in force, or of the old one: of one copy of each at least. */
 static void open_recover(struct coordinator *c)
 {
-        const struct placement *place = c->whole ? &c->step.view : &c->former->place;
+        const struct placement *place = c->whole ? &c->step.view : &c->old_placement->place;
         struct recovery r;
         struct fault fault;
         uint32_t odd = 0;
@@ -214,7 +215,7 @@ static void open_recover(struct coordinator *c)
                 status = recover((const struct standing *const *)c->standings, place, &r, &odd,
                                  &fault);
         else
-                status = former_recover(c->former, &r, &odd, &fault);
+                status = old_placement_recover(c->old_placement, &r, &odd, &fault);
         if (status) {
                 open_hinder(c, fault.status, holder_node(place, odd), fault.text);
                 return;
@@ -277,12 +278,13 @@ static uint64_t others_unknown(const struct coordinator *c)
  * back to earlier states does: it is known that something of it is lost.
  */
 static uint64_t find_untold(const struct coordinator *c, enum opening_choice choice,
-                            const struct former *former)
+                            const struct old_placement *old_placement)
 {
         uint64_t unknown = others_unknown(c), dead = c->step.view.dead;
 
         if (choice == OPENING_MOVES)
-                return unknown & lists_untold(&c->step.view, former->place.epoch + 1, ~unknown);
+                return unknown &
+                       lists_untold(&c->step.view, old_placement->place.epoch + 1, ~unknown);
         if (choice == OPENING_MAKES)
                 return unknown & ~dead & lists_untold(&c->step.view, 0, ~unknown | dead);
         return 0;
@@ -291,7 +293,7 @@ static uint64_t find_untold(const struct coordinator *c, enum opening_choice cho
 /*
  * Nodes that hold nothing by the list in force may have newer states than those known so far.
  * They are waited for, but not for ever: such a node may hang.  One that is not linked starts anew
- * at this moment, or is dead: it gets less time.  But where lists lie between the former one and
+ * at this moment, or is dead: it gets less time.  But where lists lie between the old one and
  * the one in force (gap), it gets as long as any other, in case that one has lost its memory that
  * tells of such a list.  Nodes that may have what nobody else has (untold) are waited for without
  * end.
@@ -323,19 +325,20 @@ static bool others_wait(struct coordinator *c, bool gap)
 /* All nodes of the placement in force have answered for the first time. */
 static void open_choose(struct coordinator *c)
 {
-        struct former *former = NULL;
-        enum opening_choice choice = opening_choose((const struct standing *const *)c->standings,
-                                                    &c->step.view, c->formers, &former);
+        struct old_placement *old_placement = NULL;
+        enum opening_choice choice =
+                opening_choose((const struct standing *const *)c->standings, &c->step.view,
+                               c->old_placements, &old_placement);
         bool first =
                 choice == OPENING_MAKES && c->step.view.epoch == 0; /* nobody else can have it */
-        bool gap = choice == OPENING_MOVES && former->place.epoch + 1 < c->step.view.epoch;
+        bool gap = choice == OPENING_MOVES && old_placement->place.epoch + 1 < c->step.view.epoch;
 
-        c->untold = find_untold(c, choice, former);
+        c->untold = find_untold(c, choice, old_placement);
         c->may_be_there = choice == OPENING_MAKES;
         if (choice != OPENING_STANDS && !first && others_wait(c, gap))
                 return;
         c->others_until_ms = c->missed = 0;
-        c->former = former;
+        c->old_placement = old_placement;
         switch (choice) {
         case OPENING_STANDS:
         case OPENING_MOVES:

@@ -55,6 +55,6 @@ void placing_advance(struct coordinator *c);
 /* A holder on the node lacks its state. */
 bool placing_lacks(const struct coordinator *c, uint32_t node);
 void placed_tell(struct coordinator *c, uint32_t node);
-void former_forget_node(struct coordinator *c, uint32_t node);
+void old_placement_forget_node(struct coordinator *c, uint32_t node);
 void settle_answered(struct coordinator *c, const struct coordinator_event *e);
 void fill_ended(struct coordinator *c, const struct coordinator_event *e);

@@ -2,23 +2,23 @@
  * Bringing a job's states to where the placement in force has them; see coordinator.h.
  *
  * Where the job stands was told by the states of the placement in force, or, if those are not
- * complete, of an earlier one (coordinator.former).  In the second case nodes first carry out on
- * these what was decided (COORDINATOR_SETTLE); then every holder of the placement in force is
- * filled from them, and when all are, the old ones are deleted (COORDINATOR_PLACED).  In the first
- * case only holders that have lost their state, or missed a client's put, are filled, from the
- * other copy.  No step starts meanwhile: a node with a holder that lacks its state is not open.
+ * complete, of an earlier one (coordinator.old_placement).  In the second case nodes first carry
+ * out on these what was decided (COORDINATOR_SETTLE); then every holder of the placement in force
+ * is filled from them, and when all are, the old ones are deleted (COORDINATOR_PLACED).  In the
+ * first case only holders that have lost their state, or missed a client's put, are filled, from
+ * the other copy.  No step starts meanwhile: a node with a holder that lacks its state is not open.
  */
 #include "daemon/job/coordinator_parts.h"
 
-/* ---- former states settle ------------------------------------------------------------------- */
+/* ---- old states settle ------------------------------------------------------------------- */
 
-void former_forget_node(struct coordinator *c, uint32_t node)
+void old_placement_forget_node(struct coordinator *c, uint32_t node)
 {
         const struct recovery now = step_stands(&c->step);
 
-        formers_forget_node(c->formers, node);
+        old_placements_forget_node(c->old_placements, node);
         c->stale &= ~(1ull << node);
-        if (c->settled && !c->whole && !former_covers(c->former, &now))
+        if (c->settled && !c->whole && !old_placement_covers(c->old_placement, &now))
                 c->settled = false; /* another one may be there; else the node is waited for */
 }
 
@@ -26,26 +26,27 @@ void settle_answered(struct coordinator *c, const struct coordinator_event *e)
 {
         uint64_t node = 1ull << e->node;
 
-        if (!c->former || e->epoch != c->former->place.epoch || !(c->former->settling & node))
+        if (!c->old_placement || e->epoch != c->old_placement->place.epoch ||
+            !(c->old_placement->settling & node))
                 return;
-        c->former->settling &= ~node;
+        c->old_placement->settling &= ~node;
         if (e->status == ZERO_OK)
-                c->former->settled |= node;
+                c->old_placement->settled |= node;
         else if (e->status != ZERO_EPEER)
                 open_hinder(c, e->status, e->node, e->text);
         placing_advance(c);
 }
 
-/* True: the former states stand where the job does. */
-static bool former_settle(struct coordinator *c)
+/* True: the old states stand where the job does. */
+static bool old_placement_settle(struct coordinator *c)
 {
         const struct recovery now = step_stands(&c->step);
-        uint64_t nodes = former_unsettled(c->former, &now);
+        uint64_t nodes = old_placement_unsettled(c->old_placement, &now);
 
-        c->former->settling |= nodes;
+        c->old_placement->settling |= nodes;
         for (; nodes; nodes &= nodes - 1)
                 act_node(c, COORDINATOR_SETTLE, (uint32_t)__builtin_ctzll(nodes));
-        return former_settled(c->former, &now);
+        return old_placement_settled(c->old_placement, &now);
 }
 
 /* ---- a node refuses its part ------------------------------------------------------------------
@@ -59,13 +60,13 @@ static bool is_final(int status)
 }
 
 /*
- * The former list is the one right before the list in force, and all its nodes are there with what
+ * The old list is the one right before the list in force, and all its nodes are there with what
  * they had.  So a change that was taken back is not taken back again: nothing of the job is left of
  * the list between.
  */
 static bool may_go_back(const struct coordinator *c)
 {
-        const struct former *f = c->former;
+        const struct old_placement *f = c->old_placement;
 
         if (c->whole || !f || f->place.epoch + 1 != c->step.view.epoch)
                 return false;
@@ -153,9 +154,10 @@ void coordinator_sources(const struct coordinator *c, uint32_t holder,
                 ret->readable[twin] = true;
                 return;
         }
-        *ret = (struct coordinator_sources){ .from = &c->former->place, .puts = c->former->puts };
+        *ret = (struct coordinator_sources){ .from = &c->old_placement->place,
+                                             .puts = c->old_placement->puts };
         for (uint32_t h = 0; h < placement_holders(ret->from); h++)
-                ret->readable[h] = former_gives(c->former, h, &now);
+                ret->readable[h] = old_placement_gives(c->old_placement, h, &now);
 }
 
 /* It is there, and has nothing to carry out any more. */
@@ -303,7 +305,7 @@ void placing_advance(struct coordinator *c)
                 c->whole = true;
                 act(c, (struct coordinator_action){ .kind = COORDINATOR_WHOLE });
                 open_settle(c);
-        } else if (former_settle(c)) {
+        } else if (old_placement_settle(c)) {
                 fill_lacking(c);
         }
 }

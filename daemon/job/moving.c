@@ -9,7 +9,7 @@
 enum state_use state_use(const struct placement *view, uint32_t node, const struct state_place *s)
 {
         if (s->epoch < view->epoch)
-                return STATE_FORMER;
+                return STATE_OLD_PLACEMENT;
         if (s->epoch == view->epoch && s->n_owners == view->n_owners && s->owner < view->n_owners &&
             s->copy < view->copies && holder_node(view, holder_of(view, s->owner, s->copy)) == node)
                 return STATE_IN_FORCE;
@@ -35,13 +35,13 @@ enum settling settling(uint64_t prepared, uint64_t last)
 
 /* ---- what nodes hold of earlier placements ------------------------------------------- */
 
-static const struct standing *const *standings_of(const struct former *f)
+static const struct standing *const *standings_of(const struct old_placement *f)
 {
         return (const struct standing *const *)f->standings;
 }
 
 /* A node has told of one of them, and not told since that it has none. */
-static bool is_known(const struct former *f)
+static bool is_known(const struct old_placement *f)
 {
         for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
                 if (holder_node(&f->place, h) < ZERO_NODE_MAX)
@@ -49,34 +49,35 @@ static bool is_known(const struct former *f)
         return false;
 }
 
-static bool is_older(const struct former *f, const struct former *than)
+static bool is_older(const struct old_placement *f, const struct old_placement *than)
 {
         return is_known(f) && (!than || f->place.epoch < than->place.epoch);
 }
 
-static struct former *former_before(struct former *formers, const struct former *than)
+static struct old_placement *old_placement_before(struct old_placement *old_placements,
+                                                  const struct old_placement *than)
 {
-        struct former *newest = NULL;
+        struct old_placement *newest = NULL;
 
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (is_older(&formers[i], than) &&
-                    (!newest || formers[i].place.epoch > newest->place.epoch))
-                        newest = &formers[i];
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
+                if (is_older(&old_placements[i], than) &&
+                    (!newest || old_placements[i].place.epoch > newest->place.epoch))
+                        newest = &old_placements[i];
         return newest;
 }
 
-static struct former *former_of(struct former *formers, uint64_t epoch)
+static struct old_placement *old_placement_of(struct old_placement *old_placements, uint64_t epoch)
 {
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (formers[i].place.n_owners && formers[i].place.epoch == epoch)
-                        return &formers[i];
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (formers[i].place.n_owners == 0)
-                        return &formers[i];
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
+                if (old_placements[i].place.n_owners && old_placements[i].place.epoch == epoch)
+                        return &old_placements[i];
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
+                if (old_placements[i].place.n_owners == 0)
+                        return &old_placements[i];
         return NULL;
 }
 
-static void former_forget(struct former *f)
+static void old_placement_forget(struct old_placement *f)
 {
         for (uint32_t h = 0; h < HOLDER_MAX; h++) {
                 free(f->standings[h]);
@@ -86,22 +87,23 @@ static void former_forget(struct former *f)
 }
 
 /* Owners of whom nothing is known have no node. */
-static void former_begin(struct former *f, const struct state_place *of)
+static void old_placement_begin(struct old_placement *f, const struct state_place *of)
 {
         uint32_t nobody[ZERO_NODE_MAX];
 
         for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
                 nobody[o] = ZERO_NODE_MAX;
-        former_forget(f);
+        old_placement_forget(f);
         placement_init(&f->place, of->epoch, nobody, of->n_owners, false);
         f->place.copies = of->n_owners > 1 ? PLACEMENT_COPIES : 1;
         memcpy(f->place.mirror, nobody, sizeof nobody);
 }
 
-int formers_hear(struct former *formers, uint32_t node, const struct state_place *of,
-                 const struct standing *standing, uint64_t puts, struct fault *fault)
+int old_placements_hear(struct old_placement *old_placements, uint32_t node,
+                        const struct state_place *of, const struct standing *standing,
+                        uint64_t puts, struct fault *fault)
 {
-        struct former *f = former_of(formers, of->epoch);
+        struct old_placement *f = old_placement_of(old_placements, of->epoch);
         uint32_t holder;
 
         if (of->n_owners < 1 || of->n_owners > ZERO_NODE_MAX || of->owner >= of->n_owners)
@@ -109,7 +111,7 @@ int formers_hear(struct former *formers, uint32_t node, const struct state_place
         if (!f)
                 return fault_set(fault, ZERO_EBUSY, "it has states of too many earlier placements");
         if (f->place.n_owners == 0)
-                former_begin(f, of);
+                old_placement_begin(f, of);
         if (of->n_owners != f->place.n_owners || of->copy >= f->place.copies)
                 return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
         holder = holder_of(&f->place, of->owner, of->copy);
@@ -123,7 +125,7 @@ int formers_hear(struct former *formers, uint32_t node, const struct state_place
         return 0;
 }
 
-static void forget_standings(struct former *f, uint32_t node)
+static void forget_standings(struct old_placement *f, uint32_t node)
 {
         for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
                 if (holder_node(&f->place, h) == node) {
@@ -132,16 +134,16 @@ static void forget_standings(struct former *f, uint32_t node)
                 }
 }
 
-void formers_forget_node(struct former *formers, uint32_t node)
+void old_placements_forget_node(struct old_placement *old_placements, uint32_t node)
 {
-        for (uint32_t i = 0; i < FORMER_MAX; i++) {
-                forget_standings(&formers[i], node);
-                formers[i].settling &= ~(1ull << node);
-                formers[i].settled &= ~(1ull << node);
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++) {
+                forget_standings(&old_placements[i], node);
+                old_placements[i].settling &= ~(1ull << node);
+                old_placements[i].settled &= ~(1ull << node);
         }
 }
 
-static void retell(struct former *f, uint32_t node)
+static void retell(struct old_placement *f, uint32_t node)
 {
         for (uint32_t o = 0; o < f->place.n_owners; o++) {
                 if (f->place.node[o] == node)
@@ -151,18 +153,18 @@ static void retell(struct former *f, uint32_t node)
         }
 }
 
-void formers_retell(struct former *formers, uint32_t node)
+void old_placements_retell(struct old_placement *old_placements, uint32_t node)
 {
-        for (uint32_t i = 0; i < FORMER_MAX; i++) {
-                forget_standings(&formers[i], node);
-                retell(&formers[i], node);
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++) {
+                forget_standings(&old_placements[i], node);
+                retell(&old_placements[i], node);
         }
 }
 
-void formers_free(struct former *formers)
+void old_placements_free(struct old_placement *old_placements)
 {
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                former_forget(&formers[i]);
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
+                old_placement_forget(&old_placements[i]);
 }
 
 /* ---- where the job stood ------------------------------------------------------------------ */
@@ -189,8 +191,8 @@ static struct recovery newest(const struct standing *const *standings, uint32_t 
                                   .skipped = best->skipped };
 }
 
-int former_recover(const struct former *f, struct recovery *ret, uint32_t *ret_odd,
-                   struct fault *fault)
+int old_placement_recover(const struct old_placement *f, struct recovery *ret, uint32_t *ret_odd,
+                          struct fault *fault)
 {
         const struct standing *left[HOLDER_MAX], *some[HOLDER_MAX];
         uint32_t n = placement_holders(&f->place);
@@ -210,38 +212,38 @@ int former_recover(const struct former *f, struct recovery *ret, uint32_t *ret_o
         return recover(standings_of(f), &f->place, ret, ret_odd, fault);
 }
 
-bool former_gives(const struct former *f, uint32_t holder, const struct recovery *now)
+bool old_placement_gives(const struct old_placement *f, uint32_t holder, const struct recovery *now)
 {
         return fits(f->standings[holder], now);
 }
 
-static uint64_t giving_nodes(const struct former *f, const struct recovery *now)
+static uint64_t giving_nodes(const struct old_placement *f, const struct recovery *now)
 {
         uint64_t nodes = 0;
 
         for (uint32_t h = 0; h < placement_holders(&f->place); h++)
-                if (former_gives(f, h, now))
+                if (old_placement_gives(f, h, now))
                         nodes |= 1ull << holder_node(&f->place, h);
         return nodes;
 }
 
-uint64_t former_unsettled(const struct former *f, const struct recovery *now)
+uint64_t old_placement_unsettled(const struct old_placement *f, const struct recovery *now)
 {
         return giving_nodes(f, now) & ~(f->settling | f->settled);
 }
 
-bool former_covers(const struct former *f, const struct recovery *now)
+bool old_placement_covers(const struct old_placement *f, const struct recovery *now)
 {
         const struct standing *some[HOLDER_MAX];
 
         for (uint32_t h = 0; h < placement_holders(&f->place); h++)
-                some[h] = former_gives(f, h, now) ? f->standings[h] : NULL;
+                some[h] = old_placement_gives(f, h, now) ? f->standings[h] : NULL;
         return recover_lost(some, &f->place) == NO_OWNER;
 }
 
-bool former_settled(const struct former *f, const struct recovery *now)
+bool old_placement_settled(const struct old_placement *f, const struct recovery *now)
 {
-        return (giving_nodes(f, now) & ~f->settled) == 0 && former_covers(f, now);
+        return (giving_nodes(f, now) & ~f->settled) == 0 && old_placement_covers(f, now);
 }
 
 /* ---- which states count -----------------------------------------------------------------------
@@ -258,7 +260,7 @@ static bool is_unused(const struct standing *const *standings, const struct plac
         return true;
 }
 
-static bool has_some(const struct former *f)
+static bool has_some(const struct old_placement *f)
 {
         for (uint32_t h = 0; h < placement_holders(&f->place); h++)
                 if (f->standings[h])
@@ -267,46 +269,48 @@ static bool has_some(const struct former *f)
 }
 
 /* A move that was broken off for another leaves states that were never whole. */
-static struct former *former_choose(struct former *formers, const struct standing *const *standings,
-                                    const struct placement *view)
+static struct old_placement *old_placement_choose(struct old_placement *old_placements,
+                                                  const struct standing *const *standings,
+                                                  const struct placement *view)
 {
-        struct former *f = former_before(formers, NULL);
+        struct old_placement *f = old_placement_before(old_placements, NULL);
         struct recovery r;
         struct fault fault;
         uint32_t odd;
 
         while (f && recover_lost(standings_of(f), &f->place) != NO_OWNER)
-                f = former_before(formers, f);
-        if (!f || former_recover(f, &r, &odd, &fault)) /* it will be told why */
+                f = old_placement_before(old_placements, f);
+        if (!f || old_placement_recover(f, &r, &odd, &fault)) /* it will be told why */
                 return f;
         if (!is_unused(standings, view, &r))
                 return NULL;
-        for (struct former *n = former_before(formers, NULL); n != f; n = former_before(formers, n))
+        for (struct old_placement *n = old_placement_before(old_placements, NULL); n != f;
+             n = old_placement_before(old_placements, n))
                 if (!has_some(n) || !is_unused(standings_of(n), &n->place, &r))
                         return NULL;
         return f;
 }
 
 enum opening_choice opening_choose(const struct standing *const *standings,
-                                   const struct placement *view, struct former *formers,
-                                   struct former **ret)
+                                   const struct placement *view,
+                                   struct old_placement *old_placements, struct old_placement **ret)
 {
         bool covered = recover_lost(standings, view) == NO_OWNER;
         struct recovery r;
         struct fault fault;
-        struct former *f;
+        struct old_placement *f;
         uint32_t odd;
 
         if (covered && recover(standings, view, &r, &odd, &fault) == 0)
                 return OPENING_STANDS;
-        f = former_choose(formers, standings, view);
+        f = old_placement_choose(old_placements, standings, view);
         if (f) {
                 *ret = f;
                 return OPENING_MOVES;
         }
         if (covered) /* it will be told why not */
                 return OPENING_STANDS;
-        return former_before(formers, NULL) ? OPENING_WAITS : OPENING_MAKES;
+        return old_placement_before(old_placements, NULL) ? OPENING_WAITS : OPENING_MAKES;
 }
 
 uint64_t lists_untold(const struct placement *view, uint64_t since, uint64_t told)

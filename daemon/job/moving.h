@@ -25,8 +25,8 @@
 
 enum state_use {
         STATE_IN_FORCE,
-        STATE_FORMER,  /* of an earlier placement: kept until one is whole */
-        STATE_FOREIGN, /* of a later one, or of another holder: left alone */
+        STATE_OLD_PLACEMENT, /* of an earlier placement: kept until one is whole */
+        STATE_FOREIGN,       /* of a later one, or of another holder: left alone */
 };
 
 struct state_place {
@@ -45,7 +45,7 @@ bool state_ends(const struct placement *view, uint64_t whole, uint64_t epoch);
  */
 bool state_void(const struct placement *view, uint64_t stands, uint64_t epoch);
 
-/* What a former state does when it hears where the job stood. */
+/* What an old state does when it hears where the job stood. */
 enum settling {
         SETTLE_STANDS,
         SETTLE_CARRY_OUT, /* the last decision: it has voted for that */
@@ -57,10 +57,10 @@ enum settling settling(uint64_t prepared, uint64_t last);
 
 /* ---- at a job's coordinator ---- */
 
-enum { FORMER_MAX = 8 }; /* placements before the one in force, of which states are left */
+enum { OLD_PLACEMENT_MAX = 8 }; /* placements before the one in force, of which states are left */
 
 /* States of one of them. */
-struct former {
+struct old_placement {
         struct placement place; /* n_owners 0: nobody has any */
         struct standing *standings[HOLDER_MAX];
         uint64_t puts[HOLDER_MAX];
@@ -68,29 +68,31 @@ struct former {
 };
 
 /* A node has told of a state.  What makes no sense, or is too much, is refused. */
-int formers_hear(struct former *formers, uint32_t node, const struct state_place *of,
-                 const struct standing *standing, uint64_t puts, struct fault *fault);
+int old_placements_hear(struct old_placement *old_placements, uint32_t node,
+                        const struct state_place *of, const struct standing *standing,
+                        uint64_t puts, struct fault *fault);
 /* The node is gone.  That it had states is not forgotten: what it had may be the newest. */
-void formers_forget_node(struct former *formers, uint32_t node);
+void old_placements_forget_node(struct old_placement *old_placements, uint32_t node);
 /* Before a node tells all that it has: what it does not tell of again it has no more. */
-void formers_retell(struct former *formers, uint32_t node);
-void formers_free(struct former *formers);
+void old_placements_retell(struct old_placement *old_placements, uint32_t node);
+void old_placements_free(struct old_placement *old_placements);
 /*
  * Where the job stood in an earlier placement of which one copy of each owner's states is there;
  * as recover().  Others may have been there when that was found out before, and some of them may
  * know it already: a step that those had all voted for is decided, though this one has not.  Then
  * it is outdated, and counts as gone where the others are enough.
  */
-int former_recover(const struct former *f, struct recovery *ret, uint32_t *ret_odd,
-                   struct fault *fault);
+int old_placement_recover(const struct old_placement *f, struct recovery *ret, uint32_t *ret_odd,
+                          struct fault *fault);
 /* The holder has a state that stands there, or will when it has settled. */
-bool former_gives(const struct former *f, uint32_t holder, const struct recovery *now);
+bool old_placement_gives(const struct old_placement *f, uint32_t holder,
+                         const struct recovery *now);
 /* Nodes with such states that have yet to be asked to settle. */
-uint64_t former_unsettled(const struct former *f, const struct recovery *now);
+uint64_t old_placement_unsettled(const struct old_placement *f, const struct recovery *now);
 /* One copy of each owner's is there; else another placement is to be chosen, or waited. */
-bool former_covers(const struct former *f, const struct recovery *now);
-/* All of them have settled, and former_covers(). */
-bool former_settled(const struct former *f, const struct recovery *now);
+bool old_placement_covers(const struct old_placement *f, const struct recovery *now);
+/* All of them have settled, and old_placement_covers(). */
+bool old_placement_settled(const struct old_placement *f, const struct recovery *now);
 
 enum opening_choice {
         OPENING_STANDS, /* where the states in force do */
@@ -104,8 +106,9 @@ enum opening_choice {
  * placement that is whole, if none was worked on since.
  */
 enum opening_choice opening_choose(const struct standing *const *standings,
-                                   const struct placement *view, struct former *formers,
-                                   struct former **ret);
+                                   const struct placement *view,
+                                   struct old_placement *old_placements,
+                                   struct old_placement **ret);
 
 /*
  * Nodes of the lists from epoch `since` to the one before the view's, of each of which no node has

@@ -37,8 +37,8 @@ bool job_moves(const struct job *job, struct move *ret)
                 m = job->move;
         else if (filling_of_job(job))
                 fillings_sum(job, &m);
-        else if (!job->whole && !list_empty(&job->former))
-                m.from = holding_newest_former(job)->state->id.epoch;
+        else if (!job->whole && !list_empty(&job->old_replicas))
+                m.from = holding_newest_old_placement(job)->state->id.epoch;
         else
                 return false;
         *ret = m;

@@ -6,7 +6,7 @@
  *   filling.c       at the holder's node: the phases of one
  *   filling_pull.c  its bytes              filling_order.c  what is asked for, read
  *   giving.c        at a source
- *   former.c        states of earlier placements, until another one is whole
+ *   old_placement.c        states of earlier placements, until another one is whole
  *   move.c          how far jobs are on their way
  *
  * All sources stand at one version and decision, and no step runs.  The holder's node makes a
@@ -66,10 +66,10 @@ void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage
 /* ---- states of earlier placements ---- */
 
 /* A decided step is carried out. */
-void former_take_up(struct job *job);
+void old_placement_take_up(struct job *job);
 /* Where the job stood when its placement ended; that another one is whole. */
-void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
-void former_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void old_placement_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
+void old_placement_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* ---- how far the job is on its way from one owner list to another ---- */
 
@@ -78,5 +78,5 @@ bool job_moves(const struct job *job, struct move *ret);
 /* What the coordinator tells; m NULL: it stays where it is. */
 void job_move_told(struct job *job, const Zero__Move *m);
 
-extern const struct module filling_module, former_module;
-extern const struct shard_observer former_observer;
+extern const struct module filling_module, old_placement_module;
+extern const struct shard_observer old_placement_observer;

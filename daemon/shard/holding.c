@@ -44,7 +44,7 @@ int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding *
         return 0;
 }
 
-int holding_new_former(struct job *job, struct state *state, struct holding **ret)
+int holding_new_old_placement(struct job *job, struct state *state, struct holding **ret)
 {
         int r = holding_new(job, state->plan->owner, state->id.copy, ret);
 
@@ -52,7 +52,7 @@ int holding_new_former(struct job *job, struct state *state, struct holding **re
                 return r;
         (*ret)->state = state;
         list_remove(&(*ret)->link);
-        list_insert(&job->former, &(*ret)->link);
+        list_insert(&job->old_replicas, &(*ret)->link);
         return 0;
 }
 
@@ -112,7 +112,7 @@ struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t
 {
         if (epoch == job->place.epoch)
                 return holding_of_copy(job, owner, copy);
-        list_for_each ((struct list *)&job->former, item) {
+        list_for_each ((struct list *)&job->old_replicas, item) {
                 struct holding *h = CONTAINER_OF(item, struct holding, link);
 
                 if (h->state->id.epoch == epoch && h->owner == owner && h->copy == copy)
@@ -121,11 +121,11 @@ struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t
         return NULL;
 }
 
-struct holding *holding_newest_former(const struct job *job)
+struct holding *holding_newest_old_placement(const struct job *job)
 {
         struct holding *newest = NULL;
 
-        list_for_each ((struct list *)&job->former, item) {
+        list_for_each ((struct list *)&job->old_replicas, item) {
                 struct holding *h = CONTAINER_OF(item, struct holding, link);
 
                 if (!newest || h->state->id.epoch > newest->state->id.epoch)

@@ -173,7 +173,7 @@ static void shards_job_released(struct job *job)
 {
         while (!list_empty(&job->holdings))
                 holding_free(holding_first(job));
-        list_for_each (&job->former, item) {
+        list_for_each (&job->old_replicas, item) {
                 holding_free(CONTAINER_OF(item, struct holding, link));
         }
 }

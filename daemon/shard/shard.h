@@ -48,7 +48,7 @@ struct holding {
 /* Empty, and the last of the job's.  -ENOMEM. */
 int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding **ret);
 /* Of a state of an earlier placement.  -ENOMEM: the state is the caller's. */
-int holding_new_former(struct job *job, struct state *state, struct holding **ret);
+int holding_new_old_placement(struct job *job, struct state *state, struct holding **ret);
 void holding_free(struct holding *h);
 struct holding *holding_first(const struct job *job);
 struct holding *holding_next(const struct job *job, const struct holding *h);
@@ -59,7 +59,7 @@ struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t 
 struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
                                  uint32_t copy);
 /* Of those of earlier placements; NULL: there is none. */
-struct holding *holding_newest_former(const struct job *job);
+struct holding *holding_newest_old_placement(const struct job *job);
 /* All that the placement in force has on this node is here. */
 bool holdings_whole(const struct job *job);
 /* The holding of everything there is, if there is but one owner; else NULL. */

@@ -250,7 +250,7 @@
 /* What one node tells the others. */
 #define STATUS_MOVES_HERE(F, R)                                                                    \
         R(list, status_job_move, moves, "of jobs that it coordinates")                             \
-        F(texts, former, "jobs of which it has states of an earlier owner list")                   \
+        F(texts, old_placements, "jobs of which it has states of an earlier owner list")                   \
         R(maybe, status_taken_back, taken_back, "null: no change was taken back")
 
 #define STATUS_MOVES(F, R)                                                                         \

@@ -79,7 +79,7 @@ static uint64_t plane_bytes(const struct job *job, enum zero_plane plane, uint64
 
         for_holdings (job, h)
                 bytes += state_plane_bytes(h->state, plane, on_gpu);
-        list_for_each ((struct list *)&job->former, item) {
+        list_for_each ((struct list *)&job->old_replicas, item) {
                 bytes += state_plane_bytes(CONTAINER_OF(item, struct holding, link)->state, plane,
                                            on_gpu);
         }

@@ -109,8 +109,8 @@ void report_moves_here(struct arena *arena, struct engine *x, struct status_move
         list_for_each (&x->jobs, item) {
                 const struct job *job = CONTAINER_OF(item, struct job, link);
 
-                if (!list_empty(&job->former))
-                        texts_add(arena, &ret->former, arena_copy(arena, job->name));
+                if (!list_empty(&job->old_replicas))
+                        texts_add(arena, &ret->old_placements, arena_copy(arena, job->name));
         }
         if (x->taken_back.epoch)
                 ret->taken_back = arena_new(arena, sizeof *ret->taken_back);
@@ -143,8 +143,8 @@ static bool is_told(const struct status_moves *moves, const char *job)
 }
 
 /* A job that no coordinator told of, though a node has states of it from an earlier list. */
-static void add_former(struct arena *arena, const char *job, uint64_t epoch,
-                       struct status_moves *ret)
+static void add_old_placement(struct arena *arena, const char *job, uint64_t epoch,
+                              struct status_moves *ret)
 {
         struct status_move *move = arena_new(arena, sizeof *move);
         struct status_job_move *j = move ? LIST_ADD(arena, &ret->jobs) : NULL;
@@ -193,9 +193,10 @@ void report_moves(struct arena *arena, const struct engine *x,
                 if (told[n])
                         add_told(arena, told[n], ret);
         for (uint32_t n = 0; n < n_nodes; n++)
-                for (uint32_t i = 0; told[n] && i < told[n]->former.n; i++)
-                        if (!is_told(ret, told[n]->former.items[i]))
-                                add_former(arena, told[n]->former.items[i], x->view.epoch, ret);
+                for (uint32_t i = 0; told[n] && i < told[n]->old_placements.n; i++)
+                        if (!is_told(ret, told[n]->old_placements.items[i]))
+                                add_old_placement(arena, told[n]->old_placements.items[i],
+                                                  x->view.epoch, ret);
         for (uint32_t n = 0; n < n_nodes; n++) {
                 struct status_taken_back *t =
                         told[n] && told[n]->taken_back ? LIST_ADD(arena, &ret->taken_back) : NULL;

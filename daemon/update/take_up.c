@@ -35,8 +35,10 @@ void holding_take_up(struct holding *h)
 
 void job_take_up(struct job *job)
 {
-        bool former = list_empty(&job->holdings); /* all that is here is of an earlier placement */
-        const struct state_record *record = record_behind(former ? &job->former : &job->holdings);
+        bool old_placement =
+                list_empty(&job->holdings); /* all that is here is of an earlier placement */
+        const struct state_record *record =
+                record_behind(old_placement ? &job->old_replicas : &job->holdings);
         bool decided = record->phase == ATTEMPT_DECIDED;
 
         job->attempt = record->attempt + decided;

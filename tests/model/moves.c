@@ -16,7 +16,7 @@
  * It finds what it should.  Each of these, done to the code, ends in a violation or an assertion:
  * the end of a move hangs on the states that it came from; Settle voids what was decided, or
  * carries out what is void; Placed of another list deletes; states in force count though some lack;
- * the oldest former placement is chosen, or one that is not whole; outdated copies count, or give;
+ * the oldest old placement is chosen, or one that is not whole; outdated copies count, or give;
  * what a node told before it was killed counts though it does not tell of it again; a placement
  * that was worked on since is passed over, or a list of which nobody has told, or one of a few that
  * have; a list counts as whole while holders lack their states; a fill that ended is not asked for
@@ -319,7 +319,7 @@ static void print(const void *world)
                                "%u%u%u, version %u, attempt %u, last %u, phase %u, done %x, "
                                "filling "
                                "%x",
-                               c->settled, c->whole, c->fault, c->former - 1, c->nodes[0],
+                               c->settled, c->whole, c->fault, c->old_placement - 1, c->nodes[0],
                                c->nodes[1], c->nodes[2], c->version, c->attempt, c->decided,
                                c->phase, c->done, c->filling);
                 printf("\n");

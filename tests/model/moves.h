@@ -78,13 +78,13 @@ struct filling {
 
 /* struct coordinator of the daemon, packed. */
 struct coordination {
-        u8 there, settled, whole, fault, hasty, former; /* former: epoch + 1 */
+        u8 there, settled, whole, fault, hasty, old_placement; /* old: epoch + 1 */
         u8 waits;                                       /* for nodes that may know more */
         u8 stale, lacks, filling, settling, settled_nodes;
         u8 asked_now; /* nodes that were asked in the round that is */
         u8 nodes[NODES];
         struct stand stands[NODES][VIEWS][COPIES];
-        u8 told[NODES]; /* former states that it told of last: a bit for each copy of each list */
+        u8 told[NODES]; /* old states that it told of last: a bit for each copy of each list */
         u8 phase, version, attempt, heard, decided, open, voted, done;
 };
 
@@ -134,7 +134,7 @@ void link_make(struct world *w, uint32_t a, uint32_t b);
 void link_cut(struct world *w, uint32_t a, uint32_t b);
 void deliver(struct world *w, uint32_t from, uint32_t to);
 
-/* ---- moves_node.c: job.c, resume.c, former.c, filling.c, giving.c, update.c ---- */
+/* ---- moves_node.c: job.c, resume.c, old_placement.c, filling.c, giving.c, update.c ---- */
 
 struct stand stand_of(const struct state *s);
 void job_resume(struct world *w, uint32_t node);

@@ -204,7 +204,7 @@ void coordinator_down(struct world *w, uint32_t self, uint32_t node)
                 event(w, self,
                       (struct coordinator_event){ .kind = COORDINATOR_SETTLED,
                                                   .node = node,
-                                                  .epoch = c->former - 1u,
+                                                  .epoch = c->old_placement - 1u,
                                                   .status = ZERO_EPEER,
                                                   .text = "" });
         event(w, self, (struct coordinator_event){ .kind = COORDINATOR_NODE_DOWN, .node = node });
@@ -332,7 +332,7 @@ void coordinator_message(struct world *w, uint32_t self, uint32_t from, const st
                 event(w, self,
                       (struct coordinator_event){ .kind = COORDINATOR_SETTLED,
                                                   .node = from,
-                                                  .epoch = w->nodes[self].c.former - 1u,
+                                                  .epoch = w->nodes[self].c.old_placement - 1u,
                                                   .status = m->status,
                                                   .text = "" });
                 break;

@@ -84,7 +84,7 @@ struct told_state machine_told(uint32_t node, uint32_t epoch, uint32_t copy, con
 /* ---- earlier placements ---- */
 
 /* Owners of whom nothing is known have no node. */
-static void former_begin(struct former *f, uint32_t epoch)
+static void old_placement_begin(struct old_placement *f, uint32_t epoch)
 {
         const uint32_t n = views[epoch].n_owners;
         uint32_t nobody[ZERO_NODE_MAX];
@@ -97,7 +97,8 @@ static void former_begin(struct former *f, uint32_t epoch)
         f->settling = f->settled = 0;
 }
 
-static void former_place(struct former *f, uint32_t holder, uint32_t node, const struct stand *s)
+static void old_placement_place(struct old_placement *f, uint32_t holder, uint32_t node,
+                                const struct stand *s)
 {
         uint32_t owner = holder_owner(&f->place, holder);
 
@@ -110,33 +111,35 @@ static void former_place(struct former *f, uint32_t holder, uint32_t node, const
         standing_fill(f->standings[holder], s, owner);
 }
 
-static void formers_load(const struct coordination *c, uint32_t epoch)
+static void old_placements_load(const struct coordination *c, uint32_t epoch)
 {
-        formers_free(machine->formers);
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                machine->formers[i].place.n_owners = 0;
-        machine->former = c->former ? &machine->formers[c->former - 1] : NULL;
+        old_placements_free(machine->old_placements);
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
+                machine->old_placements[i].place.n_owners = 0;
+        machine->old_placement =
+                c->old_placement ? &machine->old_placements[c->old_placement - 1] : NULL;
         for (uint32_t e = 0; e < epoch; e++) {
-                struct former *f = &machine->formers[e];
-                bool some = c->former == e + 1;
+                struct old_placement *f = &machine->old_placements[e];
+                bool some = c->old_placement == e + 1;
 
                 for (uint32_t n = 0; n < bounds.n_nodes; n++)
                         some = some || c->told[n] >> e * COPIES & 3;
                 if (!some)
                         continue;
-                former_begin(f, e);
+                old_placement_begin(f, e);
                 for (uint32_t i = 0; i < bounds.n_nodes * COPIES; i++)
                         if (c->told[i / COPIES] >> (e * COPIES + i % COPIES) & 1)
-                                former_place(f, holder_on(&views[e], i / COPIES, i % COPIES),
-                                             i / COPIES, &c->stands[i / COPIES][e][i % COPIES]);
+                                old_placement_place(f, holder_on(&views[e], i / COPIES, i % COPIES),
+                                                    i / COPIES,
+                                                    &c->stands[i / COPIES][e][i % COPIES]);
         }
-        if (!machine->former)
+        if (!machine->old_placement)
                 return;
-        machine->former->settling = c->settling;
-        machine->former->settled = c->settled_nodes;
+        machine->old_placement->settling = c->settling;
+        machine->old_placement->settled = c->settled_nodes;
 }
 
-static void former_store(struct coordination *c, const struct former *f)
+static void old_placement_store(struct coordination *c, const struct old_placement *f)
 {
         for (uint32_t h = 0; h < placement_holders(&f->place); h++) {
                 uint32_t node = holder_node(&f->place, h), copy = holder_copy(&f->place, h);
@@ -149,14 +152,15 @@ static void former_store(struct coordination *c, const struct former *f)
         }
 }
 
-static void formers_store(struct coordination *c)
+static void old_placements_store(struct coordination *c)
 {
-        for (uint32_t i = 0; i < FORMER_MAX; i++)
-                if (machine->formers[i].place.n_owners)
-                        former_store(c, &machine->formers[i]);
-        c->former = machine->former ? (u8)(machine->former->place.epoch + 1) : 0;
-        c->settling = machine->former ? (u8)machine->former->settling : 0;
-        c->settled_nodes = machine->former ? (u8)machine->former->settled : 0;
+        for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
+                if (machine->old_placements[i].place.n_owners)
+                        old_placement_store(c, &machine->old_placements[i]);
+        c->old_placement =
+                machine->old_placement ? (u8)(machine->old_placement->place.epoch + 1) : 0;
+        c->settling = machine->old_placement ? (u8)machine->old_placement->settling : 0;
+        c->settled_nodes = machine->old_placement ? (u8)machine->old_placement->settled : 0;
 }
 
 /* ---- the step: one rank, always there ---- */
@@ -244,7 +248,7 @@ static void load(const struct world *w, uint32_t self)
         machine->missed = 0;
         machine->others_until_ms = c->waits ? OTHERS_MS + 1 : 0;
         step_fill(&machine->step, c, self);
-        formers_load(c, w->nodes[self].epoch);
+        old_placements_load(c, w->nodes[self].epoch);
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 machine->nodes[n] = c->nodes[n];
                 machine->lacks[n] = c->lacks >> n & 1;
@@ -275,7 +279,7 @@ static void store(struct world *w, uint32_t self)
         memset(c->stands, 0, sizeof c->stands);
         memset(c->told, 0, sizeof c->told);
         step_pack(c, &machine->step);
-        formers_store(c);
+        old_placements_store(c);
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 c->nodes[n] = (u8)machine->nodes[n];
                 c->lacks |= (u8)(machine->lacks[n] << n);
@@ -295,7 +299,7 @@ static struct machine_action machine_action(const struct coordinator_action *a)
         struct coordinator_sources sources;
 
         if (a->kind == COORDINATOR_SETTLE)
-                ret.from = (u8)machine->former->place.epoch;
+                ret.from = (u8)machine->old_placement->place.epoch;
         if (a->kind != COORDINATOR_FILL)
                 return ret;
         coordinator_sources(machine, a->holder, &sources);

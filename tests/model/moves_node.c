@@ -85,7 +85,7 @@ void job_resume(struct world *w, uint32_t node)
                         if (n->states[e][c].attempt == 0)
                                 continue;
                         REQUIRE(state_use(view_of(w, node), node, &of) ==
-                                        (e == n->epoch ? STATE_IN_FORCE : STATE_FORMER),
+                                        (e == n->epoch ? STATE_IN_FORCE : STATE_OLD_PLACEMENT),
                                 "node %u does not use its state of epoch %u", node, e);
                         n->states[e][c].running = n->states[e][c].phase == PHASE_DECIDED;
                 }
@@ -167,7 +167,7 @@ static void job_decision(struct world *w, uint32_t node, const struct message *m
 
 /* ---- states of earlier placements ---------------------------------------------------------- */
 
-static void former_sweep(struct world *w, uint32_t node)
+static void old_placement_sweep(struct world *w, uint32_t node)
 {
         struct node *n = &w->nodes[node];
 
@@ -177,7 +177,7 @@ static void former_sweep(struct world *w, uint32_t node)
                                 n->states[e][c] = (struct state){ 0 };
 }
 
-static bool former_runs(const struct node *n)
+static bool old_placement_runs(const struct node *n)
 {
         for (uint32_t e = 0; e < n->epoch; e++)
                 if (n->states[e][0].running || n->states[e][1].running)
@@ -187,7 +187,7 @@ static bool former_runs(const struct node *n)
 
 static void settled(struct world *w, uint32_t node, u8 status)
 {
-        if (former_runs(&w->nodes[node]) && !status) {
+        if (old_placement_runs(&w->nodes[node]) && !status) {
                 w->nodes[node].settles = 1;
                 return;
         }
@@ -243,9 +243,9 @@ void update_finish(struct world *w, uint32_t node, uint32_t epoch, uint32_t copy
         s->attempt++;
         s->phase = PHASE_OPEN;
         if (epoch != n->epoch) {
-                if (n->settles && !former_runs(n))
+                if (n->settles && !old_placement_runs(n))
                         settled(w, node, ZERO_OK);
-                former_sweep(w, node);
+                old_placement_sweep(w, node);
                 return;
         }
         send(w, node, coordinator_of(w, node),
@@ -450,7 +450,7 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
                 job_settle(w, node, m);
         } else if (m->type == PLACED) {
                 n->whole = m->epoch;
-                former_sweep(w, node);
+                old_placement_sweep(w, node);
         } else if (m->type == START) {
                 job_start(w, node, m);
         } else if (m->type == PREPARE) {

@@ -249,7 +249,7 @@ static void place(struct scene *s, const uint32_t *owners, uint32_t n)
                         struct holding *h = holding_first(job);
 
                         list_remove(&h->link);
-                        list_insert(&job->former, &h->link);
+                        list_insert(&job->old_replicas, &h->link);
                 }
                 partition_free(job->partition);
                 CHECK(partition_new(job->layout, n, &job->partition) == 0);

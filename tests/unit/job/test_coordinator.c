@@ -230,7 +230,7 @@ static void print_states(const struct coordinator_action *a)
                 break;
         case COORDINATOR_SETTLE:
                 fprintf(out, "settle the states of list %llu on %s\n",
-                        (unsigned long long)c.former->place.epoch, names[a->node]);
+                        (unsigned long long)c.old_placement->place.epoch, names[a->node]);
                 break;
         case COORDINATOR_FILL:
                 print_fill(a);
@@ -252,7 +252,8 @@ static void print_states(const struct coordinator_action *a)
                 fprintf(out, "tell %s: earlier states may go\n", names[a->node]);
                 break;
         case COORDINATOR_TAKE_BACK:
-                fprintf(out, "list %llu comes back: ", (unsigned long long)c.former->place.epoch);
+                fprintf(out,
+                        "list %llu comes back: ", (unsigned long long)c.old_placement->place.epoch);
                 print_fault(&c.refused);
                 break;
         case COORDINATOR_UNKNOWN:
@@ -623,7 +624,7 @@ static void on_settled(void)
         struct coordinator_event e = { .kind = COORDINATOR_SETTLED, .node = node_of(must("node")) };
         const char *status = word();
 
-        e.epoch = c.former ? c.former->place.epoch : 0;
+        e.epoch = c.old_placement ? c.old_placement->place.epoch : 0;
         e.status = status ? status_of(status) : ZERO_OK;
         e.text = rest();
         happen(e);

@@ -16,17 +16,19 @@ struct told {
 };
 
 /* Node n is owner n of each list before the one in force. */
-static void tell(struct former *formers, uint32_t node, const struct told *t)
+static void tell(struct old_placement *old_placements, uint32_t node, const struct told *t)
 {
         const struct standing standing = { .version = 7, .done = true };
 
-        formers_retell(formers, node);
+        old_placements_retell(old_placements, node);
         for (uint32_t e = 0; e < LISTS; e++) {
                 const struct state_place of = { e, NODES, node, 0 };
                 struct fault fault;
 
                 if (t->has[e])
-                        cr_assert_eq(formers_hear(formers, node, &of, &standing, 0, &fault), 0);
+                        cr_assert_eq(old_placements_hear(old_placements, node, &of, &standing, 0,
+                                                         &fault),
+                                     0);
         }
 }
 
@@ -57,51 +59,51 @@ static int expected(const struct told *told, bool *ret_some)
         return choice;
 }
 
-static void check(struct former *formers, const struct told *told)
+static void check(struct old_placement *old_placements, const struct told *told)
 {
         static const struct standing *none[HOLDER_MAX];
         uint32_t nodes[NODES] = { 0, 1, 2 };
-        struct former *former = NULL;
+        struct old_placement *old_placement = NULL;
         struct placement view;
         enum opening_choice choice;
         bool some;
         int epoch = expected(told, &some);
 
         placement_init(&view, LISTS, nodes, NODES, false);
-        choice = opening_choose(none, &view, formers, &former);
+        choice = opening_choose(none, &view, old_placements, &old_placement);
         if (epoch >= 0) {
                 cr_assert_eq(choice, OPENING_MOVES);
-                cr_assert_eq(former->place.epoch, (uint64_t)epoch);
+                cr_assert_eq(old_placement->place.epoch, (uint64_t)epoch);
         } else {
                 cr_assert_eq(choice, some ? OPENING_WAITS : OPENING_MAKES);
         }
 }
 
-Test(formers, what_a_node_told_last_is_what_is_known_of_it)
+Test(old_placements, what_a_node_told_last_is_what_is_known_of_it)
 {
         struct rng rng = { 11 };
 
         for (uint32_t run = 0; run < 300; run++) {
-                struct former formers[FORMER_MAX];
+                struct old_placement old_placements[OLD_PLACEMENT_MAX];
                 struct told told[NODES] = { 0 };
 
-                memset(formers, 0, sizeof formers);
+                memset(old_placements, 0, sizeof old_placements);
                 for (uint32_t i = 0; i < 40; i++) {
                         uint32_t node = rng_below(&rng, NODES);
                         struct told *t = &told[node];
 
                         if (t->here && rng_below(&rng, 3) == 0) {
                                 t->here = false;
-                                formers_forget_node(formers, node);
+                                old_placements_forget_node(old_placements, node);
                         } else {
                                 t->here = true;
                                 for (uint32_t e = 0; e < LISTS; e++)
                                         t->has[e] = rng_below(&rng, 3) > 0;
-                                tell(formers, node, t);
+                                tell(old_placements, node, t);
                         }
-                        check(formers, told);
+                        check(old_placements, told);
                 }
-                formers_free(formers);
+                old_placements_free(old_placements);
         }
 }
 
@@ -121,7 +123,7 @@ static struct placement lists(uint64_t n, uint64_t dead)
         return p;
 }
 
-Test(formers, of_each_list_between_one_node_has_to_tell)
+Test(old_placements, of_each_list_between_one_node_has_to_tell)
 {
         const struct placement view = lists(4, 0); /* 01, 2, 1, and in force 34 */
 
@@ -134,7 +136,7 @@ Test(formers, of_each_list_between_one_node_has_to_tell)
         cr_assert_eq(lists_untold(&view, 0, 030 | 1 << 1 | 1 << 2), 0);
 }
 
-Test(formers, of_lists_long_past_each_node_has_to_tell)
+Test(old_placements, of_lists_long_past_each_node_has_to_tell)
 {
         const struct placement some = lists(PLACEMENT_BEFORE + 1, 0);
         const struct placement many = lists(PLACEMENT_BEFORE + 4, 0);
@@ -147,7 +149,7 @@ Test(formers, of_lists_long_past_each_node_has_to_tell)
         cr_assert_eq(lists_untold(&many, 2, 026), 1 << 0);
 }
 
-Test(formers, who_is_dead_is_not_when_it_is_an_owner_again)
+Test(old_placements, who_is_dead_is_not_when_it_is_an_owner_again)
 {
         struct placement last = lists(4, 1 << 1 | 1 << 2), view;
         const uint32_t owner = 2;

@@ -13,9 +13,9 @@
 #include "daemon/job/moving.h"
 #include "proto/cleanup.h"
 
-void former_take_up(struct job *job)
+void old_placement_take_up(struct job *job)
 {
-        list_for_each (&job->former, item) {
+        list_for_each (&job->old_replicas, item) {
                 holding_take_up(CONTAINER_OF(item, struct holding, link));
         }
 }
@@ -32,7 +32,7 @@ static bool is_read(const struct holding *h)
 
 static bool settles(const struct job *job, uint64_t call)
 {
-        list_for_each ((struct list *)&job->former, item) {
+        list_for_each ((struct list *)&job->old_replicas, item) {
                 if (CONTAINER_OF(item, struct holding, link)->settling == call)
                         return true;
         }
@@ -70,7 +70,7 @@ static void settled(struct job *job, uint64_t call)
 /* Of a move that was broken off.  What is read goes later, with all others. */
 static void drop_void(struct job *job, uint64_t stands)
 {
-        list_for_each (&job->former, item) {
+        list_for_each (&job->old_replicas, item) {
                 struct holding *h = CONTAINER_OF(item, struct holding, link);
 
                 if (!state_void(&job->place, stands, h->state->id.epoch) || is_read(h))
@@ -82,11 +82,11 @@ static void drop_void(struct job *job, uint64_t stands)
         }
 }
 
-void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
+void old_placement_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         bool some = false;
 
-        list_for_each (&job->former, item) {
+        list_for_each (&job->old_replicas, item) {
                 struct holding *h = CONTAINER_OF(item, struct holding, link);
 
                 if (h->state->id.epoch != m->settle->placement)
@@ -102,7 +102,7 @@ void former_settle_message(struct job *job, uint32_t node, const Zero__LinkMessa
                 answer(job->x, node, m, ZERO_EABORTED, "its states of that placement are gone");
 }
 
-static void former_updated(struct holding *h)
+static void old_placement_updated(struct holding *h)
 {
         uint64_t call = h->settling;
 
@@ -114,9 +114,9 @@ static void former_updated(struct holding *h)
 /* ---- Placed ---------------------------------------------------------------------------- */
 
 /* Deletes them once another placement is whole, and nothing reads them. */
-static void former_sweep(struct job *job)
+static void old_placement_sweep(struct job *job)
 {
-        list_for_each (&job->former, item) {
+        list_for_each (&job->old_replicas, item) {
                 struct holding *h = CONTAINER_OF(item, struct holding, link);
 
                 if (!state_ends(&job->place, job->whole, h->state->id.epoch) || is_read(h))
@@ -141,7 +141,7 @@ static void sweep_lost(struct engine *x, const char *job)
                          job, n, (unsigned long long)x->view.epoch);
 }
 
-void former_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
+void old_placement_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct job *job = job_find(x, m->job);
 
@@ -152,15 +152,15 @@ void former_placed_message(struct engine *x, uint32_t node, const Zero__LinkMess
         if (!job)
                 return;
         job->whole = m->placed->placement;
-        former_sweep(job);
+        old_placement_sweep(job);
 }
 
-static void former_tick(struct engine *x)
+static void old_placement_tick(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
-                former_sweep(CONTAINER_OF(item, struct job, link));
+                old_placement_sweep(CONTAINER_OF(item, struct job, link));
         }
 }
 
-const struct module former_module = { .tick = former_tick };
-const struct shard_observer former_observer = { .updated = former_updated };
+const struct module old_placement_module = { .tick = old_placement_tick };
+const struct shard_observer old_placement_observer = { .updated = old_placement_updated };
