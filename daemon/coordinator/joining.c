@@ -1,4 +1,4 @@
-/* Joins come in: what is asked of the job itself is checked here, seats are the coordinator's. */
+/* Joins come in: what is asked of the job itself is checked here, slots are the coordinator's. */
 #include "daemon/checkpoint/checkpoint.h"
 #include "daemon/coordinator/coordinator.h"
 

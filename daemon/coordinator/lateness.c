@@ -95,7 +95,7 @@ static bool world_waits(const struct coordinated *c, struct wait_line *lines, ui
         if (!j)
                 return false;
         for (uint32_t r = 0; r < c->state.step.world_size; r++) {
-                if (c->state.step.seats[r] != SEAT_HERE)
+                if (c->state.step.rank_slots[r] != RANK_SLOT_HERE)
                         continue;
                 snprintf(line.who, sizeof line.who, "rank %u of %u", r, c->state.step.world_size);
                 snprintf(line.what, sizeof line.what, "to leave: ranks of world size %u wait",
@@ -110,7 +110,7 @@ static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait
                          uint32_t *n)
 {
         const struct sitter *sitter = &c->state.sitters[rank];
-        bool lost = c->state.step.seats[rank] == SEAT_LOST;
+        bool lost = c->state.step.rank_slots[rank] == RANK_SLOT_LOST;
         struct wait_line line = { .since_ms = engine_now(c->x),
                                   .alive = !lost || sitter->cut_off_ms };
 
@@ -135,7 +135,7 @@ static uint32_t coordinator_summary(const struct coordinated *c, struct wait_lin
         if (world_waits(c, lines, &n))
                 return n;
         for (uint32_t r = 0; r < s->world_size; r++) {
-                if (s->seats[r] != SEAT_HERE)
+                if (s->rank_slots[r] != RANK_SLOT_HERE)
                         absent_waits(c, r, lines, &n);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)

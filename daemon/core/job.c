@@ -91,7 +91,7 @@ void job_ranks_free(struct job *job)
 {
         free(job->node_of_rank);
         free(job->here);
-        seats_free(job->seats, job->world_size);
+        rank_states_free(job->rank_states, job->world_size);
         free(job->ranks);
 }
 
@@ -174,11 +174,11 @@ bool job_ranks_alloc(struct job *job, uint32_t world_size)
 {
         job->node_of_rank = malloc(world_size * sizeof *job->node_of_rank);
         job->here = calloc(world_size, sizeof *job->here);
-        job->seats = calloc(world_size, sizeof *job->seats);
+        job->rank_states = calloc(world_size, sizeof *job->rank_states);
         job->ranks = calloc(world_size, sizeof *job->ranks);
         for (uint32_t r = 0; job->node_of_rank && r < world_size; r++)
                 job->node_of_rank[r] = RANK_ABSENT;
-        return job->node_of_rank && job->here && job->seats && job->ranks;
+        return job->node_of_rank && job->here && job->rank_states && job->ranks;
 }
 
 static bool job_alloc(struct job *job)

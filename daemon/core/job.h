@@ -7,7 +7,7 @@
 #pragma once
 
 #include "daemon/core/core.h"
-#include "daemon/core/seat.h"
+#include "daemon/core/rank_state.h"
 #include "proto/dtype.h"
 #include "proto/partition.h"
 
@@ -62,7 +62,7 @@ struct job {
         struct step_result last;
         uint32_t *node_of_rank;     /* [rank]: as of the last start */
         bool *here;                 /* [rank]: its session lives, as the coordinator knows */
-        struct seat *seats;         /* [rank]: of this node's ranks */
+        struct rank_state *rank_states; /* [rank]: of this node's ranks */
         uint32_t lost;              /* rank without which this attempt cannot end; RANK_ABSENT */
         uint64_t step_times_ms[16]; /* loop times of the last decisions, a ring */
         uint32_t n_step_times;
@@ -105,7 +105,7 @@ void job_detach(struct job *job); /* out of the list, dead; freed with its last 
 void job_discard(struct engine *x, const char *name);
 /* Whatever a folder has by that name goes, or is about to be replaced; not the job itself. */
 void job_name_dropped(struct engine *x, const char *name);
-/* node_of_rank, here, seats and ranks, for that many. */
+/* node_of_rank, here, rank states and ranks, for that many. */
 bool job_ranks_alloc(struct job *job, uint32_t world_size);
 void job_ranks_free(struct job *job);
 /* The job's first late rank or node, as its coordinator last told. */

@@ -24,7 +24,7 @@ static bool step_begun(const struct job *job)
         if (reduce_any(job))
                 return true;
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->seats[r].closed || (job->ranks[r] && ordered_any(job->ranks[r])))
+                if (job->rank_states[r].closed || (job->ranks[r] && ordered_any(job->ranks[r])))
                         return true;
         for_holdings (job, h)
                 if (accumulator_begun(h))

@@ -41,7 +41,7 @@ static void job_begin_attempt(struct job *job, bool decided)
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->ranks[r])
                         rank_begin_attempt(job->ranks[r], decided);
-        seats_reset(job, decided);
+        rank_states_reset(job, decided);
         reduce_reset(job, decided);
         for_holdings (job, h)
                 accumulator_reset(h);
@@ -105,7 +105,7 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                         state_abort(h->state, job->attempt);
         crash_point(CRASH_ATTEMPT_BEGUN);
         job_begin_attempt(job, false);
-        seats_keep(job, start->kept, start->n_kept);
+        rank_states_keep(job, start->kept, start->n_kept);
         job_fail_requests(job, ZERO_EABORTED,
                           "the step was begun anew, as a rank or a node was lost: replay it");
         gather_up(job);

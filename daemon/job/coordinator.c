@@ -63,7 +63,7 @@ static void on_tick(struct coordinator *c, const struct coordinator_event *e)
  */
 static void on_node_down(struct coordinator *c, uint32_t node)
 {
-        seats_down(c, node);
+        rank_slots_down(c, node);
         step_node_lost(&c->step, node);
         open_forget(c, node);
         joins_forget_node(c, node);

@@ -11,7 +11,7 @@
  *           compared with that.  A node is open (NODE_OPEN) when its states are complete.
  * PLACING   The holders of the placement in force are filled from the states that tell where the
  *           job stands: those of an earlier placement, or the other copy of the same shards.
- * JOINING   Ranks wait until it is known where the job stands and take their seats.  Their calls
+ * JOINING   Ranks wait until it is known where the job stands and take their slots.  Their calls
  *           are answered when the job starts, or at once if a running attempt waits for them.
  * STEPPING  step.h: attempts start, nodes get ready, holders vote, the step is decided.
  */
@@ -26,7 +26,7 @@ enum { RETURN_MS = 5000 };
 
 enum node_state { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
 
-/* Who has a rank's seat, or had it last. */
+/* Who has a rank's slot, or had it last. */
 struct sitter {
         uint32_t incarnation, pid;
         uint64_t session;    /* of its node */

@@ -3,7 +3,7 @@
 
 #include "daemon/job/coordinator.h"
 
-/* ---- coordinator_seats.c: joins, seats, starts ---- */
+/* ---- coordinator_rank_slots.c: joins, slots, starts ---- */
 
 /* Appends; the job's epoch is filled in. */
 void act(struct coordinator *c, struct coordinator_action action);
@@ -13,14 +13,14 @@ static inline void act_node(struct coordinator *c, enum coordinator_action_kind 
 }
 
 void joins_end(struct coordinator *c, int status, const char *text);
-/* Gives every rank that waits its seat, once it is known where the job stands. */
+/* Gives every rank that waits its slot, once it is known where the job stands. */
 void joins_admit(struct coordinator *c);
 /* Ends those that attach after a clash of layouts. */
 void joins_clash(struct coordinator *c);
 void joins_forget_node(struct coordinator *c, uint32_t node);
 void coordinator_leave(struct coordinator *c, const struct coordinator_event *e);
 /* The ranks on a node are lost with it. */
-void seats_down(struct coordinator *c, uint32_t node);
+void rank_slots_down(struct coordinator *c, uint32_t node);
 /* A join that came; 0 or why it cannot wait. */
 int join_check(const struct coordinator *c, struct join *j);
 void join_end(struct coordinator *c, struct join *j, int status, const char *text);

@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int seats_alloc(uint32_t world_size, uint32_t **ret_nodes, enum step_seat **ret_seats)
+static int rank_slots_alloc(uint32_t world_size, uint32_t **ret_nodes,
+                            enum rank_slot **ret_rank_slots)
 {
         *ret_nodes = malloc(world_size * sizeof **ret_nodes);
-        *ret_seats = calloc(world_size, sizeof **ret_seats);
-        if (!*ret_nodes || !*ret_seats) {
+        *ret_rank_slots = calloc(world_size, sizeof **ret_rank_slots);
+        if (!*ret_nodes || !*ret_rank_slots) {
                 free(*ret_nodes);
-                free(*ret_seats);
+                free(*ret_rank_slots);
                 return -ENOMEM;
         }
         for (uint32_t r = 0; r < world_size; r++)
@@ -28,9 +29,9 @@ int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struc
                             .view = *view,
                             .odd = NO_HOLDER,
                             .loss_scale = 1 };
-        if (seats_alloc(world_size, &s->node_of_rank, &s->seats)) {
+        if (rank_slots_alloc(world_size, &s->node_of_rank, &s->rank_slots)) {
                 s->node_of_rank = NULL;
-                s->seats = NULL;
+                s->rank_slots = NULL;
                 return -ENOMEM;
         }
         s->cut = calloc(n_nodes, sizeof *s->cut);
@@ -50,7 +51,7 @@ int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struc
 void step_deinit(struct step *s)
 {
         free(s->node_of_rank);
-        free(s->seats);
+        free(s->rank_slots);
         free(s->cut);
         free(s->ready);
         free(s->voted);
@@ -62,23 +63,23 @@ void step_deinit(struct step *s)
 int step_resize(struct step *s, uint32_t world_size)
 {
         uint32_t *nodes;
-        enum step_seat *seats;
+        enum rank_slot *rank_slots;
 
-        if (seats_alloc(world_size, &nodes, &seats))
+        if (rank_slots_alloc(world_size, &nodes, &rank_slots))
                 return -ENOMEM;
         free(s->node_of_rank);
-        free(s->seats);
+        free(s->rank_slots);
         s->node_of_rank = nodes;
-        s->seats = seats;
+        s->rank_slots = rank_slots;
         s->world_size = world_size;
         s->phase = STEP_FORMING;
         return 0;
 }
 
-bool step_seated(const struct step *s)
+bool step_any_here(const struct step *s)
 {
         for (uint32_t r = 0; r < s->world_size; r++)
-                if (s->seats[r] == SEAT_HERE)
+                if (s->rank_slots[r] == RANK_SLOT_HERE)
                         return true;
         return false;
 }
@@ -86,8 +87,8 @@ bool step_seated(const struct step *s)
 bool step_occupied(const struct step *s)
 {
         for (uint32_t r = 0; r < s->world_size; r++)
-                if (s->seats[r] == SEAT_HERE ||
-                    (s->seats[r] == SEAT_LOST && !(s->open >> s->node_of_rank[r] & 1)))
+                if (s->rank_slots[r] == RANK_SLOT_HERE ||
+                    (s->rank_slots[r] == RANK_SLOT_LOST && !(s->open >> s->node_of_rank[r] & 1)))
                         return true;
         return false;
 }
@@ -163,7 +164,7 @@ bool step_startable(const struct step *s)
         if (s->phase != STEP_FORMING || needed & ~s->open)
                 return false;
         for (uint32_t r = 0; r < s->world_size; r++)
-                if (s->seats[r] != SEAT_HERE)
+                if (s->rank_slots[r] != RANK_SLOT_HERE)
                         return false;
         for (uint32_t n = 0; n < s->n_nodes; n++)
                 if (needed >> n & 1 && s->cut[n] & needed)
@@ -189,23 +190,23 @@ int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *re
         if (rank >= s->world_size)
                 return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u", rank,
                                  s->world_size);
-        if (s->seats[rank] == SEAT_HERE)
+        if (s->rank_slots[rank] == RANK_SLOT_HERE)
                 return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank);
         *ret = STEP_NOTHING;
         if (s->phase != STEP_FORMING && s->node_of_rank[rank] == node && !s->normed)
                 *ret = STEP_REJOIN;
         else
                 s->phase = STEP_FORMING;
-        s->seats[rank] = SEAT_HERE;
+        s->rank_slots[rank] = RANK_SLOT_HERE;
         s->node_of_rank[rank] = node;
         return 0;
 }
 
 void step_part(struct step *s, uint32_t rank, bool orderly)
 {
-        if (rank >= s->world_size || s->seats[rank] != SEAT_HERE)
+        if (rank >= s->world_size || s->rank_slots[rank] != RANK_SLOT_HERE)
                 return;
-        s->seats[rank] = orderly ? SEAT_LEFT : SEAT_LOST;
+        s->rank_slots[rank] = orderly ? RANK_SLOT_LEFT : RANK_SLOT_LOST;
         if (orderly)
                 s->node_of_rank[rank] = RANK_ABSENT;
         if (orderly || s->fail_on_lost)
@@ -228,8 +229,8 @@ void step_node_lost(struct step *s, uint32_t node)
         if (step_needs_node(s, node))
                 s->phase = STEP_FORMING;
         for (uint32_t r = 0; r < s->world_size; r++)
-                if (s->node_of_rank[r] == node && s->seats[r] == SEAT_HERE)
-                        s->seats[r] = SEAT_LOST;
+                if (s->node_of_rank[r] == node && s->rank_slots[r] == RANK_SLOT_HERE)
+                        s->rank_slots[r] = RANK_SLOT_LOST;
 }
 
 void step_links(struct step *s, uint32_t node, uint64_t cut)
@@ -267,9 +268,9 @@ static int step_ready_check(struct step *s, const struct step_params *params, ui
 static int step_missing(const struct step *s, struct fault *fault)
 {
         for (uint32_t r = 0; r < s->world_size; r++) {
-                if (s->seats[r] == SEAT_LEFT)
+                if (s->rank_slots[r] == RANK_SLOT_LEFT)
                         return fault_set(fault, ZERO_ELOSTRANK, "rank %u has left the job", r);
-                if (s->seats[r] == SEAT_LOST && s->fail_on_lost)
+                if (s->rank_slots[r] == RANK_SLOT_LOST && s->fail_on_lost)
                         return fault_set(fault, ZERO_ELOSTRANK,
                                          "rank %u was lost: its session ended", r);
         }

@@ -14,8 +14,8 @@
  * step is refused.
  * A norm request runs through COLLECTING and VOTING without ending the attempt.
  *
- * A rank whose session ends keeps its seat: what its node has accepted from it stays, the attempt
- * goes on, and a successor on the same node takes the seat again (STEP_REJOIN).  An
+ * A rank whose session ends keeps its slot: what its node has accepted from it stays, the attempt
+ * goes on, and a successor on the same node takes the slot again (STEP_REJOIN).  An
  * attempt is void, and FORMING comes before the next, when a rank leaves, takes
  * its place on another node or in an attempt whose norm was told (the others will not ask for it
  * again), and when a node or a link between two nodes is lost: what was under
@@ -33,7 +33,7 @@ enum step_action { STEP_NOTHING, STEP_REJOIN, STEP_PREPARE, STEP_DECIDE, STEP_RE
  * EMPTY: nobody has taken it since the coordinator runs.  LOST: its session ended without leave;
  * the node keeps what it contributed.  LEFT: it ended in order.
  */
-enum step_seat { SEAT_EMPTY, SEAT_HERE, SEAT_LOST, SEAT_LEFT };
+enum rank_slot { RANK_SLOT_EMPTY, RANK_SLOT_HERE, RANK_SLOT_LOST, RANK_SLOT_LEFT };
 
 enum { RANK_ABSENT = UINT32_MAX };
 
@@ -44,8 +44,8 @@ struct step {
         bool fail_on_lost; /* a lost rank voids the attempt: nobody waits for a successor */
         uint64_t epoch, version, attempt;
         uint64_t heard;         /* the highest attempt that any node knows of */
-        uint32_t *node_of_rank; /* [rank]; RANK_ABSENT where the seat is empty */
-        enum step_seat *seats;  /* [rank] */
+        uint32_t *node_of_rank; /* [rank]; RANK_ABSENT where the slot is empty */
+        enum rank_slot *rank_slots; /* [rank] */
         uint64_t open;          /* nodes that are there and know the job */
         uint64_t *cut;          /* [node]: nodes that it cannot reach */
         bool *ready;            /* [node] */
@@ -69,10 +69,10 @@ struct step {
 
 int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struct placement *view);
 void step_deinit(struct step *s);
-/* Another number of ranks, while none has a session: all seats are empty then.  -ENOMEM. */
+/* Another number of ranks, while none has a session: all slots are empty then.  -ENOMEM. */
 int step_resize(struct step *s, uint32_t world_size);
 /* Does any rank have a session? */
-bool step_seated(const struct step *s);
+bool step_any_here(const struct step *s);
 /* ... or may it have one on a node that is away? */
 bool step_occupied(const struct step *s);
 

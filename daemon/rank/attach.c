@@ -163,7 +163,7 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
 void ranks_admit(struct job *job)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->ranks[r] && !job->seats[r].stepped)
+                if (job->ranks[r] && !job->rank_states[r].stepped)
                         attach_end(job->ranks[r], ZERO_OK, "");
 }
 
@@ -414,8 +414,8 @@ void rank_leave(struct rank *rank, bool orderly)
         for_holdings (job, h)
                 accumulator_left(h);
         job->ranks[rank->rank] = NULL;
-        job->seats[rank->rank].window = NULL;
-        job->seats[rank->rank].pushed = 0;
+        job->rank_states[rank->rank].window = NULL;
+        job->rank_states[rank->rank].pushed = 0;
         if (!job->dead)
                 rank_part(rank, orderly);
         if (rank->calling)

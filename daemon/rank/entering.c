@@ -58,8 +58,8 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         job->grad_dtype = rank->needs.grad_dtype;
         job->ranks[rank->rank] = rank;
-        job->seats[rank->rank].window = rank->window;
-        job->seats[rank->rank].refused = false; /* it hands in anew what was not accepted */
+        job->rank_states[rank->rank].window = rank->window;
+        job->rank_states[rank->rank].refused = false; /* it hands in anew what was not accepted */
         reduce_rejoin(job, rank->rank);
         job->n_attached++;
         job_hold(job);
@@ -96,7 +96,7 @@ static void rank_entering(struct rank *rank, struct job *job)
         }
         list_remove(&rank->link);
         crash_point(CRASH_ATTACH_ENTERED);
-        if (!rank->job->seats[rank->rank].stepped) /* else when that step is over */
+        if (!rank->job->rank_states[rank->rank].stepped) /* else when that step is over */
                 attach_end(rank, ZERO_OK, "");
 }
 

@@ -27,9 +27,9 @@ void rank_release_all(struct rank *rank)
         holds_end(rank, HOLD_PAST);
 }
 
-static struct seat *seat_of(const struct rank *rank)
+static struct rank_state *rank_state_of(const struct rank *rank)
 {
-        return &rank->job->seats[rank->rank];
+        return &rank->job->rank_states[rank->rank];
 }
 
 uint32_t rank_accepted(const struct rank *rank, uint32_t group)
@@ -152,7 +152,7 @@ int job_lost(const struct job *job, struct fault *fault)
 void rank_push_refused(struct rank *rank, uint64_t attempt)
 {
         if (attempt == rank->job->attempt)
-                seat_of(rank)->refused = true;
+                rank_state_of(rank)->refused = true;
 }
 
 int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
@@ -168,7 +168,7 @@ int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, 
                 rank_push_refused(rank, push->attempt);
         if (status)
                 return status;
-        seat_of(rank)->pushed++;
+        rank_state_of(rank)->pushed++;
         rank->last_pushed = push->group;
         crash_point(CRASH_PUSH_ACCEPTED);
         return 0;
@@ -199,7 +199,7 @@ static int close_describe(const struct request *r, struct wait_line *ret)
 void rank_begin_attempt(struct rank *rank, bool decided)
 {
         rank->wants_norm = false;
-        seat_of(rank)->pushed = 0;
+        rank_state_of(rank)->pushed = 0;
         if (decided)
                 return;
         rank->unaware = true;
@@ -228,7 +228,7 @@ static void close_end_all(struct job *job, int status, const char *text)
 void ranks_refuse_step(struct job *job, int status, const char *text)
 {
         for (uint32_t i = 0; i < job->world_size; i++)
-                job->seats[i].stepped = false;
+                job->rank_states[i].stepped = false;
         ranks_admit(job);
         close_end_all(job, status, text);
 }
@@ -244,11 +244,12 @@ static void ready_answered(void *arg, int status, const char *text, const Zero__
 }
 
 /* Whether a rank of this node wants the step, or the norm, to be taken. */
-static bool seat_closes(const struct job *job, uint32_t rank, bool norm)
+static bool rank_state_closes(const struct job *job, uint32_t rank, bool norm)
 {
         const struct rank *session = job->ranks[rank];
 
-        return norm ? session && session->closing && session->wants_norm : job->seats[rank].stepped;
+        return norm ? session && session->closing && session->wants_norm
+                    : job->rank_states[rank].stepped;
 }
 
 static size_t kept_fill(const struct job *job, Zero__Kept *kept, Zero__Kept **pointers)
@@ -256,7 +257,7 @@ static size_t kept_fill(const struct job *job, Zero__Kept *kept, Zero__Kept **po
         size_t n = 0;
 
         for (uint32_t i = 0; i < job->world_size; i++) {
-                const struct kept *k = &job->seats[i].handed;
+                const struct kept *k = &job->rank_states[i].handed;
 
                 if (k->bytes == 0)
                         continue;
@@ -282,7 +283,7 @@ static void ready_send(struct job *job, const struct rank *last)
                 ready.attempt = job->attempt;
                 ready.rank = last->rank;
                 if (!last->wants_norm) {
-                        ready.params = step_params_to_message(seat_of(last)->params, &params);
+                        ready.params = step_params_to_message(rank_state_of(last)->params, &params);
                         ready.n_kept = kept_fill(job, kept, pointers);
                         ready.kept = pointers;
                 }
@@ -299,7 +300,7 @@ static void close_report(struct job *job, const struct rank *last)
 {
         for (uint32_t i = 0; i < job->world_size; i++)
                 if (job->node_of_rank[i] == job->x->cluster->self &&
-                    !seat_closes(job, i, last->wants_norm))
+                    !rank_state_closes(job, i, last->wants_norm))
                         return;
         ready_send(job, last);
 }
@@ -319,7 +320,7 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                 return fault->status;
         if (rank->closing)
                 return fault_set(fault, ZERO_EORDER, "the step is being ended already");
-        if (seat_of(rank)->refused)
+        if (rank_state_of(rank)->refused)
                 return fault_set(fault, ZERO_EORDER,
                                  "a gradient of rank %u was refused in this attempt: attach anew",
                                  rank->rank);
@@ -328,8 +329,8 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                         return fault_set(fault, ZERO_EORDER, "group '%s' is still being fetched",
                                          job->layout->groups[g].name);
         for (uint32_t i = 0; params && i < job->world_size; i++)
-                if (job->seats[i].stepped && i != rank->rank &&
-                    !step_params_equal(job->seats[i].params, params, text, sizeof text))
+                if (job->rank_states[i].stepped && i != rank->rank &&
+                    !step_params_equal(job->rank_states[i].params, params, text, sizeof text))
                         return fault_set(fault, ZERO_ECONFLICT,
                                          "ranks %u and %u pass different values to zero_step: %s",
                                          i, rank->rank, text);
@@ -337,19 +338,19 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
 }
 
 /* What is handed in with a step stays, whatever becomes of the session. */
-static int seat_step(struct seat *seat, const struct step_params *params,
-                     const ProtobufCBinaryData *blob, struct fault *fault)
+static int rank_state_step(struct rank_state *rank_state, const struct step_params *params,
+                           const ProtobufCBinaryData *blob, struct fault *fault)
 {
         if (blob->len > ZERO_BLOB_MAX)
                 return fault_set(fault, ZERO_EINVAL,
                                  "a rank keeps at most %d bytes with a step, not %zu",
                                  ZERO_BLOB_MAX, blob->len);
-        if (!seat->params)
-                seat->params = malloc(sizeof *seat->params);
-        if (!seat->params || kept_set(&seat->handed, blob->data, blob->len))
+        if (!rank_state->params)
+                rank_state->params = malloc(sizeof *rank_state->params);
+        if (!rank_state->params || kept_set(&rank_state->handed, blob->data, blob->len))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        *seat->params = *params;
-        seat->stepped = true;
+        *rank_state->params = *params;
+        rank_state->stepped = true;
         return 0;
 }
 
@@ -368,7 +369,7 @@ static void close_again(const struct job *job, struct request *r)
 static int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
                       const ProtobufCBinaryData *blob, struct request *r, struct fault *fault)
 {
-        struct seat *seat;
+        struct rank_state *rank_state;
         int status = rank_check(rank, fault);
 
         if (!status && params && attempt && attempt == rank->job->last.attempt) {
@@ -379,9 +380,9 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
                 status = close_check(rank, attempt, params, fault);
         if (status)
                 return status;
-        seat = seat_of(rank);
+        rank_state = rank_state_of(rank);
         if (params) {
-                status = seat_step(seat, params, blob, fault);
+                status = rank_state_step(rank_state, params, blob, fault);
                 if (status)
                         return status;
                 rank_release_all(rank);
@@ -391,8 +392,8 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
         r->subject = rank;
         r->describe = close_describe;
         r->forget = close_forget;
-        if (!seat->closed) {
-                seat->closed = true;
+        if (!rank_state->closed) {
+                rank_state->closed = true;
                 reduce_close(rank->job, rank->rank);
         }
         close_report(rank->job, rank);
@@ -451,9 +452,10 @@ static void rank_describe(const struct rank *rank, struct wait_line *ret)
                  node_name(job->x, job->x->cluster->self));
         snprintf(ret->what, sizeof ret->what,
                  "zero_step (pushed %u gradients%s%.60s%s); last call %s, %.1f s ago%s",
-                 seat_of(rank)->pushed, seat_of(rank)->pushed ? ", the last of group '" : "",
-                 seat_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",
-                 seat_of(rank)->pushed ? "'" : "", rank->last_call,
+                 rank_state_of(rank)->pushed,
+                 rank_state_of(rank)->pushed ? ", the last of group '" : "",
+                 rank_state_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",
+                 rank_state_of(rank)->pushed ? "'" : "", rank->last_call,
                  (double)(engine_now(job->x) - rank->active_ms) / 1000,
                  life == PROCESS_STOPPED ? "; its process is stopped"
                  : life == PROCESS_ENDED ? "; its process has ended"

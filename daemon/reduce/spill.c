@@ -57,7 +57,7 @@ void spill_end(struct contribution *c)
 
 static bool slots_full(const struct job *job, uint32_t rank)
 {
-        const struct slots *slots = job->seats[rank].window->slots;
+        const struct slots *slots = job->rank_states[rank].window->slots;
 
         return !slots->whole && job->reduce->waiting[rank] == slots->n;
 }
@@ -68,8 +68,8 @@ static bool spill_needed(const struct job *job)
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 if (job->node_of_rank[rank] != job->x->cluster->self)
                         continue;
-                if (!job->seats[rank].closed &&
-                    (!job->seats[rank].window || !slots_full(job, rank)))
+                if (!job->rank_states[rank].closed &&
+                    (!job->rank_states[rank].window || !slots_full(job, rank)))
                         return false;
         }
         return true;
@@ -110,8 +110,8 @@ void spill_check(struct job *job)
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 struct contribution *c;
 
-                if (job->node_of_rank[rank] != job->x->cluster->self || job->seats[rank].closed ||
-                    job->reduce->spilled[rank])
+                if (job->node_of_rank[rank] != job->x->cluster->self ||
+                    job->rank_states[rank].closed || job->reduce->spilled[rank])
                         continue;
                 c = spill_choose(job, rank);
                 if (c)

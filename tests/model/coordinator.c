@@ -49,7 +49,7 @@ static void stands(struct world *w)
 static void decided(struct world *w)
 {
         truth_decide(w, w->c.decided_attempt, w->c.version, w->c.decision);
-        truth_seats(w);
+        truth_rank_slots(w);
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
                 decision_send(w, n);
 }

@@ -308,10 +308,10 @@ void world_print(const void *world)
                                d->holdings[c].running ? ", updates" : "");
                 printf("\n");
         }
-        printf("  coordinator: phase %u, version %u, attempt %u, seats %u%u%u, open %x, done %x, "
+        printf("  coordinator: phase %u, version %u, attempt %u, slots %u%u%u, open %x, done %x, "
                "settled %u\n",
-               w->c.phase, w->c.version, w->c.attempt, w->c.seats[0], w->c.seats[1], w->c.seats[2],
-               w->c.open, w->c.done, w->c.settled);
+               w->c.phase, w->c.version, w->c.attempt, w->c.rank_slots[0], w->c.rank_slots[1],
+               w->c.rank_slots[2], w->c.open, w->c.done, w->c.settled);
         for (uint32_t p = 0; p < PROCS; p++)
                 if (w->procs[p].state)
                         printf("  process %u: state %u, version %u, attempt %u\n", p,

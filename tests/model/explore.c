@@ -23,7 +23,7 @@
  *   step_vote() takes votes of other attempts, or of a void one, or decides without the last one;
  *   step_links() or step_node_lost() voids nothing; step_join() lets a rank that moved into the
  *   running attempt; step_adopt() goes on with the attempt that was decided; step_ready() refuses
- *   what is over; a seat that nobody has taken yet counts as left; recover() does not decide again,
+ *   what is over; a slot that nobody has taken yet counts as left; recover() does not decide again,
  *   or with a vote less, or without the good steps before, or what not all have voted for;
  *   a restarted owner aborts what it has voted for; an owner that is behind is not told the
  *   decision; a new attempt keeps what has landed, or what ranks have pushed, in the one before;

@@ -123,7 +123,7 @@ static void check_votes(const struct world *w, u8 attempt)
                 "attempt %u is decided, an owner's vote is nowhere", attempt);
 }
 
-void truth_seats(const struct world *w)
+void truth_rank_slots(const struct world *w)
 {
         const struct record *r = &w->nodes[view.node[0]].holdings[0].record;
 

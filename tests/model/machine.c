@@ -172,7 +172,7 @@ static void step_fill(struct step *s, const struct coordination *c)
         for (uint32_t r = 0; r < bounds.n_ranks; r++) {
                 s->node_of_rank[r] =
                         c->node_of_rank[r] == NOBODY ? (uint32_t)RANK_ABSENT : c->node_of_rank[r];
-                s->seats[r] = c->seats[r];
+                s->rank_slots[r] = c->rank_slots[r];
         }
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 s->cut[n] = c->cut[n];
@@ -205,7 +205,7 @@ static void step_pack(struct coordination *c, const struct step *s)
         for (uint32_t r = 0; r < bounds.n_ranks; r++) {
                 c->node_of_rank[r] =
                         s->node_of_rank[r] == RANK_ABSENT ? NOBODY : (u8)s->node_of_rank[r];
-                c->seats[r] = (u8)s->seats[r];
+                c->rank_slots[r] = (u8)s->rank_slots[r];
         }
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 c->cut[n] = (u8)s->cut[n];

@@ -168,7 +168,7 @@ static void old_placements_store(struct coordination *c)
 static void step_fill(struct step *s, const struct coordination *c, uint32_t self)
 {
         s->node_of_rank[0] = self;
-        s->seats[0] = SEAT_HERE;
+        s->rank_slots[0] = RANK_SLOT_HERE;
         s->phase = c->phase;
         s->version = c->version;
         s->attempt = c->attempt;

@@ -143,7 +143,7 @@ struct coordination {
         struct stand standings[HOLDERS];
         u8 n_joins;
         struct waiting joins[PROCS];
-        u8 phase, version, attempt, heard, node_of_rank[RANKS], seats[RANKS], open, cut[NODES],
+        u8 phase, version, attempt, heard, node_of_rank[RANKS], rank_slots[RANKS], open, cut[NODES],
                 ready, votes[HOLDERS], done, have_params, params_rank, params_scale, decision,
                 decided_attempt, scale, good_steps, skipped;
 };
@@ -289,7 +289,7 @@ u8 scale_number(double value);
 void truth_decide(struct world *w, u8 attempt, u8 version, u8 decision);
 /* What was voted for is of processes on the nodes where ranks have their places, not of fenced
  * ones. */
-void truth_seats(const struct world *w);
+void truth_rank_slots(const struct world *w);
 /* A process was told that its zero_step() of an attempt came to this. */
 void truth_told(struct world *w, uint32_t p, u8 attempt, u8 version, u8 decision);
 /* ... or that it is to be replayed at a version. */

@@ -1,5 +1,5 @@
 /*
- * seat.h - what a node keeps of its ranks while their sessions come and go.
+ * rank_state.h - what a node keeps of its ranks while their sessions come and go.
  */
 #pragma once
 
@@ -23,7 +23,7 @@ struct kept {
  * A rank's place on its node.  It outlives the rank's sessions: what one session has handed in
  * its successor need not.
  */
-struct seat {
+struct rank_state {
         const struct push_window *window; /* of its session; NULL: there is none */
         uint32_t pushed;                  /* groups that the session pushed in this attempt */
         bool closed;                      /* pushes nothing more in this attempt */
@@ -37,8 +37,8 @@ struct seat {
 /* -ENOMEM. */
 int kept_set(struct kept *k, const void *p, size_t n);
 void kept_clear(struct kept *k);
-void seats_free(struct seat *seats, uint32_t n);
+void rank_states_free(struct rank_state *rank_states, uint32_t n);
 /* The attempt is over: decided, what was handed in is kept; else it is gone. */
-void seats_reset(struct job *job, bool decided);
+void rank_states_reset(struct job *job, bool decided);
 /* What the ranks of this node kept with the last decision, as the coordinator knows it. */
-void seats_keep(struct job *job, Zero__Kept **kept, size_t n);
+void rank_states_keep(struct job *job, Zero__Kept **kept, size_t n);

@@ -114,11 +114,11 @@ void coordinator_advance(struct coordinator *c)
         joins_started(c);
 }
 
-/* ---- seats are taken ------------------------------------------------------------------------ */
+/* ---- slots are taken ------------------------------------------------------------------------ */
 
 static bool is_taken(const struct coordinator *c, uint32_t rank)
 {
-        return rank < c->step.world_size && c->step.seats[rank] == SEAT_HERE;
+        return rank < c->step.world_size && c->step.rank_slots[rank] == RANK_SLOT_HERE;
 }
 
 /* A later incarnation on another node takes the rank from a session that has not ended. */
@@ -148,7 +148,7 @@ static void join_admit(struct coordinator *c, struct join *j)
         int r;
 
         fence_elsewhere(c, j);
-        others = step_seated(&c->step); /* else who wanted it has gone */
+        others = step_any_here(&c->step); /* else who wanted it has gone */
         if (is_taken(c, j->rank))
                 r = fault_set(&fault, ZERO_ERANK,
                               "rank %u is taken by process %u on node %s; a higher incarnation "
@@ -248,12 +248,12 @@ int join_check(const struct coordinator *c, struct join *j)
         return 0;
 }
 
-/* ---- seats are left -------------------------------------------------------------------------- */
+/* ---- slots are left -------------------------------------------------------------------------- */
 
 /* False: the rank is not there. */
-static bool seat_leave(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
+static bool rank_slot_leave(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
 {
-        if (c->step.node_of_rank[rank] != node || c->step.seats[rank] != SEAT_HERE)
+        if (c->step.node_of_rank[rank] != node || c->step.rank_slots[rank] != RANK_SLOT_HERE)
                 return false;
         step_part(&c->step, rank, orderly);
         act(c,
@@ -262,12 +262,12 @@ static bool seat_leave(struct coordinator *c, uint32_t node, uint32_t rank, bool
         return true;
 }
 
-void seats_down(struct coordinator *c, uint32_t node)
+void rank_slots_down(struct coordinator *c, uint32_t node)
 {
         for (uint32_t r = 0; r < c->step.world_size; r++) {
-                if (c->step.seats[r] == SEAT_HERE && c->step.node_of_rank[r] == node)
+                if (c->step.rank_slots[r] == RANK_SLOT_HERE && c->step.node_of_rank[r] == node)
                         c->sitters[r].cut_off_ms = c->now_ms;
-                seat_leave(c, node, r, false);
+                rank_slot_leave(c, node, r, false);
         }
 }
 
@@ -277,7 +277,7 @@ void coordinator_leave(struct coordinator *c, const struct coordinator_event *e)
         join_forget(c, e->node, e->session);
         if (e->rank >= c->step.world_size || c->sitters[e->rank].session != e->session)
                 return;
-        if (seat_leave(c, e->node, e->rank, e->orderly) && e->orderly && e->finish) {
+        if (rank_slot_leave(c, e->node, e->rank, e->orderly) && e->orderly && e->finish) {
                 c->complete++;
                 c->unwanted += e->finish == FINISH_UNWANTED;
         }

@@ -192,7 +192,8 @@ Test(lost, a_rank_leaves_the_attempt_as_it_is)
 
         steps_start(&s, 4, two_nodes, 2, 2);
         step_part(&s, 3, false);
-        cr_assert(s.phase == STEP_COLLECTING && s.seats[3] == SEAT_LOST && s.node_of_rank[3] == 1);
+        cr_assert(s.phase == STEP_COLLECTING && s.rank_slots[3] == RANK_SLOT_LOST &&
+                  s.node_of_rank[3] == 1);
         cr_assert(step_node_has_ranks(&s, 1), "its node still owes what it handed in");
         cr_assert_eq(steps_decide(&s, &p), STEP_DECIDE);
         step_deinit(&s);
@@ -205,7 +206,8 @@ Test(lost, a_successor_on_the_same_node_is_in_the_attempt_at_once)
         steps_start(&s, 4, two_nodes, 2, 2);
         step_part(&s, 3, false);
         cr_assert_eq(join(&s, 3, 1), STEP_REJOIN);
-        cr_assert(s.phase == STEP_COLLECTING && s.attempt == 1 && s.seats[3] == SEAT_HERE);
+        cr_assert(s.phase == STEP_COLLECTING && s.attempt == 1 &&
+                  s.rank_slots[3] == RANK_SLOT_HERE);
         step_deinit(&s);
 }
 
@@ -353,8 +355,8 @@ Test(node, its_ranks_are_lost_with_it_and_may_come_again)
 
         steps_start(&s, 4, two_nodes, 2, 2);
         step_node_lost(&s, 1);
-        cr_assert(s.seats[0] == SEAT_HERE && s.seats[1] == SEAT_HERE);
-        cr_assert(s.seats[2] == SEAT_LOST && s.seats[3] == SEAT_LOST);
+        cr_assert(s.rank_slots[0] == RANK_SLOT_HERE && s.rank_slots[1] == RANK_SLOT_HERE);
+        cr_assert(s.rank_slots[2] == RANK_SLOT_LOST && s.rank_slots[3] == RANK_SLOT_LOST);
         step_node_open(&s, 1);
         cr_assert_eq(join(&s, 2, 1), STEP_NOTHING, "a void attempt takes nobody");
         cr_assert_eq(join(&s, 3, 1), STEP_NOTHING);
@@ -417,7 +419,7 @@ Test(link, votes_of_a_void_attempt_decide_nothing)
 
 /* ---- the world size ---- */
 
-Test(resize, makes_all_seats_empty)
+Test(resize, makes_all_rank_slots_empty)
 {
         static const uint32_t nodes[] = { 0, 1 };
         struct step s;

@@ -27,43 +27,43 @@ void kept_clear(struct kept *k)
         *k = (struct kept){ 0 };
 }
 
-static void seat_clear(struct seat *seat)
+static void rank_state_clear(struct rank_state *rank_state)
 {
-        free(STEAL(seat->params));
-        kept_clear(&seat->handed);
-        seat->closed = seat->stepped = seat->refused = false;
+        free(STEAL(rank_state->params));
+        kept_clear(&rank_state->handed);
+        rank_state->closed = rank_state->stepped = rank_state->refused = false;
 }
 
-void seats_free(struct seat *seats, uint32_t n)
+void rank_states_free(struct rank_state *rank_states, uint32_t n)
 {
-        for (uint32_t r = 0; seats && r < n; r++) {
-                seat_clear(&seats[r]);
-                kept_clear(&seats[r].kept);
+        for (uint32_t r = 0; rank_states && r < n; r++) {
+                rank_state_clear(&rank_states[r]);
+                kept_clear(&rank_states[r].kept);
         }
-        free(seats);
+        free(rank_states);
 }
 
-void seats_reset(struct job *job, bool decided)
+void rank_states_reset(struct job *job, bool decided)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
-                struct seat *seat = &job->seats[r];
+                struct rank_state *rank_state = &job->rank_states[r];
 
-                if (decided && seat->stepped) {
-                        kept_clear(&seat->kept);
-                        seat->kept = seat->handed;
-                        seat->handed = (struct kept){ 0 };
+                if (decided && rank_state->stepped) {
+                        kept_clear(&rank_state->kept);
+                        rank_state->kept = rank_state->handed;
+                        rank_state->handed = (struct kept){ 0 };
                 }
-                seat_clear(seat);
+                rank_state_clear(rank_state);
         }
 }
 
-void seats_keep(struct job *job, Zero__Kept **kept, size_t n)
+void rank_states_keep(struct job *job, Zero__Kept **kept, size_t n)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                kept_clear(&job->seats[r].kept);
+                kept_clear(&job->rank_states[r].kept);
         for (size_t i = 0; i < n; i++)
                 if (kept[i]->rank < job->world_size && kept[i]->blob.len <= ZERO_BLOB_MAX &&
-                    kept_set(&job->seats[kept[i]->rank].kept, kept[i]->blob.data,
+                    kept_set(&job->rank_states[kept[i]->rank].kept, kept[i]->blob.data,
                              kept[i]->blob.len))
                         log_error("job %s: out of memory: what rank %u kept is not known here",
                                   job->name, kept[i]->rank);
