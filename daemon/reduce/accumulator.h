@@ -1,7 +1,7 @@
 /*
  * accumulator.h - shared by an owner's reduction (accumulator.c), what it computes (adding.c), what
- * of it is left to the update (deferred.c), the offers it takes (offer.c, pulling.c, room.c) and
- * its vote (vote.c).
+ * of it is left to the update (deferred.c), the offers it takes (offer.c, pulling.c,
+ * receive_buffer.c) and its vote (vote.c).
  */
 #pragma once
 
@@ -23,13 +23,13 @@ enum offer_way {
 enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
 
 /* Memory for what is pulled of an offer. */
-struct room {
+struct receive_buffer {
         void *memory; /* NULL: none */
         uint64_t bytes;
-        int gpu; /* ROOM_ON_HOST, or where it lies */
+        int gpu; /* RECEIVE_BUFFER_ON_HOST, or where it lies */
 };
 
-enum { ROOM_ON_HOST = -1, ROOMS_KEPT = 4 };
+enum { RECEIVE_BUFFER_ON_HOST = -1, RECEIVE_BUFFERS_KEPT = 4 };
 
 struct offer {
         struct list link; /* accumulator_group.queues[node], or accumulator.early */
@@ -46,7 +46,7 @@ struct offer {
         struct node_gradient *node_gradient; /* of this node's own ranks */
         uint8_t *present;                    /* one bit a tensor */
         size_t present_bytes;
-        struct room room; /* where its parts land */
+        struct receive_buffer buffer; /* where its parts land */
         struct offer_part *parts;
         uint32_t n_parts, next_part, in_flight, landed; /* parts; next: to be asked for */
         bool failed; /* one did; no more are asked for before the others have ended */
@@ -74,11 +74,12 @@ struct accumulator {
         uint8_t *present;                 /* [tensor]: has a gradient in this attempt */
         struct list early; /* offers of attempts that this node has not heard of yet */
         uint32_t n_early;
-        uint64_t room_bytes;                /* that offers have */
-        struct room kept_rooms[ROOMS_KEPT]; /* on GPUs, for the next offers */
-        uint32_t n_kept_rooms;
+        uint64_t receive_buffer_bytes; /* that offers have */
+        struct receive_buffer
+                kept_receive_buffers[RECEIVE_BUFFERS_KEPT]; /* on GPUs, for the next offers */
+        uint32_t n_kept_receive_buffers;
         uint64_t kept_ms; /* when one came last */
-        bool room_asked;  /* for one more */
+        bool receive_buffer_asked; /* for one more */
         bool preparing;   /* the coordinator wants this owner's vote */
         bool have_params; /* ... to end the step, not for the norm only */
         bool voted;       /* ... and has it; there is no decision yet */
@@ -111,12 +112,13 @@ void offer_pull(struct offer *o, bool its_turn);
 /* Frees it, or lets it go when its parts have ended. */
 void offer_void(struct offer *o);
 
-/* room.c */
+/* receive_buffer.c */
 /* What is kept goes when nobody has used it for a while and no rank is here. */
 void accumulator_tick(struct holding *h);
 /* False: not now. */
-bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret);
-void room_give(struct holding *h, struct room *room);
+bool receive_buffer_take(struct holding *h, uint32_t group, bool its_turn,
+                         struct receive_buffer *ret);
+void receive_buffer_give(struct holding *h, struct receive_buffer *buffer);
 
 /* deferred.c: on the loop thread. */
 /* Its sum need not be written. */

@@ -34,7 +34,7 @@ static const void *pulled_at(const struct offer *o, const struct plan_segment *s
         const struct plan_shard *shard = &h->state->plan->shards[o->group];
         uint64_t at = h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
 
-        return (const char *)o->room.memory + at * dtype_size(accumulator_dtype(h));
+        return (const char *)o->buffer.memory + at * dtype_size(accumulator_dtype(h));
 }
 
 /* Where the tensor's contributions lie; their number. */

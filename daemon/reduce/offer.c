@@ -50,7 +50,7 @@ void offer_free(struct offer *o)
         assert(o->in_flight == 0);
         if (o->announced)
                 fabric_forget(o->holding->job->x->fabric, o->node, o->announced);
-        room_give(o->holding, &o->room);
+        receive_buffer_give(o->holding, &o->buffer);
         list_remove(&o->link);
         free(o->parts);
         free(o->present);

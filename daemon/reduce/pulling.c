@@ -1,8 +1,8 @@
 /*
  * Offers are pulled in parts of at most engine.part_bytes, a few at a time: one is sent while the
  * next is copied from a GPU of its node, and the one before to a GPU of this one.  Into a GPU parts
- * go by a buffer of the host, unless their path takes GPU memory; buffers hold less than the rooms
- * of the offers that they are for.
+ * go by a buffer of the host, unless their path takes GPU memory; buffers hold less than receive
+ * buffers of the offers that they are for.
  *
  * An offer whose payload is announced has one part, and nothing is asked.
  *
@@ -27,14 +27,14 @@ struct offer_part {
         struct offer *offer;
         enum part_phase phase;
         struct range range;
-        void *place; /* in the offer's room */
+        void *place; /* in the offer's buffer */
         size_t bytes;
         void *buffer; /* on its way to a GPU; NULL: none */
 };
 
 static void offer_forget_parts(struct offer *o)
 {
-        room_give(o->holding, &o->room);
+        receive_buffer_give(o->holding, &o->buffer);
         free(STEAL(o->parts));
         o->landed = 0;
 }
@@ -130,7 +130,7 @@ static int part_send(struct offer_part *part, void *to)
 static bool part_ask(struct offer_part *part)
 {
         const struct offer *o = part->offer;
-        bool staged = o->room.gpu != ROOM_ON_HOST &&
+        bool staged = o->buffer.gpu != RECEIVE_BUFFER_ON_HOST &&
                       !fabric_takes_gpu(o->holding->job->x->fabric, o->node, part->bytes);
 
         if (staged)
@@ -169,7 +169,7 @@ static void offer_cut(struct offer *o)
 
                 o->parts[i] = (struct offer_part){ .offer = o,
                                                    .range = range,
-                                                   .place = (char *)o->room.memory +
+                                                   .place = (char *)o->buffer.memory +
                                                             (range.first - all.first) * size,
                                                    .bytes = range.count * size };
         }
@@ -185,7 +185,7 @@ static bool offer_make_room(struct offer *o, bool its_turn)
                 return true;
         o->n_parts = o->announced ? 1 : range_parts(accumulator_range(h, o->group).count, most);
         o->parts = calloc(o->n_parts, sizeof *o->parts);
-        if (!o->parts || !room_take(h, o->group, its_turn, &o->room)) {
+        if (!o->parts || !receive_buffer_take(h, o->group, its_turn, &o->buffer)) {
                 free(STEAL(o->parts));
                 return false;
         }

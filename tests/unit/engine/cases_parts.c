@@ -82,15 +82,16 @@ static void leave_little(uint64_t total)
 }
 
 /* Another thread asks the GPU. */
-static void wait_for_rooms(struct session *s)
+static void wait_for_receive_buffers(struct session *s)
 {
         for (uint32_t i = 0; i < 2; i++)
-                while (accumulator_on(s, i)->room_asked)
+                while (accumulator_on(s, i)->receive_buffer_asked)
                         uv_run(&s->net.loop, UV_RUN_ONCE);
 }
 
-/* What has landed on a GPU leaves its room for the next; without any it lands in host memory. */
-static void rooms_on_a_gpu_are_kept_while_there_are_ranks(void)
+/* What has landed on a GPU leaves its receive buffer for the next; without any it lands in host
+ * memory. */
+static void receive_buffers_on_a_gpu_are_kept_while_there_are_ranks(void)
 {
         struct training t = training_default();
         struct outcome expected = training_run(&t);
@@ -107,30 +108,32 @@ static void rooms_on_a_gpu_are_kept_while_there_are_ranks(void)
                         leave_little(total);
                 session_program(&s, step);
                 session_run(&s);
-                wait_for_rooms(&s);
+                wait_for_receive_buffers(&s);
                 unsetenv("FAKE_GPU_BYTES");
                 for (uint32_t i = 0; i < 2; i++) {
                         const struct accumulator *l = accumulator_on(&s, i);
 
-                        CHECK(l->room_bytes == 0 && (step == 1) == (l->n_kept_rooms == 0),
-                              "step %u: %u rooms are kept", step, l->n_kept_rooms);
+                        CHECK(l->receive_buffer_bytes == 0 &&
+                                      (step == 1) == (l->n_kept_receive_buffers == 0),
+                              "step %u: %u receive buffers are kept", step,
+                              l->n_kept_receive_buffers);
                 }
         }
         s.outcome.sum = net_checksum(&s.net, "zoo");
         CHECK(memcmp(&s.outcome.sum, &expected.sum, sizeof expected.sum) == 0);
         kill_all(&s);
         for (uint32_t i = 0; i < 2; i++)
-                CHECK(accumulator_on(&s, i)->n_kept_rooms == 0);
+                CHECK(accumulator_on(&s, i)->n_kept_receive_buffers == 0);
         session_close(&s);
 }
 
-static bool rooms_are_gone(void *arg)
+static bool receive_buffers_are_gone(void *arg)
 {
-        return accumulator_on(arg, 1)->n_kept_rooms == 0;
+        return accumulator_on(arg, 1)->n_kept_receive_buffers == 0;
 }
 
 /* Where nobody says when the ranks have left, time does. */
-static void rooms_where_no_ranks_are_are_kept_for_a_while(void)
+static void receive_buffers_where_no_ranks_are_are_kept_for_a_while(void)
 {
         struct training t = training_default();
         struct session s;
@@ -142,10 +145,11 @@ static void rooms_where_no_ranks_are_are_kept_for_a_while(void)
         session_attach(&s);
         session_program(&s, 1);
         session_run(&s);
-        wait_for_rooms(&s);
-        CHECK(accumulator_on(&s, 1)->n_kept_rooms > 0);
+        wait_for_receive_buffers(&s);
+        CHECK(accumulator_on(&s, 1)->n_kept_receive_buffers > 0);
         kill_all(&s);
-        net_wait(&s.net, rooms_are_gone, &s, "rooms that nobody uses to be given back");
+        net_wait(&s.net, receive_buffers_are_gone, &s,
+                 "receive buffers that nobody uses to be given back");
         session_close(&s);
 }
 
@@ -346,10 +350,10 @@ static void a_range_that_is_asked_for_many_times(void)
 const struct test_case part_cases[] = {
         { "parts-of-any-size", parts_of_any_size },
         { "parts-that-land-on-gpus", parts_that_land_on_gpus },
-        { "rooms-on-a-gpu-are-kept-while-there-are-ranks",
-          rooms_on_a_gpu_are_kept_while_there_are_ranks },
-        { "rooms-where-no-ranks-are-are-kept-for-a-while",
-          rooms_where_no_ranks_are_are_kept_for_a_while },
+        { "receive-buffers-on-a-gpu-are-kept-while-there-are-ranks",
+          receive_buffers_on_a_gpu_are_kept_while_there_are_ranks },
+        { "receive-buffers-where-no-ranks-are-are-kept-for-a-while",
+          receive_buffers_where_no_ranks_are_are_kept_for_a_while },
         { "nothing-is-left-of-parts-in-flight", nothing_is_left_of_parts_in_flight },
         { "a-link-that-ends-between-parts-loses-nothing",
           a_link_that_ends_between_parts_loses_nothing },

@@ -19,7 +19,7 @@
 #include "daemon/reduce/buffer.h"
 #include "proto/cleanup.h"
 
-enum { ROOM_IDLE_MS = 5000 };
+enum { RECEIVE_BUFFER_IDLE_MS = 5000 };
 
 static uint64_t offer_bytes(const struct holding *h, uint32_t group)
 {
@@ -44,13 +44,13 @@ static bool budget_has(const struct holding *h, uint64_t largest, uint64_t bytes
 
         if (!budget)
                 budget = 4 * largest * x->cluster->n_nodes;
-        return h->accumulator->room_bytes + bytes <= budget;
+        return h->accumulator->receive_buffer_bytes + bytes <= budget;
 }
 
 /* ---- on a GPU --------------------------------------------------------------------- */
 
 /* Whether offers are to be expected. */
-static bool rooms_are_kept(const struct job *job)
+static bool receive_buffers_are_kept(const struct job *job)
 {
         for (uint32_t r = 0; !job->n_attached && r < job->world_size; r++)
                 if (job->node_of_rank[r] == job->x->cluster->self)
@@ -58,87 +58,89 @@ static bool rooms_are_kept(const struct job *job)
         return true;
 }
 
-static bool keep(struct accumulator *l, const struct job *job, struct room room)
+static bool keep(struct accumulator *l, const struct job *job, struct receive_buffer buffer)
 {
-        if (!rooms_are_kept(job) || l->n_kept_rooms == ROOMS_KEPT)
+        if (!receive_buffers_are_kept(job) || l->n_kept_receive_buffers == RECEIVE_BUFFERS_KEPT)
                 return false;
-        l->kept_rooms[l->n_kept_rooms++] = room;
+        l->kept_receive_buffers[l->n_kept_receive_buffers++] = buffer;
         l->kept_ms = engine_now(job->x);
         return true;
 }
 
 /* One that was kept; what does not do goes. */
-static bool kept_take(struct accumulator *l, uint32_t gpu, uint64_t bytes, struct room *ret)
+static bool kept_take(struct accumulator *l, uint32_t gpu, uint64_t bytes,
+                      struct receive_buffer *ret)
 {
-        while (l->n_kept_rooms) {
-                struct room room = l->kept_rooms[--l->n_kept_rooms];
+        while (l->n_kept_receive_buffers) {
+                struct receive_buffer buffer = l->kept_receive_buffers[--l->n_kept_receive_buffers];
 
-                if (room.gpu == (int)gpu && room.bytes >= bytes) {
-                        *ret = room;
+                if (buffer.gpu == (int)gpu && buffer.bytes >= bytes) {
+                        *ret = buffer;
                         return true;
                 }
-                gpu_free(room.memory);
+                gpu_free(buffer.memory);
         }
         return false;
 }
 
-/* A room that is asked for. */
-struct room_asking {
+/* A receive buffer that is asked for. */
+struct receive_buffer_asking {
         struct disk_job disk;
         struct job *job;
         const struct holding *holding; /* perhaps of the job no more */
-        struct room room;
+        struct receive_buffer buffer;
         struct fault fault;
 };
 
 static void asking_run(struct disk_job *disk)
 {
-        struct room_asking *a = CONTAINER_OF(disk, struct room_asking, disk);
+        struct receive_buffer_asking *a = CONTAINER_OF(disk, struct receive_buffer_asking, disk);
         char what[ZERO_NAME_MAX + 40];
 
         snprintf(what, sizeof what, "accumulator of job %s", a->job->name);
-        if (gpu_alloc((uint32_t)a->room.gpu, a->room.bytes, what, &a->room.memory, &a->fault))
-                a->room.memory = NULL;
+        if (gpu_alloc((uint32_t)a->buffer.gpu, a->buffer.bytes, what, &a->buffer.memory, &a->fault))
+                a->buffer.memory = NULL;
 }
 
 static void asking_done(struct disk_job *disk)
 {
-        struct room_asking *a = CONTAINER_OF(disk, struct room_asking, disk);
+        struct receive_buffer_asking *a = CONTAINER_OF(disk, struct receive_buffer_asking, disk);
         struct job *job = a->job;
 
-        if (!a->room.memory)
+        if (!a->buffer.memory)
                 log_debug("job %s: gradients land in host memory: %s", job->name, a->fault.text);
         for_holdings (job, h) {
                 struct accumulator *l = h == a->holding ? h->accumulator : NULL;
 
                 if (!l)
                         continue;
-                l->room_asked = false;
-                if (a->room.memory && keep(l, job, a->room))
-                        a->room.memory = NULL;
+                l->receive_buffer_asked = false;
+                if (a->buffer.memory && keep(l, job, a->buffer))
+                        a->buffer.memory = NULL;
         }
-        gpu_free(a->room.memory);
+        gpu_free(a->buffer.memory);
         free(a);
         job_unref(job);
 }
 
 static void gpu_ask(struct holding *h, uint32_t gpu, uint64_t bytes)
 {
-        struct room_asking *a = h->accumulator->room_asked ? NULL : calloc(1, sizeof *a);
+        struct receive_buffer_asking *a =
+                h->accumulator->receive_buffer_asked ? NULL : calloc(1, sizeof *a);
 
         if (!a)
                 return;
-        h->accumulator->room_asked = true;
+        h->accumulator->receive_buffer_asked = true;
         a->job = h->job;
         job_ref(a->job);
         a->holding = h;
-        a->room = (struct room){ NULL, bytes, (int)gpu };
+        a->buffer = (struct receive_buffer){ NULL, bytes, (int)gpu };
         a->disk.run = asking_run;
         a->disk.done = asking_done;
         disk_submit(h->job->x->loop, &a->disk);
 }
 
-static bool gpu_take(struct holding *h, uint64_t bytes, struct room *ret)
+static bool gpu_take(struct holding *h, uint64_t bytes, struct receive_buffer *ret)
 {
         int gpu = gpu_of(h->state->grad);
 
@@ -146,65 +148,66 @@ static bool gpu_take(struct holding *h, uint64_t bytes, struct room *ret)
                 return false;
         if (kept_take(h->accumulator, (uint32_t)gpu, bytes, ret))
                 return true;
-        if (bytes && rooms_are_kept(h->job)) /* else it would not be kept */
+        if (bytes && receive_buffers_are_kept(h->job)) /* else it would not be kept */
                 gpu_ask(h, (uint32_t)gpu, bytes);
         return false;
 }
 
 void accumulator_vacate(struct accumulator *l)
 {
-        while (l->n_kept_rooms)
-                gpu_free(l->kept_rooms[--l->n_kept_rooms].memory);
+        while (l->n_kept_receive_buffers)
+                gpu_free(l->kept_receive_buffers[--l->n_kept_receive_buffers].memory);
 }
 
 void accumulator_tick(struct holding *h)
 {
         struct accumulator *l = h->accumulator;
 
-        if (l->n_kept_rooms && !h->job->n_attached &&
-            engine_now(h->job->x) - l->kept_ms > ROOM_IDLE_MS)
+        if (l->n_kept_receive_buffers && !h->job->n_attached &&
+            engine_now(h->job->x) - l->kept_ms > RECEIVE_BUFFER_IDLE_MS)
                 accumulator_vacate(l);
 }
 
 /* ---- of an offer ------------------------------------------------------------------- */
 
-static bool host_take(uint64_t bytes, struct room *ret)
+static bool host_take(uint64_t bytes, struct receive_buffer *ret)
 {
         void *memory = buffer_new(bytes);
 
         if (memory)
-                *ret = (struct room){ memory, bytes, ROOM_ON_HOST };
+                *ret = (struct receive_buffer){ memory, bytes, RECEIVE_BUFFER_ON_HOST };
         return memory;
 }
 
-bool room_take(struct holding *h, uint32_t group, bool its_turn, struct room *ret)
+bool receive_buffer_take(struct holding *h, uint32_t group, bool its_turn,
+                         struct receive_buffer *ret)
 {
         struct accumulator *l = h->accumulator;
         uint64_t bytes = offer_bytes(h, group), largest = largest_bytes(h);
-        bool only = its_turn && l->room_bytes == 0, ok = false;
-        struct room room;
+        bool only = its_turn && l->receive_buffer_bytes == 0, ok = false;
+        struct receive_buffer buffer;
 
         if (state_on_gpu(h->state) && (only || budget_has(h, largest, largest)))
-                ok = gpu_take(h, largest, &room);
+                ok = gpu_take(h, largest, &buffer);
         if (!ok && (its_turn || budget_has(h, largest, bytes)))
-                ok = host_take(bytes, &room);
+                ok = host_take(bytes, &buffer);
         if (!ok)
                 return false;
-        l->room_bytes += room.bytes;
-        *ret = room;
+        l->receive_buffer_bytes += buffer.bytes;
+        *ret = buffer;
         return true;
 }
 
-void room_give(struct holding *h, struct room *room)
+void receive_buffer_give(struct holding *h, struct receive_buffer *buffer)
 {
         struct accumulator *l = h->accumulator;
-        struct room old = *room;
+        struct receive_buffer old = *buffer;
 
         if (!old.memory)
                 return;
-        *room = (struct room){ 0 };
-        l->room_bytes -= old.bytes;
-        if (old.gpu == ROOM_ON_HOST)
+        *buffer = (struct receive_buffer){ 0 };
+        l->receive_buffer_bytes -= old.bytes;
+        if (old.gpu == RECEIVE_BUFFER_ON_HOST)
                 buffer_free(old.memory);
         else if (!keep(l, h->job, old))
                 gpu_free(old.memory);
