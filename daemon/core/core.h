@@ -56,7 +56,7 @@ struct engine {
         struct list works;      /* reads and writes that wait for the end of an update */
         struct list layouts;    /* core/layouts.h */
         struct list joining;    /* ranks whose job has not started for them yet */
-        struct list makings;    /* what is made on GPUs for ranks (rank/making.c) */
+        struct list gpu_setups; /* what is made on GPUs for ranks (rank/gpu_setup.c) */
         struct list operations, schedules, takings, loadings; /* checkpoint/checkpoint.h */
         struct list fills, fillings;                          /* reshard/reshard.h */
         struct list drops, drop_waits;                        /* drop/drop.c */

@@ -1,7 +1,7 @@
 /*
  * A session's own memory: the transfer area, and a rank's slots for gradients.
  *
- * Both are one memfd; slots on a GPU are memory of their own (making.c).  It lives until nobody
+ * Both are one memfd; slots on a GPU are memory of their own (gpu_setup.c).  It lives until nobody
  * reads what was pushed.
  */
 #include "daemon/core/push_window.h"

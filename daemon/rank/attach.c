@@ -74,7 +74,7 @@ static void attach_forget(struct request *r)
         rank->attaching = NULL;
         if (rank->calling && !r->gone)
                 rank_part(rank, true);
-        else if (!rank->calling && !rank->making)
+        else if (!rank->calling && !rank->gpu_setup)
                 rank_withdraw(rank);
 }
 
@@ -84,8 +84,8 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
         struct engine *x = rank->x;
         const struct job *job = job_find(x, rank->job_name);
 
-        if (rank->making) {
-                making_describe(rank->making, ret);
+        if (rank->gpu_setup) {
+                gpu_setup_describe(rank->gpu_setup, ret);
                 return ZERO_EDEADLINE;
         }
         if (job && job->n_waits)
@@ -227,8 +227,8 @@ static void ranks_up(struct engine *x, uint32_t node)
 
                 if (coordinator_of(x, rank->job_name) != node)
                         continue;
-                if (rank->making)
-                        rank->rejoin = making_job(rank->making); /* the link was lost since */
+                if (rank->gpu_setup)
+                        rank->rejoin = gpu_setup_job(rank->gpu_setup); /* the link was lost since */
                 else if (!rank->calling)
                         rank_join(rank);
         }
@@ -249,7 +249,7 @@ void rank_fence(struct job *job, uint32_t rank, uint64_t session)
         list_for_each (&job->x->joining, item) {
                 struct rank *r = CONTAINER_OF(item, struct rank, link);
 
-                if (r->making && making_job(r->making) == job && r->rank == rank &&
+                if (r->gpu_setup && gpu_setup_job(r->gpu_setup) == job && r->rank == rank &&
                     r->session == session)
                         rank_taken(r);
         }
@@ -375,7 +375,7 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
         r->describe = attach_describe;
         r->forget = attach_forget;
         list_insert(&x->joining, &rank->link);
-        if (!rank->making)
+        if (!rank->gpu_setup)
                 rank_join(rank);
         *ret_rank = rank;
         return 0;
@@ -397,9 +397,9 @@ void rank_leave(struct rank *rank, bool orderly)
         if (!job) {
                 rank->left = true;
                 list_remove(&rank->link);
-                if (rank->calling || (rank->making && making_job(rank->making)))
+                if (rank->calling || (rank->gpu_setup && gpu_setup_job(rank->gpu_setup)))
                         rank_part(rank, orderly);
-                if (!rank->calling && !rank->making)
+                if (!rank->calling && !rank->gpu_setup)
                         rank_free(rank);
                 return;
         }
@@ -451,7 +451,7 @@ void ranks_fail(struct job *job, int status, const char *text)
 
 static bool ranks_idle(const struct engine *x)
 {
-        return list_empty(&x->joining) && list_empty(&x->makings);
+        return list_empty(&x->joining) && list_empty(&x->gpu_setups);
 }
 
 static int ranks_replace(struct engine *x, const char *name, struct fault *fault)

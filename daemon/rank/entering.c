@@ -1,9 +1,9 @@
 /*
  * A rank whose join the coordinator has answered gets its windows, and enters the job.
  *
- * Windows on a GPU take their time (making.c): the rank enters when they are there, if it is then
- * still to do so.  It may have ended, or given up; the job may have ended, or the link on which the
- * join was answered.
+ * Windows on a GPU take their time (gpu_setup.c): the rank enters when they are there, if it is
+ * then still to do so.  It may have ended, or given up; the job may have ended, or the link on
+ * which the join was answered.
  */
 #include "daemon/rank/local.h"
 

@@ -1,6 +1,6 @@
 /*
  * local.h - shared by attaching (attach.c, entering.c), what attached ranks do (rank.c), what is
- * made on a rank's GPU (making.c), and messages that wait for it (stream_order.c).
+ * made on a rank's GPU (gpu_setup.c), and messages that wait for it (stream_order.c).
  */
 #pragma once
 
@@ -39,7 +39,7 @@ void attach_refused(struct rank *rank, int status, const char *text);
 /* Its join was answered: it enters the job, or is refused, perhaps before this returns. */
 void rank_admitted(struct rank *rank);
 
-/* ---- making.c ---- */
+/* ---- gpu_setup.c ---- */
 
 /*
  * It is over; never before the call that began it returns, unless status is not 0.  The session may
@@ -53,11 +53,11 @@ int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE
 /* Makes rank->window and room in rank->gather, both on the rank's GPU; -ENOMEM. */
 int rank_make_windows(struct rank *rank, struct job *job, rank_made *made);
 /* That the windows are for; NULL: events are opened. */
-struct job *making_job(const struct making *m);
+struct job *gpu_setup_job(const struct gpu_setup *m);
 /* Ranks of the job that have joined and lack their windows. */
-uint32_t makings_waits(const struct job *job, struct wait_line *lines, uint32_t n);
+uint32_t gpu_setups_waits(const struct job *job, struct wait_line *lines, uint32_t n);
 /* What it waits for. */
-void making_describe(const struct making *m, struct wait_line *ret);
+void gpu_setup_describe(const struct gpu_setup *m, struct wait_line *ret);
 
 /* ---- stream_order.c ---- */
 

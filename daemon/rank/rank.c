@@ -484,7 +484,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
                 *ret_waiting = ordered_describe_first(rank, line) || *ret_waiting;
                 used++;
         }
-        used += makings_waits(job, lines + used, n - used);
+        used += gpu_setups_waits(job, lines + used, n - used);
         for_holdings (job, h)
                 used += accumulator_waits(h, lines + used, n - used);
         return used;

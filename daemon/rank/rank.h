@@ -6,7 +6,7 @@
 #include "daemon/gather/gather.h"
 
 struct gpu_events;
-struct making;
+struct gpu_setup;
 struct rank;
 
 struct rank_needs {
@@ -41,7 +41,7 @@ struct rank {
         struct rank_needs needs;
         struct rank_events events;
         bool calling, left;            /* a join is under way; the session has ended meanwhile */
-        struct making *making;         /* something is made for it on its GPU (making.c) */
+        struct gpu_setup *gpu_setup;   /* something is made for it on its GPU (gpu_setup.c) */
         bool rejoin;                   /* ... and then it is to join again */
         struct gpu_events *gpu_events; /* NULL: it has none */
         bool no_events;                /* ... for they cannot be opened: it waits itself */

@@ -1,5 +1,5 @@
 /*
- * A job's state: opening, closing, going to a GPU.  making.c has the other way to one; file.h the
+ * A job's state: opening, closing, going to a GPU.  create.c has the other way to one; file.h the
  * map of the file; record.c, undo.c and tables.c what makes it crash-consistent.
  */
 #include "daemon/store/state.h"

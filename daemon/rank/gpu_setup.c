@@ -20,8 +20,8 @@
 
 enum window_kind { PUSH, GATHER, N_WINDOWS };
 
-struct making {
-        struct list link; /* engine.makings */
+struct gpu_setup {
+        struct list link; /* engine.gpu_setups */
         struct disk_job disk;
         struct rank *rank;
         uint32_t gpu, uid;
@@ -40,29 +40,29 @@ struct making {
         uint8_t handles[][ZERO_GPU_HANDLE];
 };
 
-static struct making *making_new(struct rank *rank, uint32_t n_handles, rank_made *made)
+static struct gpu_setup *gpu_setup_new(struct rank *rank, uint32_t n_handles, rank_made *made)
 {
-        struct making *m = calloc(1, sizeof *m + n_handles * sizeof m->handles[0]);
+        struct gpu_setup *m = calloc(1, sizeof *m + n_handles * sizeof m->handles[0]);
 
         if (!m)
                 return NULL;
-        list_insert(&rank->x->makings, &m->link);
+        list_insert(&rank->x->gpu_setups, &m->link);
         m->rank = rank;
         m->since_ms = engine_now(rank->x);
         m->gpu = rank->needs.windows.gpu;
         m->made = made;
         m->n_handles = n_handles;
-        rank->making = m;
+        rank->gpu_setup = m;
         return m;
 }
 
 /* It may have been made in vain. */
-static void making_end(struct making *m)
+static void gpu_setup_end(struct gpu_setup *m)
 {
         struct rank *rank = m->rank;
         struct job *job = m->job;
 
-        rank->making = NULL;
+        rank->gpu_setup = NULL;
         list_remove(&m->link);
         m->made(rank, m->status, m->fault.text);
         if (job)
@@ -74,7 +74,7 @@ static void making_end(struct making *m)
 
 static void events_run(struct disk_job *disk)
 {
-        struct making *m = CONTAINER_OF(disk, struct making, disk);
+        struct gpu_setup *m = CONTAINER_OF(disk, struct gpu_setup, disk);
 
         m->status = gpu_events_open(m->gpu, (const uint8_t(*)[ZERO_GPU_HANDLE])m->handles,
                                     m->n_handles, &m->events, &m->fault);
@@ -93,19 +93,19 @@ static void tell_no_events(const struct rank *rank)
 
 static void events_done(struct disk_job *disk)
 {
-        struct making *m = CONTAINER_OF(disk, struct making, disk);
+        struct gpu_setup *m = CONTAINER_OF(disk, struct gpu_setup, disk);
 
         m->rank->gpu_events = m->events;
         m->rank->no_events = m->status == 0 && !m->events;
         if (m->rank->no_events)
                 tell_no_events(m->rank);
-        making_end(m);
+        gpu_setup_end(m);
 }
 
 int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                      rank_made *made)
 {
-        struct making *m = making_new(rank, n, made);
+        struct gpu_setup *m = gpu_setup_new(rank, n, made);
 
         if (!m)
                 return -ENOMEM;
@@ -121,14 +121,14 @@ int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE
 
 static void windows_run(struct disk_job *disk)
 {
-        struct making *m = CONTAINER_OF(disk, struct making, disk);
+        struct gpu_setup *m = CONTAINER_OF(disk, struct gpu_setup, disk);
 
         for (int i = 0; i < N_WINDOWS && !m->status; i++)
                 m->status = gpu_window_make(m->gpu, m->uid, &m->windows[i], &m->fault);
 }
 
 /* The rank has them, or nobody. */
-static void windows_end(struct making *m)
+static void windows_end(struct gpu_setup *m)
 {
         struct rank *rank = m->rank;
 
@@ -143,22 +143,22 @@ static void windows_end(struct making *m)
                 if (m->gather)
                         gather_leave(m->gather, rank->needs.hold_groups);
         }
-        making_end(m);
+        gpu_setup_end(m);
 }
 
-static void makings_advance(struct engine *x);
+static void gpu_setups_advance(struct engine *x);
 
 static void windows_done(struct disk_job *disk)
 {
-        struct making *m = CONTAINER_OF(disk, struct making, disk);
+        struct gpu_setup *m = CONTAINER_OF(disk, struct gpu_setup, disk);
         struct engine *x = m->rank->x;
 
         windows_end(m);
-        makings_advance(x);
+        gpu_setups_advance(x);
 }
 
 /* What is to be made: the rank's turn has come. */
-static int windows_plan(struct making *m)
+static int windows_plan(struct gpu_setup *m)
 {
         const struct rank_needs *needs = &m->rank->needs;
         struct job *job = m->job;
@@ -179,7 +179,7 @@ static int windows_plan(struct making *m)
         return gpu_windows_check(job, m->gpu, m->windows, N_WINDOWS, &m->fault);
 }
 
-static void windows_begin(struct making *m)
+static void windows_begin(struct gpu_setup *m)
 {
         m->begun = true;
         m->status = windows_plan(m);
@@ -191,8 +191,8 @@ static void windows_begin(struct making *m)
 
 static bool gpu_is_busy(const struct engine *x, uint32_t gpu)
 {
-        list_for_each ((struct list *)&x->makings, item) {
-                const struct making *m = CONTAINER_OF(item, struct making, link);
+        list_for_each ((struct list *)&x->gpu_setups, item) {
+                const struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
 
                 if (m->begun && m->job && m->gpu == gpu)
                         return true;
@@ -200,10 +200,10 @@ static bool gpu_is_busy(const struct engine *x, uint32_t gpu)
         return false;
 }
 
-static struct making *making_next(const struct engine *x)
+static struct gpu_setup *gpu_setup_next(const struct engine *x)
 {
-        list_for_each ((struct list *)&x->makings, item) {
-                struct making *m = CONTAINER_OF(item, struct making, link);
+        list_for_each ((struct list *)&x->gpu_setups, item) {
+                struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
 
                 if (!m->begun && !gpu_is_busy(x, m->gpu))
                         return m;
@@ -211,17 +211,17 @@ static struct making *making_next(const struct engine *x)
         return NULL;
 }
 
-static void makings_advance(struct engine *x)
+static void gpu_setups_advance(struct engine *x)
 {
-        struct making *m;
+        struct gpu_setup *m;
 
-        while ((m = making_next(x)))
+        while ((m = gpu_setup_next(x)))
                 windows_begin(m);
 }
 
 int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
 {
-        struct making *m = making_new(rank, 0, made);
+        struct gpu_setup *m = gpu_setup_new(rank, 0, made);
 
         if (!m)
                 return -ENOMEM;
@@ -236,18 +236,18 @@ int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
                  "the gather window of job %s", job->name);
         m->disk.run = windows_run;
         m->disk.done = windows_done;
-        makings_advance(rank->x);
+        gpu_setups_advance(rank->x);
         return 0;
 }
 
 /* ---- names ------------------------------------------------------------------------- */
 
-struct job *making_job(const struct making *m)
+struct job *gpu_setup_job(const struct gpu_setup *m)
 {
         return m->job;
 }
 
-void making_describe(const struct making *m, struct wait_line *ret)
+void gpu_setup_describe(const struct gpu_setup *m, struct wait_line *ret)
 {
         snprintf(ret->who, sizeof ret->who, "%sGPU %u", m->job ? "memory of " : "", m->gpu);
         snprintf(ret->what, sizeof ret->what,
@@ -255,12 +255,12 @@ void making_describe(const struct making *m, struct wait_line *ret)
                  m->rank->rank);
 }
 
-uint32_t makings_waits(const struct job *job, struct wait_line *lines, uint32_t n)
+uint32_t gpu_setups_waits(const struct job *job, struct wait_line *lines, uint32_t n)
 {
         uint32_t used = 0;
 
-        list_for_each (&job->x->makings, item) {
-                const struct making *m = CONTAINER_OF(item, struct making, link);
+        list_for_each (&job->x->gpu_setups, item) {
+                const struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
                 struct wait_line *line = &lines[used];
 
                 if (m->job != job || m->rank->left || used == n)
