@@ -3,8 +3,8 @@
  *
  *   operation.c   one checkpoint or restore as the job's coordinator runs it: phases, progress
  *   checkpoint.c  the phases of a checkpoint, and periodic ones
- *   taking.c      an owner's part of it       taking_copy.c, taking_save.c  its copy of the planes
- *   restore.c     the phases of a restore     loading.c      a node's part of it
+ *   capture.c      an owner's part of it       capture_copy.c, capture_save.c  its copy of the
+ * planes restore.c     the phases of a restore     loading.c      a node's part of it
  *
  * A checkpoint is of one step: COPY goes to all owners at one place in the coordinator's stream of
  * messages, between two decisions, and each owner copies what it has when the update before

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/checkpoint/taking.h"
+#include "daemon/checkpoint/capture.h"
 #include "proto/cleanup.h"
 
 enum { OPERATIONS_MAX = 256 };
@@ -338,7 +338,7 @@ static void operations_tick(struct engine *x)
                 operation_watch(CONTAINER_OF(item, struct operation, link));
         }
         checkpoints_due(x);
-        takings_tick(x);
+        captures_tick(x);
         loadings_tick(x);
 }
 
@@ -346,13 +346,13 @@ static void operations_tick(struct engine *x)
 
 static bool operations_idle(const struct engine *x)
 {
-        return list_empty(&x->operations) && list_empty(&x->takings) && list_empty(&x->loadings);
+        return list_empty(&x->operations) && list_empty(&x->captures) && list_empty(&x->loadings);
 }
 
 /* What a coordinator that is gone has begun here. */
 static void operations_down(struct engine *x, uint32_t node, const char *why)
 {
-        taking_cancel(x, node, 0, "the link to the coordinator was lost");
+        capture_cancel(x, node, 0, "the link to the coordinator was lost");
         loading_cancel(x, node, 0);
 }
 
@@ -395,12 +395,12 @@ void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
         }
         switch (m->snapshot->phase) {
         case ZERO__SNAPSHOT__PHASE__PREPARE:
-                taking_prepare(x, node, m);
+                capture_prepare(x, node, m);
                 break;
         case ZERO__SNAPSHOT__PHASE__COPY:
         case ZERO__SNAPSHOT__PHASE__WRITE:
         case ZERO__SNAPSHOT__PHASE__PUBLISH:
-                taking_phase(x, node, m);
+                capture_phase(x, node, m);
                 break;
         case ZERO__SNAPSHOT__PHASE__LOAD:
                 loading_begin(x, node, m);
@@ -409,7 +409,7 @@ void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 loading_swap(x, node, m);
                 break;
         case ZERO__SNAPSHOT__PHASE__CANCEL:
-                taking_cancel(x, node, m->snapshot->id, "another node's part failed");
+                capture_cancel(x, node, m->snapshot->id, "another node's part failed");
                 loading_cancel(x, node, m->snapshot->id);
                 break;
         default:
@@ -434,4 +434,4 @@ const struct module checkpoint_module = { .progress = operations_tick,
                                           .node_down = operations_down,
                                           .idle = operations_idle,
                                           .job_admit = loadings_admit,
-                                          .job_dropped = takings_job_dropped };
+                                          .job_dropped = captures_job_dropped };

@@ -22,18 +22,18 @@ void schedules_free(struct engine *x);
 
 void snapshot_answer(struct engine *x, uint32_t node, uint64_t call, Zero__Snapshotted *s);
 
-struct taking;
-void taking_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
-void taking_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+struct capture;
+void capture_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void capture_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 void loading_swap(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 /* id 0: all that a node has begun. */
-void taking_cancel(struct engine *x, uint32_t node, uint64_t id, const char *why);
+void capture_cancel(struct engine *x, uint32_t node, uint64_t id, const char *why);
 void loading_cancel(struct engine *x, uint32_t node, uint64_t id);
 /* Adds restores under way on this node that will be one more job of the user each. */
 int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                    struct fault *fault);
-void takings_tick(struct engine *x);
+void captures_tick(struct engine *x);
 void loadings_tick(struct engine *x);
 /* owner: of a checkpoint. */
 void snapshot_send_progress(struct engine *x, const char *job, uint32_t node, uint64_t id,

@@ -57,7 +57,7 @@ struct engine {
         struct list layouts;    /* core/layouts.h */
         struct list joining;    /* ranks whose job has not started for them yet */
         struct list gpu_setups; /* what is made on GPUs for ranks (rank/gpu_setup.c) */
-        struct list operations, schedules, takings, loadings; /* checkpoint/checkpoint.h */
+        struct list operations, schedules, captures, loadings; /* checkpoint/checkpoint.h */
         struct list fills, fillings;                          /* reshard/reshard.h */
         struct list drops, drop_waits;                        /* drop/drop.c */
         struct list shut;  /* files of states that wait for memory (shard/shut.c) */

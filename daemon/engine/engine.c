@@ -139,7 +139,7 @@ int engine_start(struct engine *x)
 {
         struct list *lists[] = { &x->jobs,       &x->dead_jobs,  &x->coordinators, &x->calls,
                                  &x->asks,       &x->accesses,   &x->works,        &x->joining,
-                                 &x->layouts,    &x->operations, &x->schedules,    &x->takings,
+                                 &x->layouts,    &x->operations, &x->schedules,    &x->captures,
                                  &x->loadings,   &x->fills,      &x->fillings,     &x->staged,
                                  &x->gpu_setups, &x->drops,      &x->drop_waits,   &x->shut };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;

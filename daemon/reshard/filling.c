@@ -148,7 +148,7 @@ static bool holding_read(const struct holding *h)
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
                         return true;
-        return h->updating || accumulator_in_use(h) || h->taking;
+        return h->updating || accumulator_in_use(h) || h->capture;
 }
 
 /* From here on the draft is the state. */

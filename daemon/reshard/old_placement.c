@@ -25,7 +25,7 @@ static bool is_read(const struct holding *h)
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
                         return true;
-        return h->updating || h->taking;
+        return h->updating || h->capture;
 }
 
 /* ---- Settle ---------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@
 #include "daemon/transfer/transfer.h"
 
 struct accumulator;
-struct taking;
+struct capture;
 struct update;
 
 /* Of every state file, whatever the number of compute threads is now. */
@@ -36,7 +36,7 @@ struct holding {
         struct list *pulls;      /* [group]: struct pull that wait for a version */
         struct accumulator *accumulator;
         struct update *update;
-        struct taking *taking; /* of a checkpoint, this owner's part; or NULL */
+        struct capture *capture; /* of a checkpoint, this owner's part; or NULL */
         bool copying;          /* ... its planes are being copied: clients' puts wait */
         bool updating;         /* an update runs */
         bool *unread;          /* [group]: the update has yet to read the group's gradient */

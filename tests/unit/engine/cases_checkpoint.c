@@ -5,7 +5,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/checkpoint/taking.h"
+#include "daemon/checkpoint/capture.h"
 #include "training.h"
 
 /* ---- copies that are held -------------------------------------------------------------- */
@@ -90,9 +90,9 @@ static struct ordered give(struct net *net, const char *job, const char *directo
         return (struct ordered){ net, x, job };
 }
 
-static const struct taking *taking_of(struct net *net, uint32_t node)
+static const struct capture *capture_of(struct net *net, uint32_t node)
 {
-        return net_own(net_job(net, node, "zoo"))->taking;
+        return net_own(net_job(net, node, "zoo"))->capture;
 }
 
 /* Every node has begun to copy, and waits. */
@@ -101,9 +101,9 @@ static bool all_copy(void *arg)
         struct net *net = arg;
 
         for (uint32_t i = 0; i < net->options.owners; i++) {
-                const struct taking *t = taking_of(net, i);
+                const struct capture *t = capture_of(net, i);
 
-                if (!t || t->phase != TAKING_WRITING || !t->order.copying)
+                if (!t || t->phase != CAPTURE_WRITING || !t->order.copying)
                         return false;
         }
         return true;
@@ -119,7 +119,7 @@ static bool all_update(struct net *net)
         return true;
 }
 
-static uint32_t groups_begun(const struct taking *t)
+static uint32_t groups_begun(const struct capture *t)
 {
         uint32_t n = 0;
 
@@ -139,7 +139,7 @@ static void step_first(struct session *s)
                 CHECK(uv_hrtime() - begun < 60000000000u, "no update begins");
         }
         for (uint32_t i = 0; i < held.n; i++)
-                CHECK(groups_begun(taking_of(&s->net, i)) > 1, "node %u saves nothing", i);
+                CHECK(groups_begun(capture_of(&s->net, i)) > 1, "node %u saves nothing", i);
         let_go();
         session_run(s);
 }

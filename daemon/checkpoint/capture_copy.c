@@ -6,7 +6,7 @@
  * disk.  All groups are pinned at the beginning, and each is let go as soon as the stream up to its
  * end is copied: the next update follows group by group.
  */
-#include "daemon/checkpoint/taking.h"
+#include "daemon/checkpoint/capture.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ enum { TRIAL_BYTES = 128 << 20, PAGE = 4096, SLOTS_MIN = SLOTS_PROBED };
 /* A block's place in the ring. */
 struct slot {
         struct offload_task task;
-        struct taking *t;
+        struct capture *t;
         uint64_t block;
         bool copied;
 };
@@ -42,7 +42,7 @@ static uint64_t memory_available(void)
         return kib ? kib * 1024 : UINT64_MAX;
 }
 
-static uint64_t slots_for(const struct taking *t)
+static uint64_t slots_for(const struct capture *t)
 {
         uint64_t limit = t->x->conf->checkpoint_memory, spare = memory_available() / 4 * 3;
         uint64_t slots;
@@ -56,7 +56,7 @@ static uint64_t slots_for(const struct taking *t)
 }
 
 /* Its pages are there before the update has to wait for the copy. */
-static int buffer_map(struct taking *t)
+static int buffer_map(struct capture *t)
 {
         uint64_t bytes = t->n_slots * (uint64_t)SNAPSHOT_BLOCK;
         void *p;
@@ -80,7 +80,7 @@ static int buffer_map(struct taking *t)
         return -errno;
 }
 
-static double copy_rate(const struct taking *t)
+static double copy_rate(const struct capture *t)
 {
         const struct state *state = t->holding->state;
         uint64_t half = t->buffer_bytes / 2 < TRIAL_BYTES ? t->buffer_bytes / 2 : TRIAL_BYTES;
@@ -96,7 +96,7 @@ static double copy_rate(const struct taking *t)
         return (double)half / ((double)(uv_hrtime() - begin) / 1e9 + 1e-6);
 }
 
-int taking_copy_prepare(struct taking *t, struct fault *fault)
+int capture_copy_prepare(struct capture *t, struct fault *fault)
 {
         int r;
 
@@ -109,13 +109,13 @@ int taking_copy_prepare(struct taking *t, struct fault *fault)
                                  "no memory for the copy of %llu bytes: lower checkpoint_memory",
                                  (unsigned long long)t->map.bytes);
         t->saves = t->n_slots == t->n_blocks && !state_on_gpu(t->holding->state);
-        if (t->saves && taking_save_prepare(t))
+        if (t->saves && capture_save_prepare(t))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         t->rate = copy_rate(t);
         return 0;
 }
 
-uint64_t taking_stall_us(const struct taking *t)
+uint64_t capture_stall_us(const struct capture *t)
 {
         double stall = t->rate > 0 ? (double)t->map.bytes / t->rate : 0;
 
@@ -126,32 +126,32 @@ uint64_t taking_stall_us(const struct taking *t)
         return (uint64_t)(stall * 1e6) + 1;
 }
 
-void taking_copy_deinit(struct taking *t)
+void capture_copy_deinit(struct capture *t)
 {
         if (t->buffer)
                 munmap(STEAL(t->buffer), t->buffer_bytes);
         free(STEAL(t->slots));
-        taking_save_deinit(t);
+        capture_save_deinit(t);
         snapshot_map_deinit(&t->map);
         free(STEAL(t->meta));
 }
 
 /* ---- blocks ---------------------------------------------------------------------------- */
 
-uint64_t taking_block_bytes(const struct taking *t, uint64_t block)
+uint64_t capture_block_bytes(const struct capture *t, uint64_t block)
 {
         uint64_t left = t->map.bytes - block * SNAPSHOT_BLOCK;
 
         return left < SNAPSHOT_BLOCK ? left : SNAPSHOT_BLOCK;
 }
 
-uint8_t *taking_block(const struct taking *t, uint64_t block)
+uint8_t *capture_block(const struct capture *t, uint64_t block)
 {
         return t->buffer + block % t->n_slots * SNAPSHOT_BLOCK;
 }
 
 /* Groups that end within that much of the stream may be updated again. */
-void taking_unpin(struct taking *t, uint64_t stream_bytes)
+void capture_unpin(struct capture *t, uint64_t stream_bytes)
 {
         while (t->next_group < t->map.n_groups && t->map.group_end[t->next_group] <= stream_bytes)
                 shard_unpin(t->holding, t->next_group++);
@@ -160,28 +160,28 @@ void taking_unpin(struct taking *t, uint64_t stream_bytes)
 static void copy_run(struct offload_task *task, uint32_t worker)
 {
         struct slot *slot = CONTAINER_OF(task, struct slot, task);
-        const struct taking *t = slot->t;
+        const struct capture *t = slot->t;
 
         snapshot_copy(&t->map, t->holding->state, t->x->ops, slot->block * SNAPSHOT_BLOCK,
-                      taking_block(t, slot->block), taking_block_bytes(t, slot->block));
+                      capture_block(t, slot->block), capture_block_bytes(t, slot->block));
 }
 
-static struct slot *slot_of(const struct taking *t, uint64_t block)
+static struct slot *slot_of(const struct capture *t, uint64_t block)
 {
         return &t->slots[block % t->n_slots];
 }
 
 /* Blocks end in any order; what counts is how many do from the first on. */
-static void copy_note(struct taking *t)
+static void copy_note(struct capture *t)
 {
         while (t->copied < t->submitted && slot_of(t, t->copied)->copied)
                 slot_of(t, t->copied++)->copied = false;
-        if (t->phase != TAKING_ENDED)
-                taking_unpin(t,
-                             t->copied == t->n_blocks ? t->map.bytes : t->copied * SNAPSHOT_BLOCK);
+        if (t->phase != CAPTURE_ENDED)
+                capture_unpin(t,
+                              t->copied == t->n_blocks ? t->map.bytes : t->copied * SNAPSHOT_BLOCK);
 }
 
-void taking_copy_over(struct taking *t)
+void capture_copy_over(struct capture *t)
 {
         t->whole = true;
         t->holding->copying = false;
@@ -192,17 +192,17 @@ void taking_copy_over(struct taking *t)
 static void copy_done(struct offload_task *task)
 {
         struct slot *slot = CONTAINER_OF(task, struct slot, task);
-        struct taking *t = slot->t;
+        struct capture *t = slot->t;
 
         slot->copied = true;
         t->copying--;
         copy_note(t);
-        if (t->phase != TAKING_ENDED && t->copied == t->n_blocks)
-                taking_copy_over(t);
-        taking_advance(t);
+        if (t->phase != CAPTURE_ENDED && t->copied == t->n_blocks)
+                capture_copy_over(t);
+        capture_advance(t);
 }
 
-static void copy_submit(struct taking *t)
+static void copy_submit(struct capture *t)
 {
         struct slot *slot = slot_of(t, t->submitted);
 
@@ -213,7 +213,7 @@ static void copy_submit(struct taking *t)
         offload_submit(t->x->offload, &slot->task);
 }
 
-void taking_copy_advance(struct taking *t)
+void capture_copy_advance(struct capture *t)
 {
         uint32_t most = offload_workers(t->x->offload) + 1;
 
@@ -222,7 +222,7 @@ void taking_copy_advance(struct taking *t)
                 copy_submit(t);
 }
 
-void taking_copy_begin(struct taking *t)
+void capture_copy_begin(struct capture *t)
 {
         t->copy_begun_ns = uv_hrtime();
         if (t->saves)
@@ -230,7 +230,7 @@ void taking_copy_begin(struct taking *t)
         for (uint32_t g = t->next_group; g < t->map.n_groups; g++)
                 shard_pin(t->holding, g);
         if (t->n_blocks == 0) {
-                taking_unpin(t, 0);
-                taking_copy_over(t);
+                capture_unpin(t, 0);
+                capture_copy_over(t);
         }
 }

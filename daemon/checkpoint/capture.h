@@ -1,5 +1,5 @@
-/* taking.h - shared by an owner's part of a checkpoint (taking.c) and its copy (taking_copy.c,
- * taking_save.c). */
+/* capture.h - shared by an owner's part of a checkpoint (capture.c) and its copy (capture_copy.c,
+ * capture_save.c). */
 #pragma once
 
 #include "daemon/checkpoint/operation.h"
@@ -7,23 +7,23 @@
 
 enum { SLOTS_PROBED = 2 };
 
-enum taking_phase {
-        TAKING_PREPARING, /* the directory is opened, memory is made ready */
-        TAKING_PREPARED,
-        TAKING_DUE,     /* to be copied when the update that runs is over */
-        TAKING_WRITING, /* copied and written, block by block */
-        TAKING_WRITTEN,
-        TAKING_PUBLISHING,
-        TAKING_ENDED, /* broken off, or done: goes when nothing of it is in flight */
+enum capture_phase {
+        CAPTURE_PREPARING, /* the directory is opened, memory is made ready */
+        CAPTURE_PREPARED,
+        CAPTURE_DUE,     /* to be copied when the update that runs is over */
+        CAPTURE_WRITING, /* copied and written, block by block */
+        CAPTURE_WRITTEN,
+        CAPTURE_PUBLISHING,
+        CAPTURE_ENDED, /* broken off, or done: goes when nothing of it is in flight */
 };
 
-struct taking {
-        struct list link; /* engine.takings */
+struct capture {
+        struct list link; /* engine.captures */
         struct engine *x;
         struct holding *holding;
         uint64_t id, call; /* call: to be answered; 0: none */
         uint32_t node, uid;
-        enum taking_phase phase;
+        enum capture_phase phase;
         struct fault fault; /* why it is broken off */
         char *directory;
         /* what the disk's thread works on, one thing at a time */
@@ -54,7 +54,7 @@ struct taking {
         uint32_t copying;                    /* tasks in flight */
         bool pinned;                         /* groups are, ... */
         uint32_t next_group;                 /* ... from here on */
-        struct piece *pieces;                /* saves: taking_save.c */
+        struct piece *pieces;                /* saves: capture_save.c */
         struct save_order order;
         uint64_t copy_begun_ns, copy_us;
         bool whole; /* all of it is copied */
@@ -62,29 +62,29 @@ struct taking {
         uint64_t told; /* bytes */
 };
 
-/* taking_copy.c */
-int taking_copy_prepare(struct taking *t, struct fault *fault); /* on the disk's thread */
+/* capture_copy.c */
+int capture_copy_prepare(struct capture *t, struct fault *fault); /* on the disk's thread */
 /* How much longer the next update takes at most, about; not 0. */
-uint64_t taking_stall_us(const struct taking *t);
-void taking_copy_begin(struct taking *t);
-void taking_copy_advance(struct taking *t);
-void taking_unpin(struct taking *t, uint64_t stream_bytes);
-uint64_t taking_block_bytes(const struct taking *t, uint64_t block);
-uint8_t *taking_block(const struct taking *t, uint64_t block);
+uint64_t capture_stall_us(const struct capture *t);
+void capture_copy_begin(struct capture *t);
+void capture_copy_advance(struct capture *t);
+void capture_unpin(struct capture *t, uint64_t stream_bytes);
+uint64_t capture_block_bytes(const struct capture *t, uint64_t block);
+uint8_t *capture_block(const struct capture *t, uint64_t block);
 /* All of it is. */
-void taking_copy_over(struct taking *t);
-void taking_copy_deinit(struct taking *t);
+void capture_copy_over(struct capture *t);
+void capture_copy_deinit(struct capture *t);
 
-/* taking_save.c; see shard_observer */
-uint64_t taking_save_begin(struct holding *h, uint32_t group);
-void taking_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from);
-void taking_save_end(struct holding *h);
-int taking_save_prepare(struct taking *t); /* -ENOMEM */
-void taking_save_advance(struct taking *t);
+/* capture_save.c; see shard_observer */
+uint64_t capture_save_begin(struct holding *h, uint32_t group);
+void capture_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from);
+void capture_save_end(struct holding *h);
+int capture_save_prepare(struct capture *t); /* -ENOMEM */
+void capture_save_advance(struct capture *t);
 /* Pieces or updates are at it. */
-bool taking_saves_now(const struct taking *t);
-void taking_save_deinit(struct taking *t);
+bool capture_saves_now(const struct capture *t);
+void capture_save_deinit(struct capture *t);
 
-/* taking.c */
-void takings_job_dropped(struct job *job, int status, const char *text);
-void taking_advance(struct taking *t);
+/* capture.c */
+void captures_job_dropped(struct job *job, int status, const char *text);
+void capture_advance(struct capture *t);

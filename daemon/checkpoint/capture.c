@@ -7,7 +7,7 @@
  * phase that waits for an answer is refused, or else the next one; then copies that are
  * under way are waited for, what was written is deleted, and it goes.
  */
-#include "daemon/checkpoint/taking.h"
+#include "daemon/checkpoint/capture.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -18,14 +18,14 @@
 
 enum { BATCH_BLOCKS = 16, DISK_RATE = 100000000 /* a guess, bytes a second */ };
 
-static void taking_answer(struct taking *t, Zero__Snapshotted *s)
+static void capture_answer(struct capture *t, Zero__Snapshotted *s)
 {
         if (t->call)
                 snapshot_answer(t->x, t->node, t->call, s);
         t->call = 0;
 }
 
-static void taking_refuse(struct taking *t)
+static void capture_refuse(struct capture *t)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
 
@@ -34,30 +34,30 @@ static void taking_refuse(struct taking *t)
         t->call = 0;
 }
 
-static void taking_fail(struct taking *t, int status, const char *text)
+static void capture_fail(struct capture *t, int status, const char *text)
 {
-        if (t->phase == TAKING_ENDED)
+        if (t->phase == CAPTURE_ENDED)
                 return;
-        t->phase = TAKING_ENDED;
+        t->phase = CAPTURE_ENDED;
         t->progress.cancelled = true;
         fault_set(&t->fault, status, "%s", text);
         if (t->call) {
-                taking_refuse(t);
+                capture_refuse(t);
                 t->fault.status = ZERO_OK; /* told */
         }
-        taking_advance(t);
+        capture_advance(t);
 }
 
 /* ---- the disk's thread ---------------------------------------------------------------- */
 
-static void taking_free(struct taking *t)
+static void capture_free(struct capture *t)
 {
         struct holding *h = t->holding;
 
         list_remove(&t->link);
-        if (h->taking == t)
-                h->taking = NULL;
-        taking_copy_deinit(t);
+        if (h->capture == t)
+                h->capture = NULL;
+        capture_copy_deinit(t);
         free(t->directory);
         free(t->text);
         free(t->layout);
@@ -65,7 +65,7 @@ static void taking_free(struct taking *t)
         job_unref(h->job);
 }
 
-static void disk_begin(struct taking *t, void (*run)(struct disk_job *),
+static void disk_begin(struct capture *t, void (*run)(struct disk_job *),
                        void (*done)(struct disk_job *))
 {
         t->disk_busy = true;
@@ -75,13 +75,13 @@ static void disk_begin(struct taking *t, void (*run)(struct disk_job *),
 }
 
 /* What a piece of work came to; false: it failed, and so does all. */
-static bool disk_ended(struct taking *t)
+static bool disk_ended(struct capture *t)
 {
         t->disk_busy = false;
-        if (t->status && t->phase != TAKING_ENDED)
-                taking_fail(t, t->disk_fault.status, t->disk_fault.text);
-        else if (t->phase == TAKING_ENDED)
-                taking_advance(t);
+        if (t->status && t->phase != CAPTURE_ENDED)
+                capture_fail(t, t->disk_fault.status, t->disk_fault.text);
+        else if (t->phase == CAPTURE_ENDED)
+                capture_advance(t);
         else
                 return true;
         return false;
@@ -89,7 +89,7 @@ static bool disk_ended(struct taking *t)
 
 static void prepare_run(struct disk_job *job)
 {
-        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
         struct snapshot_place place = { t->x->conf->checkpoint_dir, t->directory, t->uid };
         struct fault *fault = &t->disk_fault;
 
@@ -97,7 +97,7 @@ static void prepare_run(struct disk_job *job)
         if (t->status == 0)
                 t->status = snapshot_room(t->dir, t->map.bytes, fault);
         if (t->status == 0)
-                t->status = taking_copy_prepare(t, fault);
+                t->status = capture_copy_prepare(t, fault);
         if (t->status == 0 && t->n_slots < t->n_blocks && t->unmeasured &&
             snapshot_probe(t->dir, t->buffer, SLOTS_PROBED * SNAPSHOT_BLOCK, &t->probed_rate,
                            fault))
@@ -106,37 +106,37 @@ static void prepare_run(struct disk_job *job)
 
 static void prepare_done(struct disk_job *job)
 {
-        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
 
         if (!disk_ended(t))
                 return;
         if (t->probed_rate > 0)
                 t->x->disk_rate = t->probed_rate;
-        t->phase = TAKING_PREPARED;
+        t->phase = CAPTURE_PREPARED;
         s.bytes = t->map.bytes;
         s.buffer = t->buffer_bytes;
-        s.stall_us = taking_stall_us(t);
-        taking_answer(t, &s);
+        s.stall_us = capture_stall_us(t);
+        capture_answer(t, &s);
 }
 
-static int write_blocks(struct taking *t, struct fault *fault)
+static int write_blocks(struct capture *t, struct fault *fault)
 {
         int r = 0;
 
         for (uint64_t b = t->written; r == 0 && b < t->write_end; b++) {
                 if (t->progress.cancelled)
                         return fault_set(fault, ZERO_EABORTED, "it was broken off");
-                r = snapshot_writer_block(t->writer, taking_block(t, b), fault);
+                r = snapshot_writer_block(t->writer, capture_block(t, b), fault);
                 if (r == 0)
-                        t->progress.bytes += taking_block_bytes(t, b);
+                        t->progress.bytes += capture_block_bytes(t, b);
         }
         return r;
 }
 
 static void write_run(struct disk_job *job)
 {
-        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
         struct fault *fault = &t->disk_fault;
         uint64_t begin = uv_hrtime();
         int r = 0;
@@ -155,7 +155,7 @@ static void write_run(struct disk_job *job)
         t->status = r;
 }
 
-static void taking_tell_written(struct taking *t)
+static void capture_tell_written(struct capture *t)
 {
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
 
@@ -163,26 +163,26 @@ static void taking_tell_written(struct taking *t)
         s.hash.data = t->shard.hash;
         s.hash.len = MANIFEST_HASH;
         s.copy_us = t->copy_us + 1;
-        taking_answer(t, &s);
+        capture_answer(t, &s);
 }
 
 static void write_done(struct disk_job *job)
 {
-        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
 
         if (!disk_ended(t))
                 return;
         t->written = t->write_end;
         if (t->written == t->n_blocks) {
-                t->phase = TAKING_WRITTEN;
+                t->phase = CAPTURE_WRITTEN;
                 t->x->disk_rate = (double)t->map.bytes / ((double)t->write_ns / 1e9 + 1e-6);
-                taking_tell_written(t);
+                capture_tell_written(t);
                 return;
         }
-        taking_advance(t);
+        capture_advance(t);
 }
 
-static void write_begin(struct taking *t)
+static void write_begin(struct capture *t)
 {
         uint64_t end =
                 t->written + (t->n_slots < 2 * BATCH_BLOCKS ? (t->n_slots + 1) / 2 : BATCH_BLOCKS);
@@ -193,7 +193,7 @@ static void write_begin(struct taking *t)
 
 static void publish_run(struct disk_job *job)
 {
-        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
         struct manifest m;
         int r = manifest_parse(t->text, strlen(t->text), &m, &t->disk_fault);
 
@@ -206,20 +206,20 @@ static void publish_run(struct disk_job *job)
 
 static void publish_done(struct disk_job *job)
 {
-        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
 
         t->published = t->status == 0;
         if (!disk_ended(t))
                 return;
-        taking_answer(t, &s);
-        t->phase = TAKING_ENDED;
-        taking_advance(t);
+        capture_answer(t, &s);
+        t->phase = CAPTURE_ENDED;
+        capture_advance(t);
 }
 
 static void remove_run(struct disk_job *job)
 {
-        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
         bool begun = t->partial >= 0;
 
         snapshot_writer_free(STEAL(t->writer));
@@ -228,43 +228,43 @@ static void remove_run(struct disk_job *job)
                 snapshot_partial_remove(t->dir, t->holding->job->name, t->header.version);
         cleanup_close(&t->dir);
         t->dir = t->partial = -1;
-        taking_copy_deinit(t);
+        capture_copy_deinit(t);
 }
 
 static void remove_done(struct disk_job *job)
 {
-        struct taking *t = CONTAINER_OF(job, struct taking, disk);
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
 
         t->disk_busy = false;
         t->removed = true;
-        taking_advance(t);
+        capture_advance(t);
 }
 
 /* Nothing of it is in flight any more: planes are let go, files deleted, and then it goes. */
-static void taking_wind_up(struct taking *t)
+static void capture_wind_up(struct capture *t)
 {
-        if (t->copying || t->disk_busy || taking_saves_now(t))
+        if (t->copying || t->disk_busy || capture_saves_now(t))
                 return;
         if (t->pinned && !t->removed) {
-                taking_unpin(t, UINT64_MAX);
+                capture_unpin(t, UINT64_MAX);
                 t->pinned = t->holding->copying = false;
                 shard_settled(t->holding->job);
         }
         if (!t->removed)
                 disk_begin(t, remove_run, remove_done);
         else if (t->fault.status == ZERO_OK) /* else the coordinator has yet to be told why */
-                taking_free(t);
+                capture_free(t);
 }
 
-void taking_advance(struct taking *t)
+void capture_advance(struct capture *t)
 {
-        if (t->phase == TAKING_ENDED) {
-                taking_wind_up(t);
-        } else if (t->phase == TAKING_WRITING) {
+        if (t->phase == CAPTURE_ENDED) {
+                capture_wind_up(t);
+        } else if (t->phase == CAPTURE_WRITING) {
                 if (t->saves)
-                        taking_save_advance(t);
+                        capture_save_advance(t);
                 else
-                        taking_copy_advance(t);
+                        capture_copy_advance(t);
                 if (!t->disk_busy && (t->copied > t->written || t->n_blocks == 0))
                         write_begin(t);
         }
@@ -272,11 +272,11 @@ void taking_advance(struct taking *t)
 
 /* ---- the coordinator's word --------------------------------------------------------------- */
 
-static struct taking *taking_find(const struct engine *x, uint32_t node, uint64_t id,
-                                  uint32_t owner)
+static struct capture *capture_find(const struct engine *x, uint32_t node, uint64_t id,
+                                    uint32_t owner)
 {
-        list_for_each (&x->takings, item) {
-                struct taking *t = CONTAINER_OF(item, struct taking, link);
+        list_for_each (&x->captures, item) {
+                struct capture *t = CONTAINER_OF(item, struct capture, link);
 
                 if (t->node == node && t->id == id && t->holding->owner == owner)
                         return t;
@@ -284,13 +284,13 @@ static struct taking *taking_find(const struct engine *x, uint32_t node, uint64_
         return NULL;
 }
 
-static int taking_new(struct holding *h, uint32_t node, const Zero__LinkMessage *m,
-                      struct fault *fault)
+static int capture_new(struct holding *h, uint32_t node, const Zero__LinkMessage *m,
+                       struct fault *fault)
 {
-        struct taking *t;
+        struct capture *t;
         int r;
 
-        if (h->taking)
+        if (h->capture)
                 return fault_set(fault, ZERO_EBUSY,
                                  "an earlier checkpoint of the job is being broken off: try again");
         t = calloc(1, sizeof *t);
@@ -305,19 +305,19 @@ static int taking_new(struct holding *h, uint32_t node, const Zero__LinkMessage 
         t->x = h->job->x;
         t->holding = h;
         job_ref(h->job);
-        h->taking = t;
+        h->capture = t;
         t->id = m->snapshot->id;
         t->call = m->call;
         t->node = node;
         t->uid = m->snapshot->uid;
         t->dir = t->partial = -1;
         t->unmeasured = t->x->disk_rate == 0;
-        list_insert(&t->x->takings, &t->link);
+        list_insert(&t->x->captures, &t->link);
         disk_begin(t, prepare_run, prepare_done);
         return 0;
 }
 
-void taking_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
+void capture_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct snapshot_place place = { x->conf->checkpoint_dir, m->snapshot->directory,
                                         m->snapshot->uid };
@@ -333,12 +333,12 @@ void taking_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         if (!r)
                 r = snapshot_place_check(&place, &fault);
         if (!r)
-                r = taking_new(h, node, m, &fault);
+                r = capture_new(h, node, m, &fault);
         if (r)
                 answer(x, node, m, r, fault.text);
 }
 
-static int taking_describe(struct taking *t)
+static int capture_describe(struct capture *t)
 {
         const struct state *state = t->holding->state;
         const struct job *job = t->holding->job;
@@ -362,24 +362,24 @@ static int taking_describe(struct taking *t)
         return 0;
 }
 
-static void taking_copy(struct taking *t)
+static void capture_copy(struct capture *t)
 {
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
 
-        if (taking_describe(t)) {
-                taking_fail(t, ZERO_ENOMEM, "out of memory");
+        if (capture_describe(t)) {
+                capture_fail(t, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        t->phase = TAKING_WRITING;
+        t->phase = CAPTURE_WRITING;
         t->pinned = t->holding->copying = true;
         s.version = t->header.version;
         s.attempt = t->header.attempt;
-        taking_answer(t, &s);
-        taking_copy_begin(t);
-        taking_advance(t);
+        capture_answer(t, &s);
+        capture_copy_begin(t);
+        capture_advance(t);
 }
 
-static int taking_publish(struct taking *t, const Zero__Snapshot *s)
+static int capture_publish(struct capture *t, const Zero__Snapshot *s)
 {
         struct manifest m;
         struct fault fault;
@@ -394,93 +394,93 @@ static int taking_publish(struct taking *t, const Zero__Snapshot *s)
                 return ZERO_ENOMEM;
         memcpy(t->layout, s->layout.data, s->layout.len);
         t->keep = s->keep;
-        t->phase = TAKING_PUBLISHING;
+        t->phase = CAPTURE_PUBLISHING;
         disk_begin(t, publish_run, publish_done);
         return 0;
 }
 
-static void taking_step(struct taking *t, const Zero__Snapshot *s)
+static void capture_step(struct capture *t, const Zero__Snapshot *s)
 {
         int r = ZERO_EPROTO;
 
-        if (s->phase == ZERO__SNAPSHOT__PHASE__COPY && t->phase == TAKING_PREPARED) {
+        if (s->phase == ZERO__SNAPSHOT__PHASE__COPY && t->phase == CAPTURE_PREPARED) {
                 r = 0;
                 if (t->holding->updating)
-                        t->phase = TAKING_DUE;
+                        t->phase = CAPTURE_DUE;
                 else
-                        taking_copy(t);
-        } else if (s->phase == ZERO__SNAPSHOT__PHASE__WRITE && t->phase == TAKING_WRITING) {
+                        capture_copy(t);
+        } else if (s->phase == ZERO__SNAPSHOT__PHASE__WRITE && t->phase == CAPTURE_WRITING) {
                 r = 0;
-        } else if (s->phase == ZERO__SNAPSHOT__PHASE__WRITE && t->phase == TAKING_WRITTEN) {
+        } else if (s->phase == ZERO__SNAPSHOT__PHASE__WRITE && t->phase == CAPTURE_WRITTEN) {
                 r = 0;
-                taking_tell_written(t);
-        } else if (s->phase == ZERO__SNAPSHOT__PHASE__PUBLISH && t->phase == TAKING_WRITTEN) {
-                r = taking_publish(t, s);
+                capture_tell_written(t);
+        } else if (s->phase == ZERO__SNAPSHOT__PHASE__PUBLISH && t->phase == CAPTURE_WRITTEN) {
+                r = capture_publish(t, s);
         }
         if (r)
-                taking_fail(t, r, "the checkpoint's phases are in disorder");
+                capture_fail(t, r, "the checkpoint's phases are in disorder");
 }
 
-void taking_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
+void capture_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        struct taking *t = taking_find(x, node, m->snapshot->id, m->snapshot->owner);
+        struct capture *t = capture_find(x, node, m->snapshot->id, m->snapshot->owner);
 
         if (!t) {
                 answer(x, node, m, ZERO_EABORTED, "nothing of this checkpoint is here any more");
                 return;
         }
         t->call = m->call;
-        if (t->phase != TAKING_ENDED) {
-                taking_step(t, m->snapshot);
+        if (t->phase != CAPTURE_ENDED) {
+                capture_step(t, m->snapshot);
                 return;
         }
-        taking_refuse(t);
+        capture_refuse(t);
         t->fault.status = ZERO_OK;
-        taking_advance(t);
+        capture_advance(t);
 }
 
-void taking_cancel(struct engine *x, uint32_t node, uint64_t id, const char *why)
+void capture_cancel(struct engine *x, uint32_t node, uint64_t id, const char *why)
 {
-        list_for_each (&x->takings, item) {
-                struct taking *t = CONTAINER_OF(item, struct taking, link);
+        list_for_each (&x->captures, item) {
+                struct capture *t = CONTAINER_OF(item, struct capture, link);
 
                 if (t->node != node || (id && t->id != id))
                         continue;
-                taking_fail(t, ZERO_EABORTED, why);
+                capture_fail(t, ZERO_EABORTED, why);
                 if (t->fault.status) { /* nobody asks any more */
                         t->fault.status = ZERO_OK;
-                        taking_advance(t);
+                        capture_advance(t);
                 }
         }
 }
 
 /* ---- hooks ---------------------------------------------------------------------------------- */
 
-static void taking_updated(struct holding *h)
+static void capture_updated(struct holding *h)
 {
-        struct taking *t = h->taking;
+        struct capture *t = h->capture;
 
         if (!t)
                 return;
-        if (t->phase == TAKING_DUE && h->state->id.epoch == h->job->place.epoch)
-                taking_copy(t);
-        else if (t->phase == TAKING_DUE)
-                taking_fail(t, ZERO_EABORTED, "the job was moved meanwhile: try again");
+        if (t->phase == CAPTURE_DUE && h->state->id.epoch == h->job->place.epoch)
+                capture_copy(t);
+        else if (t->phase == CAPTURE_DUE)
+                capture_fail(t, ZERO_EABORTED, "the job was moved meanwhile: try again");
         else
-                taking_advance(t);
+                capture_advance(t);
 }
 
-void takings_job_dropped(struct job *job, int status, const char *text)
+void captures_job_dropped(struct job *job, int status, const char *text)
 {
         for_holdings (job, h)
-                if (h->taking)
-                        taking_fail(h->taking, status, text);
+                if (h->capture)
+                        capture_fail(h->capture, status, text);
 }
 
-void takings_tick(struct engine *x)
+void captures_tick(struct engine *x)
 {
-        list_for_each (&x->takings, item) {
-                struct taking *t = CONTAINER_OF(item, struct taking, link);
+        list_for_each (&x->captures, item) {
+                struct capture *t = CONTAINER_OF(item, struct capture, link);
                 uint64_t bytes = t->progress.bytes;
 
                 if (bytes == t->told)
@@ -491,7 +491,7 @@ void takings_tick(struct engine *x)
         }
 }
 
-const struct shard_observer checkpoint_observer = { .update_begin = taking_save_begin,
-                                                    .update_chunk = taking_save,
-                                                    .update_end = taking_save_end,
-                                                    .updated = taking_updated };
+const struct shard_observer checkpoint_observer = { .update_begin = capture_save_begin,
+                                                    .update_chunk = capture_save,
+                                                    .update_end = capture_save_end,
+                                                    .updated = capture_updated };

@@ -5,7 +5,7 @@
  * comes to a group before them saves what is left of it (save_order.h), chunk by chunk: it has the
  * old values at hand, so that they cost a write, where a copy costs a read as well.
  */
-#include "daemon/checkpoint/taking.h"
+#include "daemon/checkpoint/capture.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -18,32 +18,32 @@ enum { PIECE_BYTES = 4 << 20 };
 
 struct piece {
         struct offload_task task;
-        struct taking *t;
+        struct capture *t;
         struct save_piece cut;
         bool busy;
 };
 
 /* Gathers and sums want their turn. */
-static uint32_t pieces_most(const struct taking *t)
+static uint32_t pieces_most(const struct capture *t)
 {
         uint32_t workers = offload_workers(t->x->offload);
 
         return workers < 2 ? 1 : workers / 2;
 }
 
-int taking_save_prepare(struct taking *t)
+int capture_save_prepare(struct capture *t)
 {
         t->pieces = calloc(pieces_most(t), sizeof *t->pieces);
         return t->pieces ? save_order_init(&t->order, &t->map) : -ENOMEM;
 }
 
-void taking_save_deinit(struct taking *t)
+void capture_save_deinit(struct capture *t)
 {
         free(STEAL(t->pieces));
         save_order_deinit(&t->order);
 }
 
-bool taking_saves_now(const struct taking *t)
+bool capture_saves_now(const struct capture *t)
 {
         return t->order.copying || t->order.saving;
 }
@@ -53,7 +53,7 @@ bool taking_saves_now(const struct taking *t)
 static void piece_run(struct offload_task *task, uint32_t worker)
 {
         const struct piece *p = CONTAINER_OF(task, struct piece, task);
-        const struct taking *t = p->t;
+        const struct capture *t = p->t;
 
         snapshot_copy(&t->map, t->holding->state, t->x->ops, p->cut.offset,
                       t->buffer + p->cut.offset, p->cut.bytes);
@@ -62,15 +62,15 @@ static void piece_run(struct offload_task *task, uint32_t worker)
 static void piece_done(struct offload_task *task)
 {
         struct piece *p = CONTAINER_OF(task, struct piece, task);
-        struct taking *t = p->t;
+        struct capture *t = p->t;
 
         p->busy = false;
         save_order_copied(&t->order);
         shard_unpin(t->holding, p->cut.group);
-        taking_advance(t);
+        capture_advance(t);
 }
 
-static bool piece_submit(struct taking *t, struct piece *p)
+static bool piece_submit(struct capture *t, struct piece *p)
 {
         struct save_piece cut;
 
@@ -84,7 +84,7 @@ static bool piece_submit(struct taking *t, struct piece *p)
         return true;
 }
 
-void taking_save_advance(struct taking *t)
+void capture_save_advance(struct capture *t)
 {
         uint32_t most = pieces_most(t), i = 0;
 
@@ -95,30 +95,30 @@ void taking_save_advance(struct taking *t)
         if (!save_order_over(&t->order))
                 return;
         t->copied = t->n_blocks;
-        taking_copy_over(t);
+        capture_copy_over(t);
 }
 
 /* ---- updates ------------------------------------------------------------------------------ */
 
-uint64_t taking_save_begin(struct holding *h, uint32_t group)
+uint64_t capture_save_begin(struct holding *h, uint32_t group)
 {
-        struct taking *t = h->taking;
+        struct capture *t = h->capture;
 
-        if (!t || t->phase != TAKING_WRITING || !t->saves || t->whole)
+        if (!t || t->phase != CAPTURE_WRITING || !t->saves || t->whole)
                 return UINT64_MAX;
         assert(h->pins[group] == 0);
         return save_order_begin(&t->order, group);
 }
 
-void taking_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from)
+void capture_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from)
 {
-        const struct taking *t = h->taking;
+        const struct capture *t = h->capture;
 
         snapshot_save_chunk(&t->map, h->state->plan, t->x->ops, chunk, old, from, t->buffer);
 }
 
-void taking_save_end(struct holding *h)
+void capture_save_end(struct holding *h)
 {
-        save_order_saved(&h->taking->order);
-        taking_advance(h->taking);
+        save_order_saved(&h->capture->order);
+        capture_advance(h->capture);
 }
