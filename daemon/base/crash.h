@@ -71,7 +71,7 @@
         X(RESTORE_FILLED, "restore.filled") /* a draft is complete, nothing is replaced */         \
         X(RESTORE_NAMED, "restore.named") /* it is the state, what ranks keep is not yet */        \
         X(FILL_DRAFTED, "fill.drafted") /* a holder's draft is made, nothing is in it */           \
-        X(FILL_GIVING, "fill.giving") /* a source gives of its state */                            \
+        X(FILL_SENDING, "fill.sending") /* a source gives of its state */                            \
         X(FILL_FILLED, "fill.filled") /* the draft is complete, it has no name */
 /* clang-format on */
 

@@ -58,7 +58,7 @@ struct engine {
         struct list joining;    /* ranks whose job has not started for them yet */
         struct list gpu_setups; /* what is made on GPUs for ranks (rank/gpu_setup.c) */
         struct list operations, schedules, captures, loadings; /* checkpoint/checkpoint.h */
-        struct list fills, fillings;                          /* reshard/reshard.h */
+        struct list fills, fill_targets;                       /* reshard/reshard.h */
         struct list drops, drop_waits;                        /* drop/drop.c */
         struct list shut;  /* files of states that wait for memory (shard/shut.c) */
         uint32_t releases; /* states whose memory is being freed */

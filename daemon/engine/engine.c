@@ -123,9 +123,9 @@ static const struct module engine_module = { .progress = engine_progress, .node_
 static const struct shard_observer engine_observer = { .settled = engine_settled };
 
 static const struct module *const modules[] = {
-        &drop_module,    &transfer_module,      &shard_module,      &gather_module,
-        &reduce_module,  &tensors_module,       &checkpoint_module, &rank_module,
-        &filling_module, &old_placement_module, &membership_module, &coordinator_module,
+        &drop_module,        &transfer_module,      &shard_module,      &gather_module,
+        &reduce_module,      &tensors_module,       &checkpoint_module, &rank_module,
+        &fill_target_module, &old_placement_module, &membership_module, &coordinator_module,
         &engine_module,
 };
 static const struct shard_observer *const observers[] = {
@@ -140,7 +140,7 @@ int engine_start(struct engine *x)
         struct list *lists[] = { &x->jobs,       &x->dead_jobs,  &x->coordinators, &x->calls,
                                  &x->asks,       &x->accesses,   &x->works,        &x->joining,
                                  &x->layouts,    &x->operations, &x->schedules,    &x->captures,
-                                 &x->loadings,   &x->fills,      &x->fillings,     &x->staged,
+                                 &x->loadings,   &x->fills,      &x->fill_targets, &x->staged,
                                  &x->gpu_setups, &x->drops,      &x->drop_waits,   &x->shut };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
@@ -220,7 +220,7 @@ static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
                 mirror_pull_message(job, node, pull);
                 break;
         case ZERO__PULL__KIND__STATE:
-                giving_pull_message(job, node, pull);
+                fill_source_pull_message(job, node, pull);
                 break;
         case ZERO__PULL__KIND__PLANE:
         case ZERO__PULL__KIND__PUT:
@@ -283,7 +283,7 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
                 offer_message(job, node, m->offer);
                 break;
         case ZERO__LINK_MESSAGE__BODY_FILL_INFO:
-                giving_info_message(job, node, m);
+                fill_source_info_message(job, node, m);
                 break;
         case ZERO__LINK_MESSAGE__BODY_PUT_RANGE:
                 access_put_message(job, node, m);
@@ -373,7 +373,7 @@ void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_PLACED) {
                 old_placement_placed_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_FILL) {
-                filling_message(x, node, m);
+                fill_target_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_FILL_PROGRESS) {
                 fill_progress_message(x, node, m);
         } else if (for_coordinator(m)) {

@@ -1,7 +1,7 @@
 /* What a node knows of how far its jobs' moves are. */
 #include "daemon/reshard/reshard.h"
 
-#include "daemon/reshard/filling_core.h"
+#include "daemon/reshard/fill_target.h"
 #include "proto/cleanup.h"
 
 enum { TOLD_MS = 10000 }; /* after that the coordinator may have gone */
@@ -14,12 +14,12 @@ void job_move_told(struct job *job, const Zero__Move *m)
 }
 
 /* While it is made of what it is filled with no coordinator's word reaches it. */
-static void fillings_sum(const struct job *job, struct move *m)
+static void fill_targets_sum(const struct job *job, struct move *m)
 {
-        list_for_each (&job->x->fillings, item) {
-                const struct filling *f = CONTAINER_OF(item, struct filling, link);
+        list_for_each (&job->x->fill_targets, item) {
+                const struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
-                if (f->job != job || f->phase == FILLING_ENDED)
+                if (f->job != job || f->phase == FILL_TARGET_ENDED)
                         continue;
                 m->from = f->from.epoch;
                 m->bytes += f->bytes;
@@ -35,8 +35,8 @@ bool job_moves(const struct job *job, struct move *ret)
 
         if (told)
                 m = job->move;
-        else if (filling_of_job(job))
-                fillings_sum(job, &m);
+        else if (fill_target_of_job(job))
+                fill_targets_sum(job, &m);
         else if (!job->whole && !list_empty(&job->old_replicas))
                 m.from = holding_newest_old_placement(job)->state->id.epoch;
         else

@@ -3,9 +3,9 @@
  * a node has lost what it held, when a mirror has missed a put.
  *
  *   fill.c          at the coordinator: fills asked for, and how far they are
- *   filling.c       at the holder's node: the phases of one
- *   filling_pull.c  its bytes              filling_order.c  what is asked for, read
- *   giving.c        at a source
+ *   fill_target.c       at the holder's node: the phases of one
+ *   fill_pull.c  its bytes              fill_order.c  what is asked for, read
+ *   fill_source.c        at a source
  *   old_placement.c        states of earlier placements, until another one is whole
  *   move.c          how far jobs are on their way
  *
@@ -56,12 +56,12 @@ void fill_progress_message(struct engine *x, uint32_t node, const Zero__LinkMess
 
 /* ---- at the holder's node ---- */
 
-void filling_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void fill_target_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* ---- at a source ---- */
 
-void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
-void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
+void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
+void fill_source_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
 /* ---- states of earlier placements ---- */
 
@@ -78,5 +78,5 @@ bool job_moves(const struct job *job, struct move *ret);
 /* What the coordinator tells; m NULL: it stays where it is. */
 void job_move_told(struct job *job, const Zero__Move *m);
 
-extern const struct module filling_module, old_placement_module;
+extern const struct module fill_target_module, old_placement_module;
 extern const struct shard_observer old_placement_observer;

@@ -93,7 +93,7 @@ def source_killed_while_it_gives():
     """It is the only one that has everything, and it comes back with it."""
     needs_crash_points()
     with Cluster(2, start=False, mirror=1) as c:
-        c[0].start(crash="fill.giving:3")
+        c[0].start(crash="fill.sending:3")
         c[1].start()
         c.wait_up()
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)

@@ -346,7 +346,7 @@ static void job_fill(struct world *w, uint32_t node, const struct message *m)
                 filled(w, node, m->copy, ZERO_ECONFLICT);
 }
 
-/* giving_find(): is it the state that is meant, and can it be reached? */
+/* fill_source_find(): is it the state that is meant, and can it be reached? */
 static u8 source_status(struct world *w, uint32_t node, const struct filling *f, uint32_t holder)
 {
         uint32_t at = holder_node(&views[f->from], holder);

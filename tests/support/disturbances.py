@@ -333,7 +333,7 @@ class Disturber:
             self.dies_at(i, BEFORE[point])
         if point.startswith("move."):
             return self.counted(point, self.dies_in_move(i, point))
-        if point == "fill.giving":
+        if point == "fill.sending":
             return self.counted(point, self.dies_giving(i, f"{point}:{times}"))
         if point.startswith("fill."):
             self.lose(i, point)

@@ -210,7 +210,7 @@ static bool let_go(void *arg)
         const struct scene *s = arg;
 
         for (uint32_t n = 0; n < s->training.net.nodes; n++)
-                if (!filling_module.idle(&s->s.net.nodes[n].x) || s->s.net.nodes[n].x.releases)
+                if (!fill_target_module.idle(&s->s.net.nodes[n].x) || s->s.net.nodes[n].x.releases)
                         return false;
         return true;
 }

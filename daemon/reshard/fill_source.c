@@ -4,7 +4,7 @@
  * It gives as long as the state is the one that is meant: at that version and decision, with the
  * same puts, and no update running.  A group is pinned while its bytes are read.
  */
-#include "daemon/reshard/giving.h"
+#include "daemon/reshard/fill_source.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,8 @@
 
 /* ---- whether ----------------------------------------------------------------------------- */
 
-struct holding *giving_find(const struct job *job, const struct giving *g, struct fault *fault)
+struct holding *fill_source_find(const struct job *job, const struct fill_source *g,
+                                 struct fault *fault)
 {
         struct holding *h = holding_of_epoch(job, g->epoch, g->owner, g->copy);
         const struct state_record *r;
@@ -38,14 +39,15 @@ struct holding *giving_find(const struct job *job, const struct giving *g, struc
         return h;
 }
 
-const void *giving_place(const struct holding *h, enum zero_plane plane, uint32_t group,
-                         struct range part, uint64_t *ret_bytes)
+const void *fill_source_place(const struct holding *h, enum zero_plane plane, uint32_t group,
+                              struct range part, uint64_t *ret_bytes)
 {
         const struct state *state = h->state;
         const struct range *has = &state->plan->shards[group].range;
         struct range span;
 
-        if (!plan_has(state->plan, group, plane) || part.first % LAYOUT_ALIGN || part.count % LAYOUT_ALIGN || part.first < has->first ||
+        if (!plan_has(state->plan, group, plane) || part.first % LAYOUT_ALIGN ||
+            part.count % LAYOUT_ALIGN || part.first < has->first ||
             part.first - has->first > has->count ||
             part.count > has->count - (part.first - has->first))
                 return NULL;
@@ -57,46 +59,46 @@ const void *giving_place(const struct holding *h, enum zero_plane plane, uint32_
 /* ---- planes ------------------------------------------------------------------------------ */
 
 /* A payload under way. */
-struct gift {
+struct sending {
         struct holding *holding;
         uint32_t group;
 };
 
-static void gift_sent(void *arg, int status)
+static void payload_sent(void *arg, int status)
 {
-        struct gift *gift = arg;
+        struct sending *sending = arg;
 
-        shard_unpin(gift->holding, gift->group);
-        job_unref(gift->holding->job);
-        free(gift);
+        shard_unpin(sending->holding, sending->group);
+        job_unref(sending->holding->job);
+        free(sending);
 }
 
-static int gift_send(struct holding *h, uint32_t node, uint32_t group, uint64_t transfer,
-                     const void *p, uint64_t bytes)
+static int payload_send(struct holding *h, uint32_t node, uint32_t group, uint64_t transfer,
+                        const void *p, uint64_t bytes)
 {
-        struct gift *gift = malloc(sizeof *gift);
+        struct sending *sending = malloc(sizeof *sending);
 
-        if (!gift)
+        if (!sending)
                 return -ENOMEM;
-        *gift = (struct gift){ h, group };
+        *sending = (struct sending){ h, group };
         shard_pin(h, group);
         job_ref(h->job);
-        crash_point(CRASH_FILL_GIVING);
-        if (plane_payload(h, node, transfer, TRAFFIC_STATE, p, bytes, gift_sent, gift))
-                gift_sent(gift, -ENOTCONN); /* the node is gone, and its request with it */
+        crash_point(CRASH_FILL_SENDING);
+        if (plane_payload(h, node, transfer, TRAFFIC_STATE, p, bytes, payload_sent, sending))
+                payload_sent(sending, -ENOTCONN); /* the node is gone, and its request with it */
         return 0;
 }
 
-void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
+void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
-        const struct giving g = { .epoch = request->placement,
-                                  .owner = request->owner,
-                                  .copy = request->copy,
-                                  .version = request->version,
-                                  .attempt = request->attempt,
-                                  .puts = request->puts };
+        const struct fill_source g = { .epoch = request->placement,
+                                       .owner = request->owner,
+                                       .copy = request->copy,
+                                       .version = request->version,
+                                       .attempt = request->attempt,
+                                       .puts = request->puts };
         struct fault fault;
-        struct holding *h = giving_find(job, &g, &fault);
+        struct holding *h = fill_source_find(job, &g, &fault);
         const void *p = NULL;
         uint64_t bytes = 0;
 
@@ -105,11 +107,11 @@ void giving_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 return;
         }
         if (request->group < job->layout->n_groups)
-                p = giving_place(h, (enum zero_plane)request->plane, request->group,
-                                 (struct range){ request->first, request->count }, &bytes);
+                p = fill_source_place(h, (enum zero_plane)request->plane, request->group,
+                                      (struct range){ request->first, request->count }, &bytes);
         if (!p || bytes == 0)
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO, "no such range");
-        else if (gift_send(h, node, request->group, request->transfer, p, bytes))
+        else if (payload_send(h, node, request->group, request->transfer, p, bytes))
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
 }
 
@@ -158,17 +160,17 @@ static void tables_send(const struct holding *h, uint32_t node, const Zero__Link
         fabric_send(h->job->x->fabric, node, &a);
 }
 
-void giving_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
+void fill_source_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__FillInfo *i = m->fill_info;
-        const struct giving g = { .epoch = i->placement,
-                                  .owner = i->owner,
-                                  .copy = i->copy,
-                                  .version = i->version,
-                                  .attempt = i->attempt,
-                                  .puts = i->puts };
+        const struct fill_source g = { .epoch = i->placement,
+                                       .owner = i->owner,
+                                       .copy = i->copy,
+                                       .version = i->version,
+                                       .attempt = i->attempt,
+                                       .puts = i->puts };
         struct fault fault;
-        const struct holding *h = giving_find(job, &g, &fault);
+        const struct holding *h = fill_source_find(job, &g, &fault);
 
         if (h)
                 tables_send(h, node, m);

@@ -6,37 +6,37 @@
 #include <string.h>
 
 #include "daemon/device/gpu/gpu.h"
-#include "daemon/reshard/filling_core.h"
-#include "daemon/reshard/giving.h"
+#include "daemon/reshard/fill_target.h"
+#include "daemon/reshard/fill_source.h"
 #include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
 /* As what a source is read. */
-static struct giving source_of(const struct filling *f, uint32_t holder)
+static struct fill_source source_of(const struct fill_target *f, uint32_t holder)
 {
-        return (struct giving){ .epoch = f->from.epoch,
-                                .owner = holder_owner(&f->from, holder),
-                                .copy = holder_copy(&f->from, holder),
-                                .version = f->record.version,
-                                .attempt = f->record.decided_attempt,
-                                .puts = f->source_puts[holder] };
+        return (struct fill_source){ .epoch = f->from.epoch,
+                                     .owner = holder_owner(&f->from, holder),
+                                     .copy = holder_copy(&f->from, holder),
+                                     .version = f->record.version,
+                                     .attempt = f->record.decided_attempt,
+                                     .puts = f->source_puts[holder] };
 }
 
-static void source_failed(struct filling *f, uint32_t holder, int status, const char *why)
+static void source_failed(struct fill_target *f, uint32_t holder, int status, const char *why)
 {
         struct fault fault;
 
         fault_set(&fault, status, "node %s does not give what it holds of owner %u: %.200s",
                   node_name(f->x, holder_node(&f->from, holder)), holder_owner(&f->from, holder),
                   why);
-        filling_fail(f, status, fault.text);
+        fill_target_fail(f, status, fault.text);
 }
 
 /* ---- planes ------------------------------------------------------------------------------- */
 
-static void transfer_end(struct filling_transfer *t, bool ok)
+static void transfer_end(struct fill_target_transfer *t, bool ok)
 {
-        struct filling *f = t->f;
+        struct fill_target *f = t->f;
 
         t->busy = false;
         gpu_buffer_free(STEAL(t->received));
@@ -45,14 +45,14 @@ static void transfer_end(struct filling_transfer *t, bool ok)
                 f->bytes += t->bytes;
                 f->moved += t->remote ? t->bytes : 0;
         }
-        if (f->phase == FILLING_PULLING)
-                filling_pull(f);
-        filling_part_ended(f);
+        if (f->phase == FILL_TARGET_PULLING)
+                fill_target_pull(f);
+        fill_target_part_ended(f);
 }
 
 static void copy_run(struct offload_task *task, uint32_t worker)
 {
-        struct filling_transfer *t = CONTAINER_OF(task, struct filling_transfer, task);
+        struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, task);
 
         bool gpu = state_on_gpu(t->f->state) || (t->source && state_on_gpu(t->source->state));
 
@@ -61,7 +61,7 @@ static void copy_run(struct offload_task *task, uint32_t worker)
 
 static void copy_done(struct offload_task *task)
 {
-        struct filling_transfer *t = CONTAINER_OF(task, struct filling_transfer, task);
+        struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, task);
 
         if (t->source)
                 shard_unpin(t->source, t->group);
@@ -69,7 +69,7 @@ static void copy_done(struct offload_task *task)
         transfer_end(t, true);
 }
 
-static void copy_submit(struct filling_transfer *t)
+static void copy_submit(struct fill_target_transfer *t)
 {
         t->task.run = copy_run;
         t->task.done = copy_done;
@@ -78,7 +78,7 @@ static void copy_submit(struct filling_transfer *t)
 
 static void transfer_landed(struct ask *ask, int status)
 {
-        struct filling_transfer *t = CONTAINER_OF(ask, struct filling_transfer, ask);
+        struct fill_target_transfer *t = CONTAINER_OF(ask, struct fill_target_transfer, ask);
         struct fault fault;
 
         if (status) {
@@ -86,7 +86,7 @@ static void transfer_landed(struct ask *ask, int status)
                           node_name(t->f->x, ask->node),
                           ask->status ? zero_status_name(ask->status)
                                       : "the link was lost while it gave a state");
-                filling_fail(t->f, fault.status, fault.text);
+                fill_target_fail(t->f, fault.status, fault.text);
         }
         if (status == 0 && t->received) {
                 t->from = t->received;
@@ -96,20 +96,21 @@ static void transfer_landed(struct ask *ask, int status)
         }
 }
 
-static int start_copy(struct filling_transfer *t, const struct piece *piece, enum zero_plane plane)
+static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
+                      enum zero_plane plane)
 {
-        struct filling *f = t->f;
-        struct giving g = source_of(f, piece->source);
+        struct fill_target *f = t->f;
+        struct fill_source g = source_of(f, piece->source);
         struct fault fault;
-        struct holding *h = giving_find(f->job, &g, &fault);
+        struct holding *h = fill_source_find(f->job, &g, &fault);
         uint64_t bytes = 0;
 
         if (!h) {
                 source_failed(f, piece->source, fault.status, fault.text);
                 return fault.status;
         }
-        t->from = giving_place(h, plane, piece->group, (struct range){ piece->first, piece->count },
-                               &bytes);
+        t->from = fill_source_place(h, plane, piece->group,
+                                    (struct range){ piece->first, piece->count }, &bytes);
         if (!t->from || bytes != t->bytes) {
                 source_failed(f, piece->source, ZERO_EPROTO, "it has other shards");
                 return ZERO_EPROTO;
@@ -120,10 +121,11 @@ static int start_copy(struct filling_transfer *t, const struct piece *piece, enu
         return 0;
 }
 
-static int start_pull(struct filling_transfer *t, const struct piece *piece, enum zero_plane plane)
+static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
+                      enum zero_plane plane)
 {
-        struct filling *f = t->f;
-        const struct giving g = source_of(f, piece->source);
+        struct fill_target *f = t->f;
+        const struct fill_source g = source_of(f, piece->source);
         Zero__Pull pull = ZERO__PULL__INIT;
 
         uint32_t node = holder_node(&f->from, piece->source);
@@ -131,7 +133,7 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         if (state_on_gpu(f->state) && !fabric_takes_gpu(f->x->fabric, node, t->bytes)) {
                 t->received = gpu_buffer_new(t->bytes);
                 if (!t->received) {
-                        filling_fail(f, ZERO_ENOMEM, "out of memory");
+                        fill_target_fail(f, ZERO_ENOMEM, "out of memory");
                         return ZERO_ENOMEM;
                 }
         }
@@ -155,8 +157,8 @@ static int start_pull(struct filling_transfer *t, const struct piece *piece, enu
         return ZERO_EPEER;
 }
 
-static void *draft_place(const struct filling *f, const struct piece *piece, enum zero_plane plane,
-                         uint64_t *ret_bytes)
+static void *draft_place(const struct fill_target *f, const struct piece *piece,
+                         enum zero_plane plane, uint64_t *ret_bytes)
 {
         struct range part = { piece->first, piece->count };
         struct range span = plan_span(f->state->plan, plane, piece->group, part);
@@ -166,16 +168,16 @@ static void *draft_place(const struct filling *f, const struct piece *piece, enu
 }
 
 /* The next plane of a piece; there is one. */
-static int transfer_begin(struct filling *f, struct filling_transfer *t)
+static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
 {
         const struct piece *piece = &f->pieces->items[f->next_piece];
         enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + f->next_plane);
         int r;
 
-        *t = (struct filling_transfer){ .f = f,
-                                        .group = piece->group,
-                                        .remote = holder_node(&f->from, piece->source) !=
-                                                  f->x->cluster->self };
+        *t = (struct fill_target_transfer){ .f = f,
+                                            .group = piece->group,
+                                            .remote = holder_node(&f->from, piece->source) !=
+                                                      f->x->cluster->self };
         list_init(&t->ask.link);
         t->to = draft_place(f, piece, plane, &t->bytes);
         if (!plan_has(f->state->plan, piece->group, ZERO_PLANE_MASTER + ++f->next_plane)) {
@@ -193,29 +195,29 @@ static int transfer_begin(struct filling *f, struct filling_transfer *t)
         return r;
 }
 
-static struct filling_transfer *transfer_free(struct filling *f)
+static struct fill_target_transfer *transfer_free(struct fill_target *f)
 {
-        for (uint32_t i = 0; i < FILLING_FLIGHT; i++)
+        for (uint32_t i = 0; i < FILL_TARGET_FLIGHT; i++)
                 if (!f->transfers[i].busy)
                         return &f->transfers[i];
         return NULL;
 }
 
-void filling_pull(struct filling *f)
+void fill_target_pull(struct fill_target *f)
 {
-        struct filling_transfer *t;
+        struct fill_target_transfer *t;
 
         while (f->next_piece < f->pieces->n && (t = transfer_free(f)))
                 if (transfer_begin(f, t))
                         return;
         if (f->pulling == 0)
-                filling_pulled(f);
+                fill_target_pulled(f);
 }
 
-void filling_forget_pulls(struct filling *f)
+void fill_target_forget_pulls(struct fill_target *f)
 {
-        for (uint32_t i = 0; i < FILLING_FLIGHT; i++) {
-                struct filling_transfer *t = &f->transfers[i];
+        for (uint32_t i = 0; i < FILL_TARGET_FLIGHT; i++) {
+                struct fill_target_transfer *t = &f->transfers[i];
 
                 if (t->busy && t->remote)
                         fabric_forget(f->x->fabric, t->ask.node, t->ask.transfer);
@@ -226,12 +228,12 @@ void filling_forget_pulls(struct filling *f)
  */
 
 struct question {
-        struct filling *f;
+        struct fill_target *f;
         uint32_t holder;
 };
 
 /* Of the tensors that a piece has parts of. */
-static void take_piece(struct filling *f, const struct piece *piece, const Zero__FillTables *t)
+static void take_piece(struct fill_target *f, const struct piece *piece, const Zero__FillTables *t)
 {
         const struct plan *plan = f->state->plan;
         const struct plan_shard *shard = &plan->shards[piece->group];
@@ -247,7 +249,7 @@ static void take_piece(struct filling *f, const struct piece *piece, const Zero_
         }
 }
 
-static bool tables_valid(const struct filling *f, const Zero__FillTables *t)
+static bool tables_valid(const struct fill_target *f, const Zero__FillTables *t)
 {
         uint32_t n = f->job->layout->n_tensors;
 
@@ -259,7 +261,7 @@ static bool tables_valid(const struct filling *f, const Zero__FillTables *t)
         return true;
 }
 
-static int tables_take(struct filling *f, uint32_t holder, const Zero__FillTables *t)
+static int tables_take(struct fill_target *f, uint32_t holder, const Zero__FillTables *t)
 {
         int r = 0;
 
@@ -275,14 +277,14 @@ static int tables_take(struct filling *f, uint32_t holder, const Zero__FillTable
 static void question_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         struct question *q = arg;
-        struct filling *f = q->f;
+        struct fill_target *f = q->f;
         uint32_t holder = q->holder;
         struct fault fault;
         int r;
 
         free(q);
         f->asking--;
-        if (f->phase != FILLING_ASKING) {
+        if (f->phase != FILL_TARGET_ASKING) {
                 ;
         } else if (status) {
                 source_failed(f, holder, status, text);
@@ -291,22 +293,22 @@ static void question_answered(void *arg, int status, const char *text, const Zer
                 source_failed(f, holder, ZERO_EPROTO, "its tables cannot be read");
         } else if ((r = tables_take(f, holder, m->fill_tables))) {
                 fault_errno(&fault, r, "what ranks kept");
-                filling_fail(f, fault.status, fault.text);
+                fill_target_fail(f, fault.status, fault.text);
         } else if (f->asking == 0) {
-                filling_asked(f);
+                fill_target_asked(f);
         }
-        filling_part_ended(f);
+        fill_target_part_ended(f);
 }
 
-static void question_send(struct filling *f, uint32_t holder, bool kept)
+static void question_send(struct fill_target *f, uint32_t holder, bool kept)
 {
-        const struct giving g = source_of(f, holder);
+        const struct fill_source g = source_of(f, holder);
         Zero__LinkMessage m = job_message(f->job);
         Zero__FillInfo info = ZERO__FILL_INFO__INIT;
         struct question *q = malloc(sizeof *q);
 
         if (!q) {
-                filling_fail(f, ZERO_ENOMEM, "out of memory");
+                fill_target_fail(f, ZERO_ENOMEM, "out of memory");
                 return;
         }
         *q = (struct question){ f, holder };
@@ -325,7 +327,7 @@ static void question_send(struct filling *f, uint32_t holder, bool kept)
 }
 
 /* Every source, and for what ranks kept one of those that were not needed otherwise. */
-void filling_ask(struct filling *f)
+void fill_target_ask(struct fill_target *f)
 {
         bool needed[HOLDER_MAX] = { false };
         uint32_t keeper = 0;
@@ -337,9 +339,9 @@ void filling_ask(struct filling *f)
         needed[keeper] = f->readable[keeper];
         for (uint32_t i = 0; i < f->pieces->n; i++)
                 needed[f->pieces->items[i].source] = true;
-        for (uint32_t h = 0; h < placement_holders(&f->from) && f->phase == FILLING_ASKING; h++)
+        for (uint32_t h = 0; h < placement_holders(&f->from) && f->phase == FILL_TARGET_ASKING; h++)
                 if (needed[h])
                         question_send(f, h, h == keeper);
-        if (f->asking == 0 && f->phase == FILLING_ASKING)
-                filling_asked(f);
+        if (f->asking == 0 && f->phase == FILL_TARGET_ASKING)
+                fill_target_asked(f);
 }

@@ -1,5 +1,5 @@
 /* A message that asks for a fill: read, bounded, and held against the job that is here. */
-#include "daemon/reshard/filling_core.h"
+#include "daemon/reshard/fill_target.h"
 
 #include <string.h>
 
@@ -10,7 +10,7 @@ static bool holder_valid(const struct placement *p, uint32_t owner, uint32_t cop
         return owner < p->n_owners && copy < p->copies;
 }
 
-static int read_sources(struct filling *f, const Zero__Fill *m, struct fault *fault)
+static int read_sources(struct fill_target *f, const Zero__Fill *m, struct fault *fault)
 {
         for (size_t i = 0; i < m->n_sources; i++) {
                 const Zero__FillSource *s = m->sources[i];
@@ -49,8 +49,8 @@ static int read_record(struct state_record *r, const Zero__Fill *m, struct fault
         return 0;
 }
 
-int filling_read_order(struct filling *f, const Zero__Fill *m, layout **ret_layout,
-                       struct fault *fault)
+int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **ret_layout,
+                           struct fault *fault)
 {
         uint32_t n_nodes = f->x->cluster->n_nodes;
         int r;
@@ -69,7 +69,7 @@ int filling_read_order(struct filling *f, const Zero__Fill *m, layout **ret_layo
         f->owner = m->owner;
         f->copy = m->copy;
         f->puts = m->puts;
-        if (holder_node(&f->to, filling_holder(f)) != f->x->cluster->self)
+        if (holder_node(&f->to, fill_target_holder(f)) != f->x->cluster->self)
                 return fault_set(fault, ZERO_EPROTO, "that holder is not on this node");
         r = optimizer_layout(m->layout, ret_layout, fault);
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
@@ -77,12 +77,12 @@ int filling_read_order(struct filling *f, const Zero__Fill *m, layout **ret_layo
 
 /* ---- the job ------------------------------------------------------------------------------ */
 
-bool filling_of_job(const struct job *job)
+bool fill_target_of_job(const struct job *job)
 {
-        list_for_each (&job->x->fillings, item) {
-                const struct filling *f = CONTAINER_OF(item, struct filling, link);
+        list_for_each (&job->x->fill_targets, item) {
+                const struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
-                if (f->job == job && f->phase != FILLING_ENDED)
+                if (f->job == job && f->phase != FILL_TARGET_ENDED)
                         return true;
         }
         return false;
@@ -94,15 +94,15 @@ static int check_job(const struct job *job, const Zero__Fill *m, const layout *l
 {
         char text[300];
 
-        if (job->opening && !filling_of_job(job))
+        if (job->opening && !fill_target_of_job(job))
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", job->name);
         if (job->uid != m->uid || job->reduce_dtype != m->reduce_dtype)
                 return fault_set(fault, ZERO_ECONFLICT, "another job '%s' is here", job->name);
         if (!layout_equal(l, job->layout, text, sizeof text))
                 return fault_set(fault, ZERO_ELAYOUT, "job '%s' has another layout here: %s",
                                  job->name, text);
-        list_for_each (&job->x->fillings, item) {
-                const struct filling *f = CONTAINER_OF(item, struct filling, link);
+        list_for_each (&job->x->fill_targets, item) {
+                const struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->job == job && f->owner == m->owner && f->copy == m->copy)
                         return fault_set(fault, ZERO_EBUSY,
@@ -117,8 +117,8 @@ static bool is_in_force(const struct placement *a, const struct placement *b)
                memcmp(a->node, b->node, a->n_owners * sizeof a->node[0]) == 0;
 }
 
-int filling_join_job(struct filling *f, const char *name, const Zero__Fill *m, layout *l,
-                     struct fault *fault)
+int fill_target_join_job(struct fill_target *f, const char *name, const Zero__Fill *m, layout *l,
+                         struct fault *fault)
 {
         struct job *job = job_find(f->x, name);
         int r = 0;

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/reshard/filling_core.h"
+#include "daemon/reshard/fill_target.h"
 
 enum { NODES = 3, SELF = 1 };
 
@@ -83,28 +83,28 @@ static void order_init(struct order *o)
         o->fill.n_sources = 2;
 }
 
-static int read_order(const struct order *o, struct filling *ret, struct fault *fault)
+static int read_order(const struct order *o, struct fill_target *ret, struct fault *fault)
 {
         layout *l = NULL;
         int r;
 
-        *ret = (struct filling){ .x = &x };
-        r = filling_read_order(ret, &o->fill, &l, fault);
+        *ret = (struct fill_target){ .x = &x };
+        r = fill_target_read_order(ret, &o->fill, &l, fault);
         cr_assert_eq(r == 0, l != NULL);
         layout_free(l);
         return r;
 }
 
-Test(filling_order, that_is_whole_is_read)
+Test(fill_target_order, that_is_whole_is_read)
 {
         struct order o;
-        struct filling f;
+        struct fill_target f;
         struct fault fault;
 
         order_init(&o);
         cr_assert_eq(read_order(&o, &f, &fault), 0, "%s", fault.text);
         cr_assert(f.from.epoch == 3 && f.from.n_owners == 2 && f.from.node[0] == 2);
-        cr_assert(f.to.epoch == 4 && f.to.n_owners == 3 && filling_holder(&f) == 3);
+        cr_assert(f.to.epoch == 4 && f.to.n_owners == 3 && fill_target_holder(&f) == 3);
         cr_assert(f.record.version == 6 && f.record.attempt == 9 && f.record.decided_attempt == 8 &&
                   f.record.commit == 1 && f.record.loss_scale == 2 &&
                   f.record.phase == ATTEMPT_OPEN);
@@ -112,10 +112,10 @@ Test(filling_order, that_is_whole_is_read)
         cr_assert(f.source_puts[2] == 50 && f.source_puts[3] == 51);
 }
 
-Test(filling_order, before_any_decision_is_read)
+Test(fill_target_order, before_any_decision_is_read)
 {
         struct order o;
-        struct filling f;
+        struct fill_target f;
         struct fault fault;
 
         order_init(&o);
@@ -125,10 +125,10 @@ Test(filling_order, before_any_decision_is_read)
         cr_assert_eq(f.record.decided_attempt, 0);
 }
 
-Test(filling_order, from_owners_of_whom_some_are_gone_is_read)
+Test(fill_target_order, from_owners_of_whom_some_are_gone_is_read)
 {
         struct order o;
-        struct filling f;
+        struct fill_target f;
         struct fault fault;
 
         order_init(&o);
@@ -244,7 +244,7 @@ static void layout_bad(struct order *o)
         o->group.dtype = 77;
 }
 
-Test(filling_order, that_makes_no_sense_is_refused)
+Test(fill_target_order, that_makes_no_sense_is_refused)
 {
         static void (*const spoil[])(struct order *) = {
                 no_from,          no_to,
@@ -264,7 +264,7 @@ Test(filling_order, that_makes_no_sense_is_refused)
 
         for (size_t i = 0; i < sizeof spoil / sizeof spoil[0]; i++) {
                 struct order o;
-                struct filling f;
+                struct fill_target f;
                 struct fault fault = { 0 };
 
                 order_init(&o);

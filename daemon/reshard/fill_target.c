@@ -9,7 +9,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
-#include "daemon/reshard/filling_core.h"
+#include "daemon/reshard/fill_target.h"
 #include "daemon/gather/gather.h"
 #include "daemon/reduce/reduce.h"
 #include "daemon/update/update.h"
@@ -19,14 +19,14 @@ enum { SETTLE_MS = 60000 };
 
 DEFINE_CLEANUP(struct partition *, partition_free)
 
-uint32_t filling_holder(const struct filling *f)
+uint32_t fill_target_holder(const struct fill_target *f)
 {
         return holder_of(&f->to, f->owner, f->copy);
 }
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
-static void filling_free(struct filling *f)
+static void fill_target_free(struct fill_target *f)
 {
         list_remove(&f->link);
         state_drop_later(f->x, NULL, f->state);
@@ -36,28 +36,28 @@ static void filling_free(struct filling *f)
         free(f);
 }
 
-void filling_part_ended(struct filling *f)
+void fill_target_part_ended(struct fill_target *f)
 {
-        if (--f->busy == 0 && f->phase == FILLING_ENDED)
-                filling_free(f);
+        if (--f->busy == 0 && f->phase == FILL_TARGET_ENDED)
+                fill_target_free(f);
 }
 
 /* It goes with the last of what is in flight. */
-static void filling_end(struct filling *f)
+static void fill_target_end(struct fill_target *f)
 {
-        f->phase = FILLING_ENDED;
-        filling_forget_pulls(f);
-        if (f->made_job && f->job->opening && !filling_of_job(f->job))
+        f->phase = FILL_TARGET_ENDED;
+        fill_target_forget_pulls(f);
+        if (f->made_job && f->job->opening && !fill_target_of_job(f->job))
                 job_detach(f->job);
         if (f->busy == 0)
-                filling_free(f);
+                fill_target_free(f);
 }
 
-void filling_fail(struct filling *f, int status, const char *text)
+void fill_target_fail(struct fill_target *f, int status, const char *text)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
 
-        if (f->phase == FILLING_ENDED)
+        if (f->phase == FILL_TARGET_ENDED)
                 return;
         m.call = f->call;
         m.job = f->job->name;
@@ -65,13 +65,13 @@ void filling_fail(struct filling *f, int status, const char *text)
                     text);
         answer(f->x, f->node, &m, status, text);
         f->busy++;
-        filling_end(f);
-        filling_part_ended(f);
+        fill_target_end(f);
+        fill_target_part_ended(f);
 }
 
 /* ---- the draft ----------------------------------------------------------------------------- */
 
-static struct state_identity identity(const struct filling *f)
+static struct state_identity identity(const struct fill_target *f)
 {
         return (struct state_identity){ .job = f->job->name,
                                         .uid = f->job->uid,
@@ -82,10 +82,12 @@ static struct state_identity identity(const struct filling *f)
                                         .reduce_dtype = f->job->reduce_dtype };
 }
 
-static int cut_pieces(struct filling *f, const struct partition *from, const struct partition *to)
+static int cut_pieces(struct fill_target *f, const struct partition *from,
+                      const struct partition *to)
 {
         const struct shared_out was = { &f->from, from }, is = { &f->to, to };
-        int r = pieces_new(&was, f->readable, &is, filling_holder(f), FILLING_PIECE, &f->pieces);
+        int r = pieces_new(&was, f->readable, &is, fill_target_holder(f), FILL_TARGET_PIECE,
+                           &f->pieces);
 
         if (r == -ENODATA)
                 return fault_set(&f->fault, ZERO_ECONFLICT,
@@ -95,7 +97,7 @@ static int cut_pieces(struct filling *f, const struct partition *from, const str
 
 static void draft_run(struct offload_task *task, uint32_t worker)
 {
-        struct filling *f = CONTAINER_OF(task, struct filling, task);
+        struct fill_target *f = CONTAINER_OF(task, struct fill_target, task);
         CLEANUP(cleanup_partition_free) struct partition *from = NULL, *to = NULL;
         CLEANUP(cleanup_partition_free) struct partition *second = NULL;
         const struct state_identity id = identity(f);
@@ -113,25 +115,26 @@ static void draft_run(struct offload_task *task, uint32_t worker)
 
 static void draft_done(struct offload_task *task)
 {
-        struct filling *f = CONTAINER_OF(task, struct filling, task);
+        struct fill_target *f = CONTAINER_OF(task, struct fill_target, task);
 
-        if (f->phase == FILLING_ENDED) {
+        if (f->phase == FILL_TARGET_ENDED) {
                 ;
         } else if (f->fault.status) {
                 bool room = f->fault.status == ZERO_EQUOTA || f->fault.status == ZERO_ESHM;
 
                 /* the coordinator asks again */
-                filling_fail(f, room && f->crowded ? ZERO_EBUSY : f->fault.status, f->fault.text);
+                fill_target_fail(f, room && f->crowded ? ZERO_EBUSY : f->fault.status,
+                                 f->fault.text);
         } else {
                 crash_point(CRASH_FILL_DRAFTED);
                 f->total = plan_state_bytes(f->state->plan);
-                f->phase = FILLING_PULLING;
-                filling_pull(f);
+                f->phase = FILL_TARGET_PULLING;
+                fill_target_pull(f);
         }
-        filling_part_ended(f);
+        fill_target_part_ended(f);
 }
 
-static void task_submit(struct filling *f, void (*run)(struct offload_task *, uint32_t),
+static void task_submit(struct fill_target *f, void (*run)(struct offload_task *, uint32_t),
                         void (*done)(struct offload_task *))
 {
         f->busy++;
@@ -152,7 +155,7 @@ static bool holding_read(const struct holding *h)
 }
 
 /* From here on the draft is the state. */
-static int name_draft(struct filling *f, struct state *old, struct fault *fault)
+static int name_draft(struct fill_target *f, struct state *old, struct fault *fault)
 {
         const struct state_identity id = identity(f);
 
@@ -167,7 +170,7 @@ static int name_draft(struct filling *f, struct state *old, struct fault *fault)
         return state_replace(f->state, old, fault);
 }
 
-static void tell_filled(struct filling *f, const struct state *state)
+static void tell_filled(struct fill_target *f, const struct state *state)
 {
         Zero__LinkMessage m = job_message(f->job);
         Zero__Filled filled = ZERO__FILLED__INIT;
@@ -181,7 +184,7 @@ static void tell_filled(struct filling *f, const struct state *state)
 }
 
 /* It is the job's. */
-static int take_into_job(struct filling *f, struct fault *fault)
+static int take_into_job(struct fill_target *f, struct fault *fault)
 {
         struct job *job = f->job;
         bool first = list_empty(&job->holdings);
@@ -213,28 +216,28 @@ static int take_into_job(struct filling *f, struct fault *fault)
                  (double)(engine_now(f->x) - f->begun_ms) / 1000, (unsigned long long)f->bytes,
                  (unsigned long long)f->moved);
         tell_filled(f, h->state);
-        filling_end(f);
+        fill_target_end(f);
         return 0;
 }
 
-static void filling_settle(struct filling *f)
+static void fill_target_settle(struct fill_target *f)
 {
         const struct holding *h = holding_of_copy(f->job, f->owner, f->copy);
         struct fault fault;
         int r = 0;
 
-        f->phase = FILLING_SETTLING;
+        f->phase = FILL_TARGET_SETTLING;
         if (!h || !holding_read(h))
                 r = take_into_job(f, &fault);
         else if (engine_now(f->x) >= f->settle_until_ms)
                 r = fault_set(&fault, ZERO_EBUSY, "the state before it is being read");
         if (r)
-                filling_fail(f, fault.status, fault.text);
+                fill_target_fail(f, fault.status, fault.text);
 }
 
 static void serve_run(struct offload_task *task, uint32_t worker)
 {
-        struct filling *f = CONTAINER_OF(task, struct filling, task);
+        struct fill_target *f = CONTAINER_OF(task, struct fill_target, task);
 
         for (uint32_t g = 0; g < f->job->layout->n_groups; g++)
                 state_serve_group(f->state, f->job->layout, g, f->x->ops);
@@ -242,23 +245,23 @@ static void serve_run(struct offload_task *task, uint32_t worker)
 
 static void serve_done(struct offload_task *task)
 {
-        struct filling *f = CONTAINER_OF(task, struct filling, task);
+        struct fill_target *f = CONTAINER_OF(task, struct fill_target, task);
 
         f->settle_until_ms = engine_now(f->x) + SETTLE_MS;
-        if (f->phase == FILLING_SERVING)
-                filling_settle(f);
-        filling_part_ended(f);
+        if (f->phase == FILL_TARGET_SERVING)
+                fill_target_settle(f);
+        fill_target_part_ended(f);
 }
 
-void filling_pulled(struct filling *f)
+void fill_target_pulled(struct fill_target *f)
 {
-        f->phase = FILLING_ASKING;
-        filling_ask(f);
+        f->phase = FILL_TARGET_ASKING;
+        fill_target_ask(f);
 }
 
-void filling_asked(struct filling *f)
+void fill_target_asked(struct fill_target *f)
 {
-        f->phase = FILLING_SERVING;
+        f->phase = FILL_TARGET_SERVING;
         task_submit(f, serve_run, serve_done);
 }
 
@@ -266,7 +269,7 @@ void filling_asked(struct filling *f)
  */
 
 /* It was filled before, and the coordinator has not heard of it. */
-static bool told_again(struct filling *f)
+static bool told_again(struct fill_target *f)
 {
         const struct holding *h = holding_of_copy(f->job, f->owner, f->copy);
         const struct state_record *r = h ? h->state->record : NULL;
@@ -279,41 +282,41 @@ static bool told_again(struct filling *f)
         return true;
 }
 
-static int filling_begin(struct filling *f, const Zero__LinkMessage *m, struct fault *fault)
+static int fill_target_begin(struct fill_target *f, const Zero__LinkMessage *m, struct fault *fault)
 {
         layout *l = NULL;
-        int r = filling_read_order(f, m->fill, &l, fault);
+        int r = fill_target_read_order(f, m->fill, &l, fault);
 
         if (r == 0)
-                r = filling_join_job(f, m->job, m->fill, l, fault);
+                r = fill_target_join_job(f, m->job, m->fill, l, fault);
         if (r)
                 return r;
-        list_insert(&f->x->fillings, &f->link);
+        list_insert(&f->x->fill_targets, &f->link);
         f->crowded = f->x->releases > 0;
         if (told_again(f))
-                filling_end(f);
+                fill_target_end(f);
         else
                 task_submit(f, draft_run, draft_done);
         return 0;
 }
 
-static void filling_cancel(struct engine *x, uint32_t node, uint64_t id)
+static void fill_target_cancel(struct engine *x, uint32_t node, uint64_t id)
 {
-        list_for_each (&x->fillings, item) {
-                struct filling *f = CONTAINER_OF(item, struct filling, link);
+        list_for_each (&x->fill_targets, item) {
+                struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->node == node && f->id == id)
-                        filling_fail(f, ZERO_EABORTED, "it is broken off");
+                        fill_target_fail(f, ZERO_EABORTED, "it is broken off");
         }
 }
 
-void filling_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
+void fill_target_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        struct filling *f;
+        struct fill_target *f;
         struct fault fault;
 
         if (m->fill->cancel) {
-                filling_cancel(x, node, m->fill->id);
+                fill_target_cancel(x, node, m->fill->id);
                 return;
         }
         if (!job_name_valid(m->job) || node != coordinator_of(x, m->job)) {
@@ -331,16 +334,16 @@ void filling_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m
         f->call = m->call;
         f->node = node;
         list_init(&f->link);
-        if (filling_begin(f, m, &fault)) {
+        if (fill_target_begin(f, m, &fault)) {
                 answer(x, node, m, fault.status, fault.text);
-                filling_free(f);
+                fill_target_free(f);
         }
 }
 
 /* ---- hooks ------------------------------------------------------------------------------------
  */
 
-static void tell_progress(struct filling *f)
+static void tell_progress(struct fill_target *f)
 {
         Zero__LinkMessage m = job_message(f->job);
         Zero__FillProgress progress = ZERO__FILL_PROGRESS__INIT;
@@ -354,46 +357,46 @@ static void tell_progress(struct filling *f)
         fabric_send(f->x->fabric, f->node, &m);
 }
 
-static void fillings_tick(struct engine *x)
+static void fill_targets_tick(struct engine *x)
 {
         fills_tick(x);
-        list_for_each (&x->fillings, item) {
-                struct filling *f = CONTAINER_OF(item, struct filling, link);
+        list_for_each (&x->fill_targets, item) {
+                struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
-                if (f->phase == FILLING_DRAFTING || f->phase == FILLING_SERVING ||
-                    (f->phase == FILLING_PULLING && f->told != f->bytes))
+                if (f->phase == FILL_TARGET_DRAFTING || f->phase == FILL_TARGET_SERVING ||
+                    (f->phase == FILL_TARGET_PULLING && f->told != f->bytes))
                         tell_progress(f);
-                else if (f->phase == FILLING_SETTLING)
-                        filling_settle(f);
+                else if (f->phase == FILL_TARGET_SETTLING)
+                        fill_target_settle(f);
         }
 }
 
-static void fillings_down(struct engine *x, uint32_t node, const char *why)
+static void fill_targets_down(struct engine *x, uint32_t node, const char *why)
 {
-        list_for_each (&x->fillings, item) {
-                struct filling *f = CONTAINER_OF(item, struct filling, link);
+        list_for_each (&x->fill_targets, item) {
+                struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->node == node)
-                        filling_fail(f, ZERO_EPEER, "the link to the coordinator was lost");
+                        fill_target_fail(f, ZERO_EPEER, "the link to the coordinator was lost");
         }
 }
 
-static void fillings_forget(struct job *job, int status, const char *text)
+static void fill_targets_forget(struct job *job, int status, const char *text)
 {
-        list_for_each (&job->x->fillings, item) {
-                struct filling *f = CONTAINER_OF(item, struct filling, link);
+        list_for_each (&job->x->fill_targets, item) {
+                struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->job == job)
-                        filling_fail(f, status, text);
+                        fill_target_fail(f, status, text);
         }
 }
 
-static bool fillings_idle(const struct engine *x)
+static bool fill_targets_idle(const struct engine *x)
 {
-        return list_empty(&x->fillings) && list_empty(&x->fills);
+        return list_empty(&x->fill_targets) && list_empty(&x->fills);
 }
 
-const struct module filling_module = { .progress = fillings_tick,
-                                       .node_down = fillings_down,
-                                       .idle = fillings_idle,
-                                       .job_dropped = fillings_forget };
+const struct module fill_target_module = { .progress = fill_targets_tick,
+                                           .node_down = fill_targets_down,
+                                           .idle = fill_targets_idle,
+                                           .job_dropped = fill_targets_forget };

@@ -1,0 +1,82 @@
+/* fill_target.h - shared by the parts of a holder's filling. */
+#pragma once
+
+#include "daemon/job/pieces.h"
+#include "daemon/reshard/reshard.h"
+
+/* Elements of a piece: at most 8 MiB of each plane.  Pieces under way at once. */
+enum { FILL_TARGET_PIECE = 2 << 20, FILL_TARGET_FLIGHT = 16 };
+
+enum fill_target_phase {
+        FILL_TARGET_DRAFTING, /* memory is made ready */
+        FILL_TARGET_PULLING,  /* planes come */
+        FILL_TARGET_ASKING,   /* steps, sets, what ranks kept */
+        FILL_TARGET_SERVING,  /* what is served is written */
+        FILL_TARGET_SETTLING, /* until nobody reads the state that it replaces */
+        FILL_TARGET_ENDED,    /* goes when nothing of it is in flight */
+};
+
+/* One plane of a piece. */
+struct fill_target_transfer {
+        struct ask ask;
+        struct offload_task task;
+        struct fill_target *f;
+        bool busy, remote;
+        struct holding *source; /* here, pinned; NULL if remote */
+        uint32_t group;
+        const void *from;
+        void *to;
+        void *received; /* of a remote one, if the draft is on a GPU; NULL: it lands in `to` */
+        uint64_t bytes;
+};
+
+struct fill_target {
+        struct list link; /* engine.fill_targets */
+        struct engine *x;
+        struct job *job;
+        uint64_t id, call;
+        uint32_t node; /* that asked */
+        enum fill_target_phase phase;
+        bool made_job; /* ... or joined another one that did */
+        /* what is asked for */
+        struct placement from, to;
+        uint32_t owner, copy;
+        uint64_t puts;
+        struct state_record record;
+        bool readable[HOLDER_MAX];
+        uint64_t source_puts[HOLDER_MAX];
+        /* the work */
+        struct offload_task task;
+        struct fault fault; /* of the task */
+        bool crowded;  /* memory of deleted states was being freed when the draft was asked for */
+        uint32_t busy; /* tasks, transfers and calls under way */
+        struct state *state;
+        struct pieces *pieces;
+        uint32_t next_piece, next_plane, pulling, asking;
+        struct fill_target_transfer transfers[FILL_TARGET_FLIGHT];
+        uint64_t bytes, total, moved, told;
+        uint64_t begun_ms, settle_until_ms; /* loop times */
+};
+
+/* fill_order.c: all but what only the job can tell.  *ret_layout: the caller's. */
+int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **ret_layout,
+                           struct fault *fault);
+/* A filling of the job is under way. */
+bool fill_target_of_job(const struct job *job);
+/* The job, as it is here or made; takes the layout over. */
+int fill_target_join_job(struct fill_target *f, const char *name, const Zero__Fill *m, layout *l,
+                         struct fault *fault);
+
+/* fill_pull.c */
+void fill_target_pull(struct fill_target *f);
+void fill_target_ask(struct fill_target *f);
+/* Forgets what was asked of other nodes. */
+void fill_target_forget_pulls(struct fill_target *f);
+
+/* fill_target.c */
+uint32_t fill_target_holder(const struct fill_target *f);
+/* A task, a transfer or a call has ended. */
+void fill_target_part_ended(struct fill_target *f);
+void fill_target_fail(struct fill_target *f, int status, const char *text);
+void fill_target_pulled(struct fill_target *f);
+void fill_target_asked(struct fill_target *f);
