@@ -52,7 +52,7 @@ static void capture_fail(struct capture *t, int status, const char *text)
 
 static void capture_free(struct capture *t)
 {
-        struct holding *h = t->holding;
+        struct replica *h = t->replica;
 
         list_remove(&t->link);
         if (h->capture == t)
@@ -142,7 +142,7 @@ static void write_run(struct disk_job *job)
         int r = 0;
 
         if (!t->writer) {
-                r = snapshot_partial_open(t->dir, t->holding->job->name, t->header.version,
+                r = snapshot_partial_open(t->dir, t->replica->job->name, t->header.version,
                                           &t->partial, fault);
                 if (r == 0)
                         r = snapshot_writer_new(t->partial, &t->header, t->meta, &t->writer, fault);
@@ -225,7 +225,7 @@ static void remove_run(struct disk_job *job)
         snapshot_writer_free(STEAL(t->writer));
         cleanup_close(&t->partial);
         if (begun && !t->published)
-                snapshot_partial_remove(t->dir, t->holding->job->name, t->header.version);
+                snapshot_partial_remove(t->dir, t->replica->job->name, t->header.version);
         cleanup_close(&t->dir);
         t->dir = t->partial = -1;
         capture_copy_deinit(t);
@@ -247,8 +247,8 @@ static void capture_wind_up(struct capture *t)
                 return;
         if (t->pinned && !t->removed) {
                 capture_unpin(t, UINT64_MAX);
-                t->pinned = t->holding->copying = false;
-                shard_settled(t->holding->job);
+                t->pinned = t->replica->copying = false;
+                shard_settled(t->replica->job);
         }
         if (!t->removed)
                 disk_begin(t, remove_run, remove_done);
@@ -278,13 +278,13 @@ static struct capture *capture_find(const struct engine *x, uint32_t node, uint6
         list_for_each (&x->captures, item) {
                 struct capture *t = CONTAINER_OF(item, struct capture, link);
 
-                if (t->node == node && t->id == id && t->holding->owner == owner)
+                if (t->node == node && t->id == id && t->replica->owner == owner)
                         return t;
         }
         return NULL;
 }
 
-static int capture_new(struct holding *h, uint32_t node, const Zero__LinkMessage *m,
+static int capture_new(struct replica *h, uint32_t node, const Zero__LinkMessage *m,
                        struct fault *fault)
 {
         struct capture *t;
@@ -303,7 +303,7 @@ static int capture_new(struct holding *h, uint32_t node, const Zero__LinkMessage
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
         t->x = h->job->x;
-        t->holding = h;
+        t->replica = h;
         job_ref(h->job);
         h->capture = t;
         t->id = m->snapshot->id;
@@ -322,12 +322,12 @@ void capture_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m
         struct snapshot_place place = { x->conf->checkpoint_dir, m->snapshot->directory,
                                         m->snapshot->uid };
         const struct job *job = job_find(x, m->job);
-        struct holding *h = NULL;
+        struct replica *h = NULL;
         struct fault fault;
         int r = 0;
 
         if (job && !job->opening)
-                h = holding_of_copy(job, m->snapshot->owner, 0);
+                h = replica_of_copy(job, m->snapshot->owner, 0);
         if (!h)
                 r = fault_set(&fault, ZERO_ENOJOB, "there is no job '%.100s'", m->job);
         if (!r)
@@ -340,15 +340,15 @@ void capture_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m
 
 static int capture_describe(struct capture *t)
 {
-        const struct state *state = t->holding->state;
-        const struct job *job = t->holding->job;
+        const struct state *state = t->replica->state;
+        const struct job *job = t->replica->job;
         struct snapshot_header *h = &t->header;
         size_t meta_bytes;
         int r = snapshot_meta_new(state, &t->meta, &meta_bytes);
 
         if (r)
                 return r;
-        h->owner = t->holding->owner;
+        h->owner = t->replica->owner;
         h->n_owners = job->place.n_owners;
         h->uid = job->uid;
         h->world_size = job->world_size;
@@ -371,7 +371,7 @@ static void capture_copy(struct capture *t)
                 return;
         }
         t->phase = CAPTURE_WRITING;
-        t->pinned = t->holding->copying = true;
+        t->pinned = t->replica->copying = true;
         s.version = t->header.version;
         s.attempt = t->header.attempt;
         capture_answer(t, &s);
@@ -385,7 +385,7 @@ static int capture_publish(struct capture *t, const Zero__Snapshot *s)
         struct fault fault;
 
         if (manifest_parse(s->manifest, strlen(s->manifest), &m, &fault) ||
-            s->layout.len != m.layout_bytes || strcmp(m.job, t->holding->job->name) != 0 ||
+            s->layout.len != m.layout_bytes || strcmp(m.job, t->replica->job->name) != 0 ||
             m.version != t->header.version)
                 return ZERO_EPROTO;
         t->text = strdup(s->manifest);
@@ -405,7 +405,7 @@ static void capture_step(struct capture *t, const Zero__Snapshot *s)
 
         if (s->phase == ZERO__SNAPSHOT__PHASE__COPY && t->phase == CAPTURE_PREPARED) {
                 r = 0;
-                if (t->holding->updating)
+                if (t->replica->updating)
                         t->phase = CAPTURE_DUE;
                 else
                         capture_copy(t);
@@ -456,7 +456,7 @@ void capture_cancel(struct engine *x, uint32_t node, uint64_t id, const char *wh
 
 /* ---- hooks ---------------------------------------------------------------------------------- */
 
-static void capture_updated(struct holding *h)
+static void capture_updated(struct replica *h)
 {
         struct capture *t = h->capture;
 
@@ -472,7 +472,7 @@ static void capture_updated(struct holding *h)
 
 void captures_job_dropped(struct job *job, int status, const char *text)
 {
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (h->capture)
                         capture_fail(h->capture, status, text);
 }
@@ -486,7 +486,7 @@ void captures_tick(struct engine *x)
                 if (bytes == t->told)
                         continue;
                 t->told = bytes;
-                snapshot_send_progress(x, t->holding->job->name, t->node, t->id, t->holding->owner,
+                snapshot_send_progress(x, t->replica->job->name, t->node, t->id, t->replica->owner,
                                        bytes);
         }
 }

@@ -20,7 +20,7 @@ enum capture_phase {
 struct capture {
         struct list link; /* engine.captures */
         struct engine *x;
-        struct holding *holding;
+        struct replica *replica;
         uint64_t id, call; /* call: to be answered; 0: none */
         uint32_t node, uid;
         enum capture_phase phase;
@@ -76,9 +76,9 @@ void capture_copy_over(struct capture *t);
 void capture_copy_deinit(struct capture *t);
 
 /* capture_save.c; see shard_observer */
-uint64_t capture_save_begin(struct holding *h, uint32_t group);
-void capture_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from);
-void capture_save_end(struct holding *h);
+uint64_t capture_save_begin(struct replica *h, uint32_t group);
+void capture_save(const struct replica *h, uint32_t chunk, struct undo_values old, uint64_t from);
+void capture_save_end(struct replica *h);
 int capture_save_prepare(struct capture *t); /* -ENOMEM */
 void capture_save_advance(struct capture *t);
 /* Pieces or updates are at it. */

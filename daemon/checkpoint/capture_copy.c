@@ -82,7 +82,7 @@ static int buffer_map(struct capture *t)
 
 static double copy_rate(const struct capture *t)
 {
-        const struct state *state = t->holding->state;
+        const struct state *state = t->replica->state;
         uint64_t half = t->buffer_bytes / 2 < TRIAL_BYTES ? t->buffer_bytes / 2 : TRIAL_BYTES;
         uint64_t master = plan_plane_bytes(state->plan, ZERO_PLANE_MASTER), begin = uv_hrtime();
         const void *from = t->buffer + half;
@@ -92,7 +92,7 @@ static double copy_rate(const struct capture *t)
                 from = state->master;
         }
         if (half)
-                holding_ops(t->holding)->copy(t->buffer, from, half);
+                replica_ops(t->replica)->copy(t->buffer, from, half);
         return (double)half / ((double)(uv_hrtime() - begin) / 1e9 + 1e-6);
 }
 
@@ -108,7 +108,7 @@ int capture_copy_prepare(struct capture *t, struct fault *fault)
                 return fault_set(fault, ZERO_ENOMEM,
                                  "no memory for the copy of %llu bytes: lower checkpoint_memory",
                                  (unsigned long long)t->map.bytes);
-        t->saves = t->n_slots == t->n_blocks && !state_on_gpu(t->holding->state);
+        t->saves = t->n_slots == t->n_blocks && !state_on_gpu(t->replica->state);
         if (t->saves && capture_save_prepare(t))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         t->rate = copy_rate(t);
@@ -154,7 +154,7 @@ uint8_t *capture_block(const struct capture *t, uint64_t block)
 void capture_unpin(struct capture *t, uint64_t stream_bytes)
 {
         while (t->next_group < t->map.n_groups && t->map.group_end[t->next_group] <= stream_bytes)
-                shard_unpin(t->holding, t->next_group++);
+                shard_unpin(t->replica, t->next_group++);
 }
 
 static void copy_run(struct offload_task *task, uint32_t worker)
@@ -162,7 +162,7 @@ static void copy_run(struct offload_task *task, uint32_t worker)
         struct slot *slot = CONTAINER_OF(task, struct slot, task);
         const struct capture *t = slot->t;
 
-        snapshot_copy(&t->map, t->holding->state, t->x->ops, slot->block * SNAPSHOT_BLOCK,
+        snapshot_copy(&t->map, t->replica->state, t->x->ops, slot->block * SNAPSHOT_BLOCK,
                       capture_block(t, slot->block), capture_block_bytes(t, slot->block));
 }
 
@@ -184,9 +184,9 @@ static void copy_note(struct capture *t)
 void capture_copy_over(struct capture *t)
 {
         t->whole = true;
-        t->holding->copying = false;
+        t->replica->copying = false;
         t->copy_us = (uv_hrtime() - t->copy_begun_ns) / 1000;
-        shard_settled(t->holding->job);
+        shard_settled(t->replica->job);
 }
 
 static void copy_done(struct offload_task *task)
@@ -228,7 +228,7 @@ void capture_copy_begin(struct capture *t)
         if (t->saves)
                 t->next_group = t->map.n_groups;
         for (uint32_t g = t->next_group; g < t->map.n_groups; g++)
-                shard_pin(t->holding, g);
+                shard_pin(t->replica, g);
         if (t->n_blocks == 0) {
                 capture_unpin(t, 0);
                 capture_copy_over(t);

@@ -55,7 +55,7 @@ static void piece_run(struct offload_task *task, uint32_t worker)
         const struct piece *p = CONTAINER_OF(task, struct piece, task);
         const struct capture *t = p->t;
 
-        snapshot_copy(&t->map, t->holding->state, t->x->ops, p->cut.offset,
+        snapshot_copy(&t->map, t->replica->state, t->x->ops, p->cut.offset,
                       t->buffer + p->cut.offset, p->cut.bytes);
 }
 
@@ -66,7 +66,7 @@ static void piece_done(struct offload_task *task)
 
         p->busy = false;
         save_order_copied(&t->order);
-        shard_unpin(t->holding, p->cut.group);
+        shard_unpin(t->replica, p->cut.group);
         capture_advance(t);
 }
 
@@ -79,7 +79,7 @@ static bool piece_submit(struct capture *t, struct piece *p)
         *p = (struct piece){
                 .task = { .run = piece_run, .done = piece_done }, .t = t, .cut = cut, .busy = true
         };
-        shard_pin(t->holding, cut.group);
+        shard_pin(t->replica, cut.group);
         offload_submit(t->x->offload, &p->task);
         return true;
 }
@@ -88,7 +88,7 @@ void capture_save_advance(struct capture *t)
 {
         uint32_t most = pieces_most(t), i = 0;
 
-        if (t->whole || t->holding->updating)
+        if (t->whole || t->replica->updating)
                 return;
         while (i < most && (t->pieces[i].busy || piece_submit(t, &t->pieces[i])))
                 i++;
@@ -100,7 +100,7 @@ void capture_save_advance(struct capture *t)
 
 /* ---- updates ------------------------------------------------------------------------------ */
 
-uint64_t capture_save_begin(struct holding *h, uint32_t group)
+uint64_t capture_save_begin(struct replica *h, uint32_t group)
 {
         struct capture *t = h->capture;
 
@@ -110,14 +110,14 @@ uint64_t capture_save_begin(struct holding *h, uint32_t group)
         return save_order_begin(&t->order, group);
 }
 
-void capture_save(const struct holding *h, uint32_t chunk, struct undo_values old, uint64_t from)
+void capture_save(const struct replica *h, uint32_t chunk, struct undo_values old, uint64_t from)
 {
         const struct capture *t = h->capture;
 
         snapshot_save_chunk(&t->map, h->state->plan, t->x->ops, chunk, old, from, t->buffer);
 }
 
-void capture_save_end(struct holding *h)
+void capture_save_end(struct replica *h)
 {
         save_order_saved(&h->capture->order);
         capture_advance(h->capture);

@@ -284,7 +284,7 @@ static struct loading *loading_find(const struct engine *x, uint32_t node, uint6
 /* What ranks kept counts for the attempt that the record calls the last one: it goes first. */
 static int settle_state(struct loading *ld, struct draft *d, struct job *old, uint64_t attempt)
 {
-        struct holding *was = old ? holding_of_copy(old, d->owner, d->copy) : NULL;
+        struct replica *was = old ? replica_of_copy(old, d->owner, d->copy) : NULL;
         struct state_record record = d->loaded.record;
         int r = 0;
 
@@ -307,7 +307,7 @@ static void settle_job(struct loading *ld, struct job *job, uint64_t attempt)
 {
         job->opening = false;
         list_insert(&ld->x->jobs, &job->link);
-        if (!list_empty(&job->holdings)) {
+        if (!list_empty(&job->replicas)) {
                 job_take_up(job);
                 return;
         }
@@ -319,7 +319,7 @@ static int swap(struct loading *ld, uint64_t attempt)
 {
         struct engine *x = ld->x;
         struct job *old = job_find(x, ld->job), *job;
-        struct holding *h;
+        struct replica *h;
         int r = 0;
 
         if (old && old->uid != ld->uid) /* made since this one was read */
@@ -332,7 +332,7 @@ static int swap(struct loading *ld, uint64_t attempt)
         for (uint32_t i = 0; r == 0 && i < ld->n_drafts; i++) {
                 struct draft *d = &ld->drafts[i];
 
-                r = holding_new(job, d->owner, d->copy, &h)
+                r = replica_new(job, d->owner, d->copy, &h)
                             ? fault_set(&ld->fault, ZERO_ENOMEM, "out of memory")
                             : settle_state(ld, d, old, attempt);
                 if (r == 0)

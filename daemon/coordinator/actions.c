@@ -84,7 +84,7 @@ static void kept_add(struct coordinated *c, size_t *n, uint32_t rank, const void
 static size_t start_kept(struct coordinated *c)
 {
         const struct job *job = job_find(c->x, c->name);
-        const struct holding *h = job ? holding_first(job) : NULL;
+        const struct replica *h = job ? replica_first(job) : NULL;
         size_t n = 0;
 
         for (uint32_t r = 0; h && r < c->state.step.world_size; r++) {

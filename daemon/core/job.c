@@ -217,7 +217,7 @@ struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t w
         store_count(x->store, job->layout_bytes);
         job->place = x->view;
         list_init(&job->link);
-        list_init(&job->holdings);
+        list_init(&job->replicas);
         list_init(&job->old_replicas);
         list_init(&job->gathers);
         if (!job_alloc(job)) {

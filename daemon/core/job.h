@@ -48,7 +48,7 @@ struct job {
         uint64_t layout_bytes; /* that the quota counts for it */
         struct placement place;
         struct partition *partition;
-        struct list holdings; /* this node's; none where it holds no shards */
+        struct list replicas;     /* this node's; none where it holds no shards */
         struct list old_replicas; /* of earlier placements: to be moved from, then deleted */
 
         /* The step, as this node last heard of it. */

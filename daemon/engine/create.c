@@ -20,7 +20,7 @@ struct make {
         struct fault fault;
 };
 
-static void opened_add(Zero__Opened *opened, const struct holding *h,
+static void opened_add(Zero__Opened *opened, const struct replica *h,
                        struct standing_message *standings)
 {
         if (opened->n_standings == STATES_MAX)
@@ -42,10 +42,10 @@ static void opened_answer(struct engine *x, uint32_t node, uint64_t call, const 
         opened.known = true;
         opened.attempt = job->attempt;
         opened.standings = pointers;
-        for_holdings (job, h)
+        for_replicas (job, h)
                 opened_add(&opened, h, standings);
         list_for_each ((struct list *)&job->old_replicas, item) {
-                opened_add(&opened, CONTAINER_OF(item, struct holding, link), standings);
+                opened_add(&opened, CONTAINER_OF(item, struct replica, link), standings);
         }
         m.answer = call;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
@@ -55,7 +55,7 @@ static void opened_answer(struct engine *x, uint32_t node, uint64_t call, const 
         crash_point(CRASH_OPEN_ANSWERED);
 }
 
-static int holding_make(struct holding *h, struct fault *fault)
+static int replica_make(struct replica *h, struct fault *fault)
 {
         struct job *job = h->job;
         struct engine *x = job->x;
@@ -83,16 +83,16 @@ static void make_run(struct offload_task *task, uint32_t worker)
 {
         struct make *make = CONTAINER_OF(task, struct make, task);
 
-        for_holdings (make->job, h)
+        for_replicas (make->job, h)
                 if (!make->status)
-                        make->status = holding_make(h, &make->fault);
+                        make->status = replica_make(h, &make->fault);
 }
 
 static uint64_t held_bytes(const struct job *job)
 {
         uint64_t bytes = 0;
 
-        for_holdings (job, h)
+        for_replicas (job, h)
                 bytes += state_bytes(h->state);
         return bytes;
 }
@@ -182,14 +182,14 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
 }
 
 /* All that this node has to hold of the job. */
-static bool holdings_new(struct job *job)
+static bool replicas_new(struct job *job)
 {
         const struct placement *place = &job->place;
-        struct holding *h;
+        struct replica *h;
 
         for (uint32_t i = 0; i < placement_holders(place); i++)
                 if (holder_node(place, i) == job->x->cluster->self &&
-                    holding_new(job, holder_owner(place, i), holder_copy(place, i), &h))
+                    replica_new(job, holder_owner(place, i), holder_copy(place, i), &h))
                         return false;
         return true;
 }
@@ -245,14 +245,14 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 return;
         }
         job = job_new(x, m->job, open->uid, open->world_size, open->reduce_dtype, l);
-        if (!job || !holdings_new(job)) {
+        if (!job || !replicas_new(job)) {
                 if (job)
                         job_unref(job);
                 answer(x, node, m, ZERO_ENOMEM, "out of memory");
                 return;
         }
         list_insert(&x->jobs, &job->link);
-        if (!list_empty(&job->holdings)) {
+        if (!list_empty(&job->replicas)) {
                 job_make(job, node, m->call);
                 return;
         }

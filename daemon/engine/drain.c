@@ -26,7 +26,7 @@ static bool step_begun(const struct job *job)
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->rank_states[r].closed || (job->ranks[r] && ordered_any(job->ranks[r])))
                         return true;
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (accumulator_begun(h))
                         return true;
         return false;
@@ -37,7 +37,7 @@ static bool job_in_flight(const struct job *job)
 {
         struct wait_line away;
 
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (h->updating)
                         return true;
         return job->started && ranks_here(job) && !job_away(job, &away) && step_begun(job);

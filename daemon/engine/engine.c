@@ -238,7 +238,7 @@ static void prepare_message(struct job *job, const Zero__Prepare *m)
 
         if (m->params && step_params_from_message(m->params, &params, &fault))
                 return;
-        for_holdings (job, h)
+        for_replicas (job, h)
                 accumulator_prepare(h, m, m->params ? &params : NULL);
 }
 

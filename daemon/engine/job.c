@@ -43,7 +43,7 @@ static void job_begin_attempt(struct job *job, bool decided)
                         rank_begin_attempt(job->ranks[r], decided);
         rank_states_reset(job, decided);
         reduce_reset(job, decided);
-        for_holdings (job, h)
+        for_replicas (job, h)
                 accumulator_reset(h);
 }
 
@@ -62,7 +62,7 @@ static void job_remember(struct job *job, const Zero__Decision *d)
 /* An owner is where the coordinator says the job is: it has heard every decision before. */
 static bool start_fits(const struct job *job, const Zero__Start *start)
 {
-        if (list_empty(&job->holdings) ||
+        if (list_empty(&job->replicas) ||
             (job->version == start->version && job->attempt <= start->attempt))
                 return true;
         log_error("job %s: its coordinator starts it at version %llu, attempt %llu; the state here "
@@ -100,7 +100,7 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
         /* not if a decision that was caught up on is carried out, or has been just now */
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (!h->updating && h->state->record->attempt < job->attempt)
                         state_abort(h->state, job->attempt);
         crash_point(CRASH_ATTEMPT_BEGUN);
@@ -156,8 +156,8 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
         }
 }
 
-/* It has voted in the attempt; or it has recorded the decision, and another holding has not. */
-static bool may_hear(const struct holding *h, const Zero__Decision *d)
+/* It has voted in the attempt; or it has recorded the decision, and another replica has not. */
+static bool may_hear(const struct replica *h, const Zero__Decision *d)
 {
         const struct state_record *record = h->state->record;
 
@@ -168,7 +168,7 @@ static bool may_hear(const struct holding *h, const Zero__Decision *d)
 /* A node without shards, on which the job has not started since, only takes note. */
 static bool is_news(const struct job *job, const Zero__Decision *d)
 {
-        return list_empty(&job->holdings) && !job->started && d->attempt > job->attempt &&
+        return list_empty(&job->replicas) && !job->started && d->attempt > job->attempt &&
                !d->status && !d->norm_only;
 }
 
@@ -197,7 +197,7 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
                 return;
         if (d->status) {
                 ranks_refuse_step(job, (int)d->status, d->text);
-                for_holdings (job, h)
+                for_replicas (job, h)
                         accumulator_refused(h);
                 return;
         }
@@ -205,7 +205,7 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
                 decision_answer(job, d);
                 return;
         }
-        for_holdings (job, h) {
+        for_replicas (job, h) {
                 if (may_hear(h, d))
                         continue;
                 log_error_for(job->uid, "job %s: a decision that this owner has not voted for",
@@ -220,7 +220,7 @@ void job_decision_message(struct job *job, const Zero__Decision *d)
                 engine_now(job->x);
         job_overflowed(job, d);
         crash_point(CRASH_DECISION_HEARD);
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (h->state->record->phase == ATTEMPT_PREPARED)
                         update_begin(h, d);
         crash_point(CRASH_DECISION_ANSWERING);

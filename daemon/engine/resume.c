@@ -47,7 +47,7 @@ static bool resume_matches(const struct job *job, const struct state *state, con
 
         if (job->uid == state->id.uid && job->reduce_dtype == state->id.reduce_dtype &&
             layout_equal(l, job->layout, text, sizeof text) &&
-            !holding_of_epoch(job, state->id.epoch, state->plan->owner, state->id.copy))
+            !replica_of_epoch(job, state->id.epoch, state->plan->owner, state->id.copy))
                 return true;
         log_error("state file %s is not of the job '%s' that another file here is of: it is left "
                   "alone",
@@ -75,13 +75,13 @@ static struct job *resume_find(struct engine *x, const struct state *state, layo
         return job;
 }
 
-static int resume_add(struct job *job, struct state *state, struct holding **ret)
+static int resume_add(struct job *job, struct state *state, struct replica **ret)
 {
         int r;
 
         if (resume_use(job->x, state) == STATE_OLD_PLACEMENT)
-                return holding_new_old_placement(job, state, ret);
-        r = holding_new(job, state->plan->owner, state->id.copy, ret);
+                return replica_new_old_placement(job, state, ret);
+        r = replica_new(job, state->plan->owner, state->id.copy, ret);
         if (r == 0)
                 (*ret)->state = state;
         return r;
@@ -120,7 +120,7 @@ static void resume_place(const struct engine *x, struct state *state)
 static int resume_open(struct engine *x, const char *file, struct fault *fault)
 {
         struct state *state = NULL;
-        struct holding *h = NULL;
+        struct replica *h = NULL;
         layout *l = NULL;
         struct job *job;
         int r = state_open(x->store, file, &state, &l, fault);
@@ -206,7 +206,7 @@ static void job_claim(struct job *job)
 static bool is_claimed(const struct job *job)
 {
         return !list_empty(&job->old_replicas) ||
-               (job->place.copies > 1 && !list_empty(&job->holdings));
+               (job->place.copies > 1 && !list_empty(&job->replicas));
 }
 
 void jobs_claim(struct engine *x, uint32_t node)
@@ -223,7 +223,7 @@ void jobs_claim(struct engine *x, uint32_t node)
 /* Its only state found no memory, not even to wait for some. */
 static bool is_empty(const struct job *job)
 {
-        return list_empty(&job->holdings) && list_empty(&job->old_replicas);
+        return list_empty(&job->replicas) && list_empty(&job->old_replicas);
 }
 
 /* Those of which all that is here is open; the others wait. */

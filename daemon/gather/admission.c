@@ -89,7 +89,7 @@ bool slabless(const struct gather *g, uint32_t group)
 
 const struct segment *gather_serve(const struct gather *g)
 {
-        const struct holding *sole = holding_sole(g->job);
+        const struct replica *sole = replica_sole(g->job);
         const struct segment *serve = sole && sole->state ? &sole->state->serve_segment : NULL;
 
         return serve && serve->data && window_place_has(&g->place, serve) ? serve : NULL;

@@ -75,7 +75,7 @@ static bool entry_overtaken(const struct gather *g, uint32_t group)
 
         if (e->next_part == gather_parts(job, group))
                 return false;
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (h->state->plan->shards[group].range.count > 0 &&
                     h->shard_version[group] > e->version)
                         return true;
@@ -226,7 +226,7 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
                 request_end(r, ZERO_OK, NULL);
                 return;
         }
-        const struct holding *sole = gather_mapped(g, group) ? holding_sole(job) : NULL;
+        const struct replica *sole = gather_mapped(g, group) ? replica_sole(job) : NULL;
 
         if (sole && sole->shard_version[group] == version) {
                 r->result.fetch.serve = true;
@@ -288,12 +288,12 @@ static void mapped_ready(struct gather *g, uint32_t group)
                 struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
 
                 r->result.fetch.serve = true;
-                r->result.fetch.offset = holding_sole(g->job)->state->plan->shards[group].serve;
+                r->result.fetch.offset = replica_sole(g->job)->state->plan->shards[group].serve;
                 request_end(r, ZERO_OK, NULL);
         }
 }
 
-static void gather_shard_ready(struct holding *h, uint32_t group)
+static void gather_shard_ready(struct replica *h, uint32_t group)
 {
         for_gathers (h->job, g)
                 if (gather_mapped(g, group))

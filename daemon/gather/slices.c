@@ -16,7 +16,7 @@ struct slice {
         struct offload_task task;
         struct ask ask;
         struct gather *gather;
-        struct holding *holding; /* copied from; NULL: another node's */
+        struct replica *replica; /* copied from; NULL: another node's */
         uint32_t group;
         uint64_t version;
         void *dst;
@@ -49,7 +49,7 @@ static void slice_copy(struct offload_task *task, uint32_t worker)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
-        bool gpu = s->gather->segment.on_gpu || (s->holding && state_on_gpu(s->holding->state));
+        bool gpu = s->gather->segment.on_gpu || (s->replica && state_on_gpu(s->replica->state));
 
         ops_for(s->gather->job->x, gpu)->copy(s->dst, s->src, s->bytes);
 }
@@ -58,8 +58,8 @@ static void slice_copied(struct offload_task *task)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
-        if (s->holding)
-                shard_unpin(s->holding, s->group);
+        if (s->replica)
+                shard_unpin(s->replica, s->group);
         slice_end(s, true);
 }
 
@@ -150,7 +150,7 @@ bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         struct range slice = partition_range(job->partition, group, owner);
         struct range range = range_part(slice, k / slices, slice_parts(job, group));
         size_t size = dtype_size(job->layout->groups[group].dtype);
-        struct holding *h = holding_find(job, owner);
+        struct replica *h = replica_find(job, owner);
         struct slice *s;
 
         if (h && h->shard_version[group] != e->version)
@@ -159,7 +159,7 @@ bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         if (!s)
                 return false;
         *s = (struct slice){ .gather = g,
-                             .holding = h,
+                             .replica = h,
                              .group = group,
                              .version = e->version,
                              .dst = (char *)gather_slab(g, group) + range.first * size,

@@ -408,10 +408,10 @@ void rank_leave(struct rank *rank, bool orderly)
         gather_leave(rank->gather, rank->hold_groups);
         if (job->n_attached == 0) {
                 reduce_vacate(job->reduce);
-                for_holdings (job, h)
+                for_replicas (job, h)
                         accumulator_vacate(h->accumulator);
         }
-        for_holdings (job, h)
+        for_replicas (job, h)
                 accumulator_left(h);
         job->ranks[rank->rank] = NULL;
         job->rank_states[rank->rank].window = NULL;

@@ -485,7 +485,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
                 used++;
         }
         used += gpu_setups_waits(job, lines + used, n - used);
-        for_holdings (job, h)
+        for_replicas (job, h)
                 used += accumulator_waits(h, lines + used, n - used);
         return used;
 }

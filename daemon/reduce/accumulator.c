@@ -24,7 +24,7 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-static int accumulator_new(struct holding *h)
+static int accumulator_new(struct replica *h)
 {
         const struct job *job = h->job;
         uint32_t n = job->layout->n_groups, nodes = job->x->cluster->n_nodes;
@@ -53,7 +53,7 @@ static int accumulator_new(struct holding *h)
         return 0;
 }
 
-static void accumulator_free(struct holding *h)
+static void accumulator_free(struct replica *h)
 {
         struct accumulator *l = h->accumulator;
 
@@ -88,11 +88,11 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
 
-        accumulator_add(o->holding, o->group, o, o->final ? &o->norm : NULL);
+        accumulator_add(o->replica, o->group, o, o->final ? &o->norm : NULL);
 }
 
 /* No tensor of the group has a gradient any more. */
-void accumulator_forget_present(struct holding *h, uint32_t group)
+void accumulator_forget_present(struct replica *h, uint32_t group)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
 
@@ -102,7 +102,7 @@ void accumulator_forget_present(struct holding *h, uint32_t group)
 /* Nobody wants what it brought any more. */
 static void offer_end(struct offer *o)
 {
-        const struct holding *h = o->holding;
+        const struct replica *h = o->replica;
 
         if (o->node_gradient)
                 node_gradient_read_end(o->node_gradient, h->owner,
@@ -113,7 +113,7 @@ static void offer_end(struct offer *o)
 static void offer_accumulated(struct offload_task *task)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
-        struct holding *h = o->holding;
+        struct replica *h = o->replica;
         struct job *job = h->job;
         struct accumulator_group *lg = &h->accumulator->groups[o->group];
         uint32_t group = o->group;
@@ -144,7 +144,7 @@ static void offer_accumulated(struct offload_task *task)
 /* Whether nothing is added to the group after it, as far as it is known. */
 static bool offer_is_final(const struct offer *o)
 {
-        const struct holding *h = o->holding;
+        const struct replica *h = o->replica;
         const struct accumulator_group *lg = &h->accumulator->groups[o->group];
 
         for (uint32_t node = 0; node < h->job->x->cluster->n_nodes; node++)
@@ -156,7 +156,7 @@ static bool offer_is_final(const struct offer *o)
 
 static void offer_run(struct offer *o)
 {
-        struct holding *h = o->holding;
+        struct replica *h = o->replica;
 
         h->accumulator->groups[o->group].busy = true;
         o->task.run = offer_accumulate;
@@ -166,7 +166,7 @@ static void offer_run(struct offer *o)
 
 static void offer_submit(struct offer *o)
 {
-        struct holding *h = o->holding;
+        struct replica *h = o->replica;
 
         o->final = offer_is_final(o);
         o->way = offer_defers(o) ? OFFER_DEFERRED : OFFER_ADDED;
@@ -189,7 +189,7 @@ void offer_settle(struct offer *o)
 
 /* The next node in order that still contributes to the current micro-batch; false if none is left.
  */
-static bool accumulator_turn(struct holding *h, uint32_t group)
+static bool accumulator_turn(struct replica *h, uint32_t group)
 {
         struct accumulator_group *lg = &h->accumulator->groups[group];
         uint32_t nodes = h->job->x->cluster->n_nodes;
@@ -205,7 +205,7 @@ static bool accumulator_turn(struct holding *h, uint32_t group)
 }
 
 /* Moves a group on as far as it goes now. */
-void accumulator_advance(struct holding *h, uint32_t group)
+void accumulator_advance(struct replica *h, uint32_t group)
 {
         const struct job *job = h->job;
         struct accumulator_group *lg = &h->accumulator->groups[group];
@@ -252,7 +252,7 @@ static void accumulator_reset_group(struct accumulator_group *lg, uint32_t nodes
         lg->complete = lg->normed = lg->measured = false;
 }
 
-void accumulator_reset(struct holding *h)
+void accumulator_reset(struct replica *h)
 {
         struct job *job = h->job;
         struct accumulator *l = h->accumulator;
@@ -271,19 +271,19 @@ void accumulator_reset(struct holding *h)
         shard_settled(job);
 }
 
-void accumulator_group_free(struct holding *h, uint32_t group)
+void accumulator_group_free(struct replica *h, uint32_t group)
 {
         accumulator_advance(h, group);
 }
 
-void accumulator_updated(struct holding *h)
+void accumulator_updated(struct replica *h)
 {
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 accumulator_advance(h, g);
         accumulator_vote(h);
 }
 
-bool accumulator_begun(const struct holding *h)
+bool accumulator_begun(const struct replica *h)
 {
         for (uint32_t g = 0; g < h->accumulator->n_groups; g++)
                 for (uint32_t n = 0; n < h->job->x->cluster->n_nodes; n++)
@@ -292,7 +292,7 @@ bool accumulator_begun(const struct holding *h)
         return false;
 }
 
-bool accumulator_in_use(const struct holding *h)
+bool accumulator_in_use(const struct replica *h)
 {
         for (uint32_t g = 0; g < h->accumulator->n_groups; g++)
                 if (h->accumulator->groups[g].busy || h->accumulator->groups[g].readers)
@@ -300,12 +300,12 @@ bool accumulator_in_use(const struct holding *h)
         return false;
 }
 
-bool accumulator_voted(const struct holding *h)
+bool accumulator_voted(const struct replica *h)
 {
         return h->accumulator->voted;
 }
 
-void accumulator_refused(struct holding *h)
+void accumulator_refused(struct replica *h)
 {
         if (!accumulator_voted(h))
                 return;
@@ -315,7 +315,7 @@ void accumulator_refused(struct holding *h)
 
 /* ---- names --------------------------------------------------------------------------- */
 
-uint32_t accumulator_waits(struct holding *h, struct wait_line *lines, uint32_t n)
+uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t n)
 {
         const struct job *job = h->job;
         struct accumulator *l = h->accumulator;
@@ -341,7 +341,7 @@ uint32_t accumulator_waits(struct holding *h, struct wait_line *lines, uint32_t 
 void accumulators_tick(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
-                for_holdings (CONTAINER_OF(item, struct job, link), h)
+                for_replicas (CONTAINER_OF(item, struct job, link), h)
                         accumulator_tick(h);
         }
 }
@@ -349,7 +349,7 @@ void accumulators_tick(struct engine *x)
 void accumulators_node_down(struct engine *x, uint32_t node, const char *why)
 {
         list_for_each (&x->jobs, item) {
-                for_holdings (CONTAINER_OF(item, struct job, link), h)
+                for_replicas (CONTAINER_OF(item, struct job, link), h)
                         accumulator_forget_node(h, node);
         }
 }

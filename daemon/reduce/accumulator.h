@@ -34,7 +34,7 @@ enum { RECEIVE_BUFFER_ON_HOST = -1, RECEIVE_BUFFERS_KEPT = 4 };
 struct offer {
         struct list link; /* accumulator_group.queues[node], or accumulator.early */
         struct offload_task task;
-        struct holding *holding;
+        struct replica *replica;
         enum offer_phase phase;
         enum offer_way way;
         uint32_t node, group, micro_batch;
@@ -90,20 +90,20 @@ struct accumulator {
 };
 
 /* Of what is pulled: the wire's, or fp32 for a mirror. */
-enum zero_dtype accumulator_dtype(const struct holding *h);
+enum zero_dtype accumulator_dtype(const struct replica *h);
 /* Whether the group is reduced here at all; whether a node has something to offer to it: ranks, or
  * the sum that is mirrored. */
-bool accumulator_has(const struct holding *h, uint32_t group);
-bool accumulator_expects(const struct holding *h, uint32_t group, uint32_t node);
+bool accumulator_has(const struct replica *h, uint32_t group);
+bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node);
 
 /* Elements that are pulled of an offer, and the first: of the group, or of the mirrored sum. */
-struct range accumulator_range(const struct holding *h, uint32_t group);
+struct range accumulator_range(const struct replica *h, uint32_t group);
 
 /* offer.c */
 void offer_free(struct offer *o);
 /* Its offers of attempts that have not begun here are dropped: the link is lost. */
-void accumulator_forget_node(struct holding *h, uint32_t node);
-void accumulator_take_early(struct holding *h);
+void accumulator_forget_node(struct replica *h, uint32_t node);
+void accumulator_take_early(struct replica *h);
 
 /* pulling.c */
 /* Begins to pull it, if it has anything to pull and is not being pulled; its_turn: beyond the
@@ -114,11 +114,11 @@ void offer_void(struct offer *o);
 
 /* receive_buffer.c */
 /* What is kept goes when nobody has used it for a while and no rank is here. */
-void accumulator_tick(struct holding *h);
+void accumulator_tick(struct replica *h);
 /* False: not now. */
-bool receive_buffer_take(struct holding *h, uint32_t group, bool its_turn,
+bool receive_buffer_take(struct replica *h, uint32_t group, bool its_turn,
                          struct receive_buffer *ret);
-void receive_buffer_give(struct holding *h, struct receive_buffer *buffer);
+void receive_buffer_give(struct replica *h, struct receive_buffer *buffer);
 
 /* deferred.c: on the loop thread. */
 /* Its sum need not be written. */
@@ -126,29 +126,29 @@ bool offer_defers(const struct offer *o);
 /* Until it is taken, or the attempt is over; with it what its ranks pushed. */
 void deferred_keep(struct offer *o);
 /* Nobody takes it. */
-void deferred_end(struct holding *h, uint32_t group);
+void deferred_end(struct replica *h, uint32_t group);
 
 /* mirror.c: the group's sum is there. */
-void mirror_offer(struct holding *h, uint32_t group);
+void mirror_offer(struct replica *h, uint32_t group);
 
 /* adding.c */
 /* Of nothing yet. */
 void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
 /* Adds an offer to the group's sum; NULL: nothing.  Then, unless norm is NULL, takes the norm of
  * the sum.  For an offload thread. */
-void accumulator_add(const struct holding *h, uint32_t group, const struct offer *o,
+void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
                      struct group_norm *norm);
 
 /* vote.c: the norm of a complete group, if it has none yet, and the vote once all have theirs. */
-void accumulator_measure(struct holding *h, uint32_t group);
-void accumulator_measured(struct holding *h, uint32_t group);
-void accumulator_vote(struct holding *h);
+void accumulator_measure(struct replica *h, uint32_t group);
+void accumulator_measured(struct replica *h, uint32_t group);
+void accumulator_vote(struct replica *h);
 
 /* accumulator.c */
 void accumulators_tick(struct engine *x);
 void accumulators_node_down(struct engine *x, uint32_t node, const char *why);
 /* Writes the sum of what was deferred. */
 void offer_settle(struct offer *o);
-void accumulator_advance(struct holding *h, uint32_t group);
-void accumulator_forget_present(struct holding *h, uint32_t group);
+void accumulator_advance(struct replica *h, uint32_t group);
+void accumulator_forget_present(struct replica *h, uint32_t group);
 void accumulator_forget_kept(struct accumulator *l);

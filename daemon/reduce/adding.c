@@ -22,7 +22,7 @@ static uint64_t segment_elements(const struct layout_tensor *t, const struct pla
 
 static bool offer_has(const struct offer *o, uint32_t tensor)
 {
-        uint32_t i = tensor - o->holding->job->layout->groups[o->group].first_tensor;
+        uint32_t i = tensor - o->replica->job->layout->groups[o->group].first_tensor;
 
         return o->present[i / 8] >> (i % 8) & 1;
 }
@@ -30,7 +30,7 @@ static bool offer_has(const struct offer *o, uint32_t tensor)
 /* Where a segment lies in what was pulled: as in the group, or, for a mirror, as in the plane. */
 static const void *pulled_at(const struct offer *o, const struct plan_segment *s)
 {
-        const struct holding *h = o->holding;
+        const struct replica *h = o->replica;
         const struct plan_shard *shard = &h->state->plan->shards[o->group];
         uint64_t at = h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
 
@@ -63,7 +63,7 @@ struct pieces {
 };
 
 /* false: nothing is to be done with the segment. */
-static bool piece_make(const struct holding *h, const struct plan_segment *s, const struct offer *o,
+static bool piece_make(const struct replica *h, const struct plan_segment *s, const struct offer *o,
                        bool normed, const void **src, struct reduce_piece *ret)
 {
         const struct layout_tensor *t = &h->job->layout->tensors[s->tensor];
@@ -87,7 +87,7 @@ static bool piece_make(const struct holding *h, const struct plan_segment *s, co
 }
 
 /* What is deferred lies on one GPU. */
-static void pieces_reduce(const struct holding *h, const struct pieces *p, const struct offer *o,
+static void pieces_reduce(const struct replica *h, const struct pieces *p, const struct offer *o,
                           struct group_norm *norm)
 {
         const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
@@ -103,7 +103,7 @@ static void pieces_reduce(const struct holding *h, const struct pieces *p, const
                                  norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
 }
 
-void accumulator_add(const struct holding *h, uint32_t group, const struct offer *o,
+void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
                      struct group_norm *norm)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];

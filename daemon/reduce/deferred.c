@@ -17,7 +17,7 @@
 #include "daemon/reduce/node_gradient.h"
 #include "proto/cleanup.h"
 
-static bool group_is_empty(const struct holding *h, uint32_t group)
+static bool group_is_empty(const struct replica *h, uint32_t group)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
 
@@ -30,7 +30,7 @@ static bool group_is_empty(const struct holding *h, uint32_t group)
 /* A mirror would want the sum. */
 bool offer_defers(const struct offer *o)
 {
-        const struct holding *h = o->holding;
+        const struct replica *h = o->replica;
 
         return o->final && o->node_gradient && state_on_gpu(h->state) &&
                h->job->place.copies == 1 &&
@@ -40,14 +40,14 @@ bool offer_defers(const struct offer *o)
 
 void deferred_keep(struct offer *o)
 {
-        struct accumulator_group *lg = &o->holding->accumulator->groups[o->group];
+        struct accumulator_group *lg = &o->replica->accumulator->groups[o->group];
 
         node_gradient_keep(o->node_gradient);
-        o->holding->job->reduce->deferred++;
+        o->replica->job->reduce->deferred++;
         lg->deferred = o;
 }
 
-struct offer *deferred_take(struct holding *h, uint32_t group)
+struct offer *deferred_take(struct replica *h, uint32_t group)
 {
         return STEAL(h->accumulator->groups[group].deferred);
 }
@@ -57,11 +57,11 @@ void deferred_release(struct offer *o)
         if (!o)
                 return;
         /* it goes with all node gradients of its attempt */
-        node_gradient_read_end(o->node_gradient, o->holding->owner, 0);
+        node_gradient_read_end(o->node_gradient, o->replica->owner, 0);
         offer_free(o);
 }
 
-void accumulator_left(struct holding *h)
+void accumulator_left(struct replica *h)
 {
         for (uint32_t g = 0; g < h->accumulator->n_groups && !accumulator_voted(h); g++) {
                 struct offer *o = deferred_take(h, g);
@@ -71,7 +71,7 @@ void accumulator_left(struct holding *h)
         }
 }
 
-void deferred_end(struct holding *h, uint32_t group)
+void deferred_end(struct replica *h, uint32_t group)
 {
         struct offer *o = deferred_take(h, group);
 

@@ -20,12 +20,12 @@
 
 /* A part of a group's sum on its way. */
 struct sending {
-        struct holding *holding;
+        struct replica *replica;
         uint32_t group;
 };
 
 /* False: no tensor of the group has a gradient. */
-static bool group_present(const struct holding *h, uint32_t group, uint8_t *ret)
+static bool group_present(const struct replica *h, uint32_t group, uint8_t *ret)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
         bool some = false;
@@ -39,7 +39,7 @@ static bool group_present(const struct holding *h, uint32_t group, uint8_t *ret)
         return some;
 }
 
-void mirror_offer(struct holding *h, uint32_t group)
+void mirror_offer(struct replica *h, uint32_t group)
 {
         const struct job *job = h->job;
         const struct placement *place = &job->place;
@@ -71,7 +71,7 @@ void mirror_offer(struct holding *h, uint32_t group)
 static void sum_sent(void *arg, int status)
 {
         struct sending *s = arg;
-        struct holding *h = s->holding;
+        struct replica *h = s->replica;
         struct job *job = h->job;
 
         assert(h->accumulator->groups[s->group].readers > 0);
@@ -82,7 +82,7 @@ static void sum_sent(void *arg, int status)
 }
 
 /* Whether a pull is of what was offered, by the node that it was offered to. */
-static bool pull_fits(const struct job *job, const struct holding *h, uint32_t node,
+static bool pull_fits(const struct job *job, const struct replica *h, uint32_t node,
                       const Zero__Pull *request)
 {
         const struct placement *place = &job->place;
@@ -94,7 +94,7 @@ static bool pull_fits(const struct job *job, const struct holding *h, uint32_t n
 
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
-        struct holding *h = holding_of_copy(job, request->owner, 0);
+        struct replica *h = replica_of_copy(job, request->owner, 0);
         struct range range = { request->first, request->count };
         const struct plan_shard *shard;
         struct sending *s;

@@ -188,7 +188,7 @@ static bool node_gradient_for_owners(const struct node_gradient *p)
 {
         if (!job_is_alone(p->job, p->group))
                 return false;
-        for_holdings (p->job, h)
+        for_replicas (p->job, h)
                 for (uint32_t i = 0; i < p->n_sources; i++)
                         if (!h->state || gpu_of(h->state->grad) != gpu_of(p->sources[i]->data))
                                 return false;

@@ -12,13 +12,13 @@
 #include "proto/cleanup.h"
 
 /* Whether this owner reduces the group at all. */
-bool accumulator_has(const struct holding *h, uint32_t group)
+bool accumulator_has(const struct replica *h, uint32_t group)
 {
         return h->state->plan->shards[group].range.count > 0 &&
                layout_group_trainable(h->job->layout, group);
 }
 
-bool accumulator_expects(const struct holding *h, uint32_t group, uint32_t node)
+bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
 {
         const struct job *job = h->job;
 
@@ -31,12 +31,12 @@ bool accumulator_expects(const struct holding *h, uint32_t group, uint32_t node)
         return false;
 }
 
-enum zero_dtype accumulator_dtype(const struct holding *h)
+enum zero_dtype accumulator_dtype(const struct replica *h)
 {
         return h->copy ? ZERO_FP32 : h->job->reduce_dtype;
 }
 
-struct range accumulator_range(const struct holding *h, uint32_t group)
+struct range accumulator_range(const struct replica *h, uint32_t group)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
 
@@ -49,19 +49,19 @@ void offer_free(struct offer *o)
 {
         assert(o->in_flight == 0);
         if (o->announced)
-                fabric_forget(o->holding->job->x->fabric, o->node, o->announced);
-        receive_buffer_give(o->holding, &o->buffer);
+                fabric_forget(o->replica->job->x->fabric, o->node, o->announced);
+        receive_buffer_give(o->replica, &o->buffer);
         list_remove(&o->link);
         free(o->parts);
         free(o->present);
-        job_unref(o->holding->job);
+        job_unref(o->replica->job);
         free(o);
 }
 
 /* Whether the rules allow the offer, now that its attempt is the current one. */
 static bool offer_allowed(const struct offer *o, size_t present_bytes)
 {
-        const struct holding *h = o->holding;
+        const struct replica *h = o->replica;
 
         return accumulator_has(h, o->group) &&
                (o->empty ||
@@ -74,13 +74,13 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
 /* Not behind one that a link has lost, nor of a node that has not heard where its ranks are now. */
 static bool offer_counts(const struct offer *o)
 {
-        return accumulator_expects(o->holding, o->group, o->node) &&
-               o->micro_batch == o->holding->accumulator->groups[o->group].offered[o->node];
+        return accumulator_expects(o->replica, o->group, o->node) &&
+               o->micro_batch == o->replica->accumulator->groups[o->group].offered[o->node];
 }
 
 static int offer_queue(struct offer *o)
 {
-        struct accumulator_group *lg = &o->holding->accumulator->groups[o->group];
+        struct accumulator_group *lg = &o->replica->accumulator->groups[o->group];
 
         if (!offer_allowed(o, o->present_bytes)) {
                 offer_free(o);
@@ -96,7 +96,7 @@ static int offer_queue(struct offer *o)
         return 0;
 }
 
-static struct offer *offer_new(struct holding *h, uint32_t node, const Zero__Offer *m,
+static struct offer *offer_new(struct replica *h, uint32_t node, const Zero__Offer *m,
                                struct node_gradient *node_gradient)
 {
         struct offer *o = calloc(1, sizeof *o);
@@ -112,7 +112,7 @@ static struct offer *offer_new(struct holding *h, uint32_t node, const Zero__Off
                 memcpy(o->present, m->present.data, m->present.len);
         o->present_bytes = m->present.len;
         list_init(&o->link);
-        o->holding = h;
+        o->replica = h;
         job_ref(h->job);
         o->node = node;
         o->group = m->group;
@@ -155,7 +155,7 @@ void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *m)
 int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *m,
                       struct node_gradient *node_gradient)
 {
-        struct holding *h = holding_of_copy(job, m->owner, m->copy);
+        struct replica *h = replica_of_copy(job, m->owner, m->copy);
         struct accumulator *l = h ? h->accumulator : NULL;
         struct offer *o;
         int r;
@@ -188,7 +188,7 @@ int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *m,
 /* ---- attempts ---------------------------------------------------------------------- */
 
 /* Offers whose attempt has begun now; those of attempts that never will are dropped. */
-void accumulator_take_early(struct holding *h)
+void accumulator_take_early(struct replica *h)
 {
         const struct job *job = h->job;
         struct accumulator *l = h->accumulator;
@@ -210,7 +210,7 @@ void accumulator_take_early(struct holding *h)
 
 /* The attempts are void with the link, and a node that has lost its state may begin others under
  * the same numbers. */
-void accumulator_forget_node(struct holding *h, uint32_t node)
+void accumulator_forget_node(struct replica *h, uint32_t node)
 {
         struct accumulator *l = h->accumulator;
 

@@ -34,7 +34,7 @@ struct offer_part {
 
 static void offer_forget_parts(struct offer *o)
 {
-        receive_buffer_give(o->holding, &o->buffer);
+        receive_buffer_give(o->replica, &o->buffer);
         free(STEAL(o->parts));
         o->landed = 0;
 }
@@ -50,7 +50,7 @@ static void offer_pulled(struct offer *o)
         }
         o->phase = OFFER_LANDED;
         crash_point(CRASH_ACCUMULATOR_LANDED);
-        accumulator_advance(o->holding, o->group);
+        accumulator_advance(o->replica, o->group);
 }
 
 static void offer_ask(struct offer *o);
@@ -100,13 +100,13 @@ static void part_landed(struct ask *ask, int status)
         part->phase = PART_COPYING;
         part->task.run = part_copy;
         part->task.done = part_copied;
-        offload_submit(part->offer->holding->job->x->offload, &part->task);
+        offload_submit(part->offer->replica->job->x->offload, &part->task);
 }
 
 static int part_send(struct offer_part *part, void *to)
 {
         const struct offer *o = part->offer;
-        const struct holding *h = o->holding;
+        const struct replica *h = o->replica;
         Zero__Pull pull = ZERO__PULL__INIT;
 
         pull.kind = h->copy ? ZERO__PULL__KIND__SUM : ZERO__PULL__KIND__GRAD;
@@ -131,7 +131,7 @@ static bool part_ask(struct offer_part *part)
 {
         const struct offer *o = part->offer;
         bool staged = o->buffer.gpu != RECEIVE_BUFFER_ON_HOST &&
-                      !fabric_takes_gpu(o->holding->job->x->fabric, o->node, part->bytes);
+                      !fabric_takes_gpu(o->replica->job->x->fabric, o->node, part->bytes);
 
         if (staged)
                 part->buffer = gpu_buffer_new(part->bytes);
@@ -161,8 +161,8 @@ static void offer_ask(struct offer *o)
 
 static void offer_cut(struct offer *o)
 {
-        struct range all = accumulator_range(o->holding, o->group);
-        size_t size = dtype_size(accumulator_dtype(o->holding));
+        struct range all = accumulator_range(o->replica, o->group);
+        size_t size = dtype_size(accumulator_dtype(o->replica));
 
         for (uint32_t i = 0; i < o->n_parts; i++) {
                 struct range range = range_part(all, i, o->n_parts);
@@ -178,7 +178,7 @@ static void offer_cut(struct offer *o)
 /* Room for all of it; it may have that from before.  False: not now. */
 static bool offer_make_room(struct offer *o, bool its_turn)
 {
-        struct holding *h = o->holding;
+        struct replica *h = o->replica;
         uint64_t most = h->job->x->part_bytes / dtype_size(accumulator_dtype(h));
 
         if (o->parts)
@@ -208,7 +208,7 @@ void offer_pull(struct offer *o, bool its_turn)
 
 void offer_void(struct offer *o)
 {
-        struct fabric *fabric = o->holding->job->x->fabric;
+        struct fabric *fabric = o->replica->job->x->fabric;
 
         if (o->phase != OFFER_PULLING) {
                 offer_free(o);

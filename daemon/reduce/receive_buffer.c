@@ -3,7 +3,7 @@
  *
  * It is where the owner's sum is, if that is on a GPU with room for it: then what has landed is
  * added without a way through host memory.  Rooms on a GPU are large enough for any offer of the
- * holding, so that any will do, and are kept until the last local rank has left, or, where no ranks
+ * replica, so that any will do, and are kept until the last local rank has left, or, where no ranks
  * are, until none has been used for a while.  The driver may take its time for one, so another
  * thread asks for it; until it is there offers land in host memory.
  *
@@ -21,12 +21,12 @@
 
 enum { RECEIVE_BUFFER_IDLE_MS = 5000 };
 
-static uint64_t offer_bytes(const struct holding *h, uint32_t group)
+static uint64_t offer_bytes(const struct replica *h, uint32_t group)
 {
         return accumulator_range(h, group).count * dtype_size(accumulator_dtype(h));
 }
 
-static uint64_t largest_bytes(const struct holding *h)
+static uint64_t largest_bytes(const struct replica *h)
 {
         uint64_t largest = 0;
 
@@ -37,7 +37,7 @@ static uint64_t largest_bytes(const struct holding *h)
 }
 
 /* Room for four of the largest offers from every node, if not configured. */
-static bool budget_has(const struct holding *h, uint64_t largest, uint64_t bytes)
+static bool budget_has(const struct replica *h, uint64_t largest, uint64_t bytes)
 {
         const struct engine *x = h->job->x;
         uint64_t budget = x->conf->reduce_buffers;
@@ -87,7 +87,7 @@ static bool kept_take(struct accumulator *l, uint32_t gpu, uint64_t bytes,
 struct receive_buffer_asking {
         struct disk_job disk;
         struct job *job;
-        const struct holding *holding; /* perhaps of the job no more */
+        const struct replica *replica; /* perhaps of the job no more */
         struct receive_buffer buffer;
         struct fault fault;
 };
@@ -109,8 +109,8 @@ static void asking_done(struct disk_job *disk)
 
         if (!a->buffer.memory)
                 log_debug("job %s: gradients land in host memory: %s", job->name, a->fault.text);
-        for_holdings (job, h) {
-                struct accumulator *l = h == a->holding ? h->accumulator : NULL;
+        for_replicas (job, h) {
+                struct accumulator *l = h == a->replica ? h->accumulator : NULL;
 
                 if (!l)
                         continue;
@@ -123,7 +123,7 @@ static void asking_done(struct disk_job *disk)
         job_unref(job);
 }
 
-static void gpu_ask(struct holding *h, uint32_t gpu, uint64_t bytes)
+static void gpu_ask(struct replica *h, uint32_t gpu, uint64_t bytes)
 {
         struct receive_buffer_asking *a =
                 h->accumulator->receive_buffer_asked ? NULL : calloc(1, sizeof *a);
@@ -133,14 +133,14 @@ static void gpu_ask(struct holding *h, uint32_t gpu, uint64_t bytes)
         h->accumulator->receive_buffer_asked = true;
         a->job = h->job;
         job_ref(a->job);
-        a->holding = h;
+        a->replica = h;
         a->buffer = (struct receive_buffer){ NULL, bytes, (int)gpu };
         a->disk.run = asking_run;
         a->disk.done = asking_done;
         disk_submit(h->job->x->loop, &a->disk);
 }
 
-static bool gpu_take(struct holding *h, uint64_t bytes, struct receive_buffer *ret)
+static bool gpu_take(struct replica *h, uint64_t bytes, struct receive_buffer *ret)
 {
         int gpu = gpu_of(h->state->grad);
 
@@ -159,7 +159,7 @@ void accumulator_vacate(struct accumulator *l)
                 gpu_free(l->kept_receive_buffers[--l->n_kept_receive_buffers].memory);
 }
 
-void accumulator_tick(struct holding *h)
+void accumulator_tick(struct replica *h)
 {
         struct accumulator *l = h->accumulator;
 
@@ -179,7 +179,7 @@ static bool host_take(uint64_t bytes, struct receive_buffer *ret)
         return memory;
 }
 
-bool receive_buffer_take(struct holding *h, uint32_t group, bool its_turn,
+bool receive_buffer_take(struct replica *h, uint32_t group, bool its_turn,
                          struct receive_buffer *ret)
 {
         struct accumulator *l = h->accumulator;
@@ -198,7 +198,7 @@ bool receive_buffer_take(struct holding *h, uint32_t group, bool its_turn,
         return true;
 }
 
-void receive_buffer_give(struct holding *h, struct receive_buffer *buffer)
+void receive_buffer_give(struct replica *h, struct receive_buffer *buffer)
 {
         struct accumulator *l = h->accumulator;
         struct receive_buffer old = *buffer;

@@ -477,7 +477,7 @@ void reduce_reset(struct job *job, bool decided)
 
 static void reduce_job_dropped(struct job *job, int status, const char *text)
 {
-        for_holdings (job, h)
+        for_replicas (job, h)
                 accumulator_reset(h);
         reduce_reset(job, false);
 }

@@ -67,31 +67,31 @@ int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *offer,
 /* Nobody takes the offer: its payload, if it is announced, is forgotten. */
 void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *offer);
 /* Finish the reduction and vote; params NULL: for the norm. */
-void accumulator_prepare(struct holding *h, const Zero__Prepare *m,
+void accumulator_prepare(struct replica *h, const Zero__Prepare *m,
                          const struct step_params *params);
-void accumulator_reset(struct holding *h);
+void accumulator_reset(struct replica *h);
 /* A rank of this node has left: what it pushed is not kept. */
-void accumulator_left(struct holding *h);
+void accumulator_left(struct replica *h);
 /* The group's update is over: its gradient may be overwritten. */
-void accumulator_group_free(struct holding *h, uint32_t group);
+void accumulator_group_free(struct replica *h, uint32_t group);
 /* The whole update is over. */
-void accumulator_updated(struct holding *h);
+void accumulator_updated(struct replica *h);
 /* This owner has voted for a step, of which the coordinator will tell what becomes. */
-bool accumulator_voted(const struct holding *h);
+bool accumulator_voted(const struct replica *h);
 /* Nothing becomes of it: it was refused. */
-void accumulator_refused(struct holding *h);
-uint32_t accumulator_waits(struct holding *h, struct wait_line *lines, uint32_t n);
+void accumulator_refused(struct replica *h);
+uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t n);
 
 /* A group whose sum was left to the update, on GPUs; NULL: the sum is written. */
 struct offer;
-struct offer *deferred_take(struct holding *h, uint32_t group);
+struct offer *deferred_take(struct replica *h, uint32_t group);
 /* What its ranks contributed. */
 const struct node_gradient *deferred_node_gradient(const struct offer *o);
 void deferred_release(struct offer *o);
 /* Tasks or payloads under way that use the state. */
-bool accumulator_in_use(const struct holding *h);
+bool accumulator_in_use(const struct replica *h);
 /* Has any node offered a gradient in this attempt? */
-bool accumulator_begun(const struct holding *h);
+bool accumulator_begun(const struct replica *h);
 
 extern const struct module reduce_module;
 extern const struct shard_observer reduce_observer;

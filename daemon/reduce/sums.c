@@ -30,7 +30,7 @@ bool node_gradient_pushed_on_gpu(const struct node_gradient *p)
 
 bool node_gradient_stays_on_gpu(const struct node_gradient *p)
 {
-        for_holdings (p->job, h)
+        for_replicas (p->job, h)
                 if (h->state && state_on_gpu(h->state))
                         return node_gradient_pushed_on_gpu(p);
         return false;
@@ -67,7 +67,7 @@ static int *gpus_of_owners(const struct job *job)
         int *gpus = calloc(job->place.n_owners, sizeof *gpus);
 
         for (uint32_t o = 0; gpus && o < job->place.n_owners; o++) {
-                const struct holding *h = holding_of_copy(job, o, 0);
+                const struct replica *h = replica_of_copy(job, o, 0);
                 bool here = h && h->state && state_on_gpu(h->state);
 
                 gpus[o] = here ? (int)h->state->id.place - 1 : PART_NO_GPU;

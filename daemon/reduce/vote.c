@@ -15,7 +15,7 @@
 /* The norm of one group, on an offload thread. */
 struct measure {
         struct offload_task task;
-        struct holding *holding;
+        struct replica *replica;
         uint32_t group;
         uint64_t generation;
         struct group_norm norm;
@@ -27,11 +27,11 @@ static void measure_run(struct offload_task *task, uint32_t worker)
 {
         struct measure *m = CONTAINER_OF(task, struct measure, task);
 
-        accumulator_add(m->holding, m->group, NULL, &m->norm);
+        accumulator_add(m->replica, m->group, NULL, &m->norm);
 }
 
 /* What the ranks keep with the step, into memory that outlives the process. */
-static int accumulator_keep(struct holding *h, struct fault *fault)
+static int accumulator_keep(struct replica *h, struct fault *fault)
 {
         const struct job *job = h->job;
 
@@ -48,7 +48,7 @@ static int accumulator_keep(struct holding *h, struct fault *fault)
 }
 
 /* The vote, with all it follows from, into memory that outlives the process. */
-static void accumulator_record(struct holding *h, const struct exact_sum *sum, bool finite,
+static void accumulator_record(struct replica *h, const struct exact_sum *sum, bool finite,
                                struct fault *fault)
 {
         const struct step_params *params = &h->accumulator->params;
@@ -75,7 +75,7 @@ static void accumulator_record(struct holding *h, const struct exact_sum *sum, b
 }
 
 /* Every tensor to be updated here has a hyperparameter set in the step. */
-static int accumulator_check(const struct holding *h, struct fault *fault)
+static int accumulator_check(const struct replica *h, struct fault *fault)
 {
         const struct job *job = h->job;
         uint32_t n_sets = h->accumulator->params.n_sets, t;
@@ -100,7 +100,7 @@ static int accumulator_check(const struct holding *h, struct fault *fault)
                          job->layout->tensors[t].name, (unsigned long long)set, n_sets);
 }
 
-void accumulator_vote(struct holding *h)
+void accumulator_vote(struct replica *h)
 {
         const struct job *job = h->job;
         struct accumulator *l = h->accumulator;
@@ -141,7 +141,7 @@ void accumulator_vote(struct holding *h)
         crash_point(CRASH_VOTE_SENT);
 }
 
-void accumulator_measured(struct holding *h, uint32_t group)
+void accumulator_measured(struct replica *h, uint32_t group)
 {
         struct accumulator_group *lg = &h->accumulator->groups[group];
 
@@ -155,7 +155,7 @@ void accumulator_measured(struct holding *h, uint32_t group)
 static void measure_done(struct offload_task *task)
 {
         struct measure *m = CONTAINER_OF(task, struct measure, task);
-        struct holding *h = m->holding;
+        struct replica *h = m->replica;
         struct job *job = h->job;
         struct accumulator_group *lg = &h->accumulator->groups[m->group];
 
@@ -171,13 +171,13 @@ static void measure_done(struct offload_task *task)
         job_unref(job);
 }
 
-void accumulator_measure(struct holding *h, uint32_t group)
+void accumulator_measure(struct replica *h, uint32_t group)
 {
         struct measure *m = calloc(1, sizeof *m);
 
         if (!m)
                 return;
-        m->holding = h;
+        m->replica = h;
         job_ref(h->job);
         m->group = group;
         m->generation = h->accumulator->generation;
@@ -190,7 +190,7 @@ void accumulator_measure(struct holding *h, uint32_t group)
 }
 
 /* What the ranks keep with the step; false: it cannot be. */
-static bool kept_take(struct holding *h, const Zero__Prepare *m)
+static bool kept_take(struct replica *h, const Zero__Prepare *m)
 {
         const struct job *job = h->job;
         struct accumulator *l = h->accumulator;
@@ -214,7 +214,7 @@ static bool kept_take(struct holding *h, const Zero__Prepare *m)
         return true;
 }
 
-void accumulator_prepare(struct holding *h, const Zero__Prepare *m,
+void accumulator_prepare(struct replica *h, const Zero__Prepare *m,
                          const struct step_params *params)
 {
         struct accumulator *l = h->accumulator;

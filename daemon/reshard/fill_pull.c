@@ -102,7 +102,7 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
         struct fill_target *f = t->f;
         struct fill_source g = source_of(f, piece->source);
         struct fault fault;
-        struct holding *h = fill_source_find(f->job, &g, &fault);
+        struct replica *h = fill_source_find(f->job, &g, &fault);
         uint64_t bytes = 0;
 
         if (!h) {

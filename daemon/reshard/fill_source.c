@@ -1,5 +1,5 @@
 /*
- * What a node gives of its holdings to others that are filled.
+ * What a node gives of its replicas to others that are filled.
  *
  * It gives as long as the state is the one that is meant: at that version and decision, with the
  * same puts, and no update running.  A group is pinned while its bytes are read.
@@ -15,10 +15,10 @@
 
 /* ---- whether ----------------------------------------------------------------------------- */
 
-struct holding *fill_source_find(const struct job *job, const struct fill_source *g,
+struct replica *fill_source_find(const struct job *job, const struct fill_source *g,
                                  struct fault *fault)
 {
-        struct holding *h = holding_of_epoch(job, g->epoch, g->owner, g->copy);
+        struct replica *h = replica_of_epoch(job, g->epoch, g->owner, g->copy);
         const struct state_record *r;
 
         if (!h || job->opening) {
@@ -39,7 +39,7 @@ struct holding *fill_source_find(const struct job *job, const struct fill_source
         return h;
 }
 
-const void *fill_source_place(const struct holding *h, enum zero_plane plane, uint32_t group,
+const void *fill_source_place(const struct replica *h, enum zero_plane plane, uint32_t group,
                               struct range part, uint64_t *ret_bytes)
 {
         const struct state *state = h->state;
@@ -60,7 +60,7 @@ const void *fill_source_place(const struct holding *h, enum zero_plane plane, ui
 
 /* A payload under way. */
 struct sending {
-        struct holding *holding;
+        struct replica *replica;
         uint32_t group;
 };
 
@@ -68,12 +68,12 @@ static void payload_sent(void *arg, int status)
 {
         struct sending *sending = arg;
 
-        shard_unpin(sending->holding, sending->group);
-        job_unref(sending->holding->job);
+        shard_unpin(sending->replica, sending->group);
+        job_unref(sending->replica->job);
         free(sending);
 }
 
-static int payload_send(struct holding *h, uint32_t node, uint32_t group, uint64_t transfer,
+static int payload_send(struct replica *h, uint32_t node, uint32_t group, uint64_t transfer,
                         const void *p, uint64_t bytes)
 {
         struct sending *sending = malloc(sizeof *sending);
@@ -98,7 +98,7 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
                                        .attempt = request->attempt,
                                        .puts = request->puts };
         struct fault fault;
-        struct holding *h = fill_source_find(job, &g, &fault);
+        struct replica *h = fill_source_find(job, &g, &fault);
         const void *p = NULL;
         uint64_t bytes = 0;
 
@@ -136,7 +136,7 @@ static size_t kept_fill(const struct state *state, Zero__Kept *kept, Zero__Kept 
         return n;
 }
 
-static void tables_send(const struct holding *h, uint32_t node, const Zero__LinkMessage *m)
+static void tables_send(const struct replica *h, uint32_t node, const Zero__LinkMessage *m)
 {
         const struct state *state = h->state;
         uint32_t n_ranks = m->fill_info->kept ? state->blobs.n_ranks : 0;
@@ -170,7 +170,7 @@ void fill_source_info_message(struct job *job, uint32_t node, const Zero__LinkMe
                                        .attempt = i->attempt,
                                        .puts = i->puts };
         struct fault fault;
-        const struct holding *h = fill_source_find(job, &g, &fault);
+        const struct replica *h = fill_source_find(job, &g, &fault);
 
         if (h)
                 tables_send(h, node, m);

@@ -145,8 +145,8 @@ static void task_submit(struct fill_target *f, void (*run)(struct offload_task *
 
 /* ---- the name ------------------------------------------------------------------------------ */
 
-/* A holding that this one is to replace may be read by others. */
-static bool holding_read(const struct holding *h)
+/* A replica that this one is to replace may be read by others. */
+static bool replica_read(const struct replica *h)
 {
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
@@ -187,16 +187,16 @@ static void tell_filled(struct fill_target *f, const struct state *state)
 static int take_into_job(struct fill_target *f, struct fault *fault)
 {
         struct job *job = f->job;
-        bool first = list_empty(&job->holdings);
-        struct holding *h = holding_of_copy(job, f->owner, f->copy);
+        bool first = list_empty(&job->replicas);
+        struct replica *h = replica_of_copy(job, f->owner, f->copy);
         struct state *old = h ? h->state : NULL;
         int r;
 
-        if (!h && holding_new(job, f->owner, f->copy, &h))
+        if (!h && replica_new(job, f->owner, f->copy, &h))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         r = name_draft(f, old, fault);
         if (r && !old)
-                holding_free(h);
+                replica_free(h);
         if (r)
                 return r;
         h->state = STEAL(f->state);
@@ -208,7 +208,7 @@ static int take_into_job(struct fill_target *f, struct fault *fault)
         if (first)
                 job_take_up(job);
         else
-                holding_take_up(h);
+                replica_take_up(h);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 gather_dirty(job, g);
         log_info("job %s: filled the %s of owner %u in %.1f s: %llu bytes, %llu from other nodes",
@@ -222,12 +222,12 @@ static int take_into_job(struct fill_target *f, struct fault *fault)
 
 static void fill_target_settle(struct fill_target *f)
 {
-        const struct holding *h = holding_of_copy(f->job, f->owner, f->copy);
+        const struct replica *h = replica_of_copy(f->job, f->owner, f->copy);
         struct fault fault;
         int r = 0;
 
         f->phase = FILL_TARGET_SETTLING;
-        if (!h || !holding_read(h))
+        if (!h || !replica_read(h))
                 r = take_into_job(f, &fault);
         else if (engine_now(f->x) >= f->settle_until_ms)
                 r = fault_set(&fault, ZERO_EBUSY, "the state before it is being read");
@@ -271,7 +271,7 @@ void fill_target_asked(struct fill_target *f)
 /* It was filled before, and the coordinator has not heard of it. */
 static bool told_again(struct fill_target *f)
 {
-        const struct holding *h = holding_of_copy(f->job, f->owner, f->copy);
+        const struct replica *h = replica_of_copy(f->job, f->owner, f->copy);
         const struct state_record *r = h ? h->state->record : NULL;
 
         if (!r || r->phase != ATTEMPT_OPEN || r->version != f->record.version ||

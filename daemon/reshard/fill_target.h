@@ -22,7 +22,7 @@ struct fill_target_transfer {
         struct offload_task task;
         struct fill_target *f;
         bool busy, remote;
-        struct holding *source; /* here, pinned; NULL if remote */
+        struct replica *source; /* here, pinned; NULL if remote */
         uint32_t group;
         const void *from;
         void *to;

@@ -38,7 +38,7 @@ bool job_moves(const struct job *job, struct move *ret)
         else if (fill_target_of_job(job))
                 fill_targets_sum(job, &m);
         else if (!job->whole && !list_empty(&job->old_replicas))
-                m.from = holding_newest_old_placement(job)->state->id.epoch;
+                m.from = replica_newest_old_placement(job)->state->id.epoch;
         else
                 return false;
         *ret = m;

@@ -16,11 +16,11 @@
 void old_placement_take_up(struct job *job)
 {
         list_for_each (&job->old_replicas, item) {
-                holding_take_up(CONTAINER_OF(item, struct holding, link));
+                replica_take_up(CONTAINER_OF(item, struct replica, link));
         }
 }
 
-static bool is_read(const struct holding *h)
+static bool is_read(const struct replica *h)
 {
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
@@ -33,13 +33,13 @@ static bool is_read(const struct holding *h)
 static bool settles(const struct job *job, uint64_t call)
 {
         list_for_each ((struct list *)&job->old_replicas, item) {
-                if (CONTAINER_OF(item, struct holding, link)->settling == call)
+                if (CONTAINER_OF(item, struct replica, link)->settling == call)
                         return true;
         }
         return false;
 }
 
-static void settle(struct holding *h, const Zero__Decision *last, uint64_t call)
+static void settle(struct replica *h, const Zero__Decision *last, uint64_t call)
 {
         const struct state_record *record = h->state->record;
         uint64_t prepared = record->phase == ATTEMPT_PREPARED ? record->attempt : 0;
@@ -71,14 +71,14 @@ static void settled(struct job *job, uint64_t call)
 static void drop_void(struct job *job, uint64_t stands)
 {
         list_for_each (&job->old_replicas, item) {
-                struct holding *h = CONTAINER_OF(item, struct holding, link);
+                struct replica *h = CONTAINER_OF(item, struct replica, link);
 
                 if (!state_void(&job->place, stands, h->state->id.epoch) || is_read(h))
                         continue;
                 log_info("job %s: its state of epoch %llu, which was never used, is deleted",
                          job->name, (unsigned long long)h->state->id.epoch);
                 state_drop_later(job->x, job, STEAL(h->state));
-                holding_free(h);
+                replica_free(h);
         }
 }
 
@@ -87,7 +87,7 @@ void old_placement_settle_message(struct job *job, uint32_t node, const Zero__Li
         bool some = false;
 
         list_for_each (&job->old_replicas, item) {
-                struct holding *h = CONTAINER_OF(item, struct holding, link);
+                struct replica *h = CONTAINER_OF(item, struct replica, link);
 
                 if (h->state->id.epoch != m->settle->placement)
                         continue;
@@ -102,7 +102,7 @@ void old_placement_settle_message(struct job *job, uint32_t node, const Zero__Li
                 answer(job->x, node, m, ZERO_EABORTED, "its states of that placement are gone");
 }
 
-static void old_placement_updated(struct holding *h)
+static void old_placement_updated(struct replica *h)
 {
         uint64_t call = h->settling;
 
@@ -117,7 +117,7 @@ static void old_placement_updated(struct holding *h)
 static void old_placement_sweep(struct job *job)
 {
         list_for_each (&job->old_replicas, item) {
-                struct holding *h = CONTAINER_OF(item, struct holding, link);
+                struct replica *h = CONTAINER_OF(item, struct replica, link);
 
                 if (!state_ends(&job->place, job->whole, h->state->id.epoch) || is_read(h))
                         continue;
@@ -125,7 +125,7 @@ static void old_placement_sweep(struct job *job)
                          job->name, (unsigned long long)h->state->id.epoch,
                          (unsigned long long)job->place.epoch);
                 state_drop_later(job->x, job, STEAL(h->state));
-                holding_free(h);
+                replica_free(h);
                 crash_point(CRASH_MOVE_DROPPED);
         }
 }

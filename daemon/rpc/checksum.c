@@ -150,7 +150,7 @@ void checksum_question(struct engine *x, struct job *job, uint32_t node, const Z
 {
         struct checksums *c;
 
-        if (!holdings_whole(job)) {
+        if (!replicas_whole(job)) {
                 answer(x, node, m, ZERO_EBUSY, "the job's shards are being moved: try again");
                 return;
         }
@@ -162,7 +162,7 @@ void checksum_question(struct engine *x, struct job *job, uint32_t node, const Z
         *c = (struct checksums){
                 .x = x, .node = node, .pending = 1, .call = m->call, .versions = json_array()
         };
-        for_holdings (job, h) {
+        for_replicas (job, h) {
                 struct checksum_part *part = &c->parts[c->n_parts++];
 
                 *part = (struct checksum_part){ c, h->copy };

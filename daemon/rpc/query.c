@@ -62,10 +62,10 @@ static void held_question(struct engine *x, struct job *job, uint32_t node,
                           const Zero__LinkMessage *m)
 {
         struct arena arena = { NULL };
-        struct status_holdings held;
+        struct status_replicas held;
 
-        report_holdings(&arena, job, &held);
-        query_answer_record(x, node, m->call, status_holdings_type(), &held, &arena);
+        report_replicas(&arena, job, &held);
+        query_answer_record(x, node, m->call, status_replicas_type(), &held, &arena);
 }
 
 static void moves_question(struct engine *x, struct job *job, uint32_t node,

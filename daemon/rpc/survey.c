@@ -66,19 +66,19 @@ static json_t *ping_together(struct survey *s)
 static json_t *shards_together(struct survey *s)
 {
         const struct placement *place = &s->job->place;
-        const struct status_holding *told[ZERO_NODE_MAX] = { NULL };
+        const struct status_replica *told[ZERO_NODE_MAX] = { NULL };
         struct arena arena = { NULL };
         struct status_shards shards = { .jobs = { 0 } };
         struct status_job_shards *job = LIST_ADD(&arena, &shards.jobs);
 
         for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++) {
-                const struct status_holdings *h = told_by(s, n, status_holdings_type(), &arena);
+                const struct status_replicas *h = told_by(s, n, status_replicas_type(), &arena);
 
-                for (uint32_t i = 0; h && i < h->holdings.n; i++) {
-                        uint64_t owner = h->holdings.items[i].owner;
+                for (uint32_t i = 0; h && i < h->replicas.n; i++) {
+                        uint64_t owner = h->replicas.items[i].owner;
 
                         if (owner < place->n_owners && place->node[owner] == n)
-                                told[owner] = &h->holdings.items[i];
+                                told[owner] = &h->replicas.items[i];
                 }
         }
         if (job)

@@ -13,19 +13,19 @@
 
 /* Another node's request for parameters, waiting or being sent. */
 struct pull {
-        struct list link; /* holding.pulls[group] while it waits */
-        struct holding *holding;
+        struct list link; /* replica.pulls[group] while it waits */
+        struct replica *replica;
         uint32_t node, group;
         uint64_t version, transfer;
         struct range range; /* a part of the shard */
 };
 
-void shard_pin(struct holding *h, uint32_t group)
+void shard_pin(struct replica *h, uint32_t group)
 {
         h->pins[group]++;
 }
 
-void shard_unpin(struct holding *h, uint32_t group)
+void shard_unpin(struct replica *h, uint32_t group)
 {
         assert(h->pins[group] > 0);
         if (--h->pins[group])
@@ -37,7 +37,7 @@ void shard_unpin(struct holding *h, uint32_t group)
 
 static void pull_free(struct pull *p)
 {
-        job_unref(p->holding->job);
+        job_unref(p->replica->job);
         free(p);
 }
 
@@ -45,19 +45,19 @@ static void pull_sent(void *arg, int status)
 {
         struct pull *p = arg;
 
-        shard_unpin(p->holding, p->group);
+        shard_unpin(p->replica, p->group);
         pull_free(p);
 }
 
 static void pull_refuse(struct pull *p, int status, const char *text)
 {
-        ask_refuse(p->holding->job, p->node, p->transfer, status, text);
+        ask_refuse(p->replica->job, p->node, p->transfer, status, text);
         pull_free(p);
 }
 
 static void pull_send(struct pull *p)
 {
-        struct holding *h = p->holding;
+        struct replica *h = p->replica;
         const struct job *job = h->job;
         const struct plan_shard *shard = &h->state->plan->shards[p->group];
         size_t size = dtype_size(job->layout->groups[p->group].dtype);
@@ -74,7 +74,7 @@ static void pull_send(struct pull *p)
 
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
-        struct holding *h = holding_find(job, request->owner);
+        struct replica *h = replica_find(job, request->owner);
         struct range range = { request->first, request->count };
         struct pull *p;
 
@@ -92,7 +92,7 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        *p = (struct pull){ .holding = h,
+        *p = (struct pull){ .replica = h,
                             .node = node,
                             .group = request->group,
                             .version = request->version,
@@ -108,7 +108,7 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                 list_insert(&h->pulls[p->group], &p->link);
 }
 
-void shard_ready(struct holding *h, uint32_t group, uint64_t version)
+void shard_ready(struct replica *h, uint32_t group, uint64_t version)
 {
         h->shard_version[group] = version;
         list_for_each (&h->pulls[group], item) {
@@ -127,7 +127,7 @@ void shard_ready(struct holding *h, uint32_t group, uint64_t version)
                         o->ready(h, group);
 }
 
-static void holding_forget_node(struct holding *h, uint32_t node)
+static void replica_forget_node(struct replica *h, uint32_t node)
 {
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 list_for_each (&h->pulls[g], item) {
@@ -152,8 +152,8 @@ void shard_settled(struct job *job)
 static void shards_node_down(struct engine *x, uint32_t node, const char *why)
 {
         list_for_each (&x->jobs, item) {
-                for_holdings (CONTAINER_OF(item, struct job, link), h)
-                        holding_forget_node(h, node);
+                for_replicas (CONTAINER_OF(item, struct job, link), h)
+                        replica_forget_node(h, node);
         }
 }
 
@@ -164,17 +164,17 @@ static bool shards_idle(const struct engine *x)
 
 static void shards_job_dropped(struct job *job, int status, const char *text)
 {
-        for_holdings (job, h)
+        for_replicas (job, h)
                 for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
-                        holding_forget_node(h, n);
+                        replica_forget_node(h, n);
 }
 
 static void shards_job_released(struct job *job)
 {
-        while (!list_empty(&job->holdings))
-                holding_free(holding_first(job));
+        while (!list_empty(&job->replicas))
+                replica_free(replica_first(job));
         list_for_each (&job->old_replicas, item) {
-                holding_free(CONTAINER_OF(item, struct holding, link));
+                replica_free(CONTAINER_OF(item, struct replica, link));
         }
 }
 

@@ -1,7 +1,7 @@
 /*
  * shard.h - the shards that this node holds: of its own owners, and mirrors of others'.
  *
- *   holding.c   making and finding them       planes.c   their bytes
+ *   replica.c   making and finding them       planes.c   their bytes
  *   shard.c     who reads a group             shards.c   what the ways to a state have in common
  *   release.c   states that are deleted       shut.c     states that wait for memory
  */
@@ -23,8 +23,8 @@ enum { HOLDINGS_MAX = PLACEMENT_COPIES * NODE_OWNERS_MAX, STATES_MAX = 4 * HOLDI
 enum { JOB_FILLED = 1 };
 
 /* One owner's shards on this node: of an owner that is this node's, or the mirror of another's. */
-struct holding {
-        struct list link; /* job.holdings */
+struct replica {
+        struct list link; /* job.replicas */
         struct job *job;
         uint32_t owner, copy;
         uint64_t settling; /* call to be answered when its update is over; 0: none */
@@ -42,47 +42,47 @@ struct holding {
         bool *unread;          /* [group]: the update has yet to read the group's gradient */
 };
 
-#define for_holdings(job, h) \
-        for (struct holding *h = holding_first(job); h; h = holding_next(job, h))
+#define for_replicas(job, h) \
+        for (struct replica *h = replica_first(job); h; h = replica_next(job, h))
 
 /* Empty, and the last of the job's.  -ENOMEM. */
-int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding **ret);
+int replica_new(struct job *job, uint32_t owner, uint32_t copy, struct replica **ret);
 /* Of a state of an earlier placement.  -ENOMEM: the state is the caller's. */
-int holding_new_old_placement(struct job *job, struct state *state, struct holding **ret);
-void holding_free(struct holding *h);
-struct holding *holding_first(const struct job *job);
-struct holding *holding_next(const struct job *job, const struct holding *h);
+int replica_new_old_placement(struct job *job, struct state *state, struct replica **ret);
+void replica_free(struct replica *h);
+struct replica *replica_first(const struct job *job);
+struct replica *replica_next(const struct job *job, const struct replica *h);
 /* Of an owner, whichever copy; NULL: not on this node. */
-struct holding *holding_find(const struct job *job, uint32_t owner);
-struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t copy);
+struct replica *replica_find(const struct job *job, uint32_t owner);
+struct replica *replica_of_copy(const struct job *job, uint32_t owner, uint32_t copy);
 /* The same of any placement. */
-struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
+struct replica *replica_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
                                  uint32_t copy);
 /* Of those of earlier placements; NULL: there is none. */
-struct holding *holding_newest_old_placement(const struct job *job);
+struct replica *replica_newest_old_placement(const struct job *job);
 /* All that the placement in force has on this node is here. */
-bool holdings_whole(const struct job *job);
-/* The holding of everything there is, if there is but one owner; else NULL. */
-struct holding *holding_sole(const struct job *job);
+bool replicas_whole(const struct job *job);
+/* The replica of everything there is, if there is but one owner; else NULL. */
+struct replica *replica_sole(const struct job *job);
 
 /* ---- a group's bytes ------------------------------------------------------- */
 
 /* Readers of this owner's shard: the update waits until there are none. */
-void shard_pin(struct holding *h, uint32_t group);
-void shard_unpin(struct holding *h, uint32_t group);
+void shard_pin(struct replica *h, uint32_t group);
+void shard_unpin(struct replica *h, uint32_t group);
 /* The shard has reached a version: waiting pulls and gathers go on. */
-void shard_ready(struct holding *h, uint32_t group, uint64_t version);
+void shard_ready(struct replica *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 
-/* What computes on a holding's planes. */
-const struct device_ops *holding_ops(const struct holding *h);
+/* What computes on a replica's planes. */
+const struct device_ops *replica_ops(const struct replica *h);
 
-/* staged_payload() of a holding's planes. */
-int plane_payload(struct holding *h, uint32_t node, uint64_t transfer, enum traffic kind,
+/* staged_payload() of a replica's planes. */
+int plane_payload(struct replica *h, uint32_t node, uint64_t transfer, enum traffic kind,
                   const void *p, size_t n, bulk_done *done, void *arg);
 /* n bytes at p of the state's planes, for the CPU: they themselves, or copied to the buffer.  For
  * an offload thread. */
-const void *plane_read(const struct holding *h, const void *p, size_t n, void *buffer);
+const void *plane_read(const struct replica *h, const void *p, size_t n, void *buffer);
 
 /*
  * Who has to do with an owner's shards while they are made, read and updated.  engine/engine.c
@@ -90,24 +90,24 @@ const void *plane_read(const struct holding *h, const void *p, size_t n, void *b
  * All on the loop thread, except update_chunk().
  */
 struct shard_observer {
-        int (*made)(struct holding *h); /* -ENOMEM */
-        void (*freed)(struct holding *h);
+        int (*made)(struct replica *h); /* -ENOMEM */
+        void (*freed)(struct replica *h);
         /* A group of it is at a new version. */
-        void (*ready)(struct holding *h, uint32_t group);
+        void (*ready)(struct replica *h, uint32_t group);
         /* A group's last reader is gone. */
-        void (*unpinned)(struct holding *h);
+        void (*unpinned)(struct replica *h);
         /*
          * An update begins to change a group, which is not pinned: from where on in the stream of
          * a checkpoint the observer saves what changes.  UINT64_MAX: nothing; else update_chunk()
          * comes with each chunk's old values, on an offload thread, and update_end() when the group
          * is through.  At most one observer saves.
          */
-        uint64_t (*update_begin)(struct holding *h, uint32_t group);
-        void (*update_chunk)(const struct holding *h, uint32_t chunk, struct undo_values old,
+        uint64_t (*update_begin)(struct replica *h, uint32_t group);
+        void (*update_chunk)(const struct replica *h, uint32_t chunk, struct undo_values old,
                              uint64_t from);
-        void (*update_end)(struct holding *h);
+        void (*update_end)(struct replica *h);
         /* An update is over, and the next has not begun. */
-        void (*updated)(struct holding *h);
+        void (*updated)(struct replica *h);
         /* No update runs any more, or what was voted for is decided, or planes are copied. */
         void (*settled)(struct job *job);
 };

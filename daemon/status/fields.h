@@ -176,14 +176,14 @@
 /* ---- shards ---- */
 
 /* What an owner holds on the node that answers. */
-#define STATUS_HOLDING(F, R)                                                                       \
+#define STATUS_REPLICA(F, R)                                                                       \
         F(number, owner, "its number in the owner list")                                           \
         F(numbers, versions, "of each group; null: the owner has no part of it")                   \
         F(numbers, updates, "last version that changed each group; null: none since a restart")    \
         F(text, place, "host, or the GPU")
 
 #define STATUS_HOLDINGS(F, R)                                                                      \
-        R(list, status_holding, holdings, "of one job")
+        R(list, status_replica, replicas, "of one job")
 
 #define STATUS_SHARD(F, R)                                                                         \
         F(text, owner, "node that holds it")                                                       \
@@ -347,8 +347,8 @@
         X(status_node, STATUS_NODE)                                                                \
         X(status_option, STATUS_OPTION)                                                            \
         X(status_config, STATUS_CONFIG)                                                            \
-        X(status_holding, STATUS_HOLDING)                                                          \
-        X(status_holdings, STATUS_HOLDINGS)                                                        \
+        X(status_replica, STATUS_REPLICA)                                                          \
+        X(status_replicas, STATUS_HOLDINGS)                                                        \
         X(status_shard, STATUS_SHARD)                                                              \
         X(status_group, STATUS_GROUP)                                                              \
         X(status_job_shards, STATUS_JOB_SHARDS)                                                    \

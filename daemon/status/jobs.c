@@ -77,10 +77,10 @@ static uint64_t plane_bytes(const struct job *job, enum zero_plane plane, uint64
 {
         uint64_t bytes = 0;
 
-        for_holdings (job, h)
+        for_replicas (job, h)
                 bytes += state_plane_bytes(h->state, plane, on_gpu);
         list_for_each ((struct list *)&job->old_replicas, item) {
-                bytes += state_plane_bytes(CONTAINER_OF(item, struct holding, link)->state, plane,
+                bytes += state_plane_bytes(CONTAINER_OF(item, struct replica, link)->state, plane,
                                            on_gpu);
         }
         return bytes;

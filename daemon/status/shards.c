@@ -8,8 +8,8 @@
 /* ---- what this node holds ---- */
 
 /* An update that an earlier process has made is not known. */
-static void report_group_versions(struct arena *arena, const struct holding *h, uint32_t group,
-                                  struct status_holding *ret)
+static void report_group_versions(struct arena *arena, const struct replica *h, uint32_t group,
+                                  struct status_replica *ret)
 {
         bool has = h->state->plan->shards[group].range.count;
         bool updated = h->idle[group] < h->committed;
@@ -18,11 +18,11 @@ static void report_group_versions(struct arena *arena, const struct holding *h, 
         numbers_add(arena, &ret->updates, updated ? h->job->version - h->idle[group] : RECORD_NULL);
 }
 
-void report_holdings(struct arena *arena, const struct job *job, struct status_holdings *ret)
+void report_replicas(struct arena *arena, const struct job *job, struct status_replicas *ret)
 {
-        *ret = (struct status_holdings){ .holdings = { 0 } };
-        for_holdings (job, h) {
-                struct status_holding *own = h->copy == 0 ? LIST_ADD(arena, &ret->holdings) : NULL;
+        *ret = (struct status_replicas){ .replicas = { 0 } };
+        for_replicas (job, h) {
+                struct status_replica *own = h->copy == 0 ? LIST_ADD(arena, &ret->replicas) : NULL;
                 int gpu;
 
                 if (!own)
@@ -43,7 +43,7 @@ static uint64_t number_of(const struct record_numbers *numbers, uint32_t i)
 }
 
 static void report_shard(struct arena *arena, const struct job *job, uint32_t group, uint32_t owner,
-                         const struct status_holding *told, struct status_shard *ret)
+                         const struct status_replica *told, struct status_shard *ret)
 {
         struct range range = partition_range(job->partition, group, owner);
         const struct optimizer *optimizer = optimizer_of(job->layout, group);
@@ -66,7 +66,7 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
 }
 
 static void report_group(struct arena *arena, const struct job *job, uint32_t group,
-                         const struct status_holding *const *told, struct status_group *ret)
+                         const struct status_replica *const *told, struct status_group *ret)
 {
         const struct layout_group *g = &job->layout->groups[group];
 
@@ -85,7 +85,7 @@ static void report_group(struct arena *arena, const struct job *job, uint32_t gr
 }
 
 void report_job_shards(struct arena *arena, const struct job *job,
-                       const struct status_holding *const *told, struct status_job_shards *ret)
+                       const struct status_replica *const *told, struct status_job_shards *ret)
 {
         *ret = (struct status_job_shards){ .job = arena_copy(arena, job->name) };
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
@@ -99,15 +99,15 @@ void report_job_shards(struct arena *arena, const struct job *job,
 static void report_job_shards_here(struct arena *arena, const struct job *job,
                                    struct status_shards *ret)
 {
-        const struct status_holding *told[ZERO_NODE_MAX] = { NULL };
+        const struct status_replica *told[ZERO_NODE_MAX] = { NULL };
         struct status_job_shards *shards = LIST_ADD(arena, &ret->jobs);
-        struct status_holdings own;
+        struct status_replicas own;
 
         if (!shards)
                 return;
-        report_holdings(arena, job, &own);
-        for (uint32_t i = 0; i < own.holdings.n; i++)
-                told[own.holdings.items[i].owner] = &own.holdings.items[i];
+        report_replicas(arena, job, &own);
+        for (uint32_t i = 0; i < own.replicas.n; i++)
+                told[own.replicas.items[i].owner] = &own.replicas.items[i];
         report_job_shards(arena, job, told, shards);
 }
 

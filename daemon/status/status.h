@@ -31,10 +31,10 @@ void report_gpus(struct arena *arena, const struct gpu_use_now *now, struct stat
 void report_shards(struct arena *arena, const struct engine *x, uint32_t uid,
                    struct status_shards *ret);
 /* What this node's owners hold. */
-void report_holdings(struct arena *arena, const struct job *job, struct status_holdings *ret);
+void report_replicas(struct arena *arena, const struct job *job, struct status_replicas *ret);
 /* told: [owner], NULL where nobody told. */
 void report_job_shards(struct arena *arena, const struct job *job,
-                       const struct status_holding *const *told, struct status_job_shards *ret);
+                       const struct status_replica *const *told, struct status_job_shards *ret);
 
 void report_membership(struct arena *arena, const struct engine *x, struct status_membership *ret);
 /* Moves as this node knows them; put together of what all nodes told, [node], NULL: nothing. */

@@ -237,8 +237,8 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         struct job *job = a->job;
         const struct placement *place = &job->place;
         uint32_t owner = holder_owner(place, holder);
-        struct holding *h = a->put ? holding_of_copy(job, owner, holder_copy(place, holder))
-                                   : holding_find(job, owner);
+        struct replica *h = a->put ? replica_of_copy(job, owner, holder_copy(place, holder))
+                                   : replica_find(job, owner);
         struct work *w = work_new(job, h, a->tensor, a->plane, part.first,
                                   plane_is_single(a->plane) ? 1 : part.count);
 

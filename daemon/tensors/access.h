@@ -41,7 +41,7 @@ struct work {
         struct offload_task task;
         struct ask ask;
         struct job *job;
-        struct holding *holding; /* NULL where another node does it */
+        struct replica *replica; /* NULL where another node does it */
         void (*begin)(struct work *w);
         /* 0, -errno where the values did not come, or ZERO_ERANGE where they make no sense */
         void (*end)(struct work *w, int status);
@@ -71,7 +71,7 @@ const char *work_range_text(enum zero_plane plane);
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane);
 
 /* An owner's part: made, started once no update runs, copied on an offload thread, freed. */
-struct work *work_new(struct job *job, struct holding *h, uint32_t tensor, enum zero_plane plane,
+struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum zero_plane plane,
                       uint64_t first, uint64_t count);
 /* Client's put number `put` of a node: what the copies call it. */
 void work_name_put(struct work *w, uint32_t node, uint64_t put);

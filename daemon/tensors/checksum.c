@@ -58,7 +58,7 @@ static void checksum_single(uint64_t sum[2], enum zero_plane plane, const struct
 /* What its tensor has one of. */
 static void checksum_singles(struct work *w, const struct plan_segment *s)
 {
-        const struct state *state = w->holding->state;
+        const struct state *state = w->replica->state;
         uint64_t first = s->in_group - w->job->layout->tensors[s->tensor].offset;
 
         checksum_single(w->checksum.sum[CHECKSUM_STEP], ZERO_PLANE_STEP, s, first,
@@ -75,7 +75,7 @@ static void checksum_segment(struct work *w, enum zero_plane plane, const struct
         for (uint64_t i = 0, n; i < s->count; i += n) {
                 n = s->count - i < PIECE ? s->count - i : PIECE;
                 checksum_blocks(sum, plane, s->tensor, first + i,
-                                plane_read(w->holding, values + i, n * sizeof(float), w->buffer),
+                                plane_read(w->replica, values + i, n * sizeof(float), w->buffer),
                                 n);
         }
 }
@@ -83,7 +83,7 @@ static void checksum_segment(struct work *w, enum zero_plane plane, const struct
 static void checksum_run(struct offload_task *task, uint32_t worker)
 {
         struct work *w = CONTAINER_OF(task, struct work, task);
-        const struct state *state = w->holding->state;
+        const struct state *state = w->replica->state;
         const struct plan *plan = state->plan;
 
         for (uint32_t i = 0; i < plan->n_segments; i++) {
@@ -106,21 +106,21 @@ static void checksum_end(struct offload_task *task)
 
         w->checksum_done(w->checksum_arg, &w->checksum);
         for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
-                shard_unpin(w->holding, g);
+                shard_unpin(w->replica, g);
         work_free(w);
 }
 
 static void checksum_begin(struct work *w)
 {
         for (uint32_t g = 0; g < w->job->layout->n_groups; g++)
-                shard_pin(w->holding, g);
+                shard_pin(w->replica, g);
         w->checksum.version = w->job->version; /* the pins keep the next update waiting */
         w->task.run = checksum_run;
         w->task.done = checksum_end;
         offload_submit(w->job->x->offload, &w->task);
 }
 
-void checksum_start(struct holding *h, uint64_t version,
+void checksum_start(struct replica *h, uint64_t version,
                     void (*done)(void *arg, const struct checksum *sum), void *arg)
 {
         struct work *w = calloc(1, sizeof *w);
@@ -131,7 +131,7 @@ void checksum_start(struct holding *h, uint64_t version,
                 abort(); /* no way to keep the promise to call done() */
         w->owns_buffer = true;
         w->job = h->job;
-        w->holding = h;
+        w->replica = h;
         list_init(&w->link);
         job_ref(h->job);
         w->version = version;

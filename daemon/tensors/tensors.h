@@ -19,7 +19,7 @@ struct checksum {
 };
 /* Computes it on an offload thread once the job is at that version, or later, and no update runs.
  */
-void checksum_start(struct holding *h, uint64_t version,
+void checksum_start(struct replica *h, uint64_t version,
                     void (*done)(void *arg, const struct checksum *sum), void *arg);
 
 extern const struct module tensors_module;

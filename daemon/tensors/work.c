@@ -48,7 +48,7 @@ _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the te
 /* ---- an owner's part ---------------------------------------------------------- */
 
 /* The part of a plane that holds [first, first + count) of a tensor, which lies in one segment. */
-static char *plane_at(const struct holding *h, uint32_t tensor, enum zero_plane plane,
+static char *plane_at(const struct replica *h, uint32_t tensor, enum zero_plane plane,
                       uint64_t first)
 {
         const layout *l = h->job->layout;
@@ -77,10 +77,10 @@ static char *plane_at(const struct holding *h, uint32_t tensor, enum zero_plane 
 static void work_copy(struct work *w)
 {
         const struct job *job = w->job;
-        char *plane = plane_at(w->holding, w->tensor, w->plane, w->first);
+        char *plane = plane_at(w->replica, w->tensor, w->plane, w->first);
         size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
         enum zero_dtype dtype = job->layout->groups[w->group].dtype;
-        const struct device_ops *ops = holding_ops(w->holding);
+        const struct device_ops *ops = replica_ops(w->replica);
 
         if (!w->put) {
                 ops->copy(w->buffer, plane, bytes);
@@ -88,7 +88,7 @@ static void work_copy(struct work *w)
         }
         ops->copy(plane, w->buffer, bytes);
         if (w->plane == ZERO_PLANE_MASTER && dtype != ZERO_FP32)
-                ops->cast(dtype, plane_at(w->holding, w->tensor, ZERO_PLANE_SERVE, w->first),
+                ops->cast(dtype, plane_at(w->replica, w->tensor, ZERO_PLANE_SERVE, w->first),
                           ZERO_FP32, plane, w->count);
 }
 
@@ -102,7 +102,7 @@ static void work_done(struct offload_task *task)
         struct work *w = CONTAINER_OF(task, struct work, task);
 
         if (w->put)
-                state_put_end(w->holding->state, w->put_name);
+                state_put_end(w->replica->state, w->put_name);
         w->end(w, 0);
 }
 
@@ -123,12 +123,12 @@ static void work_put_single(struct work *w)
                 w->end(w, ZERO_ERANGE);
                 return;
         }
-        state_put_begin(w->holding->state);
+        state_put_begin(w->replica->state);
         if (w->plane == ZERO_PLANE_SET)
-                state_put_set(w->holding->state, w->tensor, number);
+                state_put_set(w->replica->state, w->tensor, number);
         else
-                state_put_step(w->holding->state, w->tensor, number);
-        state_put_end(w->holding->state, w->put_name);
+                state_put_step(w->replica->state, w->tensor, number);
+        state_put_end(w->replica->state, w->put_name);
         w->end(w, 0);
 }
 
@@ -138,10 +138,10 @@ void work_submit(struct work *w)
                 work_put_single(w);
                 return;
         }
-        shard_pin(w->holding, w->group);
+        shard_pin(w->replica, w->group);
         w->pinned = true;
         if (w->put)
-                state_put_begin(w->holding->state);
+                state_put_begin(w->replica->state);
         w->task.run = work_run;
         w->task.done = work_done;
         offload_submit(w->job->x->offload, &w->task);
@@ -150,7 +150,7 @@ void work_submit(struct work *w)
 /* A step that was voted for has the sets that were in force then. */
 static bool work_must_wait(const struct work *w)
 {
-        const struct holding *h = w->holding;
+        const struct replica *h = w->replica;
 
         if (h->job->version < w->version || h->updating)
                 return true;
@@ -183,14 +183,14 @@ void work_free(struct work *w)
 {
         list_remove(&w->link);
         if (w->pinned)
-                shard_unpin(w->holding, w->group);
+                shard_unpin(w->replica, w->group);
         if (w->owns_buffer)
                 free(w->buffer);
         job_unref(w->job);
         free(w);
 }
 
-struct work *work_new(struct job *job, struct holding *h, uint32_t tensor, enum zero_plane plane,
+struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum zero_plane plane,
                       uint64_t first, uint64_t count)
 {
         struct work *w = calloc(1, sizeof *w);
@@ -198,7 +198,7 @@ struct work *work_new(struct job *job, struct holding *h, uint32_t tensor, enum 
         if (!w)
                 return NULL;
         *w = (struct work){ .job = job,
-                            .holding = h,
+                            .replica = h,
                             .tensor = tensor,
                             .group = job->layout->tensors[tensor].group,
                             .plane = plane,
@@ -213,7 +213,7 @@ static const char being_moved[] = "the job's shards are being moved: try again";
 
 /* ---- other nodes' requests ----------------------------------------------------------- */
 
-static bool request_lies_here(const struct job *job, const struct holding *h, uint32_t tensor,
+static bool request_lies_here(const struct job *job, const struct replica *h, uint32_t tensor,
                               uint32_t plane, uint64_t first, uint64_t count)
 {
         const struct layout_tensor *t;
@@ -240,12 +240,12 @@ static void plane_sent(void *arg, int status)
 
 static void plane_send(struct work *w)
 {
-        const void *p = plane_at(w->holding, w->tensor, w->plane, w->first);
+        const void *p = plane_at(w->replica, w->tensor, w->plane, w->first);
         size_t bytes = w->count * plane_size(w->job, w->tensor, w->plane);
 
-        shard_pin(w->holding, w->group);
+        shard_pin(w->replica, w->group);
         w->pinned = true;
-        if (plane_payload(w->holding, w->node, w->transfer, TRAFFIC_STATE, p, bytes, plane_sent, w))
+        if (plane_payload(w->replica, w->node, w->transfer, TRAFFIC_STATE, p, bytes, plane_sent, w))
                 work_free(w);
 }
 
@@ -290,14 +290,14 @@ static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
 
 void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
-        struct holding *h = holding_find(job, request->owner);
+        struct replica *h = replica_find(job, request->owner);
         struct work *w;
 
         if (request->kind == ZERO__PULL__KIND__PUT) {
                 put_pull(job, node, request);
                 return;
         }
-        if (!holdings_whole(job)) {
+        if (!replicas_whole(job)) {
                 ask_refuse(job, node, request->transfer, ZERO_EBUSY, being_moved);
                 return;
         }
@@ -348,12 +348,12 @@ static void put_landed(struct ask *ask, int status)
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__PutRange *put = m->put_range;
-        struct holding *h = holding_of_copy(job, put->owner, put->copy);
+        struct replica *h = replica_of_copy(job, put->owner, put->copy);
         Zero__Pull pull = ZERO__PULL__INIT;
         size_t bytes;
         struct work *w;
 
-        if (!holdings_whole(job)) {
+        if (!replicas_whole(job)) {
                 answer(job->x, node, m, ZERO_EBUSY, being_moved);
                 return;
         }

@@ -21,7 +21,7 @@ struct run {
 };
 
 struct launch {
-        const struct holding *holding;
+        const struct replica *replica;
         const struct update_scalars *scalars;
         const struct node_gradient *node_gradient; /* NULL: the gradient is in the state */
         uint32_t group;
@@ -39,7 +39,7 @@ static void pieces_end(struct launch *l)
 /* Of what ranks pushed there is nothing in the gap behind a tensor: it stays as it is. */
 static uint64_t run_elements(const struct launch *l)
 {
-        const struct layout_tensor *t = &l->holding->job->layout->tensors[l->run.tensor];
+        const struct layout_tensor *t = &l->replica->job->layout->tensors[l->run.tensor];
         uint64_t first = l->run.in_group - t->offset, count = l->run.count;
 
         if (!l->node_gradient || count == 0)
@@ -52,7 +52,7 @@ static uint64_t run_elements(const struct launch *l)
 static void run_gradient(const struct launch *l, struct zero_cuda_update *update)
 {
         if (!l->node_gradient) {
-                update->grad[0] = l->holding->state->grad + l->run.moment;
+                update->grad[0] = l->replica->state->grad + l->run.moment;
                 update->k = 1;
                 update->from = update->wire = ZERO_FP32;
                 return;
@@ -61,13 +61,13 @@ static void run_gradient(const struct launch *l, struct zero_cuda_update *update
         update->k = (uint32_t)node_gradient_sources(l->node_gradient, l->run.tensor,
                                                     l->run.in_group, update->grad);
         update->from = node_gradient_dtype(l->node_gradient);
-        update->wire = l->holding->job->reduce_dtype;
+        update->wire = l->replica->job->reduce_dtype;
 }
 
 static void run_end(struct launch *l)
 {
-        const struct state *s = l->holding->state;
-        const struct job *job = l->holding->job;
+        const struct state *s = l->replica->state;
+        const struct job *job = l->replica->job;
         const struct plan_shard *shard = &s->plan->shards[l->group];
         enum zero_dtype dtype = job->layout->groups[l->group].dtype;
         struct run r = l->run;
@@ -109,7 +109,7 @@ static void run_add(struct launch *l, struct run part)
 /* Its elements, tensor by tensor. */
 static void chunk_add(struct launch *l, const struct plan_chunk *c)
 {
-        const struct plan_segment *s = &l->holding->state->plan->segments[c->first_segment];
+        const struct plan_segment *s = &l->replica->state->plan->segments[c->first_segment];
 
         for (uint64_t done = 0, n; done < c->n; done += n, s++) {
                 uint64_t left = s->in_group + s->count - (c->in_group + done);
@@ -120,13 +120,13 @@ static void chunk_add(struct launch *l, const struct plan_chunk *c)
         }
 }
 
-void launch_chunks(const struct holding *h, const struct update_scalars *scalars,
+void launch_chunks(const struct replica *h, const struct update_scalars *scalars,
                    const struct node_gradient *node_gradient, uint32_t first, uint32_t end,
                    uint64_t version)
 {
         const struct plan *plan = h->state->plan;
         struct launch l = {
-                .holding = h, .scalars = scalars, .node_gradient = node_gradient, .n_pieces = 0
+                .replica = h, .scalars = scalars, .node_gradient = node_gradient, .n_pieces = 0
         };
 
         for (uint32_t c = first; c < end; c++) {

@@ -5,14 +5,14 @@
 #include "proto/cleanup.h"
 
 /* What the job is told to be at: the coordinator tells those behind, and those ahead know. */
-static const struct state_record *record_behind(struct list *holdings)
+static const struct state_record *record_behind(struct list *replicas)
 {
         const struct state_record *behind = NULL;
         uint64_t least = UINT64_MAX;
 
-        list_for_each (holdings, item) {
+        list_for_each (replicas, item) {
                 const struct state_record *r =
-                        CONTAINER_OF(item, struct holding, link)->state->record;
+                        CONTAINER_OF(item, struct replica, link)->state->record;
                 uint64_t attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
 
                 if (attempt < least) {
@@ -23,7 +23,7 @@ static const struct state_record *record_behind(struct list *holdings)
         return behind;
 }
 
-void holding_take_up(struct holding *h)
+void replica_take_up(struct replica *h)
 {
         const struct job *job = h->job;
 
@@ -36,9 +36,9 @@ void holding_take_up(struct holding *h)
 void job_take_up(struct job *job)
 {
         bool old_placement =
-                list_empty(&job->holdings); /* all that is here is of an earlier placement */
+                list_empty(&job->replicas); /* all that is here is of an earlier placement */
         const struct state_record *record =
-                record_behind(old_placement ? &job->old_replicas : &job->holdings);
+                record_behind(old_placement ? &job->old_replicas : &job->replicas);
         bool decided = record->phase == ATTEMPT_DECIDED;
 
         job->attempt = record->attempt + decided;
@@ -53,8 +53,8 @@ void job_take_up(struct job *job)
                                                   .grad_norm = record->grad_norm,
                                                   .loss_scale = record->loss_scale };
         crash_point(CRASH_RESUME_TAKEN);
-        for_holdings (job, h)
-                holding_take_up(h);
+        for_replicas (job, h)
+                replica_take_up(h);
         for_modules (job->x, module)
                 if (module->job_stands)
                         module->job_stands(job);

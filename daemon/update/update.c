@@ -38,12 +38,12 @@ struct update {
 
 struct update_task {
         struct offload_task task;
-        struct holding *holding;
+        struct replica *replica;
         uint32_t group, first, end; /* chunks */
         uint64_t save_from;
 };
 
-static int update_new(struct holding *h)
+static int update_new(struct replica *h)
 {
         struct update *u = calloc(1, sizeof *u);
 
@@ -55,7 +55,7 @@ static int update_new(struct holding *h)
         return u->scalars && u->groups ? 0 : -ENOMEM;
 }
 
-static void update_free(struct holding *h)
+static void update_free(struct replica *h)
 {
         struct update *u = h->update;
 
@@ -68,7 +68,7 @@ static void update_free(struct holding *h)
 
 /* ---- who saves what changes -------------------------------------------------------- */
 
-static uint64_t save_begin(struct holding *h, uint32_t group)
+static uint64_t save_begin(struct replica *h, uint32_t group)
 {
         uint64_t from = UINT64_MAX;
 
@@ -78,7 +78,7 @@ static uint64_t save_begin(struct holding *h, uint32_t group)
         return from;
 }
 
-static void save_chunk(const struct holding *h, uint32_t chunk, struct undo_values old,
+static void save_chunk(const struct replica *h, uint32_t chunk, struct undo_values old,
                        uint64_t from)
 {
         for_observers (h->job->x, o)
@@ -86,7 +86,7 @@ static void save_chunk(const struct holding *h, uint32_t chunk, struct undo_valu
                         o->update_chunk(h, chunk, old, from);
 }
 
-static void save_end(struct holding *h)
+static void save_end(struct replica *h)
 {
         for_observers (h->job->x, o)
                 if (o->update_end)
@@ -95,7 +95,7 @@ static void save_end(struct holding *h)
 
 /* ---- one chunk, on an offload thread -------------------------------------------- */
 
-static bool chunk_present(const struct holding *h, const struct plan_chunk *c)
+static bool chunk_present(const struct replica *h, const struct plan_chunk *c)
 {
         const struct plan *plan = h->state->plan;
         uint64_t end = c->in_group + c->n;
@@ -111,7 +111,7 @@ static bool chunk_present(const struct holding *h, const struct plan_chunk *c)
         return false;
 }
 
-static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worker,
+static void chunk_update(const struct replica *h, uint32_t chunk, uint32_t worker,
                          uint64_t save_from)
 {
         struct state *state = h->state;
@@ -143,30 +143,30 @@ static void chunk_update(const struct holding *h, uint32_t chunk, uint32_t worke
 static void update_run(struct offload_task *task, uint32_t worker)
 {
         struct update_task *t = CONTAINER_OF(task, struct update_task, task);
-        struct update *u = t->holding->update;
+        struct update *u = t->replica->update;
 
-        if (state_on_gpu(t->holding->state)) {
+        if (state_on_gpu(t->replica->state)) {
                 const struct offer *deferred = u->groups[t->group].deferred;
 
-                launch_chunks(t->holding, u->scalars,
+                launch_chunks(t->replica, u->scalars,
                               deferred ? deferred_node_gradient(deferred) : NULL, t->first, t->end,
                               u->version);
                 return;
         }
         for (uint32_t c = t->first; c < t->end; c++)
-                chunk_update(t->holding, c, worker, t->save_from);
+                chunk_update(t->replica, c, worker, t->save_from);
 }
 
 /* ---- the order of groups ---------------------------------------------------------- */
 
-static void update_tell(struct holding *h)
+static void update_tell(struct replica *h)
 {
         for_observers (h->job->x, o)
                 if (o->updated)
                         o->updated(h);
 }
 
-static void update_finish(struct holding *h)
+static void update_finish(struct replica *h)
 {
         struct update *u = h->update;
         Zero__LinkMessage m = job_message(h->job);
@@ -191,7 +191,7 @@ static void update_finish(struct holding *h)
         shard_settled(h->job);
 }
 
-static void group_finish(struct holding *h, uint32_t group)
+static void group_finish(struct replica *h, uint32_t group)
 {
         struct update *u = h->update;
         bool last = --u->unfinished == 0, saved = u->groups[group].save_from != UINT64_MAX;
@@ -208,12 +208,12 @@ static void group_finish(struct holding *h, uint32_t group)
                 save_end(h);
 }
 
-static void update_advance(struct holding *h);
+static void update_advance(struct replica *h);
 
 static void update_done(struct offload_task *task)
 {
         struct update_task *t = CONTAINER_OF(task, struct update_task, task);
-        struct holding *h = t->holding;
+        struct replica *h = t->replica;
         struct job *job = h->job;
         struct update_group *g = &h->update->groups[t->group];
         uint32_t group = t->group;
@@ -228,7 +228,7 @@ static void update_done(struct offload_task *task)
         job_unref(job);
 }
 
-static bool group_submit(struct holding *h, uint32_t group)
+static bool group_submit(struct replica *h, uint32_t group)
 {
         struct update_group *g = &h->update->groups[group];
         const struct plan_shard *shard = &h->state->plan->shards[group];
@@ -246,7 +246,7 @@ static bool group_submit(struct holding *h, uint32_t group)
         if (g->phase == GROUP_PENDING)
                 g->save_from = save_begin(h, group);
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
-                                   .holding = h,
+                                   .replica = h,
                                    .group = group,
                                    .first = g->next_chunk,
                                    .end = end - g->next_chunk > most ? g->next_chunk + most : end,
@@ -261,7 +261,7 @@ static bool group_submit(struct holding *h, uint32_t group)
 }
 
 /* Keeps the workers busy, but not more, so that gathers find their turn in between. */
-static void update_advance(struct holding *h)
+static void update_advance(struct replica *h)
 {
         struct update *u = h->update;
         uint32_t limit = offload_workers(h->job->x->offload) + 1, group = 0;
@@ -277,7 +277,7 @@ static void update_advance(struct holding *h)
 
 /* Everything follows from the record, so an update that is taken up after a crash has the same
  * bits. */
-static void update_scalars(struct holding *h)
+static void update_scalars(struct replica *h)
 {
         const struct state *state = h->state;
         const struct state_record *record = state->record;
@@ -297,7 +297,7 @@ static void update_scalars(struct holding *h)
         }
 }
 
-void update_start(struct holding *h)
+void update_start(struct replica *h)
 {
         const struct state_record *record = h->state->record;
         bool commit = record->commit;
@@ -329,7 +329,7 @@ void update_start(struct holding *h)
                 update_finish(h);
 }
 
-static bool group_present(const struct holding *h, uint32_t group)
+static bool group_present(const struct replica *h, uint32_t group)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
 
@@ -340,14 +340,14 @@ static bool group_present(const struct holding *h, uint32_t group)
 }
 
 /* The owner of a group's first part speaks for it. */
-static bool speaks_for(const struct holding *h, uint32_t group)
+static bool speaks_for(const struct replica *h, uint32_t group)
 {
         return h->copy == 0 && layout_group_trainable(h->job->layout, group) &&
                partition_owner(h->job->partition, group, 0) == h->owner;
 }
 
 /* A push that was forgotten looks as a gradient that there is none of: only people can tell. */
-static void idle_groups(struct holding *h)
+static void idle_groups(struct replica *h)
 {
         const struct job *job = h->job;
         uint32_t first = 0, n = 0;
@@ -369,7 +369,7 @@ static void idle_groups(struct holding *h)
                         IDLE_STEPS);
 }
 
-void update_begin(struct holding *h, const Zero__Decision *d)
+void update_begin(struct replica *h, const Zero__Decision *d)
 {
         struct state_record record = *h->state->record;
 

@@ -3,11 +3,11 @@
 
 #include "daemon/reduce/reduce.h"
 
-void update_begin(struct holding *h, const Zero__Decision *d);
+void update_begin(struct replica *h, const Zero__Decision *d);
 /* Carries out the decision in the state's record, from wherever a crash has left it. */
-void update_start(struct holding *h);
-/* A holding that was just given its state, which stands between two steps. */
-void holding_take_up(struct holding *h);
+void update_start(struct replica *h);
+/* A replica that was just given its state, which stands between two steps. */
+void replica_take_up(struct replica *h);
 /* A job that has been given its states goes on where their records stand. */
 void job_take_up(struct job *job);
 

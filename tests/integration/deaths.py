@@ -232,7 +232,7 @@ def stopped_in_step():
 
 
 @case
-def stopped_while_holding():
+def stopped_while_replica():
     """What a stopped process holds is left to it; the update does not wait for it."""
     with Cluster(1) as c:
         ranks = c.ranks("job", small_layout("bf16"), [0, 0], hold=-1, push=-1, grad="bf16")

@@ -9,7 +9,7 @@ static uint32_t owner_node(uint32_t node, uint32_t copy)
         return view.node[holder_owner(&view, holder_on(node, copy))];
 }
 
-/* Whether the node has anything to offer to the holding. */
+/* Whether the node has anything to offer to the replica. */
 static bool expects(const struct node *n, uint32_t node, uint32_t copy, uint32_t from)
 {
         if (copy)
@@ -25,7 +25,7 @@ static bool accumulator_complete(const struct node *n, uint32_t node, uint32_t c
         if (!n->started)
                 return false;
         for (uint32_t i = 0; i < bounds.n_nodes; i++)
-                if (expects(n, node, copy, i) && !(n->holdings[copy].finished >> i & 1))
+                if (expects(n, node, copy, i) && !(n->replicas[copy].finished >> i & 1))
                         return false;
         return true;
 }
@@ -35,7 +35,7 @@ static void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
                             u8 parts[MICRO_BATCHES][RANKS])
 {
         const struct node *n = &w->nodes[node];
-        const struct holding *h = &n->holdings[copy];
+        const struct replica *h = &n->replicas[copy];
 
         memset(parts, 0, MICRO_BATCHES * RANKS);
         for (uint32_t i = 0; i < bounds.n_nodes; i++)
@@ -61,7 +61,7 @@ static void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
 static void mirror_offer(struct world *w, uint32_t node)
 {
         struct node *n = &w->nodes[node];
-        struct holding *h = &n->holdings[0];
+        struct replica *h = &n->replicas[0];
         struct message m = { .type = OFFER, .copy = 1, .attempt = n->attempt, .last = 1 };
 
         if (view.copies < 2 || h->chained || h->running || !accumulator_complete(n, node, 0))
@@ -74,7 +74,7 @@ static void mirror_offer(struct world *w, uint32_t node)
 void accumulator_vote(struct world *w, uint32_t node, uint32_t copy)
 {
         struct node *n = &w->nodes[node];
-        struct holding *h = &n->holdings[copy];
+        struct replica *h = &n->replicas[copy];
         struct record *r = &h->record;
 
         if (copy == 0)
@@ -99,7 +99,7 @@ void accumulator_vote(struct world *w, uint32_t node, uint32_t copy)
 /* ---- offers ---- */
 
 /* All micro-batches of the sum are in one offer. */
-static void sum_take(struct holding *h, const struct early *o)
+static void sum_take(struct replica *h, const struct early *o)
 {
         for (uint32_t b = 0; b < bounds.micro_batches; b++) {
                 h->landed[o->node][b].attempt = o->attempt;
@@ -112,7 +112,7 @@ static void sum_take(struct holding *h, const struct early *o)
 static void offer_queue(struct world *w, uint32_t node, const struct early *o)
 {
         struct node *n = &w->nodes[node];
-        struct holding *h = &n->holdings[o->copy];
+        struct replica *h = &n->replicas[o->copy];
 
         if (o->micro_batch < h->offered[o->node]) {
                 violate("node %u, which keeps the rules, is cut by node %u", o->node, node);
@@ -181,7 +181,7 @@ void accumulator_reset(struct world *w, uint32_t node)
         memset(n->early, 0, sizeof n->early);
         n->n_early = 0;
         for (uint32_t c = 0; c < view.copies; c++) {
-                struct holding *h = &n->holdings[c];
+                struct replica *h = &n->replicas[c];
 
                 memset(h->offered, 0, sizeof h->offered);
                 memset(h->landed, 0, sizeof h->landed);

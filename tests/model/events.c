@@ -57,10 +57,10 @@ static void proc_events(const struct world *w, uint32_t p, struct event *e, uint
                 add(e, n, EVENT_STEP, p, 0);
 }
 
-static void holding_events(const struct world *w, uint32_t node, struct event *e, uint32_t *n)
+static void replica_events(const struct world *w, uint32_t node, struct event *e, uint32_t *n)
 {
         for (uint32_t c = 0; c < view.copies; c++) {
-                if (w->nodes[node].holdings[c].running)
+                if (w->nodes[node].replicas[c].running)
                         add(e, n, EVENT_UPDATED, node, c);
                 if (fill_can(w, node, c))
                         add(e, n, EVENT_FILL, node, c);
@@ -82,7 +82,7 @@ uint32_t events_ordinary(const void *world, struct event *e)
                         link_events(w, a, b, e, &n);
                 if (!w->nodes[a].alive)
                         add(e, &n, EVENT_START, a, 0);
-                holding_events(w, a, e, &n);
+                replica_events(w, a, e, &n);
         }
         for (uint32_t p = 0; p < PROCS; p++)
                 proc_events(w, p, e, &n);
@@ -98,8 +98,8 @@ static bool can_wipe(const struct world *w, uint32_t node)
                 uint32_t holder = holder_on(node, c), owner = holder_owner(&view, holder);
                 uint32_t twin = holder_of(&view, owner, !c);
 
-                if (w->nodes[node].holdings[c].record.attempt &&
-                    !w->nodes[holder_node(&view, twin)].holdings[!c].record.attempt)
+                if (w->nodes[node].replicas[c].record.attempt &&
+                    !w->nodes[holder_node(&view, twin)].replicas[!c].record.attempt)
                         return false;
         }
         return true;
@@ -114,7 +114,7 @@ static bool can_tear(const struct world *w, uint32_t node)
             m->attempt != w->nodes[node].attempt)
                 return false;
         for (uint32_t c = 0; c < COPIES; c++)
-                if (w->nodes[node].holdings[c].record.phase != PHASE_PREPARED)
+                if (w->nodes[node].replicas[c].record.phase != PHASE_PREPARED)
                         return false;
         return true;
 }
@@ -247,11 +247,11 @@ void event_print(const void *world, struct event e)
                 break;
         case EVENT_UPDATED:
                 printf("node %u (copy %u) has carried the decision of attempt %u out\n", e.a, e.b,
-                       w->nodes[e.a].holdings[e.b].record.decided_attempt);
+                       w->nodes[e.a].replicas[e.b].record.decided_attempt);
                 break;
         case EVENT_FILL:
                 printf("node %u (copy %u) has %s\n", e.a, e.b,
-                       w->nodes[e.a].holdings[e.b].pulled ? "made a state of it"
+                       w->nodes[e.a].replicas[e.b].pulled ? "made a state of it"
                                                           : "pulled the other copy's planes");
                 break;
         case EVENT_ATTACH:
@@ -303,9 +303,9 @@ void world_print(const void *world)
                        d->alive ? "alive" : "dead", d->up, d->version, d->attempt);
                 for (uint32_t c = 0; c < view.copies && is_owner(n); c++)
                         printf("; copy %u: version %u, attempt %u, phase %u, decided %u%s", c,
-                               d->holdings[c].record.version, d->holdings[c].record.attempt,
-                               d->holdings[c].record.phase, d->holdings[c].record.decided_attempt,
-                               d->holdings[c].running ? ", updates" : "");
+                               d->replicas[c].record.version, d->replicas[c].record.attempt,
+                               d->replicas[c].record.phase, d->replicas[c].record.decided_attempt,
+                               d->replicas[c].running ? ", updates" : "");
                 printf("\n");
         }
         printf("  coordinator: phase %u, version %u, attempt %u, slots %u%u%u, open %x, done %x, "

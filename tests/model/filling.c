@@ -34,14 +34,14 @@ static void fill_answer(struct world *w, uint32_t node, u8 copy, u8 status)
         struct message m = { .type = FILLED, .copy = copy, .status = status };
 
         if (!status)
-                m.stands[copy] = stand_of(&w->nodes[node].holdings[copy].record);
+                m.stands[copy] = stand_of(&w->nodes[node].replicas[copy].record);
         send(w, node, COORDINATOR, m);
 }
 
 void fill_begin(struct world *w, uint32_t node, const struct message *m)
 {
         struct node *n = &w->nodes[node];
-        struct holding *h = &n->holdings[m->copy];
+        struct replica *h = &n->replicas[m->copy];
 
         if (h->record.attempt) {
                 fill_answer(w, node, m->copy, ZERO_OK);
@@ -66,7 +66,7 @@ void fill_begin(struct world *w, uint32_t node, const struct message *m)
 void fill_lose(struct world *w, uint32_t node, uint32_t from)
 {
         for (uint32_t c = 0; c < COPIES; c++) {
-                struct holding *h = &w->nodes[node].holdings[c];
+                struct replica *h = &w->nodes[node].replicas[c];
 
                 if (!h->from || (h->from != from + 1 && from != COORDINATOR))
                         continue;
@@ -78,7 +78,7 @@ void fill_lose(struct world *w, uint32_t node, uint32_t from)
 
 bool fill_can(const struct world *w, uint32_t node, uint32_t copy)
 {
-        const struct holding *h = &w->nodes[node].holdings[copy];
+        const struct replica *h = &w->nodes[node].replicas[copy];
         uint32_t from = h->from - 1u;
 
         return h->from && (h->pulled || (is_up(w, node, from) && is_up(w, from, node) &&
@@ -88,7 +88,7 @@ bool fill_can(const struct world *w, uint32_t node, uint32_t copy)
 static void fill_end(struct world *w, uint32_t node, uint32_t copy)
 {
         struct node *n = &w->nodes[node];
-        struct holding *h = &n->holdings[copy];
+        struct replica *h = &n->replicas[copy];
         const struct record *r = &h->record;
 
         h->record = h->draft;
@@ -108,8 +108,8 @@ static void fill_end(struct world *w, uint32_t node, uint32_t copy)
 
 void fill_go_on(struct world *w, uint32_t node, uint32_t copy)
 {
-        struct holding *h = &w->nodes[node].holdings[copy];
-        const struct holding *twin = twin_of(w, node, copy);
+        struct replica *h = &w->nodes[node].replicas[copy];
+        const struct replica *twin = twin_of(w, node, copy);
 
         if (h->pulled) {
                 fill_end(w, node, copy);

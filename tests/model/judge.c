@@ -107,7 +107,7 @@ static void check_votes(const struct world *w, u8 attempt)
 
         for (uint32_t h = 0; h < placement_holders(&view); h++) {
                 const struct node *n = &w->nodes[holder_node(&view, h)];
-                const struct record *r = &n->holdings[holder_copy(&view, h)].record;
+                const struct record *r = &n->replicas[holder_copy(&view, h)].record;
 
                 if (r->attempt == 0)
                         continue;
@@ -125,7 +125,7 @@ static void check_votes(const struct world *w, u8 attempt)
 
 void truth_rank_slots(const struct world *w)
 {
-        const struct record *r = &w->nodes[view.node[0]].holdings[0].record;
+        const struct record *r = &w->nodes[view.node[0]].replicas[0].record;
 
         for (uint32_t b = 0; b < bounds.micro_batches; b++)
                 for (uint32_t rank = 0; rank < bounds.n_ranks; rank++) {

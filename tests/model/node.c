@@ -5,7 +5,7 @@
 
 /* ---- the record ---- */
 
-void record_abort(struct holding *h, uint32_t node, u8 attempt)
+void record_abort(struct replica *h, uint32_t node, u8 attempt)
 {
         REQUIRE(h->record.phase != PHASE_DECIDED && attempt > h->record.attempt,
                 "node %u: attempt %u (phase %u) is aborted for attempt %u", node, h->record.attempt,
@@ -16,7 +16,7 @@ void record_abort(struct holding *h, uint32_t node, u8 attempt)
         memset(h->record.parts, 0, sizeof h->record.parts);
 }
 
-static void update_start(struct holding *h)
+static void update_start(struct replica *h)
 {
         h->running = 1;
 }
@@ -28,7 +28,7 @@ static const struct record *record_behind(const struct node *n)
         u8 least = 0;
 
         for (uint32_t c = 0; c < view.copies; c++) {
-                const struct record *r = &n->holdings[c].record;
+                const struct record *r = &n->replicas[c].record;
                 u8 attempt = stand_of(r).attempt;
 
                 if (attempt && (!behind || attempt < least)) {
@@ -58,8 +58,8 @@ void job_resume(struct world *w, uint32_t node)
                 n->last_decision = r->decision;
         }
         for (uint32_t c = 0; c < view.copies; c++)
-                if (n->holdings[c].record.phase == PHASE_DECIDED)
-                        update_start(&n->holdings[c]);
+                if (n->replicas[c].record.phase == PHASE_DECIDED)
+                        update_start(&n->replicas[c]);
 }
 
 static struct message opened(const struct world *w, uint32_t node)
@@ -68,7 +68,7 @@ static struct message opened(const struct world *w, uint32_t node)
         struct message m = { .type = OPENED, .flag = n->has_job, .attempt = n->attempt };
 
         for (uint32_t c = 0; c < view.copies; c++)
-                m.stands[c] = stand_of(&n->holdings[c].record);
+                m.stands[c] = stand_of(&n->replicas[c].record);
         return m;
 }
 
@@ -105,10 +105,10 @@ static void remember(struct node *n, u8 attempt, u8 version, u8 decision, u8 ski
         n->skipped = skipped;
 }
 
-static void holding_start(struct world *w, uint32_t node, uint32_t copy)
+static void replica_start(struct world *w, uint32_t node, uint32_t copy)
 {
         struct node *n = &w->nodes[node];
-        struct holding *h = &n->holdings[copy];
+        struct replica *h = &n->replicas[copy];
 
         REQUIRE(h->record.attempt, "node %u begins attempt %u without a state", node, n->attempt);
         if (!h->running && h->record.attempt < n->attempt)
@@ -135,14 +135,14 @@ static void job_start(struct world *w, uint32_t node, const struct message *m)
                 remember(n, m->last, m->version, m->decision, m->skipped);
         memcpy(n->node_of_rank, m->place, RANKS);
         for (uint32_t c = 0; c < view.copies && is_owner(node); c++)
-                holding_start(w, node, c);
+                replica_start(w, node, c);
         begin_attempt(w, node);
         ranks_answer(w, node, false);
         ranks_admit(w, node);
 }
 
-/* It has voted, or it has recorded the decision and another holding has not. */
-static void holding_decide(struct holding *h, uint32_t node, const struct message *m)
+/* It has voted, or it has recorded the decision and another replica has not. */
+static void replica_decide(struct replica *h, uint32_t node, const struct message *m)
 {
         struct record *r = &h->record;
 
@@ -165,7 +165,7 @@ static void job_decision(struct world *w, uint32_t node, const struct message *m
         if (m->attempt != n->attempt)
                 return;
         for (uint32_t c = 0; c < view.copies && is_owner(node); c++)
-                holding_decide(&n->holdings[c], node, m);
+                replica_decide(&n->replicas[c], node, m);
         n->version = m->version;
         n->attempt = (u8)(m->attempt + 1);
         remember(n, m->attempt, m->version, m->decision, m->skipped);
@@ -178,13 +178,13 @@ void job_tear(struct world *w, uint32_t node, uint32_t copy)
 {
         const struct message m = take(w, COORDINATOR, node);
 
-        holding_decide(&w->nodes[node].holdings[copy], node, &m);
+        replica_decide(&w->nodes[node].replicas[copy], node, &m);
         daemon_crash(w, node);
 }
 
 void update_finish(struct world *w, uint32_t node, uint32_t copy)
 {
-        struct holding *h = &w->nodes[node].holdings[copy];
+        struct replica *h = &w->nodes[node].replicas[copy];
         struct record *r = &h->record;
 
         h->running = 0;
@@ -206,8 +206,8 @@ static void job_prepare(struct world *w, uint32_t node, const struct message *m)
         if (m->attempt != n->attempt)
                 return;
         for (uint32_t c = 0; c < view.copies; c++) {
-                n->holdings[c].preparing = 1;
-                n->holdings[c].prepare_scale = m->scale;
+                n->replicas[c].preparing = 1;
+                n->replicas[c].prepare_scale = m->scale;
                 accumulator_vote(w, node, c);
         }
 }

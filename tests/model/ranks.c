@@ -250,7 +250,7 @@ static bool fetched(const struct world *w, uint32_t p)
 
         for (uint32_t o = 0; o < view.n_owners; o++) {
                 uint32_t holder = nearest(o, proc->node), at = holder_node(&view, holder);
-                const struct record *r = &w->nodes[at].holdings[holder_copy(&view, holder)].record;
+                const struct record *r = &w->nodes[at].replicas[holder_copy(&view, holder)].record;
 
                 if (at != proc->node && (!is_up(w, at, proc->node) || !is_up(w, proc->node, at) ||
                                          !(w->connected[at] >> proc->node & 1)))

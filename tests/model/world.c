@@ -21,11 +21,11 @@ uint32_t holder_on(uint32_t node, uint32_t copy)
         return holder_of(&view, (owner + view.n_owners - copy) % view.n_owners, copy);
 }
 
-struct holding *twin_of(struct world *w, uint32_t node, uint32_t copy)
+struct replica *twin_of(struct world *w, uint32_t node, uint32_t copy)
 {
         uint32_t owner = holder_owner(&view, holder_on(node, copy)), other = !copy;
 
-        return &w->nodes[holder_node(&view, holder_of(&view, owner, other))].holdings[other];
+        return &w->nodes[holder_node(&view, holder_of(&view, owner, other))].replicas[other];
 }
 
 /* ---- messages ---- */
@@ -191,10 +191,10 @@ void daemon_crash(struct world *w, uint32_t node)
         struct record records[COPIES];
 
         for (uint32_t c = 0; c < COPIES; c++)
-                records[c] = n->holdings[c].record;
+                records[c] = n->replicas[c].record;
         memset(n, 0, sizeof *n);
         for (uint32_t c = 0; c < COPIES; c++)
-                n->holdings[c].record = records[c];
+                n->replicas[c].record = records[c];
         for (uint32_t i = 0; i < bounds.n_nodes; i++) {
                 queue_clear(w, i, node);
                 if (i != node)
@@ -211,7 +211,7 @@ void daemon_wipe(struct world *w, uint32_t node)
 {
         daemon_crash(w, node);
         for (uint32_t c = 0; c < COPIES; c++)
-                w->nodes[node].holdings[c].record = (struct record){ 0 };
+                w->nodes[node].replicas[c].record = (struct record){ 0 };
 }
 
 void daemon_start(struct world *w, uint32_t node)
@@ -264,7 +264,7 @@ void world_init(void *world)
                 };
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 for (uint32_t c = 0; c < view.copies && is_owner(n); c++)
-                        w->nodes[n].holdings[c].record.attempt = 1;
+                        w->nodes[n].replicas[c].record.attempt = 1;
                 daemon_start(w, n);
         }
         for (uint32_t q = 0; q < bounds.n_nodes * bounds.n_nodes; q++)
@@ -292,8 +292,8 @@ void world_check(const struct world *w)
 {
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
                 for (uint32_t c = 0; c < COPIES; c++)
-                        if (w->nodes[n].holdings[c].record.attempt)
-                                check_record(w, n, &w->nodes[n].holdings[c].record);
+                        if (w->nodes[n].replicas[c].record.attempt)
+                                check_record(w, n, &w->nodes[n].replicas[c].record);
                 REQUIRE(w->nodes[n].version <= w->truth[0].version, "node %u is ahead of the job",
                         n);
         }
@@ -303,7 +303,7 @@ static bool records_done(const struct world *w)
 {
         for (uint32_t h = 0; h < placement_holders(&view); h++) {
                 const struct node *n = &w->nodes[holder_node(&view, h)];
-                const struct record *r = &n->holdings[holder_copy(&view, h)].record;
+                const struct record *r = &n->replicas[holder_copy(&view, h)].record;
 
                 if (!r->attempt || r->phase != PHASE_OPEN || r->version != bounds.steps)
                         return false;

@@ -102,7 +102,7 @@ struct early {
 enum { RANK_EXISTS = 1, RANK_CALLING = 2, RANK_IN = 4, RANK_ATTACHING = 8, RANK_ADMITTED = 16 };
 
 /* One owner's shards: copy 0 of the node's own, copy 1 of the owner before it. */
-struct holding {
+struct replica {
         struct record record;
         u8 offered[NODES], finished;
         struct node_gradient landed[NODES][MICRO_BATCHES];
@@ -114,7 +114,7 @@ struct holding {
 
 /* A daemon: the records survive it, the rest does not. */
 struct node {
-        struct holding holdings[COPIES];
+        struct replica replicas[COPIES];
         u8 alive;
         u8 up; /* nodes whose link stands, as it knows */
         u8 has_job, started, version, attempt, scale, skipped, last_attempt, last_version,
@@ -193,7 +193,7 @@ static inline u8 session_incarnation(uint64_t session)
 bool is_owner(uint32_t node);
 /* Which holder is a copy on a node; where the other copy is. */
 uint32_t holder_on(uint32_t node, uint32_t copy);
-struct holding *twin_of(struct world *w, uint32_t node, uint32_t copy);
+struct replica *twin_of(struct world *w, uint32_t node, uint32_t copy);
 bool is_up(const struct world *w, uint32_t node, uint32_t to);
 /* Bytes up to the last message; those behind are zero. */
 size_t world_bytes(const void *world);
@@ -219,7 +219,7 @@ bool world_done(const void *world);
 /* ---- node.c: job.c, update.c, resume.c ---- */
 
 /* state_abort(): its assertions are ours. */
-void record_abort(struct holding *h, uint32_t node, u8 attempt);
+void record_abort(struct replica *h, uint32_t node, u8 attempt);
 void job_resume(struct world *w, uint32_t node);
 void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m);
 /* One of the node's records has the decision, then the daemon is killed. */

@@ -46,7 +46,7 @@ static bool all_at_rest(void *arg)
         for (uint32_t n = 0; n < s->training.net.nodes; n++) {
                 struct job *job = net_job(&s->s.net, n, "zoo");
 
-                for_holdings (job, h)
+                for_replicas (job, h)
                         if (h->state->record->phase != ATTEMPT_OPEN ||
                             h->state->record->version != STEPS)
                                 return false;
@@ -95,13 +95,13 @@ static void note_values(struct scene *s)
                 s->values[p] = calloc(n, sizeof(float));
         for (uint32_t h = 0; h < placement_holders(&s->from); h++) {
                 struct job *job = net_job(&s->s.net, holder_node(&s->from, h), "zoo");
-                const struct holding *holding =
-                        holding_of_copy(job, holder_owner(&s->from, h), holder_copy(&s->from, h));
+                const struct replica *replica =
+                        replica_of_copy(job, holder_owner(&s->from, h), holder_copy(&s->from, h));
 
-                walk(s, holding->state, holder_copy(&s->from, h) > 0);
+                walk(s, replica->state, holder_copy(&s->from, h) > 0);
                 s->readable[h] = true;
-                s->puts[h] = holding->state->puts;
-                s->any = holding->state;
+                s->puts[h] = replica->state->puts;
+                s->any = replica->state;
         }
 }
 
@@ -245,8 +245,8 @@ static void place(struct scene *s, const uint32_t *owners, uint32_t n)
                 if (!job)
                         continue;
                 job->place = s->to;
-                while (holding_first(job)) {
-                        struct holding *h = holding_first(job);
+                while (replica_first(job)) {
+                        struct replica *h = replica_first(job);
 
                         list_remove(&h->link);
                         list_insert(&job->old_replicas, &h->link);
@@ -294,12 +294,12 @@ static void check_serve(const struct scene *s, const struct state *state)
 static void check_filled(struct scene *s, uint32_t holder, const struct ending *e)
 {
         struct job *job = net_job(&s->s.net, holder_node(&s->to, holder), "zoo");
-        const struct holding *h;
+        const struct replica *h;
 
         CHECK(e->status == ZERO_OK, "holder %u: %s", holder, e->text);
         CHECK(e->version == s->version && e->attempt == s->attempt && e->puts == 77);
         CHECK(job && !job->opening);
-        h = holding_of_copy(job, holder_owner(&s->to, holder), holder_copy(&s->to, holder));
+        h = replica_of_copy(job, holder_owner(&s->to, holder), holder_copy(&s->to, holder));
         CHECK(h && h->state->id.epoch == s->to.epoch && h->state->puts == 77);
         CHECK(h->state->record->grad_norm == s->last.grad_norm &&
               h->state->record->decided_attempt == s->last.attempt);
@@ -450,13 +450,13 @@ static void a_mirror_that_missed_a_put_is_filled_anew(void)
         struct scene s;
         struct ending e;
         uint32_t node, holder;
-        struct holding *h;
+        struct replica *h;
 
         scene_open(&s, 3, 3, true);
         node = (coordinator_of(node_of(&s, 0), "zoo") + 1) % 3;
         holder = holder_of(&s.to, (node + 2) % 3, 1);
         CHECK(holder_node(&s.to, holder) == node);
-        h = holding_of_copy(net_job(&s.s.net, node, "zoo"), (node + 2) % 3, 1);
+        h = replica_of_copy(net_job(&s.s.net, node, "zoo"), (node + 2) % 3, 1);
         state_put_begin(h->state);
         h->state->master[0] += 1;
         state_put_end(h->state, 1);

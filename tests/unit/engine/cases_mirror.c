@@ -44,11 +44,11 @@ static void mirrors_change_nothing(void)
 
 /* ---- both copies --------------------------------------------------------------- */
 
-static struct holding *held(struct session *s, uint32_t holder)
+static struct replica *held(struct session *s, uint32_t holder)
 {
         const struct placement *p = &s->net.nodes[0].x.view;
 
-        return holding_of_copy(net_job(&s->net, holder_node(p, holder), "zoo"),
+        return replica_of_copy(net_job(&s->net, holder_node(p, holder), "zoo"),
                                holder_owner(p, holder), holder_copy(p, holder));
 }
 

@@ -146,7 +146,7 @@ static const struct state *held(struct session *s, uint32_t owner, uint32_t copy
         const struct placement *p = &s->net.nodes[0].x.view;
         uint32_t node = holder_node(p, holder_of(p, owner, copy));
 
-        return holding_of_copy(net_job(&s->net, node, "zoo"), owner, copy)->state;
+        return replica_of_copy(net_job(&s->net, node, "zoo"), owner, copy)->state;
 }
 
 static void copies_are_equal(struct session *s)

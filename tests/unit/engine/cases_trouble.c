@@ -92,7 +92,7 @@ static void a_drop_is_kept_where_no_state_is_left(void)
         x = &s.net.nodes[0].x;
         job = job_find(x, "zoo");
         job->drop_state = true;
-        holding_free(holding_first(job));
+        replica_free(replica_first(job));
         net_wait(&s.net, released, x, "the memory");
         kept = false;
         drop_order(x, "zoo", 0, 0, on_told);

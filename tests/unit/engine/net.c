@@ -252,9 +252,9 @@ struct job *net_job(struct net *net, uint32_t node, const char *name)
         return job_find(&net->nodes[node].x, name);
 }
 
-struct holding *net_own(const struct job *job)
+struct replica *net_own(const struct job *job)
 {
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (h->copy == 0)
                         return h;
         return NULL;
@@ -319,7 +319,7 @@ struct checksum net_checksum(struct net *net, const char *name)
                 struct job *job = net_job(net, i, name);
 
                 CHECK(job && net_own(job));
-                for_holdings (job, h)
+                for_replicas (job, h)
                         if (h->copy == 0) {
                                 s.pending++;
                                 checksum_start(h, 0, sum_done, &s);

@@ -59,7 +59,7 @@ void net_wait(struct net *net, bool (*condition)(void *arg), void *arg, const ch
 void net_turn(struct net *net);
 struct job *net_job(struct net *net, uint32_t node, const char *name);
 /* What the node holds as an owner; NULL: nothing. */
-struct holding *net_own(const struct job *job);
+struct replica *net_own(const struct job *job);
 /* Tells all nodes to drop the job. */
 void net_drop(struct net *net, const char *name);
 /* Waits until nothing of any job is left anywhere. */

@@ -6,7 +6,7 @@
 
 #include "proto/cleanup.h"
 
-static bool holding_alloc(struct holding *h)
+static bool replica_alloc(struct replica *h)
 {
         uint32_t n = h->job->layout->n_groups;
 
@@ -25,9 +25,9 @@ static bool holding_alloc(struct holding *h)
         return true;
 }
 
-int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding **ret)
+int replica_new(struct job *job, uint32_t owner, uint32_t copy, struct replica **ret)
 {
-        struct holding *h = calloc(1, sizeof *h);
+        struct replica *h = calloc(1, sizeof *h);
 
         if (!h)
                 return -ENOMEM;
@@ -35,18 +35,18 @@ int holding_new(struct job *job, uint32_t owner, uint32_t copy, struct holding *
         h->owner = owner;
         h->copy = copy;
         list_init(&h->link);
-        if (!holding_alloc(h)) {
-                holding_free(h);
+        if (!replica_alloc(h)) {
+                replica_free(h);
                 return -ENOMEM;
         }
-        list_insert(&job->holdings, &h->link);
+        list_insert(&job->replicas, &h->link);
         *ret = h;
         return 0;
 }
 
-int holding_new_old_placement(struct job *job, struct state *state, struct holding **ret)
+int replica_new_old_placement(struct job *job, struct state *state, struct replica **ret)
 {
-        int r = holding_new(job, state->plan->owner, state->id.copy, ret);
+        int r = replica_new(job, state->plan->owner, state->id.copy, ret);
 
         if (r)
                 return r;
@@ -56,7 +56,7 @@ int holding_new_old_placement(struct job *job, struct state *state, struct holdi
         return 0;
 }
 
-void holding_free(struct holding *h)
+void replica_free(struct replica *h)
 {
         if (!h)
                 return;
@@ -76,44 +76,44 @@ void holding_free(struct holding *h)
         free(h);
 }
 
-static struct holding *holding_at(const struct job *job, struct list *item)
+static struct replica *replica_at(const struct job *job, struct list *item)
 {
-        return item == &job->holdings ? NULL : CONTAINER_OF(item, struct holding, link);
+        return item == &job->replicas ? NULL : CONTAINER_OF(item, struct replica, link);
 }
 
-struct holding *holding_first(const struct job *job)
+struct replica *replica_first(const struct job *job)
 {
-        return holding_at(job, job->holdings.next);
+        return replica_at(job, job->replicas.next);
 }
 
-struct holding *holding_next(const struct job *job, const struct holding *h)
+struct replica *replica_next(const struct job *job, const struct replica *h)
 {
-        return holding_at(job, h->link.next);
+        return replica_at(job, h->link.next);
 }
 
-struct holding *holding_find(const struct job *job, uint32_t owner)
+struct replica *replica_find(const struct job *job, uint32_t owner)
 {
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (h->owner == owner)
                         return h;
         return NULL;
 }
 
-struct holding *holding_of_copy(const struct job *job, uint32_t owner, uint32_t copy)
+struct replica *replica_of_copy(const struct job *job, uint32_t owner, uint32_t copy)
 {
-        for_holdings (job, h)
+        for_replicas (job, h)
                 if (h->owner == owner && h->copy == copy)
                         return h;
         return NULL;
 }
 
-struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
+struct replica *replica_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
                                  uint32_t copy)
 {
         if (epoch == job->place.epoch)
-                return holding_of_copy(job, owner, copy);
+                return replica_of_copy(job, owner, copy);
         list_for_each ((struct list *)&job->old_replicas, item) {
-                struct holding *h = CONTAINER_OF(item, struct holding, link);
+                struct replica *h = CONTAINER_OF(item, struct replica, link);
 
                 if (h->state->id.epoch == epoch && h->owner == owner && h->copy == copy)
                         return h;
@@ -121,12 +121,12 @@ struct holding *holding_of_epoch(const struct job *job, uint64_t epoch, uint32_t
         return NULL;
 }
 
-struct holding *holding_newest_old_placement(const struct job *job)
+struct replica *replica_newest_old_placement(const struct job *job)
 {
-        struct holding *newest = NULL;
+        struct replica *newest = NULL;
 
         list_for_each ((struct list *)&job->old_replicas, item) {
-                struct holding *h = CONTAINER_OF(item, struct holding, link);
+                struct replica *h = CONTAINER_OF(item, struct replica, link);
 
                 if (!newest || h->state->id.epoch > newest->state->id.epoch)
                         newest = h;
@@ -134,18 +134,18 @@ struct holding *holding_newest_old_placement(const struct job *job)
         return newest;
 }
 
-bool holdings_whole(const struct job *job)
+bool replicas_whole(const struct job *job)
 {
         const struct placement *place = &job->place;
 
         for (uint32_t i = 0; i < placement_holders(place); i++)
                 if (holder_node(place, i) == job->x->cluster->self &&
-                    !holding_of_copy(job, holder_owner(place, i), holder_copy(place, i)))
+                    !replica_of_copy(job, holder_owner(place, i), holder_copy(place, i)))
                         return false;
         return true;
 }
 
-struct holding *holding_sole(const struct job *job)
+struct replica *replica_sole(const struct job *job)
 {
-        return job->place.n_owners == 1 ? holding_first(job) : NULL;
+        return job->place.n_owners == 1 ? replica_first(job) : NULL;
 }
