@@ -72,9 +72,9 @@ static void refuse(struct coordinated *c)
 static void kept_add(struct coordinated *c, size_t *n, uint32_t rank, const void *data,
                      size_t bytes)
 {
-        Zero__Kept *k = &c->kept[*n];
+        Zero__RankBlob *k = &c->kept[*n];
 
-        zero__kept__init(k);
+        zero__rank_blob__init(k);
         k->rank = rank;
         k->blob = (ProtobufCBinaryData){ bytes, (uint8_t *)data };
         c->kept_pointers[(*n)++] = k;
@@ -152,7 +152,7 @@ static void prepare(struct coordinated *c)
 static void resized(struct coordinated *c, uint32_t before)
 {
         for (uint32_t r = 0; r < c->n_handed; r++)
-                kept_clear(&c->handed[r]);
+                blob_clear(&c->handed[r]);
         log_info_for(c->uid, "job %s: the world size changes from %u to %u", c->name, before,
                      c->state.step.world_size);
 }

@@ -39,7 +39,7 @@ Zero__LinkMessage coordinated_message(const struct coordinated *c)
 static void coordinated_free(struct coordinated *c)
 {
         for (uint32_t r = 0; r < c->n_handed; r++)
-                kept_clear(&c->handed[r]);
+                blob_clear(&c->handed[r]);
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 free(c->reports[n]);
         free(c->handed);
@@ -65,8 +65,8 @@ void coordinated_unref(struct coordinated *c)
 
 int coordinated_reserve(struct coordinated *c, uint32_t world_size)
 {
-        Zero__Kept *kept, **pointers;
-        struct kept *handed;
+        Zero__RankBlob *kept, **pointers;
+        struct blob *handed;
 
         if (world_size <= c->n_handed)
                 return 0;

@@ -118,14 +118,14 @@ static int handed_take(struct coordinated *c, uint32_t node, const Zero__Ready *
 
         for (uint32_t r = 0; r < s->world_size; r++)
                 if (s->node_of_rank[r] == node)
-                        kept_clear(&c->handed[r]);
+                        blob_clear(&c->handed[r]);
         for (size_t i = 0; i < ready->n_kept; i++) {
-                const Zero__Kept *k = ready->kept[i];
+                const Zero__RankBlob *k = ready->kept[i];
 
                 if (k->rank >= s->world_size || k->blob.len > ZERO_BLOB_MAX ||
                     s->node_of_rank[k->rank] != node)
                         return fault_set(fault, ZERO_EPROTO, "what a rank keeps is malformed");
-                if (kept_set(&c->handed[k->rank], k->blob.data, k->blob.len))
+                if (blob_set(&c->handed[k->rank], k->blob.data, k->blob.len))
                         return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
         return 0;

@@ -38,8 +38,8 @@ struct coordinated {
         struct fill *fills[HOLDER_MAX];    /* [holder]: under way */
         uint64_t *shares;                  /* [owner]: bytes of its shards; NULL: not counted yet */
         uint32_t n_handed;                 /* at least the world size; as are the other two */
-        struct kept *handed;               /* [rank]: with the step that is being collected */
-        Zero__Kept *kept, **kept_pointers; /* to send */
+        struct blob *handed;               /* [rank]: with the step that is being collected */
+        Zero__RankBlob *kept, **kept_pointers; /* to send */
         struct report *reports[ZERO_NODE_MAX]; /* [node]; NULL: nothing is late there */
         bool told;      /* the last summary was not empty */
         uint64_t given; /* bytes of finished jobs that gave their place to this one */

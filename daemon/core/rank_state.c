@@ -8,7 +8,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-int kept_set(struct kept *k, const void *p, size_t n)
+int blob_set(struct blob *k, const void *p, size_t n)
 {
         void *data = n ? malloc(n) : NULL;
 
@@ -17,20 +17,20 @@ int kept_set(struct kept *k, const void *p, size_t n)
         if (n)
                 memcpy(data, p, n);
         free(k->data);
-        *k = (struct kept){ data, (uint32_t)n };
+        *k = (struct blob){ data, (uint32_t)n };
         return 0;
 }
 
-void kept_clear(struct kept *k)
+void blob_clear(struct blob *k)
 {
         free(k->data);
-        *k = (struct kept){ 0 };
+        *k = (struct blob){ 0 };
 }
 
 static void rank_state_clear(struct rank_state *rank_state)
 {
         free(STEAL(rank_state->params));
-        kept_clear(&rank_state->handed);
+        blob_clear(&rank_state->handed);
         rank_state->closed = rank_state->stepped = rank_state->refused = false;
 }
 
@@ -38,7 +38,7 @@ void rank_states_free(struct rank_state *rank_states, uint32_t n)
 {
         for (uint32_t r = 0; rank_states && r < n; r++) {
                 rank_state_clear(&rank_states[r]);
-                kept_clear(&rank_states[r].kept);
+                blob_clear(&rank_states[r].kept);
         }
         free(rank_states);
 }
@@ -49,21 +49,21 @@ void rank_states_reset(struct job *job, bool decided)
                 struct rank_state *rank_state = &job->rank_states[r];
 
                 if (decided && rank_state->stepped) {
-                        kept_clear(&rank_state->kept);
+                        blob_clear(&rank_state->kept);
                         rank_state->kept = rank_state->handed;
-                        rank_state->handed = (struct kept){ 0 };
+                        rank_state->handed = (struct blob){ 0 };
                 }
                 rank_state_clear(rank_state);
         }
 }
 
-void rank_states_keep(struct job *job, Zero__Kept **kept, size_t n)
+void rank_states_keep(struct job *job, Zero__RankBlob **kept, size_t n)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                kept_clear(&job->rank_states[r].kept);
+                blob_clear(&job->rank_states[r].kept);
         for (size_t i = 0; i < n; i++)
                 if (kept[i]->rank < job->world_size && kept[i]->blob.len <= ZERO_BLOB_MAX &&
-                    kept_set(&job->rank_states[kept[i]->rank].kept, kept[i]->blob.data,
+                    blob_set(&job->rank_states[kept[i]->rank].kept, kept[i]->blob.data,
                              kept[i]->blob.len))
                         log_error("job %s: out of memory: what rank %u kept is not known here",
                                   job->name, kept[i]->rank);

@@ -14,7 +14,7 @@ struct job;
 struct push_window;
 
 /* What ranks keep with a step, of any number of ranks: owned copies. */
-struct kept {
+struct blob {
         void *data;
         uint32_t bytes;
 };
@@ -30,15 +30,15 @@ struct rank_state {
         bool stepped;                     /* zero_step() was called, and is not decided */
         bool refused;                     /* a gradient of this attempt was not accepted */
         struct step_params *params;       /* with stepped */
-        struct kept handed;               /* with the zero_step() of this attempt */
-        struct kept kept;                 /* with the last decided one */
+        struct blob handed;               /* with the zero_step() of this attempt */
+        struct blob kept;                 /* with the last decided one */
 };
 
 /* -ENOMEM. */
-int kept_set(struct kept *k, const void *p, size_t n);
-void kept_clear(struct kept *k);
+int blob_set(struct blob *k, const void *p, size_t n);
+void blob_clear(struct blob *k);
 void rank_states_free(struct rank_state *rank_states, uint32_t n);
 /* The attempt is over: decided, what was handed in is kept; else it is gone. */
 void rank_states_reset(struct job *job, bool decided);
 /* What the ranks of this node kept with the last decision, as the coordinator knows it. */
-void rank_states_keep(struct job *job, Zero__Kept **kept, size_t n);
+void rank_states_keep(struct job *job, Zero__RankBlob **kept, size_t n);

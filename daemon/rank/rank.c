@@ -252,16 +252,16 @@ static bool rank_state_closes(const struct job *job, uint32_t rank, bool norm)
                     : job->rank_states[rank].stepped;
 }
 
-static size_t kept_fill(const struct job *job, Zero__Kept *kept, Zero__Kept **pointers)
+static size_t blobs_fill(const struct job *job, Zero__RankBlob *kept, Zero__RankBlob **pointers)
 {
         size_t n = 0;
 
         for (uint32_t i = 0; i < job->world_size; i++) {
-                const struct kept *k = &job->rank_states[i].handed;
+                const struct blob *k = &job->rank_states[i].handed;
 
                 if (k->bytes == 0)
                         continue;
-                zero__kept__init(&kept[n]);
+                zero__rank_blob__init(&kept[n]);
                 kept[n].rank = i;
                 kept[n].blob = (ProtobufCBinaryData){ k->bytes, k->data };
                 pointers[n] = &kept[n];
@@ -275,8 +275,8 @@ static void ready_send(struct job *job, const struct rank *last)
 {
         Zero__LinkMessage m = job_message(job);
         Zero__Ready ready = ZERO__READY__INIT;
-        Zero__Kept *kept = calloc(job->world_size, sizeof *kept);
-        Zero__Kept **pointers = calloc(job->world_size, sizeof *pointers);
+        Zero__RankBlob *kept = calloc(job->world_size, sizeof *kept);
+        Zero__RankBlob **pointers = calloc(job->world_size, sizeof *pointers);
         struct step_params_message params;
 
         if (kept && pointers) { /* else the step's deadline will say so */
@@ -284,7 +284,7 @@ static void ready_send(struct job *job, const struct rank *last)
                 ready.rank = last->rank;
                 if (!last->wants_norm) {
                         ready.params = step_params_to_message(rank_state_of(last)->params, &params);
-                        ready.n_kept = kept_fill(job, kept, pointers);
+                        ready.n_kept = blobs_fill(job, kept, pointers);
                         ready.kept = pointers;
                 }
                 m.body_case = ZERO__LINK_MESSAGE__BODY_READY;
@@ -347,7 +347,7 @@ static int rank_state_step(struct rank_state *rank_state, const struct step_para
                                  ZERO_BLOB_MAX, blob->len);
         if (!rank_state->params)
                 rank_state->params = malloc(sizeof *rank_state->params);
-        if (!rank_state->params || kept_set(&rank_state->handed, blob->data, blob->len))
+        if (!rank_state->params || blob_set(&rank_state->handed, blob->data, blob->len))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         *rank_state->params = *params;
         rank_state->stepped = true;

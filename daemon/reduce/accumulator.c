@@ -75,7 +75,7 @@ static void accumulator_free(struct replica *h)
 void accumulator_forget_kept(struct accumulator *l)
 {
         for (uint32_t r = 0; r < l->n_kept; r++)
-                kept_clear(&l->kept[r]);
+                blob_clear(&l->kept[r]);
         free(l->kept);
         l->kept = NULL;
         l->n_kept = 0;

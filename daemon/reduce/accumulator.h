@@ -84,7 +84,7 @@ struct accumulator {
         bool have_params; /* ... to end the step, not for the norm only */
         bool voted;       /* ... and has it; there is no decision yet */
         struct step_params params;
-        struct kept *kept; /* [rank]: what the ranks keep with it */
+        struct blob *kept; /* [rank]: what the ranks keep with it */
         uint32_t n_kept;
         uint64_t generation; /* tasks of an older one end in nothing */
 };

@@ -36,7 +36,7 @@ static int accumulator_keep(struct replica *h, struct fault *fault)
         const struct job *job = h->job;
 
         for (uint32_t r = 0; r < job->world_size; r++) {
-                const struct kept *k = &h->accumulator->kept[r];
+                const struct blob *k = &h->accumulator->kept[r];
                 int status = state_blob_stage(h->state, r, job->attempt, k->data, k->bytes);
 
                 if (status)
@@ -196,7 +196,7 @@ static bool kept_take(struct replica *h, const Zero__Prepare *m)
         struct accumulator *l = h->accumulator;
 
         if (l->n_kept != job->world_size) {
-                struct kept *kept = calloc(job->world_size, sizeof *kept);
+                struct blob *kept = calloc(job->world_size, sizeof *kept);
 
                 if (!kept)
                         return false;
@@ -205,10 +205,10 @@ static bool kept_take(struct replica *h, const Zero__Prepare *m)
                 l->n_kept = job->world_size;
         }
         for (uint32_t r = 0; r < l->n_kept; r++)
-                kept_clear(&l->kept[r]);
+                blob_clear(&l->kept[r]);
         for (size_t i = 0; i < m->n_kept; i++)
                 if (m->kept[i]->rank >= l->n_kept || m->kept[i]->blob.len > ZERO_BLOB_MAX ||
-                    kept_set(&l->kept[m->kept[i]->rank], m->kept[i]->blob.data,
+                    blob_set(&l->kept[m->kept[i]->rank], m->kept[i]->blob.data,
                              m->kept[i]->blob.len))
                         return false;
         return true;

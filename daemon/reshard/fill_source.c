@@ -117,7 +117,7 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
 
 /* ---- the rest ------------------------------------------------------------------------------- */
 
-static size_t kept_fill(const struct state *state, Zero__Kept *kept, Zero__Kept **pointers)
+static size_t blobs_fill(const struct state *state, Zero__RankBlob *kept, Zero__RankBlob **pointers)
 {
         size_t n = 0;
 
@@ -127,7 +127,7 @@ static size_t kept_fill(const struct state *state, Zero__Kept *kept, Zero__Kept 
 
                 if (bytes == 0)
                         continue;
-                zero__kept__init(&kept[n]);
+                zero__rank_blob__init(&kept[n]);
                 kept[n].rank = r;
                 kept[n].blob = (ProtobufCBinaryData){ bytes, (uint8_t *)p };
                 pointers[n] = &kept[n];
@@ -142,8 +142,8 @@ static void tables_send(const struct replica *h, uint32_t node, const Zero__Link
         uint32_t n_ranks = m->fill_info->kept ? state->blobs.n_ranks : 0;
         Zero__LinkMessage a = job_message(h->job);
         Zero__FillTables tables = ZERO__FILL_TABLES__INIT;
-        CLEANUP(cleanup_free) Zero__Kept *kept = calloc(n_ranks + 1, sizeof *kept);
-        CLEANUP(cleanup_free) Zero__Kept **pointers = calloc(n_ranks + 1, sizeof *pointers);
+        CLEANUP(cleanup_free) Zero__RankBlob *kept = calloc(n_ranks + 1, sizeof *kept);
+        CLEANUP(cleanup_free) Zero__RankBlob **pointers = calloc(n_ranks + 1, sizeof *pointers);
 
         if (!kept || !pointers) {
                 answer(h->job->x, node, m, ZERO_ENOMEM, "out of memory");
@@ -152,7 +152,7 @@ static void tables_send(const struct replica *h, uint32_t node, const Zero__Link
         tables.n_steps = tables.n_sets = h->job->layout->n_tensors;
         tables.steps = (uint64_t *)state->tensor_step;
         tables.sets = (uint64_t *)state->tensor_set;
-        tables.n_kept = n_ranks ? kept_fill(state, kept, pointers) : 0;
+        tables.n_kept = n_ranks ? blobs_fill(state, kept, pointers) : 0;
         tables.kept = pointers;
         a.answer = m->call;
         a.body_case = ZERO__LINK_MESSAGE__BODY_FILL_TABLES;
