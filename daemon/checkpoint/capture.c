@@ -65,13 +65,13 @@ static void capture_free(struct capture *t)
         job_unref(h->job);
 }
 
-static void disk_begin(struct capture *t, void (*run)(struct disk_job *),
-                       void (*done)(struct disk_job *))
+static void disk_begin(struct capture *t, void (*run)(struct blocking_work *),
+                       void (*done)(struct blocking_work *))
 {
         t->disk_busy = true;
         t->disk.run = run;
         t->disk.done = done;
-        disk_submit(t->x->loop, &t->disk);
+        blocking_submit(t->x->loop, &t->disk);
 }
 
 /* What a piece of work came to; false: it failed, and so does all. */
@@ -87,7 +87,7 @@ static bool disk_ended(struct capture *t)
         return false;
 }
 
-static void prepare_run(struct disk_job *job)
+static void prepare_run(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
         struct snapshot_place place = { t->x->conf->checkpoint_dir, t->directory, t->uid };
@@ -104,7 +104,7 @@ static void prepare_run(struct disk_job *job)
                 t->probed_rate = DISK_RATE; /* whether it takes the shard will be seen */
 }
 
-static void prepare_done(struct disk_job *job)
+static void prepare_done(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
@@ -134,7 +134,7 @@ static int write_blocks(struct capture *t, struct fault *fault)
         return r;
 }
 
-static void write_run(struct disk_job *job)
+static void write_run(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
         struct fault *fault = &t->disk_fault;
@@ -166,7 +166,7 @@ static void capture_tell_written(struct capture *t)
         capture_answer(t, &s);
 }
 
-static void write_done(struct disk_job *job)
+static void write_done(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
 
@@ -191,7 +191,7 @@ static void write_begin(struct capture *t)
         disk_begin(t, write_run, write_done);
 }
 
-static void publish_run(struct disk_job *job)
+static void publish_run(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
         struct manifest m;
@@ -204,7 +204,7 @@ static void publish_run(struct disk_job *job)
         t->status = r;
 }
 
-static void publish_done(struct disk_job *job)
+static void publish_done(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
@@ -217,7 +217,7 @@ static void publish_done(struct disk_job *job)
         capture_advance(t);
 }
 
-static void remove_run(struct disk_job *job)
+static void remove_run(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
         bool begun = t->partial >= 0;
@@ -231,7 +231,7 @@ static void remove_run(struct disk_job *job)
         capture_copy_deinit(t);
 }
 
-static void remove_done(struct disk_job *job)
+static void remove_done(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
 

@@ -27,7 +27,7 @@ struct capture {
         struct fault fault; /* why it is broken off */
         char *directory;
         /* what the disk's thread works on, one thing at a time */
-        struct disk_job disk;
+        struct blocking_work disk;
         bool disk_busy, published, removed;
         bool unmeasured; /* nothing is known of the disk yet */
         int status;      /* of that */

@@ -15,7 +15,7 @@
  */
 #pragma once
 
-#include "daemon/core/disk.h"
+#include "daemon/core/blocking.h"
 #include "daemon/shard/shard.h"
 #include "daemon/store/snapshot/directory.h"
 #include "daemon/store/snapshot/snapshot.h"
@@ -68,7 +68,7 @@ struct operation {
         struct manifest manifest;
         char *text;      /* the manifest's */
         uint8_t *layout; /* packed */
-        struct disk_job disk;
+        struct blocking_work disk;
         struct { /* what the disk's thread has read */
                 struct fault fault;
                 struct manifest manifest;

@@ -21,7 +21,7 @@ struct loading {
         char *directory, *text;
         struct manifest manifest;
         layout *layout;
-        struct disk_job disk;
+        struct blocking_work disk;
         bool busy, ended;
         int status; /* of the disk's work */
         struct fault fault;
@@ -100,7 +100,7 @@ static int load_draft(struct loading *ld, struct draft *d, int dir)
         return r;
 }
 
-static void load_run(struct disk_job *job)
+static void load_run(struct blocking_work *job)
 {
         struct loading *ld = CONTAINER_OF(job, struct loading, disk);
         struct snapshot_place place = { ld->x->conf->checkpoint_dir, ld->directory, ld->uid };
@@ -122,7 +122,7 @@ static void loading_tell(struct loading *ld)
         snapshot_answer(ld->x, ld->node, ld->call, &s);
 }
 
-static void load_done(struct disk_job *job)
+static void load_done(struct blocking_work *job)
 {
         struct loading *ld = CONTAINER_OF(job, struct loading, disk);
 
@@ -265,7 +265,7 @@ void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         ld->busy = true;
         ld->disk.run = load_run;
         ld->disk.done = load_done;
-        disk_submit(x->loop, &ld->disk);
+        blocking_submit(x->loop, &ld->disk);
 }
 
 /* ---- SWAP ------------------------------------------------------------------------------------ */

@@ -35,7 +35,7 @@ static void loaded(struct operation *op)
         operation_ask(op, UINT64_MAX, &s, swapped);
 }
 
-static void read_run(struct disk_job *job)
+static void read_run(struct blocking_work *job)
 {
         struct operation *op = CONTAINER_OF(job, struct operation, disk);
         struct snapshot_place place = { op->x->conf->checkpoint_dir, op->directory, op->uid };
@@ -52,7 +52,7 @@ static void read_run(struct disk_job *job)
                 fault_set(fault, ZERO_ENOMEM, "out of memory");
 }
 
-static void read_done(struct disk_job *job)
+static void read_done(struct blocking_work *job)
 {
         struct operation *op = CONTAINER_OF(job, struct operation, disk);
         Zero__Snapshot s = ZERO__SNAPSHOT__INIT;
@@ -94,7 +94,7 @@ int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,
         op->pending++;
         op->disk.run = read_run;
         op->disk.done = read_done;
-        disk_submit(x->loop, &op->disk);
+        blocking_submit(x->loop, &op->disk);
         *ret_id = op->id;
         return 0;
 }

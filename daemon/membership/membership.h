@@ -14,7 +14,7 @@
  */
 #pragma once
 
-#include "daemon/core/disk.h"
+#include "daemon/core/blocking.h"
 #include "daemon/job/paxos.h"
 #include "daemon/store/ballots.h"
 #include "daemon/transfer/transfer.h"
@@ -51,7 +51,7 @@ struct views {
         uint64_t retry_ms, complete_ms; /* loop times */
 
         bool writing;
-        struct disk_job disk;
+        struct blocking_work disk;
         struct ballots_record record;
         int written;      /* -errno or 0 */
         uint32_t actions; /* to be carried out when it is written */

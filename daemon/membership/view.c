@@ -180,7 +180,7 @@ static void view_speak(struct views *v, uint32_t actions, uint32_t from)
         x->view_chosen(x->view_arg);
 }
 
-static void view_write(struct disk_job *disk)
+static void view_write(struct blocking_work *disk)
 {
         struct views *v = CONTAINER_OF(disk, struct views, disk);
 
@@ -200,7 +200,7 @@ static void view_unwritten(struct views *v)
         change_end(v, ZERO_EIO, text);
 }
 
-static void view_written(struct disk_job *disk)
+static void view_written(struct blocking_work *disk)
 {
         struct views *v = CONTAINER_OF(disk, struct views, disk);
 
@@ -227,7 +227,7 @@ static void view_act(struct views *v, uint32_t actions, uint32_t from)
         record_to_ballots(&v->r.record, &v->record);
         v->disk.run = view_write;
         v->disk.done = view_written;
-        disk_submit(v->x->loop, &v->disk);
+        blocking_submit(v->x->loop, &v->disk);
 }
 
 /* ---- other nodes ---- */

@@ -1,8 +1,8 @@
 /*
  * What a rank needs of its GPU: its events, opened before it joins, and its windows, made when it
- * has joined.  The driver may wait for the GPU then, so threads call it that may block (disk.h),
- * and not those that compute; meanwhile the session may have ended, its deadline passed, the job
- * been dropped: then all is given back.
+ * has joined.  The driver may wait for the GPU then, so threads call it that may block
+ * (blocking.h), and not those that compute; meanwhile the session may have ended, its deadline
+ * passed, the job been dropped: then all is given back.
  *
  * Windows of a GPU are made for one rank after the other, in the order of joining.  So a job has
  * one gather window there, also when two ranks come at once, and what a user has is counted right.
@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/core/disk.h"
+#include "daemon/core/blocking.h"
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/rank/gpu_window.h"
 #include "proto/cleanup.h"
@@ -22,7 +22,7 @@ enum window_kind { PUSH, GATHER, N_WINDOWS };
 
 struct gpu_setup {
         struct list link; /* engine.gpu_setups */
-        struct disk_job disk;
+        struct blocking_work work;
         struct rank *rank;
         uint32_t gpu, uid;
         rank_made *made;
@@ -72,9 +72,9 @@ static void gpu_setup_end(struct gpu_setup *m)
 
 /* ---- events ---------------------------------------------------------------------- */
 
-static void events_run(struct disk_job *disk)
+static void events_run(struct blocking_work *work)
 {
-        struct gpu_setup *m = CONTAINER_OF(disk, struct gpu_setup, disk);
+        struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
 
         m->status = gpu_events_open(m->gpu, (const uint8_t(*)[ZERO_GPU_HANDLE])m->handles,
                                     m->n_handles, &m->events, &m->fault);
@@ -91,9 +91,9 @@ static void tell_no_events(const struct rank *rank)
                 rank->job_name, rank->rank, rank->pid, rank->needs.uid);
 }
 
-static void events_done(struct disk_job *disk)
+static void events_done(struct blocking_work *work)
 {
-        struct gpu_setup *m = CONTAINER_OF(disk, struct gpu_setup, disk);
+        struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
 
         m->rank->gpu_events = m->events;
         m->rank->no_events = m->status == 0 && !m->events;
@@ -110,18 +110,18 @@ int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE
         if (!m)
                 return -ENOMEM;
         memcpy(m->handles, handles, n * sizeof m->handles[0]);
-        m->disk.run = events_run;
-        m->disk.done = events_done;
+        m->work.run = events_run;
+        m->work.done = events_done;
         m->begun = true;
-        disk_submit(rank->x->loop, &m->disk);
+        blocking_submit(rank->x->loop, &m->work);
         return 0;
 }
 
 /* ---- windows --------------------------------------------------------------------- */
 
-static void windows_run(struct disk_job *disk)
+static void windows_run(struct blocking_work *work)
 {
-        struct gpu_setup *m = CONTAINER_OF(disk, struct gpu_setup, disk);
+        struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
 
         for (int i = 0; i < N_WINDOWS && !m->status; i++)
                 m->status = gpu_window_make(m->gpu, m->uid, &m->windows[i], &m->fault);
@@ -148,9 +148,9 @@ static void windows_end(struct gpu_setup *m)
 
 static void gpu_setups_advance(struct engine *x);
 
-static void windows_done(struct disk_job *disk)
+static void windows_done(struct blocking_work *work)
 {
-        struct gpu_setup *m = CONTAINER_OF(disk, struct gpu_setup, disk);
+        struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
         struct engine *x = m->rank->x;
 
         windows_end(m);
@@ -186,7 +186,7 @@ static void windows_begin(struct gpu_setup *m)
         if (m->status)
                 windows_end(m);
         else
-                disk_submit(m->rank->x->loop, &m->disk);
+                blocking_submit(m->rank->x->loop, &m->work);
 }
 
 static bool gpu_is_busy(const struct engine *x, uint32_t gpu)
@@ -234,8 +234,8 @@ int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
                  "the push slots of rank %u of job %s", rank->rank, job->name);
         snprintf(m->windows[GATHER].what, sizeof m->windows[GATHER].what,
                  "the gather window of job %s", job->name);
-        m->disk.run = windows_run;
-        m->disk.done = windows_done;
+        m->work.run = windows_run;
+        m->work.done = windows_done;
         gpu_setups_advance(rank->x);
         return 0;
 }

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/core/disk.h"
+#include "daemon/core/blocking.h"
 #include "daemon/reduce/buffer.h"
 #include "proto/cleanup.h"
 
@@ -85,16 +85,16 @@ static bool kept_take(struct accumulator *l, uint32_t gpu, uint64_t bytes,
 
 /* A receive buffer that is asked for. */
 struct receive_buffer_asking {
-        struct disk_job disk;
+        struct blocking_work work;
         struct job *job;
         const struct replica *replica; /* perhaps of the job no more */
         struct receive_buffer buffer;
         struct fault fault;
 };
 
-static void asking_run(struct disk_job *disk)
+static void asking_run(struct blocking_work *work)
 {
-        struct receive_buffer_asking *a = CONTAINER_OF(disk, struct receive_buffer_asking, disk);
+        struct receive_buffer_asking *a = CONTAINER_OF(work, struct receive_buffer_asking, work);
         char what[ZERO_NAME_MAX + 40];
 
         snprintf(what, sizeof what, "accumulator of job %s", a->job->name);
@@ -102,9 +102,9 @@ static void asking_run(struct disk_job *disk)
                 a->buffer.memory = NULL;
 }
 
-static void asking_done(struct disk_job *disk)
+static void asking_done(struct blocking_work *work)
 {
-        struct receive_buffer_asking *a = CONTAINER_OF(disk, struct receive_buffer_asking, disk);
+        struct receive_buffer_asking *a = CONTAINER_OF(work, struct receive_buffer_asking, work);
         struct job *job = a->job;
 
         if (!a->buffer.memory)
@@ -135,9 +135,9 @@ static void gpu_ask(struct replica *h, uint32_t gpu, uint64_t bytes)
         job_ref(a->job);
         a->replica = h;
         a->buffer = (struct receive_buffer){ NULL, bytes, (int)gpu };
-        a->disk.run = asking_run;
-        a->disk.done = asking_done;
-        disk_submit(h->job->x->loop, &a->disk);
+        a->work.run = asking_run;
+        a->work.done = asking_done;
+        blocking_submit(h->job->x->loop, &a->work);
 }
 
 static bool gpu_take(struct replica *h, uint64_t bytes, struct receive_buffer *ret)

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/core/disk.h"
+#include "daemon/core/blocking.h"
 #include "daemon/reduce/buffer.h"
 #include "proto/cleanup.h"
 
@@ -128,25 +128,25 @@ static struct piece *piece_kept(struct reduce *r, uint32_t gpu, uint64_t bytes)
 
 /* A piece that is asked for. */
 struct asking {
-        struct disk_job disk;
+        struct blocking_work work;
         struct job *job;
         struct piece *piece;
         int status;
         struct fault fault;
 };
 
-static void asking_run(struct disk_job *disk)
+static void asking_run(struct blocking_work *work)
 {
-        struct asking *a = CONTAINER_OF(disk, struct asking, disk);
+        struct asking *a = CONTAINER_OF(work, struct asking, work);
         char what[ZERO_NAME_MAX + 40];
 
         snprintf(what, sizeof what, "sums of gradients of job %s", a->job->name);
         a->status = gpu_alloc(a->piece->gpu, a->piece->bytes, what, &a->piece->memory, &a->fault);
 }
 
-static void asking_done(struct disk_job *disk)
+static void asking_done(struct blocking_work *work)
 {
-        struct asking *a = CONTAINER_OF(disk, struct asking, disk);
+        struct asking *a = CONTAINER_OF(work, struct asking, work);
         struct job *job = a->job;
         struct reduce *r = job->reduce;
         uint64_t gpu = UINT64_C(1) << a->piece->gpu;
@@ -190,10 +190,10 @@ static enum piece_found piece_ask(struct job *job, uint32_t gpu, uint64_t bytes)
         a->piece->bytes = bytes;
         a->job = job;
         job_ref(job);
-        a->disk.run = asking_run;
-        a->disk.done = asking_done;
+        a->work.run = asking_run;
+        a->work.done = asking_done;
         r->asked |= UINT64_C(1) << gpu;
-        disk_submit(job->x->loop, &a->disk);
+        blocking_submit(job->x->loop, &a->work);
         return PIECE_ASKED;
 }
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/core/disk.h"
+#include "daemon/core/blocking.h"
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
@@ -15,7 +15,7 @@
 enum { STATUS_MS = 100, STATUS_FRESH = 4 };
 
 struct look {
-        struct disk_job job;
+        struct blocking_work job;
         struct rpc *rpc;
         struct pending_call *call; /* NULL once it has ended */
         uint32_t n;
@@ -52,7 +52,7 @@ static bool status_again(struct rpc *rpc, struct pending_call *call)
         return true;
 }
 
-static void look_run(struct disk_job *job)
+static void look_run(struct blocking_work *job)
 {
         struct look *l = CONTAINER_OF(job, struct look, job);
 
@@ -61,7 +61,7 @@ static void look_run(struct disk_job *job)
                         l->gpus[i] = (struct gpu_use_now){ 0, gpu_info(i)->memory_bytes };
 }
 
-static void look_done(struct disk_job *job)
+static void look_done(struct blocking_work *job)
 {
         struct look *l = CONTAINER_OF(job, struct look, job);
 
@@ -108,6 +108,6 @@ int status_query(struct pending_call *call, const char *what, const char *argume
         call->request.subject = l;
         call->request.describe = look_describe;
         call->request.forget = look_forget;
-        disk_submit(rpc->x->loop, &l->job);
+        blocking_submit(rpc->x->loop, &l->job);
         return 0;
 }

@@ -3,24 +3,24 @@
 
 #include <stdlib.h>
 
-#include "daemon/core/disk.h"
+#include "daemon/core/blocking.h"
 #include "proto/cleanup.h"
 
 struct release {
-        struct disk_job disk;
+        struct blocking_work disk;
         struct engine *x;
         struct job *job;
         struct state *state;
 };
 
-static void release_run(struct disk_job *disk)
+static void release_run(struct blocking_work *disk)
 {
         struct release *r = CONTAINER_OF(disk, struct release, disk);
 
         state_drop(r->state);
 }
 
-static void release_done(struct disk_job *disk)
+static void release_done(struct blocking_work *disk)
 {
         struct release *r = CONTAINER_OF(disk, struct release, disk);
 
@@ -46,5 +46,5 @@ void state_drop_later(struct engine *x, struct job *job, struct state *state)
         if (job)
                 job_ref(job);
         x->releases++;
-        disk_submit(x->loop, &r->disk);
+        blocking_submit(x->loop, &r->disk);
 }

@@ -1,5 +1,5 @@
-/* Blocking work on libuv's threads; see disk.h. */
-#include "daemon/core/disk.h"
+/* Blocking work on libuv's threads; see blocking.h. */
+#include "daemon/core/blocking.h"
 
 #include <assert.h>
 
@@ -7,20 +7,20 @@
 
 static void work_run(uv_work_t *work)
 {
-        struct disk_job *job = CONTAINER_OF(work, struct disk_job, work);
+        struct blocking_work *job = CONTAINER_OF(work, struct blocking_work, work);
 
         job->run(job);
 }
 
 static void work_done(uv_work_t *work, int status)
 {
-        struct disk_job *job = CONTAINER_OF(work, struct disk_job, work);
+        struct blocking_work *job = CONTAINER_OF(work, struct blocking_work, work);
 
         assert(status == 0); /* nothing cancels it */
         job->done(job);
 }
 
-void disk_submit(uv_loop_t *loop, struct disk_job *job)
+void blocking_submit(uv_loop_t *loop, struct blocking_work *job)
 {
         int r = uv_queue_work(loop, &job->work, work_run, work_done);
 
