@@ -23,8 +23,11 @@ static int spare_open(void)
         return open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* A client that is not accepted stays in the queue, and the socket ready: one descriptor is kept to
- * take it with, and to close it. */
+/*
+ * A client that is not accepted stays in the queue, and the socket ready: one descriptor is kept to
+ * take it with, and to close it.  The close takes its time (disposal.h): until it has ended there is
+ * no spare, and its place is for nobody else's session.
+ */
 static void server_turn_away(struct rpc *rpc)
 {
         int fd;
@@ -62,10 +65,15 @@ static bool server_accept(struct rpc *rpc)
         pid_t pid;
         int fd, r;
 
+        if (rpc->spare < 0)
+                rpc->spare = spare_open();
         fd = accept4(rpc->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
                 return false;
-        r = fd < 0 ? -errno : session_new(rpc, fd);
+        if (fd < 0)
+                r = -errno;
+        else
+                r = rpc->spare < 0 ? -EMFILE : session_new(rpc, fd);
         if (!r)
                 return true;
         if (fd >= 0)
