@@ -466,6 +466,7 @@ def torch_loads_the_optimizers_file(dtype):
         if dtype is torch.bfloat16:
             masters = torch.load(f"{path}/a/master.pt", weights_only=True)
             for wrong, key in (({"weights": 1}, "zerod.save"), ({**masters, "master": {99: 1}}, "99"),
+                               ({**masters, "master": {0: 1}}, "0"), ({**masters, "master": [1]}, "master"),
                                ({"zerod.save": masters["zerod.save"]}, "master")):
                 torch.save(wrong, f"{path}/a/master.pt")
                 raises(ValueError, [f"{path}/a/master.pt", f"'{key}'", "delete it"], load_plain, f"{path}/a", optimizer)

@@ -403,11 +403,13 @@ def load_plain(directory: str, optimizer: ServiceOptimizer) -> None:
         masters = read(MASTER_FILE) if there else {}
         if there and _entry(directory, masters, SAVE_ID) == packed.get(SAVE_ID):
             values = _entry(directory, masters, "master")
-            if not isinstance(values, dict) or not all(isinstance(v, torch.Tensor) for v in values.values()):
-                raise _damaged(directory, "a 'master' that does not hold tensors")
+            if not isinstance(values, dict):
+                raise _damaged(directory, "a 'master' that holds no parameters")
             for i, master in values.items():
                 if i not in packed["state"]:
                     raise _damaged(directory, f"'{i}', which is no parameter of {PLAIN_FILE}")
+                if not isinstance(master, torch.Tensor):
+                    raise _damaged(directory, f"'{i}', which is no tensor")
                 packed["state"][i]["master"] = master
         elif sharded.rank == 0:
             log.warning("%s has no %s of the same save: fp32 master weights begin as the model's "
