@@ -426,12 +426,12 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
 
 /*
  * Asks the daemon. [blocks]  what is "status", "jobs", "shards", "ping", "checksum", "config",
- * "drop", "view" (the owners), "moves" (how far jobs have moved to the owners), or "progress" (of a
- * checkpoint or restore); argument is a job name or NULL.  "checkpoint" and "restore" begin one;
- * their argument is a JSON object with "job", "directory" (an absolute path) and, for checkpoints,
- * "keep" and "every".  *ret_json is a JSON text that the caller frees with free().  If the daemon
- * is lost meanwhile, the call connects and asks once more; it leaves ZERO_EABORTED to the step's
- * next call.
+ * "drop", "members" (the owners), "moves" (how far jobs have moved to the owners), or "progress"
+ * (of a checkpoint or restore); argument is a job name or NULL.  "checkpoint" and "restore" begin
+ * one; their argument is a JSON object with "job", "directory" (an absolute path) and, for
+ * checkpoints, "keep" and "every".  *ret_json is a JSON text that the caller frees with free().  If
+ * the daemon is lost meanwhile, the call connects and asks once more; it leaves ZERO_EABORTED to
+ * the step's next call.
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);

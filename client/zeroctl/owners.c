@@ -92,7 +92,7 @@ static bool is_made(struct change *c, json_t **ret_view)
 {
         json_t *view;
 
-        if (ctl_query(c->ctl, "view", NULL, &view))
+        if (ctl_query(c->ctl, "members", NULL, &view))
                 return false;
         if (field_number(view, "epoch") > c->epoch && owners_fit(view, c->what, c->argument)) {
                 *ret_view = view;
@@ -128,7 +128,7 @@ static int ask_for_change(struct ctl *ctl, const char *what, const char *argumen
 {
         struct change c = { .ctl = ctl, .what = what, .argument = argument };
         json_t *view;
-        int r = ctl_ask_about(ctl, "view", NULL, &view);
+        int r = ctl_ask_about(ctl, "members", NULL, &view);
 
         if (r != CTL_OK)
                 return r;
@@ -290,7 +290,7 @@ static bool ask_once(struct follow *f, json_t **ret_view)
         note_back(f, answer);
         over = is_over(f, answer);
         json_decref(answer);
-        return over && ask(f, "view", ret_view);
+        return over && ask(f, "members", ret_view);
 }
 
 static int follow(struct ctl *ctl, double epoch, json_t **ret_view, char back[static WHY_MAX])
@@ -323,21 +323,22 @@ int owners_change(struct ctl *ctl, const char *what, const char *argument)
         if (r != CTL_OK)
                 return r;
         if (owners_no_wait)
-                return ctl_show(ctl, view, show_view);
+                return ctl_show(ctl, view, show_members);
         epoch = field_number(view, "epoch");
         json_decref(view);
         r = follow(ctl, epoch, &view, back);
         if (r != CTL_OK)
                 return r;
         if (owners_fit(view, what, argument))
-                return ctl_show(ctl, view, show_view);
+                return ctl_show(ctl, view, show_members);
         if (back[0])
                 ctl_error("%s: the move was taken back: %s", what, back);
         else
-                ctl_error("%s: the owners have changed again, and not as asked: see zeroctl view, "
-                          "and "
-                          "the logs of the nodes for why",
-                          what);
+                ctl_error(
+                        "%s: the owners have changed again, and not as asked: see zeroctl members, "
+                        "and "
+                        "the logs of the nodes for why",
+                        what);
         json_decref(view);
         return CTL_FAILED;
 }

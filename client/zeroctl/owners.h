@@ -1,5 +1,5 @@
 /*
- * zeroctl view, add-node, remove-node and takeover: the owners, and a change of them.
+ * zeroctl members, add-node, remove-node and takeover: the owners, and a change of them.
  *
  * The daemon that is asked restarts in its process when the owners change: zeroctl connects again,
  * and reads from the list of owners whether the change was made meanwhile.  The moves of jobs go on
@@ -10,7 +10,7 @@
 #include "ctl.h"
 
 /* Epoch, owners, mirrors, which nodes are up, and whether they are enough for a change. */
-void show_view(const struct ctl *ctl, FILE *out, const json_t *view);
+void show_members(const struct ctl *ctl, FILE *out, const json_t *view);
 
 extern bool owners_no_wait;
 #define OWNERS_NO_WAIT                                                                     \

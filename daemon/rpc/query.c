@@ -36,7 +36,7 @@ static const struct {
         { "ping", survey_query },           { "checksum", survey_query },
         { "drop", survey_query },           { "moves", survey_query },
         { "checkpoint", checkpoint_query }, { "restore", checkpoint_query },
-        { "progress", checkpoint_query },   { "view", membership_query },
+        { "progress", checkpoint_query },   { "members", membership_query },
         { "add-node", membership_query },   { "remove-node", membership_query },
         { "takeover", membership_query },
 };

@@ -50,7 +50,7 @@ static const struct {
         { "zeroctl status, top", "status_node" },
         { "zeroctl jobs, wait", "status_jobs" },
         { "zeroctl shards", "status_shards" },
-        { "zeroctl view, add-node, remove-node, takeover", "status_membership" },
+        { "zeroctl members, add-node, remove-node, takeover", "status_membership" },
         { "zeroctl checkpoint, restore", "status_progress" },
         { "zeroctl checkpoint --every", "status_ordered" },
         { "zeroctl ping", "status_ping" },

@@ -335,7 +335,7 @@ def owners_change():
     """Nodes start anew in their process: what is on their GPUs is there still."""
     with cluster([DEVICE, DEVICE, DEVICE], owners=2) as c:
         for d in c.daemons:
-            until(lambda d=d: d.ctl("view")["voter"], what=f"the vote of {d.name}")
+            until(lambda d=d: d.ctl("members")["voter"], what=f"the vote of {d.name}")
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
         for command, node in (("add-node", "n2"), ("remove-node", "n0")):

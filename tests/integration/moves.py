@@ -16,12 +16,12 @@ from moments import (LAYOUT, NEEDS, STEPS, TRAIN, Endless, all_aborted, all_step
 
 def can_vote(c):
     for d in c.daemons:
-        until(lambda d=d: d.ctl("view")["voter"], what=f"the vote of {d.name}")
+        until(lambda d=d: d.ctl("members")["voter"], what=f"the vote of {d.name}")
 
 
 def epoch(daemon):
     """It may be starting anew just now."""
-    r = daemon.ctl_run("--json", "view")
+    r = daemon.ctl_run("--json", "members")
     return json.loads(r.stdout)["epoch"] if r.returncode == 0 else -1
 
 
@@ -235,7 +235,7 @@ def comes(c, number):
     """On all nodes that are there, and these can choose the next one."""
     for d in c.daemons:
         if d.alive():
-            until(lambda d=d: epoch(d) == number and d.ctl("view")["majority"], what=f"epoch {number} on {d.name}")
+            until(lambda d=d: epoch(d) == number and d.ctl("members")["majority"], what=f"epoch {number} on {d.name}")
 
 
 def asked_for_elsewhere(c):
@@ -305,7 +305,7 @@ def taken_back(mirror):
         why = fails(c, c[0], "add-node", "n2")
         assert "node n2" in why and "job" in why and "memory_limit" in why, why
         finish_all(ranks)
-        v = c[0].ctl("view")
+        v = c[0].ctl("members")
         assert (v["epoch"], v["owners"]) == (2, ["n0", "n1"]), v
         lies_on(c, ["n0", "n1"])
         as_undisturbed(c, [0, 1])
@@ -323,7 +323,7 @@ def idle_job_is_taken_back():
                 c.dismiss(a)
         sums = [c.checksum(name) for name in ("job", "another", "third")]
         fails(c, c[2], "add-node", "n2")
-        assert c[2].ctl("view")["owners"] == ["n0", "n1"]
+        assert c[2].ctl("members")["owners"] == ["n0", "n1"]
         lies_on(c, ["n0", "n1"])
         assert sums == [c.checksum(name) for name in ("job", "another", "third")]
 
@@ -373,7 +373,7 @@ def killed_while_it_is_taken_back(point):
         victim.start()
         said = following.communicate(timeout=REPLY_S)[1]
         assert following.returncode == 1 and "taken back" in said, said
-        assert others[0].ctl("view")["owners"] == ["n0", "n1"]
+        assert others[0].ctl("members")["owners"] == ["n0", "n1"]
         lies_on(c, ["n0", "n1"])
         as_undisturbed(c, [1, 1])
 
@@ -391,7 +391,7 @@ def takeover_is_not_taken_back():
         c[1].kill()
         r = c[0].ctl_run("--timeout", "3", "takeover", "--node-is-dead", "n1")
         assert r.returncode == 1 and "memory_limit" in r.stderr and "start its daemon again" in r.stderr, r
-        assert c[0].ctl("view")["epoch"] == 1
+        assert c[0].ctl("members")["epoch"] == 1
         c[0].kill()
         c[0].options["memory_limit"] = 0
         c[0].start()
@@ -433,7 +433,7 @@ def changed_back(mirror):
         c[0].change_owners("add-node", "n0")
         c[1].start()
         train(ranks, STEPS - 2, patient=True)
-        lies_on(c, c[0].ctl("view")["owners"])
+        lies_on(c, c[0].ctl("members")["owners"])
         as_undisturbed(c, [0, 2])
 
 

@@ -14,7 +14,7 @@ LAYOUT = small_layout(blocks=2, width=64)
 
 def view(daemon):
     """It may be starting anew just now, with other owners."""
-    return json.loads(until(lambda: daemon.ctl_run("--json", "view").stdout, what=f"the view of {daemon.name}"))
+    return json.loads(until(lambda: daemon.ctl_run("--json", "members").stdout, what=f"the view of {daemon.name}"))
 
 
 def stands(daemon, epoch, *owners):
@@ -135,7 +135,7 @@ def restarts_keep_the_view():
         for d in c.daemons:
             d.kill()
         c[1].start()  # alone: what it knows lies on its disk
-        until(lambda: c[1].ctl_run("view").returncode == 0, what="n1")
+        until(lambda: c[1].ctl_run("members").returncode == 0, what="n1")
         stands(c[1], 2, "n2")
         c[0].start(), c[2].start()
         c.wait_up()
@@ -226,7 +226,7 @@ def two_that_declared_each_other_dead_are_found():
         c[0].ctl("takeover", "--node-is-dead", "n1")
         c[0].kill()
         c[1].start()
-        until(lambda: c[1].ctl_run("view").returncode == 0, what="n1")
+        until(lambda: c[1].ctl_run("members").returncode == 0, what="n1")
         c[1].ctl("takeover", "--node-is-dead", "n0")
         c[0].start()
         until(lambda: "other owners for epoch 1" in c[1].log() + c[0].log(), what="the discovery")
@@ -261,7 +261,7 @@ def others_may_look_and_not_touch():
             return subprocess.run([Tools.zeroctl, "--socket", c[0].socket, *words], stdin=subprocess.DEVNULL,
                                   capture_output=True, text=True, timeout=REPLY_S, check=False, user=65534)
         try:
-            assert as_nobody("view").returncode == 0
+            assert as_nobody("members").returncode == 0
         except PermissionError as why:
             raise Skip(f"nobody cannot run zeroctl here: {why}") from why
         refused(as_nobody("remove-node", "n0"), "root or the user zerod runs as")

@@ -147,7 +147,7 @@ class World:
 
     def view(self, i):
         """It may be starting at this moment."""
-        r = self.cluster[i].ctl_run("--json", "view")
+        r = self.cluster[i].ctl_run("--json", "members")
         return json.loads(r.stdout) if r.returncode == 0 else {"epoch": -1, "owners": [], "voter": False}
 
     def can_change(self):

@@ -83,13 +83,13 @@ Test(owners, votes_that_are_waited_for_are_named)
                 "{\"epoch\":1,\"owners\":[\"a\"],\"nodes\":["
                 "{\"node\":\"a\",\"self\":true,\"up\":true},{\"node\":\"b\",\"up\":false},"
                 "{\"node\":\"c\",\"up\":false}],\"majority\":false,\"voter\":true}";
-        const struct line gone[] = { { "view", NULL, 0, alone },
+        const struct line gone[] = { { "members", NULL, 0, alone },
                                      { "remove-node", "b", 0, alone },
                                      { 0 } };
-        const struct line dead[] = { { "view", NULL, 0, alone },
+        const struct line dead[] = { { "members", NULL, 0, alone },
                                      { "takeover", "b,c", 0, alone },
                                      { 0 } };
-        const struct line one[] = { { "view", NULL, 0, alone },
+        const struct line one[] = { { "members", NULL, 0, alone },
                                     { "takeover", "c", 0, alone },
                                     { 0 } };
 
@@ -105,11 +105,11 @@ Test(owners, votes_that_are_waited_for_are_named)
 Test(owners, change_is_followed_until_jobs_have_moved)
 {
         const struct line script[] = {
-                { "view", NULL, 0, VIEW(0, A) },  { "add-node", "b", 0, VIEW(1, AB) },
-                { "moves", NULL, 0, NULL },       { "moves", NULL, 0, OVER(0) },
-                { "moves", NULL, 0, MOVING(10) }, { "moves", NULL, ZERO_EDEADLINE, "no answer" },
-                { "moves", NULL, 0, MOVING(90) }, { "moves", NULL, 0, OVER(1) },
-                { "view", NULL, 0, VIEW(1, AB) }, { 0 }
+                { "members", NULL, 0, VIEW(0, A) },  { "add-node", "b", 0, VIEW(1, AB) },
+                { "moves", NULL, 0, NULL },          { "moves", NULL, 0, OVER(0) },
+                { "moves", NULL, 0, MOVING(10) },    { "moves", NULL, ZERO_EDEADLINE, "no answer" },
+                { "moves", NULL, 0, MOVING(90) },    { "moves", NULL, 0, OVER(1) },
+                { "members", NULL, 0, VIEW(1, AB) }, { 0 }
         };
 
         cr_assert_eq(run("add-node b", script), 0, "%s", output);
@@ -119,11 +119,11 @@ Test(owners, change_is_followed_until_jobs_have_moved)
 
 Test(owners, busy_cluster_is_asked_again)
 {
-        const struct line script[] = { { "view", NULL, 0, VIEW(0, A) },
+        const struct line script[] = { { "members", NULL, 0, VIEW(0, A) },
                                        { "add-node", "b", ZERO_EBUSY, "about to start anew" },
-                                       { "view", NULL, 0, VIEW(0, A) },
+                                       { "members", NULL, 0, VIEW(0, A) },
                                        { "add-node", "b", ZERO_ECONFLICT, "another came first" },
-                                       { "view", NULL, 0, VIEW(1, A) },
+                                       { "members", NULL, 0, VIEW(1, A) },
                                        { "add-node", "b", 0, VIEW(2, AB) },
                                        { 0 } };
 
@@ -135,9 +135,9 @@ Test(owners, busy_cluster_is_asked_again)
 
 Test(owners, change_whose_answer_was_lost_is_found_made)
 {
-        const struct line script[] = { { "view", NULL, 0, VIEW(0, AB) },
+        const struct line script[] = { { "members", NULL, 0, VIEW(0, AB) },
                                        { "remove-node", "b", 0, NULL },
-                                       { "view", NULL, 0, VIEW(1, A) },
+                                       { "members", NULL, 0, VIEW(1, A) },
                                        { 0 } };
 
         cr_assert_eq(run("--no-wait remove-node b", script), 0, "%s", output);
@@ -146,10 +146,10 @@ Test(owners, change_whose_answer_was_lost_is_found_made)
 
 Test(owners, refusal_that_will_not_pass_is_not_asked_again)
 {
-        const struct line refused[] = { { "view", NULL, 0, VIEW(0, A) },
+        const struct line refused[] = { { "members", NULL, 0, VIEW(0, A) },
                                         { "add-node", "b", ZERO_EINVAL, "an owner already" },
                                         { 0 } };
-        const struct line lives[] = { { "view", NULL, 0, VIEW(0, AB) },
+        const struct line lives[] = { { "members", NULL, 0, VIEW(0, AB) },
                                       { "takeover", "b", ZERO_ECONFLICT, "it is not dead" },
                                       { 0 } };
 
@@ -161,10 +161,10 @@ Test(owners, refusal_that_will_not_pass_is_not_asked_again)
 
 Test(owners, other_owners_than_asked_for_are_a_failure)
 {
-        const struct line script[] = { { "view", NULL, 0, VIEW(0, A) },
+        const struct line script[] = { { "members", NULL, 0, VIEW(0, A) },
                                        { "add-node", "b", 0, VIEW(1, AB) },
                                        { "moves", NULL, 0, OVER(2) },
-                                       { "view", NULL, 0, VIEW(2, A) },
+                                       { "members", NULL, 0, VIEW(2, A) },
                                        { 0 } };
 
         cr_assert_eq(run("add-node b", script), 1, "%s", output);
@@ -176,10 +176,10 @@ Test(owners, move_that_was_taken_back_says_why)
         static const char back[] =
                 "{\"epoch\":2,\"over\":true,\"jobs\":[],\"waiting\":[],\"taken_back\":["
                 "{\"epoch\":0,\"why\":\"long ago\"},{\"epoch\":1,\"why\":\"node b has no room\"}]}";
-        const struct line script[] = { { "view", NULL, 0, VIEW(0, A) },
+        const struct line script[] = { { "members", NULL, 0, VIEW(0, A) },
                                        { "add-node", "b", 0, VIEW(1, AB) },
                                        { "moves", NULL, 0, back },
-                                       { "view", NULL, 0, VIEW(2, A) },
+                                       { "members", NULL, 0, VIEW(2, A) },
                                        { 0 } };
 
         cr_assert_eq(run("add-node b", script), 1, "%s", output);

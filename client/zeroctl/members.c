@@ -1,4 +1,4 @@
-/* zeroctl view: which nodes hold shards. */
+/* zeroctl members: which nodes hold shards. */
 #include "owners.h"
 
 #include <string.h>
@@ -59,7 +59,7 @@ static void show_nodes(const struct ctl *ctl, FILE *out, const json_t *view)
         table_deinit(&t);
 }
 
-void show_view(const struct ctl *ctl, FILE *out, const json_t *view)
+void show_members(const struct ctl *ctl, FILE *out, const json_t *view)
 {
         const json_t *undecided = json_object_get(view, "undecided");
         char owners[2048];
@@ -81,11 +81,11 @@ void show_view(const struct ctl *ctl, FILE *out, const json_t *view)
         }
 }
 
-const struct command command_view = {
-        .name = "view",
+const struct command command_members = {
+        .name = "members",
         .summary = "which nodes hold shards",
         .description = "Which nodes hold shards, which node mirrors which, and the epoch, which "
                        "counts changes of the owners. Which nodes are up, and whether they are "
                        "enough for another change.",
-        .show = show_view,
+        .show = show_members,
 };
