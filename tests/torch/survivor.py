@@ -55,17 +55,23 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     the process `target`.  (checksum of the parameters, what was kept, learning rate)"""
     options = dict(options)
     stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
-    at = options.pop("at", AT)
+    at, layerwise = options.pop("at", AT), options.pop("layerwise", False)
     model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S))
     optimizer = zt.AdamW(model, lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    layers = zt.LayerByLayer(model, model.blocks, MICRO_BATCHES)
     act = once(directory, lambda: os.kill(target or os.getpid(), how))
     for step in zt.steps(model, until=STEPS, scheduler=scheduler, seed=SEED):
         with step as t:
             assert optimizer.kept == (b"after %d" % (t - 1) if t else b""), (t, optimizer.kept)
             doomed = moment is not None and rank == VICTIM and t == at
-            parts = batch_of(t, 24).chunk(model.sharded.world_size)[rank].chunk(MICRO_BATCHES)
-            for i, part in enumerate(parts):
+            batch = batch_of(t, 24).chunk(model.sharded.world_size)[rank]
+            if layerwise:
+                handle = prepare(model, moment, act) if doomed else None
+                layers.forward_backward(lambda m, part: m(part), batch)
+                if handle:
+                    handle.remove()
+            for i, part in enumerate(() if layerwise else batch.chunk(MICRO_BATCHES)):
                 handle = prepare(model, moment, act) if doomed and i == 1 else None
                 if accumulate == "trainer" and i == 0:
                     with model.no_sync():

@@ -15,6 +15,7 @@ from zerod import drop
 from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
+from .layerwise import LayerByLayer
 from .optim import AdamW, Lion, ServiceOptimizer
 from .parameter import GradientsAreElsewhere, NotFetched
 from .sharded import Sharded, sharded_of
@@ -24,7 +25,7 @@ from .unit import ShardedParam, WrittenInPlace
 from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
-    "AdamW", "GradScaler", "GradientsAreElsewhere", "Lion", "NotFetched", "ServiceOptimizer",
+    "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched", "ServiceOptimizer",
     "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "drop", "full_params",
     "fully_shard", "load_checkpoint", "load_safetensors", "manual_seed", "save_checkpoint",
     "save_safetensors", "shard", "sharded_of", "steps",

@@ -66,6 +66,8 @@ class Gradients:
     """All gradients of one model in one attempt.
 
     keep: push nothing for now; micro-batches add up in the trainer's memory.
+    part: the micro-batch that gradients come from; several: parameters whose gradient comes in several
+    pieces of a micro-batch, which add up before micro-batches do.
     """
 
     def __init__(self, sharded: "Sharded", groups: list[Group], dtype: torch.dtype):
@@ -73,6 +75,9 @@ class Gradients:
         self.of_group = {g.index: GroupGradient(sharded.place, g) for g in groups
                          if g.trainable}
         self.keep = False
+        self.part: int | None = None
+        self.several: set[ShardedParam] = set()
+        self.pieces: dict[ShardedParam, dict[int, torch.Tensor]] = {}
         self.any = False  # a gradient was pushed or kept in this attempt
 
     @torch.no_grad()
@@ -87,12 +92,23 @@ class Gradients:
         self.any = True
         if gradient.layout is not torch.strided:
             gradient = gradient.to_dense()
+        if self.part is not None and param in self.several:
+            pieces = self.pieces.setdefault(param, {})
+            pieces[self.part] = pieces[self.part] + gradient if self.part in pieces else gradient
+            return
         self.of_group[param.group].add(param, gradient, self.dtype)
 
     @torch.no_grad()
-    def push_groups(self, groups: list[Group]) -> None:
-        """Pushes these groups' gradients, unless they are kept."""
-        if not self.keep:
+    def add_pieces(self, params: list[ShardedParam]) -> None:
+        """Adds what came in several pieces, in the order of micro-batches."""
+        for param in params:
+            for _, gradient in sorted(self.pieces.pop(param, {}).items()):
+                self.of_group[param.group].add(param, gradient, self.dtype)
+
+    @torch.no_grad()
+    def push_groups(self, groups: list[Group], kept: bool = False) -> None:
+        """Pushes these groups' gradients; those that are kept only with `kept`."""
+        if kept or not self.keep:
             for g in groups:
                 if g.trainable:
                     self.of_group[g.index].push(self.sharded.attempt, self.dtype)
@@ -106,5 +122,6 @@ class Gradients:
     def forget(self) -> None:
         """Begins a new attempt, without gradients."""
         self.any = False
+        self.pieces.clear()
         for g in self.of_group.values():
             g.forget()

@@ -92,7 +92,8 @@ class Hooks:
     def install(self) -> None:
         """Wraps every unit's forward."""
         for unit in self.sharded.units:
-            unit.module.forward = self._wrap(unit, unit.module.forward)
+            unit.forward = unit.module.forward
+            unit.module.forward = self._wrap(unit, unit.forward)
             inner = {m for p in unit.params for m, _ in p.places} - {unit.module}
             for module in () if self.holds else inner:
                 module.register_forward_hook(functools.partial(self._after_inner, unit))
@@ -124,8 +125,8 @@ class Hooks:
     @torch.compiler.disable
     def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> Call:
         if self.depth == 0 and graph_task() == -1:
-            self._begin_pass()
-        self._fetch(unit, self.forward_order if graph_task() == -1 else None)
+            self.begin_pass()
+        self.fetch(unit, self.forward_order if graph_task() == -1 else None)
         self.depth += 1
         unit.depth += 1
         call = unit.call = Call(self.sharded.attempt.number)
@@ -137,25 +138,29 @@ class Hooks:
                     inputs, lambda _gradients: self._inputs_done(unit, call))
         return call
 
-    def _begin_pass(self) -> None:
+    def begin_pass(self) -> None:
         """Clears what a failed backward pass left behind."""
         self.task = -1
         for unit in list(self.in_backward):
-            self._let_go(unit)
+            self.let_go(unit)
         for unit in self.sharded.units:
             unit.arrived.clear()
         self.forward_order.begin()
 
-    def _fetch(self, unit: Unit, order: Order | None) -> None:
+    def fetch(self, unit: Unit, order: Order | None = None) -> None:
+        """Holds a unit and shows its parameters, and prefetches what will probably follow it in that order."""
         first = unit.params and unit.params[0].gathered is None
         unit.fetch()
         if first:
             self.watch(unit)
         if order is not None:
             for ahead in order.visit(unit, self.sharded.prefetch):
-                if not ahead.fetched:
-                    for g in ahead.groups:
-                        self.sharded.attempt.prefetch(g.index)
+                self.prefetch(ahead)
+
+    def prefetch(self, unit: Unit) -> None:
+        """Has the service bring what the unit will need."""
+        for g in () if unit.fetched else unit.groups:
+            self.sharded.attempt.prefetch(g.index)
 
     def _after_inner(self, unit: Unit, _module: Any, _args: Any, output: Any) -> None:
         """A loss may use the output of a module inside the unit, and not that of the unit."""
@@ -191,7 +196,7 @@ class Hooks:
         if unit in self.in_backward:
             unit.hide()
         else:
-            self._let_go(unit)
+            self.let_go(unit)
 
     @torch.compiler.disable
     def _failed_forward(self, unit: Unit) -> None:
@@ -216,7 +221,8 @@ class Hooks:
             unit.depth = 0
             unit.abandon()
 
-    def _let_go(self, unit: Unit) -> None:
+    def let_go(self, unit: Unit) -> None:
+        """Gives the unit's parameters back; at stages 1 and 2 only hides them."""
         self.in_backward.discard(unit)
         unit.calls.clear()
         if self.holds:
@@ -238,7 +244,7 @@ class Hooks:
         if unit in self.in_backward and unit.fetched and unit.shown:
             return
         self.in_backward.add(unit)
-        self._fetch(unit, self.backward_order)
+        self.fetch(unit, self.backward_order)
 
     def _expect_end(self) -> None:
         """Has the engine tell when the outermost backward pass is over."""
@@ -261,17 +267,17 @@ class Hooks:
         if unit.has_frozen or unit.is_root or unit.depth:
             return
         if not any(call.tells_its_end for call in unit.calls):
-            self._let_go(unit)
+            self.let_go(unit)
 
     def _inputs_done(self, unit: Unit, call: Call) -> None:
         """The gradients of a call's inputs have come: its backward is over."""
         if call.tells_its_end:
             unit.calls.discard(call)
             if not unit.calls and unit.depth == 0:
-                self._let_go(unit)
+                self.let_go(unit)
         else:  # leaves have theirs early: the rest of the graph comes after
             engine = torch.autograd.Variable._execution_engine  # pylint: disable=protected-access
-            engine.queue_callback(lambda: unit.depth or self._let_go(unit))
+            engine.queue_callback(lambda: unit.depth or self.let_go(unit))
 
     def _after_backward(self) -> None:
         self.task = -1
@@ -279,4 +285,4 @@ class Hooks:
         for unit in self.sharded.units:
             unit.arrived.clear()
             if unit.depth == 0 and (unit in self.in_backward or unit.shown):
-                self._let_go(unit)
+                self.let_go(unit)

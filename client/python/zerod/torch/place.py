@@ -16,11 +16,12 @@ Rules of :class:`Gpu`
 - A copy under way during an abort may read the window's next contents: after a copy every abort is
   raised (:meth:`Attempt.copied`).
 
-All use of CUDA is in :meth:`Gpu.tensor_at`, :meth:`Gpu.mark`, :meth:`Gpu.follow`,
-:meth:`Gpu.stream`, :meth:`Gpu.random_state` and :meth:`Gpu.restore_random_state`.
+All use of CUDA is in :meth:`Gpu.tensor_at`, :meth:`Gpu.mark`, :meth:`Gpu.follow`, :meth:`Gpu.stream`,
+:meth:`Gpu.current_stream`, :meth:`Gpu.random_state` and :meth:`Gpu.restore_random_state`.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,10 @@ class Host:
 
     def follow(self, mark: Any, tensor: torch.Tensor) -> None:
         """Orders work from now on, which uses the tensor, behind the marked work."""
+
+    def current_stream(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which another thread works where this one does now."""
+        return contextlib.nullcontext()
 
     def random_state(self) -> torch.Tensor | None:
         """The state of the device's own generator; None: it has none."""
@@ -150,6 +155,10 @@ class Gpu:
         if mark != current:
             current.wait_stream(mark)
             tensor.record_stream(current)
+
+    def current_stream(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which another thread works where this one does now."""
+        return torch.cuda.stream(torch.cuda.current_stream(self.device))
 
     def random_state(self) -> torch.Tensor | None:
         """The state of the device's own generator."""

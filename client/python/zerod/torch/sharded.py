@@ -42,6 +42,7 @@ class Sharded:
     optimizer_name: of the optimizer in the service that the model was sharded for.
     goes_on: the job had its values when this rank attached, so that loading others is left out.
     keep: whether the job stays when all ranks have completed it.
+    hold_groups: how many groups this rank may hold at once, or zerod.ALL.
     """
 
     def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu",
@@ -59,6 +60,7 @@ class Sharded:
         self.pending = Pending()
         self.optimizer_name = optimizer_name
         self.goes_on = False
+        self.hold_groups = 0
         self.keep = True
 
     @property

@@ -10,7 +10,8 @@ the service's values do not change.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -124,6 +125,7 @@ class Unit:
     def __init__(self, sharded: "Sharded", name: str, module: nn.Module, groups: list[Group]):
         self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
         self.params = [p for g in groups for p in g.params]
+        self.forward: Callable[..., Any] = module.forward  # without the hooks
         self.is_root = module is sharded.model
         self.fetched = self.shown = False
         self.memory: set[int] = set()  # addresses of the storages of what is fetched

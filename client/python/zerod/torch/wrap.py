@@ -267,7 +267,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     if other is not None and not other.client.closed:
         raise ValueError(f"this process has a model in job '{sharded.client.job}' already: give "
                          "each model a job of its own, shard(model, job=...)")
-    sharded.client.attach(layout, **_needs(sharded, layout), grad_dtype=DTYPES[grad_dtype],
+    needs = _needs(sharded, layout)
+    sharded.hold_groups = needs["hold_groups"]
+    sharded.client.attach(layout, **needs, grad_dtype=DTYPES[grad_dtype],
                           reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank)
     sharded.attempt, sharded.keep = Attempt(sharded), keep
     _find_standing(sharded, resume)
