@@ -239,10 +239,10 @@ Test(zeroctl, drop_confirms)
         cr_assert_str_eq(output, "job gpt: dropped\n");
 }
 
-Test(zeroctl, view_tells_who_holds_what_and_whether_that_can_change)
+Test(zeroctl, members_tells_who_holds_what_and_whether_that_can_change)
 {
         const struct answer a = {
-                "view", NULL,
+                "members", NULL,
                 "{\"epoch\":3,\"owners\":[\"a\",\"c\"],\"mirrors\":[{\"owner\":\"a\",\"node\":"
                 "\"c\"},"
                 "{\"owner\":\"c\",\"node\":\"a\"}],\"nodes\":["
@@ -252,7 +252,7 @@ Test(zeroctl, view_tells_who_holds_what_and_whether_that_can_change)
                 "\"votes_reachable\":2,\"majority\":true,\"voter\":true,\"undecided\":[\"a\"]}"
         };
 
-        cr_assert_eq(ask("view", &a), 0);
+        cr_assert_eq(ask("members", &a), 0);
         cr_assert_str_eq(output, "epoch 3, owners a c\n"
                                  "NODE  STATE  SHARDS  MIRROR OF\n"
                                  "a     here   yes     c\n"
@@ -356,13 +356,13 @@ Test(zeroctl, wrong_usage_exits_with_2)
                                              "export a",
                                              "export a b --dtype fp64",
                                              "import a b --every 2",
-                                             "view a",
+                                             "members a",
                                              "add-node",
                                              "remove-node a b",
                                              "takeover",
                                              "takeover a",
-                                             "view --node-is-dead a",
-                                             "view --no-wait" };
+                                             "members --node-is-dead a",
+                                             "members --no-wait" };
 
         for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
                 cr_assert_eq(run(wrong[i]), 2, "zeroctl %s: %s", wrong[i], output);
