@@ -8,8 +8,9 @@
 #include <unistd.h>
 
 #include "nearest.h"
+#include "progress.h"
 
-enum { TIMEOUT_MAX_S = 86400, GIVEN_MAX = 32, OPTIONS_MAX = 64 };
+enum { TIMEOUT_MAX_S = 86400, GIVEN_MAX = 32, OPTIONS_MAX = 64, ANEW_MS = 500 };
 
 /* An option of some subcommand, as it was given: before or behind the subcommand's name. */
 struct given {
@@ -250,6 +251,10 @@ static int execute(struct ctl *ctl, const struct arguments *a)
                 .timeout_ms = a->timeout_ms,
         };
         r = zero_connect(&ctl->options, &ctl->client);
+        if (r == ZERO_ECLOSED) { /* the daemon starts anew, with other owners */
+                progress_nap(ANEW_MS);
+                r = zero_connect(&ctl->options, &ctl->client);
+        }
         if (r) {
                 ctl_error("%s", zero_error(NULL));
                 return CTL_NO_CONNECTION;
