@@ -20,7 +20,11 @@ void schedules_free(struct engine *x);
 
 /* ---- at every node ---- */
 
+/* answer.c */
 void snapshot_answer(struct engine *x, uint32_t node, uint64_t call, Zero__Snapshotted *s);
+/* owner: of a checkpoint. */
+void snapshot_send_progress(struct engine *x, const char *job, uint32_t node, uint64_t id,
+                            uint32_t owner, uint64_t bytes);
 
 struct capture;
 void capture_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
@@ -35,6 +39,3 @@ int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n
                    struct fault *fault);
 void captures_tick(struct engine *x);
 void loadings_tick(struct engine *x);
-/* owner: of a checkpoint. */
-void snapshot_send_progress(struct engine *x, const char *job, uint32_t node, uint64_t id,
-                            uint32_t owner, uint64_t bytes);

@@ -1,10 +1,11 @@
 /*
- * Gather windows: where they are, how large, and which ranks they have room for.
+ * How large gather windows are, and which ranks they have room for.
  *
- * Each place that ranks name has one.  It is made for the first rank that names it, from the
- * configuration or from what the local ranks will declare, and goes with the last.  How many of
- * the local ranks share a GPU is not known where there are several: a window there is for as many
- * as an even spread gives it, and those that find no room have another one beside it.
+ * Each place that ranks name has a window.  The window is made for the first rank that names the
+ * place, and goes with the last; its size follows the configuration, or what the local ranks will
+ * declare. Where a node has several GPUs nobody knows how many ranks will share one: a window there
+ * has room for an even share of the ranks, and ranks that find no room get another window beside
+ * it.
  */
 #include "daemon/gather/entry.h"
 
@@ -15,99 +16,6 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
-
-static void gather_drop_window(struct gather *g)
-{
-        if (!g->has_window && !g->planned)
-                return;
-        window_deinit(&g->window);
-        segment_free(&g->segment);
-        g->has_window = g->planned = false;
-}
-
-static void gather_free(struct gather *g)
-{
-        gather_drop_window(g);
-        free(g->entries);
-        free(g->skip);
-        free(g);
-}
-
-static int gather_new(struct job *job, const struct window_place *place)
-{
-        uint32_t n = job->layout->n_groups;
-        struct gather *g = calloc(1, sizeof *g);
-
-        if (!g)
-                return -ENOMEM;
-        g->job = job;
-        g->place = *place;
-        g->entries = calloc(n, sizeof *g->entries);
-        g->skip = calloc(n, sizeof *g->skip);
-        if (!g->entries || !g->skip) {
-                gather_free(g);
-                return -ENOMEM;
-        }
-        g->segment.fd = -1;
-        list_init(&g->starving);
-        for (uint32_t i = 0; i < n; i++) {
-                list_init(&g->entries[i].waiting);
-                list_init(&g->entries[i].starving);
-                g->entries[i].slab = SLAB_NONE;
-        }
-        list_insert(&job->gathers, &g->link);
-        return 0;
-}
-
-void gathers_free(struct job *job)
-{
-        list_for_each (&job->gathers, item) {
-                gather_free(CONTAINER_OF(item, struct gather, link));
-        }
-        list_init(&job->gathers);
-}
-
-static struct gather *gather_at(const struct job *job, struct list *item)
-{
-        return item == &job->gathers ? NULL : CONTAINER_OF(item, struct gather, link);
-}
-
-struct gather *gather_first(const struct job *job)
-{
-        return gather_at(job, job->gathers.next);
-}
-
-struct gather *gather_next(const struct job *job, const struct gather *g)
-{
-        return gather_at(job, g->link.next);
-}
-
-bool slabless(const struct gather *g, uint32_t group)
-{
-        return gather_mapped(g, group) || g->job->layout->groups[group].elements == 0;
-}
-
-const struct segment *gather_serve(const struct gather *g)
-{
-        const struct replica *sole = replica_sole(g->job);
-        const struct segment *serve = sole && sole->state ? &sole->state->serve_segment : NULL;
-
-        return serve && serve->data && window_place_has(&g->place, serve) ? serve : NULL;
-}
-
-bool gather_mapped(const struct gather *g, uint32_t group)
-{
-        const struct layout_group *l = &g->job->layout->groups[group];
-
-        return gather_serve(g) && l->dtype != ZERO_FP32 && l->elements > 0;
-}
-
-const struct segment *gather_segment(const struct gather *g)
-{
-        return g->has_window && g->segment.bytes ? &g->segment : NULL;
-}
-
-/* ---- admission ----------------------------------------------------------- */
 
 static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
 {
@@ -172,25 +80,6 @@ static int gather_make_window(struct gather *g, uint64_t groups, struct fault *f
         return r;
 }
 
-struct job *gather_job(const struct gather *g)
-{
-        return g->job;
-}
-
-uint64_t gather_lacks(const struct gather *g)
-{
-        return g->planned ? g->window.slots->bytes : 0;
-}
-
-void gather_provide(struct gather *g, struct segment *memory)
-{
-        assert(g->planned);
-        g->segment = *memory;
-        *memory = (struct segment){ .fd = -1 };
-        g->planned = false;
-        g->has_window = true;
-}
-
 /* Local ranks that a window in that place is likely to serve. */
 static uint32_t sharers(const struct window_place *place, uint32_t local_world_size)
 {
@@ -230,38 +119,6 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
                 return ZERO_EWINDOW;
         }
         return 0;
-}
-
-/* Its last rank has left, and perhaps nothing uses it any more. */
-static void gather_vacate(struct gather *g)
-{
-        uint32_t n = g->job->layout->n_groups;
-
-        if (g->admitted || g->busy || !(g->has_window || g->planned))
-                return;
-        for (uint32_t i = 0; i < n; i++)
-                if (!list_empty(&g->entries[i].waiting))
-                        return; /* the window stays for the next ranks */
-        for (uint32_t i = 0; i < n; i++) {
-                list_remove(&g->entries[i].starving);
-                g->entries[i].phase = ENTRY_EMPTY;
-                g->entries[i].slab = SLAB_NONE;
-        }
-        gather_drop_window(g);
-        for (uint32_t i = 0; i < n; i++)
-                gather_advance_others(g, i); /* who waited for what it was to bring */
-}
-
-void gather_use(struct gather *g)
-{
-        g->busy++;
-}
-
-void gather_unuse(struct gather *g)
-{
-        assert(g->busy > 0);
-        if (--g->busy == 0)
-                gather_vacate(g);
 }
 
 /* Ranks in that place may have windows beside each other. */

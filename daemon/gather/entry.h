@@ -1,6 +1,6 @@
 /*
- * entry.h - shared by gathering (gather.c), what goes into a slab (slices.c, spread.c) and the
- * making of windows (admission.c).
+ * entry.h - shared by the windows of a job (entry.c), gathering (gather.c), what goes into a slab
+ * (slices.c, spread.c), and who is admitted to a window (admission.c).
  */
 #pragma once
 
@@ -42,17 +42,23 @@ struct gather {
 
 #define for_gathers(job, g) for (struct gather *g = gather_first(job); g; g = gather_next(job, g))
 
+/* entry.c */
+/* -ENOMEM. */
+int gather_new(struct job *job, const struct window_place *place);
+void gather_drop_window(struct gather *g);
 void gathers_free(struct job *job);
 struct gather *gather_first(const struct job *job);
 struct gather *gather_next(const struct job *job, const struct gather *g);
 /* Groups that need no slab. */
 bool slabless(const struct gather *g, uint32_t group);
+
+/* gather.c */
 /* Moves an entry on as far as it goes now. */
 void gather_advance(struct gather *g, uint32_t group);
-/* The same in all other windows of the node. */
-void gather_advance_others(struct gather *g, uint32_t group);
 /* Slabs have become free: those who wait for one go on, in order. */
 void gather_feed(struct gather *g);
+/* The window goes, if it has no ranks and no uses. */
+void gather_vacate(struct gather *g);
 /* Uses of the window begin and end; if it has no ranks any more, it goes with the last. */
 void gather_use(struct gather *g);
 void gather_unuse(struct gather *g);

@@ -23,6 +23,8 @@
 
 enum { PARTS_IN_FLIGHT = 8 };
 
+static void gather_advance_others(struct gather *g, uint32_t group);
+
 /* ---- entries ------------------------------------------------------------------ */
 
 static void entry_answer(struct gather *g, uint32_t group)
@@ -164,13 +166,47 @@ void gather_advance(struct gather *g, uint32_t group)
                 entry_fill(g, group);
 }
 
-void gather_advance_others(struct gather *g, uint32_t group)
+static void gather_advance_others(struct gather *g, uint32_t group)
 {
         if (g->job->dead)
                 return;
         for_gathers (g->job, other)
                 if (other != g)
                         gather_advance(other, group);
+}
+
+/* ---- uses of a window ----------------------------------------------------------- */
+
+/* Its last rank has left, and perhaps nothing uses it any more. */
+void gather_vacate(struct gather *g)
+{
+        uint32_t n = g->job->layout->n_groups;
+
+        if (g->admitted || g->busy || !(g->has_window || g->planned))
+                return;
+        for (uint32_t i = 0; i < n; i++)
+                if (!list_empty(&g->entries[i].waiting))
+                        return; /* the window stays for the next ranks */
+        for (uint32_t i = 0; i < n; i++) {
+                list_remove(&g->entries[i].starving);
+                g->entries[i].phase = ENTRY_EMPTY;
+                g->entries[i].slab = SLAB_NONE;
+        }
+        gather_drop_window(g);
+        for (uint32_t i = 0; i < n; i++)
+                gather_advance_others(g, i); /* who waited for what it was to bring */
+}
+
+void gather_use(struct gather *g)
+{
+        g->busy++;
+}
+
+void gather_unuse(struct gather *g)
+{
+        assert(g->busy > 0);
+        if (--g->busy == 0)
+                gather_vacate(g);
 }
 
 /* ---- asking -------------------------------------------------------------------- */

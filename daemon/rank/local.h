@@ -1,5 +1,5 @@
 /*
- * local.h - shared by attaching (attach.c, entering.c), what attached ranks do (rank.c), what is
+ * local.h - shared by attaching (attach.c), what attached ranks do (rank.c), what is
  * made on a rank's GPU (gpu_setup.c), and messages that wait for it (stream_order.c).
  */
 #pragma once
@@ -20,24 +20,6 @@ int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r,
                   struct fault *fault);
 /* The attempt, if it is the one that counts, must not end without that gradient. */
 void rank_push_refused(struct rank *rank, uint64_t attempt);
-
-/* ---- attach.c ---- */
-
-void rank_free(struct rank *rank);
-/* The coordinator hears that it has left. */
-void rank_part(const struct rank *rank, bool orderly);
-void rank_join(struct rank *rank);
-/* The call that attaches ends, if there is one still. */
-void attach_end(struct rank *rank, int status, const char *text);
-/* The rank does not join any more, and needs its layout no more. */
-void rank_withdraw(struct rank *rank);
-/* Both. */
-void attach_refused(struct rank *rank, int status, const char *text);
-
-/* ---- entering.c ---- */
-
-/* Its join was answered: it enters the job, or is refused, perhaps before this returns. */
-void rank_admitted(struct rank *rank);
 
 /* ---- gpu_setup.c ---- */
 
