@@ -1,7 +1,7 @@
 /*
- * accumulator.h - shared by an owner's reduction (accumulator.c), what it computes (adding.c), what
- * of it is left to the update (deferred.c), the offers it takes (offer.c, pulling.c,
- * receive_buffer.c) and its vote (vote.c).
+ * accumulator.h - shared by the offers that an owner takes (offer.c, pulling.c, receive_buffer.c),
+ * what it computes (adding.c), what of it is left to the update (deferred.c), its sums
+ * (accumulator.c), and what follows when they are complete (complete.c).
  */
 #pragma once
 
@@ -89,6 +89,7 @@ struct accumulator {
         uint64_t generation; /* tasks of an older one end in nothing */
 };
 
+/* offer.c */
 /* Of what is pulled: the wire's, or fp32 for a mirror. */
 enum zero_dtype accumulator_dtype(const struct replica *h);
 /* Whether the group is reduced here at all; whether a node has something to offer to it: ranks, or
@@ -98,12 +99,7 @@ bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
 
 /* Elements that are pulled of an offer, and the first: of the group, or of the mirrored sum. */
 struct range accumulator_range(const struct replica *h, uint32_t group);
-
-/* offer.c */
 void offer_free(struct offer *o);
-/* Its offers of attempts that have not begun here are dropped: the link is lost. */
-void accumulator_forget_node(struct replica *h, uint32_t node);
-void accumulator_take_early(struct replica *h);
 
 /* pulling.c */
 /* Begins to pull it, if it has anything to pull and is not being pulled; its_turn: beyond the
@@ -125,11 +121,6 @@ void receive_buffer_give(struct replica *h, struct receive_buffer *buffer);
 bool offer_defers(const struct offer *o);
 /* Until it is taken, or the attempt is over; with it what its ranks pushed. */
 void deferred_keep(struct offer *o);
-/* Nobody takes it. */
-void deferred_end(struct replica *h, uint32_t group);
-
-/* mirror.c: the group's sum is there. */
-void mirror_offer(struct replica *h, uint32_t group);
 
 /* adding.c */
 /* Of nothing yet. */
@@ -139,7 +130,8 @@ void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t gr
 void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
                      struct group_norm *norm);
 
-/* vote.c: the norm of a complete group, if it has none yet, and the vote once all have theirs. */
+/* complete.c: the norm of a complete group, if it has none yet, and the vote once all have theirs.
+ */
 void accumulator_measure(struct replica *h, uint32_t group);
 void accumulator_measured(struct replica *h, uint32_t group);
 void accumulator_vote(struct replica *h);
@@ -147,8 +139,6 @@ void accumulator_vote(struct replica *h);
 /* accumulator.c */
 void accumulators_tick(struct engine *x);
 void accumulators_node_down(struct engine *x, uint32_t node, const char *why);
-/* Writes the sum of what was deferred. */
-void offer_settle(struct offer *o);
 void accumulator_advance(struct replica *h, uint32_t group);
 void accumulator_forget_present(struct replica *h, uint32_t group);
 void accumulator_forget_kept(struct accumulator *l);

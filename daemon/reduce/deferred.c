@@ -61,26 +61,6 @@ void deferred_release(struct offer *o)
         offer_free(o);
 }
 
-void accumulator_left(struct replica *h)
-{
-        for (uint32_t g = 0; g < h->accumulator->n_groups && !accumulator_voted(h); g++) {
-                struct offer *o = deferred_take(h, g);
-
-                if (o)
-                        offer_settle(o);
-        }
-}
-
-void deferred_end(struct replica *h, uint32_t group)
-{
-        struct offer *o = deferred_take(h, group);
-
-        if (o && h->state->record->phase == ATTEMPT_PREPARED)
-                offer_settle(o);
-        else
-                deferred_release(o);
-}
-
 const struct node_gradient *deferred_node_gradient(const struct offer *o)
 {
         return o->node_gradient;

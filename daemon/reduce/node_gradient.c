@@ -1,6 +1,4 @@
-/*
- * Node gradients: summed and offered to the owners.
- */
+/* Node gradients: made of contributions, summed, read by the owners, freed with the last reader. */
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
@@ -131,7 +129,7 @@ static void node_gradient_summed(struct offload_task *task)
         }
         p->ready = true;
         crash_point(CRASH_PUSH_SUMMED);
-        group_offer(p->job, p->group);
+        p->job->reduce->ready(p->job, p->group);
 }
 
 /* In each place where a part is to be, side by side. */
@@ -202,20 +200,20 @@ void node_gradient_start(struct node_gradient *p)
         p->starved = false;
         if (p->n_sources == 0) { /* no rank has anything */
                 p->ready = true;
-                group_offer(job, p->group);
+                job->reduce->ready(job, p->group);
                 return;
         }
         if (node_gradient_in_place(p)) {
                 p->data = p->sources[0]->data;
                 p->on_gpu = contribution_on_gpu(p->sources[0]);
                 p->ready = true;
-                group_offer(job, p->group);
+                job->reduce->ready(job, p->group);
                 return;
         }
         if (node_gradient_for_owners(p)) {
                 p->on_gpu = node_gradient_pushed_on_gpu(p);
                 p->ready = true;
-                group_offer(job, p->group);
+                job->reduce->ready(job, p->group);
                 return;
         }
         if (!sum_take(p)) {
@@ -249,7 +247,7 @@ static void node_gradient_taken(struct node_gradient *p, uint32_t owner, uint64_
 }
 
 /* Ends with the last that is read of it. */
-static void node_gradient_check(struct node_gradient *p)
+void node_gradient_check(struct node_gradient *p)
 {
         struct job *job = p->job;
 
@@ -342,95 +340,6 @@ size_t node_gradient_sources_max(const struct node_gradient *p)
 enum zero_dtype node_gradient_dtype(const struct node_gradient *p)
 {
         return node_gradient_is_sum(p) ? p->job->reduce_dtype : p->grad_dtype;
-}
-
-/* Tells one owner. An empty offer has no node gradient: there is nothing to take. */
-static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t micro_batch,
-                       bool last, struct node_gradient *p)
-{
-        Zero__LinkMessage m = job_message(job);
-        Zero__Offer offer = ZERO__OFFER__INIT;
-
-        offer.attempt = job->attempt;
-        offer.group = group;
-        offer.owner = owner;
-        offer.micro_batch = micro_batch;
-        offer.last = last;
-        offer.empty = p == NULL;
-        if (p) {
-                offer.present.data = p->present;
-                offer.present.len = (job->layout->groups[group].n_tensors + 7) / 8;
-        }
-        if (job->place.node[owner] == job->x->cluster->self) {
-                int r = accumulator_offer(job, job->x->cluster->self, &offer, p);
-
-                assert(r == 0); /* what this node offers keeps the rules */
-                (void)r;
-                return;
-        }
-        if (p)
-                offer.transfer = node_gradient_announce(p, owner);
-        m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
-        m.offer = &offer;
-        fabric_send(job->x->fabric, job->place.node[owner], &m);
-        crash_point(CRASH_PUSH_OFFERED);
-}
-
-static void offer_all(struct job *job, uint32_t group, uint32_t micro_batch, bool last,
-                      struct node_gradient *p)
-{
-        uint32_t n = job->partition->slices[group];
-
-        for (uint32_t i = 0; i < n; i++)
-                offer_send(job, group, partition_owner(job->partition, group, i), micro_batch, last,
-                           p);
-}
-
-static void node_gradient_offer(struct node_gradient *p)
-{
-        p->offered = true;
-        if (p->n_sources == 0) {
-                offer_all(p->job, p->group, p->micro_batch, p->last, NULL);
-                node_gradient_free(p);
-                return;
-        }
-        p->takers = p->job->partition->slices[p->group];
-        for (uint32_t o = 0; o < p->job->partition->n_owners; o++)
-                p->untaken[o] = partition_range(p->job->partition, p->group, o).count;
-        if (p->takers == 0) { /* a group of empty tensors */
-                node_gradient_check(p);
-                return;
-        }
-        offer_all(p->job, p->group, p->micro_batch, p->last, p);
-}
-
-static struct node_gradient *node_gradient_ready(struct job *job, uint32_t group,
-                                                 uint32_t micro_batch)
-{
-        list_for_each (&job->reduce->node_gradients, item) {
-                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
-
-                if (p->ready && !p->offered && !p->void_ && p->group == group &&
-                    p->micro_batch == micro_batch)
-                        return p;
-        }
-        return NULL;
-}
-
-/* Offers what is ready, in the order of micro-batches. */
-void group_offer(struct job *job, uint32_t group)
-{
-        struct reduce_group *g = &job->reduce->groups[group];
-        struct node_gradient *p;
-
-        while ((p = node_gradient_ready(job, group, g->offered))) {
-                g->offered++;
-                node_gradient_offer(p);
-        }
-        if (!g->ends_empty || g->offered < g->micro_batch)
-                return;
-        g->ends_empty = false;
-        offer_all(job, group, g->micro_batch, true, NULL);
 }
 
 /* Marks the tensors that it has; false if it has none. */

@@ -1,5 +1,7 @@
-/* node_gradient.h - shared by contributions (reduce.c) and the node gradients made of them
- * (node_gradient.c). */
+/*
+ * node_gradient.h - shared by what ranks pushed (contribution.c, spill.c), the node gradients made
+ * of that (node_gradient.c, sums.c), and how owners come by them (delivery.c, offering.c).
+ */
 #pragma once
 
 #include "daemon/reduce/reduce.h"
@@ -51,6 +53,7 @@ struct reduce {
         uint64_t buffer_bytes;            /* of sums */
         struct list kept;                 /* pieces for the next sums */
         uint64_t elements_sent, deferred;
+        void (*ready)(struct job *job, uint32_t group); /* a node gradient may be offered */
         uint64_t asked, full; /* GPUs, a bit each: for a piece; without room for it */
 };
 
@@ -97,7 +100,7 @@ struct node_gradient {
         struct contribution *sources[];
 };
 
-/* reduce.c */
+/* contribution.c */
 struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
 bool is_local(const struct job *job, uint32_t group, uint32_t rank);
 void contribution_free(struct contribution *c, int status, const char *text);
@@ -110,11 +113,12 @@ void contribution_take(struct contribution *c);
 /* It counts for nothing: its push is refused. */
 void contribution_abort(struct contribution *c, const struct job *job);
 
+/* Its copy, if it has one, is of no use any more. */
+void spill_end(struct contribution *c);
+
 /* spill.c */
 /* Gives a slot back if nobody could push otherwise. */
 void spill_check(struct job *job);
-/* Its copy, if it has one, is of no use any more. */
-void spill_end(struct contribution *c);
 
 /* sums.c */
 bool node_gradient_pushed_on_gpu(const struct node_gradient *p);
@@ -144,14 +148,20 @@ struct node_gradient *node_gradient_new(struct job *job, uint32_t group);
 void node_gradient_start(struct node_gradient *p);
 /* There is memory for sums: the oldest node gradients without it go on. */
 void reduce_feed(struct reduce *r);
+void node_gradient_free(struct node_gradient *p);
+/* Ends with the last that is read of it. */
+void node_gradient_check(struct node_gradient *p);
+/* Its data lies in host memory that its rank can write to. */
+bool node_gradient_is_pushed_memory(const struct node_gradient *p);
+/* From an element of the group on; of one that is a sum, or in place. */
+const void *node_gradient_data(const struct node_gradient *p, uint64_t first);
+
+/* delivery.c */
 /* Sends an owner of another node its range before that asks; the number for the offer, or 0: it has
  * to ask. */
 uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner);
 /* Owners are told to forget what was announced to them. */
 void node_gradient_withdraw(struct node_gradient *p);
-void node_gradient_free(struct node_gradient *p);
+
+/* offering.c: what is ready. */
 void group_offer(struct job *job, uint32_t group);
-/* Its data lies in host memory that its rank can write to. */
-bool node_gradient_is_pushed_memory(const struct node_gradient *p);
-/* From an element of the group on; of one that is a sum, or in place. */
-const void *node_gradient_data(const struct node_gradient *p, uint64_t first);

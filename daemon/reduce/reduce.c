@@ -60,6 +60,7 @@ static int reduce_new(struct job *job)
         r->job = job;
         list_init(&r->node_gradients);
         list_init(&r->kept);
+        r->ready = group_offer;
         job->reduce = r;
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
         return r->groups && reduce_resize(job, job->world_size) == 0 ? 0 : -ENOMEM;
@@ -90,62 +91,7 @@ uint64_t reduce_deferred(const struct reduce *r)
         return r->deferred;
 }
 
-struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank)
-{
-        return &r->contributors[(size_t)group * r->job->world_size + rank];
-}
-
-bool is_local(const struct job *job, uint32_t group, uint32_t rank)
-{
-        return job->node_of_rank[rank] == job->x->cluster->self &&
-               layout_group_has_rank(&job->layout->groups[group], rank);
-}
-
 /* ---- contributions ------------------------------------------------------- */
-
-void contribution_answer(struct contribution *c, int status, const char *text)
-{
-        struct request *r = STEAL(c->request);
-
-        if (!r)
-                return;
-        r->subject = NULL;
-        request_end(r, status, "%s", text);
-}
-
-void contribution_free(struct contribution *c, int status, const char *text)
-{
-        contribution_answer(c, status, text);
-        if (c->copying) {
-                c->freed = true;
-                return;
-        }
-        spill_end(c);
-        push_window_unref(c->window);
-        free(c->present);
-        free(c);
-}
-
-void contribution_take(struct contribution *c)
-{
-        list_remove(&c->link);
-        c->queued = false;
-        if (c->counted)
-                c->job->reduce->waiting[c->rank]--;
-}
-
-void contribution_abort(struct contribution *c, const struct job *job)
-{
-        if (job->dead)
-                contribution_free(c, ZERO_ENOJOB, "the job was dropped or the daemon stops");
-        else
-                contribution_free(c, ZERO_EABORTED, "the attempt is over");
-}
-
-bool contribution_on_gpu(const struct contribution *c)
-{
-        return c->window && c->window->gpu_slots.on_gpu;
-}
 
 /* The session that pushed is gone, or was told of the deadline: no one to acknowledge to. */
 static void push_forget(struct request *r)

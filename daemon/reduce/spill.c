@@ -45,16 +45,6 @@ static void spill_copied(struct offload_task *task)
         job_unref(job);
 }
 
-void spill_end(struct contribution *c)
-{
-        if (!c->copy)
-                return;
-        assert(!c->copying);
-        buffer_free(STEAL(c->copy));
-        if (c->rank < c->job->world_size) /* there may be fewer ranks by now */
-                c->job->reduce->spilled[c->rank] = false;
-}
-
 static bool slots_full(const struct job *job, uint32_t rank)
 {
         const struct slots *slots = job->rank_states[rank].window->slots;

@@ -1,4 +1,4 @@
-/* What an owner sums, offers to its mirror and votes for: offer.c, accumulator.c, mirror.c, vote.c.
+/* What an owner sums, offers to its mirror and votes for: accumulator.c, complete.c.
  */
 #include "world.h"
 

@@ -226,7 +226,7 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
 void job_tear(struct world *w, uint32_t node, uint32_t copy);
 void update_finish(struct world *w, uint32_t node, uint32_t copy);
 
-/* ---- accumulator.c: offer.c, accumulator.c, vote.c, mirror.c ---- */
+/* ---- accumulator.c: accumulator.c, complete.c ---- */
 
 void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m);
 /* Offers of attempts that have not begun are lost with the link. */

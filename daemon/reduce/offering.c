@@ -1,0 +1,96 @@
+/* Node gradients are offered to the owners of their group, in the order of micro-batches. */
+#include "daemon/reduce/node_gradient.h"
+
+#include <assert.h>
+
+#include "daemon/base/crash.h"
+#include "proto/cleanup.h"
+
+/* Tells one owner. An empty offer has no node gradient: there is nothing to take. */
+static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t micro_batch,
+                       bool last, struct node_gradient *p)
+{
+        Zero__LinkMessage m = job_message(job);
+        Zero__Offer offer = ZERO__OFFER__INIT;
+
+        offer.attempt = job->attempt;
+        offer.group = group;
+        offer.owner = owner;
+        offer.micro_batch = micro_batch;
+        offer.last = last;
+        offer.empty = p == NULL;
+        if (p) {
+                offer.present.data = p->present;
+                offer.present.len = (job->layout->groups[group].n_tensors + 7) / 8;
+        }
+        if (job->place.node[owner] == job->x->cluster->self) {
+                int r = accumulator_offer(job, job->x->cluster->self, &offer, p);
+
+                assert(r == 0); /* what this node offers keeps the rules */
+                (void)r;
+                return;
+        }
+        if (p)
+                offer.transfer = node_gradient_announce(p, owner);
+        m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
+        m.offer = &offer;
+        fabric_send(job->x->fabric, job->place.node[owner], &m);
+        crash_point(CRASH_PUSH_OFFERED);
+}
+
+static void offer_all(struct job *job, uint32_t group, uint32_t micro_batch, bool last,
+                      struct node_gradient *p)
+{
+        uint32_t n = job->partition->slices[group];
+
+        for (uint32_t i = 0; i < n; i++)
+                offer_send(job, group, partition_owner(job->partition, group, i), micro_batch, last,
+                           p);
+}
+
+static void node_gradient_offer(struct node_gradient *p)
+{
+        p->offered = true;
+        if (p->n_sources == 0) {
+                offer_all(p->job, p->group, p->micro_batch, p->last, NULL);
+                node_gradient_free(p);
+                return;
+        }
+        p->takers = p->job->partition->slices[p->group];
+        for (uint32_t o = 0; o < p->job->partition->n_owners; o++)
+                p->untaken[o] = partition_range(p->job->partition, p->group, o).count;
+        if (p->takers == 0) { /* a group of empty tensors */
+                node_gradient_check(p);
+                return;
+        }
+        offer_all(p->job, p->group, p->micro_batch, p->last, p);
+}
+
+static struct node_gradient *node_gradient_ready(struct job *job, uint32_t group,
+                                                 uint32_t micro_batch)
+{
+        list_for_each (&job->reduce->node_gradients, item) {
+                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
+
+                if (p->ready && !p->offered && !p->void_ && p->group == group &&
+                    p->micro_batch == micro_batch)
+                        return p;
+        }
+        return NULL;
+}
+
+/* Offers what is ready, in the order of micro-batches. */
+void group_offer(struct job *job, uint32_t group)
+{
+        struct reduce_group *g = &job->reduce->groups[group];
+        struct node_gradient *p;
+
+        while ((p = node_gradient_ready(job, group, g->offered))) {
+                g->offered++;
+                node_gradient_offer(p);
+        }
+        if (!g->ends_empty || g->offered < g->micro_batch)
+                return;
+        g->ends_empty = false;
+        offer_all(job, group, g->micro_batch, true, NULL);
+}
