@@ -123,10 +123,10 @@ static const struct module engine_module = { .progress = engine_progress, .node_
 static const struct shard_observer engine_observer = { .settled = engine_settled };
 
 static const struct module *const modules[] = {
-        &drop_module,        &transfer_module,      &shard_module,      &gather_module,
-        &reduce_module,      &tensors_module,       &checkpoint_module, &rank_module,
-        &fill_target_module, &old_placement_module, &membership_module, &coordinator_module,
-        &engine_module,
+        &drop_module,        &transfer_module,    &shard_module,         &gather_module,
+        &reduce_module,      &update_module,      &tensors_module,       &checkpoint_module,
+        &rank_module,        &fill_target_module, &old_placement_module, &membership_module,
+        &coordinator_module, &engine_module,
 };
 static const struct shard_observer *const observers[] = {
         &gather_observer,     &reduce_observer,        &update_observer, &tensors_observer,

@@ -385,6 +385,24 @@ void update_begin(struct replica *h, const Zero__Decision *d)
         update_start(h);
 }
 
+static void updates_retry(struct list *replicas)
+{
+        list_for_each (replicas, item)
+                update_advance(CONTAINER_OF(item, struct replica, link));
+}
+
+/* If no task of an update finds memory, nothing is in flight: only this tick resumes the update. */
+static void updates_tick(struct engine *x)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                updates_retry(&job->replicas);
+                updates_retry(&job->old_replicas);
+        }
+}
+
+const struct module update_module = { .tick = updates_tick };
 const struct shard_observer update_observer = { .made = update_new,
                                                 .freed = update_free,
                                                 .unpinned = update_advance };

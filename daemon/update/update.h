@@ -11,4 +11,5 @@ void replica_take_up(struct replica *h);
 /* A job that has been given its states goes on where their records stand. */
 void job_take_up(struct job *job);
 
+extern const struct module update_module;
 extern const struct shard_observer update_observer;
