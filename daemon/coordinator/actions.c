@@ -217,10 +217,15 @@ static void finished(struct coordinated *c, const struct coordinator_action *a)
         log_info_for(c->uid, "job %s: finished after step %llu%s", c->name,
                      (unsigned long long)c->state.step.version,
                      unwanted ? "; it is dropped, as its ranks asked" : "");
-        if (unwanted)
+        if (unwanted) {
                 drop_order(c->x, c->name, c->x->cluster->self, 0, NULL);
-        else
-                part(c, a);
+                return;
+        }
+        /* who was waited for in the last step: a finished job that is waited for keeps its place */
+        for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
+                free(STEAL(c->reports[n]));
+        coordinated_tell(c);
+        part(c, a);
 }
 
 /* ---- opening ----------------------------------------------------------------------------- */
