@@ -13,7 +13,10 @@
 struct opening {
         struct coordinated *c;
         uint32_t node;
+        uint64_t given; /* c->given when the node was asked, or DROP_UNDER_WAY */
 };
+
+#define DROP_UNDER_WAY UINT64_MAX
 
 /* ---- a job that this node begins to coordinate --------------------------------------------- */
 
@@ -127,19 +130,27 @@ static bool displacing_helps(const struct coordinated *c, const struct finished_
                finished->bytes + c->given >= layout_state_bytes(c->layout);
 }
 
+static bool displaced_is_dropped(const struct coordinated *c)
+{
+        struct fault fault;
+
+        return !c->displaced[0] || !drop_check(c->x, c->displaced, &fault);
+}
+
 /*
  * There is no place for the job: the finished job of the same user that finished first gives its
- * own, and the node is asked again.  False: there is none, or it would not help.
+ * own, and the node is asked again.  False: there is none, or it would not help.  A node that was
+ * asked before a drop ended has perhaps not seen the room that the drop made.
  */
-static bool displace(struct coordinated *c, uint32_t node, int status, const char *text)
+static bool displace(const struct opening *o, int status, const char *text)
 {
+        struct coordinated *c = o->c;
         struct engine *x = c->x;
         struct finished_jobs finished;
-        struct fault fault;
 
         if (c->state.settled || (status != ZERO_EQUOTA && status != ZERO_ESHM))
                 return false;
-        if (!c->displaced[0] || !drop_check(x, c->displaced, &fault)) {
+        if (o->given == c->given) {
                 const struct job *old;
 
                 jobs_finished(x, c->uid, &finished);
@@ -151,7 +162,7 @@ static bool displace(struct coordinated *c, uint32_t node, int status, const cha
                         "job %s: dropped: it has been finished for %llu s, and job %s needs its "
                         "place on node %s: %.300s",
                         old->name, (unsigned long long)(engine_now(x) - old->finished_ms) / 1000,
-                        c->name, node_name(x, node), text);
+                        c->name, node_name(x, o->node), text);
                 c->given += layout_state_bytes(old->layout);
                 snprintf(c->displaced, sizeof c->displaced, "%s", old->name);
                 drop_order(x, c->displaced, x->cluster->self, 0, NULL);
@@ -165,7 +176,6 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
         struct coordinated *c = o->c;
         uint32_t node = o->node;
 
-        free(o);
         if (!status && (!m || m->body_case != ZERO__LINK_MESSAGE__BODY_OPENED))
                 status = ZERO_EPROTO;
         if (c->state.dead) {
@@ -173,7 +183,7 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
         } else if (!status) {
                 node_opened(c, node, m->opened);
         } else {
-                bool displaced = status != ZERO_EPEER && displace(c, node, status, text);
+                bool displaced = displace(o, status, text);
 
                 coordinated_event(
                         c, (struct coordinator_event){ .kind = displaced ? COORDINATOR_DISPLACED
@@ -182,6 +192,7 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
                                                        .status = status,
                                                        .text = text });
         }
+        free(o);
         coordinated_unref(c);
 }
 
@@ -193,7 +204,7 @@ void opening_ask(struct coordinated *c, uint32_t node, bool create)
 
         if (!o)
                 abort(); /* some bytes: nothing sensible is left to do */
-        *o = (struct opening){ c, node };
+        *o = (struct opening){ c, node, displaced_is_dropped(c) ? c->given : DROP_UNDER_WAY };
         coordinated_ref(c);
         open.uid = c->uid;
         open.world_size = c->state.step.world_size;
