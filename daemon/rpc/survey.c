@@ -16,7 +16,8 @@ enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that
 struct survey {
         struct engine *x;          /* not its server, which may go before the last answer */
         struct pending_call *call; /* NULL once it has ended */
-        struct job *job;           /* the job asked about, or NULL */
+        char name[ZERO_NAME_MAX + 1]; /* of the job asked about, or empty */
+        struct job *job;              /* NULL: no job, or its state here waits for memory */
         const struct survey_kind *kind;
         uint32_t pending, rounds;
         struct fault fault;
@@ -113,7 +114,7 @@ static json_t *drop_together(struct survey *s)
         const struct engine *x = s->x;
         const struct status_drop_here *told[ZERO_NODE_MAX];
         struct arena arena = { NULL };
-        struct status_drop drop = { .job = s->job->name, .dropped = true };
+        struct status_drop drop = { .job = s->name, .dropped = true };
         bool kept = false;
 
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
@@ -232,10 +233,10 @@ static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
         s->pending++;
         s->answers[node].asked_ns = uv_hrtime();
         query.what = (char *)s->kind->question;
-        if (s->job) {
-                m.job = s->job->name;
+        if (s->name[0])
+                m.job = s->name;
+        if (s->job)
                 query.version = s->job->version;
-        }
         m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
         m.query = &query;
         if (s->call)
@@ -276,23 +277,28 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
                  struct fault *fault)
 {
         const struct survey_kind *kind = kinds;
+        struct engine *x = call->session->rpc->x;
         struct job *job = NULL;
         struct survey *s;
         int r = 0;
 
         while (strcmp(kind->what, what) != 0)
                 kind++;
-        if (kind->of_job)
-                r = job_for_user(call->session->rpc->x, argument, call->session->uid, &job, fault);
+        if (kind->finish == drop_together && shut_has(x, argument))
+                r = shut_check_user(x, argument, call->session->uid, fault);
+        else if (kind->of_job)
+                r = job_for_user(x, argument, call->session->uid, &job, fault);
         if (r)
                 return r;
         s = calloc(1, sizeof *s);
         if (!s)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        s->x = call->session->rpc->x;
+        s->x = x;
         s->call = call;
         s->job = job;
         s->kind = kind;
+        if (kind->of_job)
+                snprintf(s->name, sizeof s->name, "%s", argument);
         if (job)
                 job_hold(job); /* its state is none of the survey's: a drop waits for its end */
         survey_ask_all(s);

@@ -36,13 +36,30 @@ bool shut_any(const struct engine *x)
         return !list_empty(&x->shut);
 }
 
-bool shut_has(const struct engine *x, const char *job)
+static const struct shut *shut_find(const struct engine *x, const char *job)
 {
         list_for_each ((struct list *)&x->shut, item) {
-                if (state_is_of(CONTAINER_OF(item, struct shut, link)->file, job))
-                        return true;
+                const struct shut *s = CONTAINER_OF(item, struct shut, link);
+
+                if (state_is_of(s->file, job))
+                        return s;
         }
-        return false;
+        return NULL;
+}
+
+bool shut_has(const struct engine *x, const char *job)
+{
+        return shut_find(x, job);
+}
+
+int shut_check_user(const struct engine *x, const char *job, uint32_t uid, struct fault *fault)
+{
+        uint32_t owner;
+        int r = state_file_uid(x->store, shut_find(x, job)->file, &owner, fault);
+
+        if (r || uid == 0 || uid == owner)
+                return r;
+        return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job, owner);
 }
 
 void shut_retry(struct engine *x, bool (*opens)(struct engine *x, const char *file))

@@ -280,6 +280,20 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
         return 0;
 }
 
+int state_file_uid(const struct store *store, const char *file, uint32_t *ret, struct fault *fault)
+{
+        CLEANUP(cleanup_close) int fd = -1;
+        struct file_header h;
+        uint64_t bytes;
+        int r = file_open(store->dir, file, &fd, &bytes, fault);
+
+        if (!r)
+                r = file_read_header(fd, bytes, file, &h, fault);
+        if (!r)
+                *ret = h.uid;
+        return r;
+}
+
 /* ---- closing ---- */
 
 void state_close(struct state *state)

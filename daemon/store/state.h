@@ -188,6 +188,8 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
 int state_replace(struct state *draft, struct state *old, struct fault *fault);
 /* Whether the file, as store_each() names it, is of a state of the job. */
 bool state_is_of(const char *file, const char *job);
+/* Who owns the job of a file that store_each() names, also where there is no memory to open it. */
+int state_file_uid(const struct store *store, const char *file, uint32_t *ret, struct fault *fault);
 /* Deletes a file that store_each() names and nobody has open. */
 void store_discard(struct store *store, const char *file);
 /* Deletes what lies under the name of a state that nobody here has open, if there is anything. */

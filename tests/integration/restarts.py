@@ -300,17 +300,21 @@ def state_waits_for_memory(what):
             assert "zeroctl drop" not in x.log(), x.log()
 
 
-@case
-def state_that_waits_for_memory_is_dropped():
-    """By another node: its file goes, and is not taken up later."""
-    with Cluster(2, bulk="tcp") as c:
+@cases_of([(who, mirror) for who in (0, 1) for mirror in (0, 1)], "on_node_{0[0]}_mirror_{0[1]}")
+def state_that_waits_for_memory_is_dropped(what):
+    """By its own node or another: its file goes, and is not taken up later."""
+    who, mirror = what
+    with Cluster(2, bulk="tcp", mirror=mirror) as c:
         for a in begin(c, "bf16"):
             c.dismiss(a)
         c[1].kill()
         c[1].start(wrapper=[sys.executable, "-c", SHORT])
         c.wait_up()
         until(lambda: "memory is short" in c[1].log(), what="the short memory in the log")
-        assert c[0].ctl("drop", "job")["untold"] == []
+        files = c[1].state_files()
+        r = c[1].ctl_run("drop", "job", user=65534)
+        assert r.returncode == 1 and "belongs to user 0" in r.stderr and c[1].state_files() == files, r
+        assert c[who].ctl("drop", "job") == {"job": "job", "dropped": True, "untold": []}
         for d in c.daemons:
             assert d.state_files() == [".lock"] and d.status()["memory"]["state_used"] == 0, d.state_files()
         resource.prlimit(c[1].process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -225,10 +225,10 @@ class Daemon:
     def alive(self):
         return self.process is not None and self.process.poll() is None
 
-    def ctl_run(self, *arguments):
+    def ctl_run(self, *arguments, user=None):
         """zeroctl; its result as subprocess gives it."""
         return subprocess.run([Tools.zeroctl, "--socket", self.socket, *arguments], stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=REPLY_S, check=False)
+                              capture_output=True, text=True, timeout=REPLY_S, check=False, user=user)
 
     def ctl(self, *arguments):
         """zeroctl --json; its answer."""
