@@ -212,8 +212,16 @@ static void part(struct coordinated *c, const struct coordinator_action *a)
 
 static void finished(struct coordinated *c, const struct coordinator_action *a)
 {
+        struct coordinator_action complete = *a;
         bool unwanted = a->kind == COORDINATOR_UNWANTED;
+        struct fault fault;
 
+        if (unwanted && drop_admit(c->x, c->name, &fault)) {
+                log_warning_for(c->uid, "job %s: not dropped, as its ranks asked: %s", c->name,
+                                fault.text);
+                unwanted = false;
+        }
+        complete.kind = COORDINATOR_FINISHED;
         log_info_for(c->uid, "job %s: finished after step %llu%s", c->name,
                      (unsigned long long)c->state.step.version,
                      unwanted ? "; it is dropped, as its ranks asked" : "");
@@ -225,7 +233,7 @@ static void finished(struct coordinated *c, const struct coordinator_action *a)
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
                 free(STEAL(c->reports[n]));
         coordinated_tell(c);
-        part(c, a);
+        part(c, &complete);
 }
 
 /* ---- opening ----------------------------------------------------------------------------- */

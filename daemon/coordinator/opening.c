@@ -147,6 +147,7 @@ static bool displace(const struct opening *o, int status, const char *text)
         struct coordinated *c = o->c;
         struct engine *x = c->x;
         struct finished_jobs finished;
+        struct fault fault;
 
         if (c->state.settled || (status != ZERO_EQUOTA && status != ZERO_ESHM))
                 return false;
@@ -155,7 +156,7 @@ static bool displace(const struct opening *o, int status, const char *text)
 
                 jobs_finished(x, c->uid, &finished);
                 old = finished.first;
-                if (!old || !displacing_helps(c, &finished))
+                if (!old || !displacing_helps(c, &finished) || drop_admit(x, old->name, &fault))
                         return false;
                 log_warning_for(
                         old->uid,

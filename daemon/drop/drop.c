@@ -20,11 +20,15 @@
 #include "daemon/store/drops.h"
 #include "proto/cleanup.h"
 
+/* Drops that nodes have not heard of. */
+enum { UNTOLD_MAX = 4096, UNTOLD_USER_MAX = 1024 };
+
 /* A drop that this node keeps. */
 struct drop {
         struct list link; /* engine.drops */
         struct engine *x;
         char job[ZERO_NAME_MAX + 1];
+        uint32_t uid;
         uint64_t untold; /* nodes that may have some of the job, a bit each */
         uint64_t asked;  /* of them: a call is under way, and refers to this */
 };
@@ -47,6 +51,51 @@ static struct drop *drop_find(struct engine *x, const char *job)
                         return d;
         }
         return NULL;
+}
+
+static bool keeps_drops(const struct engine *x)
+{
+        return placement_nodes(&x->view) >> x->cluster->self & 1;
+}
+
+/* Root's, where nothing of the job is here. */
+static uint32_t owner_of(struct engine *x, const char *name)
+{
+        const struct job *job = job_find(x, name);
+        uint32_t uid = 0;
+        struct fault fault;
+
+        if (job)
+                return job->uid;
+        if (shut_has(x, name))
+                shut_uid(x, name, &uid, &fault);
+        return uid;
+}
+
+int drop_admit(struct engine *x, const char *job, struct fault *fault)
+{
+        uint32_t uid = owner_of(x, job), n = 0, n_user = 0;
+        uint64_t away = 0;
+
+        if (!keeps_drops(x) || drop_find(x, job))
+                return 0;
+        list_for_each (&x->drops, item) {
+                const struct drop *d = CONTAINER_OF(item, struct drop, link);
+
+                if (!(d->untold & ~x->view.dead & ~x->up))
+                        continue;
+                away |= d->untold & ~x->view.dead & ~x->up;
+                n++;
+                n_user += d->uid == uid;
+        }
+        if (n < UNTOLD_MAX && n_user < UNTOLD_USER_MAX)
+                return 0;
+        return fault_set(fault, ZERO_EQUOTA,
+                         "%u dropped jobs, %u of them of user %u, wait for nodes that are away to "
+                         "hear of it; %d may, %d of one user: start the daemon of node %s, or take "
+                         "the node out of the membership",
+                         n, n_user, uid, UNTOLD_MAX, UNTOLD_USER_MAX,
+                         node_name(x, (uint32_t)__builtin_ctzll(away)));
 }
 
 /* Something is in flight that needs its state, or its memory is being freed. */
@@ -189,7 +238,7 @@ static void drops_check(struct engine *x)
 
 /* ---- keeping it ------------------------------------------------------------------ */
 
-static struct drop *drop_new(struct engine *x, const char *job, uint64_t untold)
+static struct drop *drop_new(struct engine *x, const char *job, uint32_t uid, uint64_t untold)
 {
         struct drop *d = drop_find(x, job);
 
@@ -198,6 +247,7 @@ static struct drop *drop_new(struct engine *x, const char *job, uint64_t untold)
                 if (!d)
                         return NULL;
                 d->x = x;
+                d->uid = uid;
                 snprintf(d->job, sizeof d->job, "%s", job);
                 list_insert(&x->drops, &d->link);
         }
@@ -215,7 +265,7 @@ static void drop_write(const struct drop *d)
                 if (d->untold >> i & 1)
                         n += (size_t)snprintf(nodes + n, sizeof nodes - n, "%s ",
                                               node_name(d->x, i));
-        if (drops_write(d->x->store, d->job, nodes, &fault))
+        if (drops_write(d->x->store, &(struct drop_note){ d->job, nodes, d->uid }, &fault))
                 log_error("job %s: that it is dropped is not written down: %s; if this daemon "
                           "ends before all nodes have heard of it, drop it again there",
                           d->job, fault.text);
@@ -228,8 +278,8 @@ static struct drop *drop_keep(struct engine *x, const char *job)
         uint64_t all = n == 64 ? UINT64_MAX : (1ull << n) - 1;
         struct drop *d = NULL;
 
-        if (placement_nodes(&x->view) >> self & 1)
-                d = drop_new(x, job, all & ~x->view.dead & ~(1ull << self));
+        if (keeps_drops(x))
+                d = drop_new(x, job, owner_of(x, job), all & ~x->view.dead & ~(1ull << self));
         if (d)
                 drop_write(d);
         return d;
@@ -307,19 +357,18 @@ static uint64_t nodes_parse(const struct engine *x, const char *names)
 }
 
 /* A node that was declared dead comes back to jobs that went on without it. */
-static void resume_note(const char *job, const char *nodes, void *arg)
+static void resume_note(const struct drop_note *note, void *arg)
 {
         struct engine *x = arg;
 
-        if (!job_name_valid(job))
+        if (!job_name_valid(note->job))
                 return;
         if (x->view.dead >> x->cluster->self & 1) {
-                drops_delete(x->store, job);
+                drops_delete(x->store, note->job);
                 return;
         }
-        if (!drop_new(x, job, nodes_parse(x, nodes)))
-                return;
-        drop_here(x, job);
+        if (drop_new(x, note->job, note->uid, nodes_parse(x, note->nodes)))
+                drop_here(x, note->job);
 }
 
 void drops_resume(struct engine *x)

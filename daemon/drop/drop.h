@@ -4,6 +4,11 @@
 #include "daemon/core/job.h"
 
 /*
+ * Whether another drop can be kept here: ZERO_EQUOTA while nodes that are away have too many to
+ * hear of.  To be asked before drop_order() wherever a client is behind it.
+ */
+int drop_admit(struct engine *x, const char *job, struct fault *fault);
+/*
  * Drops the job here and on all nodes; those that are away hear of it when they come up, if this
  * node keeps the drop.  told() is called when the job's memory here is free, and those that are up
  * have answered.

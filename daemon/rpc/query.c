@@ -93,7 +93,12 @@ static void drop_told_all(struct engine *x, uint32_t node, uint64_t call, bool k
 static void drop_question(struct engine *x, struct job *job, uint32_t node,
                           const Zero__LinkMessage *m)
 {
-        drop_order(x, m->job, node, m->call, drop_told_all);
+        struct fault fault;
+
+        if (drop_admit(x, m->job, &fault))
+                answer(x, node, m, fault.status, fault.text);
+        else
+                drop_order(x, m->job, node, m->call, drop_told_all);
 }
 
 static const struct {

@@ -20,7 +20,7 @@ struct survey {
         struct job *job;              /* NULL: no job, or its state here waits for memory */
         const struct survey_kind *kind;
         uint32_t pending, rounds;
-        struct fault fault;
+        struct fault fault, refusal; /* refusal: of a drop, by the first node that did */
         json_t *told[ZERO_NODE_MAX]; /* NULL: nothing, or no JSON was asked for */
         struct {
                 uint64_t asked_ns, took_ns;
@@ -108,7 +108,8 @@ static bool has_text(const struct record_texts *texts, const char *text)
         return false;
 }
 
-/* A node that one node has not told may have been told by another. */
+/* Nodes that hold shards tell the others; one that they have not told may have been told by
+ * another. */
 static json_t *drop_together(struct survey *s)
 {
         const struct engine *x = s->x;
@@ -130,10 +131,11 @@ static json_t *drop_together(struct survey *s)
                 if (!knows)
                         texts_add(&arena, &drop.untold, node_name(x, n));
         }
-        if (!kept)
+        if (!kept && s->refusal.status)
+                s->fault = s->refusal;
+        else if (!kept)
                 fault_set(&s->fault, ZERO_EPEER,
-                          "no node that holds shards is reachable: nothing of the job is dropped "
-                          "but what is here");
+                          "no node that holds shards is reachable: nothing of the job is dropped");
         return record_take_json(status_drop_type(), &drop, &arena);
 }
 
@@ -149,19 +151,30 @@ static json_t *moves_together(struct survey *s)
         return record_take_json(status_moves_type(), &moves, &arena);
 }
 
+static bool owner_of_job(const struct survey *s, uint32_t node)
+{
+        return placement_nodes(&s->job->place) >> node & 1;
+}
+
+static bool owner_in_force(const struct survey *s, uint32_t node)
+{
+        return placement_nodes(&s->x->view) >> node & 1;
+}
+
 static const struct survey_kind {
         const char *what;     /* asked by clients */
         const char *question; /* put to the nodes */
-        bool of_job, owners_only;
+        bool of_job;
+        bool (*asks)(const struct survey *s, uint32_t node); /* NULL: all */
         bool all_must; /* answer, or there is no answer */
         json_t *(*finish)(struct survey *s);
         uint64_t most_ms; /* 0: as long as the client waits */
 } kinds[] = {
-        { "ping", "ping", false, false, false, ping_together, 0 },
-        { "shards", "held", true, true, false, shards_together, 0 },
-        { "checksum", "checksum", true, true, true, checksum_together, 0 },
-        { "drop", "drop", true, false, false, drop_together, 0 },
-        { "moves", "moves", false, false, false, moves_together, MOVES_MS },
+        { "ping", "ping", false, NULL, false, ping_together, 0 },
+        { "shards", "held", true, owner_of_job, false, shards_together, 0 },
+        { "checksum", "checksum", true, owner_of_job, true, checksum_together, 0 },
+        { "drop", "drop", true, owner_in_force, false, drop_together, 0 },
+        { "moves", "moves", false, NULL, false, moves_together, MOVES_MS },
 };
 
 /* ---- asking ---------------------------------------------------------------------- */
@@ -215,6 +228,8 @@ static void question_answered(void *arg, int status, const char *text, const Zer
                 s->told[q->node] = query_reply(status, m);
         } else if (s->kind->all_must && !s->fault.status) {
                 fault_set(&s->fault, status, "%s", text);
+        } else if (status == ZERO_EQUOTA) {
+                fault_set(&s->refusal, status, "%s", text);
         }
         free(q);
         if (--s->pending == 0 && !survey_again(s))
@@ -253,7 +268,7 @@ static void survey_ask_all(struct survey *s)
         if (kind->most_ms && kind->most_ms < timeout_ms)
                 timeout_ms = kind->most_ms;
         for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++)
-                if (!kind->owners_only || placement_owner_on(&s->job->place, n) != NO_OWNER)
+                if (!kind->asks || kind->asks(s, n))
                         survey_ask(s, n, timeout_ms);
 }
 
@@ -273,6 +288,17 @@ static int survey_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
+/* Of a job whose state waits for memory. */
+static int shut_for_user(const struct engine *x, const char *job, uint32_t uid, struct fault *fault)
+{
+        uint32_t owner;
+        int r = shut_uid(x, job, &owner, fault);
+
+        if (r || uid == 0 || uid == owner)
+                return r;
+        return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job, owner);
+}
+
 int survey_query(struct pending_call *call, const char *what, const char *argument,
                  struct fault *fault)
 {
@@ -285,7 +311,7 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
         while (strcmp(kind->what, what) != 0)
                 kind++;
         if (kind->finish == drop_together && shut_has(x, argument))
-                r = shut_check_user(x, argument, call->session->uid, fault);
+                r = shut_for_user(x, argument, call->session->uid, fault);
         else if (kind->of_job)
                 r = job_for_user(x, argument, call->session->uid, &job, fault);
         if (r)

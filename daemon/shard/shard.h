@@ -131,8 +131,8 @@ void shut_add(struct engine *x, const char *file);
 bool shut_any(const struct engine *x);
 /* The node has such a state of the job. */
 bool shut_has(const struct engine *x, const char *job);
-/* Whether the user may drop the job, of which the node has such a state. */
-int shut_check_user(const struct engine *x, const char *job, uint32_t uid, struct fault *fault);
+/* Who owns the job, of which the node has such a state. */
+int shut_uid(const struct engine *x, const char *job, uint32_t *ret, struct fault *fault);
 /* Those that opens() takes up wait no more. */
 void shut_retry(struct engine *x, bool (*opens)(struct engine *x, const char *file));
 /* Deletes such states of the job. */

@@ -1,14 +1,16 @@
 /*
  * Notes of dropped jobs; see drops.h.
  *
- * A note is two lines, the job and the nodes, in a file that is called like a state of the job with
- * another ending.  It gets its name when it is whole.
+ * A note is three lines, the job, the nodes and the job's user, in a file that is called like a
+ * state of the job with another ending.  It gets its name when it is whole.  Notes of earlier
+ * versions lack the user: they count as root's.
  */
 #include "daemon/store/drops.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -27,12 +29,12 @@ static void note_name(const char *job, char ret[static STORE_FILE_NAME])
         strcpy(strrchr(ret, '.'), suffix); /* shorter than that of a state */
 }
 
-int drops_write(const struct store *store, const char *job, const char *nodes, struct fault *fault)
+int drops_write(const struct store *store, const struct drop_note *note, struct fault *fault)
 {
         char name[STORE_FILE_NAME], temporary[STORE_FILE_NAME], text[NOTE_SIZE];
-        int n = snprintf(text, sizeof text, "%s\n%s\n", job, nodes);
+        int n = snprintf(text, sizeof text, "%s\n%s\n%u\n", note->job, note->nodes, note->uid);
 
-        note_name(job, name);
+        note_name(note->job, name);
         store_temporary_name(name, temporary);
         CLEANUP(cleanup_close)
         int fd = openat(store->dir, temporary,
@@ -57,7 +59,7 @@ void drops_delete(const struct store *store, const char *job)
 
 struct reading {
         const struct store *store;
-        void (*each)(const char *job, const char *nodes, void *arg);
+        void (*each)(const struct drop_note *note, void *arg);
         void *arg;
 };
 
@@ -77,12 +79,13 @@ static int read_note(const char *file, void *arg)
         if (!end)
                 return 0;
         *nodes = *end = 0;
-        r->each(job, nodes + 1, r->arg);
+        r->each(&(struct drop_note){ job, nodes + 1, (uint32_t)strtoul(end + 1, NULL, 10) },
+                r->arg);
         return 0;
 }
 
-void drops_each(const struct store *store,
-                void (*each)(const char *job, const char *nodes, void *arg), void *arg)
+void drops_each(const struct store *store, void (*each)(const struct drop_note *note, void *arg),
+                void *arg)
 {
         struct reading r = { store, each, arg };
 

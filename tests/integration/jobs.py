@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Several jobs and users at once, and what zeroctl tells of them."""
+import hashlib
 import json
 import os
 import subprocess
@@ -451,6 +452,100 @@ def drop_while_a_node_is_away(what):
         train(c.ranks(name, small_layout(blocks=1), [0, 1], hold=2, push=2), 2)
         told = c[0].ctl("drop", name)
         assert told["untold"] == [], told
+
+
+def note(job, nodes, uid):
+    """(name, text) of the file in which a node remembers a drop; daemon/store/drops.c."""
+    return (f"{job}-{hashlib.blake2b(job.encode(), digest_size=16).hexdigest()}.0.drop", f"{job}\n{nodes} \n{uid}\n")
+
+
+def remember(daemons, uids):
+    """As if that many jobs, each of a user, had been dropped and n2 had heard of none."""
+    for d in daemons:
+        for i, uid in enumerate(uids):
+            name, text = note(f"old{i}", "n2", uid)
+            with open(f"{d.options['state_dir']}/{name}", "w", encoding="utf-8",
+                      opener=lambda path, flags: os.open(path, flags, 0o600)) as f:
+                f.write(text)
+
+
+def notes(daemon):
+    return [f for f in daemon.state_files() if f.endswith(".drop")]
+
+
+def started_with_drops(c, uids):
+    """n2 is away, and the others remember those drops."""
+    c[2].kill()
+    for d in c.daemons[:2]:
+        d.kill()
+    remember(c.daemons[:2], uids)
+    for d in c.daemons[:2]:
+        d.start()
+    for d in c.daemons[:2]:
+        until(lambda d=d: d.ctl_run("status").returncode == 0 and any(p["up"] and not p["self"] for p in d.status()["peers"]),
+              what=f"{d.name}'s link")
+
+
+@cases_of([("all", 4096), ("user", 1024)], "of_{0[0]}")
+def drops_that_a_node_has_not_heard_of_are_bounded(what):
+    """The next one is refused and loses nothing; when the node is back, it is not."""
+    whose, most = what
+    if os.getuid():
+        raise Skip("another user needs root")
+    with Cluster(3, owners=2) as c:
+        made(c, "job")
+        uids = [NOBODY] * most if whose == "user" else [1000 + i % 8 for i in range(most)]
+        started_with_drops(c, uids[:-1])
+        made(c, "last")
+        for d in c.daemons[:2]:
+            until(lambda d=d: names(d) == ["job", "last"], what="the job is taken up")
+        assert c[0].ctl("drop", "last")["untold"] == ["n2"]
+        if whose == "all":
+            assert [len(notes(d)) for d in c.daemons[:2]] == [most, most]
+        for d in c.daemons[:2]:
+            r = d.ctl_run("drop", "job", user=NOBODY)
+            assert r.returncode == 1 and "EQUOTA" in r.stderr and "start the daemon of node n2" in r.stderr, r
+            assert names(d) == ["job"] and any(f.startswith("job-") for f in d.state_files()), d.state_files()
+        if whose == "user":  # another one's are not counted
+            made(c, "theirs", uid=12345)
+            assert c[1].ctl("drop", "theirs")["untold"] == ["n2"]
+        c[2].start()
+        c.wait_up()
+        for d in c.daemons:
+            until(lambda d=d: not notes(d), what=f"the end of what {d.name} remembers")
+        assert c[2].ctl("drop", "job")["untold"] == []
+        assert all(d.state_files() == [".lock"] for d in c.daemons)
+
+
+@case
+def drops_beyond_the_bound_by_ranks():
+    """Ranks that want their job dropped leave it finished, and no finished job gives its place."""
+    with Cluster(3, owners=2, job_limit=1) as c:
+        started_with_drops(c, [NOBODY] * 1024)
+        made(c, "job", leaves=(False, False))
+        job_is_finished(c, "job")
+        assert "not dropped, as its ranks asked" in c[0].log() + c[1].log()
+        more = as_user(c, NOBODY)
+        more.do("connect", job="more", rank=0, world=1)
+        more.do("layout", groups=small_layout())
+        more.refused("EQUOTA", "attach", "job_limit", hold=2, push=2)
+        assert names(c[0]) == names(c[1]) == ["job"]
+
+
+@case
+def drops_are_forgotten_with_a_node_that_is_declared_dead():
+    with Cluster(3, mirror=1) as c:
+        ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+        for a in ranks:
+            c.dismiss(a)
+        for d in c.daemons:
+            until(lambda d=d: json.loads(d.ctl_run("--json", "members").stdout)["voter"], what=f"the vote of {d.name}")
+        c[2].kill()
+        assert c[0].ctl("drop", "job")["untold"] == ["n2"]
+        assert [len(notes(d)) for d in c.daemons[:2]] == [1, 1]
+        c[0].change_owners("takeover", "--node-is-dead=n2")
+        for d in c.daemons[:2]:
+            until(lambda d=d: not notes(d), what=f"the end of what {d.name} remembers")
 
 
 @case
