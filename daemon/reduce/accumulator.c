@@ -492,6 +492,11 @@ bool accumulator_voted(const struct replica *h)
         return h->accumulator->voted;
 }
 
+void accumulator_take_up(struct replica *h)
+{
+        h->accumulator->voted = h->state->record->phase == ATTEMPT_PREPARED;
+}
+
 void accumulator_refused(struct replica *h)
 {
         if (!accumulator_voted(h))

@@ -76,9 +76,11 @@ void accumulator_left(struct replica *h);
 void accumulator_group_free(struct replica *h, uint32_t group);
 /* The whole update is over. */
 void accumulator_updated(struct replica *h);
-/* This owner has voted for a step, of which the coordinator will tell what becomes. */
+/* This owner has voted for a step and awaits the decision. */
 bool accumulator_voted(const struct replica *h);
-/* Nothing becomes of it: it was refused. */
+/* The same of a vote that an earlier process recorded. */
+void accumulator_take_up(struct replica *h);
+/* The step was refused: there is no decision to await. */
 void accumulator_refused(struct replica *h);
 uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t n);
 

@@ -29,6 +29,7 @@ void replica_take_up(struct replica *h)
 
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 h->shard_version[g] = group_version(job, g, h->state->record->version);
+        accumulator_take_up(h);
         if (h->state->record->phase == ATTEMPT_DECIDED)
                 update_start(h);
 }

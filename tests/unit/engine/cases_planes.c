@@ -4,6 +4,7 @@
 
 #include "cases.h"
 #include "check.h"
+#include "listening.h"
 #include "proto/cleanup.h"
 #include "training.h"
 
@@ -460,7 +461,68 @@ static void sets_are_kept_by_every_owner(void)
         session_close(&s);
 }
 
+static bool all_prepared(const struct session *s)
+{
+        for (uint32_t n = 0; n < s->training->net.nodes; n++) {
+                const struct job *job = job_find((struct engine *)&s->net.nodes[n].x, "zoo");
+
+                if (net_own(job)->state->record->phase != ATTEMPT_PREPARED)
+                        return false;
+        }
+        return true;
+}
+
+/* One that can be trained, and lies with the node's owner alone. */
+static uint32_t tensor_of(const struct job *job)
+{
+        uint32_t owner = net_own(job)->owner;
+
+        for (uint32_t i = 0; i < job->layout->n_tensors; i++) {
+                const struct layout_tensor *t = &job->layout->tensors[i];
+
+                if (!t->frozen && t->elements &&
+                    partition_range(job->partition, t->group, owner).count ==
+                            job->layout->groups[t->group].elements)
+                        return i;
+        }
+        CHECK(false, "no such tensor");
+        return 0;
+}
+
+/*
+ * All owners have voted, and their daemons start anew.  A put that comes before the decision waits:
+ * a set that the step does not have would end the update, and the daemon with it.
+ */
+static void a_set_is_not_put_between_vote_and_decision_behind_a_restart(void)
+{
+        struct training t = training_default();
+        uint64_t order = 1, set = ZERO_SET_MAX - 1;
+        struct session s;
+        const struct job *job;
+        struct client c;
+
+        t.net = (struct net_options){ .nodes = 2, .owners = 2, .delay_ms = 20 };
+        open_listening(&s, &t);
+        session_attach(&s);
+        session_program(&s, 1);
+        while (!all_prepared(&s))
+                CHECK(trainers_turn(s.trainers, t.ranks, &order), "the decision came too early");
+        kill_all(&s);
+        net_stop(&s.net);
+        net_restart(&s.net);
+        CHECK(all_prepared(&s), "the decision came too early");
+        client_open(&c, &s.net, 0);
+        job = net_job(&s.net, 0, "zoo");
+        put(&c, tensor_of(job), ZERO_PLANE_SET, 0, 1, &set, sizeof set);
+        CHECK(job->version == 1);
+        CHECK(net_own(job)->state->tensor_set[tensor_of(job)] == set);
+        client_close(&c);
+        session_close(&s);
+}
+
 const struct test_case plane_cases[] = {
+        { "a-set-is-not-put-between-vote-and-decision-behind-a-restart",
+          a_set_is_not_put_between_vote_and_decision_behind_a_restart },
         { "planes-over-owners", planes_over_owners },
         { "the-step-count-is-kept-by-every-owner", the_step_count_is_kept_by_every_owner },
         { "what-makes-no-sense-is-refused", what_makes_no_sense_is_refused },
