@@ -132,15 +132,6 @@ static void access_fail(struct job *job, int status, const char *text)
         works_go_on(job);
 }
 
-static void local_part_end(struct work *w, int status)
-{
-        struct access *a = w->access;
-        const char *text = status ? work_range_text(w->plane) : "";
-
-        work_free(w);
-        access_written(a, status, text);
-}
-
 /* Where the values of a part lie from its first element on. */
 static void *part_place(const struct access *a, uint64_t first)
 {
@@ -151,15 +142,33 @@ static void *part_place(const struct access *a, uint64_t first)
                        : values + (first - a->first) * plane_size(a->job, a->tensor, a->plane);
 }
 
+/* A client that has given up uses its memory for something else by now. */
+static void part_got(const struct work *w)
+{
+        if (w->access->request)
+                memcpy(part_place(w->access, w->first), w->buffer,
+                       w->count * plane_size(w->job, w->tensor, w->plane));
+}
+
+static void local_part_end(struct work *w, int status)
+{
+        struct access *a = w->access;
+        const char *text = status ? work_range_text(w->plane) : "";
+
+        if (!w->put)
+                part_got(w);
+        work_free(w);
+        access_written(a, status, text);
+}
+
 static void remote_get_end(struct ask *ask, int status)
 {
         struct work *w = CONTAINER_OF(ask, struct work, ask);
         struct access *a = w->access;
         int refused = w->ask.status;
 
-        if (!status && a->request) /* else the client uses its memory for something else by now */
-                memcpy(part_place(a, w->first), w->buffer,
-                       w->count * plane_size(w->job, w->tensor, w->plane));
+        if (!status)
+                part_got(w);
         work_free(w);
         access_written(a, status ? (refused ? refused : ZERO_EPEER) : 0,
                        status ? "an owner did not give its part" : "");
@@ -183,14 +192,6 @@ static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t 
         pull.count = w->count;
         pull.version = w->job->version;
         w->ask.done = remote_get_end;
-        /* not the client's memory: a path checks what has landed, and must find it unchanged */
-        w->buffer = malloc(bytes);
-        w->owns_buffer = true;
-        if (!w->buffer) {
-                work_free(w);
-                access_part(a, ZERO_ENOMEM, "out of memory");
-                return;
-        }
         if (ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer, bytes) == 0)
                 return;
         work_free(w);
@@ -242,14 +243,20 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         struct work *w = work_new(job, h, a->tensor, a->plane, part.first,
                                   plane_is_single(a->plane) ? 1 : part.count);
 
-        if (!w) {
+        if (w) { /* a get: not the client's memory, which changes while a path checks what landed */
+                w->access = a;
+                w->put = a->put;
+                w->owns_buffer = !a->put;
+                w->buffer = a->put ? part_place(a, part.first)
+                                   : malloc(w->count * plane_size(job, a->tensor, a->plane));
+        }
+        if (!w || !w->buffer) {
+                if (w)
+                        work_free(w);
                 access_part(a, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        w->access = a;
-        w->put = a->put;
         work_name_put(w, job->x->cluster->self, a->id);
-        w->buffer = part_place(a, part.first);
         if (h) {
                 w->begin = work_submit;
                 w->end = local_part_end;

@@ -472,6 +472,68 @@ static bool all_prepared(const struct session *s)
         return true;
 }
 
+enum { GETS = 4 }; /* of a client at once, by daemon/tensors/access.c */
+
+static bool requests_ended(void *arg)
+{
+        return list_empty(&((struct engine *)arg)->requests.all);
+}
+
+static bool accesses_ended(void *arg)
+{
+        return list_empty(&((struct engine *)arg)->accesses);
+}
+
+/* An owner is busy for longer than a client waits.  What comes then must not be written to the
+ * client's memory, in which the next put may lie; and a client has only so many such gets. */
+static void a_late_get_leaves_the_clients_memory_alone(uint32_t node)
+{
+        struct training t = training_default();
+        Zero__Access m = ZERO__ACCESS__INIT;
+        struct client c, gets[GETS];
+        struct fault fault;
+        struct session s;
+        struct engine *x;
+        float value, same;
+
+        t.net = (struct net_options){ .nodes = 2, .owners = 1 };
+        session_open(&s, &t);
+        session_attach(&s);
+        client_open(&c, &s.net, node);
+        x = &s.net.nodes[node].x;
+        get(&c, 0, ZERO_PLANE_MASTER, 0, 1, &value, sizeof value);
+        net_own(net_job(&s.net, 0, "zoo"))->updating = true;
+        m.plane = ZERO_PLANE_MASTER;
+        m.count = 1;
+        for (int i = 0; i < GETS; i++) {
+                gets[i].request = (struct request){ .finish = client_finish };
+                request_begin(&x->requests, &gets[i].request, uv_now(x->loop), 1);
+                CHECK(access_start(net_job(&s.net, node, "zoo"), c.window, &m, false, 10000,
+                                   &gets[i].request, &fault) == 0);
+        }
+        CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, 0, 1) == ZERO_EBUSY, "%s", c.text);
+        net_wait(&s.net, requests_ended, x, "the deadline");
+        for (int i = 0; i < GETS; i++)
+                CHECK(gets[i].status == ZERO_EDEADLINE, "%s", gets[i].text);
+        memset(c.window->segment.data, 0xff, c.window->transfer_bytes);
+        net_own(net_job(&s.net, 0, "zoo"))->updating = false;
+        shard_settled(net_job(&s.net, 0, "zoo"));
+        net_wait(&s.net, accesses_ended, x, "the late answers");
+        for (uint64_t i = 0; i < c.window->transfer_bytes; i++)
+                CHECK(((uint8_t *)c.window->segment.data)[i] == 0xff, "byte %llu",
+                      (unsigned long long)i);
+        get(&c, 0, ZERO_PLANE_MASTER, 0, 1, &same, sizeof same);
+        CHECK(same == value);
+        client_close(&c);
+        session_close(&s);
+}
+
+static void a_late_get(void)
+{
+        a_late_get_leaves_the_clients_memory_alone(0);
+        a_late_get_leaves_the_clients_memory_alone(1);
+}
+
 /* One that can be trained, and lies with the node's owner alone. */
 static uint32_t tensor_of(const struct job *job)
 {
@@ -521,6 +583,7 @@ static void a_set_is_not_put_between_vote_and_decision_behind_a_restart(void)
 }
 
 const struct test_case plane_cases[] = {
+        { "a-late-get-leaves-the-clients-memory-alone", a_late_get },
         { "a-set-is-not-put-between-vote-and-decision-behind-a-restart",
           a_set_is_not_put_between_vote_and_decision_behind_a_restart },
         { "planes-over-owners", planes_over_owners },
