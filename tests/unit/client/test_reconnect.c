@@ -3,6 +3,7 @@
  * rank says it is, and how a wait is ended.
  */
 #include <criterion/criterion.h>
+#include <sys/mman.h>
 
 #include "fake.h"
 
@@ -103,6 +104,44 @@ Test(reconnect, a_silent_daemon_is_given_up_and_asked_anew_by_the_next_call)
         for (int i = 0, r = ZERO_EDEADLINE; i < 50 && r == ZERO_EDEADLINE; i++)
                 r = zero_step(c, &one_set, &result);
         cr_assert_eq(result.version, 8u, "%s", zero_error(c));
+        fake_close(&f, c);
+}
+
+static void get_late(struct fake *d)
+{
+        uint8_t *late;
+
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_GET);
+        fake_expect_end(d);
+        late = mremap(d->session, 0, FAKE_TRANSFER, MREMAP_MAYMOVE); /* another view of it */
+        MUST(late != MAP_FAILED);
+        fake_hang_up(d);
+        fake_begin(d);
+        MUST(d->request->attach->resume);
+        fake_expect(d, ZERO__REQUEST__BODY_GET);
+        memset(d->session, 0x3f, FAKE_TRANSFER);
+        memset(late, 0x22, FAKE_TRANSFER);
+        fake_ok(d, d->request->seq);
+        fake_expect_end(d);
+        munmap(late, FAKE_TRANSFER);
+}
+
+/* The next get has a window of its own, which the answer to the first one does not reach. */
+Test(reconnect, what_comes_for_a_get_behind_its_deadline_is_not_taken_for_another)
+{
+        const uint8_t none[40] = { 0 };
+        uint8_t values[40] = { 0 };
+        struct zero_client *c;
+
+        fake_start(&f, get_late);
+        c = impatient(1);
+        cr_assert_eq(zero_get(c, 2, ZERO_PLANE_MASTER, 0, 10, values), ZERO_EDEADLINE);
+        cr_assert_arr_eq(values, none, sizeof(values));
+        for (int i = 0, r = ZERO_EDEADLINE; i < 50 && r == ZERO_EDEADLINE; i++)
+                r = zero_get(c, 2, ZERO_PLANE_MASTER, 0, 10, values);
+        for (size_t i = 0; i < sizeof(values); i++)
+                cr_assert_eq(values[i], 0x3f, "byte %zu: %s", i, zero_error(c));
         fake_close(&f, c);
 }
 
