@@ -296,8 +296,8 @@ def names(daemon):
 def job_is_finished(c, name):
     """Finished, and no session has the job any more: one that does keeps the job's place."""
     until(lambda: f"job {name}: finished" in "".join(d.log() for d in c.daemons), what=f"the end of {name}")
-    for d in c.daemons:
-        until(lambda: not d.job(name)["sessions"], what=f"the end of the sessions of {name} on {d.name}")
+    for d in [d for d in c.daemons if d.alive()]:
+        until(lambda d=d: not d.job(name)["sessions"], what=f"the end of the sessions of {name} on {d.name}")
 
 
 @case
