@@ -233,13 +233,19 @@ static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
 
 static void prepare_message(struct job *job, const Zero__Prepare *m)
 {
+        const struct owner_event e = { .kind = OWNER_PREPARE, .attempt = m->attempt };
+        struct replica *at[OWNER_REPLICAS] = { 0 };
+        struct owner_actions actions;
         struct step_params params;
         struct fault fault;
+        struct owner o;
 
         if (m->params && step_params_from_message(m->params, &params, &fault))
                 return;
-        for_replicas (job, h)
-                accumulator_prepare(h, m, m->params ? &params : NULL);
+        owner_of_job(job, &o, at);
+        owner_step(&o, &e, &actions);
+        for (uint32_t i = 0; i < actions.n; i++) /* OWNER_ASK */
+                accumulator_prepare(at[actions.items[i].replica], m, m->params ? &params : NULL);
 }
 
 static void offer_message(struct job *job, uint32_t node, const Zero__Offer *offer)

@@ -1,6 +1,7 @@
 /* Jobs start when all ranks are there, and move on by their coordinator's decisions. */
 #include "daemon/engine/engine.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,37 +60,20 @@ static void job_remember(struct job *job, const Zero__Decision *d)
         job->skipped = d->skipped;
 }
 
-/* An owner is where the coordinator says the job is: it has heard every decision before. */
-static bool start_fits(const struct job *job, const Zero__Start *start)
+static void start_clashes(const struct job *job, const Zero__Start *start)
 {
-        if (list_empty(&job->replicas) ||
-            (job->version == start->version && job->attempt <= start->attempt))
-                return true;
         log_error("job %s: its coordinator starts it at version %llu, attempt %llu; the state here "
                   "is at version %llu, attempt %llu",
                   job->name, (unsigned long long)start->version, (unsigned long long)start->attempt,
                   (unsigned long long)job->version, (unsigned long long)job->attempt);
-        return false;
 }
 
-void job_start_message(struct job *job, const Zero__LinkMessage *m)
+static void job_started(struct job *job, const Zero__Start *start)
 {
-        const Zero__Start *start = m->start;
-
-        if (start->n_node_of_rank < 1 || start->n_node_of_rank > ZERO_RANK_MAX ||
-            !start_fits(job, start))
-                return;
-        if (!job_resize(job, (uint32_t)start->n_node_of_rank)) {
-                log_error_for(job->uid, "job %s: the world size cannot change to %zu here",
-                              job->name, start->n_node_of_rank);
-                return;
-        }
         job->started = true;
         job->finished_ms = 0;
         job->lost = RANK_ABSENT;
         job->epoch = start->epoch;
-        job->version = start->version;
-        job->attempt = start->attempt;
         job->loss_scale = start->loss_scale;
         if (start->last)
                 job_remember(job, start->last);
@@ -99,17 +83,63 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                 job->here[r] = true;
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
-        /* not if a decision that was caught up on is carried out, or has been just now */
-        for_replicas (job, h)
-                if (!h->updating && h->state->record->attempt < job->attempt)
-                        state_abort(h->state, job->attempt);
-        crash_point(CRASH_ATTEMPT_BEGUN);
-        job_begin_attempt(job, false);
-        rank_states_keep(job, start->kept, start->n_kept);
-        job_fail_requests(job, ZERO_EABORTED,
-                          "the step was begun anew, as a rank or a node was lost: replay it");
-        gather_up(job);
-        ranks_admit(job);
+}
+
+static void job_stand(struct job *job, const struct owner_action *a)
+{
+        job->version = a->version;
+        job->attempt = a->attempt;
+}
+
+static void start_run(struct job *job, const Zero__Start *start, const struct owner_action *a,
+                      struct replica *h)
+{
+        switch (a->kind) {
+        case OWNER_STAND:
+                job_stand(job, a);
+                job_started(job, start);
+                break;
+        case OWNER_ABORT:
+                state_abort(h->state, a->record.attempt);
+                assert(record_stands(h, &a->record));
+                break;
+        default: /* OWNER_BEGIN */
+                crash_point(CRASH_ATTEMPT_BEGUN);
+                job_begin_attempt(job, a->decided);
+                rank_states_keep(job, start->kept, start->n_kept);
+                job_fail_requests(
+                        job, ZERO_EABORTED,
+                        "the step was begun anew, as a rank or a node was lost: replay it");
+                gather_up(job);
+                ranks_admit(job);
+        }
+}
+
+void job_start_message(struct job *job, const Zero__LinkMessage *m)
+{
+        const Zero__Start *start = m->start;
+        const struct owner_event e = { .kind = OWNER_START,
+                                       .version = start->version,
+                                       .attempt = start->attempt };
+        struct replica *at[OWNER_REPLICAS] = { 0 };
+        struct owner_actions actions;
+        struct owner o;
+
+        if (start->n_node_of_rank < 1 || start->n_node_of_rank > ZERO_RANK_MAX)
+                return;
+        owner_of_job(job, &o, at);
+        owner_step(&o, &e, &actions);
+        if (actions.items[0].kind == OWNER_CLASH) {
+                start_clashes(job, start);
+                return;
+        }
+        if (!job_resize(job, (uint32_t)start->n_node_of_rank)) {
+                log_error_for(job->uid, "job %s: the world size cannot change to %zu here",
+                              job->name, start->n_node_of_rank);
+                return;
+        }
+        for (uint32_t i = 0; i < actions.n; i++)
+                start_run(job, start, &actions.items[i], at[actions.items[i].replica]);
 }
 
 /* The coordinator tells all nodes where a rank is now. */
@@ -156,22 +186,6 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
         }
 }
 
-/* It has voted in the attempt; or it has recorded the decision, and another replica has not. */
-static bool may_hear(const struct replica *h, const Zero__Decision *d)
-{
-        const struct state_record *record = h->state->record;
-
-        return (record->phase == ATTEMPT_PREPARED && record->attempt == d->attempt) ||
-               record->decided_attempt == d->attempt;
-}
-
-/* A node without shards, on which the job has not started since, only takes note. */
-static bool is_news(const struct job *job, const Zero__Decision *d)
-{
-        return list_empty(&job->replicas) && !job->started && d->attempt > job->attempt &&
-               !d->status && !d->norm_only;
-}
-
 /* Logged for the first of a row, the second, the fourth, ...: a loop may skip thousands a second.
  */
 static void job_overflowed(struct job *job, const Zero__Decision *d)
@@ -189,45 +203,64 @@ static void job_overflowed(struct job *job, const Zero__Decision *d)
                         job->name, job->overflows, d->loss_scale);
 }
 
-void job_decision_message(struct job *job, const Zero__Decision *d)
+static void job_decided(struct job *job, const Zero__Decision *d)
 {
-        if (is_news(job, d))
-                job->attempt = d->attempt;
-        if (d->attempt != job->attempt)
-                return;
-        if (d->status) {
-                ranks_refuse_step(job, (int)d->status, d->text);
-                for_replicas (job, h)
-                        accumulator_refused(h);
-                return;
-        }
-        if (d->norm_only) {
-                decision_answer(job, d);
-                return;
-        }
-        for_replicas (job, h) {
-                if (may_hear(h, d))
-                        continue;
-                log_error_for(job->uid, "job %s: a decision that this owner has not voted for",
-                              job->name);
-                return;
-        }
-        job->version = d->version;
-        job->attempt = d->attempt + 1;
         job_remember(job, d);
         job->step_times_ms[job->n_step_times++ %
                            (sizeof job->step_times_ms / sizeof job->step_times_ms[0])] =
                 engine_now(job->x);
         job_overflowed(job, d);
         crash_point(CRASH_DECISION_HEARD);
-        for_replicas (job, h)
-                if (h->state->record->phase == ATTEMPT_PREPARED)
-                        update_begin(h, d);
-        crash_point(CRASH_DECISION_ANSWERING);
-        job_begin_attempt(job, true);
-        decision_answer(job, d);
-        ranks_admit(job);
-        crash_point(CRASH_DECISION_ANSWERED);
+}
+
+static void decision_run(struct job *job, const Zero__Decision *d, const struct owner_action *a,
+                         struct replica *h)
+{
+        switch (a->kind) {
+        case OWNER_CLASH:
+                log_error_for(job->uid, "job %s: a decision that this owner has not voted for",
+                              job->name);
+                break;
+        case OWNER_REFUSE:
+                ranks_refuse_step(job, (int)d->status, d->text);
+                for_replicas (job, replica)
+                        accumulator_refused(replica);
+                break;
+        case OWNER_TELL_NORM:
+                decision_answer(job, d);
+                break;
+        case OWNER_STAND:
+                job_stand(job, a);
+                job_decided(job, d);
+                break;
+        case OWNER_DECIDE:
+                update_begin(h, d, &a->record);
+                break;
+        default: /* OWNER_BEGIN */
+                crash_point(CRASH_DECISION_ANSWERING);
+                job_begin_attempt(job, a->decided);
+                decision_answer(job, d);
+                ranks_admit(job);
+                crash_point(CRASH_DECISION_ANSWERED);
+        }
+}
+
+void job_decision_message(struct job *job, const Zero__Decision *d)
+{
+        const struct owner_event e = { .kind = OWNER_DECISION,
+                                       .version = d->version,
+                                       .attempt = d->attempt,
+                                       .commit = d->commit,
+                                       .refused = d->status != 0,
+                                       .norm_only = d->norm_only };
+        struct replica *at[OWNER_REPLICAS] = { 0 };
+        struct owner_actions actions;
+        struct owner o;
+
+        owner_of_job(job, &o, at);
+        owner_step(&o, &e, &actions);
+        for (uint32_t i = 0; i < actions.n; i++)
+                decision_run(job, d, &actions.items[i], at[actions.items[i].replica]);
 }
 
 /* ---- finding ---- */

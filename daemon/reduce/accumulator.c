@@ -313,10 +313,9 @@ static uint64_t early_max(const struct job *job)
         return (uint64_t)job->x->cluster->n_nodes * (MICRO_BATCHES_MAX + job->layout->n_groups);
 }
 
-/* The attempt that this process found in the state has ended with the process before. */
-static bool attempt_is_over(const struct job *job, uint64_t attempt)
+static enum owner_offer offer_stands(const struct job *job, uint64_t attempt)
 {
-        return attempt < job->attempt || (attempt == job->attempt && !job->started);
+        return owner_offer(job->attempt, job->started, attempt);
 }
 
 /* What is offered to it is to be here; if it is not, it was lost and is being filled. */
@@ -333,24 +332,26 @@ int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *m,
 {
         struct replica *h = replica_of_copy(job, m->owner, m->copy);
         struct accumulator *l = h ? h->accumulator : NULL;
+        enum owner_offer stands;
         struct offer *o;
         int r;
 
         if (m->group >= job->layout->n_groups || !is_holder(job, m) ||
             (m->transfer && !(m->transfer & BULK_ANNOUNCED)))
                 return -EPROTO;
-        if (!h || attempt_is_over(job, m->attempt)) {
+        stands = offer_stands(job, m->attempt);
+        if (!h || stands == OWNER_OFFER_OVER) {
                 offer_drop(job->x, node, m);
                 return 0;
         }
-        if (m->attempt > job->attempt && l->n_early >= early_max(job))
+        if (stands == OWNER_OFFER_EARLY && l->n_early >= early_max(job))
                 return -EPROTO;
         o = offer_new(h, node, m, node_gradient);
         if (!o) {
                 offer_drop(job->x, node, m);
                 return -ENOMEM;
         }
-        if (m->attempt > job->attempt) {
+        if (stands == OWNER_OFFER_EARLY) {
                 list_insert(&l->early, &o->link);
                 l->n_early++;
                 return 0;
@@ -371,13 +372,14 @@ static void accumulator_take_early(struct replica *h)
 
         list_for_each (&l->early, item) {
                 struct offer *o = CONTAINER_OF(item, struct offer, link);
+                enum owner_offer stands = offer_stands(job, o->attempt);
                 uint32_t node = o->node;
 
-                if (!job->dead && o->attempt > job->attempt)
+                if (!job->dead && stands == OWNER_OFFER_EARLY)
                         continue;
                 list_remove(&o->link);
                 l->n_early--;
-                if (job->dead || attempt_is_over(job, o->attempt))
+                if (job->dead || stands == OWNER_OFFER_OVER)
                         offer_free(o);
                 else if (offer_queue(o))
                         fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");

@@ -153,15 +153,15 @@ static int accumulator_keep(struct replica *h, struct fault *fault)
 }
 
 /* The vote, with all it follows from, into memory that outlives the process. */
-static void accumulator_record(struct replica *h, const struct exact_sum *sum, bool finite,
-                               struct fault *fault)
+static void accumulator_record(struct replica *h, const struct owner_record *to,
+                               const struct exact_sum *sum, bool finite, struct fault *fault)
 {
         const struct step_params *params = &h->accumulator->params;
         const struct job *job = h->job;
         struct state_record record;
 
-        if (h->state->record->attempt < job->attempt) /* attempts were aborted meanwhile */
-                state_abort(h->state, job->attempt);
+        if (h->state->record->attempt < to->attempt) /* attempts were aborted meanwhile */
+                state_abort(h->state, to->attempt);
         record = *h->state->record;
         memcpy(h->state->present, h->accumulator->present, job->layout->n_tensors);
         if (accumulator_keep(h, fault))
@@ -176,6 +176,7 @@ static void accumulator_record(struct replica *h, const struct exact_sum *sum, b
         record.n_sets = params->n_sets;
         memcpy(record.sets, params->sets, params->n_sets * sizeof *params->sets);
         state_prepare(h->state, &record);
+        assert(record_stands(h, to));
         crash_point(CRASH_VOTE_RECORDED);
 }
 
@@ -205,45 +206,71 @@ static int accumulator_check(const struct replica *h, struct fault *fault)
                          job->layout->tensors[t].name, (unsigned long long)set, n_sets);
 }
 
-void accumulator_vote(struct replica *h)
+static void vote_send(const struct replica *h, struct exact_sum *sum, bool finite,
+                      struct fault *fault)
 {
         const struct job *job = h->job;
-        struct accumulator *l = h->accumulator;
         Zero__LinkMessage m = job_message(job);
         Zero__Prepared vote = ZERO__PREPARED__INIT;
-        struct exact_sum sum;
-        struct fault fault = { 0 };
-        bool finite = true;
 
-        if (!l->preparing || h->updating)
-                return;
-        exact_sum_init(&sum);
-        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
-                if (!accumulator_has(h, g))
-                        continue;
-                if (!l->groups[g].measured || l->groups[g].busy) /* it may be being settled */
-                        return;
-                exact_sum_merge(&sum, &l->groups[g].norm.sum);
-                finite = finite && l->groups[g].norm.finite;
-        }
-        exact_sum_normalize(&sum);
-        l->preparing = false;
-        if (accumulator_check(h, &fault) == 0 && l->have_params)
-                accumulator_record(h, &sum, finite, &fault);
-        l->voted = l->have_params;
-        vote.status = (uint32_t)fault.status;
-        vote.text = fault.text;
+        vote.status = (uint32_t)fault->status;
+        vote.text = fault->text;
         vote.attempt = job->attempt;
         vote.owner = h->owner;
         vote.copy = h->copy;
         vote.finite = finite;
-        vote.closing = l->have_params;
+        vote.closing = h->accumulator->have_params;
         vote.n_norm = EXACT_SUM_BINS;
-        vote.norm = sum.bin;
+        vote.norm = sum->bin;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARED;
         m.prepared = &vote;
         fabric_send(job->x->fabric, job->coordinator, &m);
         crash_point(CRASH_VOTE_SENT);
+}
+
+/* False: a group's sum is not complete yet. */
+static bool sums_add_up(const struct replica *h, struct exact_sum *ret_sum, bool *ret_finite)
+{
+        const struct accumulator *l = h->accumulator;
+
+        exact_sum_init(ret_sum);
+        *ret_finite = true;
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++) {
+                if (!accumulator_has(h, g))
+                        continue;
+                if (!l->groups[g].measured || l->groups[g].busy) /* it may be being settled */
+                        return false;
+                exact_sum_merge(ret_sum, &l->groups[g].norm.sum);
+                *ret_finite = *ret_finite && l->groups[g].norm.finite;
+        }
+        exact_sum_normalize(ret_sum);
+        return true;
+}
+
+void accumulator_vote(struct replica *h)
+{
+        const struct owner_event e = { .kind = OWNER_SUMMED };
+        struct accumulator *l = h->accumulator;
+        struct owner_actions actions;
+        struct owner o;
+        struct exact_sum sum;
+        struct fault fault = { 0 };
+        bool finite;
+
+        if (!l->preparing) /* spares the sums of all groups at each of them */
+                return;
+        owner_of_replica(h, &o);
+        o.replicas[0].asked = true;
+        o.replicas[0].closing = l->have_params;
+        o.replicas[0].summed = sums_add_up(h, &sum, &finite);
+        owner_step(&o, &e, &actions);
+        if (!actions.n)
+                return;
+        l->preparing = false; /* OWNER_VOTE */
+        if (accumulator_check(h, &fault) == 0 && l->have_params)
+                accumulator_record(h, &actions.items[0].record, &sum, finite, &fault);
+        l->voted = l->have_params;
+        vote_send(h, &sum, finite, &fault);
 }
 
 /* ---- the norm -------------------------------------------------------------------------- */
@@ -344,7 +371,7 @@ void accumulator_prepare(struct replica *h, const Zero__Prepare *m,
 {
         struct accumulator *l = h->accumulator;
 
-        if (m->attempt != h->job->attempt || (params && !kept_take(h, m)))
+        if (params && !kept_take(h, m))
                 return; /* the step's deadline will say so */
         l->preparing = true;
         l->have_params = params != NULL;

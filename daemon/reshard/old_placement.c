@@ -8,6 +8,8 @@
 #include "daemon/reshard/reshard.h"
 #include "daemon/update/update.h"
 
+#include <assert.h>
+
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "daemon/job/moving.h"
@@ -41,18 +43,23 @@ static bool settles(const struct job *job, uint64_t call)
 
 static void settle(struct replica *h, const Zero__Decision *last, uint64_t call)
 {
-        const struct state_record *record = h->state->record;
-        uint64_t prepared = record->phase == ATTEMPT_PREPARED ? record->attempt : 0;
+        const struct owner_event e = { .kind = OWNER_SETTLE,
+                                       .attempt = last ? last->attempt : 0,
+                                       .commit = last && last->commit };
+        struct owner_actions actions;
+        struct owner o;
 
-        switch (settling(prepared, last ? last->attempt : 0)) {
-        case SETTLE_CARRY_OUT:
-                update_begin(h, last);
-                break;
-        case SETTLE_VOID:
-                state_abort(h->state, record->attempt + 1);
-                break;
-        case SETTLE_STANDS:
-                break;
+        owner_of_replica(h, &o);
+        owner_step(&o, &e, &actions);
+        for (uint32_t i = 0; i < actions.n; i++) {
+                const struct owner_record *to = &actions.items[i].record;
+
+                if (actions.items[i].kind == OWNER_DECIDE) {
+                        update_begin(h, last, to);
+                } else { /* OWNER_ABORT */
+                        state_abort(h->state, to->attempt);
+                        assert(record_stands(h, to));
+                }
         }
         if (h->updating)
                 h->settling = call;

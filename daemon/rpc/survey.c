@@ -151,12 +151,12 @@ static json_t *moves_together(struct survey *s)
         return record_take_json(status_moves_type(), &moves, &arena);
 }
 
-static bool owner_of_job(const struct survey *s, uint32_t node)
+static bool holds_job(const struct survey *s, uint32_t node)
 {
         return placement_nodes(&s->job->place) >> node & 1;
 }
 
-static bool owner_in_force(const struct survey *s, uint32_t node)
+static bool holds_in_force(const struct survey *s, uint32_t node)
 {
         return placement_nodes(&s->x->view) >> node & 1;
 }
@@ -171,9 +171,9 @@ static const struct survey_kind {
         uint64_t most_ms; /* 0: as long as the client waits */
 } kinds[] = {
         { "ping", "ping", false, NULL, false, ping_together, 0 },
-        { "shards", "held", true, owner_of_job, false, shards_together, 0 },
-        { "checksum", "checksum", true, owner_of_job, true, checksum_together, 0 },
-        { "drop", "drop", true, owner_in_force, false, drop_together, 0 },
+        { "shards", "held", true, holds_job, false, shards_together, 0 },
+        { "checksum", "checksum", true, holds_job, true, checksum_together, 0 },
+        { "drop", "drop", true, holds_in_force, false, drop_together, 0 },
         { "moves", "moves", false, NULL, false, moves_together, MOVES_MS },
 };
 

@@ -4,9 +4,11 @@
  *   replica.c   making and finding them       planes.c   their bytes
  *   shard.c     who reads a group             shards.c   what the ways to a state have in common
  *   release.c   states that are deleted       shut.c     states that wait for memory
+ *   facts.c     what the rules read of them
  */
 #pragma once
 
+#include "daemon/job/owner.h"
 #include "daemon/store/state.h"
 #include "daemon/store/undo.h"
 #include "daemon/transfer/transfer.h"
@@ -18,7 +20,7 @@ struct update;
 /* Of every state file, whatever the number of compute threads is now. */
 enum { UNDO_SLOTS = 64 };
 /* Of one job on one node. */
-enum { HOLDINGS_MAX = PLACEMENT_COPIES * NODE_OWNERS_MAX, STATES_MAX = 4 * HOLDINGS_MAX };
+enum { HOLDINGS_MAX = OWNER_REPLICAS, STATES_MAX = 4 * HOLDINGS_MAX };
 /* The first attempt of a state whose parameters have their first values. */
 enum { JOB_FILLED = 1 };
 
@@ -64,6 +66,16 @@ struct replica *replica_newest_old_placement(const struct job *job);
 bool replicas_whole(const struct job *job);
 /* The replica of everything there is, if there is but one owner; else NULL. */
 struct replica *replica_sole(const struct job *job);
+
+/* ---- what the rules read (job/owner.h) --------------------------------------- */
+
+struct owner_record record_facts(const struct state_record *r);
+/* Whether the replica's record is as an action said that it would be. */
+bool record_stands(const struct replica *h, const struct owner_record *r);
+/* One replica, of any placement; its id is 0. */
+void owner_of_replica(const struct replica *h, struct owner *ret);
+/* All replicas in force; at[id] is each of them. */
+void owner_of_job(const struct job *job, struct owner *ret, struct replica *at[OWNER_REPLICAS]);
 
 /* ---- a group's bytes ------------------------------------------------------- */
 

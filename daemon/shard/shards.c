@@ -96,6 +96,8 @@ static struct step_params recorded_params(const struct state_record *r)
 Zero__Standing *standing_fill(const struct state *state, struct standing_message *ret)
 {
         const struct state_record *r = state->record;
+        const struct owner_record facts = record_facts(r);
+        const struct owner_stand stand = owner_stand(&facts);
         struct step_params params = recorded_params(r);
         Zero__Standing *s = &ret->standing;
 
@@ -104,9 +106,9 @@ Zero__Standing *standing_fill(const struct state *state, struct standing_message
         s->copy = state->id.copy;
         s->placement = state->id.epoch;
         s->n_owners = state->id.n_owners;
-        s->version = r->version + (r->phase == ATTEMPT_DECIDED && r->commit);
-        s->attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
-        s->done = r->phase != ATTEMPT_DECIDED;
+        s->version = stand.version;
+        s->attempt = stand.attempt;
+        s->done = stand.done;
         s->fresh = r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN;
         s->puts = state->puts;
         if (r->decided_attempt) {
@@ -114,9 +116,9 @@ Zero__Standing *standing_fill(const struct state *state, struct standing_message
                 record_decision(r, &ret->decision);
                 s->decision = &ret->decision;
         }
-        if (r->phase != ATTEMPT_PREPARED)
+        if (!stand.prepared_attempt)
                 return s;
-        s->prepared_attempt = r->attempt;
+        s->prepared_attempt = stand.prepared_attempt;
         s->finite = r->finite;
         memcpy(ret->norm, r->norm.bin, sizeof ret->norm);
         s->n_norm = EXACT_SUM_BINS;

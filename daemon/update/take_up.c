@@ -4,46 +4,49 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-/* What the job is told to be at: the coordinator tells those behind, and those ahead know. */
-static const struct state_record *record_behind(struct list *replicas)
+static const struct replica *replica_behind(const struct job *job)
 {
-        const struct state_record *behind = NULL;
-        uint64_t least = UINT64_MAX;
+        const struct list *lists[] = { &job->replicas, &job->old_replicas };
+        const struct replica *behind = NULL;
+        struct owner least, o;
 
-        list_for_each (replicas, item) {
-                const struct state_record *r =
-                        CONTAINER_OF(item, struct replica, link)->state->record;
-                uint64_t attempt = r->attempt + (r->phase == ATTEMPT_DECIDED);
+        for (uint32_t i = 0; i < 2; i++)
+                list_for_each ((struct list *)lists[i], item) {
+                        const struct replica *h = CONTAINER_OF(item, struct replica, link);
 
-                if (attempt < least) {
-                        least = attempt;
-                        behind = r;
+                        owner_of_replica(h, &o);
+                        if (behind && !owner_behind(&o.replicas[0], &least.replicas[0]))
+                                continue;
+                        behind = h;
+                        least = o;
                 }
-        }
         return behind;
 }
 
 void replica_take_up(struct replica *h)
 {
+        const struct owner_event e = { .kind = OWNER_GIVEN };
         const struct job *job = h->job;
+        struct owner_actions actions;
+        struct owner o;
 
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 h->shard_version[g] = group_version(job, g, h->state->record->version);
         accumulator_take_up(h);
-        if (h->state->record->phase == ATTEMPT_DECIDED)
+        owner_of_replica(h, &o);
+        owner_step(&o, &e, &actions);
+        if (actions.n) /* OWNER_UPDATE */
                 update_start(h);
 }
 
 void job_take_up(struct job *job)
 {
-        bool old_placement =
-                list_empty(&job->replicas); /* all that is here is of an earlier placement */
-        const struct state_record *record =
-                record_behind(old_placement ? &job->old_replicas : &job->replicas);
-        bool decided = record->phase == ATTEMPT_DECIDED;
+        const struct state_record *record = replica_behind(job)->state->record;
+        const struct owner_record facts = record_facts(record);
+        const struct owner_stand stand = owner_stand(&facts);
 
-        job->attempt = record->attempt + decided;
-        job->version = record->version + (decided && record->commit);
+        job->attempt = stand.attempt;
+        job->version = stand.version;
         job->loss_scale = record->loss_scale > 0 ? record->loss_scale : job->loss_scale;
         job->grad_norm = record->grad_norm;
         job->skipped = record->skipped;

@@ -166,27 +166,41 @@ static void update_tell(struct replica *h)
                         o->updated(h);
 }
 
-static void update_finish(struct replica *h)
+static void done_tell(struct replica *h)
 {
-        struct update *u = h->update;
         Zero__LinkMessage m = job_message(h->job);
         Zero__Done done = ZERO__DONE__INIT;
 
-        h->updating = false;
-        crash_point(CRASH_UPDATE_FINISH);
-        state_finish(h->state);
-        crash_point(CRASH_UPDATE_DONE);
-        if (h->state->id.epoch != h->job->place.epoch) {
-                update_tell(h);
-                return;
-        }
-        done.attempt = u->attempt;
+        done.attempt = h->update->attempt;
         done.owner = h->owner;
         done.copy = h->copy;
         m.body_case = ZERO__LINK_MESSAGE__BODY_DONE;
         m.done = &done;
         fabric_send(h->job->x->fabric, h->job->coordinator, &m);
+}
+
+static void update_finish(struct replica *h)
+{
+        const struct owner_event e = { .kind = OWNER_UPDATED };
+        struct owner_actions actions;
+        struct owner o;
+
+        h->updating = false;
+        owner_of_replica(h, &o);
+        owner_step(&o, &e, &actions);
+        for (uint32_t i = 0; i < actions.n; i++) {
+                if (actions.items[i].kind == OWNER_TELL_DONE) {
+                        done_tell(h);
+                        continue;
+                }
+                crash_point(CRASH_UPDATE_FINISH); /* OWNER_FINISH */
+                state_finish(h->state);
+                assert(record_stands(h, &actions.items[i].record));
+                crash_point(CRASH_UPDATE_DONE);
+        }
         update_tell(h);
+        if (!o.replicas[0].in_force)
+                return;
         accumulator_updated(h);
         shard_settled(h->job);
 }
@@ -369,7 +383,7 @@ static void idle_groups(struct replica *h)
                         IDLE_STEPS);
 }
 
-void update_begin(struct replica *h, const Zero__Decision *d)
+void update_begin(struct replica *h, const Zero__Decision *d, const struct owner_record *to)
 {
         struct state_record record = *h->state->record;
 
@@ -380,6 +394,7 @@ void update_begin(struct replica *h, const Zero__Decision *d)
         record.good_steps = d->good_steps;
         record.skipped = d->skipped;
         state_decide(h->state, &record);
+        assert(record_stands(h, to));
         if (d->commit)
                 idle_groups(h);
         update_start(h);

@@ -3,7 +3,8 @@
 
 #include "daemon/reduce/reduce.h"
 
-void update_begin(struct replica *h, const Zero__Decision *d);
+/* Records the decision, after which the record stands at `to`, and carries it out. */
+void update_begin(struct replica *h, const Zero__Decision *d, const struct owner_record *to);
 /* Carries out the decision in the state's record, from wherever a crash has left it. */
 void update_start(struct replica *h);
 /* A replica that was just given its state, which stands between two steps. */

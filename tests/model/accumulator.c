@@ -1,5 +1,4 @@
-/* What an owner sums, offers to its mirror and votes for: accumulator.c, complete.c.
- */
+/* What an owner sums and offers to its mirror: accumulator.c, complete.c. */
 #include "world.h"
 
 #include <string.h>
@@ -20,8 +19,10 @@ static bool expects(const struct node *n, uint32_t node, uint32_t copy, uint32_t
         return false;
 }
 
-static bool accumulator_complete(const struct node *n, uint32_t node, uint32_t copy)
+bool accumulator_complete(const struct world *w, uint32_t node, uint32_t copy)
 {
+        const struct node *n = &w->nodes[node];
+
         if (!n->started)
                 return false;
         for (uint32_t i = 0; i < bounds.n_nodes; i++)
@@ -31,8 +32,8 @@ static bool accumulator_complete(const struct node *n, uint32_t node, uint32_t c
 }
 
 /* Exactly one contribution of each rank to each micro-batch, all of this attempt. */
-static void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
-                            u8 parts[MICRO_BATCHES][RANKS])
+void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
+                     u8 parts[MICRO_BATCHES][RANKS])
 {
         const struct node *n = &w->nodes[node];
         const struct replica *h = &n->replicas[copy];
@@ -64,7 +65,7 @@ static void mirror_offer(struct world *w, uint32_t node)
         struct replica *h = &n->replicas[0];
         struct message m = { .type = OFFER, .copy = 1, .attempt = n->attempt, .last = 1 };
 
-        if (view.copies < 2 || h->chained || h->running || !accumulator_complete(n, node, 0))
+        if (view.copies < 2 || h->chained || h->running || !accumulator_complete(w, node, 0))
                 return;
         h->chained = 1;
         accumulator_sum(w, node, 0, m.sum);
@@ -73,27 +74,9 @@ static void mirror_offer(struct world *w, uint32_t node)
 
 void accumulator_vote(struct world *w, uint32_t node, uint32_t copy)
 {
-        struct node *n = &w->nodes[node];
-        struct replica *h = &n->replicas[copy];
-        struct record *r = &h->record;
-
         if (copy == 0)
                 mirror_offer(w, node);
-        if (!h->preparing || h->running || !accumulator_complete(n, node, copy))
-                return;
-        h->preparing = 0;
-        if (r->attempt < n->attempt)
-                record_abort(h, node, n->attempt);
-        REQUIRE(r->phase != PHASE_DECIDED && r->attempt == n->attempt,
-                "node %u votes for attempt %u, its record is at attempt %u, phase %u", node,
-                n->attempt, r->attempt, r->phase);
-        accumulator_sum(w, node, copy, r->parts);
-        r->phase = PHASE_PREPARED;
-        r->vote = vote_of(holder_owner(&view, holder_on(node, copy)), r->version, r->skipped);
-        r->scale = h->prepare_scale;
-        send(w, node, COORDINATOR,
-             (struct message){
-                     .type = PREPARED, .copy = (u8)copy, .attempt = n->attempt, .vote = r->vote });
+        replica_summed(w, node, copy);
 }
 
 /* ---- offers ---- */
@@ -131,9 +114,9 @@ static void offer_queue(struct world *w, uint32_t node, const struct early *o)
                 h->finished |= (u8)(1 << o->node);
 }
 
-static bool attempt_is_over(const struct node *n, u8 attempt)
+static enum owner_offer offer_stands(const struct node *n, u8 attempt)
 {
-        return attempt < n->attempt || (attempt == n->attempt && !n->started);
+        return owner_offer(n->attempt, n->started, attempt);
 }
 
 void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m)
@@ -147,15 +130,18 @@ void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const stru
 
         memcpy(o.place, m->place, sizeof o.place);
         memcpy(o.sum, m->sum, sizeof o.sum);
-        if (attempt_is_over(n, m->attempt))
-                return;
-        if (m->attempt == n->attempt) {
+        switch (offer_stands(n, m->attempt)) {
+        case OWNER_OFFER_OVER:
+                break;
+        case OWNER_OFFER_NOW:
                 offer_queue(w, node, &o);
                 accumulator_vote(w, node, m->copy);
-        } else if (n->n_early == EARLY) {
-                violate("node %u has too many early offers", node);
-        } else {
-                n->early[n->n_early++] = o;
+                break;
+        case OWNER_OFFER_EARLY:
+                if (n->n_early == EARLY)
+                        violate("node %u has too many early offers", node);
+                else
+                        n->early[n->n_early++] = o;
         }
 }
 
@@ -188,9 +174,11 @@ void accumulator_reset(struct world *w, uint32_t node)
                 h->finished = h->chained = h->preparing = h->prepare_scale = 0;
         }
         for (u8 i = 0; i < n_early; i++) {
-                if (early[i].attempt > n->attempt)
+                enum owner_offer stands = offer_stands(n, early[i].attempt);
+
+                if (stands == OWNER_OFFER_EARLY)
                         n->early[n->n_early++] = early[i];
-                else if (!attempt_is_over(n, early[i].attempt))
+                else if (stands == OWNER_OFFER_NOW)
                         offer_queue(w, node, &early[i]);
         }
         mirror_offer(w, node);

@@ -114,7 +114,7 @@ static bool can_tear(const struct world *w, uint32_t node)
             m->attempt != w->nodes[node].attempt)
                 return false;
         for (uint32_t c = 0; c < COPIES; c++)
-                if (w->nodes[node].replicas[c].record.phase != PHASE_PREPARED)
+                if (w->nodes[node].replicas[c].record.phase != OWNER_PREPARED)
                         return false;
         return true;
 }

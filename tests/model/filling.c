@@ -11,18 +11,18 @@
 
 struct stand stand_of(const struct record *r)
 {
-        bool decided = r->phase == PHASE_DECIDED;
-        struct stand s = { .version = (u8)(r->version + (decided && commits(r->decision))),
-                           .attempt = (u8)(r->attempt + decided),
+        const struct owner_stand told = record_stand(r);
+        struct stand s = { .version = (u8)told.version,
+                           .attempt = (u8)told.attempt,
                            .decided_attempt = r->decided_attempt,
                            .decision = r->decision,
                            .skipped = r->skipped,
-                           .done = !decided };
+                           .done = told.done,
+                           .prepared_attempt = (u8)told.prepared_attempt };
 
         if (r->attempt == 0)
                 return (struct stand){ 0 };
-        if (r->phase == PHASE_PREPARED) {
-                s.prepared_attempt = r->attempt;
+        if (s.prepared_attempt) {
                 s.vote = r->vote;
                 s.scale = r->scale;
         }

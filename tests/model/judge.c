@@ -96,7 +96,7 @@ u8 scale_number(double value)
 static bool has_voted(const struct record *r, u8 attempt)
 {
         return r->decided_attempt == attempt ||
-               (r->phase == PHASE_PREPARED && r->attempt == attempt);
+               (r->phase == OWNER_PREPARED && r->attempt == attempt);
 }
 
 /* Every holder has voted, for the same sum, or is gone; but not with the other copy. */

@@ -2,9 +2,9 @@
  * moves.h - a small world of one job whose list of owners changes: what daemons hold and know, what
  * is on its way between them, and what happened, to judge it by.
  *
- * The daemon's own code decides: job/moving.c what counts and what becomes of it, job/recover.c
- * where the job stands, job/step.c steps and who is there, job/pieces.c who gives what.  Around it
- * each function follows the one of the same name in the daemon.  The paxos register of views is
+ * The daemon's own machines decide: job/coordinator.c for the coordinator, job/owner.c for a node's
+ * states, job/pieces.c who gives what.  Around them each function follows the one of the same name
+ * in the daemon.  The paxos register of views is
  * another model (paxos.h): here views come one after the other, and a node hears of any of them
  * at any time and starts anew with it.
  *
@@ -14,6 +14,7 @@
 #pragma once
 
 #include "daemon/job/coordinator.h"
+#include "daemon/job/owner.h"
 #include "search.h"
 
 enum { NODES = 3, VIEWS = 4, COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
@@ -36,11 +37,9 @@ extern struct bounds bounds;
 extern struct placement views[VIEWS];
 extern u8 n_views;
 
-enum { PHASE_OPEN, PHASE_PREPARED, PHASE_DECIDED };
-
 /* One holder's shards in one placement, and its record; attempt 0: there is none. */
 struct state {
-        u8 version, attempt, phase, decided;
+        u8 version, attempt, phase, decided; /* phase: enum owner_phase */
         u8 planes, made; /* the version of parameters, and the attempt that made it */
         u8 running;      /* an update; not in the record */
 };

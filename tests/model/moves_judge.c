@@ -7,7 +7,7 @@
 
 static bool has_voted(const struct state *s, u8 attempt)
 {
-        return s->decided == attempt || (s->phase == PHASE_PREPARED && s->attempt == attempt);
+        return s->decided == attempt || (s->phase == OWNER_PREPARED && s->attempt == attempt);
 }
 
 void truth_decide(struct world *w, u8 attempt, u8 version)
@@ -46,7 +46,7 @@ static bool has_truth(const struct world *w, const struct state *s)
 
         if (s->attempt == 0 || s->version >= t->version)
                 return s->attempt != 0;
-        return s->version + 1 == t->version && s->phase != PHASE_OPEN && s->attempt == t->attempt;
+        return s->version + 1 == t->version && s->phase != OWNER_OPEN && s->attempt == t->attempt;
 }
 
 static bool epoch_has_truth(struct world *w, uint32_t epoch)
@@ -81,7 +81,7 @@ static void state_check(const struct world *w, uint32_t node, uint32_t epoch, ui
         REQUIRE(s->planes == s->version,
                 "node %u, epoch %u: a record of version %u, planes of version %u", node, epoch,
                 s->version, s->planes);
-        REQUIRE(s->phase != PHASE_DECIDED || s->decided == s->attempt,
+        REQUIRE(s->phase != OWNER_DECIDED || s->decided == s->attempt,
                 "node %u, epoch %u: attempt %u carries attempt %u out", node, epoch, s->attempt,
                 s->decided);
         REQUIRE(s->version > w->truth.version || s->made == w->truth.made[s->version],
@@ -119,7 +119,7 @@ static bool node_done(struct world *w, uint32_t node)
         for (uint32_t c = 0; c < COPIES; c++)
                 if (holder_on(view, node, c) != NO_HOLDER &&
                     (n->states[n->epoch][c].version != bounds.steps ||
-                     n->states[n->epoch][c].phase == PHASE_DECIDED))
+                     n->states[n->epoch][c].phase == OWNER_DECIDED))
                         return false;
         return true;
 }

@@ -6,35 +6,43 @@
 #include <string.h>
 
 #include "daemon/job/pieces.h"
+#include "record.h"
 
 /* ---- records --------------------------------------------------------------------------- */
 
+/* Every step commits. */
+static struct owner_record record_facts(const struct state *s)
+{
+        return (struct owner_record){ .version = s->version,
+                                      .attempt = s->attempt,
+                                      .phase = s->phase,
+                                      .decided_attempt = s->decided,
+                                      .commit = s->decided != 0 };
+}
+
 struct stand stand_of(const struct state *s)
 {
-        bool decided = s->phase == PHASE_DECIDED;
+        const struct owner_record facts = record_facts(s);
+        const struct owner_stand stand = owner_stand(&facts);
 
         if (s->attempt == 0)
                 return (struct stand){ 0 };
-        return (struct stand){ .version = (u8)(s->version + decided),
-                               .attempt = (u8)(s->attempt + decided),
+        return (struct stand){ .version = (u8)stand.version,
+                               .attempt = (u8)stand.attempt,
                                .decided = s->decided,
-                               .done = !decided,
-                               .prepared = s->phase == PHASE_PREPARED ? s->attempt : 0 };
+                               .done = stand.done,
+                               .prepared = (u8)stand.prepared_attempt };
 }
 
-static void record_abort(struct state *s, u8 attempt)
+static void record_change(struct state *s, const struct owner_action *a)
 {
-        REQUIRE(s->phase != PHASE_DECIDED && attempt > s->attempt,
-                "attempt %u (phase %u) is aborted for attempt %u", s->attempt, s->phase, attempt);
-        s->attempt = attempt;
-        s->phase = PHASE_OPEN;
-}
+        const struct owner_record from = record_facts(s), *to = &a->record;
 
-static void update_begin(struct state *s)
-{
-        s->phase = PHASE_DECIDED;
-        s->decided = s->attempt;
-        s->running = 1;
+        record_check(&from, a);
+        s->version = (u8)to->version;
+        s->attempt = (u8)to->attempt;
+        s->phase = (u8)to->phase;
+        s->decided = (u8)to->decided_attempt;
 }
 
 static struct state *in_force(struct node *n)
@@ -47,29 +55,65 @@ static bool has_any(const struct state *states)
         return states[0].attempt || states[1].attempt;
 }
 
-/* ---- start ------------------------------------------------------------------------------- */
+/* ---- what the node knows --------------------------------------------------------------------- */
 
-static const struct state *behind(const struct state *states, const struct state *least)
+static struct owner_replica replica_facts(const struct node *n, uint32_t epoch, uint32_t copy)
 {
-        for (uint32_t c = 0; c < COPIES; c++)
-                if (states[c].attempt &&
-                    (!least || stand_of(&states[c]).attempt < stand_of(least).attempt))
-                        least = &states[c];
-        return least;
+        const struct state *s = &n->states[epoch][copy];
+
+        return (struct owner_replica){ .id = copy,
+                                       .record = record_facts(s),
+                                       .in_force = epoch == n->epoch,
+                                       .updating = s->running };
 }
+
+/* The replicas of a placement. */
+static struct owner owner_of(const struct node *n, uint32_t epoch)
+{
+        struct owner o = { .version = n->version, .attempt = n->attempt, .started = n->started };
+
+        for (uint32_t c = 0; c < COPIES; c++)
+                if (n->states[epoch][c].attempt)
+                        o.replicas[o.n++] = replica_facts(n, epoch, c);
+        return o;
+}
+
+static struct owner_actions replica_step(const struct node *n, uint32_t epoch, uint32_t copy,
+                                         struct owner_event e)
+{
+        struct owner o = { .version = n->version, .attempt = n->attempt, .n = 1 };
+        struct owner_actions actions;
+
+        o.replicas[0] = replica_facts(n, epoch, copy);
+        o.replicas[0].asked = n->preparing >> copy & 1;
+        o.replicas[0].closing = o.replicas[0].summed = true;
+        owner_step(&o, &e, &actions);
+        return actions;
+}
+
+/* ---- start ------------------------------------------------------------------------------- */
 
 /* job_take_up() */
 static void take_up(struct node *n)
 {
-        const struct state *s = behind(in_force(n), NULL);
+        struct owner_replica behind = { .in_force = false };
+        struct owner_stand stand;
 
-        for (uint32_t e = 0; !s && e < n->epoch; e++)
-                s = behind(n->states[e], s);
-        n->has_job = s != NULL;
-        if (!s)
+        n->has_job = 0;
+        for (uint32_t e = 0; e <= n->epoch; e++) {
+                const struct owner o = owner_of(n, e);
+
+                for (uint32_t i = 0; i < o.n; i++)
+                        if (!n->has_job || owner_behind(&o.replicas[i], &behind)) {
+                                behind = o.replicas[i];
+                                n->has_job = 1;
+                        }
+        }
+        if (!n->has_job)
                 return;
-        n->attempt = stand_of(s).attempt;
-        n->version = stand_of(s).version;
+        stand = owner_stand(&behind.record);
+        n->attempt = (u8)stand.attempt;
+        n->version = (u8)stand.version;
 }
 
 void job_resume(struct world *w, uint32_t node)
@@ -87,7 +131,9 @@ void job_resume(struct world *w, uint32_t node)
                         REQUIRE(state_use(view_of(w, node), node, &of) ==
                                         (e == n->epoch ? STATE_IN_FORCE : STATE_OLD_PLACEMENT),
                                 "node %u does not use its state of epoch %u", node, e);
-                        n->states[e][c].running = n->states[e][c].phase == PHASE_DECIDED;
+                        n->states[e][c].running = /* OWNER_UPDATE */
+                                replica_step(n, e, c, (struct owner_event){ .kind = OWNER_GIVEN })
+                                        .n != 0;
                 }
         take_up(n);
 }
@@ -97,72 +143,71 @@ void job_resume(struct world *w, uint32_t node)
 static void vote(struct world *w, uint32_t node, uint32_t copy)
 {
         struct node *n = &w->nodes[node];
-        struct state *s = &in_force(n)[copy];
+        const struct owner_actions actions =
+                replica_step(n, n->epoch, copy, (struct owner_event){ .kind = OWNER_SUMMED });
 
-        if (!(n->preparing >> copy & 1) || s->running)
+        if (!actions.n)
                 return;
-        n->preparing &= (u8) ~(1 << copy);
-        if (s->attempt < n->attempt)
-                record_abort(s, n->attempt);
-        REQUIRE(s->phase == PHASE_OPEN && s->attempt == n->attempt,
-                "node %u votes for attempt %u, its record is at %u, phase %u", node, n->attempt,
-                s->attempt, s->phase);
-        s->phase = PHASE_PREPARED;
+        n->preparing &= (u8) ~(1 << copy); /* OWNER_VOTE */
+        record_change(&in_force(n)[copy], &actions.items[0]);
         send(w, node, coordinator_of(w, node),
-             (struct message){ .type = PREPARED, .copy = (u8)copy, .attempt = n->attempt });
+             (struct message){
+                     .type = PREPARED, .copy = (u8)copy, .attempt = in_force(n)[copy].attempt });
 }
 
-static void job_start(struct world *w, uint32_t node, const struct message *m)
+static void carry_out(struct state *s, const struct owner_action *decide)
 {
-        struct node *n = &w->nodes[node];
-        struct state *states = in_force(n);
-
-        REQUIRE(!has_any(states) || (n->version == m->version && n->attempt <= m->attempt),
-                "node %u is started at version %u, attempt %u: it is at %u, %u", node, m->version,
-                m->attempt, n->version, n->attempt);
-        n->started = 1;
-        n->version = m->version;
-        n->attempt = m->attempt;
-        n->preparing = 0;
-        for (uint32_t c = 0; c < COPIES; c++)
-                if (states[c].attempt && !states[c].running && states[c].attempt < n->attempt)
-                        record_abort(&states[c], n->attempt);
+        record_change(s, decide);
+        s->running = 1;
 }
 
-static void job_prepare(struct world *w, uint32_t node, const struct message *m)
+static void word_run(struct world *w, uint32_t node, const struct message *m,
+                     const struct owner_action *a)
 {
         struct node *n = &w->nodes[node];
+        struct state *s = &in_force(n)[a->replica];
 
-        if (m->attempt != n->attempt)
-                return;
-        for (uint32_t c = 0; c < COPIES; c++)
-                if (in_force(n)[c].attempt) {
-                        n->preparing |= (u8)(1 << c);
-                        vote(w, node, c);
-                }
+        switch (a->kind) {
+        case OWNER_CLASH:
+                violate("node %u, at version %u, attempt %u, is told of version %u, attempt %u, "
+                        "which does not fit its records",
+                        node, n->version, n->attempt, m->version, m->attempt);
+                break;
+        case OWNER_STAND:
+                n->version = (u8)a->version;
+                n->attempt = (u8)a->attempt;
+                n->started |= m->type == START;
+                break;
+        case OWNER_ABORT:
+                record_change(s, a);
+                break;
+        case OWNER_ASK:
+                n->preparing |= (u8)(1 << a->replica);
+                vote(w, node, a->replica);
+                break;
+        case OWNER_DECIDE:
+                carry_out(s, a);
+                break;
+        case OWNER_BEGIN:
+                n->preparing = 0;
+                break;
+        default:
+                violate("node %u does %u at message %u", node, a->kind, m->type);
+        }
 }
 
-static void job_decision(struct world *w, uint32_t node, const struct message *m)
+static void word(struct world *w, uint32_t node, const struct message *m,
+                 enum owner_event_kind kind)
 {
-        struct node *n = &w->nodes[node];
-        struct state *states = in_force(n);
+        const struct owner o = owner_of(&w->nodes[node], w->nodes[node].epoch);
+        const struct owner_event e = {
+                .kind = kind, .version = m->version, .attempt = m->attempt, .commit = true
+        };
+        struct owner_actions actions;
 
-        if (!has_any(states) && !n->started && m->attempt > n->attempt)
-                n->attempt = m->attempt;
-        if (m->attempt != n->attempt)
-                return;
-        for (uint32_t c = 0; c < COPIES; c++)
-                REQUIRE(!states[c].attempt || states[c].decided == m->attempt ||
-                                (states[c].phase == PHASE_PREPARED &&
-                                 states[c].attempt == m->attempt),
-                        "node %u hears a decision of attempt %u that it has not voted for", node,
-                        m->attempt);
-        for (uint32_t c = 0; c < COPIES; c++)
-                if (states[c].attempt && states[c].phase == PHASE_PREPARED)
-                        update_begin(&states[c]);
-        n->version = m->version;
-        n->attempt = (u8)(m->attempt + 1);
-        n->preparing = 0;
+        owner_step(&o, &e, &actions);
+        for (uint32_t i = 0; i < actions.n; i++)
+                word_run(w, node, m, &actions.items[i]);
 }
 
 /* ---- states of earlier placements ---------------------------------------------------------- */
@@ -196,18 +241,19 @@ static void settled(struct world *w, uint32_t node, u8 status)
              (struct message){ .type = SETTLED, .status = status });
 }
 
-static void settle(struct state *s, u8 last)
+static void settle(struct node *n, u8 epoch, uint32_t copy, u8 last)
 {
-        switch (settling(s->phase == PHASE_PREPARED ? s->attempt : 0, last)) {
-        case SETTLE_CARRY_OUT:
-                update_begin(s);
-                break;
-        case SETTLE_VOID:
-                record_abort(s, (u8)(s->attempt + 1));
-                break;
-        case SETTLE_STANDS:
-                break;
-        }
+        const struct owner_actions actions = replica_step(
+                n, epoch, copy,
+                (struct owner_event){ .kind = OWNER_SETTLE, .attempt = last, .commit = true });
+        struct state *s = &n->states[epoch][copy];
+
+        if (!actions.n)
+                return;
+        if (actions.items[0].kind == OWNER_DECIDE)
+                carry_out(s, &actions.items[0]);
+        else /* OWNER_ABORT */
+                record_change(s, &actions.items[0]);
 }
 
 /* Of a move that was broken off. */
@@ -226,7 +272,7 @@ static void job_settle(struct world *w, uint32_t node, const struct message *m)
 
         for (uint32_t c = 0; c < COPIES; c++)
                 if (states[c].attempt)
-                        settle(&states[c], m->last);
+                        settle(&w->nodes[node], m->epoch, c, m->last);
         if (has_any(states))
                 drop_void(w, node, m->epoch);
         settled(w, node, has_any(states) ? ZERO_OK : ZERO_EABORTED);
@@ -236,21 +282,28 @@ void update_finish(struct world *w, uint32_t node, uint32_t epoch, uint32_t copy
 {
         struct node *n = &w->nodes[node];
         struct state *s = &n->states[epoch][copy];
+        const struct owner_actions actions =
+                replica_step(n, epoch, copy, (struct owner_event){ .kind = OWNER_UPDATED });
 
         s->running = 0;
-        s->made = s->decided;
-        s->planes = ++s->version;
-        s->attempt++;
-        s->phase = PHASE_OPEN;
-        if (epoch != n->epoch) {
-                if (n->settles && !old_placement_runs(n))
-                        settled(w, node, ZERO_OK);
-                old_placement_sweep(w, node);
+        for (uint32_t i = 0; i < actions.n; i++) {
+                if (actions.items[i].kind == OWNER_TELL_DONE) {
+                        send(w, node, coordinator_of(w, node),
+                             (struct message){
+                                     .type = DONE, .copy = (u8)copy, .attempt = s->decided });
+                        continue;
+                }
+                record_change(s, &actions.items[i]); /* OWNER_FINISH */
+                s->made = s->decided;
+                s->planes++;
+        }
+        if (epoch == n->epoch) {
+                vote(w, node, copy);
                 return;
         }
-        send(w, node, coordinator_of(w, node),
-             (struct message){ .type = DONE, .copy = (u8)copy, .attempt = s->decided });
-        vote(w, node, copy);
+        if (n->settles && !old_placement_runs(n))
+                settled(w, node, ZERO_OK);
+        old_placement_sweep(w, node);
 }
 
 /* ---- filling ----------------------------------------------------------------------------------
@@ -329,7 +382,7 @@ static void job_fill(struct world *w, uint32_t node, const struct message *m)
         uint32_t holder = holder_on(view, node, m->copy);
 
         REQUIRE(!f->active, "node %u is filled twice at once", node);
-        if (s->attempt && s->phase == PHASE_OPEN && s->version == m->version &&
+        if (s->attempt && s->phase == OWNER_OPEN && s->version == m->version &&
             s->attempt == m->attempt && s->decided == m->last) {
                 filled(w, node, m->copy, ZERO_OK);
                 return;
@@ -356,7 +409,7 @@ static u8 source_status(struct world *w, uint32_t node, const struct filling *f,
                 return ZERO_EPEER;
         if (!s->attempt || w->nodes[at].has_job != 1)
                 return ZERO_ENOJOB;
-        if (s->phase == PHASE_DECIDED || s->version != f->version || s->decided != f->last)
+        if (s->phase == OWNER_DECIDED || s->version != f->version || s->decided != f->last)
                 return ZERO_EABORTED;
         return ZERO_OK;
 }
@@ -452,11 +505,11 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
                 n->whole = m->epoch;
                 old_placement_sweep(w, node);
         } else if (m->type == START) {
-                job_start(w, node, m);
+                word(w, node, m, OWNER_START);
         } else if (m->type == PREPARE) {
-                job_prepare(w, node, m);
+                word(w, node, m, OWNER_PREPARE);
         } else if (m->type == DECISION) {
-                job_decision(w, node, m);
+                word(w, node, m, OWNER_DECISION);
         } else {
                 violate("node %u got message %u", node, m->type);
         }

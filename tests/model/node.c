@@ -1,54 +1,106 @@
-/* A daemon's part of the job: what daemon/engine's job.c and resume.c and daemon/update do. */
+/*
+ * A daemon's part of the job.  The rules are those of daemon/job/owner.h; here messages become
+ * events, and actions change what a node holds and what is on its way.
+ */
 #include "world.h"
 
 #include <string.h>
 
+#include "record.h"
+
 /* ---- the record ---- */
 
-void record_abort(struct replica *h, uint32_t node, u8 attempt)
+static struct owner_record record_facts(const struct record *r)
 {
-        REQUIRE(h->record.phase != PHASE_DECIDED && attempt > h->record.attempt,
-                "node %u: attempt %u (phase %u) is aborted for attempt %u", node, h->record.attempt,
-                h->record.phase, attempt);
-        h->record.attempt = attempt;
-        h->record.phase = PHASE_OPEN;
-        h->record.vote = h->record.scale = 0;
-        memset(h->record.parts, 0, sizeof h->record.parts);
+        return (struct owner_record){ .version = r->version,
+                                      .attempt = r->attempt,
+                                      .phase = r->phase,
+                                      .decided_attempt = r->decided_attempt,
+                                      .commit = commits(r->decision) };
 }
 
-static void update_start(struct replica *h)
+struct owner_stand record_stand(const struct record *r)
 {
-        h->running = 1;
+        const struct owner_record facts = record_facts(r);
+
+        return owner_stand(&facts);
 }
 
-/* What the job is told to be at: the coordinator tells those behind, and those ahead know. */
-static const struct record *record_behind(const struct node *n)
+static void record_change(struct record *r, const struct owner_action *a)
 {
-        const struct record *behind = NULL;
-        u8 least = 0;
+        const struct owner_record from = record_facts(r), *to = &a->record;
 
-        for (uint32_t c = 0; c < view.copies; c++) {
-                const struct record *r = &n->replicas[c].record;
-                u8 attempt = stand_of(r).attempt;
+        record_check(&from, a);
+        r->version = (u8)to->version;
+        r->attempt = (u8)to->attempt;
+        r->phase = (u8)to->phase;
+        r->decided_attempt = (u8)to->decided_attempt;
+        if (r->phase != OWNER_OPEN)
+                return;
+        r->vote = r->scale = 0;
+        memset(r->parts, 0, sizeof r->parts);
+}
 
-                if (attempt && (!behind || attempt < least)) {
-                        behind = r;
-                        least = attempt;
-                }
-        }
-        return behind;
+/* ---- what the node knows ---- */
+
+static struct owner_replica replica_facts(const struct replica *h, uint32_t copy)
+{
+        return (struct owner_replica){ .id = copy,
+                                       .record = record_facts(&h->record),
+                                       .in_force = true,
+                                       .updating = h->running,
+                                       .asked = h->preparing,
+                                       .closing = true };
+}
+
+static struct owner owner_of(const struct node *n)
+{
+        struct owner o = { .version = n->version, .attempt = n->attempt, .started = n->started };
+
+        for (uint32_t c = 0; c < COPIES; c++)
+                if (n->replicas[c].record.attempt)
+                        o.replicas[o.n++] = replica_facts(&n->replicas[c], c);
+        return o;
+}
+
+static struct owner owner_of_replica(const struct node *n, uint32_t copy)
+{
+        return (struct owner){ .version = n->version,
+                               .attempt = n->attempt,
+                               .started = n->started,
+                               .n = 1,
+                               .replicas = { replica_facts(&n->replicas[copy], copy) } };
+}
+
+/* ---- a start ---- */
+
+static void replica_given(struct node *n, uint32_t copy)
+{
+        const struct owner_event e = { .kind = OWNER_GIVEN };
+        const struct owner o = owner_of_replica(n, copy);
+        struct owner_actions actions;
+
+        owner_step(&o, &e, &actions);
+        if (actions.n)
+                n->replicas[copy].running = 1; /* OWNER_UPDATE */
 }
 
 void job_resume(struct world *w, uint32_t node)
 {
         struct node *n = &w->nodes[node];
-        const struct record *r = record_behind(n);
+        const struct owner o = owner_of(n);
+        const struct owner_replica *behind = &o.replicas[0];
+        const struct record *r;
 
-        if (!r)
+        if (!o.n)
                 return;
+        for (uint32_t i = 1; i < o.n; i++)
+                if (owner_behind(&o.replicas[i], behind))
+                        behind = &o.replicas[i];
+        r = &n->replicas[behind->id].record;
         n->has_job = 1;
-        n->attempt = stand_of(r).attempt;
-        n->version = stand_of(r).version;
+        n->attempt = (u8)record_stand(r).attempt;
+        n->version = (u8)record_stand(r).version;
         n->scale = r->decision ? scale_number(decision_scale(r->decision)) : 64;
         n->skipped = r->skipped;
         memset(n->node_of_rank, NOBODY, sizeof n->node_of_rank);
@@ -57,9 +109,8 @@ void job_resume(struct world *w, uint32_t node)
                 n->last_version = n->version;
                 n->last_decision = r->decision;
         }
-        for (uint32_t c = 0; c < view.copies; c++)
-                if (n->replicas[c].record.phase == PHASE_DECIDED)
-                        update_start(&n->replicas[c]);
+        for (uint32_t i = 0; i < o.n; i++)
+                replica_given(n, o.replicas[i].id);
 }
 
 static struct message opened(const struct world *w, uint32_t node)
@@ -105,111 +156,170 @@ static void remember(struct node *n, u8 attempt, u8 version, u8 decision, u8 ski
         n->skipped = skipped;
 }
 
-static void replica_start(struct world *w, uint32_t node, uint32_t copy)
+static void stands(struct node *n, const struct message *m, const struct owner_action *a)
 {
-        struct node *n = &w->nodes[node];
-        struct replica *h = &n->replicas[copy];
+        u8 last = m->type == START ? m->last : m->attempt;
 
-        REQUIRE(h->record.attempt, "node %u begins attempt %u without a state", node, n->attempt);
-        if (!h->running && h->record.attempt < n->attempt)
-                record_abort(h, node, n->attempt);
-        REQUIRE(h->record.phase != PHASE_PREPARED,
-                "node %u begins attempt %u with a vote in attempt %u", node, n->attempt,
-                h->record.attempt);
-}
-
-static void job_start(struct world *w, uint32_t node, const struct message *m)
-{
-        struct node *n = &w->nodes[node];
-
-        if (is_owner(node) && (n->version != m->version || n->attempt > m->attempt)) {
-                violate("node %u is started at version %u, attempt %u: it is at %u, %u", node,
-                        m->version, m->attempt, n->version, n->attempt);
-                return;
+        n->version = (u8)a->version;
+        n->attempt = (u8)a->attempt;
+        if (m->type == START) {
+                n->started = 1;
+                n->scale = m->scale;
+                memcpy(n->node_of_rank, m->place, RANKS);
         }
-        n->started = 1;
-        n->version = m->version;
-        n->attempt = m->attempt;
-        n->scale = m->scale;
-        if (m->last)
-                remember(n, m->last, m->version, m->decision, m->skipped);
-        memcpy(n->node_of_rank, m->place, RANKS);
-        for (uint32_t c = 0; c < view.copies && is_owner(node); c++)
-                replica_start(w, node, c);
-        begin_attempt(w, node);
-        ranks_answer(w, node, false);
-        ranks_admit(w, node);
+        if (last)
+                remember(n, last, m->version, m->decision, m->skipped);
 }
 
-/* It has voted, or it has recorded the decision and another replica has not. */
-static void replica_decide(struct replica *h, uint32_t node, const struct message *m)
-{
-        struct record *r = &h->record;
-
-        if (r->attempt == 0 || r->decided_attempt == m->attempt)
-                return;
-        REQUIRE(r->phase == PHASE_PREPARED && r->attempt == m->attempt,
-                "node %u hears a decision of attempt %u, for which it has not voted", node,
-                m->attempt);
-        r->phase = PHASE_DECIDED;
-        r->decided_attempt = r->attempt;
-        r->decision = m->decision;
-        r->skipped = m->skipped;
-        update_start(h);
-}
-
-static void job_decision(struct world *w, uint32_t node, const struct message *m)
+static void word_run(struct world *w, uint32_t node, const struct message *m,
+                     const struct owner_action *a)
 {
         struct node *n = &w->nodes[node];
+        struct replica *h = &n->replicas[a->replica];
 
-        if (m->attempt != n->attempt)
-                return;
-        for (uint32_t c = 0; c < view.copies && is_owner(node); c++)
-                replica_decide(&n->replicas[c], node, m);
-        n->version = m->version;
-        n->attempt = (u8)(m->attempt + 1);
-        remember(n, m->attempt, m->version, m->decision, m->skipped);
-        begin_attempt(w, node);
-        ranks_answer(w, node, true);
-        ranks_admit(w, node);
+        switch (a->kind) {
+        case OWNER_CLASH:
+                violate("node %u, at version %u, attempt %u, is told of version %u, attempt %u, "
+                        "which does not fit its records",
+                        node, n->version, n->attempt, m->version, m->attempt);
+                break;
+        case OWNER_STAND:
+                stands(n, m, a);
+                break;
+        case OWNER_ABORT:
+                record_change(&h->record, a);
+                break;
+        case OWNER_ASK:
+                h->preparing = 1;
+                h->prepare_scale = m->scale;
+                accumulator_vote(w, node, a->replica);
+                break;
+        case OWNER_DECIDE:
+                record_change(&h->record, a);
+                h->record.decision = m->decision;
+                h->record.skipped = m->skipped;
+                h->running = 1;
+                break;
+        case OWNER_BEGIN:
+                begin_attempt(w, node);
+                ranks_answer(w, node, a->decided);
+                ranks_admit(w, node);
+                break;
+        default:
+                violate("node %u does %u at message %u", node, a->kind, m->type);
+        }
+}
+
+static struct owner_actions word_step(const struct node *n, const struct message *m,
+                                      enum owner_event_kind kind)
+{
+        const struct owner_event e = { .kind = kind,
+                                       .version = m->version,
+                                       .attempt = m->attempt,
+                                       .commit = commits(m->decision) };
+        const struct owner o = owner_of(n);
+        struct owner_actions actions;
+
+        owner_step(&o, &e, &actions);
+        return actions;
+}
+
+static void word(struct world *w, uint32_t node, const struct message *m,
+                 enum owner_event_kind kind)
+{
+        const struct owner_actions actions = word_step(&w->nodes[node], m, kind);
+
+        for (uint32_t i = 0; i < actions.n; i++)
+                word_run(w, node, m, &actions.items[i]);
+}
+
+/* The coordinator has filled what this node lacks, and has heard of every vote. */
+static void check_start(const struct node *n, uint32_t node)
+{
+        for (uint32_t c = 0; c < view.copies && is_owner(node); c++) {
+                const struct record *r = &n->replicas[c].record;
+
+                REQUIRE(r->attempt, "node %u begins attempt %u without a state", node, n->attempt);
+                REQUIRE(r->phase != OWNER_PREPARED,
+                        "node %u begins attempt %u with a vote in attempt %u", node, n->attempt,
+                        r->attempt);
+        }
 }
 
 void job_tear(struct world *w, uint32_t node, uint32_t copy)
 {
         const struct message m = take(w, COORDINATOR, node);
+        const struct owner_actions actions = word_step(&w->nodes[node], &m, OWNER_DECISION);
 
-        replica_decide(&w->nodes[node].replicas[copy], node, &m);
+        for (uint32_t i = 0; i < actions.n; i++)
+                if (actions.items[i].kind == OWNER_DECIDE && actions.items[i].replica == copy)
+                        word_run(w, node, &m, &actions.items[i]);
         daemon_crash(w, node);
+}
+
+/* ---- a replica ---- */
+
+static void vote(struct world *w, uint32_t node, const struct owner_action *a)
+{
+        struct replica *h = &w->nodes[node].replicas[a->replica];
+        struct record *r = &h->record;
+
+        h->preparing = 0;
+        record_change(r, a);
+        accumulator_sum(w, node, a->replica, r->parts);
+        r->vote = vote_of(holder_owner(&view, holder_on(node, a->replica)), r->version, r->skipped);
+        r->scale = h->prepare_scale;
+        send(w, node, COORDINATOR,
+             (struct message){ .type = PREPARED,
+                               .copy = (u8)a->replica,
+                               .attempt = r->attempt,
+                               .vote = r->vote });
+}
+
+static void replica_run(struct world *w, uint32_t node, const struct owner_action *a)
+{
+        struct record *r = &w->nodes[node].replicas[a->replica].record;
+
+        switch (a->kind) {
+        case OWNER_VOTE:
+                vote(w, node, a);
+                break;
+        case OWNER_FINISH:
+                record_change(r, a);
+                r->planes = (u8)(r->planes + commits(r->decision));
+                break;
+        case OWNER_TELL_DONE:
+                send(w, node, COORDINATOR,
+                     (struct message){
+                             .type = DONE, .copy = (u8)a->replica, .attempt = r->decided_attempt });
+                break;
+        default:
+                violate("node %u does %u by itself", node, a->kind);
+        }
+}
+
+static void replica_event(struct world *w, uint32_t node, uint32_t copy, enum owner_event_kind kind)
+{
+        struct owner o = owner_of_replica(&w->nodes[node], copy);
+        const struct owner_event e = { .kind = kind };
+        struct owner_actions actions;
+
+        o.replicas[0].summed = accumulator_complete(w, node, copy);
+        owner_step(&o, &e, &actions);
+        for (uint32_t i = 0; i < actions.n; i++)
+                replica_run(w, node, &actions.items[i]);
+}
+
+void replica_summed(struct world *w, uint32_t node, uint32_t copy)
+{
+        replica_event(w, node, copy, OWNER_SUMMED);
 }
 
 void update_finish(struct world *w, uint32_t node, uint32_t copy)
 {
-        struct replica *h = &w->nodes[node].replicas[copy];
-        struct record *r = &h->record;
-
-        h->running = 0;
-        r->version = (u8)(r->version + commits(r->decision));
-        r->planes = r->version;
-        r->attempt++;
-        r->phase = PHASE_OPEN;
-        r->vote = r->scale = 0;
-        memset(r->parts, 0, sizeof r->parts);
-        send(w, node, COORDINATOR,
-             (struct message){ .type = DONE, .copy = (u8)copy, .attempt = r->decided_attempt });
+        w->nodes[node].replicas[copy].running = 0;
+        replica_event(w, node, copy, OWNER_UPDATED);
         accumulator_vote(w, node, copy);
-}
-
-static void job_prepare(struct world *w, uint32_t node, const struct message *m)
-{
-        struct node *n = &w->nodes[node];
-
-        if (m->attempt != n->attempt)
-                return;
-        for (uint32_t c = 0; c < view.copies; c++) {
-                n->replicas[c].preparing = 1;
-                n->replicas[c].prepare_scale = m->scale;
-                accumulator_vote(w, node, c);
-        }
 }
 
 void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m)
@@ -228,17 +338,18 @@ void job_message(struct world *w, uint32_t node, uint32_t from, const struct mes
                 return;
         switch (m->type) {
         case START:
-                job_start(w, node, m);
+                word(w, node, m, OWNER_START);
+                check_start(n, node);
                 break;
         case PART_TOLD:
                 if (m->flag)
                         rank_fence(w, node, m);
                 break;
         case PREPARE:
-                job_prepare(w, node, m);
+                word(w, node, m, OWNER_PREPARE);
                 break;
         case DECISION:
-                job_decision(w, node, m);
+                word(w, node, m, OWNER_DECISION);
                 break;
         case OFFER:
                 accumulator_offer(w, node, from, m);

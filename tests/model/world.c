@@ -278,7 +278,7 @@ void world_init(void *world)
 static void check_record(const struct world *w, uint32_t node, const struct record *r)
 {
         const struct truth *t = &w->truth[w->truth[0].attempt != r->decided_attempt];
-        u8 version = (u8)(r->version + (r->phase == PHASE_DECIDED && commits(r->decision)));
+        u8 version = (u8)(r->version + (r->phase == OWNER_DECIDED && commits(r->decision)));
 
         REQUIRE(r->decided_attempt == t->attempt && r->decision == t->decision &&
                         version == t->version,
@@ -305,7 +305,7 @@ static bool records_done(const struct world *w)
                 const struct node *n = &w->nodes[holder_node(&view, h)];
                 const struct record *r = &n->replicas[holder_copy(&view, h)].record;
 
-                if (!r->attempt || r->phase != PHASE_OPEN || r->version != bounds.steps)
+                if (!r->attempt || r->phase != OWNER_OPEN || r->version != bounds.steps)
                         return false;
         }
         return true;

@@ -3,9 +3,10 @@
  * know, what is on its way between them, and what the explorer remembers to judge it.
  *
  * A world is plain bytes: equal states have equal bytes (unused ones are zero), so that it can be
- * copied, hashed and compared as it is.  The coordinator's decisions are made by the daemon's own
- * job/step.c, job/recover.c and job/decide.c (coordinator.c here fills their structs and reads
- * them back); around them each function follows the one of the same name in the daemon.
+ * copied, hashed and compared as it is.  The daemon's own machines decide: job/coordinator.c for
+ * the coordinator (coordinator.c and machine.c here fill its struct and read it back), job/owner.c
+ * for a node's replicas (node.c).  Around them each function follows the one of the same name in
+ * the daemon.
  *
  * Left out: payloads (an offer carries what it offers), refused steps, zero_norm(), worlds that
  * change their size, jobs that are made or dropped, puts, deadlines.
@@ -16,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/job/placement.h"
+#include "daemon/job/owner.h"
 #include "search.h"
 
 enum { NODES = 3, RANKS = 3, PROCS = RANKS + 1, MICRO_BATCHES = 2 };
@@ -80,11 +81,10 @@ struct message {
         struct stand stands[COPIES];
 };
 
-enum { PHASE_OPEN, PHASE_PREPARED, PHASE_DECIDED };
-
 /* struct state_record, and what it tells of; attempt 0: there is none. */
 struct record {
-        u8 version, attempt, phase, decided_attempt, decision, skipped, vote, scale;
+        u8 version, attempt, decided_attempt, decision, skipped, vote, scale;
+        u8 phase;                       /* enum owner_phase */
         u8 planes;                      /* the version of parameters and moments */
         u8 parts[MICRO_BATCHES][RANKS]; /* remembered: whose incarnations the vote sums */
 };
@@ -216,14 +216,15 @@ void world_init(void *world);
 void world_check(const struct world *w);
 bool world_done(const void *world);
 
-/* ---- node.c: job.c, update.c, resume.c ---- */
+/* ---- node.c: drives daemon/job/owner.h, as job.c, update.c, resume.c do ---- */
 
-/* state_abort(): its assertions are ours. */
-void record_abort(struct replica *h, uint32_t node, u8 attempt);
+struct owner_stand record_stand(const struct record *r);
 void job_resume(struct world *w, uint32_t node);
 void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m);
 /* One of the node's records has the decision, then the daemon is killed. */
 void job_tear(struct world *w, uint32_t node, uint32_t copy);
+/* One of what the replica's vote waits for may have come. */
+void replica_summed(struct world *w, uint32_t node, uint32_t copy);
 void update_finish(struct world *w, uint32_t node, uint32_t copy);
 
 /* ---- accumulator.c: accumulator.c, complete.c ---- */
@@ -233,6 +234,11 @@ void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const stru
 void accumulator_lose(struct world *w, uint32_t node, uint32_t from);
 /* For a new attempt. */
 void accumulator_reset(struct world *w, uint32_t node);
+/* All that the replica sums in this attempt has come. */
+bool accumulator_complete(const struct world *w, uint32_t node, uint32_t copy);
+void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
+                     u8 parts[MICRO_BATCHES][RANKS]);
+/* A sum goes on to the mirror, and is voted for, if it is there. */
 void accumulator_vote(struct world *w, uint32_t node, uint32_t copy);
 
 /* ---- filling.c: a holder that has lost its state takes that of the other copy ---- */
