@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The same job ends with the same bits for any number of owners, instruction set, message
-timing, chunk size and bulk path, for a given placement of its ranks."""
+"""For a given placement of its ranks, a job ends with the same bits for any number of owners, instruction
+set, message timing, chunk size and bulk path."""
 import os
 import sys
 
@@ -27,7 +27,7 @@ def outcome(placement, layout=None, nodes=1, needs=None, **options):
 
 
 def reference(name):
-    """Of as few owners as the placement allows, with the defaults."""
+    """The outcome with one owner and default options."""
     placement = PLACEMENTS[name]
     if name not in known:
         known[name] = outcome(placement, nodes=max(placement) + 1, owners=1)
@@ -55,8 +55,8 @@ def mirrors_of_several_devices():
 
 
 @case
-def placements_differ_only_in_rounding():
-    """What makes the comparison above worth something: another seed or placement shows."""
+def another_placement_gives_other_bits():
+    """Shows that the comparisons above can fail: another placement gives other bits."""
     assert reference("two_nodes") != reference("four_ranks")
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checkpoints: taken while a job trains they change nothing; restored at any number of nodes they
-give the same bits and training goes on from there."""
+"""Checkpoints: taking one does not change a job that trains; restoring one on any number of nodes gives the
+same bits, and training goes on from there."""
 import json
 import os
 import sys
@@ -47,7 +47,7 @@ def idle_job():
 
 
 def taken(daemon, directory):
-    """A checkpoint's answer; asks again while a node still has a part of the one before."""
+    """Takes a checkpoint and returns the answer; asks again while a node still writes the previous one."""
     def answer():
         r = daemon.ctl_run("--json", "checkpoint", "job", directory)
         assert r.returncode == 0 or "try again" in r.stderr, r.stderr
@@ -56,9 +56,9 @@ def taken(daemon, directory):
 
 
 @cases_of([("full", 0, "fp32"), ("tight", 1, "fp32"), ("bf16", 0, "bf16")], "{0[0]}")
-def training_goes_on(how):
-    """Checkpoints one after the other while two ranks train: the same bits as without them, and each
-    of them is one step of that training."""
+def taken_while_ranks_train(how):
+    """Takes checkpoint after checkpoint while two ranks train: the job ends with the bits that it has without
+    them, and training resumed from one of them ends with the same bits."""
     _, memory, dtype = how
     layout, needs = small_layout(dtype, blocks=3, width=120), {"grad": dtype}
     steps = 60
@@ -67,7 +67,7 @@ def training_goes_on(how):
         with Cluster(2, checkpoint_memory=memory, threads=2) as c:
             ranks = c.ranks("job", layout, [0, 1], hold=2, push=2, **needs)
             versions = set()
-            for _ in range(6):  # of two parts that follow each other one at least gives a new version
+            for _ in range(6):  # at least one of two consecutive rounds gives a new version
                 start_training(ranks, steps // 6)
                 done = False
                 while not done:
@@ -75,7 +75,7 @@ def training_goes_on(how):
                     done = all(a.ready() for a in ranks)
                 finish_all(ranks)
             assert planes(c) == expected
-            assert len(versions) > 2, "too few checkpoints for this to show anything"
+            assert len(versions) > 2, "too few checkpoints to prove anything"
         middle = sorted(versions)[len(versions) // 2]
         with restored(f"{d}/job-{middle}", 3) as c:
             ranks = c.ranks("job", layout, [0, 1], hold=2, push=2, **needs)
@@ -85,8 +85,8 @@ def training_goes_on(how):
 
 
 @case
-def blocks_and_buffers():
-    """A state of many blocks through the smallest buffer, and a step in between."""
+def state_larger_than_the_copy_buffer():
+    """A state of many blocks goes through the smallest buffer while the job steps."""
     layout = small_layout(blocks=4, width=1100)
     expected = undisturbed(6, nodes=1, layout=layout, placement=(0,))
     with Place() as d:
@@ -108,8 +108,8 @@ def blocks_and_buffers():
 
 @cases_of([(1, "", ""), (2, "", ""), (3, "", ""), (1, "n0*2 n1*2", "n0*3"), (3, "n0 n1*2", "n0*2 n2*4")],
           "{0[0]}_{0[1]}_to_{0[2]}")
-def restored_at(what):
-    """Taken at two nodes, read at one, two and three: the same state, and the same training."""
+def restored_on(what):
+    """A checkpoint of two nodes, restored on one, two or three: the same state, and the same training after it."""
     nodes, before, after = what
     expected = undisturbed(7)
     with Place() as d:
@@ -143,8 +143,9 @@ def owners_are_fewer_than_nodes():
 
 
 @case
-def replaces_what_is_there():
-    """Not while ranks are attached; then the job is what it was, also after a restart."""
+def restore_replaces_an_existing_job():
+    """A restore is refused while ranks are attached. Once restored, the job has the checkpoint's state, also after
+    a restart."""
     with Place() as d, Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
         train(ranks, 2)
@@ -173,7 +174,7 @@ def replaces_what_is_there():
 
 
 @case
-def blobs_come_back():
+def blobs_are_restored():
     with Place() as d:
         with Cluster(2) as c:
             ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
@@ -188,10 +189,10 @@ def blobs_come_back():
             assert [a.do("version")["blob"] for a in ranks] == ["ab" * 40, "cd"]
 
 
-# ---- keep, and every ----------------------------------------------------------------------------
+# ---- --keep and --every ----------------------------------------------------------------------------
 
 @case
-def keeps_the_newest():
+def keep_deletes_all_but_the_newest():
     with Place() as d, Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
         other = c.ranks("job-2", small_layout(blocks=1), [0], hold=2, push=2)
@@ -199,7 +200,7 @@ def keeps_the_newest():
         for i in range(5):
             c[0].ctl("checkpoint", "job", d, "--keep", "2")
             known = [job["checkpoint"] for job in (node.job("job") for node in c.daemons) if job["checkpoint"]]
-            assert [k["version"] for k in known] == [i], known  # by the job's coordinator alone
+            assert [k["version"] for k in known] == [i], known  # only the job's coordinator knows it
             assert known[0]["age_s"] >= 0 and known[0]["took_s"] >= 0 and known[0]["error"] is None, known
             train(ranks, 1)
         assert whole(d) == ["job-2-0", "job-3", "job-4"] and not partial(d), os.listdir(d)
@@ -207,7 +208,7 @@ def keeps_the_newest():
 
 
 @case
-def every_so_many_steps():
+def every_writes_one_every_n_steps():
     with Place() as d, Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
         answer = c[1].ctl("checkpoint", "job", d, "--every", "3", "--keep", "2")
@@ -220,7 +221,7 @@ def every_so_many_steps():
                 until(lambda v=version: f"job-{v}" in whole(d), what="a periodic checkpoint")
             seen.update(whole(d))
         assert seen >= {"job-3", "job-6", "job-9"}, seen
-        until(lambda: whole(d) == ["job-6", "job-9"], what="the end of the oldest")
+        until(lambda: whole(d) == ["job-6", "job-9"], what="deletion of the oldest")
         c[0].ctl("checkpoint", "job", d, "--every", "0")
         train(ranks, 6)
         assert whole(d) == ["job-6", "job-9"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trainers and daemons that die or stop in the middle of things: the others wait with a name,
-get an error that names who is missing, and nothing is lost or kept."""
+"""Trainers and daemons die or stop in the middle of a call. The others' wait shows whom they wait for, their
+error names who is missing, no gradient is lost, and nothing of the dead is left."""
 import os
 import signal
 import sys
@@ -20,14 +20,14 @@ def waited_for(daemon, job):
 
 
 def in_fetch(victim, other):
-    """The node that has to answer is stopped, and to be told to go on."""
+    """Fetches while the node that must answer is stopped; the caller lets that node go on."""
     other.stop()
     victim.start("fetch", group=2)
-    assert not victim.ready(0.1), "the fetch was over at once"
+    assert not victim.ready(0.1), "the fetch did not wait"
 
 
 def in_push(victim, _other=None):
-    """Some groups are pushed, one is written, and one has a micro-batch to come."""
+    """One group is pushed, one still lacks a micro-batch, and one is being pushed."""
     victim.do("grad", group=3)
     victim.do("push", group=3)
     victim.do("grad", group=2)
@@ -47,8 +47,8 @@ MOMENTS = {"fetch": in_fetch, "push": in_push, "step": in_step}
 
 
 class Scene:
-    """A job whose last rank is the victim, and another job that must not notice; a lost rank
-    fails the others' calls if they ask for it."""
+    """A job whose last rank is the victim, and another job that must not notice. on_lost="fail": a lost rank
+    fails the others' calls."""
 
     def __init__(self, placement, moment, timeout_ms=DEADLINE_MS, on_lost="wait"):
         self.needs = {"hold": 2, "push": GROUPS, "on_lost": on_lost}
@@ -80,7 +80,7 @@ class Scene:
         other.go_on()
 
     def others_work(self):
-        """The rest of the job works on as far as it can, and calls zero_step(); the other job trains."""
+        """The job's other ranks push all groups and call zero_step(); the other job trains."""
         self.others_push()
         self.others_step()
 
@@ -117,7 +117,7 @@ class Scene:
         heir.do("layout", groups=LAYOUT)
         heir.do("attach", **self.needs)
         for a in self.rest:
-            until(lambda a=a: a.ask("step", sets=SETS)["status"] in ("EABORTED",), what="the end of the attempt")
+            until(lambda a=a: a.ask("step", sets=SETS)["status"] in ("EABORTED",), what="the abort of the attempt")
         self.train([*self.rest, heir], 1)
         return heir
 
@@ -145,7 +145,7 @@ class Scene:
 
 @cases_of([(m, p) for m in MOMENTS for p in ([0, 1], [0, 0])], "{0[0]}_{0[1]}")
 def killed_in(what):
-    """The others hear of it at once, not at their deadline; a successor takes its place."""
+    """The others' calls fail at once, not at their deadline; a successor takes the dead rank's place."""
     moment, placement = what
     with Scene(placement, moment, timeout_ms=60000 * SLOW, on_lost="fail") as s:
         s.others_push()
@@ -165,7 +165,7 @@ def killed_in(what):
 
 @cases_of([[0, 0, 0], [0, 1, 0]])
 def killed_while_others_wait_elsewhere(placement):
-    """In zero_norm(), and in zero_grad() for a slot that others keep by not pushing."""
+    """The others wait in zero_norm(), and in zero_grad() for a slot that a rank keeps because it does not push."""
     with Cluster(2) as c:
         one, two, victim = c.ranks("job", LAYOUT, placement, hold=1, push=1, timeout_ms=60000 * SLOW, on_lost="fail")
         one.start("norm")
@@ -196,7 +196,7 @@ def killed_while_others_wait_elsewhere(placement):
 
 @cases_of(["fetch", "push"])
 def stopped_in(moment):
-    """A stopped rank holds up its job alone, by name; when it goes on, so does the job."""
+    """A stopped rank holds up only its own job, which names it; when the rank goes on, so does the job."""
     with Scene([0, 1], moment) as s:
         s.hit(signal.SIGSTOP)
         s.others_work()
@@ -214,7 +214,7 @@ def stopped_in(moment):
 
 @case
 def stopped_in_step():
-    """It has ended its step: the others do too, and wait for it in the next one."""
+    """The rank is stopped after its zero_step(): the others end that step too, and wait for the rank in the next."""
     with Scene([0, 0, 1], "step") as s:
         s.hit(signal.SIGSTOP)
         s.others_work()
@@ -232,8 +232,8 @@ def stopped_in_step():
 
 
 @case
-def stopped_while_replica():
-    """What a stopped process holds is left to it; the update does not wait for it."""
+def stopped_while_it_holds_groups():
+    """A stopped process keeps the groups that it holds; updates do not wait for it."""
     with Cluster(1) as c:
         ranks = c.ranks("job", small_layout("bf16"), [0, 0], hold=-1, push=-1, grad="bf16")
         reader = ranks[1]
@@ -255,7 +255,7 @@ def stopped_while_replica():
 
 @cases_of(["fetch", "push", "step"])
 def killed_by_turns(moment):
-    """Many deaths one after the other cost nothing."""
+    """Many deaths in a row leak nothing."""
     with Cluster(1) as c:
         c.ranks("keep", small_layout(blocks=1), [0], hold=1, push=1)
         sizes = []
@@ -268,14 +268,14 @@ def killed_by_turns(moment):
             until(lambda: not c[0].job("mortal")["sessions"], what="the session's end")
             if i in (3, 11):
                 sizes.append((c[0].descriptors(), c[0].memory()))
-        # one more: who dies while a group is gathered leaves the window of its job to the next one
+        # one more: if a rank dies during a gather, its job's window stays until the next rank's session
         until(lambda: c[0].descriptors() <= sizes[0][0] + 1, what=f"return of descriptors, {sizes}")
         assert SLOW > 1 or sizes[1][1] <= sizes[0][1] + 2048, sizes
 
 
 # ---- ranks that are late -------------------------------------------------------------------------
 
-LATE_MS = 1200 * WAIT  # more than it takes until all nodes know who is late
+LATE_MS = 1200 * WAIT  # longer than all nodes need to learn who is late
 
 
 def late_cluster(rank_wait_ms=600000):
@@ -310,7 +310,7 @@ def a_busy_rank_is_waited_for(placement):
 
 
 @case
-def a_timeout_of_the_callers_own_is_not_prolonged():
+def a_callers_own_timeout_is_not_extended():
     with late_cluster() as c:
         a, _ = c.ranks("job", LAYOUT, [0, 1], timeout_ms=LATE_MS, hold=2, push=GROUPS)
         a.refused("EDEADLINE", "step", "rank 1 on n1", "last call zero_attach", f"within {LATE_MS / 1000:.1f} s", sets=SETS)
@@ -328,8 +328,8 @@ def a_rank_that_makes_no_call_ends_the_wait():
 
 
 @cases_of(["stopped", "ended"])
-def a_rank_without_life_ends_the_wait(how):
-    """An open session alone is no life: a stopped process has one, and so has the child of one that has ended."""
+def a_stopped_or_ended_process_ends_the_wait(how):
+    """An open session does not prove that a rank lives: a stopped process has one, and so has a dead rank's child."""
     with late_cluster() as c:
         a, b = attached(c, [0, 1])
         if how == "stopped":
@@ -365,7 +365,7 @@ def a_rank_that_comes_late_is_waited_for():
 
 @case
 def a_rank_that_never_comes_ends_the_wait():
-    """Who waited in vain has no place in the job any more: another session takes it."""
+    """A rank whose attach timed out gives up its place: another session can take it."""
     with late_cluster(rank_wait_ms=2 * LATE_MS) as c:
         first = c.caller("job", LAYOUT, [0, 1], 0, timeout_ms=0)
         finish_all([first, first])
@@ -374,8 +374,8 @@ def a_rank_that_never_comes_ends_the_wait():
 
 
 @case
-def a_rank_whose_daemon_began_anew_is_waited_for():
-    """It is busy, and comes back with its next call."""
+def a_rank_whose_daemon_was_restarted_is_waited_for():
+    """The rank is busy; libzero attaches it again at its next call."""
     with late_cluster() as c:
         a, b = attached(c, [0, 1])
         c[1].restart()
@@ -398,7 +398,7 @@ def a_rank_whose_daemon_began_anew_is_waited_for():
 
 @case
 def peer_daemon_killed():
-    """Ranks wait for the node, and are told at their deadline which one it is."""
+    """Ranks wait for the node; at their deadline the error names it."""
     with Cluster(2, drain_ms=200) as c:
         a, b = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=2000 * WAIT)
         a.start("step", sets=SETS)
@@ -406,7 +406,7 @@ def peer_daemon_killed():
         b.start("step", sets=SETS)
         expect(a.finish(), "EDEADLINE", "n1")
         expect(b.finish(), "EDEADLINE", c[1].socket)
-        until(lambda: not c[0].peers_up(), what="the peer's end in status")
+        until(lambda: not c[0].peers_up(), what="the peer to be down in status")
         peer = next(p for p in c[0].status()["peers"] if p["node"] == "n1")
         assert peer["why"], peer
         a.refused("EDEADLINE", "fetch", "n1", group=2)
@@ -424,7 +424,7 @@ def peer_daemon_killed_in_fetch():
 
 @case
 def peer_daemon_stopped():
-    """Heartbeats tell: its job waits for it by name; the daemon goes on answering, and links again."""
+    """Missing heartbeats reveal it: the job names the node, the daemon keeps answering, and the link is made again."""
     with Cluster(2) as c:
         a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=10000)
         c[1].stop()
@@ -438,7 +438,7 @@ def peer_daemon_stopped():
 
 @case
 def own_daemon_killed():
-    """Who waited for it to come back is told so; views stay mapped."""
+    """A rank that waits for its own daemon gets an error that names the socket; views stay mapped."""
     with Cluster(1) as c:
         a, = c.ranks("job", LAYOUT, [0], hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
         a.do("fetch", group=0)
@@ -449,8 +449,8 @@ def own_daemon_killed():
 
 
 @case
-def daemon_stops_in_order():
-    """SIGTERM in the middle of a step: clients are told, and the daemon ends cleanly."""
+def daemon_stops_in_a_step():
+    """SIGTERM in the middle of a step: clients get an error, and the daemon exits with 0."""
     with Cluster(2, drain_ms=200) as c:
         a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=DEADLINE_MS)
         a.start("step", sets=SETS)
@@ -461,7 +461,7 @@ def daemon_stops_in_order():
 
 @case
 def daemon_stops_with_an_unread_gradient():
-    """A daemon that stops does not wait for an owner that has no room for a gradient before its turn."""
+    """A stopping daemon does not wait for an owner that has no receive buffer left for its gradient."""
     with Cluster(2, drain_ms=0, reduce_buffers=1) as c:
         _, a = c.ranks("job", LAYOUT, [0, 1], hold=1, push=GROUPS)
         push_all(a, GROUPS)
@@ -473,7 +473,7 @@ def daemon_stops_with_an_unread_gradient():
 
 @case
 def daemon_dies_with_unread_gradients():
-    """The gradients of its next process are no part of what the owner forgets of the process before."""
+    """An owner forgets the gradients offered by the dead daemon, but not those of its next process."""
     with Cluster(2, reduce_buffers=1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=10000 * SLOW)
         push_all(ranks[1], GROUPS)

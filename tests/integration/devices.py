@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Trainers on a GPU, the actor and the example: the same bits as in host memory, whatever dies.
+"""Trainers on a GPU (the actor and the example) get the same bits as in host memory, whatever dies.
 
 The GPU is the fake one, or a real one with ZEROD_TEST_CUDA_PLUGIN=.../zerod-cuda.so: trainers copy between it and
-host memory.  gpu_windows.py has what only the fake one can show.
+host memory.  gpu_windows.py has the cases that need the fake one.
 """
 import contextlib
 import os
@@ -20,16 +20,16 @@ GPU = "cuda:0"
 NOBODY = 65534
 STEPS = 8
 TRAIN = {"steps": STEPS, "micro_batches": 2, "clip": 0.5, "sets": SETS, "seed": 3}
-LATE_MS = 100   # behind a push that a daemon would read at once
-DONE_MS = 4000  # by then it is written
+LATE_MS = 100   # the gradient is written so long after its push; a daemon that does not wait has read it by then
+DONE_MS = 4000  # the event is done so long after it was recorded: the gradient is written by then
 
 
 @contextlib.contextmanager
 def gpus(nodes=1, delay_ms=0, count=1, **options):
-    """Daemons with GPUs, and trainers that find them; an event is done so long after it was recorded."""
+    """Daemons with GPUs, and trainers that find them; an event is done delay_ms after it was recorded."""
     plugin = REAL or os.path.join(os.path.dirname(Tools.zerod), "../tests/support/zerod-fake-gpu.so")
     if REAL and delay_ms:
-        raise Skip("a real GPU is as fast as it is")
+        raise Skip("a real GPU cannot be slowed down")
     before = os.environ.get("FAKE_GPUS")
     if not REAL:
         os.environ["FAKE_GPUS"] = str(count)
@@ -37,7 +37,7 @@ def gpus(nodes=1, delay_ms=0, count=1, **options):
         with Cluster(nodes, device="cuda", cuda_plugin=os.path.abspath(plugin), **options) as c:
             os.environ.update(ZEROD_CUDA_PLUGIN=os.path.abspath(plugin), FAKE_GPU_DELAY_MS=str(delay_ms))
             if len(c[0].status()["gpus"]) < count:
-                raise Skip(f"there are not {count} GPUs here")
+                raise Skip(f"this machine has fewer than {count} GPUs")
             yield c
     finally:
         for name in ("ZEROD_CUDA_PLUGIN", "FAKE_GPU_DELAY_MS", "FAKE_GPUS"):
@@ -70,7 +70,8 @@ def same_bits_as_in_host_memory(what):
 
 @cases_of([("fp32", "host"), ("bf16", "host"), ("fp32", "device"), ("bf16", "device")], "{0[0]}_states_{0[1]}")
 def two_gpus_give_the_same_bits(what):
-    """Three ranks on both, two owners: what one window has goes to the other, gradients are summed from both."""
+    """Three ranks on two GPUs, two owners: one GPU's window is filled from the other's, and gradients are summed
+    from both."""
     dtype, optimizer = what
     placement, layout = [0, 0, 0], small_layout(dtype, blocks=3, width=200)
     host = outcome(placement, dtype, {"stage": 3})
@@ -92,7 +93,7 @@ def two_gpus_give_the_same_bits(what):
 
 @case
 def a_gradient_is_read_when_its_event_is_done():
-    """It is written behind the push: a daemon that does not wait adds up what was there before."""
+    """The gradient is written after the push: a daemon that does not wait for the event adds up old memory."""
     layout = small_layout("fp32")
     hashes = []
     for late in (0, LATE_MS):
@@ -111,11 +112,11 @@ def a_gradient_is_read_when_its_event_is_done():
 
 @case
 def a_trainer_of_another_user():
-    """Whether or not the driver lets the daemon open that one's events."""
+    """Works whether or not the driver lets the daemon open that user's events."""
     if os.getuid():
         raise Skip("another user needs root")
     wanted = outcome([0], "fp32", {"stage": 3})
-    # where that user comes to, and programs may be run from: neither is sure of $TMPDIR or the build tree
+    # that user may be unable to read $TMPDIR and the build tree, and $TMPDIR may be mounted noexec
     with gpus() as c, tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chmod(directory, 0o755)
         os.environ["ZEROD_CUDA_PLUGIN"] = shutil.copy(os.environ["ZEROD_CUDA_PLUGIN"], directory)
@@ -131,7 +132,7 @@ def a_trainer_of_another_user():
 
 
 @case
-def a_daemon_that_dies_is_found_again():
+def trainers_find_a_restarted_daemon():
     wanted = outcome([0, 0], "fp32", {"stage": 3})
     with gpus() as c:
         ranks = c.ranks("bits", small_layout("fp32", blocks=3, width=200), [0, 0], hold=2, push=2, device=GPU,
@@ -141,13 +142,13 @@ def a_daemon_that_dies_is_found_again():
         for version in (2, 4):
             until(lambda v=version: (c[0].job("bits") or {"version": 0})["version"] >= v, what=f"version {version}")
             c[0].restart()
-            until(c[0].peers_up, what="the daemon is back")
+            until(c[0].peers_up, what="the restarted daemon")
         seen = finish_all(ranks)
         assert (c.checksum("bits")["planes"], seen[0]["hash"]) == wanted
 
 
 @case
-def a_trainer_that_dies_is_followed():
+def a_trainer_that_dies_has_a_successor():
     wanted = outcome([0, 0], "fp32", {"stage": 3})
     layout = small_layout("fp32", blocks=3, width=200)
     needs = {"hold": 2, "push": 2, "device": GPU, "timeout_ms": 120000}
@@ -172,7 +173,7 @@ def a_trainer_that_dies_is_followed():
 # ---- the example -------------------------------------------------------------------------------
 
 def losses(stage, dtype, *more):
-    """What the ranks of the example write, each of its own part of the batch."""
+    """The losses that the example's ranks print, each for its own part of the batch."""
     with gpus() as c:
         with open(f"{c.directory}/text", "w", encoding="ascii") as f:
             f.write("".join(f"{i} times {i} is {i * i}. " for i in range(1, 1000)))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""zeroctl export and import: safetensors files of a job's parameters, and hostile ones."""
+"""zeroctl export and import of a job's parameters as safetensors files, and import of hostile files."""
 import json
 import os
 import struct
@@ -11,7 +11,7 @@ from checkpointing import BIG, Place, planes, train  # noqa: E402
 from cluster import SETS, Cluster, Tools, small_layout, step_all  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
-TRIES = 8  # to have a step in the middle of an export
+TRIES = 8  # until a step falls into an export
 
 
 def read_safetensors(path):
@@ -30,7 +30,7 @@ def write_safetensors(path, header, body=b"", length=None):
 
 @cases_of(["fp32", "bf16", "fp16"])
 def export_and_import(dtype):
-    """What is exported is imported again, to the bit, into a job that had other values."""
+    """An import replaces the job's other values with the exported ones, to the bit."""
     layout = small_layout(dtype, blocks=2, width=90)
     with Place() as d, Cluster(2) as c:
         ranks = c.ranks("job", layout, [0, 1], hold=2, push=2, grad=dtype)
@@ -59,8 +59,8 @@ def export_and_import(dtype):
 
 
 @cases_of([1, 2], "{}_nodes")
-def export_of_a_job_that_steps(nodes):
-    """No owner may have stepped while its shards were read, whatever the node that is asked has heard."""
+def export_refuses_to_mix_versions(nodes):
+    """An export fails if any owner stepped while its shards were read, even if the asked node has not heard of it."""
     with Place() as d, Cluster(nodes, delay_ms=20 * (nodes - 1)) as c:
         ranks = c.ranks("job", BIG, range(nodes), hold=2, push=2)
         for _ in range(TRIES):
@@ -71,13 +71,13 @@ def export_of_a_job_that_steps(nodes):
             said = asked.communicate()[1]
             if asked.returncode:
                 break
-            os.unlink(f"{d}/a.safetensors")  # no step came in between
+            os.unlink(f"{d}/a.safetensors")  # no step fell into this export
         assert asked.returncode == 1 and not os.listdir(d), os.listdir(d)
         assert "from version" in said, said
 
 
 def hostile_headers(header, body):
-    """(what is wrong, header, body, length)"""
+    """(text of the error, header, body, length)"""
     one = {"wte": header["wte"]}
     entry = header["wte"]
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""One user of a node against all others: floods, silence, unread replies, descriptors.  A job of another user
-trains meanwhile and ends at the checksum it has without the attack; root is served.
+"""One user of a node attacks all others: floods, silence, unread replies, descriptors.  Meanwhile another user's
+job trains and ends with the checksum that it has without the attack, and root's zeroctl is answered.
 
-The bound on the slow-down is counted, not timed: the loop thread's CPU time beyond what the job alone takes is
-the attack's, and less than half of the time that the loop had.  So the job's steps take less than twice as long,
-however busy the machine is."""
+The bound on the slow-down does not depend on how busy the machine is, because it is on CPU time: the attack costs
+the loop thread what it uses beyond the job alone, and that must be less than half of the time the loop thread was
+not kept waiting for a CPU.  So the job's steps take less than twice as long."""
 import os
 import resource
 import select
@@ -31,7 +31,7 @@ FRAME_MAX = 64 << 20
 
 
 class Attack:
-    """A process of another user.  function(attack) runs in it; counts[0..3] are seen on both sides."""
+    """A process of another user, which runs function(attack); attack[0..3] are counters that both sides see."""
 
     def __init__(self, function, *arguments, uid=ATTACKER):
         if os.getuid():
@@ -60,7 +60,7 @@ class Attack:
         struct.pack_into("<q", self.shared, 8 * i, value)
 
     def done(self):
-        """Its work: to be called at its end; it stays as it is."""
+        """The attacking process calls this at the end of its work; its connections stay open."""
         self[3] = 1
         signal.pause()
 
@@ -95,8 +95,7 @@ def owners_ranks(c, job="job"):
 
 
 def loop_clock(daemon):
-    """Nanoseconds: that the loop thread has computed, and that it was not kept from computing by other threads of
-    the machine."""
+    """Nanoseconds that the loop thread has computed, and nanoseconds that it was not waiting for a CPU."""
     pid = daemon.process.pid
     with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as f:
         computed, waited = (int(n) for n in f.read().split()[:2])
@@ -104,7 +103,7 @@ def loop_clock(daemon):
 
 
 def train(c, ranks):
-    """STEPS steps: nanoseconds that the first node's loop computed, of those that it had."""
+    """Trains STEPS steps; nanoseconds that the first node's loop computed, and that it was not waiting for a CPU."""
     begin = loop_clock(c[0])
     for a in ranks:
         a.start("train", steps=STEPS, sets=SETS)
@@ -113,7 +112,7 @@ def train(c, ranks):
 
 
 def finish_job(c, ranks):
-    """The job's checksum; then the job is gone."""
+    """Drops the job; its last checksum."""
     total = c.checksum("job")
     for a in ranks:
         c.dismiss(a)
@@ -122,7 +121,7 @@ def finish_job(c, ranks):
 
 
 def calm(c):
-    """Nanoseconds of the loop, the most of two runs, and the checksum."""
+    """Without an attack: nanoseconds that the loop computed, the larger of two runs, and the checksum."""
     most = 0
     for _ in range(2):
         ranks = owners_ranks(c)
@@ -132,10 +131,10 @@ def calm(c):
 
 
 def withstands(c, before, ranks=None):
-    """A job trains to the same end, by ranks that attach now if there are none yet; no link breaks."""
+    """The job ends with the same checksum, within the bound, and no link breaks; without `ranks`, new ones attach."""
     ranks = ranks or owners_ranks(c)
     computed, had = train(c, ranks)
-    print(f"# {(computed - before[0]) / had:.2f} of the loop for the attack, {before[0] / had:.2f} for the job")
+    print(f"# {(computed - before[0]) / had:.2f} of the loop's time for the attack, {before[0] / had:.2f} for the job")
     assert computed - before[0] < had / 2, (computed, before[0], had)
     assert finish_job(c, ranks) == before[1]
     for d in c.daemons:
@@ -144,7 +143,7 @@ def withstands(c, before, ranks=None):
 
 
 def connect(path):
-    """Without a timeout, for then it waits for a place in the queue."""
+    """A blocking connect(): it waits until the listen queue has a place."""
     s = socket.socket(socket.AF_UNIX)
     s.connect(path)
     return s
@@ -153,7 +152,7 @@ def connect(path):
 # ---- descriptors ------------------------------------------------------------------------
 
 def lingering(address):
-    """A TCP connection whose close takes an hour: there are bytes that nobody reads."""
+    """A TCP connection whose close() takes an hour, because nobody reads the bytes in it."""
     s = socket.socket()
     s.connect(address)
     s.setblocking(False)
@@ -167,8 +166,8 @@ def lingering(address):
 
 
 def pass_descriptors(attack, paths, address):
-    """One byte of a frame with a descriptor, or a frame before it, eight times to each daemon; counts those that
-    were sent and those that were refused."""
+    """Passes a descriptor eight times to each daemon, beside one byte of a frame; a few send a whole frame first.
+    Counts how many were sent and how many were refused."""
     held = []
     for i in range(8 * len(paths)):
         s, passed = connect(paths[i % len(paths)]), lingering(address)
@@ -234,7 +233,7 @@ def handed_sockets():
 
 @case
 def descriptors_that_the_kernel_lets_through():
-    """The same to sockets that were connected before the daemons could have the kernel refuse them."""
+    """Descriptors on connections older than the daemons, which could not yet make the kernel refuse them."""
     with handed_sockets() as (c, _, start), silent_listener() as address:
         with attack_by(pass_descriptors, [d.socket for d in c.daemons], address) as a:
             a.wait()
@@ -245,8 +244,8 @@ def descriptors_that_the_kernel_lets_through():
 
 
 def hold_up_closes(attack, path, address):
-    """A descriptor whose close blocks whoever closes it, as a file of a FUSE server may, and 1500 behind it.  What
-    blocks is a lingering connection in the queue of the socket that is passed."""
+    """Passes a descriptor whose close() blocks, as that of a file on a FUSE server may, and 1499 more after it.  What
+    blocks is a lingering connection in the queue of the passed socket."""
     outer, inner = socket.socketpair()
     with lingering(address) as blocked:
         socket.send_fds(outer, [b"x"], [blocked.fileno()])
@@ -285,8 +284,8 @@ def say_hello(attack, path):
 
 
 @case
-def descriptors_whose_close_does_not_end():
-    """Where the kernel does not refuse descriptors, they fill the share of their user and nobody else's."""
+def descriptors_whose_close_never_returns():
+    """Where the kernel does not refuse descriptors, they use up the quota of their own user alone."""
     with handed_sockets() as (c, listeners, start):
         start()
         for s in listeners:
@@ -308,7 +307,8 @@ def descriptors_whose_close_does_not_end():
 # ---- connections ----------------------------------------------------------------------------
 
 def take_connections(attack, path):
-    """As many as there are, without a word; counts those it has and those that the daemon has ended."""
+    """Connects as often as the daemon allows and says nothing; counts open connections and those that the daemon
+    has closed."""
     held = []
     while len(held) - attack[1] < 1100 and attack[2] < 2000:
         s = connect(path)
@@ -336,9 +336,9 @@ def one_user_does_not_take_every_connection():
         with attack_by(take_connections, c[0].socket) as a:
             a.wait()
             assert c[0].ctl_run("status").returncode == 0
-            until(lambda: a[1], what="connections that are refused")
+            until(lambda: a[1], what="refused connections")
             withstands(c, before)
-            until(lambda: a[1] and a[0] == 0, 60 * SLOW, "the end of connections that say nothing")
+            until(lambda: a[1] and a[0] == 0, 60 * SLOW, "the end of silent connections")
         assert "session_limit" in c[0].log()
 
 
@@ -357,7 +357,8 @@ def begin_frame(path, greet):
 
 
 def begin_frames(attack, path, greet):
-    """50 frames of the largest size at a time.  One that is a byte short of whole, or is cut, is begun again."""
+    """Sends 50 frames of the largest size at a time.  A frame stops one byte short of its end; then, or when the
+    daemon cuts it off, another begins."""
     frame = struct.pack("<I", FRAME_MAX) + bytes(FRAME_MAX - 1)
     rest = {begin_frame(path, greet): memoryview(frame) for _ in range(50)}
     while True:
@@ -374,7 +375,7 @@ def begin_frames(attack, path, greet):
 
 
 def read_nothing(attack, path):
-    """Answers of 100 KiB and more, asked for by 200 connections and read by none; then by others in their place."""
+    """200 connections ask for answers of 100 KiB and more and read none; then others take their place."""
     held, questions = [], b"".join(wire.request(i, "query", {1: "config"}) for i in range(2, 100))
     while True:
         s = connect(path)
@@ -392,7 +393,7 @@ def read_nothing(attack, path):
 
 
 def peak_memory(daemon, reset=False):
-    """The most resident kilobytes there were, since it was reset."""
+    """Peak of resident memory in KiB since the last reset."""
     if reset:
         with open(f"/proc/{daemon.process.pid}/clear_refs", "w", encoding="ascii") as f:
             f.write("5")
@@ -401,7 +402,7 @@ def peak_memory(daemon, reset=False):
 
 
 def memory_returns(most, attack, *arguments):
-    """The daemon's memory grows by `most` KiB at most, and is given back when the attack ends."""
+    """The daemon's memory grows by at most `most` KiB, and returns when the attack ends."""
     with Cluster(2) as c:
         before = calm(c)
         small = peak_memory(c[0], reset=True)
@@ -410,24 +411,24 @@ def memory_returns(most, attack, *arguments):
             a.wait()
             withstands(c, before)
         peak = peak_memory(c[0])
-        print(f"# {(peak - small) >> 10} MiB more for a time")
+        print(f"# {(peak - small) >> 10} MiB more at the peak")
         if SLOW == 1:  # sanitizers keep what was freed
             assert peak < small + most, (small, peak)
             until(lambda: c[0].memory() < small + (24 << 10), what=f"memory near {small} KiB, now {c[0].memory()},")
 
 
 @case
-def frames_that_do_not_end_before_hello():
+def unfinished_frames_before_hello():
     memory_returns(16 << 10, begin_frames, False)
 
 
 @case
-def frames_that_do_not_end_behind_hello():
+def unfinished_frames_after_hello():
     memory_returns(160 << 10, begin_frames, True)
 
 
 @case
-def replies_that_are_not_read():
+def unread_replies():
     memory_returns(160 << 10, read_nothing)
 
 
@@ -437,7 +438,7 @@ FLOOD, QUESTIONS = 96, 5000 // SLOW
 
 
 def flood_of_status(attack, path):
-    """Connections that have thousands of questions waiting; counts the answers."""
+    """Keeps thousands of questions queued on its connections; counts the answers."""
     questions = b"".join(wire.request(i, "query", {1: "status"}) for i in range(QUESTIONS))
     with selectors.DefaultSelector() as ready:
         for i in range(FLOOD):
@@ -461,7 +462,7 @@ def flood_of_status(attack, path):
 
 
 @case
-def status_asked_for_without_end():
+def endless_status_requests():
     with Cluster(2) as c:
         before = calm(c)
         with attack_by(flood_of_status, c[0].socket) as a:
@@ -474,7 +475,7 @@ def status_asked_for_without_end():
 # ---- the log -----------------------------------------------------------------------------------
 
 def come_and_go(attack, path):
-    """Attaches and leaves without a word, as a job that is made and taken up each time."""
+    """Attaches and disconnects without bye, again and again; each time the job is created or taken up."""
     while True:
         raw = wire.Raw(path)
         raw.hello("churn", 0, 1)
@@ -486,7 +487,7 @@ def come_and_go(attack, path):
 
 @case
 def log_of_a_client_that_comes_and_goes():
-    """A thousand times: its lines are few, one line says how many there were, others' lines stand."""
+    """A thousand times: few of its lines are logged, one line counts the rest, and no other job's line is lost."""
     with Cluster(2) as c:
         before = calm(c)
         with attack_by(come_and_go, c[0].socket) as a:
