@@ -47,7 +47,7 @@ def idle_job():
 
 
 def taken(daemon, directory):
-    """Takes a checkpoint and returns the answer; asks again while a node still writes the previous one."""
+    """Takes a checkpoint and returns the answer; asks again while a node is still busy with the previous one."""
     def answer():
         r = daemon.ctl_run("--json", "checkpoint", "job", directory)
         assert r.returncode == 0 or "try again" in r.stderr, r.stderr

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A daemon and GPUs, by the fake plugin: what it starts with, what it refuses to, and what it tells."""
+"""A daemon with the fake GPU plugin: when it starts, when it refuses to, and what its status says."""
 import os
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def gpu_rank(cluster):
 
 
 def refused(words, fake=None, **options):
-    """It does not start, and says all the words."""
+    """The daemon does not start, and its log has all the words."""
     with environment(**(fake or {})), Cluster(1, start=False, **{"device": "cuda", **options}) as c:
         c[0].start()
         assert c[0].process.wait(REPLY_S) > 0, c[0].log()
@@ -57,7 +57,7 @@ def cuda_with_a_gpu_that_is_too_old_does_not_start():
 
 
 @case
-def nccl_where_there_can_be_none_does_not_start():
+def nccl_that_is_missing_or_refuses_does_not_start():
     several = {"FAKE_GPUS": "2"}
     refused(["gpu_collectives = nccl", "libnccl.so.2", "install NCCL"], {**several, "FAKE_GPU_NCCL_NONE": "1"},
             cuda_plugin=plugin(), gpu_collectives="nccl")
@@ -84,8 +84,8 @@ def auto_goes_on_without_a_gpu_and_says_why():
 
 
 @case
-def auto_says_nothing_of_gpus_where_nobody_wants_one():
-    """Neither a plugin is installed nor a driver: nobody needs to be told to install either."""
+def auto_does_not_mention_gpus_where_nothing_is_installed():
+    """Without a plugin and without a driver the log does not tell anybody to install either."""
     with Cluster(1) as c:
         if "nvidia-smi" in c[0].log() or os.path.exists("/proc/driver/nvidia/version"):
             raise Skip("the plugin is installed, or the driver")
@@ -106,11 +106,11 @@ def host_does_not_look_for_a_gpu():
             assert "fake-gpu" not in maps.read()
 
 
-# ---- what is told ----
+# ---- status ----
 
 
 @case
-def status_tells_each_gpu():
+def status_lists_each_gpu():
     with gpu_cluster(fake={"FAKE_GPUS": 2, "FAKE_GPU_BYTES": 1 << 28}) as c:
         status = c[0].status()
         assert status["cuda"] == {"plugin_interface": 7, "driver": "12.4", "runtime": "12.4", "between_gpus": {
@@ -125,8 +125,8 @@ def status_tells_each_gpu():
 
 
 @case
-def status_is_asked_for_while_the_daemon_stops():
-    """The question goes through another thread: the stop waits for that."""
+def stop_waits_for_status_requests():
+    """Another thread asks the GPUs for their memory; a stop waits for that thread."""
     with gpu_cluster() as c:
         asking = [spawn([Tools.zeroctl, "--socket", c[0].socket, "status"], stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL) for _ in range(12)]
@@ -139,7 +139,7 @@ def status_is_asked_for_while_the_daemon_stops():
 
 
 @case
-def host_memory_is_computed_as_without_gpus():
+def states_in_host_memory_have_the_bits_of_a_host_without_gpus():
     sums = []
     for device in ("host", "cuda"):
         with gpu_cluster(2, device=device) as c:
@@ -161,7 +161,7 @@ def in_gpu_memory(daemon):
 
 
 @case
-def windows_on_a_gpu_are_told_and_given_back():
+def windows_on_a_gpu_are_listed_and_freed():
     with gpu_cluster() as c:
         a = gpu_rank(c)
         lies = in_gpu_memory(c[0])
@@ -175,7 +175,7 @@ def windows_on_a_gpu_are_told_and_given_back():
 
 
 @case
-def shards_tell_where_they_are():
+def shards_name_their_place():
     places = {"host": "host", "device": "GPU 0"}
     for optimizer, place in places.items():
         with gpu_cluster(2, per_node={1: {"optimizer": optimizer}}) as c:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Windows on a GPU that are long in the making: the daemon does all else meanwhile, and who asked for them may be gone
-when they are there."""
+"""The driver takes long to allocate a window on a GPU. The daemon does everything else meanwhile, and the rank that
+asked may be gone when the window is there."""
 import contextlib
 import os
 import sys
@@ -13,7 +13,7 @@ from harness import case, main  # noqa: E402
 
 
 class Gate:
-    """While it is shut, the driver is busy with the memory that a trainer is to map."""
+    """While the gate is shut, the driver does not finish allocating the memory that a trainer will map."""
 
     def __init__(self, directory):
         self.path = os.path.join(directory, "gate")
@@ -27,7 +27,7 @@ class Gate:
             os.unlink(self.path)
 
     def wait(self):
-        until(lambda: os.path.exists(self.path + ".reached"), what="a window that is made")
+        until(lambda: os.path.exists(self.path + ".reached"), what="an allocation that waits at the gate")
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def attaching(c, job="job", placement=(0,), rank=0, **more):
 
 
 def others_train(c):
-    """The daemon does what else it has to do."""
+    """The daemon serves another job meanwhile."""
     a, = c.ranks("other", small_layout(blocks=1), [0], hold=1, push=1)
     train([a], 2)
     c.dismiss(a)
@@ -58,12 +58,12 @@ def others_train(c):
 
 def nothing_is_left(c):
     for d in c.daemons:
-        until(lambda d=d: memory_of_gpu(d) == 0, what="the memory's return")
+        until(lambda d=d: memory_of_gpu(d) == 0, what="the release of the memory")
         until(lambda d=d: not any(g["allocations"] for g in d.status()["gpus"]), what="the end of the windows")
 
 
 @case
-def a_rank_that_dies_while_its_windows_are_made():
+def a_rank_dies_while_its_windows_are_allocated():
     expected = in_host_memory("two_nodes", "fp32")
     with gated(2) as (c, gate):
         ranks = [attaching(c, placement=(0, 1), rank=rank) for rank in (0, 1)]
@@ -81,13 +81,13 @@ def a_rank_that_dies_while_its_windows_are_made():
 
 
 @case
-def ranks_that_come_at_once_share_a_window():
+def ranks_that_attach_at_once_share_a_window():
     expected = in_host_memory("four_ranks", "fp32")
     with gated(2) as (c, gate):
         ranks = [attaching(c, placement=(0, 0, 1, 1), rank=rank) for rank in range(4)]
         gate.wait()
         others_train(c)
-        assert not any(a.ready() for a in ranks), "it has a window that is not there"
+        assert not any(a.ready() for a in ranks), "a rank was attached without a window"
         gate.open()
         finish_all(ranks)
         for d in c.daemons:
@@ -97,7 +97,7 @@ def ranks_that_come_at_once_share_a_window():
 
 
 @case
-def users_that_come_at_once_share_what_they_may_have():
+def jobs_that_attach_at_once_stay_within_gpu_windows():
     with gated(gpu_windows=4 << 20) as (c, gate):  # a window takes 2 MiB
         ranks = [attaching(c, job) for job in ("one", "two", "three")]
         gate.wait()
@@ -113,7 +113,7 @@ def users_that_come_at_once_share_what_they_may_have():
 
 
 @case
-def a_window_that_is_not_made_in_time_is_named():
+def a_window_that_is_not_allocated_in_time_is_named():
     with gated() as (c, gate):
         a = attaching(c, timeout_ms=DEADLINE_MS)
         gate.wait()
@@ -126,7 +126,7 @@ def a_window_that_is_not_made_in_time_is_named():
 
 
 @case
-def a_job_that_is_dropped_while_a_window_is_made():
+def a_job_is_dropped_while_a_window_is_allocated():
     with gated() as (c, gate):
         a = attaching(c)
         gate.wait()
@@ -140,7 +140,7 @@ def a_job_that_is_dropped_while_a_window_is_made():
 
 
 @case
-def a_stop_while_a_window_is_made():
+def a_stop_while_a_window_is_allocated():
     with gated() as (c, gate):
         a = attaching(c)
         gate.wait()

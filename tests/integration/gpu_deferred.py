@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Where all of a gradient lies on the GPU that its states are on, it is added up in the update alone.  The bits are
-those of states and windows in host memory, whatever happens between push and update; where something else wants the
-sum, or a second reading costs more, it is written as ever.
+"""Deferred sums: if a gradient lies completely on the GPU of its states, no sum of it is written, and the update adds
+it up.  The bits are those of states and windows in host memory, whatever happens between push and update.  The sum is
+written as usual if somebody else reads it, or if reading the parts a second time costs more.
 
-The GPU is a fake one, whose memory the CPU cannot touch: a daemon that does dies."""
+The GPU is a fake one: a daemon that touches its memory by the CPU dies."""
 import contextlib
 import os
 import sys
@@ -24,13 +24,13 @@ known = {}
 
 @contextlib.contextmanager
 def gpus(nodes=1, **options):
-    """A cluster whose nodes have a GPU, and their states on it; actors know of it."""
+    """A cluster whose nodes have their states on a GPU; actors find the plugin."""
     with environment(ZEROD_CUDA_PLUGIN=plugin()), Cluster(nodes, **{**ON_GPU, **options}) as c:
         yield c
 
 
 def attach(c, placement, dtype, windows="cuda:0", **needs):
-    """All ranks; they have a slot for each group."""
+    """Attaches all ranks, with a push slot for each group."""
     where = {"device": windows} if windows else {}
     return c.ranks("job", LAYOUTS[dtype], placement, **{"hold": 2, "push": -1, **where, **needs})
 
@@ -51,7 +51,7 @@ def in_host_memory(placement, dtype, needs, more):
 
 
 def deferred(c):
-    """Sums of groups that the job's nodes left to the update."""
+    """By node: how many sums of the job were left to the update."""
     return [d.job("job")["reduce"]["deferred"] for d in c.daemons]
 
 
@@ -64,7 +64,7 @@ def same(c, placement, dtype="bf16", windows="cuda:0", push=-1, more=None, **nee
     return deferred(c)
 
 
-# ---- when ----------------------------------------------------------------------------------------
+# ---- when a sum is deferred ----------------------------------------------------------------------------------------
 
 TAKEN = {"one_bf16": ([0], "bf16", "bf16"), "two_bf16": ([0, 0], "bf16", "bf16"), "three_bf16": ([0, 0, 0], "bf16", "bf16"),
          "one_fp32": ([0], "fp32", "fp32"), "one_fp32_as_bf16": ([0], "fp32", "bf16"),
@@ -72,15 +72,15 @@ TAKEN = {"one_bf16": ([0], "bf16", "bf16"), "two_bf16": ([0, 0], "bf16", "bf16")
 
 
 @cases_of(list(TAKEN))
-def added_up_in_the_update(name):
+def deferred_to_the_update(name):
     placement, grad, wire = TAKEN[name]
     with gpus() as c:
         assert same(c, placement, grad, grad=grad, reduce=wire) == [STEPS * GROUPS]
 
 
 @case
-def added_up_in_several_updates():
-    """Two of a node's owners, side by side, and one on another node, which takes its part as ever."""
+def deferred_on_several_owners():
+    """Two owners of one node defer; an owner on another node receives its part as usual."""
     with gpus(owners="n0*2", threads=4) as c:
         got = same(c, [0, 0], grad="bf16", reduce="bf16")
         assert got[0] > STEPS * GROUPS, got
@@ -99,20 +99,20 @@ NOT_TAKEN = {
 
 
 @cases_of(list(NOT_TAKEN))
-def written_as_ever(name):
+def not_deferred(name):
     with gpus() as c:
         assert same(c, **{"grad": "bf16", "reduce": "bf16", **NOT_TAKEN[name]}) == [0]
 
 
 @cases_of([("two_nodes", {}), ("a_mirror", {"mirror": 1}), ("states_in_host_memory", {"optimizer": "host"})], "{0[0]}")
-def written_for_others(what):
+def not_deferred_with(what):
     name, options = what
     nodes = 1 if name == "states_in_host_memory" else 2
     with gpus(nodes, **options) as c:
         assert same(c, [0, 1] if name == "two_nodes" else [0], grad="bf16", reduce="bf16") == [0] * nodes
 
 
-# ---- what may come in between ------------------------------------------------------------------------
+# ---- between push and update ------------------------------------------------------------------------
 
 def push(a, step, groups=GROUPS, **fields):
     for g in range(groups):
@@ -127,8 +127,8 @@ def step_by_hand(ranks, **fields):
 
 
 @case
-def the_norm_first():
-    """It may be asked for again and again; pushes are not acknowledged before the step, which waits for none."""
+def norm_before_the_step():
+    """zero_norm() may be called repeatedly. Deferred pushes are acknowledged at the step, which does not wait for that."""
     told = []
     for where in (None, "cuda:0"):
         with gpus() if where else Cluster(1) as c:
@@ -149,7 +149,7 @@ def the_norm_first():
 
 @case
 def a_push_has_no_deadline_before_its_step():
-    """A trainer may take its time between its first push and the step: more than a call may."""
+    """Between its first push and the step a trainer may take longer than the timeout of a call."""
     with gpus() as c:
         a, = attach(c, [0], "bf16", grad="bf16", reduce="bf16", timeout_ms=3000 * SLOW)
         push(a, 0)
@@ -162,7 +162,7 @@ def a_push_has_no_deadline_before_its_step():
 
 @case
 def a_step_that_is_skipped():
-    """What was pushed for it counts for nothing, and its memory is free for the next."""
+    """A skipped step discards its gradients, and the next step uses their memory again."""
     told = []
     for where in (None, "cuda:0"):
         with gpus() if where else Cluster(1) as c:
@@ -187,7 +187,8 @@ def heir_of(c, rank, world):
 
 @cases_of(["before", "in"])
 def a_rank_is_killed(when):
-    """Between its push and the step: its heir ends the step, of what was pushed.  Or while the step waits for it."""
+    """The rank dies between its push and the step, or while others wait for it in the step. Its successor ends the step
+    with the gradients that were pushed."""
     expected = in_host_memory([0, 0], "bf16", {"grad": "bf16", "reduce": "bf16"}, {})
     with gpus() as c:
         ranks = attach(c, [0, 0], "bf16", grad="bf16", reduce="bf16")
@@ -210,7 +211,7 @@ def a_rank_is_killed(when):
 
 @case
 def all_ranks_are_killed():
-    """What they pushed is kept, and their memory is not: there may be no room for it beside their successors'."""
+    """The pushed gradients are kept, the dead ranks' push slots are not: successors may need that GPU memory."""
     expected = in_host_memory([0, 0], "bf16", {"grad": "bf16", "reduce": "bf16"}, {})
     with gpus() as c:
         ranks = attach(c, [0, 0], "bf16", grad="bf16", reduce="bf16")
@@ -221,15 +222,15 @@ def all_ranks_are_killed():
             a.kill()
             c.dismiss(a)
         until(lambda: not any("push slots" in a["what"] for g in c[0].status()["gpus"] for a in g["allocations"]),
-              what="the memory's return")
+              what="the release of the memory")
         ranks = attach(c, [0, 0], "bf16", grad="bf16", reduce="bf16")
         train(ranks)
         assert c.checksum("job")["planes"] == expected[1]
 
 
 @case
-def another_attempt():
-    """A node is lost before the step: what was pushed is void, and is pushed again."""
+def a_node_is_lost_before_the_step():
+    """A node is lost before the step: the attempt is void, and the rank pushes its gradients again."""
     needs = {"grad": "bf16", "reduce": "bf16"}
     expected = in_host_memory([0], "bf16", needs, {})
     with gpus(2) as c:
@@ -277,7 +278,7 @@ def stopped_before_the_step():
 
 @case
 def stopped_after_its_vote():
-    """The step may have been decided by then: the sums are written with the states, and it is carried out."""
+    """The step may already be decided: the stop writes the sums with the states, and the next start carries the step out."""
     if not crash_points():
         raise Skip("the daemon was built without crash points")
     needs = {"grad": "bf16", "reduce": "bf16"}

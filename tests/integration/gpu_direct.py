@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Payloads between nodes that lie in GPU memory at both ends: the same bits as staged through host memory.
 
-The GPU is a fake one, whose memory the CPU cannot touch: a daemon that does dies.  In builds with crash points
-BULK_GPU=copied puts a path over UCX that takes such memory (daemon/fabric/bulk/copied.c)."""
+The GPU is a fake one: a daemon that touches its memory by the CPU dies.  In builds with crash points BULK_GPU=copied
+puts a path that takes such memory over UCX (daemon/fabric/bulk/copied.c)."""
 import contextlib
 import os
 import sys
@@ -14,7 +14,7 @@ from harness import Skip, case, cases_of, main  # noqa: E402
 
 STEPS = 6
 PLACEMENT = [0, 0, 1, 1]
-# slices of a group are larger than what is staged in any case
+# slices of a group are larger than payloads that are always staged
 LAYOUTS = {dtype: small_layout(dtype, blocks=2, width=400) for dtype in ("fp32", "bf16")}
 WAYS = {"direct": {"BULK_GPU": "copied", "FAKE_GPU_COPIES_ON_LOOP": "1"}, "staged": {"BULK_GPU": ""}}
 # slices of its block travel in several parts
@@ -24,7 +24,7 @@ known = {}
 
 @contextlib.contextmanager
 def gpus(way, crash=None, **options):
-    """Two nodes with a GPU each, and how payloads of GPU memory go between them; where the second is killed."""
+    """Two nodes with a GPU each. way: how payloads of GPU memory travel; crash: where the second node is killed."""
     if (way == "direct" or crash) and not crash_points():
         raise Skip("the daemon was built without crash points")
     with environment(ZEROD_CUDA_PLUGIN=plugin()), contextlib.ExitStack() as stack:
@@ -93,7 +93,7 @@ def in_one_place():
 
 @cases_of(WAYS)
 def same_bits_in_parts(way):
-    """Cut otherwise where one node has all of it."""
+    """Payloads in several parts give the same bits as one owner with the whole group."""
     with Cluster(2) as c:
         assert in_parts(c) == in_one_place()
     with gpus(way, optimizer="device", mirror=1) as c:
@@ -112,7 +112,7 @@ def same_bits_in_parts_over_tcp():
 @cases_of([("direct", "accumulator.part:3"), ("staged", "accumulator.part:2"), ("staged", "push.sending:3"),
            ("staged", "mirror.sending:2")], "{0[0]}_{0[1]}")
 def killed_between_parts(what):
-    """Of a gradient, or of a sum on its way to the mirror."""
+    """The node dies between two parts of a gradient, or of a sum on its way to the mirror."""
     way, point = what
     with gpus(way, crash=point, optimizer="device", mirror=1) as c:
         ranks = begin_in_parts(c, device="cuda:0")
@@ -136,8 +136,8 @@ def same_bits_with_windows_on_the_host(way):
 
 
 @cases_of(WAYS)
-def a_daemon_that_is_killed(way):
-    """With payloads on their way; what was lost with it is filled from the mirror."""
+def a_daemon_is_killed(way):
+    """A daemon dies while payloads travel; its states are filled from the mirror."""
     with gpus(way, optimizer="device", mirror=1) as c:
         ranks = attach(c, "bf16", device="cuda:0")
         begin(ranks, patient=True)
@@ -150,13 +150,13 @@ def a_daemon_that_is_killed(way):
 
 
 @case
-def a_path_that_spoils_gpu_memory_is_not_given_any():
-    """Probes see it; the nodes go on, staged."""
+def a_path_that_spoils_gpu_memory_is_not_used():
+    """Probes find the damage; the nodes stage payloads in host memory."""
     if not crash_points():
         raise Skip("the daemon was built without crash points")
     with environment(BULK_GPU="spoilt", FAKE_GPU_COPIES_ON_LOOP="1"), Cluster(2, device="cuda", cuda_plugin=plugin()) as c:
         until(lambda: all(p["bulk_gpu"] == "staged" for d in c.daemons for p in d.status()["peers"] if not p["self"]),
-              60 * SLOW, "the end of the tries")
+              60 * SLOW, "the end of the probes")
         assert "it did not pass over UCX" in c[0].log(), c[0].log()[-2000:]
         with environment(ZEROD_CUDA_PLUGIN=plugin()):
             assert train(c, attach(c, "fp32", device="cuda:0")) == in_host_memory("fp32")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""optimizer = device: states on GPUs give the same bits as states in host memory, wherever which of them are;
-an orderly stop keeps them, and what a crash loses comes from a mirror or a checkpoint.
+"""optimizer = device: states on GPUs give the same bits as states in host memory, on any mix of nodes. An orderly
+stop keeps them; after a crash they come from a mirror or a checkpoint.
 
-The GPU is a fake one, whose memory the CPU cannot touch: a daemon that does dies."""
+The GPU is a fake one: a daemon that touches its memory by the CPU dies."""
 import os
 import signal
 import sys
@@ -25,12 +25,12 @@ def gpu(**more):
 
 
 def cluster(places, **options):
-    """One node each: where its states are."""
+    """places: for each node, where its states are."""
     return Cluster(len(places), per_node={i: gpu() for i, p in enumerate(places) if p == DEVICE}, **options)
 
 
 def on_gpu(daemon, job="job"):
-    """Bytes of the job's states that its node has on a GPU, and in host memory."""
+    """Bytes of the job's states on the node's GPU, and of all its states on the node."""
     told = daemon.job(job)
     return told["planes_on_gpu"], sum(told["planes"].values())
 
@@ -57,7 +57,7 @@ known = {}
 
 
 def outcome(places, placement, dtype, **options):
-    """Checksums of the states, what is served of them, and the hash of all that ranks fetched."""
+    """Checksums of the states, the served parameters, and the hash of all that ranks fetched."""
     layout = small_layout(dtype, blocks=2, width=200)
     needs = {"grad": dtype, "reduce": "bf16" if dtype == "bf16" else "fp32"}
     with cluster(places, **options) as c, Place() as d:
@@ -81,12 +81,12 @@ def same_bits(what):
         known[key] = outcome([HOST] * len(places), placement, dtype)
     got = outcome(places, placement, dtype)
     assert got[:2] == known[key][:2], f"{got[:2]} is not {known[key][:2]}"
-    assert got[2] == known[key][2], "other parameters are served"
+    assert got[2] == known[key][2], "the served parameters differ"
 
 
 @case
 def several_threads():
-    """Groups are updated, and segments of them, side by side."""
+    """Several threads update groups, and segments of a group, at the same time."""
     layout = small_layout(blocks=8, width=150)
     sums = []
     for place in (HOST, DEVICE):
@@ -101,7 +101,7 @@ def several_threads():
 
 @case
 def clients_read_and_write():
-    """Of a state here and of another node's; what is put counts in the next step."""
+    """Clients read and write states of their own node and of another; the next step uses what was put."""
     layout = small_layout("bf16", blocks=1, width=64)
     told = []
     for place in (HOST, DEVICE):
@@ -124,7 +124,7 @@ def clients_read_and_write():
 
 @cases_of(["idle", "pushed"])
 def stopped_and_started(moment):
-    """Without a mirror: the states are written, and training goes on."""
+    """Without a mirror: the stop writes the states, the next start reads them, and training goes on."""
     with cluster([DEVICE, DEVICE]) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
@@ -145,7 +145,7 @@ def stopped_and_started(moment):
 
 @case
 def stopped_in_a_step():
-    """What does not end in time is replayed."""
+    """A step that does not end within drain_ms is replayed."""
     with cluster([DEVICE, HOST], drain_ms=0) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
@@ -159,7 +159,7 @@ def stopped_in_a_step():
 
 @case
 def option_changed_at_a_restart():
-    """From host memory to the GPU and back."""
+    """A restart moves the states from host memory to the GPU, another one back."""
     with cluster([HOST, DEVICE]) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         for place in (DEVICE, HOST):
@@ -174,8 +174,8 @@ def option_changed_at_a_restart():
 
 
 @cases_of(["update.valid:3", "update.chunk:5"])
-def taken_to_the_gpu_in_the_middle_of_an_update(point):
-    """What a daemon with its states in host memory had begun is brought to its end on the GPU."""
+def moved_to_the_gpu_in_the_middle_of_an_update(point):
+    """A daemon dies in an update with its states in host memory; the next one finishes the update on the GPU."""
     needs_crash_points()
     with cluster([HOST, HOST], chunk=384) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
@@ -193,8 +193,7 @@ def taken_to_the_gpu_in_the_middle_of_an_update(point):
 
 
 @case
-def stays_where_it_is():
-    """A GPU without room for what lies in host memory."""
+def a_gpu_without_room_leaves_states_in_host_memory():
     with Cluster(1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
         train(ranks, 2)
@@ -234,7 +233,7 @@ def filled_from_its_mirror(what):
 @cases_of(["update.chunk", "update.finish", "update.done", "record.both:9", "fill.drafted", "fill.filled", "planes.away",
            "planes.written"])
 def killed_at(point):
-    """Again and again, with a mirror."""
+    """A node with a mirror dies at this point, and the job ends with the same bits."""
     needs_crash_points()
     with cluster([DEVICE, DEVICE], mirror=1, start=False) as c:
         later = point.startswith(("fill", "planes.away"))
@@ -261,7 +260,7 @@ def killed_at(point):
 
 @case
 def lost_without_a_mirror():
-    """The node says so, uses nothing of it and deletes nothing; a checkpoint takes its place."""
+    """The node logs the loss, uses none of the job's files and deletes none; a checkpoint restores the job."""
     with Place() as d, cluster([DEVICE]) as c:
         ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
         train(ranks, 2)
@@ -286,8 +285,8 @@ def lost_without_a_mirror():
 
 
 @case
-def no_room_is_needed_for_what_was_lost():
-    """The limit is that of what there is."""
+def a_lost_state_needs_no_extra_room():
+    """memory_limit has room for one copy of the states: filling them again needs no second one."""
     with cluster([DEVICE, DEVICE], mirror=1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
@@ -317,7 +316,7 @@ def checkpoint_restored_elsewhere(what):
 
 @case
 def checkpoints_while_it_trains():
-    """They change nothing, also where the copy has the least room."""
+    """Checkpoints do not change the bits, also with the smallest copy buffer."""
     with Place() as d, cluster([DEVICE, HOST], checkpoint_memory=1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         for a in ranks:
@@ -332,7 +331,7 @@ def checkpoints_while_it_trains():
 
 @case
 def owners_change():
-    """Nodes start anew in their process: what is on their GPUs is there still."""
+    """Engines start anew in the same process, so states stay on their GPUs."""
     with cluster([DEVICE, DEVICE, DEVICE], owners=2) as c:
         for d in c.daemons:
             until(lambda d=d: d.ctl("members")["voter"], what=f"the vote of {d.name}")
@@ -354,7 +353,7 @@ def owners_change():
 
 @case
 def out_of_gpu_memory():
-    """The job is refused, with what it lacks; the daemon lives on and has room for a smaller one."""
+    """The job is refused, and the error says what it lacks; a smaller job still fits."""
     big, small = small_layout(blocks=2, width=600), small_layout(blocks=1, width=20)
     with environment(FAKE_GPU_BYTES=8 << 20), cluster([DEVICE]) as c:
         a = c.rank("job", big, [0], 0, hold=-1, push=-1)
@@ -370,13 +369,13 @@ def out_of_gpu_memory():
 
 
 @case
-def needs_a_gpu():
+def optimizer_device_without_a_gpu_does_not_start():
     for options in ({"device": HOST}, {"cuda_plugin": "/nowhere"}):
         with Cluster(1, start=False, **gpu(**options)) as c:
             c[0].start()
             assert c[0].process.wait(30 * SLOW) == 1, c[0].log()
             assert "optimizer = device" in c[0].log(), c[0].log()
-            c[0].process.returncode = -signal.SIGKILL  # that it ended is no fault
+            c[0].process.returncode = -signal.SIGKILL  # this exit was expected
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Events that the driver does not let the daemon open, as those of another user: trainers wait for their GPU themselves,
-to the same bits, and no longer than their deadline."""
+"""The driver does not let the daemon open the trainers' events, as if they were another user's: trainers wait for their
+GPU themselves, get the same bits, and wait no longer than their deadline."""
 import os
 import sys
 import time
@@ -13,8 +13,8 @@ from harness import case, cases_of, main  # noqa: E402
 
 UNOPENED = {"FAKE_GPU_NO_EVENTS": 1}
 NEVER = 3600000
-LATE_MS = 100   # behind a push that a daemon would read at once
-DONE_MS = 4000  # by then it is written
+LATE_MS = 100   # the gradient is written so long after its push; a daemon that does not wait has read it by then
+DONE_MS = 4000  # the event is done so long after it was recorded: the gradient is written by then
 
 
 @case
@@ -25,8 +25,8 @@ def same_bits_from_a_slow_gpu():
 
 
 @case
-def it_is_told():
-    """Once a rank in the log, with what to do, and by zeroctl while the rank is there."""
+def log_and_status_say_who_waits():
+    """The log says it once per rank, with what to do; zeroctl says it while the rank is attached."""
     with gpus(1, UNOPENED) as c:
         attach(c, [0, 0], LAYOUTS["fp32"])
         assert [s["no_events"] for s in c[0].job("job")["sessions"]] == [True, True]
@@ -40,7 +40,7 @@ def it_is_told():
 
 
 @cases_of(["release", "push", "step"])
-def nothing_counts_before_the_work_behind_it(what):
+def a_call_waits_for_the_gpu_work_before_it(what):
     delay = 0.7
     with gpus(1, UNOPENED) as c, environment(FAKE_GPU_DELAY_MS=int(1000 * delay)):
         a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
@@ -52,7 +52,7 @@ def nothing_counts_before_the_work_behind_it(what):
 
 @case
 def a_gradient_is_read_when_it_is_written():
-    """It is written behind the push: a trainer that does not wait has what was there before added up."""
+    """The gradient is written after the push: if the trainer does not wait, the daemon adds up old memory."""
     sums = []
     for late in (0, LATE_MS):
         with gpus(1, UNOPENED) as c:
@@ -67,7 +67,7 @@ def a_gradient_is_read_when_it_is_written():
 
 @cases_of(["release", "push", "step"])
 def work_that_does_not_end_is_named(what):
-    """By the trainer's own deadline; the call may be made again, and the others wait for that rank."""
+    """At the trainer's own deadline the error names the work; the call may be repeated, and the others wait for that rank."""
     with gpus(1, UNOPENED) as c:
         with environment(FAKE_GPU_DELAY_MS=NEVER):
             stuck = c.caller("job", LAYOUTS["fp32"], [0, 0], 0, timeout_ms=DEADLINE_MS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Windows on a GPU, which is a fake one: a daemon that touches its memory by the CPU dies.  Trainers get the bits
-that they get in host memory; nothing counts before the GPU work behind it is done, and work that never ends is
+"""Windows on a fake GPU: a daemon that touches its memory by the CPU dies.  Trainers get the bits that they get in host
+memory.  A release, a push or a step takes effect when the GPU work before it is done, and work that never ends is
 named."""
 import contextlib
 import os
@@ -68,7 +68,7 @@ def same_bits_over_tcp_in_small_windows():
 
 
 @case
-def same_bits_when_all_is_held():
+def same_bits_when_every_group_is_held():
     needs = {"hold": GROUPS, "push": GROUPS}
     expected = in_host_memory("four_ranks", "fp32", **needs)
     with gpus(2) as c:
@@ -124,7 +124,7 @@ def same_bits_from_two_gpus(what):
                 until(lambda d=d: not any(g["allocations"] for g in d.status()["gpus"]), what="the end of the windows")
 
 
-# option, what the fake NCCL does, how it ends, and what is told then
+# option, what the fake NCCL does, the way that is used in the end, and what status says
 BETWEEN = {"nccl": ("nccl", {}, "nccl", ""), "copies": ("copies", {}, "copies", ""),
            "no_nccl": ("auto", {"FAKE_GPU_NCCL_NONE": 1}, "copies", "libnccl.so.2"),
            "a_call_is_refused": ("nccl", {"FAKE_GPU_NCCL_FAILS": 9}, "copies", "the call is refused"),
@@ -133,7 +133,7 @@ BETWEEN = {"nccl": ("nccl", {}, "nccl", ""), "copies": ("copies", {}, "copies", 
 
 @cases_of([(b, o) for b in BETWEEN for o in ("host", "device")], "{0[0]}_states_{0[1]}")
 def same_bits_between_gpus(what):
-    """By NCCL and by copies, and when NCCL fails in the midst of training."""
+    """Bytes go by NCCL or by copies, also when NCCL fails in the middle of training."""
     between, optimizer = what
     option, fake, end, why = BETWEEN[between]
     expected = in_host_memory("four_ranks", "bf16", grad="bf16", reduce="bf16")
@@ -149,7 +149,7 @@ def same_bits_between_gpus(what):
 
 @case
 def a_rank_on_one_of_two_gpus_is_killed():
-    """Its heir is on the other GPU; the step comes to what it would have been."""
+    """Its successor is on the other GPU; the step ends with the same bits."""
     expected = in_host_memory("four_ranks", "fp32")
     with two_gpus(owners="n0*2 n1*2") as c:
         ranks = attach_spread(c, SPREAD["a_gpu_each"])
@@ -172,8 +172,8 @@ def a_rank_on_one_of_two_gpus_is_killed():
 # ---- order -------------------------------------------------------------------------------------
 
 @cases_of(["release", "push", "step"])
-def nothing_counts_before_its_event(what):
-    """The step ends no earlier than the GPU work behind what came before it."""
+def the_step_waits_for_the_gpu_work_before(what):
+    """The step does not end before the GPU work of an earlier release or push, or its own, is done."""
     delay = 0.7
     with gpus() as c, environment(FAKE_GPU_DELAY_MS=int(1000 * delay)):
         a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
@@ -187,7 +187,7 @@ def nothing_counts_before_its_event(what):
 
 @cases_of(["release", "push", "step"])
 def work_that_does_not_end_is_named(what):
-    """To the trainer at its deadline and to others while they wait; the daemon goes on."""
+    """The trainer's error names the work at its deadline, and status names the GPU while others wait; the daemon goes on."""
     placement = [0, 0, 1]
     with gpus(2) as c:
         other = attach_other(c)
@@ -236,8 +236,8 @@ def attach_other(c):
 # ---- ends --------------------------------------------------------------------------------------
 
 @case
-def trainers_that_are_killed_leave_nothing():
-    """With work of their GPUs under way; who comes after them trains as if they had never been."""
+def killed_trainers_leave_nothing():
+    """Trainers die while their GPUs work; the ranks after them train as if the dead had never been there."""
     expected = in_host_memory("four_ranks", "fp32")
     with gpus(2) as c:
         before = []
@@ -258,13 +258,13 @@ def trainers_that_are_killed_leave_nothing():
                 until(lambda d=d: memory_of_gpu(d) == 0, what="the memory's return")
             before = before or [d.descriptors() for d in c.daemons]
             for d, was in zip(c.daemons, before):
-                until(lambda d=d, was=was: d.descriptors() == was, what="the end of the descriptors")
+                until(lambda d=d, was=was: d.descriptors() == was, what="the descriptors to be closed")
         assert outcome(c, attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"])) == expected
 
 
 @cases_of(["kill", "stop"])
-def a_daemon_that_comes_back(how):
-    """Its windows are new ones, of which the trainers hear by themselves."""
+def trainers_find_a_restarted_daemon(how):
+    """The restarted daemon has new windows, and the trainers map them by themselves."""
     expected = in_host_memory("four_ranks", "fp32")
     with environment(FAKE_GPU_DELAY_MS=2), gpus(2) as c:
         ranks = attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"])
@@ -294,7 +294,7 @@ def refused(c, status, *words, rank=0, placement=(0,), **needs):
 def a_driver_that_shares_no_memory():
     with gpus(daemon={"FAKE_GPU_ALONE": 1}) as c:
         refused(c, "EGPU", "shares memory with no other process", "host memory")
-        assert c[0].alive(), "a trainer's wish ended the daemon"
+        assert c[0].alive(), "a trainer's request ended the daemon"
 
 
 @case
@@ -307,7 +307,7 @@ def a_gpu_that_the_daemon_does_not_use():
 
 
 class Event:
-    """One that is done when this process says so."""
+    """An event of the fake GPU; done_at() sets when it is done."""
 
     def __init__(self):
         self.fd = os.memfd_create("event")
@@ -319,7 +319,7 @@ class Event:
 
 
 def raw_attach(c, gpu=b"", events=()):
-    """What the daemon says, and the connection."""
+    """The daemon's reply to an attach, and the connection."""
     raw = wire.Raw(c[0].socket, timeout=60 * SLOW)
     raw.hello("job", 0, 1, timeout_ms=60000 * SLOW)
     fields = {1: wire.layout_message(LAYOUTS["fp32"]), 2: 2, 3: 2, 4: 1, 5: 1, 9: gpu, 10: list(events)}
@@ -327,7 +327,7 @@ def raw_attach(c, gpu=b"", events=()):
 
 
 @case
-def what_no_client_would_say():
+def messages_that_libzero_never_sends():
     with gpus() as c:
         event = Event()
         for gpu, events in ((b"abc", ()), (GPU_0, [b"short"]), (GPU_0, [event.handle] * 65),
@@ -342,12 +342,12 @@ def what_no_client_would_say():
                              ("release", {1: 0, 3: 99}), ("release", {1: 2**31, 3: 1}), ("step", {1: 1, 4: 2**31})):
             status, text, _ = raw.ask(what, fields)
             assert status != wire.OK and text, (what, status, text)
-        for seq in range(200):  # all behind one event
+        for seq in range(200):  # all wait for one event
             raw.send(wire.request(1000 + seq, "push", {1: 1, 2: 1, 3: seq, 4: 0, 8: 1}))
         until(lambda: not raw_is_silent(raw), what="a refusal: waits have a quota")
         raw.close()
         until(lambda: memory_of_gpu(c[0]) == 0, what="the end of the windows")
-        (status, text, _), raw = raw_attach(c, GPU_0, [event.handle, bytes(64)])  # then it has none
+        (status, text, _), raw = raw_attach(c, GPU_0, [event.handle, bytes(64)])  # one cannot be opened: the session has no events
         assert status == wire.OK, text
         status, text, _ = raw.ask("push", {1: 1, 2: 1, 4: 0, 8: 1})
         assert status != wire.OK and "without events" in text, (status, text)
@@ -374,8 +374,8 @@ def a_release_is_answered_when_its_event_is_done():
 
 
 @case
-def a_gpu_without_room():
-    with gpus(daemon={"FAKE_GPU_BYTES": 4 << 20}) as c:  # it gives pages of 2 MiB
+def push_slots_that_do_not_fit_the_gpu():
+    with gpus(daemon={"FAKE_GPU_BYTES": 4 << 20}) as c:  # the fake GPU allocates 2 MiB at a time
         first = c.rank("job", LAYOUTS["fp32"], [0, 0], 0, hold=2, push=2, device="cuda:0")
         second = c.rank("job", LAYOUTS["fp32"], [0, 0], 1, hold=2, push=2, device="cuda:0")
         for a in (first, second):
@@ -388,8 +388,8 @@ def a_gpu_without_room():
 
 
 @case
-def a_user_that_has_as_much_as_gpu_windows_allows():
-    """Gradients count, and the groups; what ends makes room; another user has as much."""
+def gpu_windows_bounds_a_user():
+    """Gather windows and push slots both count; a job that ends makes room; each user has the same limit."""
     if os.getuid():
         raise Skip("another user needs root")
     layout, needs = LAYOUTS["fp32"], {"hold": 2, "push": 2, "device": "cuda:0"}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `meson install` brings, run from where it lies: no build tree, no LD_LIBRARY_PATH, no ldconfig."""
+"""Programs run from where `meson install` put them, without build tree, LD_LIBRARY_PATH or ldconfig."""
 import contextlib
 import glob
 import os
@@ -23,7 +23,7 @@ FUNCTION = re.compile(r"\bzero_[a-z_]+")
 
 @contextlib.contextmanager
 def installed():
-    """The prefix, below a temporary directory."""
+    """Installs into a temporary directory; the prefix in it."""
     tree = os.path.dirname(os.path.dirname(os.path.abspath(Tools.zerod)))
     meson = shutil.which("meson")
     if not meson or not os.path.exists(f"{tree}/build.ninja"):
@@ -37,7 +37,7 @@ def installed():
 
 
 def environment(prefix, **variables):
-    """Of a person who has the programs in PATH."""
+    """Environment of a user who has the programs in PATH."""
     left = {k: v for k, v in os.environ.items() if not k.startswith(("ZEROD_", "LD_LIBRARY_PATH"))}
     return {**left, "PATH": f"{prefix}/bin:{os.environ['PATH']}", **variables}
 
@@ -81,7 +81,7 @@ def local_cluster():
 
 @case
 def local_cluster_of_sixteen():
-    """The list of 16 peers stands on one line of the configuration."""
+    """The list of 16 peers is one long line of the configuration file."""
     if SLOW > 1:
         raise Skip("16 daemons with sanitizers")
     with installed() as prefix:
@@ -102,13 +102,13 @@ def local_cluster_runs_python():
 
 
 @case
-def local_cluster_that_is_kept():
+def local_cluster_with_keep():
     with installed() as prefix:
         with open(f"{prefix}/log", "wb") as log:
             script = spawn(["zerod-local-cluster", "--nodes", "2", "--keep", "true"], env=environment(prefix),
                            stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            until(lambda: b"are kept" in open(f"{prefix}/log", "rb").read(), what="the word that nodes are kept")
+            until(lambda: b"are kept" in open(f"{prefix}/log", "rb").read(), what="the message that nodes are kept")
             directory, = glob.glob(f"/dev/shm/zerod-local-cluster.{script.pid}.*")
             run(prefix, "zeroctl", "--socket", f"{directory}/b.sock", "ping")
         finally:

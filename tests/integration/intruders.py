@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Clients that come to a job they have no place in: others' jobs, taken ranks, other world sizes.
-Whatever they claim, and however they end, the job that runs does not notice."""
+"""Clients attach where they do not belong: to another user's job, as a rank that is taken, with another world size.
+Whatever they claim and however they end, the running job does not notice."""
 import os
 import signal
 import sys
@@ -23,7 +23,7 @@ def train(ranks, steps=2):
 
 
 def rank_of(c, uid, node, rank, world, job="job", incarnation=0, **needs):
-    """An actor of that user that was told to attach; its reply is still to come."""
+    """An actor of that user, attaching; the caller collects the reply."""
     if os.getuid():
         raise Skip("another user needs root")
     a = c.actor(node, f"rank {rank} of user {uid}")
@@ -65,8 +65,8 @@ def another_users_rank_that_attaches_is_not_fenced():
 
 
 @case
-def one_who_means_another_job_fences_nobody():
-    """A later incarnation that is refused has ended no session."""
+def a_claim_with_another_layout_fences_nobody():
+    """A later incarnation that is refused ends no session."""
     with Cluster(1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
         a = c.actor(0)
@@ -76,11 +76,11 @@ def one_who_means_another_job_fences_nobody():
         train(ranks)
 
 
-# ---- those who end before they are answered ------------------------------------------------
+# ---- sessions that end before their answer -------------------------------------------------
 
 @cases_of(["bye", "death"])
 def claims_that_end_before_their_answer(how):
-    """A session that claims a taken rank and ends at once takes nothing with it."""
+    """A session that claims a taken rank and ends at once does not disturb the rank."""
     with Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], on_lost="fail", **NEEDS)
         for i in range(200):
@@ -96,7 +96,7 @@ def claims_that_end_before_their_answer(how):
 
 @case
 def claims_that_end_while_another_attaches():
-    """Of two claims of a rank one ends while both wait for the job: the other is let in."""
+    """Two sessions claim a rank and wait for the job to start. One of them ends; the other is attached."""
     with Cluster(2, start=False) as c:
         c[0].start()
         until(lambda: c[0].ctl_run("status").returncode == 0, what="the daemon")
@@ -118,10 +118,10 @@ def claims_that_end_while_another_attaches():
         raws[0].close()
 
 
-# ---- other worlds ---------------------------------------------------------------------------
+# ---- other world sizes ---------------------------------------------------------------------------
 
 def outsider(c, node):
-    """Waits with another world size for the end of the one that runs."""
+    """A session of another world size, which waits for the running ranks to leave."""
     raw = wire.Raw(c[node].socket, timeout=60 * SLOW)
     raw.hello("job", 2, 3, local=1, timeout_ms=50000 * SLOW)
     raw.send(wire.request(2, "attach", attach_fields()))
@@ -133,7 +133,7 @@ def waits(c, word):
 
 
 @case
-def successor_passes_who_waits_with_another_world_size():
+def successor_attaches_before_waiting_ranks_of_another_world_size():
     with Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         raw = outsider(c, 0)
@@ -148,8 +148,8 @@ def successor_passes_who_waits_with_another_world_size():
 
 
 @case
-def restarted_node_comes_back_past_another_world_size():
-    """The ranks of a node that was away are let in again, though others wait for the end of their world."""
+def restarted_node_attaches_before_waiting_ranks_of_another_world_size():
+    """The ranks of a restarted node attach again, although ranks of another world size wait for them to leave."""
     with Cluster(2) as c:
         coordinator = c.daemons.index(c.coordinator("job"))
         ranks = c.ranks("job", LAYOUT, [1 - coordinator, 1 - coordinator], timeout_ms=60000 * SLOW, **NEEDS)
@@ -166,7 +166,7 @@ def restarted_node_comes_back_past_another_world_size():
 
 @case
 def jobs_that_cannot_be_opened_are_forgotten():
-    """Claims of names that nobody has, made while a node is away, leave nothing behind."""
+    """Sessions that ask for new jobs while a node is away leave nothing behind."""
     with Cluster(2) as c:
         c[1].stop()
         until(lambda: not c[0].peers_up(), 60 * SLOW, "the link's end")
@@ -186,7 +186,7 @@ def jobs_that_cannot_be_opened_are_forgotten():
 
 @case
 def attach_while_a_job_of_that_name_is_restored():
-    """Nobody gets a job that a restore takes away again."""
+    """Nobody is attached to a job that the restore then replaces."""
     with Cluster(2, checkpoint_dir="/dev/shm") as c:
         place = f"{c.directory}/kept"
         name = next(n for n in (f"job{i}" for i in range(99)) if c.coordinator(n) is c[0])
@@ -202,7 +202,7 @@ def attach_while_a_job_of_that_name_is_restored():
         status, text, _ = restore.ask("query", {1: "restore", 2: f'{{"job":"{name}","directory":"{path}"}}'})
         assert status == wire.OK, text
         a = rank_of(c, STRANGER, 0, 0, 1, job=name)
-        refused = a.ready(4)  # sooner than the stopped node is given up
+        refused = a.ready(4)  # less than the stopped node's heartbeat timeout
         c[1].go_on()
         reply = a.finish()
         assert refused and reply["status"] == "EBUSY" and "restore" in reply["text"], reply

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Several jobs and users at once, and what zeroctl tells of them."""
+"""Several jobs and users at once, and what zeroctl shows of them."""
 import hashlib
 import json
 import os
@@ -49,7 +49,7 @@ def jobs_do_not_disturb_each_other():
 
 @case
 def rank_sets():
-    """Groups of some ranks only, with a divisor of their own, as tensor-parallel ranks have them."""
+    """Groups of a subset of the ranks, each with its own divisor, as tensor-parallel ranks use them."""
     layout = [group("left", tensor("l", 3000), ranks=[0], divisor=1), group("right", tensor("r", 3000), ranks=[1]),
               group("both", tensor("b", 3000))]
     with Cluster(2) as c:
@@ -62,7 +62,7 @@ def rank_sets():
 
 @case
 def put_reaches_every_node():
-    """Ranks of other nodes see new values at their next fetch, and everybody may read planes."""
+    """Ranks of other nodes get the new values with their next fetch, and every client may read planes."""
     with Cluster(3) as c:
         a, b = c.ranks("job", small_layout(width=256), [0, 1], hold=1, push=1)
         b.do("fetch", group=1)
@@ -82,7 +82,7 @@ def put_reaches_every_node():
 
 @case
 def checksum_is_of_one_version():
-    """Whatever is told while the job steps is what it comes to when it stands still at that version."""
+    """A checksum taken while the job steps is that of the job stopped at the same version."""
     steps = 12
 
     def ranks_of(c):
@@ -111,7 +111,7 @@ def checksum_is_of_one_version():
 
 @case
 def checksum_covers_everything():
-    """Each plane, a tensor's step and set included, changes its own sum and that of all."""
+    """A change of any plane, a tensor's step count and set included, changes that plane's sum and the total."""
     with Cluster(3, mirror=1) as c:
         ranks = c.ranks("job", small_layout(width=256), [0, 1], hold=2, push=2)
         train(ranks, 1)
@@ -127,7 +127,7 @@ def checksum_covers_everything():
 
 @case
 def load_into_another_partition():
-    """A job's planes written into one with other owners continue bit for bit."""
+    """Planes written into a job with other owners continue bit for bit."""
     planes = ("master", "exp_avg", "exp_avg_sq", "step")
     layout = small_layout(blocks=1)
 
@@ -155,7 +155,7 @@ def load_into_another_partition():
 
 @case
 def ranks_leave_and_come_back():
-    """The state outlives its trainers: other processes go on where they were."""
+    """The state outlives its trainers: other processes continue from it."""
     def ended_with(pause):
         with Cluster(2) as c:
             ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
@@ -173,7 +173,7 @@ def ranks_leave_and_come_back():
 
 
 def come(c, world):
-    """Ranks of a world of its own size begin to attach."""
+    """Ranks of this world size begin to attach."""
     ranks = [c.actor(r % 2, f"{r} of {world}") for r in range(world)]
     for r, a in enumerate(ranks):
         a.do("connect", job="job", rank=r, world=world, local=(world + 1 - r % 2) // 2)
@@ -184,7 +184,7 @@ def come(c, world):
 
 @case
 def the_world_grows_and_shrinks():
-    """Ranks of another world size wait, by name, until the old ones leave; the state stays where it is."""
+    """Ranks of another world size wait until the old ones leave, and status shows it; the state does not move."""
     def ended_with(waiting):
         with Cluster(2) as c:
             ranks = come(c, 2)
@@ -209,7 +209,7 @@ def the_world_grows_and_shrinks():
 
 
 @case
-def worlds_that_come_together_agree():
+def ranks_of_two_world_sizes_attach_at_once():
     with Cluster(2) as c:
         one, other = c.actor(0, "one"), c.actor(1, "other")
         for a, rank, world in ((one, 0, 2), (other, 2, 3)):
@@ -275,7 +275,7 @@ def two_users_at_once():
 # ---- finished jobs ---------------------------------------------------------------------
 
 def made(c, name, uid=NOBODY, leaves=None, **layout):
-    """A job of two ranks that trains and leaves; leaves: of each rank, keep, or None for no word."""
+    """A job of two ranks that train and leave. leaves: for each rank the `keep` of its zero_finish(), or None for no call."""
     ranks = [as_user(c, uid, node) for node in (0, 1)]
     for r, a in enumerate(ranks):
         a.do("connect", job=name, rank=r, world=2, local=1)
@@ -294,15 +294,15 @@ def names(daemon):
 
 
 def job_is_finished(c, name):
-    """Finished, and no session has the job any more: one that does keeps the job's place."""
-    until(lambda: f"job {name}: finished" in "".join(d.log() for d in c.daemons), what=f"the end of {name}")
+    """Finished, and no session has the job any more: a job with a session keeps its place."""
+    until(lambda: f"job {name}: finished" in "".join(d.log() for d in c.daemons), what=f"{name} to be finished")
     for d in [d for d in c.daemons if d.alive()]:
-        until(lambda d=d: not d.job(name)["sessions"], what=f"the end of the sessions of {name} on {d.name}")
+        until(lambda d=d: not d.job(name)["sessions"], what=f"the sessions of {name} on {d.name} to end")
 
 
 @case
-def the_job_that_finished_first_gives_its_place():
-    """Of those that are finished, and only of those, and only to the same user."""
+def job_limit_drops_the_job_that_finished_first():
+    """Only finished jobs of the same user are dropped for a new one."""
     with Cluster(2, job_limit=3) as c:
         made(c, "theirs", uid=12345, leaves=(True, True))
         made(c, "paused")
@@ -310,12 +310,12 @@ def the_job_that_finished_first_gives_its_place():
             made(c, name, leaves=(True, True))
             job_is_finished(c, name)
         made(c, "third", leaves=(True, False))
-        until(lambda: all(names(d) == ["paused", "second", "theirs", "third"] for d in c.daemons), what="first's end")
+        until(lambda: all(names(d) == ["paused", "second", "theirs", "third"] for d in c.daemons), what="the drop of first")
         assert "job first: dropped" in c[0].log() + c[1].log()
 
 
 @case
-def a_finished_job_gives_its_memory():
+def memory_limit_drops_a_finished_job():
     with Cluster(2, memory_limit="8M") as c:
         made(c, "first", width=256, leaves=(True, True))
         job_is_finished(c, "first")
@@ -324,8 +324,8 @@ def a_finished_job_gives_its_memory():
 
 
 @case
-def a_finished_job_that_ranks_come_back_to_keeps_its_place():
-    """While one of them waits for the other, too."""
+def a_finished_job_with_new_ranks_is_not_dropped():
+    """Not even while one of its ranks still waits for the other."""
     with Cluster(2, job_limit=1) as c:
         made(c, "first", leaves=(True, True))
         job_is_finished(c, "first")
@@ -348,7 +348,7 @@ def a_finished_job_that_ranks_come_back_to_keeps_its_place():
 
 
 @case
-def a_job_that_never_fits_costs_no_finished_job():
+def a_job_that_never_fits_drops_no_finished_job():
     with Cluster(2, memory_limit="8M") as c:
         for name in ("first", "second"):
             made(c, name, width=128, leaves=(True, True))
@@ -361,7 +361,7 @@ def a_job_that_never_fits_costs_no_finished_job():
 
 
 @case
-def a_job_whose_ranks_want_it_dropped_is_dropped_with_the_last():
+def a_job_that_no_rank_keeps_is_dropped_with_the_last_rank():
     with Cluster(2) as c:
         made(c, "gone", leaves=(False, False))
         until(lambda: names(c[0]) == names(c[1]) == [], what="the drop")
@@ -372,7 +372,7 @@ def a_job_whose_ranks_want_it_dropped_is_dropped_with_the_last():
 
 @cases_of(["dies", "says_nothing"])
 def a_job_is_not_finished_when_a_rank(what):
-    """It keeps its place: the next job is refused."""
+    """The job is not dropped, so the next job is refused."""
     with Cluster(1, job_limit=1) as c:
         ranks = c.ranks("job", small_layout(), [0, 0], hold=2, push=2)
         train(ranks, 1)
@@ -399,7 +399,7 @@ def a_job_is_not_finished_when_a_rank(what):
 
 @case
 def drop():
-    """A dropped job's clients are told, its memory returns, and its name is free."""
+    """Clients of a dropped job get an error, its memory is freed, and its name can be used again."""
     with Cluster(2) as c:
         ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
         train(ranks, 2)
@@ -423,7 +423,7 @@ def drop():
 @cases_of([(n, mirror, name, again) for n in (2, 3) for mirror in (0, 1) for name in ("a", "job")
            for again in (False, True)], "{0[0]}_nodes_mirror_{0[1]}_{0[2]}_{0[3]}")
 def drop_while_a_node_is_away(what):
-    """What is dropped stays dropped: a node that was away drops it too when it comes up, and its name is free then."""
+    """A dropped job stays dropped: a node that was away drops it when it comes up, and only then the name is free."""
     nodes, mirror, name, again = what
     with Cluster(nodes, mirror=mirror, owners=2) as c:
         ranks = c.ranks(name, small_layout(), [0, 1], hold=2, push=2)
@@ -431,7 +431,7 @@ def drop_while_a_node_is_away(what):
         for a in ranks:
             c.dismiss(a)
         c[1].kill()
-        asked = c[nodes - 1] if nodes == 3 else c[0]  # the third holds nothing
+        asked = c[nodes - 1] if nodes == 3 else c[0]  # n2 owns no shards
         told = asked.ctl("drop", name)
         assert told == {"job": name, "dropped": True, "untold": ["n1"]}, told
         assert not any(f.endswith(".state") for f in c[0].state_files()), c[0].state_files()
@@ -549,8 +549,8 @@ def drops_are_forgotten_with_a_node_that_is_declared_dead():
 
 
 @case
-def drop_that_nobody_can_keep():
-    """Without a node that holds shards, a drop is refused."""
+def drop_needs_an_owner():
+    """A drop is refused if no node that holds shards is reachable."""
     with Cluster(2, owners=1) as c:
         train(c.ranks("job", small_layout(), [1], hold=2, push=2), 1)
         c[0].kill()
@@ -564,7 +564,7 @@ def drop_that_nobody_can_keep():
 
 @cases_of(["drop.noted", "drop.deleted"])
 def drop_survives_the_daemon(point):
-    """A daemon that is killed while it drops a job goes on with that when it is back."""
+    """A daemon that is killed while it drops a job finishes the drop at its next start."""
     if not crash_points():
         raise Skip("the daemon was built without crash points")
     with Cluster(2, start=False) as c:
@@ -583,7 +583,7 @@ def drop_survives_the_daemon(point):
 
 @case
 def drop_under_idle_clients():
-    """Clients that stay attached, or hold what is served to them, keep nothing of a dropped job."""
+    """Clients that stay attached, or hold served parameters, do not keep a dropped job's state."""
     with Cluster(1) as c:
         ranks = c.ranks("job", small_layout("bf16"), [0, 0], hold=-1, push=-1, grad="bf16")
         for g in range(5):
@@ -594,7 +594,7 @@ def drop_under_idle_clients():
         observer.do("attach", observer=True)
         c[0].ctl("drop", "job")
         until(lambda: c[0].status()["memory"]["state_used"] == 0, what="the memory's return")
-        assert ranks[1].do("view", group=0)["hash"], "what was served is gone"
+        assert ranks[1].do("view", group=0)["hash"], "the served parameters are gone"
         observer.refused("ENOJOB", "get", tensor=0, plane="master", count=1)
         c.ranks("job", small_layout(blocks=1), [0], hold=1, push=1)
         ranks[0].go_on()
@@ -604,7 +604,7 @@ def drop_under_idle_clients():
 
 
 @case
-def drop_in_the_middle_of_everything():
+def drop_under_training():
     with Cluster(2, delay_ms=20) as c:
         for i in range(6):
             ranks = c.ranks("job", small_layout(width=128), [0, 1], hold=2, push=2)
@@ -686,7 +686,7 @@ def exit_codes(what):
 
 @case
 def status_while_a_rank_is_late():
-    """Who is waited for, and for what, on both nodes."""
+    """Both nodes show the late rank and what it owes."""
     with Cluster(2) as c:
         ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
         ranks[1].do("grad", group=2)
@@ -705,7 +705,7 @@ def status_while_a_rank_is_late():
 
 
 @case
-def state_by_the_ranks_that_are_there():
+def state_follows_the_attached_ranks():
     with Cluster(2) as c:
         a, b = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
 
@@ -723,7 +723,7 @@ def state_by_the_ranks_that_are_there():
 
 
 @case
-def ping_without_the_peer():
+def ping_fails_without_the_peer():
     with Cluster(2) as c:
         c[1].process.terminate()
         c[1].process.wait()

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Bytes by plane are what the formula says, nothing grows with the steps, and a trainer maps
-no more than its windows."""
+"""Planes have the bytes of the formula, no memory grows with the steps, and a trainer maps only its windows."""
 import os
 import re
 import statistics
@@ -11,13 +10,13 @@ from cluster import SETS, SLOW, Cluster, finish_all, group, resident, small_layo
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 ALIGN, PAGE = 128, 4096  # elements, bytes
-FIXED = 5 << 18  # bytes of a state file that no parameter adds to: undo slots, header, records
-PEER = 1200  # kilobytes that a peer may take
-SLACK = 1024  # kilobytes that a process may grow by, for its allocator
+FIXED = 5 << 18  # bytes of a state file that do not depend on the parameters: undo slots, header, records
+PEER = 1200  # KiB that a daemon may use for each peer
+SLACK = 1024  # KiB that a process may grow by: its allocator keeps some
 
 
 def elements(layout, trainable_only):
-    """With the gaps behind tensors."""
+    """Elements of the groups, with the padding of their tensors."""
     n = 0
     for g in layout:
         for t in g["tensors"]:
@@ -31,7 +30,7 @@ def elements(layout, trainable_only):
 
 @cases_of([(d, n) for d in ("fp32", "bf16", "fp16") for n in (1, 3)], "{0[0]}_{0[1]}")
 def planes(what):
-    """4 bytes for master, and, but for frozen tensors, 4 for each moment and the gradient; 2 to serve."""
+    """4 bytes for master; 4 for each moment and the gradient, except of frozen tensors; 2 for serve."""
     dtype, nodes = what
     layout = small_layout(dtype, width=256)
     total, trainable = elements(layout, False), elements(layout, True)
@@ -52,11 +51,11 @@ def planes(what):
         shards = check_shards(c, expected)
         padding = sums.pop("serve") - expected.pop("serve")
         assert sums == expected, (sums, expected)
-        assert 0 <= padding <= shards * PAGE, "what is served begins at a page, in each shard"
+        assert 0 <= padding <= shards * PAGE, "in each shard the serve plane begins at a page"
 
 
 def check_shards(c, expected):
-    """Shards cover each group once, in the bytes of the formula; returns how many there are."""
+    """Shards cover each group once, with the bytes of the formula; returns their number."""
     seen, count = dict.fromkeys(expected, 0), 0
     for g in c[0].ctl("shards", "planes")["jobs"][0]["groups"]:
         ranges = sorted((s["first"], s["count"]) for s in g["shards"])
@@ -73,7 +72,7 @@ def check_shards(c, expected):
 
 @case
 def balanced():
-    """No owner of four holds more than a few slices above its part."""
+    """No owner of four holds more than a few slices beyond its quarter."""
     layout = [group(f"g{i}", tensor(f"t{i}", 70000 + 3000 * i)) for i in range(12)]
     with Cluster(4) as c:
         c.ranks("balance", layout, [0], hold=1, push=1)
@@ -103,15 +102,15 @@ MEMORY_OF_PEERS = {"read": {}, "in_pieces": {"ucx_tls": "posix,self"}}
 
 
 def shared_with_peers(pid):
-    """Kilobytes of UCX's shared memory that a process has mapped, touched or not: all of it is allocated."""
+    """KiB of UCX's shared memory that a process has mapped; all of it is allocated, touched or not."""
     with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
         ranges = [line.split()[0].split("-") for line in f if "ucx_shm_posix" in line]
     return sum(int(end, 16) - int(begin, 16) for begin, end in ranges) // 1024
 
 
 @cases_of(MEMORY_OF_PEERS)
-def a_peer_takes_a_megabyte(how):
-    """On shared memory, with payloads of all sizes under way; by what daemons with more peers have more."""
+def a_peer_takes_at_most_1200_kib(how):
+    """Compares daemons of two nodes and of eight, with payloads of all sizes over shared memory."""
     options = MEMORY_OF_PEERS[how]
     layout = [group(f"g{i}", tensor(f"t{i}", n)) for i, n in enumerate([100, 2000, 5000, 40000] * 6)]
     few, many = 2, 8
@@ -131,7 +130,7 @@ def a_peer_takes_a_megabyte(how):
 
 
 @case
-def sessions_give_back():
+def sessions_leak_nothing():
     """Sessions that come and go leave neither memory nor descriptors."""
     with Cluster(1) as c:
         keep, = c.ranks("keep", small_layout(), [0], hold=2, push=2)
@@ -151,7 +150,7 @@ def sessions_give_back():
 
 
 def mapped(pid):
-    """Bytes a process maps of zerod's memory, by name."""
+    """Bytes of zerod's memory that a process maps, by the memfd's name."""
     sizes = {}
     with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
         for line in f:
@@ -180,7 +179,7 @@ def trainer_maps_its_windows(dtype):
 
 
 def resident_of(pid, name):
-    """Bytes of what is mapped by that name that are in memory."""
+    """Resident bytes of the mappings of that name."""
     total, within = 0, False
     with open(f"/proc/{pid}/smaps", encoding="utf-8") as f:
         for line in f:
@@ -192,8 +191,8 @@ def resident_of(pid, name):
 
 
 @case
-def transfer_area_appears_when_it_is_used():
-    """What a trainer reads and writes planes through takes no memory before; what it pushes through does."""
+def transfer_area_takes_memory_when_it_is_used():
+    """The area for zero_get() and zero_put() takes no memory before its first use; the push slots do."""
     layout, transfer = [group("g", tensor("t", 50000))], 4 << 20
     with Cluster(1) as c:
         a, = c.ranks("transfer", layout, [0], hold=1, push=1)
@@ -204,8 +203,8 @@ def transfer_area_appears_when_it_is_used():
 
 
 @case
-def one_owner_maps_what_it_serves():
-    """Nothing is gathered where this node holds everything in the trainers' type."""
+def the_only_owners_trainer_maps_the_serve_plane():
+    """A node that holds all states, served in the trainers' dtype, gathers nothing."""
     layout = small_layout("bf16")
     with Cluster(1) as c:
         a, = c.ranks("mapped", layout, [0], hold=-1, push=2, grad="bf16")

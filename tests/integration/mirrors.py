@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mirror = 1: every owner's shards are held by a second node too, and what one node loses the other has."""
+"""mirror = 1: a second node holds a copy of every owner's shards, and fills the first again when that loses them."""
 import os
 import shutil
 import sys
@@ -20,7 +20,7 @@ def placed(placements):
 
 @placed(PLACEMENTS)
 def same_bits(placement):
-    """The mirrors are what they mirror, and both are what a job without mirrors comes to."""
+    """Mirrors equal their owners' shards, and both equal the states of a job without mirrors."""
     with Cluster(max(placement) + 1, mirror=1) as c:
         train(c.ranks("job", LAYOUT, placement, **NEEDS), STEPS)
         assert "mirrors" in c.checksum("job")
@@ -33,7 +33,7 @@ def needs_crash_points():
 
 
 def lose(daemon, crash=None):
-    """As when its machine is replaced by an empty one."""
+    """Kills the daemon and deletes its states, as if an empty machine had replaced its own."""
     daemon.kill()
     shutil.rmtree(daemon.options["state_dir"])
     daemon.start(crash=crash)
@@ -42,7 +42,7 @@ def lose(daemon, crash=None):
 @cases_of([(m, w, "n0 n1") for m in (*MOMENTS, "voting") for w in ("coordinator", "other")] +
           [("pushed", w, "n0*2 n1*3") for w in ("coordinator", "other")], "{0[0]}_{0[1]}_{0[2]}")
 def node_lost(what):
-    """In the middle of a step a node loses all it has: the other one has it."""
+    """A node loses all its states in the middle of a step, and gets them back from the other node."""
     moment, who, owners = what
     with Cluster(2, mirror=1, owners=owners) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
@@ -59,8 +59,8 @@ def node_lost(what):
 
 
 @cases_of(("coordinator", "other"), "{}")
-def nobody_is_attached(who):
-    """What an idle job's node lost comes back to it as soon as it is up."""
+def idle_job_is_filled_again(who):
+    """A node gets the states of an idle job back as soon as it is up."""
     with Cluster(2, mirror=1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, STEPS)
@@ -69,14 +69,14 @@ def nobody_is_attached(who):
         d = victims(c, who)[0]
         lose(d)
         until(lambda: d.ctl_run("status").returncode == 0, what=f"daemon {d.name}")
-        until(lambda: len([f for f in d.state_files() if f.endswith(".state")]) == 2, what="what was lost")
-        until(lambda: d.job("job") and d.job("job")["move"] is None, what="the end of the filling")
+        until(lambda: len([f for f in d.state_files() if f.endswith(".state")]) == 2, what="the lost state files")
+        until(lambda: d.job("job") and d.job("job")["move"] is None, what="the end of the fill")
         as_undisturbed(c, [0, 1])
 
 
 @cases_of(("fill.drafted", "fill.filled", "restore.named"), "{}")
 def killed_while_it_is_filled(point):
-    """Nothing half-filled counts: it begins anew, or it was done."""
+    """A half-filled state is never used: the fill begins anew, or it was complete."""
     needs_crash_points()
     with Cluster(2, mirror=1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
@@ -89,8 +89,8 @@ def killed_while_it_is_filled(point):
 
 
 @case
-def source_killed_while_it_gives():
-    """It is the only one that has everything, and it comes back with it."""
+def source_killed_while_it_sends():
+    """The source is the only node with all states; it restarts with them."""
     needs_crash_points()
     with Cluster(2, start=False, mirror=1) as c:
         c[0].start(crash="fill.sending:3")
@@ -107,8 +107,8 @@ def source_killed_while_it_gives():
 
 @cases_of((None, "decision.heard", "update.begin"), "{}")
 def put_while_a_mirror_is_away(point):
-    """The client is told that it failed; the one that has missed it, and perhaps the step before too, is made anew
-    before the next one."""
+    """The put fails with an error. The mirror has missed the put, and perhaps the step before; it is filled again
+    before the next step."""
     if point:
         needs_crash_points()
     with Cluster(2, start=False, mirror=1) as c:
@@ -134,14 +134,14 @@ def put_while_a_mirror_is_away(point):
 
 @case
 def nodes_lost_under_training():
-    """One after the other, each when the one before has got back what it had."""
+    """Nodes are lost one after the other, each after the previous one has its states again."""
     with Cluster(3, mirror=1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS)
         for a in ranks:
             a.start("train", steps=100, patient=True, **TRAIN)
         for i in range(6):
             lose(c[i % 3])
-            known = c[(i + 1) % 3].job("job")["version"]  # the step that was voted for is carried out without it
+            known = c[(i + 1) % 3].job("job")["version"]  # a step with all votes is carried out without the lost node
             c.wait_up()
             until(lambda: c[(i + 1) % 3].job("job")["version"] > known + 1 or all(a.ready() for a in ranks), seconds=15, what="a step")
         finish_all(ranks)
