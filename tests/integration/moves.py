@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The owners change while jobs train: shards move, trainers see a pause, and the bits are those of a
-job whose owners never changed."""
+"""The owner list changes while jobs train: shards move, trainers see a pause, and the job has the bits of one
+whose owners never changed."""
 import json
 import os
 import struct
@@ -20,20 +20,20 @@ def can_vote(c):
 
 
 def epoch(daemon):
-    """It may be starting anew just now."""
+    """The daemon's epoch; -1 while it starts anew."""
     r = daemon.ctl_run("--json", "members")
     return json.loads(r.stdout)["epoch"] if r.returncode == 0 else -1
 
 
 def owners(daemon):
-    """It may be starting anew just now."""
+    """The job's owners as the daemon lists them; None while it starts anew."""
     r = daemon.ctl_run("--json", "jobs")
     jobs = json.loads(r.stdout)["jobs"] if r.returncode == 0 else []
     return next((job["owners"] for job in jobs if job["job"] == "job"), None)
 
 
 def lies_on(c, names, nodes=None):
-    """All states are in their place, and no other is left anywhere."""
+    """Waits until the named nodes, and no others, have states of the job."""
     for d in nodes or c.daemons:
         until(lambda d=d: owners(d) == names, what=f"{names} as owners on {d.name}")
     for d in c.daemons:
@@ -52,7 +52,7 @@ DEVICES = {"add_devices": ("n0*2 n1", "add-node", "n2", ["n0", "n0", "n2", "n1"]
 @cases_of([(c, m, mirror) for c in CHANGES for m in ("idle", "forward", "pushed") for mirror in (0, 1)] +
           [(c, "pushed", mirror) for c in DEVICES for mirror in (0, 1)], "{0[0]}_{0[1]}_mirror_{0[2]}")
 def changed(what):
-    """Between two steps, and at the end of one that has begun."""
+    """The list changes between two steps, or in a step, which then ends or aborts."""
     (first, command, node, names), moment, mirror = {**CHANGES, **DEVICES}[what[0]], what[1], what[2]
     with Cluster(3, owners=first, mirror=mirror) as c:
         can_vote(c)
@@ -72,7 +72,7 @@ def changed(what):
 
 
 def chunk(daemon):
-    """That of its state files (struct file_header); 0: it has none."""
+    """Chunk size of the daemon's state files (struct file_header); 0: it has none."""
     chunks = set()
     for name in daemon.state_files():
         if name.endswith(".state"):
@@ -83,9 +83,9 @@ def chunk(daemon):
 
 
 @case
-def nodes_of_different_chunks():
-    """They share a job and mirror each other.  A state file keeps its chunk when its daemon comes back with another
-    one, killed in an update too; a shard that moves takes the chunk of the node where it is made."""
+def nodes_with_different_chunk_sizes():
+    """Nodes with different chunk sizes share a job and mirror each other.  A state file keeps its chunk size when its
+    daemon restarts with another one, even after a kill in an update; a shard that moves gets its new node's."""
     with Cluster(3, owners=2, mirror=1, per_node={i: {"chunk": n} for i, n in enumerate((128, 640, 384))}) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
@@ -116,21 +116,22 @@ def nodes_of_different_chunks():
 
 
 def asks(daemon, *words):
-    """zeroctl, not waited for."""
+    """Starts zeroctl and does not wait for it."""
     return subprocess.Popen([Tools.zeroctl, "--socket", daemon.socket, *words], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
 
 
 def move_of(daemon):
-    """What the node tells of the job's move; None if it does not move, or while the daemon starts anew."""
+    """The job's move in the node's status; None if the job does not move, or while the daemon starts anew."""
     r = daemon.ctl_run("--json", "status")
     jobs = json.loads(r.stdout)["jobs"] if r.returncode == 0 else []
     return next((job["move"] for job in jobs if job["state"] == "moving"), None)
 
 
 @case
-def followed():
-    """zeroctl comes back when all is in its place; until then it is said how far that is, and who is waited for."""
+def zeroctl_follows_a_move():
+    """zeroctl returns when all shards are in place. Until then status shows the progress, and a timeout names the node
+    that the move waits for."""
     with Cluster(3) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 2], **NEEDS)
@@ -141,7 +142,7 @@ def followed():
         r = c[0].ctl_run("--timeout", "2", "remove-node", "n1")
         assert r.returncode == 1 and "nothing has moved" in r.stderr and "n1" in r.stderr, r
         for d in (c[0], c[2]):
-            until(lambda d=d: move_of(d) and move_of(d)["total"] > 0, what=f"the move as {d.name} tells it")
+            until(lambda d=d: move_of(d) and move_of(d)["total"] > 0, what=f"the move in the status of {d.name}")
             assert "from the owners of epoch 0 to those of epoch 1" in d.ctl_run("status").stdout or not move_of(d)
         c[1].start()
 
@@ -149,7 +150,7 @@ def followed():
             r = c[2].ctl_run("add-node", "n1")
             assert r.returncode == 0 or "is not reachable from here" in r.stderr, r
             return r.returncode == 0
-        until(followed_back, what="the link with n1, and all in its place")
+        until(followed_back, what="the link with n1, and the end of the move")
         for d in c.daemons:
             until(lambda d=d: d.job("job")["move"] is None, what=f"the end of the move on {d.name}")
             assert len(d.job("job")["owners"]) == 3, d.job("job")
@@ -158,14 +159,14 @@ def followed():
 
 
 @case
-def slow_node_is_asked_first():
-    """What a removed node has may be newer than what the others have: they do not go by that before it has told."""
+def move_waits_for_a_removed_nodes_answer():
+    """A removed node may have newer states than the others, so the move does not begin before it has answered."""
     with Cluster(3, mirror=1, per_node={2: {"delay_ms": 300}}) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
         waited = "node n2 has not said what it has of the job: it is waited for"
-        for _ in range(5):  # whether its link stands before the others are ready is chance
+        for _ in range(5):  # it is chance whether its link is up before the others are ready
             c[0].ctl("remove-node", "n2")
             if waited in c[0].log() + c[1].log():
                 break
@@ -180,7 +181,7 @@ def slow_node_is_asked_first():
 
 @case
 def taken_over():
-    """Of a node that is dead for good its mirror has all; when it comes back after all it has no say."""
+    """The mirror has all states of the dead node. If that node comes back after all, it accepts the new list."""
     with Cluster(2, mirror=1) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
@@ -196,8 +197,8 @@ def taken_over():
 
 
 @case
-def by_majority_without_one():
-    """Two of three take the place of the third."""
+def majority_removes_a_dead_node():
+    """Two of three nodes remove the third, and hold its shards."""
     with Cluster(3, mirror=1) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
@@ -209,8 +210,8 @@ def by_majority_without_one():
 
 
 @case
-def what_one_node_went_on_with_is_waited_for():
-    """Those left have the job as it was before; it has gone on with a node that is away, by a list between."""
+def job_waits_for_the_node_with_its_newest_steps():
+    """The nodes that are up have an older state of the job: under a list in between it trained on a node that is away."""
     with Cluster(3, owners=2, mirror=1) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [2, 2], **NEEDS)
@@ -232,14 +233,14 @@ def what_one_node_went_on_with_is_waited_for():
 
 
 def comes(c, number):
-    """On all nodes that are there, and these can choose the next one."""
+    """Waits for the epoch on all nodes that are up, and for a majority that can choose the next one."""
     for d in c.daemons:
         if d.alive():
             until(lambda d=d: epoch(d) == number and d.ctl("members")["majority"], what=f"epoch {number} on {d.name}")
 
 
-def asked_for_elsewhere(c):
-    """n0 was the only owner when it was lost, and is none any more; the job is asked for by others."""
+def attach_after_the_only_owner_was_removed(c):
+    """n0 is lost as the only owner and removed from the list; ranks on other nodes attach to the job, and wait."""
     c[0].kill()
     c[1].change_owners("add-node", "n1")
     comes(c, 1)
@@ -255,15 +256,15 @@ def asked_for_elsewhere(c):
 
 
 @case
-def job_of_a_node_that_is_away_is_not_made_anew():
-    """Of those left none has any of it, as of a job that there has never been."""
+def job_waits_for_its_removed_only_owner():
+    """The nodes that are up have nothing of the job, and must not take it for a new one."""
     with Cluster(3, owners=1) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [1, 2], **NEEDS)
         train(ranks, 2)
         for a in ranks:
             c.dismiss(a)
-        heirs = asked_for_elsewhere(c)
+        heirs = attach_after_the_only_owner_was_removed(c)
         c[0].start()
         finish_all(heirs)
         train(heirs, STEPS - 2, patient=True)
@@ -272,10 +273,10 @@ def job_of_a_node_that_is_away_is_not_made_anew():
 
 
 @case
-def job_is_made_without_those_that_are_declared_dead():
+def takeover_of_the_only_owner_lets_the_job_begin_anew():
     with Cluster(3, owners=1) as c:
         can_vote(c)
-        heirs = asked_for_elsewhere(c)
+        heirs = attach_after_the_only_owner_was_removed(c)
         c[1].ctl("takeover", "--node-is-dead", "n0")
         finish_all(heirs)
         train(heirs, STEPS, patient=True)
@@ -287,7 +288,7 @@ def job_is_made_without_those_that_are_declared_dead():
 
 
 def fails(c, daemon, *words):
-    """A change that is taken back; zeroctl comes back when that is done."""
+    """Asks for a change that is taken back; zeroctl returns when that is done."""
     r = daemon.ctl_run(*words)
     assert r.returncode == 1 and "the move was taken back" in r.stderr, r
     return r.stderr
@@ -295,7 +296,7 @@ def fails(c, daemon, *words):
 
 @cases_of((0, 1), "mirror_{}")
 def taken_back(mirror):
-    """A node that has no room for its part stops the move: the list before comes back by itself, in a new epoch."""
+    """A node without room for its shards fails the move: the previous list returns by itself, in a new epoch."""
     with Cluster(3, owners=2, mirror=mirror, per_node={2: {"memory_limit": 4096}}) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
@@ -312,8 +313,8 @@ def taken_back(mirror):
 
 
 @case
-def idle_job_is_taken_back():
-    """Asked of the node that has no room; what was done already, of the others too, comes to nothing."""
+def move_of_idle_jobs_is_taken_back():
+    """The node without room is asked for the change; moves of other jobs, even complete ones, are undone too."""
     with Cluster(3, owners=2, per_node={2: {"memory_limit": 4096}}) as c:
         can_vote(c)
         for name in ("job", "another", "third"):
@@ -329,8 +330,8 @@ def idle_job_is_taken_back():
 
 
 @case
-def taken_back_where_room_is_short():
-    """What was filled for the move makes room for what comes back: there is room for two states, not for three."""
+def taken_back_with_room_for_two_states():
+    """The states filled for the failed move are deleted before the old list's are made: there is no room for three."""
     with Cluster(3, owners=2, per_node={2: {"memory_limit": 4096}}) as c:
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
@@ -348,7 +349,7 @@ def taken_back_where_room_is_short():
 
 @cases_of(("fill.drafted", "fill.filled", "restore.named", "move.whole", "move.placed", "move.dropped"), "{}")
 def killed_while_it_is_taken_back(point):
-    """Whoever is killed when: the list before comes back, and the job with it."""
+    """A node dies while a move is taken back: the previous list still returns, and the job with it."""
     if point not in crash_points():
         raise Skip("the daemon was built without that crash point")
     with Cluster(3, owners=2, start=False, per_node={2: {"memory_limit": 4096}}) as c:
@@ -363,7 +364,7 @@ def killed_while_it_is_taken_back(point):
         for a in ranks:
             c.dismiss(a)
         others = [d for d in c.daemons if d is not victim]
-        for _ in range(2):  # at first the victim may have filled nothing when n2 refuses
+        for _ in range(2):  # the first time n2 may refuse before the victim has filled anything
             following = asks(others[0], "add-node", "n2")
             until(lambda: not victim.alive() or following.poll() is not None, what="the kill")
             if not victim.alive() or point.startswith("move"):
@@ -380,7 +381,7 @@ def killed_while_it_is_taken_back(point):
 
 @case
 def takeover_is_not_taken_back():
-    """The list before is not there any more: it is said what is wrong, and waited for."""
+    """A takeover cannot return to the previous list: the job stops, and zeroctl says what the node lacks."""
     with Cluster(2, mirror=1, start=False, memory_limit=7 << 20) as c:
         c.start()
         can_vote(c)
@@ -401,8 +402,8 @@ def takeover_is_not_taken_back():
 
 
 @cases_of(CHANGES)
-def nobody_is_attached(what):
-    """A job moves though no rank asks for it, and is found where it lies now."""
+def idle_job_moves(what):
+    """A job without ranks moves too, and is found at its new owners."""
     first, command, node, names = CHANGES[what]
     with Cluster(3, owners=first) as c:
         can_vote(c)
@@ -416,8 +417,8 @@ def nobody_is_attached(what):
 
 
 @cases_of((0, 1), "mirror_{}")
-def changed_back(mirror):
-    """A move is broken off for another one: what it has filled was never the job's, and does not count."""
+def changed_again_during_a_move(mirror):
+    """A second change breaks off a move: states that the first one was filling are never used."""
     if not crash_points():
         raise Skip("the daemon was built without crash points")
     with Cluster(3, start=False, mirror=mirror) as c:
@@ -429,7 +430,7 @@ def changed_back(mirror):
         train(ranks, 2)
         c[0].change_owners("remove-node", "n0")
         until(lambda: not c[1].alive(), what="the kill")
-        until(lambda: (move_of(c[2]) or {"total": 0})["total"], what="what n2 is to fill")
+        until(lambda: (move_of(c[2]) or {"total": 0})["total"], what="the fill of n2")
         c[0].change_owners("add-node", "n0")
         c[1].start()
         train(ranks, STEPS - 2, patient=True)
@@ -439,7 +440,7 @@ def changed_back(mirror):
 
 @case
 def changes_under_training():
-    """Each list of owners has the job while ranks train, and steps end by each of them."""
+    """Ranks train through several changes, and complete steps under each list."""
     with Cluster(3, mirror=1) as c:
         can_vote(c)
         training = Endless(c, c.ranks("job", LAYOUT, [0, 1, 2], **NEEDS))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A job whose groups have different optimizers: it trains on two nodes through the death of a daemon, a
-checkpoint and its restoration, and its state is continued under no other optimizer."""
+"""A job whose groups have different optimizers trains on two nodes, survives restarts of the daemons, is restored from a
+checkpoint, and refuses other optimizers."""
 import json
 import os
 import struct
@@ -21,7 +21,7 @@ MOMENTS = {"adamw": {"exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}, "sgd": set()
 
 
 def mixed(optimizers):
-    """Blocks of these optimizers between two groups of AdamW."""
+    """A block for each of these optimizers, between two groups of AdamW."""
     layout = small_layout(blocks=len(optimizers), width=90)
     for g, name in zip(layout[1:], optimizers):
         g["optimizer"] = name
@@ -50,7 +50,7 @@ def undisturbed(steps):
 
 
 @case
-def each_group_has_its_own():
+def each_group_has_the_planes_of_its_optimizer():
     with Place() as d, Cluster(2) as c:
         ranks = attached(c)
         train(c, ranks, 2)
@@ -70,7 +70,7 @@ def each_group_has_its_own():
 
 
 @case
-def survives_daemons_and_is_restored():
+def survives_restarts_and_a_restore():
     expected = undisturbed(6)
     with Place() as d:
         with Cluster(2) as c:
@@ -90,7 +90,7 @@ def survives_daemons_and_is_restored():
 
 @case
 def another_optimizer_is_refused():
-    """By the job that has begun, and by a step's sets."""
+    """An existing job refuses a layout with another optimizer, and a step refuses another optimizer's set."""
     with Cluster(1) as c:
         a, = c.ranks("job", LAYOUT, [0], hold=2, push=2)
         train(c, [a], 1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""One step equals AdamW in double precision, and a model trained through the service has
-the loss curve of one trained without it."""
+"""One step equals AdamW in double precision within fp32 rounding, and a model trained through zerod has the loss
+curve of one trained without it."""
 import math
 import os
 import random
@@ -43,7 +43,7 @@ PLANES = ("master", "exp_avg", "exp_avg_sq", "step")
 
 
 def put_state(actor):
-    """Writes the states; returns them as the service rounded them."""
+    """Writes the states; returns them as rounded by the service."""
     state = []
     for t, (_, n, set_index) in enumerate(TENSORS):
         for plane, values in zip(PLANES, start_state(t, n)):
@@ -119,7 +119,7 @@ def one_step(what):
 
 
 @case
-def masked_tensors_stay():
+def tensors_without_a_gradient_stay():
     """A tensor that no rank has a gradient for keeps its values and its step count."""
     with Cluster(2) as c:
         ranks = c.ranks("parity", LAYOUT, [0, 1], hold=2, push=2)
@@ -132,7 +132,7 @@ def masked_tensors_stay():
 
 
 @case
-def loss_scale_is_taken_out():
+def gradients_are_divided_by_the_loss_scale():
     with Cluster(1) as c:
         a, = c.ranks("parity", LAYOUT, [0], hold=2, push=2)
         state = put_state(a)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trainers die and come back, or others in their place: the job goes on bit for bit, each is told
-what it has to know, and nothing is left of those that went."""
+"""Trainers die, and successors take their ranks: the job ends with the same bits, a successor learns what it still
+owes, and nothing is left of the dead."""
 import os
 import sys
 import time
@@ -21,7 +21,7 @@ def placed(placements):
 
 @cases_of([(m, p) for m in MOMENTS for p in PLACEMENTS], "{0[0]}_{0[1]}")
 def trainer_killed(what):
-    """The others wait for its successor and see no error; it is told what it owes."""
+    """The others wait for the successor and see no error; the successor learns what was accepted."""
     moment, placement = what
     last = len(placement) - 1
     with Cluster(2) as c:
@@ -41,7 +41,7 @@ def trainer_killed(what):
 
 
 def killed_in_its_step(c, placement):
-    """The ranks but the last, and that one, which died having called zero_step()."""
+    """Kills the last rank after its zero_step(); the other ranks."""
     ranks = c.ranks("job", LAYOUT, placement, **NEEDS)
     train(ranks, 1)
     go_to(ranks, "pushed", 1)
@@ -53,7 +53,7 @@ def killed_in_its_step(c, placement):
 
 @placed(PLACEMENTS)
 def trainer_killed_after_its_step(placement):
-    """A step that it has asked for counts; its successor hears of it, though it was not there."""
+    """A dead rank's zero_step() counts; its successor attaches after the step and learns of the new version."""
     last = len(placement) - 1
     with Cluster(2) as c:
         rest = killed_in_its_step(c, placement)
@@ -67,14 +67,14 @@ def trainer_killed_after_its_step(placement):
 
 
 @placed(PLACEMENTS)
-def successor_waits_for_a_step_that_was_asked_for(placement):
+def successor_waits_for_the_step_of_the_dead_rank(placement):
     last = len(placement) - 1
     with Cluster(2) as c:
         rest = killed_in_its_step(c, placement)
         heir = c.rank("job", LAYOUT, placement, last, incarnation=1, **NEEDS)
         for _ in range(2):
             heir.good(heir.finish())
-        assert not heir.ready(0.3), "it attached in the middle of a step that counts without it"
+        assert not heir.ready(0.3), "it attached in the middle of the dead rank's step"
         all_step(rest, 2)
         told = heir.good(heir.finish())
         assert told["version"] == 2 and told["blob"] == kept(last, 2), told
@@ -82,7 +82,7 @@ def successor_waits_for_a_step_that_was_asked_for(placement):
 
 @case
 def all_trainers_killed():
-    """Nobody is left; the service keeps what was pushed, and all go on."""
+    """All ranks die; the service keeps their gradients, and successors push the rest."""
     placement = [0, 1, 1]
     with Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, placement, **NEEDS)
@@ -100,7 +100,7 @@ def all_trainers_killed():
 
 @case
 def killed_again_and_again():
-    """Each successor takes up what those before it have left, within one step."""
+    """Within one step each successor goes on from what all ranks before it have pushed."""
     placement = [0, 1]
     with Cluster(2) as c:
         other, victim = c.ranks("job", LAYOUT, placement, **NEEDS)
@@ -118,8 +118,8 @@ def killed_again_and_again():
 
 
 @placed(([0, 1], [0, 0]))
-def fenced(placement):
-    """A stopped rank's successor takes its place; what the old one writes and asks changes nothing."""
+def stopped_rank_is_fenced(placement):
+    """A successor takes a stopped rank's place; later writes and calls of the old process have no effect."""
     with Cluster(2) as c:
         other, old = c.ranks("job", LAYOUT, placement, **NEEDS)
         other.start("train", steps=STEPS, **TRAIN)
@@ -152,7 +152,7 @@ def lower_incarnations_are_refused():
 
 @case
 def on_lost_rank_fail():
-    """Who asked for it is told at once, and goes on when a successor is there."""
+    """Ranks with on_lost="fail" get the error at once, and go on when a successor is there."""
     with Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 0, 1], on_lost="fail", timeout_ms=60000 * SLOW, **NEEDS)
         *rest, victim = ranks
@@ -187,10 +187,10 @@ def deadline_names_the_lost_rank():
         all_step([one, two, heir], 1)
 
 
-# ---- the world changes ---------------------------------------------------------------------------
+# ---- the world size changes ---------------------------------------------------------------------------
 
 def grown(disturb):
-    """What two, then three, then one rank come to."""
+    """Checksum after steps of two ranks, then three, then one; disturb: ranks die and daemons restart in between."""
     with Cluster(2) as c:
         version = 0
         for placement in ([0, 1], [0, 1, 1], [1]):
@@ -214,14 +214,14 @@ def grown(disturb):
 
 @case
 def world_size_changes():
-    """Between runs, whether the old ranks left or died, and whether the daemons did."""
+    """The world size changes between runs, with the same result whether ranks left or died and daemons restarted."""
     told = grown(False)
     assert told["version"] == 9 and grown(True) == told
 
 
 @case
 def world_size_of_a_running_job():
-    """Ranks of another world wait, by name, until those of the old one have left."""
+    """Ranks of another world size wait until the old ranks have left; the error names the rank that they wait for."""
     with Cluster(2) as c:
         old = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(old, 2)
@@ -243,8 +243,8 @@ def world_size_of_a_running_job():
 
 
 @case
-def dropped_while_away():
-    """Trainers that come back to a job that is gone are told so, and make no new one."""
+def job_dropped_while_its_trainers_are_stopped():
+    """Trainers whose job was dropped meanwhile get an error, and create no new job."""
     with Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], timeout_ms=10000 * SLOW, **NEEDS)
         train(ranks, 2)
@@ -271,7 +271,7 @@ def sizes(c, actors):
 
 @case
 def attach_given_up():
-    """Whose deadline has passed while the coordinator was away does not join when it is back: no job is made."""
+    """An attach that timed out while the coordinator was away creates no job when the coordinator is back."""
     with Cluster(2) as c:
         away = c.coordinator("job")
         here = 1 - c.daemons.index(away)
@@ -285,12 +285,12 @@ def attach_given_up():
         c.wait_up()
         for _ in range(50):  # long enough for a job to be made
             c[here].ctl("ping")
-        assert not any(d.status()["jobs"] for d in c.daemons), "it was made for nobody"
+        assert not any(d.status()["jobs"] for d in c.daemons), "the timed-out attach created a job"
         c.ranks("job", LAYOUT, [here], **NEEDS)
 
 
 def come_and_go(c, actors, count):
-    """As ranks, as observers, and without a word at the end."""
+    """Sessions of ranks and of observers come and go, some without bye."""
     each = count // 4
     for a in actors:
         a.start("churn", count=each, job=f"churn{actors.index(a)}", rank=0, world=1, **NEEDS)
@@ -306,7 +306,7 @@ def come_and_go(c, actors, count):
 
 @case
 def connects_and_disconnects():
-    """Ten thousand of them leave no memory, mapping or descriptor in daemons and clients."""
+    """Ten thousand connections leave no memory, mapping or descriptor in daemons and clients."""
     count = 10000 if SLOW == 1 else 2000
     with Cluster(2) as c:
         c.ranks("keep", small_layout(blocks=1), [0, 1], **NEEDS)

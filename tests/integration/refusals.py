@@ -40,7 +40,7 @@ DIFFERENT = {
 
 @cases_of(DIFFERENT)
 def layout_differs_in(what):
-    """Both ranks hear at once which difference was found first; they may come again with one layout."""
+    """Both ranks fail at once with the first difference; then they may attach with one layout."""
     layout, words = DIFFERENT[what]
     with Cluster(2) as c:
         first = c.actor(0)
@@ -63,7 +63,7 @@ def layout_differs_in(what):
 
 @case
 def layouts_that_differ_at_once():
-    """Whichever rank the coordinator hears first, and though the job is just being made."""
+    """Both fail, whichever the coordinator hears first, also while the job is being created."""
     with Cluster(2, delay_ms=30) as c:
         for _ in range(5):
             ranks = [c.actor(node) for node in (0, 1)]
@@ -100,7 +100,7 @@ def two_clients_one_rank():
 
 @case
 def two_clients_one_rank_while_attaching():
-    """Of two that claim a rank before the job has started, one is refused."""
+    """Two clients claim a rank before the job has started: one is refused."""
     with Cluster(2) as c:
         claims = [c.actor(node) for node in (0, 1)]
         for a in claims:
@@ -136,8 +136,8 @@ def reduce_dtype_differs():
 
 
 @case
-def a_rank_that_attaches_while_a_node_is_down_is_seen():
-    """There is no job yet: status names the rank, and whom it waits for."""
+def status_shows_a_rank_that_waits_for_a_node():
+    """The job does not exist yet; status names the attaching rank and the node that it waits for."""
     with Cluster(2) as c:
         c[1].kill()
         until(lambda: not c[0].peers_up(), what="the peer's end in status")
@@ -187,7 +187,7 @@ def bad_layouts():
 
 
 @case
-def layouts_that_lie():
+def malformed_layouts():
     """The daemon checks what libzero would not send."""
     with Cluster(1) as c:
         for groups in ([{"name": "g", "tensors": [{"name": "t", "shape": [1 << 62, 1 << 62]}]}],
@@ -205,7 +205,7 @@ def layouts_that_lie():
 
 @case
 def window_too_small():
-    """Says how much it needs; with that much it is enough."""
+    """The error says how much is needed, and that much suffices."""
     layout = [group(f"g{i}", tensor(f"t{i}", 10000)) for i in range(6)]
     with Cluster(2, window=45000) as c:
         refused_attach(c, 0, "EWINDOW", "window", "at least", job="j", rank=0, world=1, layout=layout,
@@ -223,7 +223,7 @@ def window_too_small():
 
 @case
 def window_of_all_local_ranks():
-    """Ranks that declare more than the first one told are refused, and fit when it has left."""
+    """A rank that declares more groups than the first rank of the node did is refused."""
     layout = [group(f"g{i}", tensor(f"t{i}", 10000)) for i in range(6)]
     with Cluster(2) as c:
         a = c.actor(0)
@@ -247,7 +247,7 @@ def more_held_than_declared():
 
 @case
 def opposite_orders_in_the_smallest_window():
-    """Two ranks of a node that fetch in opposite orders, each holding two of two slabs."""
+    """Two ranks of a node fetch in opposite orders through a window of two slabs."""
     layout = [group(f"g{i}", tensor(f"t{i}", 20000)) for i in range(6)]
     with Cluster(2) as c:
         ranks = c.ranks("j", layout, [0, 0], hold=1, push=1)
@@ -263,7 +263,7 @@ def opposite_orders_in_the_smallest_window():
                     finish_all([a])
             step_all(ranks, sets=[SETS[0]])
 
-# ---- calls out of place ----------------------------------------------------------------
+# ---- calls out of order ----------------------------------------------------------------
 
 @case
 def calls_without_attach():
@@ -316,7 +316,7 @@ def release_without_fetch():
 
 
 def raw_rank(c, layout, push=1):
-    """A rank that speaks for itself; and its session's fields."""
+    """A rank whose messages the test writes; and its session's fields."""
     raw = wire.Raw(c[0].socket)
     raw.hello("raw", 0, 1)
     status, text, fields = raw.ask("attach", {1: wire.layout_message(layout), 2: 2, 3: push, 4: 1, 5: 1})
@@ -336,7 +336,7 @@ PUSHES = {  # fields of Push: group, attempt (None: the right one), micro_batch,
 
 
 @cases_of(PUSHES)
-def push_beyond(what):
+def push_out_of_range(what):
     with Cluster(1) as c:
         raw, session = raw_rank(c, TWO)
         attempt = session.get(2, [0])[0]
@@ -357,14 +357,14 @@ def push_twice():
     with Cluster(1) as c:
         raw, session = raw_rank(c, TWO, push=2)
         push = {1: 0, 2: session[2][0], 5: 1}
-        assert [raw.ask("push", push)[0] for _ in range(2)] == [wire.OK] * 2  # what is in is in
+        assert [raw.ask("push", push)[0] for _ in range(2)] == [wire.OK] * 2  # a repeated push is accepted
         status, text, _ = raw.ask("push", {**push, 3: 1})
         assert status and "last gradient" in text, (status, text)
         raw.close()
 
 
 @case
-def values_of_a_step():
+def hyperparameters_out_of_range():
     with Cluster(1) as c:
         a, = c.ranks("j", TWO, [0], hold=1, push=1)
         for sets, word in (([[-1, 0.9, 0.9, 1e-8, 0]], "lr"), ([[1, 1.0, 0.9, 1e-8, 0]], "beta"),
@@ -377,7 +377,7 @@ def values_of_a_step():
 
 @cases_of([[0, 0], [0, 1]], "{0[1]}")
 def ranks_pass_different_values(placement):
-    """On one node and over two: the rank that does not agree is named."""
+    """On one node and on two, the error names the rank that differs."""
     with Cluster(2) as c:
         one, two = c.ranks("j", TWO, placement, hold=1, push=1, timeout_ms=2000 * WAIT)
         one.start("step", sets=[SETS[0]])
@@ -389,7 +389,7 @@ def ranks_pass_different_values(placement):
 
 
 @case
-def norm_against_step():
+def norm_of_one_rank_and_step_of_another():
     with Cluster(2) as c:
         one, two = c.ranks("j", TWO, [0, 1], hold=1, push=1, timeout_ms=2000 * WAIT)
         one.start("norm")
@@ -440,7 +440,7 @@ def a_sum_beyond_the_range_of_the_wire_is_not_finite():
 
 
 @case
-def norm_tells_of_infinity():
+def norm_reports_a_gradient_that_is_not_finite():
     with Cluster(2) as c:
         ranks = c.ranks("j", TWO, [0, 1], hold=1, push=2)
         for i, a in enumerate(ranks):
@@ -479,7 +479,7 @@ def tiny_tensors():
 
 @case
 def step_without_gradients():
-    """Updates nothing, and counts."""
+    """Such a step updates nothing, and advances the version."""
     with Cluster(2) as c:
         ranks = c.ranks("j", TWO, [0, 1], hold=1, push=1)
         before = c.checksum("j")["checksum"]
@@ -514,7 +514,7 @@ def memory_limit():
 
 @case
 def memory_limit_counts_layouts():
-    """Tensors of no elements take memory all the same: a second job of so many is refused, until the first is gone."""
+    """A layout of 100,000 empty tensors takes memory: a second such job is refused until the first is dropped."""
     layout = wire.layout_message([{"name": "g", "tensors": [{"name": f"t{i}", "shape": [0]} for i in range(100_000)]}])
     attach = {1: layout, 2: 1, 3: 1, 4: 1, 5: 1}
     with Cluster(1, memory_limit="64M") as c:
@@ -534,8 +534,9 @@ def memory_limit_counts_layouts():
 
 
 @case
-def layouts_of_ranks_that_wait():
-    """Ranks of jobs that do not start: equal layouts are kept once, others up to a user's limit; all memory returns."""
+def layouts_of_waiting_ranks():
+    """Ranks wait for jobs that never start: equal layouts are stored once, different ones up to a limit per user, and all
+    their memory is freed."""
     n, jobs = 40_000, 14
     copy = n * (171 + 108)
     layouts = [wire.layout_message([{"name": "g", "tensors": [{"name": f"{i:02}.{t:05}{'x' * 100}", "shape": [0]}
@@ -602,7 +603,7 @@ def session_limit():
 
 @case
 def out_of_shared_memory():
-    """A state directory on a full tmpfs: the job is refused, what is there goes on."""
+    """The tmpfs of the state directory is too small for a job: that job is refused, the others go on."""
     if os.getuid():
         raise Skip("mounting needs root")
     with Cluster(1, start=False) as c:
@@ -610,7 +611,7 @@ def out_of_shared_memory():
         os.mkdir(path, 0o700)
         script = f'mount -t tmpfs -o size=6m,mode=0700 tmpfs "{path}" && exec "$@"'
         if os.system(f"unshare -m sh -c 'mount -t tmpfs tmpfs \"{path}\"' 2>/dev/null"):
-            raise Skip("this machine lets nobody mount")
+            raise Skip("nobody may mount on this machine")
         c[0].start(wrapper=["unshare", "-m", "sh", "-c", script, "sh"])
         until(c[0].peers_up, what="readiness")
         keep = c.ranks("fits", TWO, [0], hold=1, push=1)

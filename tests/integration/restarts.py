@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Daemons die, end and come back: no committed step is lost, trainers hear of it by themselves, and
-the job goes on bit for bit."""
+"""Daemons die, stop and restart: no committed step is lost, trainers reconnect by themselves, and the job ends with
+the same bits."""
 import errno
 import os
 import resource
@@ -21,7 +21,7 @@ from moments import (LAYOUT, MOMENTS, Endless, NEEDS, STEPS, TRAIN, all_aborted,
 @cases_of([(m, w) for m in (*MOMENTS, "voting") for w in ("coordinator", "other", "both")],
           "{0[0]}_{0[1]}")
 def daemon_killed(what):
-    """The attempt is void, trainers hear of it by themselves and replay the step."""
+    """The attempt is void; trainers reconnect by themselves and replay the step."""
     moment, who = what
     with Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
@@ -41,7 +41,7 @@ def daemon_killed(what):
 
 @cases_of(["coordinator", "other", "both"])
 def daemon_of_several_devices_killed(who):
-    """Each device's shards are recovered for themselves."""
+    """The shards of each device are recovered separately."""
     with Cluster(2, owners="n0*2 n1*3") as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
@@ -58,7 +58,7 @@ def daemon_of_several_devices_killed(who):
 
 @cases_of(["coordinator", "other", "both"])
 def daemon_killed_in_update(who):
-    """The step was decided: it counts, and its result reaches everybody."""
+    """The step was decided before the kill: it is committed, and every rank gets its result."""
     layout = small_layout(blocks=2, width=512)
     with Cluster(2) as c:
         ranks = c.ranks("job", layout, [0, 1], **NEEDS)
@@ -82,9 +82,9 @@ def daemon_killed_in_update(who):
 
 
 @case
-def held_until_the_abort_is_heard():
-    """Who computes does not hear of it, and reads what it holds: another rank of the node, which has heard, gets
-    other slabs, also in the next attempt."""
+def groups_stay_held_until_the_rank_hears_of_the_abort():
+    """A rank that computes does not hear of the abort and still reads its group. Another rank of the node, which has
+    heard, gets other slabs, also in the next attempt."""
     with Cluster(2) as c:
         busy, other = ranks = c.ranks("job", LAYOUT, [0, 0], **{**NEEDS, "hold": 1})
         train(ranks, 2)
@@ -118,7 +118,7 @@ def daemons_killed_under_training():
 
 @case
 def crash_loop():
-    """A daemon that dies again and again while it starts loses nothing."""
+    """A daemon that dies repeatedly during its start loses nothing."""
     with Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
@@ -136,7 +136,7 @@ def crash_loop():
 
 @case
 def upgrade_under_training():
-    """SIGTERM lets the step in flight end; trainers see a pause and no error."""
+    """After SIGTERM the step in flight ends; trainers see a pause and no error."""
     with Cluster(2) as c:
         training = Endless(c, c.ranks("job", LAYOUT, [0, 1], **NEEDS))
         for i in range(4):
@@ -152,7 +152,7 @@ def upgrade_under_training():
 
 @cases_of(["coordinator", "other"])
 def drains_the_step_in_flight(who):
-    """A daemon that is told to end waits for the decision: the step counts."""
+    """A stopping daemon waits for the decision, so the step is committed."""
     with Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
@@ -172,7 +172,7 @@ def drains_the_step_in_flight(who):
 
 @cases_of(["coordinator", "other"])
 def node_that_lost_its_state(who):
-    """It is refused by name; what the others have stays as it is, until a person restores the job."""
+    """Errors name the empty node; the other node keeps its states until somebody restores the job."""
     with Cluster(2) as c, Place() as place:
         lost, = victims(c, who)
         other, = (d for d in c.daemons if d is not lost)
@@ -201,7 +201,7 @@ def node_that_lost_its_state(who):
         as_undisturbed(c, [0, 1])
 
 
-# ---- little room ------------------------------------------------------------------------------
+# ---- little memory ------------------------------------------------------------------------------
 
 NEED = {"hold": 2, "push": 2}
 
@@ -228,7 +228,7 @@ def without_trouble(dtype):
 
 @cases_of([(dtype, who) for dtype in ("fp32", "bf16") for who in ("coordinator", "other")], "{0[0]}_{0[1]}")
 def state_directory_is_full(what):
-    """Somebody fills the file system meanwhile: what is there needs no more room than it has."""
+    """Another program fills the file system while the daemon is away: existing states need no more room."""
     dtype, who = what
     private_mounts()
     with Place() as place, small_disks([f"{place}/0", f"{place}/1"], "64m,mode=0700") as disks, \
@@ -251,7 +251,7 @@ def state_directory_is_full(what):
 
 @case
 def memory_limit_is_lowered():
-    """Below what the states need: they are taken up, and no other job is made."""
+    """The new limit is below the states' size: they are taken up, and a new job is refused."""
     with Cluster(2) as c:
         ranks = begin(c, "bf16")
         for d in c.daemons:
@@ -266,7 +266,7 @@ def memory_limit_is_lowered():
         more.refused("EQUOTA", "attach", "memory_limit", **NEED)
 
 
-# In the place of a kernel that has no memory to give: no memory is to be had by more bytes at once than that.
+# Stands in for a kernel without free memory: no file, and so no memfd, may grow beyond 100,000 bytes.
 SHORT = """import os, resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -275,7 +275,7 @@ os.execv(sys.argv[1], sys.argv[1:])"""
 
 @cases_of([(who, mirror) for who in ("coordinator", "other") for mirror in (0, 1)], "{0[0]}_mirror_{0[1]}")
 def state_waits_for_memory(what):
-    """A daemon that cannot take a state up says so and tries again; nobody takes the state for lost."""
+    """A daemon without memory for a state logs that and tries again; no node takes the state for lost."""
     who, mirror = what
     with Cluster(2, mirror=mirror, bulk="tcp") as c:
         ranks = begin(c, "bf16")
@@ -283,7 +283,7 @@ def state_waits_for_memory(what):
         d.kill()
         d.start(wrapper=[sys.executable, "-c", SHORT])
         c.wait_up()
-        until(lambda: "memory is short" in d.log(), what="the short memory in the log")
+        until(lambda: "memory is short" in d.log(), what="the log line about short memory")
         for a in ranks:
             a.start("train", steps=2, sets=SETS, patient=True)
         other = c[1 - c.daemons.index(d)]
@@ -302,7 +302,7 @@ def state_waits_for_memory(what):
 
 @cases_of([(who, mirror) for who in (0, 1) for mirror in (0, 1)], "on_node_{0[0]}_mirror_{0[1]}")
 def state_that_waits_for_memory_is_dropped(what):
-    """By its own node or another: its file goes, and is not taken up later."""
+    """The waiting node or another drops the job: the state file goes, and the daemon does not take it up later."""
     who, mirror = what
     with Cluster(2, bulk="tcp", mirror=mirror) as c:
         for a in begin(c, "bf16"):
@@ -310,7 +310,7 @@ def state_that_waits_for_memory_is_dropped(what):
         c[1].kill()
         c[1].start(wrapper=[sys.executable, "-c", SHORT])
         c.wait_up()
-        until(lambda: "memory is short" in c[1].log(), what="the short memory in the log")
+        until(lambda: "memory is short" in c[1].log(), what="the log line about short memory")
         files = c[1].state_files()
         r = c[1].ctl_run("drop", "job", user=65534)
         assert r.returncode == 1 and "belongs to user 0" in r.stderr and c[1].state_files() == files, r

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checkpoints that are damaged, cut, half written or somebody else's are refused; the one before
-stays as it is."""
+"""Checkpoints that are damaged, truncated, half written or another user's are refused; the previous checkpoint stays
+intact."""
 import errno
 import json
 import os
@@ -17,10 +17,10 @@ from cluster import SETS, SLOW, Cluster, Tools, crash_points, libc, small_layout
 from harness import Skip, case, cases_of, main  # noqa: E402
 from mounts import private_mounts, small_disk  # noqa: E402
 
-TRIES = 12  # to hit what takes milliseconds
+TRIES = 12  # until a kill falls into a write of milliseconds
 
 
-# ---- what must not be used ------------------------------------------------------------------------
+# ---- damaged files ------------------------------------------------------------------------
 
 def refused(daemon, path, *words, job="job"):
     r = daemon.ctl_run("restore", job, path)
@@ -32,7 +32,7 @@ def refused(daemon, path, *words, job="job"):
 
 @case
 def flipped_bits():
-    """At random places of every file: each is found, and named; nothing comes of it."""
+    """A bit flipped anywhere in any file is found, the error names the file, and nothing is restored."""
     generator = random.Random(os.environ.get("TESTS_SEED", "checkpoints"))
     with Place() as d:
         path, sums = taken(d)
@@ -55,7 +55,7 @@ def flipped_bits():
 
 
 @case
-def cut_and_missing_files():
+def truncated_and_missing_files():
     with Place() as d:
         path, _ = taken(d)
         with Cluster(2) as c:
@@ -72,7 +72,7 @@ def cut_and_missing_files():
 
 @case
 def files_of_another_checkpoint():
-    """Whole shards, but not of one step."""
+    """The shards are intact, but of two steps."""
     with Place() as d, Cluster(2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
         for _ in range(2):
@@ -85,8 +85,8 @@ def files_of_another_checkpoint():
 
 
 @case
-def disks_of_their_own():
-    """Each node's directory has its shard alone: it is a checkpoint when they are together."""
+def each_node_writes_to_its_own_disk():
+    """Each node's directory has only its own shard; brought together they are a checkpoint."""
     with Place() as d, Cluster(2, start=False) as c:
         for n, x in enumerate(c.daemons):
             os.mkdir(f"{d}/disk{n}")
@@ -111,7 +111,7 @@ def disks_of_their_own():
 # ---- disks and daemons that fail ---------------------------------------------------------------------
 
 def reserved(path, size):
-    """Whether there was room to make the file so large."""
+    """Whether the file system had room to make the file this large."""
     with open(path, "ab") as f:
         try:
             os.posix_fallocate(f.fileno(), 0, size)
@@ -124,14 +124,14 @@ def reserved(path, size):
 
 @case
 def full_disk():
-    """The nodes' shards fit one by one, but not together: the older checkpoint stays as it is."""
+    """Each node's shard fits on the disk, both do not: the older checkpoint stays intact."""
     private_mounts()
     with Place() as d, Cluster(2) as c:
         ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
         train(ranks, 1)
         path = c[0].ctl("checkpoint", "job", d)["path"]
         size = sum(os.path.getsize(f"{path}/{f}") for f in os.listdir(path))
-        # daemons see what is mounted in their namespace, whenever
+        # the daemons run in this mount namespace, so they see a later mount too
         os.mkdir(f"{d}/full")
         small_disk(f"{d}/full", size * 5 // 2)
         try:
@@ -140,9 +140,9 @@ def full_disk():
             train(ranks, 1)
             r = c[1].ctl_run("checkpoint", "job", f"{d}/full")
             assert r.returncode == 1 and "No space left" in r.stderr and "make room" in r.stderr, r
-            until(lambda: not partial(f"{d}/full"), what="the end of what was half written")
-            # the room of what was half written comes back when nobody has it open any more
-            until(lambda: reserved(f"{d}/full/ballast", size * 5 // 4), what="the room of what was half written")
+            until(lambda: not partial(f"{d}/full"), what="deletion of the partial checkpoint")
+            # its room is free when no daemon has its files open any more
+            until(lambda: reserved(f"{d}/full/ballast", size * 5 // 4), what="the room of the partial checkpoint")
             r = c[1].ctl_run("checkpoint", "job", f"{d}/full")
             assert r.returncode == 1 and "keep fewer" in r.stderr, r
             train(ranks, 1)
@@ -156,8 +156,8 @@ def full_disk():
 
 @cases_of([0, 1])
 def killed_while_it_writes(victim):
-    """Neither a coordinator nor another owner leaves anything that is taken for a checkpoint; a later
-    one clears it away."""
+    """A killed coordinator or owner leaves nothing that is taken for a checkpoint; the next checkpoint deletes the
+    remains."""
     with Place() as d, Cluster(2, checkpoint_memory=1) as c:
         ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
         train(ranks, 1)
@@ -185,7 +185,7 @@ def killed_while_it_writes(victim):
                 until(x.peers_up, what=f"readiness of {x.name}")
             if caught == 3:
                 break
-        assert caught, "no checkpoint was broken off"
+        assert caught, "no kill fell into a checkpoint"
         c[0].ctl("restore", "again", path)
         assert planes(c, "again") == sums["planes"] and whole(d) == ["job-1"]
         ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
@@ -200,7 +200,7 @@ def same_or(values, *sums):
 @cases_of(["checkpoint.block", "checkpoint.shard", "checkpoint.filled", "checkpoint.named", "checkpoint.thinned",
            "restore.filled", "restore.named"])
 def killed_at(point):
-    """At every stage, on either node: what is whole is right, and the same order given again is carried out."""
+    """A kill at any stage, on either node: complete checkpoints are right, and the repeated command succeeds."""
     if point not in crash_points():
         raise Skip("the daemon was built without crash points")
     with Place() as d, Cluster(2) as c:
@@ -222,7 +222,7 @@ def killed_at(point):
             for x in c.daemons:
                 until(x.peers_up, what=f"readiness of {x.name}")
             r = c[1 - victim].ctl_run(*order)
-            if c[victim].alive():  # the other node has done it for both
+            if c[victim].alive():  # the other node did the work alone
                 assert r.returncode == 0, r
                 c[victim].process.kill()
             else:
@@ -239,12 +239,12 @@ def killed_at(point):
             c[0].ctl(*order)
             assert not partial(d) and planes(c) == sums[1 if point.startswith("restore") else 3]
             c[0].ctl("checkpoint", "job", d)
-        assert died, "no daemon has passed the point"
+        assert died, "no daemon has reached the crash point"
 
 
 @cases_of(["drop", "stop"])
-def ended_while_it_writes(how):
-    """A job that is dropped, or a daemon that is stopped, breaks the checkpoint off and clears it away."""
+def dropped_or_stopped_while_it_writes(how):
+    """The drop of the job, or the stop of a daemon, ends the checkpoint and deletes its files."""
     with Place() as d, Cluster(2, checkpoint_memory=1) as c:
         ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
         train(ranks, 1)
@@ -257,11 +257,11 @@ def ended_while_it_writes(how):
             c[1].process.send_signal(signal.SIGTERM)
             assert c[1].process.wait(15 * SLOW) == 0, c[1].log()
         asked.wait(60 * SLOW)
-        until(lambda: not partial(d), what="the end of what was half written")
+        until(lambda: not partial(d), what="deletion of the partial checkpoint")
         assert c[0].status()["node"] == "n0"
 
 
-# ---- whose -----------------------------------------------------------------------------------------------
+# ---- users -----------------------------------------------------------------------------------------------
 
 NOBODY = 65534
 
@@ -283,8 +283,8 @@ def job_of_nobody(c, name):
 
 
 @case
-def users():
-    """zerod writes and reads for others only what lies below checkpoint_dir, and what is theirs."""
+def other_users_are_kept_to_checkpoint_dir():
+    """For other users zerod writes and reads only below checkpoint_dir, and only their own jobs and checkpoints."""
     if os.geteuid():
         raise Skip("only root can be two users")
     with Place() as d:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a daemon refuses to start with: each refusal names its cause and what to do."""
+"""A daemon refuses to start with bad options, files and sockets; each error names the cause and what to do."""
 import mmap
 import os
 import pwd
@@ -18,7 +18,7 @@ def run(*arguments, **environment):
 
 
 def refused(daemon, words, *arguments, **environment):
-    """Both --check and a start fail, with all the words; nothing is left behind."""
+    """--check and a start both fail with all these words, and leave no socket."""
     daemon.configure()
     for check in (["--check"], []):
         r = run("--config", daemon.config, *check, *arguments, **environment)
@@ -66,7 +66,7 @@ NOBODY = "nobody"
 
 
 def unprivileged(daemon):
-    """The fields of its process in which a user without privilege differs from root."""
+    """The daemon's process has the user, groups and capabilities of NOBODY."""
     with open(f"/proc/{daemon.process.pid}/status", encoding="ascii") as f:
         fields = dict(line.split(":\t", 1) for line in f)
     wanted = pwd.getpwnam(NOBODY)
@@ -74,12 +74,12 @@ def unprivileged(daemon):
     assert set(fields["Gid"].split()) == {str(wanted.pw_gid)}, fields["Gid"]
     assert "0" not in fields["Groups"].split(), fields["Groups"]
     assert int(fields["CapPrm"], 16) == int(fields["CapEff"], 16) == 0, fields["CapEff"]
-    assert os.stat(f"/proc/{daemon.process.pid}").st_uid == wanted.pw_uid, "its memory is not for its own user"
+    assert os.stat(f"/proc/{daemon.process.pid}").st_uid == wanted.pw_uid, "its files in /proc belong to another user"
 
 
 @case
 def root_becomes_another_user():
-    """Its job trains, outlasts a restart, and is not taken up by a third user."""
+    """As that user the daemon trains a job and takes it up after a restart; a third user may not take it up."""
     if os.getuid():
         raise Skip("needs root")
     with Cluster(2, start=False, user=NOBODY) as c:
@@ -206,7 +206,7 @@ def second_daemon_on_a_socket():
 
 @case
 def socket_left_over():
-    """A socket file that nobody listens on is replaced; anything else is left alone."""
+    """A socket on which nobody listens is replaced; any other file is left alone."""
     with Cluster(1, start=False) as c:
         s = socket.socket(socket.AF_UNIX)
         s.bind(c[0].socket)
@@ -251,7 +251,7 @@ def state_directory_for_everybody():
 
 @case
 def daemons_start_in_any_order():
-    """The second node comes when the first has waited for it, and a job waits for both."""
+    """One node starts and a rank attaches; the job begins when the other node has started too."""
     with Cluster(2, start=False) as c:
         c[1].start()
         until(lambda: c[1].alive() and c[1].ctl_run("status").returncode == 0, what="the first daemon")
@@ -265,8 +265,8 @@ def daemons_start_in_any_order():
 
 
 @case
-def many_daemons_meet():
-    """All at once, and none so late that payloads go over TCP instead of shared memory."""
+def many_daemons_start_at_once():
+    """24 daemons start at once, and all link soon enough to use shared memory instead of TCP."""
     with Cluster(24, bulk="auto") as c:
         for d in c.daemons:
             paths = {p["bulk"] for p in d.status()["peers"] if not p["self"]}
@@ -275,7 +275,7 @@ def many_daemons_meet():
 
 @case
 def leftovers_of_ucx_are_removed():
-    """Files of UCX that no process has open; those of a living process stay."""
+    """UCX's files that no process has open are removed; those of a living process stay."""
     prefix = f"/dev/shm/ucx_shm_posix_{os.getpid()}"
     dead, living, mapped = (f"{prefix}{name}" for name in ("dead", "living", "mapped"))
     try:

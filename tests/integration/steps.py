@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a step consists of: the hyperparameter sets in force, and pushes in whatever order."""
+"""Hyperparameter sets, pushes in any order, skipped steps and private views."""
 import os
 import sys
 
@@ -25,7 +25,7 @@ def values(a):
 
 
 def moved(a, before):
-    """Which of the two trainable tensors are not as they were."""
+    """For each of the two trainable tensors: whether it changed."""
     after = values(a)
     return [after[t] != before[t] for t in (WA, WB)]
 
@@ -33,8 +33,8 @@ def moved(a, before):
 
 
 @case
-def sets_in_force():
-    """They begin as the layout has them; what is put counts from then on, in this step too."""
+def sets_from_the_layout_and_by_put():
+    """A tensor's set is first the layout's; a set that is put applies from then on, already in the current step."""
     with Cluster(2) as c:
         ranks = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2)
         a, b = ranks
@@ -54,8 +54,8 @@ def sets_in_force():
 
 
 @case
-def sets_after_the_norm():
-    """zero_norm() is no end of the step: a learning rate may follow from it."""
+def set_put_after_the_norm():
+    """A set may be chosen after zero_norm(), for instance a learning rate that depends on the norm."""
     with Cluster(2) as c:
         ranks = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2)
         before = values(ranks[0])
@@ -69,8 +69,8 @@ def sets_after_the_norm():
 
 
 @case
-def a_set_that_the_step_lacks():
-    """Every rank is told which tensor wants it; gradients stay, and another call ends the step."""
+def step_without_a_tensors_set():
+    """Every rank's error names the tensor whose set is missing; gradients stay, and another zero_step() ends the step."""
     with Cluster(2) as c:
         ranks = c.ranks("j", LAYOUT, [0, 0, 1], hold=2, push=2)
         before = values(ranks[0])
@@ -91,7 +91,7 @@ def a_set_that_the_step_lacks():
 
 
 @case
-def sets_out_of_place():
+def wrong_puts_of_sets():
     with Cluster(2) as c:
         a, b = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2, timeout_ms=2000 * WAIT)
         a.refused("ERANGE", "put", "256", tensor=WA, plane="set", values=[256])
@@ -111,7 +111,7 @@ def many(n):
 
 
 @case
-def nothing_is_said_without_memory():
+def push_of_nothing_needs_no_gradient_memory():
     layout = [group("two", tensor("x", 100), tensor("y", 100))]
     with Cluster(2) as c:
         a, b = c.ranks("j", layout, [0, 1], hold=1, push=1)
@@ -127,7 +127,7 @@ def nothing_is_said_without_memory():
 
 @case
 def ranks_with_different_modules_in_opposite_orders():
-    """One slot each: what a rank lacks is said first, so that no slot waits for it."""
+    """With one push slot each: ranks first say which groups they lack, so no slot waits for those."""
     n = 6
     with Cluster(2) as c:
         ranks = c.ranks("j", many(n), [0, 0, 1], hold=1, push=1)
@@ -145,8 +145,8 @@ def ranks_with_different_modules_in_opposite_orders():
             assert {r["version"] for r in step_all(ranks, sets=[STRONG])} == {step + 1}
 
 @case
-def ranks_that_push_two_groups_the_other_way_round():
-    """With one slot each; the daemon takes one of two that wait for each other aside."""
+def ranks_that_push_pairs_of_groups_in_opposite_order():
+    """With one push slot each: of two gradients that wait for each other the daemon copies one out of its slot."""
     n = 6
     with Cluster(1) as c:
         sums = []
@@ -162,11 +162,11 @@ def ranks_that_push_two_groups_the_other_way_round():
                         finish_all([a])
                 step_all(ranks, sets=[STRONG])
             sums.append(c.checksum(job)["checksum"])
-        assert sums[0] == sums[1], "the order of pushes is nobody's business"
+        assert sums[0] == sums[1], "the order of pushes changed the result"
 
 
 @case
-def orders_that_differ_too_much_end_by_name():
+def deadlocked_push_orders_end_with_the_groups_name():
     with Cluster(1) as c:
         a, b = c.ranks("j", many(8), [0, 0], hold=1, push=1, timeout_ms=2000 * WAIT)
         for g in range(8):
@@ -178,8 +178,8 @@ def orders_that_differ_too_much_end_by_name():
             assert any(x["status"] == "EDEADLINE" and "group 'g" in x["text"] for x in replies)
 
 @case
-def a_gradient_that_is_not_pushed_is_missed():
-    """The end of a step names it; a push of nothing is the way to give the memory back."""
+def step_refuses_a_gradient_that_was_not_pushed():
+    """zero_norm() and zero_step() name the group; a push without tensors returns the gradient memory."""
     with Cluster(1) as c:
         a, = c.ranks("j", LAYOUT, [0], hold=2, push=2)
         a.do("grad", group=1)
@@ -192,7 +192,7 @@ def a_gradient_that_is_not_pushed_is_missed():
 
 
 @case
-def a_group_that_nobody_pushes_is_told():
+def a_group_that_nobody_pushes_is_reported():
     with Cluster(2) as c:
         ranks = c.ranks("j", LAYOUT, [0, 1], hold=2, push=2)
 
@@ -215,7 +215,7 @@ def a_group_that_nobody_pushes_is_told():
 
 @case
 def steps_without_a_finite_gradient_are_counted():
-    """A loop can end by the count, and does not fill the log."""
+    """A training loop can stop by the count; the log has a line for each power of two only."""
     with Cluster(1) as c:
         a, = c.ranks("j", LAYOUT, [0], hold=2, push=2)
         for n in range(1, 41):
@@ -224,14 +224,14 @@ def steps_without_a_finite_gradient_are_counted():
             reply = a.do("step", sets=[STRONG, STRONG])
             assert reply["skipped"] and reply["skips"] == n and reply["version"] == 0, reply
         assert c[0].log().count("step skipped") == 6, "the 1st, 2nd, 4th, ..., 32nd"
-        assert a.do("step", sets=[])["skips"] == 40, "a step that is to be skipped counts for nothing"
+        assert a.do("step", sets=[])["skips"] == 40, "a step without sets must not change the count"
         push_all([a])
         assert a.do("step", sets=[STRONG, STRONG])["skips"] == 0
 
 
 @case
 def first_values_from_rank_0():
-    """The others wait for them by a step without an update."""
+    """Rank 0 puts the first values; the others wait for it in a step without an update."""
     layout = [group("g", {**tensor("t", 3), "init": "put"})]
     with Cluster(2) as c:
         ranks = c.ranks("j", layout, [0, 1, 1], hold=1, push=1)
@@ -249,8 +249,8 @@ def first_values_from_rank_0():
 
 
 @case
-def a_read_after_a_step_is_of_that_step():
-    """Also where the owner hears of the decision after the reader's node."""
+def get_after_a_step_reads_that_step():
+    """Even if the owner hears of the decision later than the reader's node."""
     layout = [group(f"g{i}", tensor(f"t{i}", 1000)) for i in range(4)]
     with Cluster(2, delay_ms=40) as c:
         ranks = c.ranks("read", layout, [0, 1], hold=1, push=4)
@@ -269,7 +269,7 @@ def mapped_windows(pid):
 
 
 @cases_of([("bf16", 1), ("bf16", 2), ("fp32", 1)], "{0[0]}_{0[1]}")
-def what_one_rank_writes_no_other_sees(what):
+def writes_to_a_private_view_stay_private(what):
     dtype, nodes = what
     layout = [group(g, tensor("t" + g, 5000), dtype=dtype) for g in "abc"]
     with Cluster(nodes) as c:
@@ -295,7 +295,7 @@ def what_one_rank_writes_no_other_sees(what):
             step_all(ranks, sets=[STRONG])
         assert not mapped_windows(a.pid), "a step ends all views"
         a.do("fetch", group=0)
-        assert len(mapped_windows(a.pid)) == 1, "nothing but what is held is mapped"
+        assert len(mapped_windows(a.pid)) == 1, "only the held group may be mapped"
 
 
 if __name__ == "__main__":

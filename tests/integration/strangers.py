@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Peers that do not belong here, and bytes that mean nothing, on every port and socket,
-while those who belong go on."""
+"""Foreign peers and garbage on every port and socket, while the cluster's own nodes and trainers go on."""
 import multiprocessing
 import os
 import random
@@ -24,7 +23,7 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../daemon
 
 
 def start_alone(c):
-    """Starts daemons that may never link; waits until they answer."""
+    """Starts daemons that may never link; waits until zeroctl reaches them."""
     for d in c.daemons:
         d.start()
     for d in c.daemons:
@@ -36,9 +35,9 @@ def why(daemon, peer):
 
 
 def says(daemon, peer, *words):
-    """Status tells why the peer is not linked."""
+    """Status says why there is no link with the peer."""
     until(lambda: all(w in why(daemon, peer) for w in words), 30 * SLOW,
-          f"'{words}' in {daemon.name}'s word on {peer}")
+          f"'{words}' in {daemon.name}'s status of {peer}")
     assert not next(p["up"] for p in daemon.status()["peers"] if p["node"] == peer)
 
 
@@ -71,7 +70,7 @@ def peer_with_another_peer_list():
 
 @case
 def key_rotation():
-    """A node that already has the new key as its second one links with one that uses it."""
+    """A node that has the new key as key_next_file links with a node that already uses it."""
     with Cluster(2, start=False) as c:
         c.write_key(f"{c.directory}/next")
         c[0].options["key_next_file"] = f"{c.directory}/next"
@@ -80,7 +79,7 @@ def key_rotation():
 
 
 class Fake:
-    """What listens in the place of a node."""
+    """A listener in the place of a node."""
 
     def __init__(self, port):
         self.socket = socket.socket()
@@ -104,7 +103,7 @@ class Fake:
 
 
 def dialler_of(c):
-    """The daemon that dials, the one that does not, by trying: the other's port is ours."""
+    """Finds by trying which of the two daemons dials: (that daemon, the other's name, a Fake on the other's port)."""
     ports = [d.port for d in c.daemons]
     for mine in (1, 0):
         fake = Fake(ports[mine])
@@ -139,13 +138,13 @@ def visitor_of_another_version():
     with Cluster(2) as c:
         s = socket.create_connection(("127.0.0.1", c[0].port), 10)
         s.sendall(MAGIC + struct.pack("<HBBI", 99, 1, 0, HELLO) + b"x" * (HELLO - 16))
-        assert s.recv(4096).startswith(MAGIC), "no refusal in clear"
+        assert s.recv(4096).startswith(MAGIC), "no refusal in cleartext"
         s.close()
         until(lambda: "99" in c[0].log(), what="a line in the log")
 
 
 @case
-def peer_that_talks_nonsense():
+def peer_that_sends_garbage():
     with Cluster(2, start=False) as c:
         d, peer, fake = dialler_of(c)
         fake.answer(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -168,7 +167,7 @@ def nonsense(r):
 
 
 def pester_ports(c, r):
-    """Garbage, half-open, slow and abandoned connections; those still open."""
+    """Opens garbage, half-open and aborted connections; returns those that are still open."""
     held = []
     for _ in range(40):
         for d in c.daemons:
@@ -195,7 +194,7 @@ def pester_ports(c, r):
 
 @case
 def garbage_on_ports():
-    """A job trains while both ports are pestered; then all strangers are shown out."""
+    """A job trains while both ports get garbage; afterwards the daemons close all of those connections."""
     with Cluster(2) as c:
         before = [d.descriptors() for d in c.daemons]
         ranks = c.ranks("work", small_layout(), [0, 1], hold=2, push=2)
@@ -232,8 +231,8 @@ def ended(s):
 
 
 @case
-def nodes_link_while_the_door_is_crowded():
-    """Idle strangers who take every place do not keep a node out."""
+def idle_strangers_do_not_keep_a_node_out():
+    """Idle connections take every place for unauthenticated peers; a restarted node links all the same."""
     with Cluster(2, start=False) as c:
         crowd = []
         c[0].start()
@@ -261,7 +260,7 @@ def nodes_link_while_the_door_is_crowded():
 
 @case
 def second_daemon_of_one_name():
-    """Who comes later is refused and told why, once; the first one's job goes on."""
+    """The later daemon is refused and logs why, once; the first daemon's job goes on."""
     with Cluster(2) as c:
         port, = free_ports(1)
         own = {"socket": f"{c.directory}/twin.sock", "state_dir": f"{c.directory}/twin.state",
@@ -271,7 +270,7 @@ def second_daemon_of_one_name():
         ranks = c.ranks("work", small_layout(), [0, 1], hold=2, push=2)
         c.daemons.append(twin)
         twin.start()
-        until(lambda: "stop one of the two" in twin.log(), what="a word to the second one")
+        until(lambda: "stop one of the two" in twin.log(), what="the refusal in the second daemon's log")
         for a in ranks:
             a.start("train", steps=50, sets=SETS)
         finish_all(ranks)
@@ -281,7 +280,7 @@ def second_daemon_of_one_name():
 
 
 def crowd(address, port, n):
-    """A process of strangers from one address, who come back at once when they are shown out."""
+    """A process with n connections from one address, which connects anew whenever one is closed."""
     process = multiprocessing.get_context("fork").Process(target=be_crowd, args=(address, port, n), daemon=True)
     process.start()
     return process
@@ -308,10 +307,10 @@ def be_crowd(address, port, n):
 
 @cases_of(["127.0.0.1", "127.0.0.2"])
 def reconnecting_strangers_do_not_keep_a_restarted_node_out(address):
-    """More strangers than the door has places, at the peer's address and at another one."""
+    """More connections than places for unauthenticated peers, from the peer's address and from another one."""
     with Cluster(2) as c:
         crowds = [crowd(address, d.port, 130) for d in c.daemons]
-        until(lambda: all("refused a connection" in d.log() for d in c.daemons), what="a crowd at the door")
+        until(lambda: all("refused a connection" in d.log() for d in c.daemons), what="refused connections")
         for d in reversed(c.daemons):
             d.restart()
             until(lambda d=d: d.ctl_run("status").returncode == 0, what=f"daemon {d.name}")
@@ -325,7 +324,7 @@ def reconnecting_strangers_do_not_keep_a_restarted_node_out(address):
 
 @case
 def descriptors_run_out():
-    """Clients for which no descriptor is left are closed, and the log tells of it now and then."""
+    """Clients for which no descriptor is left are closed; the log says so at a limited rate."""
     with Cluster(1, start=False) as c:
         c[0].start(wrapper=["prlimit", "--nofile=64:64"])
         c.wait_up()
@@ -344,7 +343,7 @@ def descriptors_run_out():
 
 
 @case
-def first_word_is_hello():
+def request_before_hello():
     with Cluster(1) as c:
         raw = wire.Raw(c[0].socket)
         status, text, _ = raw.ask("query", {1: "status"})
@@ -375,8 +374,8 @@ def frame_above_the_limit():
 
 
 @case
-def frame_that_does_not_come():
-    """A promise of 60 MiB costs the daemon no memory."""
+def unfinished_large_frame():
+    """A frame's announced size of 60 MiB makes the daemon allocate nothing."""
     with Cluster(1) as c:
         before, raws = c[0].memory(), []
         for _ in range(20):
@@ -390,7 +389,7 @@ def frame_that_does_not_come():
 
 
 def mangled(r):
-    """A frame that is nearly right, or not at all."""
+    """A frame that is valid, slightly damaged, truncated or random."""
     what = r.choice(list(wire.BODY))
     good = wire.request(r.randint(0, 99), what, {r.randint(1, 6): r.choice([r.getrandbits(64), r.randbytes(9), "status"])
                                                  for _ in range(r.randint(0, 4))})
@@ -410,7 +409,7 @@ def mangled(r):
 
 @cases_of([1, 2, 3])
 def random_frames(seed):
-    """Thousands of frames at every state of a session, while a job trains."""
+    """Thousands of random frames in every state of a session, while a job trains."""
     r = random.Random(seed)
     with Cluster(2) as c:
         good = c.ranks("good", small_layout(), [0, 1], hold=2, push=2)
@@ -438,7 +437,7 @@ def random_frames(seed):
 
 @case
 def half_open_and_slow_clients():
-    """Sessions that say nothing, or a byte at a time, or never read, hold nobody up."""
+    """Sessions that are silent, send byte by byte or never read delay nobody else."""
     with Cluster(1) as c:
         silent = [wire.Raw(c[0].socket) for _ in range(50)]
         deaf = wire.Raw(c[0].socket, 2)
@@ -456,14 +455,14 @@ def half_open_and_slow_clients():
             time.sleep(0.005)  # what makes it slow
         assert slow.reply()[0] == wire.OK
         a.good(a.finish())
-        assert c[0].memory() < (1 << 20), "a client that does not read costs without bound"
+        assert c[0].memory() < (1 << 20), "a client that does not read takes unbounded memory"
         for raw in (*silent, deaf, slow):
             raw.close()
 
 
 @case
-def descriptors_sent_along_are_refused():
-    """By the kernel where it can, else by the daemon, which ends the connection."""
+def descriptors_in_messages_are_refused():
+    """The kernel refuses them where it can; otherwise the daemon ends the connection."""
     with Cluster(1) as c:
         before = c[0].descriptors()
         for _ in range(100):
@@ -475,7 +474,7 @@ def descriptors_sent_along_are_refused():
             except PermissionError:
                 pass
             raw.close()
-        until(lambda: c[0].descriptors() <= before + 1, what="descriptors that are closed")
+        until(lambda: c[0].descriptors() <= before + 1, what="the passed descriptors to be closed")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
 """usage: torture.py ZEROD ZEROCTL ACTOR GPT [--seed S] [--worlds N] [--kills N] [--minutes M] [--trace]
 
-Kills and stops trainers and daemons, cuts links, lets nodes lose what they hold and changes the
-owners, at random instants and at crash points where the daemon was built with them, while jobs
-train; then every job must have the bits of one that was left alone, for every step it made, and
-nothing may be left of it.
+Kills and stops trainers and daemons, cuts links, deletes nodes' states and changes the owners while jobs train, at
+random instants and, if the daemon was built with them, at crash points.  Every step of every job must have the bits of
+an undisturbed job, and a dropped job must leave nothing behind.
 
-Worlds of odd seeds have mirrors; only there nodes lose what they hold.  One world is a cluster with
-one job; each is a function of its seed, but for the moments at which things happen.  Ends after
---worlds worlds, or after so many kills or minutes, but not within what a world has planned: every
-kind of disturbance and its share of the crash points.  Exit status 0 if all worlds were as they
-should be; and in four worlds or --kills 1000 every crash point must have been passed.
+A world is a cluster with one job.  It depends on its seed alone, except for the instants of its disturbances.  Worlds of
+odd seeds have mirrors; only there nodes lose their states.  torture.py ends after --worlds worlds, --kills kills or
+--minutes minutes, but each world first completes its plan: every kind of disturbance and its share of the crash points.
+Exit status: 0 if all worlds passed; with four worlds or --kills 1000, only if daemons died at every crash point too.
 """
 import argparse
 import itertools
@@ -27,21 +25,21 @@ from cluster import SLOW, Tools, crash_points  # noqa: E402
 from disturbances import KINDS, MIRRORED, Disturber, Tally  # noqa: E402
 from world import Plan, World, undisturbed  # noqa: E402
 
-SLACK_KB = 16384  # that a disturbed daemon may be larger than another
-POINT_TRIES = 4   # of one crash point before it counts as never passed
+SLACK_KB = 16384  # KiB by which a disturbed daemon may be larger than an undisturbed one
+POINT_TRIES = 4   # tries of a crash point before it counts as never reached
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("zerod", "zeroctl", "actor", "gpt"):
         parser.add_argument(name)
-    parser.add_argument("--seed", type=int, default=1, help="of the first world; the next ones count on")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first world; each next world adds 1")
     parser.add_argument("--worlds", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0)
     parser.add_argument("--per-world", type=int, default=50, help="kills in one world")
     parser.add_argument("--no-points", action="store_true", help="leave crash points out")
-    parser.add_argument("--trace", action="store_true", help="say what is done")
+    parser.add_argument("--trace", action="store_true", help="print each disturbance")
     options = parser.parse_args()
     Tools.zerod, Tools.zeroctl, Tools.actor, Tools.gpt = options.zerod, options.zeroctl, options.actor, options.gpt
     if not (options.worlds or options.kills or options.minutes):
@@ -50,12 +48,12 @@ def arguments():
 
 
 def points_of_training():
-    """No job trains during restores (spoilt.py); states are on no GPU (gpu_states.py)."""
+    """The crash points that training reaches; spoilt.py has those of restores, gpu_states.py those of states on GPUs."""
     return [p for p in crash_points() if not p.startswith(("restore.", "planes."))]
 
 
 def possible_kinds(disturber):
-    """How likely each is."""
+    """The kinds of disturbance that this world allows, with their weights."""
     return {k: weight for k, weight in KINDS.items() if disturber.possible(k)}
 
 
@@ -95,7 +93,7 @@ class Torture:
     # ---- one world ----------------------------------------------------------------
 
     def planned(self, world, disturber):
-        """Every kind once, those of long silence in two of four worlds, and crash points."""
+        """Every kind once, the slow ones in half of the worlds, and this world's share of the crash points."""
         rng = world.rng
         possible = possible_kinds(disturber)
         kinds = [k for k, weight in possible.items() if weight >= 1 or world.plan.seed % 4 < 2]
@@ -150,7 +148,7 @@ class Torture:
             assert all(a <= b + SLACK_KB for a, b in zip(end["memory"], alone["memory"])), \
                 f"daemons hold {end['memory']} kB, undisturbed {alone['memory']} kB"
 
-    # ---- what it came to ---------------------------------------------------------------
+    # ---- the report ---------------------------------------------------------------
 
     def report(self):
         t = self.tally

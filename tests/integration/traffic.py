@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What moves between nodes at stage 3: 3 psi (N - 1) / N elements a step and node, less what
-the window held already, however many trainers a node has.
+"""Elements that travel between nodes at stage 3: 3 psi (N - 1) / N per step and node, less the groups that the window
+still has, however many trainers a node has.
 
-The groups are of one size and divide evenly, so that the counters can be held to the formula."""
+All groups have one size and divide evenly, so that the counters must match the formula."""
 import os
 import sys
 
@@ -25,7 +25,7 @@ def all_do(actors, do, **fields):
 
 
 def lockstep(actors):
-    """A step of stage 3; all trainers work on the same group at the same time."""
+    """A step of stage 3 in which all trainers work on the same group at the same time."""
     for g in [*range(GROUPS), *reversed(range(GROUPS))]:
         all_do(actors, "fetch", group=g)
         all_do(actors, "release", group=g)
@@ -36,7 +36,7 @@ def lockstep(actors):
 
 
 def counters(daemon, size):
-    """Elements by kind: as counted by the link and by the job."""
+    """Elements by kind, as the links and the job count them."""
     s, job = daemon.status(), daemon.job("traffic")
     total = {f"{way}_{kind}": sum(p[way][kind] for p in s["peers"] if not p["self"]) / size
              for way in ("sent", "received") for kind in ("gather", "reduce")}
@@ -46,7 +46,7 @@ def counters(daemon, size):
 
 
 def measure(nodes, per_node, size=4, dtype="fp32", free=False, slabs=4, **options):
-    """By node, for one step: the counters' growth over STEPS steps behind the first."""
+    """For each node: the counters' growth per step, over STEPS steps after the first."""
     placement = [i for i in range(nodes) for _ in range(per_node)]
     with Cluster(nodes, window=slabs * ELEMENTS * size, **options) as c:
         ranks = c.ranks("traffic", layout(dtype), placement, hold=1, push=GROUPS, grad=dtype,
@@ -67,7 +67,7 @@ def near(a, b):
 
 
 def check(nodes, seen):
-    """Elements that moved against the formula; a gather saved is a group's remote part."""
+    """Compares the counters with the formula; each gather that the window saves is the remote part of a group."""
     for n in seen:
         remote = (nodes - 1) / nodes
         saved = (2 * GROUPS - n["gathers"]) * ELEMENTS * remote
@@ -85,12 +85,12 @@ def formula_nodes(nodes):
     check(nodes, seen)
     for n in seen:  # one trainer that does not prefetch: each fetch is a gather or a hit
         assert n["hits"] + n["gathers"] == 2 * GROUPS and n["misses"] == n["gathers"], n
-        assert n["hits"] == 4, f"the last four groups are still there in the backward pass: {n}"
+        assert n["hits"] == 4, f"the window still has the last four groups in the backward pass: {n}"
 
 
 @case
 def a_prefetched_group_is_a_hit():
-    """A prefetch counts as neither: of fetches, one finds its group in the window, the next one does not."""
+    """A prefetch counts as neither hit nor miss; the fetch after it is a hit, the fetch of another group a miss."""
     with Cluster(2, window=4 * ELEMENTS * 4) as c:
         a, = c.ranks("traffic", layout("fp32"), [0], hold=2, push=GROUPS)
 
@@ -105,7 +105,7 @@ def a_prefetched_group_is_a_hit():
 
 
 @cases_of([2, 3])
-def trainers_of_a_node_share(nodes):
+def trainers_of_a_node_share_gathers(nodes):
     one, four = measure(nodes, 1), measure(nodes, 4)
     check(nodes, four)
     for a, b in zip(one, four):
@@ -114,9 +114,9 @@ def trainers_of_a_node_share(nodes):
 
 
 @case
-def trainers_on_their_own():
-    """Not in step, and with prefetch: what moves is what was gathered, a group at least once.  Where
-    the window holds the whole model no group is gathered twice, however far the trainers drift apart."""
+def trainers_out_of_step():
+    """Trainers drift apart and prefetch: each gather moves a group's remote part, and each group is gathered at least
+    once a step; exactly once if the window has room for the whole model."""
     for slabs in (4, GROUPS):
         for n in measure(2, 2, free=True, slabs=slabs):
             assert n["job_gather"] == n["gathers"] * ELEMENTS / 2, n
@@ -131,7 +131,7 @@ def sixteen_bits():
 
 
 @case
-def tcp_counts_alike():
+def tcp_moves_the_same():
     check(2, measure(2, 1, bulk="tcp"))
 
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""The example trainer goes on whatever dies, and learns the same to the bit.
+"""The example trainer survives any death, and learns the same bits.
 
-Each case trains with deaths while the job passes some versions; the service's checksum is that of an
-undisturbed run.
+Each case kills at certain versions of the job; at the end the service's checksum must be that of an undisturbed run.
 """
 import json
 import os
@@ -25,7 +24,7 @@ VARIANTS = {"stage_1": ["--stage", "1"], "stage_3": [],
 
 
 class Run:
-    """Two trainers of a job on so many daemons."""
+    """Two trainers of a job, on `nodes` daemons."""
 
     def __init__(self, nodes, variant):
         self.cluster, self.nodes, self.variant = Cluster(nodes), nodes, variant
@@ -63,7 +62,7 @@ class Run:
         daemon.start()
 
     def version(self):
-        """Of the job as some daemon that is up knows it."""
+        """The job's version, as the first daemon that answers knows it."""
         for daemon in self.cluster.daemons:
             r = daemon.ctl_run("--json", "status")
             for job in json.loads(r.stdout)["jobs"] if r.returncode == 0 else []:
@@ -79,7 +78,7 @@ class Run:
         for rank in range(2):
             self.start(rank)
         for version, death, who in deaths:
-            self.come_to(version)
+            self.reach(version)
             getattr(self, death)(who)
         for rank, trainer in enumerate(self.trainers):
             status = trainer.wait(120 * SLOW)
@@ -88,15 +87,15 @@ class Run:
         assert self.version() == STEPS
         return self.cluster.checksum("gpt")
 
-    def come_to(self, version):
-        """The trainers go on for moments, and stand still while the daemon is asked: however long that takes,
-        they are not past their end then."""
+    def reach(self, version):
+        """Waits for the version. Trainers are stopped while a daemon is asked, so that a slow answer cannot let them
+        train to their end."""
         end = time.monotonic() + 60 * SLOW
-        while not self.has_come_to(version):
-            assert time.monotonic() < end, f"version {version} did not come"
+        while not self.has_reached(version):
+            assert time.monotonic() < end, f"version {version} was not reached"
             time.sleep(0.02)
 
-    def has_come_to(self, version):
+    def has_reached(self, version):
         self.all_train()
         self.signal(signal.SIGSTOP)
         there = self.version() >= version

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which nodes hold shards, and how that changes: by a majority, by a person's word, and never in two ways."""
+"""The owner list changes by a majority or by a person's takeover, and there are never two lists."""
 import json
 import os
 import subprocess
@@ -13,7 +13,7 @@ LAYOUT = small_layout(blocks=2, width=64)
 
 
 def view(daemon):
-    """It may be starting anew just now, with other owners."""
+    """The daemon's view; waits while the daemon starts anew with other owners."""
     return json.loads(until(lambda: daemon.ctl_run("--json", "members").stdout, what=f"the view of {daemon.name}"))
 
 
@@ -37,7 +37,7 @@ def can_vote(*daemons):
 
 
 def asks(daemon, *words):
-    """zeroctl, not waited for."""
+    """Starts zeroctl and does not wait for it."""
     return subprocess.Popen([Tools.zeroctl, "--socket", daemon.socket, *words], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
 
@@ -55,8 +55,8 @@ def up_again(d, *others):
 
 
 @case
-def majority_goes_on_without_one():
-    """The one that was away learns what the others chose, and a new job lies where they say."""
+def majority_changes_the_list_without_one_node():
+    """The node that was away learns the list that the others chose, and a new job has the owners of that list."""
     with Cluster(3, owners=2) as c:
         can_vote(*c.daemons)
         c[2].kill()
@@ -74,8 +74,8 @@ def majority_goes_on_without_one():
 
 
 @case
-def one_of_two_waits_and_says_so():
-    """What was given up is not done later; what is still waited for is."""
+def one_of_two_nodes_waits_for_the_other():
+    """A request that timed out is not carried out later; a request that still waits is."""
     with Cluster(2) as c:
         can_vote(*c.daemons)
         c[1].kill()
@@ -90,7 +90,7 @@ def one_of_two_waits_and_says_so():
 
 
 @case
-def takeover_needs_no_vote_of_the_dead():
+def takeover_needs_no_vote_of_the_dead_node():
     with Cluster(2) as c:
         can_vote(*c.daemons)
         c[1].kill()
@@ -102,7 +102,7 @@ def takeover_needs_no_vote_of_the_dead():
 
 
 @case
-def the_living_are_not_taken_over():
+def takeover_of_a_living_node_is_refused():
     with Cluster(3) as c:
         can_vote(*c.daemons)
         refused(c[0].ctl_run("takeover", "--node-is-dead", "n1"), "n1", "not dead", "remove-node")
@@ -112,7 +112,7 @@ def the_living_are_not_taken_over():
 
 
 @case
-def wishes_that_make_no_sense_are_refused():
+def senseless_changes_are_refused():
     with Cluster(2, owners=1) as c:
         refused(c[0].ctl_run("add-node", "n0"), "owner already")
         refused(c[0].ctl_run("add-node", "n7"), "n7", "peers")
@@ -134,7 +134,7 @@ def restarts_keep_the_view():
             comes_to(d, 2, "n2")
         for d in c.daemons:
             d.kill()
-        c[1].start()  # alone: what it knows lies on its disk
+        c[1].start()  # alone: it reads the view from its disk
         until(lambda: c[1].ctl_run("members").returncode == 0, what="n1")
         stands(c[1], 2, "n2")
         c[0].start(), c[2].start()
@@ -149,8 +149,8 @@ def restarts_keep_the_view():
 
 
 @case
-def competitors_agree():
-    """Of two changes at once one comes first; the other is told, or comes after it."""
+def two_changes_at_once_are_ordered():
+    """Of two changes at once one is made first; the other is refused, or made after it."""
     with Cluster(3) as c:
         can_vote(*c.daemons)
         for _ in range(4):
@@ -163,7 +163,7 @@ def competitors_agree():
             running = [asks(d, *words) for d, *words in wishes]
             said = [p.communicate(timeout=REPLY_S)[1] for p in running]
             if all("start anew" in text for text in said):
-                continue  # of the change before
+                continue  # the nodes still start anew after the previous change
             won = [p.returncode == 0 for p in running]
             assert any(won), said
             for ok, text in zip(won, said):
@@ -177,7 +177,7 @@ def competitors_agree():
 
 @case
 def damaged_votes_are_refused():
-    """The daemon does not start and says what to do; done that, it learns from the others."""
+    """The daemon does not start and says what to do; afterwards it learns the list from the others."""
     with Cluster(3) as c:
         can_vote(*c.daemons)
         c[0].change_owners("remove-node", "n2")
@@ -218,7 +218,7 @@ def votes_of_another_cluster_are_refused():
 
 
 @case
-def two_that_declared_each_other_dead_are_found():
+def two_lists_after_mutual_takeovers_are_found():
     with Cluster(2) as c:
         can_vote(*c.daemons)
         c[1].kill()
@@ -239,7 +239,7 @@ def two_that_declared_each_other_dead_are_found():
 
 
 @case
-def vote_that_cannot_be_written_is_no_vote():
+def vote_that_cannot_be_written_is_not_given():
     with Cluster(3) as c:
         can_vote(*c.daemons)
         c[2].kill()
@@ -253,7 +253,7 @@ def vote_that_cannot_be_written_is_no_vote():
 
 
 @case
-def others_may_look_and_not_touch():
+def other_users_may_read_the_view_and_not_change_it():
     if os.geteuid() != 0:
         raise Skip("needs root")
     with Cluster(1) as c:
@@ -268,7 +268,7 @@ def others_may_look_and_not_touch():
 
 
 @case
-def node_alone_writes_nothing():
+def single_node_writes_no_votes():
     with Cluster(1) as c:
         stands(c[0], 0, "n0")
         refused(c[0].ctl_run("remove-node", "n0"), "only owner")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a network, or who sits in it, does to the connections between two nodes while a job trains:
-the job ends with the same bits, and the log says what happened."""
+"""A network, or an attacker in it, damages the connections between two nodes while a job trains: the job ends with the
+same bits, and the log says what happened."""
 import os
 import sys
 import threading
@@ -12,12 +12,12 @@ from relay import Relay  # noqa: E402
 
 LAYOUT = small_layout(blocks=2, width=256)
 STEPS = 60
-TRANSFER = 4 << 20  # bytes of a session's memory that planes are read and written through; gradients follow
+TRANSFER = 4 << 20  # bytes of a session's memory for zero_get() and zero_put(); the push slots follow
 known = {}
 
 
 class Wire(Cluster):
-    """Two nodes; what they say goes through a relay."""
+    """Two nodes whose connections go through a relay."""
 
     def __init__(self, **options):
         super().__init__(2, start=False, bulk="tcp", **options)
@@ -33,7 +33,7 @@ class Wire(Cluster):
 
 
 def train(c, attack=None, steps=STEPS):
-    """Trains; attack(progress) is called while it does, where progress() waits for one more step."""
+    """Trains, and calls attack(progress) meanwhile; progress() waits for another step."""
     ranks = c.ranks("work", LAYOUT, [0, 1], hold=2, push=2)
     for a in ranks:
         a.start("train", steps=steps, sets=SETS, patient=True)
@@ -58,7 +58,7 @@ def unattacked():
 
 
 def flip_bits(c):
-    """An attack: bits of payloads both ways, while the job gets on."""
+    """An attack: flips bits of payloads in both directions while the job trains."""
     def attack(progress):
         for side in (0, 1, 1, 0):
             progress()
@@ -69,26 +69,27 @@ def flip_bits(c):
 
 @cases_of([("authenticated", "authenticated"), ("encrypted", "encrypted"), ("plain", "encrypted")], "{0[0]}_{0[1]}")
 def flipped_bits(payloads):
-    """A changed byte of a payload is noticed, if only one of the nodes wants that; the payload is asked for anew."""
+    """A changed byte of a payload is noticed, even if only one of the nodes asks for authentication; the payload is
+    requested again."""
     expected = unattacked()
     with Wire(per_node={i: {"tcp_payloads": p} for i, p in enumerate(payloads)}) as c:
         got = train(c, flip_bits(c))
         assert got == expected, f"{got} is not {expected}"
         told = sum(d.log().count("damaged on its way") for d in c.daemons)
-        assert told >= 4, "changed bytes were not told of"
+        assert told >= 4, "the log does not report the changed bytes"
 
 
 @case
 def silent_bulk_connection():
-    """A bulk connection over which nothing comes any more, while the link lives, is noticed and made anew."""
+    """A bulk connection that falls silent while the link lives is noticed and made anew."""
     expected = unattacked()
     with Wire() as c:
         def attack(progress):
             progress()
             silenced = c.relay.silence()
-            assert silenced, "payloads go by no connection through the relay"
+            assert silenced, "no bulk connection goes through the relay"
             until(lambda: any("nothing came for" in p["bulk_detail"] for d in c.daemons for p in d.status()["peers"]),
-                  what="a word on it in the status")
+                  what="the silence in the status")
             until(lambda: not any(p in c.relay.pairs for p in silenced), what="the end of the silent connection")
             progress()
         got = train(c, attack)
@@ -98,11 +99,11 @@ def silent_bulk_connection():
             lines = [line for line in d.log().splitlines() if "lost the link" in line]
             assert len(lines) == 1 and f"node {peer}" in lines[0], f"{d.name} does not name the peer once: {lines}"
             silent += "nothing came over the bulk connection" in lines[0]
-        assert silent, "no node tells why"  # the one that notices later may only see that the connection was closed
+        assert silent, "no node says why"  # the one that notices later may only see that the connection was closed
 
 
 class Scribbler:
-    """Writes to a part of what a session shares with its daemon, all the time."""
+    """Keeps writing to a part of the memory that a session shares with its daemon."""
 
     def __init__(self, pid, gradients):
         with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
@@ -126,8 +127,8 @@ class Scribbler:
 
 
 @case
-def client_that_writes_to_what_it_has_pushed():
-    """A client's gradient changes on its way to another node: that spoils the client's own job, and no link."""
+def client_that_writes_to_a_pushed_gradient():
+    """A gradient changes while it travels to another node: that damages the client's own job, and breaks no link."""
     with Wire() as c:
         ranks = c.ranks("work", [group("g", tensor("t", 4 << 20))], [0, 1], hold=1, push=1)
         for a in ranks:
@@ -143,8 +144,8 @@ def client_that_writes_to_what_it_has_pushed():
 
 
 @case
-def client_that_writes_to_what_it_reads_into():
-    """Values that a client gets of another node change while they land: no link breaks."""
+def client_that_writes_to_values_while_it_reads_them():
+    """Values from another node change while they land in the client's memory: no link breaks."""
     with Wire() as c:
         a, _ = c.ranks("work", [group("g", tensor("t", 4 << 20))], [0, 1], hold=1, push=1)
         scribbler = Scribbler(a.pid, gradients=False)
