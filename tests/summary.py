@@ -3,12 +3,12 @@
 
 usage: summary.py TREE REPORTS COUNTS LOG...
 
-TREE names the tree, REPORTS is the directory of the sanitizers' reports, each LOG is a
-testlog.json of meson (absent: no test of it was run).  Prints a line a suite, what failed with
-the end of its output, and what was skipped; writes "passed failed skipped" to COUNTS.
+TREE is the tree's name, REPORTS the directory of the sanitizers' reports, each LOG a
+testlog.json of meson (if absent, none of its tests ran).  Prints a line for each suite, the end of each
+failed test's output, and the skipped tests; writes "passed failed skipped" to COUNTS.
 
-Rule: a Criterion executable counts for the tests in it, any other for one, and one that meson
-calls failed fails at least once, whatever it says of itself.
+Rule: a test that prints Criterion's summary counts as the tests in it, any other as one; a test that
+meson calls failed counts as at least one failure, whatever its summary says.
 """
 import json
 import os

@@ -8,7 +8,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, expect, finish_all, until  # noqa: E402
 from fake_gpu import environment  # noqa: E402
-from gpu_ranks import DEADLINE_MS, GROUPS, LAYOUTS, PLACEMENTS, attach, come_behind, gpus, in_host_memory, outcome  # noqa: E402
+from gpu_ranks import DEADLINE_MS, GROUPS, LAYOUTS, PLACEMENTS, attach, gpu_call, gpus, in_host_memory, outcome  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 UNOPENED = {"FAKE_GPU_NO_EVENTS": 1}
@@ -46,7 +46,7 @@ def a_call_waits_for_the_gpu_work_before_it(what):
         a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
         a.do("fetch", group=1)
         begin = time.monotonic()
-        come_behind(a, what)
+        gpu_call(a, what)
         assert time.monotonic() - begin >= delay, f"the {what} did not wait for the GPU"
 
 

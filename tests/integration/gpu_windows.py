@@ -12,7 +12,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, SLOW, expect, finish_all, push_all, small_layout, until  # noqa: E402
 from fake_gpu import environment  # noqa: E402
-from gpu_ranks import (DEADLINE_MS, EVERYWHERE, GROUPS, LAYOUTS, PLACEMENTS, STEPS, attach, come_behind, gpus,  # noqa: E402
+from gpu_ranks import (DEADLINE_MS, EVERYWHERE, GROUPS, LAYOUTS, PLACEMENTS, STEPS, attach, gpu_call, gpus,  # noqa: E402
                        in_host_memory, memory_of_gpu, outcome, train)
 from harness import Skip, case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
@@ -179,7 +179,7 @@ def the_step_waits_for_the_gpu_work_before(what):
         a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
         a.do("fetch", group=1)
         begin = time.monotonic()
-        come_behind(a, what)
+        gpu_call(a, what)
         if what != "step":
             a.do("step", sets=SETS)
         assert time.monotonic() - begin >= delay, "the step did not wait for the GPU"

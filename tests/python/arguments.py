@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Wrong arguments are exceptions that name what is wrong; none is a crash, and none harms the
-client."""
+"""A wrong argument raises an exception that names it; none crashes or breaks the client."""
 import array
 import ctypes
 import math
@@ -20,7 +19,7 @@ def still_works(client):
 
 
 @cases_of({**WRONG_TYPES, **WRONG_NUMBERS})
-def groups_that_are_not(what):
+def wrong_group_arguments(what):
     wrong = {**WRONG_TYPES, **WRONG_NUMBERS}[what]
     with attached() as (_, client):
         for call in (client.fetch, client.prefetch, client.release, client.grad, client.push,
@@ -31,7 +30,7 @@ def groups_that_are_not(what):
 
 
 @case
-def groups_and_tensors_that_there_are_not():
+def unknown_groups_and_tensors():
     with attached() as (_, client):
         for call in (client.fetch, client.prefetch, client.release, client.grad, client.push,
                      lambda g: client.push(g, b"\1")):
@@ -47,7 +46,7 @@ def groups_and_tensors_that_there_are_not():
 
 
 @cases_of({**WRONG_TYPES, **WRONG_NUMBERS})
-def places_in_planes_that_are_not(what):
+def wrong_tensors_and_ranges(what):
     wrong, kind = {**WRONG_TYPES, **WRONG_NUMBERS}[what], TypeError if what in WRONG_TYPES else ValueError
     wrong = 2**64 if what == "large" else wrong
     with attached() as (_, client):
@@ -75,13 +74,13 @@ def ranges_outside_the_tensor(values):
 
 
 @cases_of(WRONG_WORDS)
-def planes_that_are_not(what):
+def wrong_planes(what):
     with attached() as (_, client), raises((TypeError, ValueError), "plane"):
         client.get(0, WRONG_WORDS[what], 0, 1, bytearray(4))
 
 
 @case
-def planes_that_clients_do_not_read():
+def planes_that_clients_cannot_read():
     with attached() as (_, client):
         with raises(zerod.Invalid):
             client.get(0, "grad", 0, 1, bytearray(4))
@@ -90,18 +89,18 @@ def planes_that_clients_do_not_read():
 
 
 @case
-def memory_that_is_none():
+def wrong_addresses():
     with attached() as (_, client):
         for call in (client.get, client.put):
             for address, kind in ((0, ValueError), (-1, ValueError), (2**64, ValueError), (None, TypeError),
                                   (1.5, TypeError), ("x", TypeError), (object(), TypeError)):
                 with raises(kind):
                     call(0, "master", 0, 1, address)
-            call(0, "master", 3, 0, 0)  # nothing needs no memory
+            call(0, "master", 3, 0, 0)  # zero elements need no memory
 
 
 @case
-def buffers_have_the_very_size():
+def buffers_must_have_the_exact_size():
     with attached() as (_, client):
         for call in (client.get, client.put):
             for size in (0, 1, 3, 5, 8):
@@ -114,7 +113,7 @@ def buffers_have_the_very_size():
 
 
 @case
-def read_only_memory_is_for_reading():
+def read_only_memory_can_be_put_only():
     with attached() as (_, client):
         with raises(TypeError, "read-only"):
             client.get(0, "master", 0, 1, b"1234")
@@ -138,7 +137,7 @@ def present_has_a_byte_for_each_tensor():
 
 @cases_of({"none": None, "numbers": [1.0], "short": [()], "long": [(1, 2, 3, 4, 5, 6, 7)], "text": [("a", 0, 0, 0, 0)],
            "none_inside": [(None, 0, 0, 0, 0)], "letters": ["abcde"]}.items(), "{0[0]}")
-def hyperparameters_that_are_not(values):
+def wrong_hyperparameters(values):
     with attached() as (_, client):
         with raises(TypeError):
             client.step(values[1])
@@ -163,7 +162,7 @@ def too_many_or_too_few_sets():
            ("clip_norm", math.nan, zerod.Invalid), ("loss_scale", -1.0, zerod.Invalid),
            ("loss_scale", math.inf, zerod.Invalid), ("growth_interval", -1, ValueError),
            ("growth_interval", 2**32, ValueError), ("growth_interval", 1.0, TypeError), ("loss_scale", 10**400, ValueError)], "{0[0]}_{0[1]!r:.20}")
-def step_s_numbers(values):
+def wrong_numbers_of_a_step(values):
     name, value, kind = values
     with attached() as (_, client):
         with raises(kind, name if kind in (TypeError, ValueError) else ""):
@@ -174,7 +173,7 @@ def step_s_numbers(values):
 @cases_of([("hold_groups", -1), ("hold_groups", 2**32), ("push_groups", "all"), ("grad_dtype", "int8"),
            ("grad_dtype", 1), ("reduce_dtype", None), ("reduce_dtype", "fp8"), ("device", 0), ("device", "cpu"),
            ("device", "cuda"), ("device", "cuda:0\0")], "{0[0]}_{0[1]!r:.20}")
-def needs_that_are_not(values):
+def wrong_needs(values):
     name, value = values
     with Cluster(1) as cluster, zerod.connect(socket=cluster[0].socket) as client:
         with raises((TypeError, ValueError, zerod.Invalid), name):
@@ -183,7 +182,7 @@ def needs_that_are_not(values):
 
 
 @case
-def a_device_whose_plugin_is_not_there():
+def a_device_without_its_plugin():
     with Cluster(1) as cluster, zerod.connect(socket=cluster[0].socket) as client:
         os.environ["ZEROD_CUDA_PLUGIN"] = "/nonexistent/plugin.so"
         try:
@@ -195,7 +194,7 @@ def a_device_whose_plugin_is_not_there():
 
 
 @cases_of({"text": "0", "float": 0.0, "negative": -1, "enormous": 2**64})
-def streams_that_are_not(stream):
+def wrong_streams(stream):
     stream = {"text": "0", "float": 0.0, "negative": -1, "enormous": 2**64}[stream]
     with attached() as (_, client):
         for call in (client.release, client.push):
@@ -207,13 +206,13 @@ def streams_that_are_not(stream):
 
 
 @case
-def layouts_that_are_not():
+def wrong_layouts():
     with Cluster(1) as cluster, zerod.connect(socket=cluster[0].socket) as client:
         for wrong in (7, "layout", object()):
             with raises(TypeError, "Layout"):
                 client.attach(wrong)
         with raises(zerod.Invalid):
-            client.attach()  # only an observer is given one
+            client.attach()  # only an observer attaches without a layout
         with raises(zerod.Invalid):
             client.attach(zerod.Layout())
         client.attach(small_layout())
@@ -222,7 +221,7 @@ def layouts_that_are_not():
 # ---- layouts -------------------------------------------------------------------------
 
 @case
-def names_that_are_not():
+def wrong_names():
     layout = zerod.Layout()
     layout.group("g", "fp32")
     for name, kind in ((None, TypeError), (1, TypeError), (b"x", TypeError), ("a\0b", ValueError), ("\ud800", ValueError),
@@ -236,7 +235,7 @@ def names_that_are_not():
 
 
 @case
-def names_that_there_are_already():
+def duplicate_names():
     with Cluster(1) as cluster, zerod.connect(socket=cluster[0].socket) as client:
         layout = small_layout()
         layout.tensor(1, "w", [1])
@@ -246,7 +245,7 @@ def names_that_there_are_already():
 
 @cases_of({"negative": [-1], "float": [1.0], "text": "ab", "none": None, "number": 3, "huge": [2**64], "many": [1] * 9,
            "none_inside": [None]}.items(), "{0[0]}")
-def shapes_that_are_not(values):
+def wrong_shapes(values):
     layout = zerod.Layout()
     layout.group("g", "fp32")
     with raises((TypeError, ValueError)):
@@ -255,7 +254,7 @@ def shapes_that_are_not(values):
 
 
 @case
-def shapes_that_are_too_large():
+def too_large_shapes():
     layout = zerod.Layout()
     layout.group("g", "fp32")
     for shape in ([2**63], [2**32, 2**32], [2**41], [2**64 - 1] * 8):
@@ -266,7 +265,7 @@ def shapes_that_are_too_large():
 
 @cases_of([("set", -1), ("set", 256), ("set", "x"), ("init", "ones"), ("init", 0), ("seed", -1), ("seed", 2**64),
            ("value", "x"), ("value", None)], "{0[0]}_{0[1]!r:.20}")
-def tensors_that_are_not(values):
+def wrong_tensor_arguments(values):
     name, value = values
     layout = zerod.Layout()
     layout.group("g", "fp32")
@@ -275,7 +274,7 @@ def tensors_that_are_not(values):
 
 
 @case
-def groups_of_layouts_that_are_not():
+def wrong_groups_of_a_layout():
     layout = zerod.Layout()
     with raises(zerod.Error):
         layout.tensor(0, "t", [1])
@@ -300,7 +299,7 @@ def groups_of_layouts_that_are_not():
 
 
 @case
-def reading_a_layout_outside_it():
+def unknown_groups_and_tensors_of_a_layout():
     layout = small_layout()
     for read in (layout.group_name, layout.dtype, layout.group_elements, layout.group_tensors):
         for index in (-1, 2, 2**32, 2**100):
@@ -321,7 +320,7 @@ def reading_a_layout_outside_it():
            ("timeout", math.nan), ("timeout", math.inf), ("timeout", 1e12), ("timeout", "1"),
            ("socket", 3), ("socket", "/nowhere/" * 30), ("socket", "a\0"), ("rank", "0"), ("rank", 5),
            ("world_size", 0), ("world_size", 2**40), ("local_world_size", 2)], "{0[0]}_{0[1]!r:.20}")
-def connections_that_are_not(values):
+def wrong_connections(values):
     name, value = values
     with raises((TypeError, ValueError, zerod.Invalid), name if name not in ("job", "socket") else ""):
         zerod.connect(**{name: value})
@@ -334,7 +333,7 @@ def nobody_listens():
 
 
 @case
-def queries_that_are_not():
+def wrong_queries():
     with attached() as (_, client):
         for arguments, kind in (((None,), TypeError), ((1,), TypeError), (("a\0",), ValueError), (("jobs", 1), TypeError),
                                 (("x" * 2**20,), zerod.Error), (("",), zerod.Error)):

@@ -69,7 +69,7 @@ def puts_are_fetched():
 
 
 @case
-def steps_are_adamw_s():
+def steps_compute_adamw():
     with attached() as (_, client):
         client.put(0, "master", 0, 15, floats(*[1] * 15))
         for value in (0.5, -0.25, 3):
@@ -124,7 +124,7 @@ def overflow_skips_and_halves_the_scale():
 
 
 @case
-def step_without_sets_forgets_the_gradients():
+def step_without_sets_discards_the_gradients():
     with attached() as (_, client):
         push_all(client)
         client.step([])
@@ -184,9 +184,9 @@ def private_views_stay_and_may_be_written():
 
 @case
 def a_step_on_a_gpu():
-    """The fake one, whose memory can be read here."""
+    """The GPU is the fake one, whose memory this process can read."""
     plugin = os.path.join(os.path.dirname(Tools.actor), "zerod-fake-gpu.so")
-    os.environ["ZEROD_CUDA_PLUGIN"] = os.path.abspath(plugin)  # of daemon and client
+    os.environ["ZEROD_CUDA_PLUGIN"] = os.path.abspath(plugin)  # for the daemon and the client
     try:
         with attached(device="cuda:0") as (cluster, client):
             assert cluster[0].job(client.job)["gather"]["place"] == "gpu 0"
@@ -214,7 +214,7 @@ def held_groups_are_limited():
 
 
 @case
-def wrong_order_is_told():
+def calls_out_of_order():
     with attached(push_groups=1) as (_, client):
         with raises(zerod.Order, "zero_grad"):
             client.push(0)
@@ -229,7 +229,7 @@ def wrong_order_is_told():
 
 
 @case
-def nothing_goes_before_attach():
+def calls_before_attach():
     with Cluster(1) as cluster, zerod.connect(socket=cluster[0].socket) as client:
         assert client.layout is None
         for call in (lambda: client.fetch(0), lambda: client.grad(0), client.norm, lambda: client.step(SETS),
@@ -266,7 +266,7 @@ def gradients_of_two_nodes_are_averaged():
 
 
 @case
-def rank_that_does_not_come_is_named():
+def missing_rank_is_named():
     with Cluster(1) as cluster, zerod.connect("job", 0, 2, socket=cluster[0].socket, timeout=2) as client:
         with raises(zerod.Deadline, "rank 1"):
             client.attach(small_layout())
@@ -283,8 +283,8 @@ def rank_that_does_not_step_is_named():
 
 
 @case
-def other_hyperparameters_are_told():
-    """To the rank that comes second, which may go on with the first one's."""
+def different_hyperparameters_are_refused():
+    """The rank that steps second is refused, and may step again with the first rank's."""
     others, told = [SETS[0]._replace(lr=1.0)], []
 
     def step(client, mine, theirs):
@@ -302,7 +302,7 @@ def other_hyperparameters_are_told():
 
 
 @case
-def other_layout_is_told():
+def different_layout_is_refused():
     with attached("job") as (cluster, _), zerod.connect("job", socket=cluster[0].socket) as client:
         layout = small_layout()
         layout.tensor(1, "more", [1])
@@ -335,7 +335,7 @@ def queries_are_answered():
 # ---- layouts -------------------------------------------------------------------------
 
 @case
-def layout_is_as_it_was_made():
+def layout_reads_back_as_it_was_made():
     layout = small_layout("bf16")
     assert (layout.groups, layout.tensors) == (2, 4)
     assert [layout.group_name(g) for g in (0, 1)] == ["block", "head"] and layout.dtype(1) == "bf16"
@@ -359,7 +359,7 @@ def scalars_and_empty_tensors_have_shapes():
 
 
 @case
-def first_values_are_made_by_the_service():
+def service_makes_the_first_values():
     layout = zerod.Layout()
     layout.group("g", "fp32")
     layout.tensor(0, "one", [10], init="constant", value=1.5)
@@ -371,7 +371,7 @@ def first_values_are_made_by_the_service():
 
 
 @case
-def job_s_layout_is_read_only_and_ends_with_its_client():
+def layout_of_a_client_is_read_only_and_ends_with_it():
     with attached() as (_, client):
         layout = client.layout
         assert layout.tensor_name(3) == "head"
@@ -383,7 +383,7 @@ def job_s_layout_is_read_only_and_ends_with_its_client():
 
 
 @case
-def layout_stays_once_it_is_attached():
+def attached_layout_cannot_change():
     layout = small_layout()
     with attached(layout=layout):
         with raises(TypeError, "attach"):
@@ -392,7 +392,7 @@ def layout_stays_once_it_is_attached():
 
 
 @case
-def groups_of_some_ranks():
+def groups_of_a_subset_of_the_ranks():
     layout = zerod.Layout()
     layout.group("all", "fp32")
     layout.tensor(0, "a", [3])

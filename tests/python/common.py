@@ -1,4 +1,4 @@
-"""What the cases of the Python client share."""
+"""Shared by the suites of the Python client."""
 import contextlib
 import os
 import subprocess
@@ -14,11 +14,11 @@ from cluster import REPLY_S, Cluster, spawn  # noqa: E402
 import zerod  # noqa: E402
 from zerod import _library  # noqa: E402
 
-# daemons take ZEROD_* for their options, so that harness.py removes them: what it names is loaded now
+# harness.py removes ZEROD_*, which daemons take for options: the library that $ZEROD_LIBRARY names is loaded now
 LIBRARY = os.path.abspath(os.environ.get("ZEROD_LIBRARY") or _library.library()._name)
 _library.library()
 SETS = [zerod.AdamWSet(1e-2, 0.9, 0.99, 1e-8, 0.1)]
-# what a case must not find in its environment
+# variables that would change what a case sees
 FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "ZEROD_JOB", "SLURM_PROCID",
            "SLURM_NTASKS", "SLURM_JOB_ID")
 for name in FOREIGN:
@@ -50,14 +50,14 @@ def small_layout(dtype="fp32"):
 
 @contextlib.contextmanager
 def attached(job=None, layout=None, **needs):
-    """(cluster, client): a rank that is alone with a daemon."""
+    """(cluster, client): one daemon, and an attached client that is the job's only rank."""
     with Cluster(1) as cluster, zerod.connect(job, socket=cluster[0].socket, timeout=60) as client:
         client.attach(layout or small_layout(), **needs)
         yield cluster, client
 
 
 def together(*functions):
-    """Runs functions at once, each in a thread; their results."""
+    """Runs the functions in parallel, each in a thread; their results."""
     results, errors = [None] * len(functions), []
 
     def run(i):

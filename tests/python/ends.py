@@ -63,7 +63,7 @@ def closed_client_refuses(name):
 
 
 @case
-def lost_daemon_is_told():
+def lost_daemon_is_an_error():
     with Cluster(1) as cluster:
         client = zerod.connect("job", socket=cluster[0].socket, timeout=1)
         client.attach(small_layout())
@@ -76,7 +76,7 @@ def lost_daemon_is_told():
 
 
 @case
-def stopped_daemon_is_given_up():
+def call_to_a_stopped_daemon_times_out():
     with Cluster(1) as cluster:
         client = zerod.connect("job", socket=cluster[0].socket, timeout=1)
         client.attach(small_layout())
@@ -130,7 +130,7 @@ def child_does_not_end_the_job_of_its_parent():
 client = zerod.connect()
 client.attach(layout)
 if os.fork() == 0:
-    sys.exit(0)  # runs what is registered for the end
+    sys.exit(0)  # runs the handlers registered with atexit
 os.wait()
 print([job["job"] for job in client.query("jobs")["jobs"]] == [client.job], client.step([]).version)
 """, cluster))
@@ -176,7 +176,7 @@ def forked_child_connects_anew():
 
 @case
 def forked_child_does_not_keep_the_rank():
-    """The parent's end is seen though a child lives on."""
+    """The daemon sees the parent's end although a forked child lives on."""
     with Cluster(1) as cluster:
         process = python(ATTACH + """
 client = zerod.connect("job", 0, 1)
@@ -201,7 +201,7 @@ os.wait()
 
 @case
 def exception_in_the_block_is_a_loss():
-    """The other rank is told who it was."""
+    """The other rank's error names the lost rank."""
     with Cluster(1) as cluster:
         attaching = threading.Barrier(2)
 
@@ -222,7 +222,7 @@ def exception_in_the_block_is_a_loss():
 
 @cases_of(["attach", "norm", "step"])
 def interrupt_ends(name):
-    """Ctrl-C while another rank is waited for; the rest of the minute is not waited."""
+    """Ctrl-C ends a call that waits for another rank at once, not at its timeout of a minute."""
     with Cluster(1) as cluster:
         script = ATTACH + f"""
 client = zerod.connect("job", 0, 2)
@@ -250,13 +250,13 @@ except zerod.Closed as why:
             with raises(zerod.Deadline, "rank 0"):
                 other.step(SETS)
         if name == "step":
-            assert other.step([]).version == 0, "rank 0 had ended its step"
+            assert other.step([]).version == 0, "the interrupted zero_step() counts"
         if other:
             other.close()
 
 
 def waits(cluster, name):
-    """Whether rank 0 waits for the other one in that call."""
+    """Whether rank 0 waits for the other rank in that call."""
     job = cluster[0].job("job")
     if not job or name == "attach":
         return bool(job)

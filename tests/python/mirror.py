@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The package's copy of zero.h and zero_types.h is their likeness."""
+"""The package's copies of declarations in zero.h and zero_types.h agree with the headers."""
 import ctypes
 import os
 import re
@@ -26,7 +26,7 @@ C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_
 
 
 def text_of(path):
-    """A header without its comments."""
+    """The text of a header without its comments."""
     with open(path, encoding="utf-8") as f:
         return re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)
 
@@ -60,7 +60,7 @@ def unknown_status_is_an_error_too():
 
 
 @case
-def library_names_the_statuses_likewise():
+def library_has_the_same_status_names():
     for name, code, _ in errors.STATUS:
         assert _library.library().zero_status_name(code).decode() == name
 
@@ -85,7 +85,7 @@ def first_values():
 
 
 @case
-def what_becomes_of_a_lost_rank():
+def choices_for_a_lost_rank():
     told = re.findall(r"ZERO_LOST_(\w+) = (\d+)", text_of(TYPES))
     assert {name.lower(): int(code) for name, code in told} == _library.ON_LOST
 
@@ -100,12 +100,12 @@ def limits():
 
 
 def fields_of(name):
-    """But for the values of a set, which are the members of a union."""
+    """All fields but the values of a set, which in C are members of a union."""
     return [field for field, _ in STRUCTS[name]._fields_ if (name, field) != ("zero_set", "values")]
 
 
 def program(names):
-    """Prints the size of each struct, and place and size of each field."""
+    """A C program that prints the size of each struct, and offset and size of each field."""
     lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "zero.h"', "int main(void) {"]
     for name in names:
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
@@ -117,7 +117,7 @@ def program(names):
 
 @cases_of(STRUCTS)
 def layout_in_memory_of(name):
-    """As the C compiler lays it out."""
+    """ctypes lays the struct out as the C compiler does."""
     with tempfile.TemporaryDirectory() as directory:
         source, exe = os.path.join(directory, "sizes.c"), os.path.join(directory, "sizes")
         with open(source, "w", encoding="ascii") as f:
@@ -143,7 +143,7 @@ def declarations():
 
 
 def agrees(c, python, result=False):
-    """Whether a C declaration is of that ctypes type."""
+    """Whether a C declaration has that ctypes type."""
     if result and c == "void":
         return python is None
     if "*" in c:
@@ -171,7 +171,7 @@ def functions_are_those_that_libzero_exports():
 
 
 @case
-def version_is_the_service_s():
+def version_is_that_of_the_service():
     with open(os.path.join(ROOT, "meson.build"), encoding="utf-8") as f:
         version = re.search(r"version: '([^']*)'", f.read())[1]
     with open(os.path.join(PACKAGE, "pyproject.toml"), encoding="utf-8") as f:

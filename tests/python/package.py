@@ -22,7 +22,7 @@ def modules(directory):
 
 
 def run(directory, script=SHOW, **variables):
-    """A Python process with the package of a directory only; status, output, errors."""
+    """Runs Python with only the package of this directory: status, output, errors."""
     environment = {"PATH": "/nowhere", "LD_LIBRARY_PATH": "", "PYTHONPATH": directory, **variables}
     done = subprocess.run([sys.executable, "-B", "-c", script], env=environment, cwd="/", stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=60, check=False)
@@ -35,12 +35,12 @@ def copied(directory):
 
 
 @case
-def package_is_whole_when_it_is_built():
+def built_package_is_complete():
     with tempfile.TemporaryDirectory() as directory:
         source, built = os.path.join(directory, "source"), os.path.join(directory, "built")
         shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
         if subprocess.run([sys.executable, "-c", "import setuptools"], capture_output=True, check=False).returncode:
-            raise Skip("setuptools is not there")
+            raise Skip("setuptools is not installed")
         done = subprocess.run([sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build", "--build-lib",
                                built], cwd=source, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=250, check=False)
@@ -50,13 +50,13 @@ def package_is_whole_when_it_is_built():
 
 
 @case
-def library_of_the_environment():
+def library_by_the_environment():
     assert run(PACKAGE, ZEROD_LIBRARY=LIBRARY)[:2] == (0, LIBRARY)
 
 
 @case
-def library_of_the_environment_is_the_only_one():
-    """A wrong path is an error, not a reason to look elsewhere."""
+def wrong_library_of_the_environment_is_an_error():
+    """If $ZEROD_LIBRARY is wrong, the package does not look elsewhere."""
     status, _, err = run(PACKAGE, ZEROD_LIBRARY="/nowhere/libzero.so.0")
     assert status and "ImportError" in err and "/nowhere/libzero.so.0" in err and "ZEROD_LIBRARY" in err, err
 
@@ -82,7 +82,7 @@ def library_of_the_checkout():
 
 
 @case
-def library_that_pkg_config_knows():
+def library_by_pkg_config():
     tool = shutil.which("pkg-config")
     if not tool:
         raise Skip("there is no pkg-config")
@@ -96,7 +96,7 @@ def library_that_pkg_config_knows():
 
 
 @case
-def missing_library_says_where_it_was_sought():
+def missing_library_error_lists_the_places():
     with tempfile.TemporaryDirectory() as directory:
         copied(directory)
         status, out, err = run(directory)
@@ -107,8 +107,8 @@ def missing_library_says_where_it_was_sought():
 
 
 @case
-def other_library_is_told():
-    """One that is no libzero, and one that is no library."""
+def other_libraries_are_refused():
+    """A library that is not libzero, and a file that is no library."""
     with tempfile.TemporaryDirectory() as directory:
         text = os.path.join(directory, "text")
         with open(text, "w", encoding="ascii") as f:
@@ -119,8 +119,7 @@ def other_library_is_told():
 
 
 @case
-def import_needs_no_library():
-    """And no PyTorch."""
+def import_needs_neither_library_nor_pytorch():
     with tempfile.TemporaryDirectory() as directory:
         copied(directory)
         script = "import sys, zerod; print(zerod.__version__, 'torch' in sys.modules)"

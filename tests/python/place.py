@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rank, world size and job by arguments, torchrun's variables and Slurm's."""
+"""Rank, world size and job from arguments, from torchrun's variables and from Slurm's."""
 import os
 import re
 from unittest import mock
@@ -15,17 +15,17 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_T
 
 
 @case
-def alone_without_anything():
+def one_rank_without_a_launcher():
     assert place(environment={}) == (0, 1, 1) and job({}) is None
 
 
 @case
-def torchrun_tells():
+def place_by_torchrun():
     assert place(environment=TORCHRUN) == (3, 8, 4)
 
 
 @case
-def slurm_tells():
+def place_by_slurm():
     assert place(environment=SLURM) == (5, 8, 4)
 
 
@@ -50,31 +50,31 @@ def arguments_come_first():
 
 
 @case
-def ranks_of_the_node_are_those_of_the_same_world():
-    """Four of eight are on this node; of two other ranks nothing is known."""
+def local_world_size_is_for_the_launchers_world_size():
+    """torchrun says that 4 of 8 ranks are on this node, and nothing about a job of 2 ranks."""
     assert place(1, 2, environment=TORCHRUN) == (1, 2, 2)
     assert place(1, 8, environment=TORCHRUN) == (1, 8, 4)
 
 
 @case
-def ranks_of_the_node_are_all_if_nobody_tells():
+def all_ranks_are_local_without_a_launchers_count():
     assert place(environment={"RANK": "1", "WORLD_SIZE": "2"}) == (1, 2, 2)
     assert place(environment={"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}) == (1, 2, 2)
 
 
 @case
-def full_arguments_ask_nobody():
+def full_arguments_ignore_the_environment():
     assert place(0, 1, 1, {"RANK": "junk", "WORLD_SIZE": "junk"}) == (0, 1, 1)
 
 
 @cases_of([("2(x3),1", 0, 2), ("2(x3),1", 2, 2), ("2(x3),1", 3, 1), ("4", 0, 4), ("1,2,3(x2)", 1, 2)], "{0}")
-def slurm_s_list(values):
+def slurms_list_of_tasks(values):
     tasks, node, local = values
     assert place(environment={**SLURM, "SLURM_TASKS_PER_NODE": tasks, "SLURM_NODEID": str(node)}) == (5, 8, local)
 
 
 @case
-def slurm_s_step_may_be_smaller_than_its_job():
+def slurms_step_comes_before_its_job():
     assert place(environment={**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3,5"}) == (5, 8, 5)
 
 
@@ -121,14 +121,14 @@ def rank_outside_its_world_is_named():
 
 
 @case
-def world_without_rank_asks_for_it():
+def world_size_without_rank_is_refused():
     with raises(ValueError, "rank", "RANK"):
         place(world_size=4, environment={})
     assert place(world_size=1, environment={}) == (0, 1, 1)
 
 
 @cases_of([True, 1.0, "1", [1]])
-def arguments_are_whole_numbers(value):
+def arguments_are_ints(value):
     for arguments in ((value,), (0, value), (0, 1, value)):
         with raises(TypeError, "int"):
             place(*arguments, environment={})
@@ -159,7 +159,7 @@ def run_id_becomes_a_valid_name():
 
 
 @case
-def own_job_is_nobody_else_s():
+def own_job_names_are_unique():
     a, b = own_job(), own_job()
     assert a != b and f"-{os.getpid()}-" in a and re.fullmatch(r"[A-Za-z0-9._-]+", a)
 
@@ -171,13 +171,13 @@ def own_job_of_a_user_without_name():
 
 
 @case
-def world_without_job_asks_for_its_name():
+def several_ranks_need_a_job_name():
     with mock.patch.dict(os.environ, {"RANK": "0", "WORLD_SIZE": "2"}), raises(ValueError, "ZEROD_JOB"):
         zerod.connect()
 
 
 @case
-def environment_is_the_process_s():
+def default_environment_is_os_environ():
     with mock.patch.dict(os.environ, TORCHRUN):
         assert place() == environment.Place(3, 8, 4)
 

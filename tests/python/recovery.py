@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A rank that dies and one that takes its place, and a daemon that is killed and started again: what the
-calls of a client say then, and what was kept."""
+"""A rank dies and a successor takes its place; a daemon is killed and restarted: what a client's calls return, and what
+the service has kept."""
 import ctypes
 import signal
 import threading
@@ -44,7 +44,7 @@ def master(client):
 
 
 def kill(client):
-    """The end of the session that the end of the process would be."""
+    """Ends the session as the death of the process would."""
     client._break("killed")
     client.close()
 
@@ -55,10 +55,10 @@ def restart(cluster, how=signal.SIGKILL):
     cluster[0].start()
 
 
-# ---- what is kept ------------------------------------------------------------------------
+# ---- blobs ------------------------------------------------------------------------
 
 @case
-def blob_is_that_of_the_last_step():
+def client_has_the_blob_of_the_last_step():
     with attached() as (_, client):
         assert client.blob == b""
         for blob in (b"\0first\0", b"x" * 8192, bytearray(b"third"), b""):
@@ -67,7 +67,7 @@ def blob_is_that_of_the_last_step():
         client.step([], blob=b"kept with a step that updates nothing")
         assert client.blob.startswith(b"kept")
         client.step(SETS)
-        assert client.blob == b"", "nothing was to be kept"
+        assert client.blob == b"", "a step without a blob keeps none"
 
 
 @case
@@ -97,14 +97,14 @@ def blob_outlives_its_rank_and_the_daemon():
 
 @case
 def successor_owes_what_is_missing():
-    """Rank 1 dies when one of its two groups is pushed; its successor goes through the step again."""
+    """Rank 1 dies after it pushed one of its two groups; its successor repeats the step."""
     def train(dies):
         with Cluster(1) as cluster:
             a, b = pair(cluster)
             push(a, 1.0)
             push(b, 3.0, (0,) if dies else (0, 1))
             if dies:
-                b.fetch(1)  # the push before is accepted
+                b.fetch(1)  # requests are served in order: by now the push is accepted
                 kill(b)
                 b = rank(cluster, 1)
                 assert b.version == 0 and [b.accepted(g) for g in (0, 1)] == [1, 0]
@@ -118,7 +118,7 @@ def successor_owes_what_is_missing():
 
 
 @case
-def others_wait_and_are_told_if_that_is_asked_for():
+def on_lost_rank_fail_raises_and_a_successor_goes_on():
     with Cluster(1) as cluster:
         a, b = pair(cluster, on_lost_rank="fail")
         kill(b)
@@ -133,7 +133,7 @@ def others_wait_and_are_told_if_that_is_asked_for():
 
 
 @case
-def accepted_is_of_a_group_that_is_there():
+def accepted_refuses_unknown_groups():
     with attached() as (_, client):
         for group, kind in ((2, zerod.NoGroup), (-1, ValueError), ("0", TypeError)):
             with raises(kind):
@@ -141,7 +141,7 @@ def accepted_is_of_a_group_that_is_there():
 
 
 @case
-def on_lost_rank_is_one_of_two():
+def wrong_on_lost_rank():
     with attached() as (cluster, _), zerod.connect("other", socket=cluster[0].socket) as client:
         with raises(ValueError, "on_lost_rank", "wait"):
             client.attach(two_groups(), on_lost_rank="perhaps")
@@ -149,7 +149,7 @@ def on_lost_rank_is_one_of_two():
 
 @case
 def newer_incarnation_takes_the_rank():
-    """The older one, which still lives, is refused for good."""
+    """The older session, whose process still lives, is refused for good."""
     with Cluster(1) as cluster:
         old = rank(cluster, 0, 1, incarnation=1)
         with raises(zerod.Rank, "rank 0"):
@@ -165,7 +165,7 @@ def newer_incarnation_takes_the_rank():
 
 
 @case
-def incarnation_is_the_launcher_s():
+def incarnation_by_the_launcher():
     with Cluster(1) as cluster:
         old = rank(cluster, 0, 1)
         script = f"""
@@ -206,7 +206,7 @@ def idle_client_does_not_notice():
 
 
 @case
-def step_is_done_again():
+def aborted_step_is_repeated():
     with Cluster(1) as cluster:
         client = rank(cluster, 0, 1)
         client.fetch(0)
@@ -223,8 +223,8 @@ def step_is_done_again():
 
 
 @case
-def ranks_that_wait_are_brought_back():
-    """One is in its step, the other has not begun, when the daemon is killed."""
+def waiting_rank_attaches_to_a_restarted_daemon():
+    """The daemon is killed while one rank waits in its step and the other has not begun."""
     with Cluster(1) as cluster:
         a, b = pair(cluster)
         push(a, 1.0)

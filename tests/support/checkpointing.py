@@ -1,4 +1,4 @@
-"""What tests of checkpoints share: a place for them, training, and what stands in a directory."""
+"""Shared by tests of checkpoints: a directory for them, training, and the files in a directory."""
 import os
 import shutil
 import tempfile
@@ -7,7 +7,7 @@ import cluster
 
 
 class Place:
-    """A directory for checkpoints that goes with the block."""
+    """A directory for checkpoints, deleted at the end of the block."""
 
     def __enter__(self):
         self.path = tempfile.mkdtemp(prefix="zerod-ckpt-", dir="/dev/shm")
@@ -45,14 +45,14 @@ def partial(directory):
 
 
 def end(ranks):
-    """Their sessions end in order."""
+    """Closes the ranks' sessions."""
     for a in ranks:
         a.do("close")
         a.end()
 
 
 def taken(directory, nodes=2, steps=2, layout=None):
-    """A checkpoint and the checksum of what it holds."""
+    """Takes a checkpoint in a cluster of its own: (path, checksum)."""
     with cluster.Cluster(nodes) as c:
         ranks = c.ranks("job", layout or LAYOUT, [i % nodes for i in range(2)], hold=2, push=2)
         train(ranks, steps)

@@ -1,4 +1,4 @@
-"""A zerod cluster on loopback, and clients that do as they are told.
+"""A zerod cluster on loopback, and client processes that tests command.
 
 Rules: every wait has a deadline; every process started here dies with the one that started
 it; a cluster leaves no process, file or shared memory behind, whatever happened in it.
@@ -15,11 +15,11 @@ import time
 
 from ports import free_ports
 
-SLOW = int(os.environ.get("TESTS_SLOW", 1))  # with sanitizers: what deadlines are multiplied by
-WAIT = min(SLOW, 2)  # the same for those that a case waits out
+SLOW = int(os.environ.get("TESTS_SLOW", 1))  # factor of deadlines in builds with sanitizers
+WAIT = min(SLOW, 2)  # factor of deadlines that a case lets pass
 START_S = 60 * SLOW
 REPLY_S = 120 * SLOW
-# of every daemon, where a case does not say otherwise: "NAME=VALUE ..."
+# default options of every daemon: "NAME=VALUE ..."
 OPTIONS = dict(o.split("=", 1) for o in os.environ.get("TESTS_OPTIONS", "").split())
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None, use_errno=True)
@@ -47,8 +47,8 @@ def spawn(arguments, **options):
 
 
 def until(condition, seconds=START_S, what="the condition"):
-    """Waits for a condition that no event tells of; its value once it is true.  The longer it took, the
-    less often is it asked for: often it is a process that answers."""
+    """Polls a condition until it is true; its value.  Polls less often the longer it takes, because many conditions
+    start a process."""
     begin = time.monotonic()
     while True:
         value = condition()
@@ -61,20 +61,20 @@ def until(condition, seconds=START_S, what="the condition"):
 
 
 def crash_points():
-    """Those that the daemon was built with (daemon/base/crash.h)."""
+    """The crash points that the daemon was built with (daemon/base/crash.h)."""
     r = subprocess.run([Tools.zerod], env={**os.environ, "ZEROD_CRASH": "list"}, stdin=subprocess.DEVNULL,
                        capture_output=True, text=True, timeout=20, check=False)
     return r.stdout.split() if r.returncode == 0 else []
 
 
 def ask_to_end(process):
-    """SIGTERM, also for one that is stopped."""
+    """Sends SIGTERM, and SIGCONT in case the process is stopped."""
     process.send_signal(signal.SIGCONT)
     process.terminate()
 
 
 def ended_cleanly(process, seconds):
-    """Whether it ends by itself with status 0; else it is killed."""
+    """Whether the process exits with 0 in time; otherwise it is killed."""
     try:
         return process.wait(seconds) == 0
     except subprocess.TimeoutExpired:
@@ -84,7 +84,7 @@ def ended_cleanly(process, seconds):
 
 
 def end_process(process, seconds):
-    """Asks it to end; whether it did, cleanly."""
+    """Sends SIGTERM; whether the process exits with 0 in time."""
     if process.poll() is None:
         ask_to_end(process)
     return ended_cleanly(process, seconds)
@@ -102,7 +102,7 @@ class Actor:
         return self.process.pid
 
     def start(self, do, **fields):
-        """Sends a command; finish() brings its reply."""
+        """Sends a command; finish() returns its reply."""
         if do in ("connect", "churn"):
             fields.setdefault("socket", self.socket)
         self.asked.append(do)
@@ -110,7 +110,7 @@ class Actor:
         self.process.stdin.flush()
 
     def ready(self, seconds=0):
-        """Whether a reply is there, after waiting for it at most so long."""
+        """Waits at most this long for a reply; whether there is one."""
         end = time.monotonic() + seconds
         while b"\n" not in self.buffer:
             left = max(0, end - time.monotonic())
@@ -144,7 +144,7 @@ class Actor:
         return reply
 
     def refused(self, status, do, *words, **fields):
-        """ask(), which must return that status with a sentence that has those words."""
+        """ask(), which must return this status and a text with these words."""
         return expect(self.ask(do, **fields), status, *words)
 
     def kill(self):
@@ -179,7 +179,7 @@ def finish_all(actors):
 
 
 class Daemon:
-    """wrapper: what it is started through, such as nsenter; it must end in exec."""
+    """wrapper: a command that execs the daemon, such as nsenter."""
 
     def __init__(self, name, directory, port, options, wrapper=()):
         self.name, self.directory, self.port, self.options = name, directory, port, options
@@ -196,7 +196,7 @@ class Daemon:
                 f.write(f"{key} = {value}\n")
 
     def start(self, wrapper=(), crash=None, pass_fds=()):
-        """crash: where it is to be killed (daemon/base/crash.h)."""
+        """crash: the crash point at which the daemon dies (daemon/base/crash.h)."""
         self.configure()
         environment = {**os.environ, "ZEROD_CRASH": crash} if crash else None
         with open(self.log_path, "ab") as log:
@@ -208,7 +208,7 @@ class Daemon:
         self.process.wait()
 
     def restart(self, crash=None):
-        """As after a crash: at once, and not waited for."""
+        """Kills the daemon and starts it again at once; does not wait until it is up."""
         self.kill()
         self.start(crash=crash)
 
@@ -226,18 +226,19 @@ class Daemon:
         return self.process is not None and self.process.poll() is None
 
     def ctl_run(self, *arguments, user=None):
-        """zeroctl; its result as subprocess gives it."""
+        """Runs zeroctl, as that user; a subprocess.CompletedProcess."""
         return subprocess.run([Tools.zeroctl, "--socket", self.socket, *arguments], stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=REPLY_S, check=False, user=user)
 
     def ctl(self, *arguments):
-        """zeroctl --json; its answer."""
+        """Runs zeroctl --json, which must succeed; its answer."""
         r = self.ctl_run("--json", *arguments)
         assert r.returncode == 0, f"zeroctl {' '.join(arguments)} on {self.name}: {r.returncode}: {r.stderr}"
         return json.loads(r.stdout)
 
     def change_owners(self, command, node):
-        """Its answer; asks again while the node starts anew with other owners.  Jobs may still be moving."""
+        """Runs add-node or remove-node; its answer.  Asks again while the node starts anew with other owners.
+        Jobs may still be moving when this returns."""
         anew = "start anew", "connection to zerod is closed", "is not reachable from here"
 
         def answer():
@@ -263,14 +264,14 @@ class Daemon:
         return all(p["self"] or p["up"] for p in json.loads(r.stdout)["peers"])
 
     def memory(self):
-        """Resident kilobytes."""
+        """Resident memory in KiB."""
         return resident(self.process.pid)
 
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def mappings(self):
-        """How many mappings it has of memory that is shared with clients."""
+        """Number of the daemon's mappings of memory that it shares with clients."""
         return mappings(self.process.pid)
 
     def state_files(self):
@@ -291,8 +292,8 @@ def resident(pid):
 
 
 class Cluster:
-    """N daemons that know each other.  owners: how many of them hold shards (0: all), or
-    their names.  network: what they talk through, if not over loopback (network.py)."""
+    """N daemons with each other as peers.  owners: how many of them hold shards (0: all), or
+    their names.  network: a Network (network.py) in place of loopback."""
 
     def __init__(self, nodes=1, owners=0, start=True, per_node=None, network=None, **options):
         self.network = network
@@ -340,7 +341,7 @@ class Cluster:
         self.wait_up()
 
     def wait_up(self):
-        """Until all daemons run and reach each other."""
+        """Waits until all daemons run and reach each other."""
         for d in self.daemons:
             until(d.peers_up, what=f"readiness of daemon {d.name}")
 
@@ -391,7 +392,7 @@ class Cluster:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def dismiss(self, actor):
-        """Ends an actor that nobody will ask for anything any more."""
+        """Ends an actor that the case needs no longer."""
         actor.end()
         self.actors.remove(actor)
 
@@ -401,7 +402,7 @@ class Cluster:
         return a
 
     def caller(self, job, layout, placement, rank, timeout_ms=60000 * SLOW, incarnation=0):
-        """An actor that was told to connect as this rank; its replies are still to come."""
+        """An actor that connects as this rank; the caller collects two replies."""
         node = placement[rank]
         a = self.actor(node, f"rank {rank} of {job}")
         a.start("connect", job=job, rank=rank, world=len(placement), local=placement.count(node),
@@ -410,14 +411,14 @@ class Cluster:
         return a
 
     def rank(self, job, layout, placement, rank, timeout_ms=60000 * SLOW, incarnation=0, **needs):
-        """An actor that was told to attach as this rank; its replies are still to come."""
+        """An actor that connects and attaches as this rank; the caller collects three replies."""
         a = self.caller(job, layout, placement, rank, timeout_ms, incarnation)
         a.start("attach", **needs)
         return a
 
     def ranks(self, job, layout, placement, timeout_ms=60000 * SLOW, incarnation=0, **needs):
-        """One attached actor a rank; placement: the node of each rank.  All run before the first one attaches, so
-        that a short deadline is not spent on the others' start."""
+        """One attached actor for each rank; placement: the node of each rank.  All connect before the first one
+        attaches, so that a short deadline does not pass while the others start."""
         actors = [self.caller(job, layout, placement, rank, timeout_ms, incarnation) for rank in range(len(placement))]
         for a in actors:
             finish_all([a]), finish_all([a])
@@ -427,7 +428,7 @@ class Cluster:
         return actors
 
     def checksum(self, job):
-        """The same whichever node is asked; one that was started again may not be up yet."""
+        """The job's checksum, which must be the same from every node; waits for nodes that are not up yet."""
         said = {}
 
         def answer(daemon):
@@ -439,7 +440,7 @@ class Cluster:
             except AssertionError:
                 raise AssertionError(f"checksum of {job} on {d.name}: {said[d].stderr}") from None
         sums = {json.dumps(json.loads(r.stdout), sort_keys=True) for r in said.values()}
-        assert len(sums) == 1, f"nodes tell different checksums: {sums}"
+        assert len(sums) == 1, f"nodes return different checksums: {sums}"
         return json.loads(sums.pop())
 
 
@@ -474,7 +475,7 @@ def step_all(actors, **fields):
 
 
 def push_all(actor, groups, **fields):
-    """A gradient for each of so many groups."""
+    """Pushes a gradient for each of the first groups."""
     for g in range(groups):
         actor.do("grad", group=g, **fields)
         actor.do("push", group=g)

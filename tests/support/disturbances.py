@@ -1,7 +1,6 @@
-"""What can happen to a world: each kind is a function that does it, and returns when what it
-ended runs again.
+"""Disturbances of a world: each kind is a method, which returns when the processes that it ended run again.
 
-A crash point is a kind as well: a daemon is started such that it dies there.
+A crash point is a kind as well: a daemon is started so that it dies there.
 """
 import shutil
 import signal
@@ -9,20 +8,20 @@ import time
 
 from cluster import SLOW
 
-SILENCE_S = 5  # after which a peer is given up
+SILENCE_S = 5  # after which a daemon gives up a peer
 END_S = 15 * SLOW
 POINT_S = 6 * SLOW
-# What has to happen to a daemon before it comes to such a point.
+# Points that a daemon reaches only after it died at another one: {point: the other}.
 BEFORE = {"resume.replayed": "update.valid", "coordinator.recovering": "vote.sent"}
-# Those that a daemon comes to once in its life, as a rule.
+# Points that a daemon usually reaches once in its life.
 ONCE = ("attach.", "attempt.", "checkpoint.", "open.", "resume.", "coordinator.start", "coordinator.recovering",
         "move.", "fill.drafted", "fill.filled")
-# What only mirrored worlds have.
+# Points that only worlds with mirrors have.
 MIRRORED = ("mirror.", "fill.")
 
 
 class Tally:
-    """How often what was done, and how long it took until training went on."""
+    """How often each disturbance was made, and how long it took until training went on."""
 
     def __init__(self):
         self.kills, self.times, self.points, self.missed = {}, {}, {}, {}  # by kind; by point
@@ -42,10 +41,10 @@ class Disturber:
     def __init__(self, world, tally):
         self.w, self.rng, self.tally = world, world.rng, tally
 
-    # ---- single deeds ------------------------------------------------------------
+    # ---- building blocks ------------------------------------------------------------
 
     def pause(self):
-        """Mostly none: restarted at once."""
+        """Waits before a restart; mostly not at all."""
         self.w.wait(self.rng.choice((0, 0, 0, self.rng.uniform(0, 0.3), self.rng.uniform(0.3, 1.5))))
 
     def any_trainer(self):
@@ -63,7 +62,7 @@ class Disturber:
     def end_daemon(self, i, how=signal.SIGKILL):
         d = self.w.cluster[i]
         self.w.note(f"{signal.Signals(how).name} to {d.name}")
-        self.w.armed[d] = True  # it may be found ended
+        self.w.armed[d] = True  # poll() may find it ended
         d.process.send_signal(signal.SIGCONT)
         d.process.send_signal(how)
         self.w.nodes_hit.add(i)
@@ -87,7 +86,7 @@ class Disturber:
         t.start()
 
     def pause_without(self, dead):
-        """pause() while some trainers are dead and not to be polled."""
+        """pause() that does not poll the dead trainers."""
         alive = self.w.trainers
         self.w.trainers = [t for t in alive if t not in dead]
         self.pause()
@@ -182,7 +181,7 @@ class Disturber:
         self.cut(SILENCE_S + self.rng.uniform(1, 2.5))
 
     def trainer_replaced(self):
-        """A stopped rank's successor takes its place; when it goes on it is told so, and changes nothing."""
+        """A successor takes a stopped rank's place; when the old process goes on, it gets ERANK and changes nothing."""
         t = self.any_trainer()
         old = t.actor
         self.w.note(f"stop rank {t.rank}, and start its successor")
@@ -216,10 +215,11 @@ class Disturber:
         return self.w.plan.mirrored or kind != "node_lost"
 
     def lose(self, i, crash=None):
-        """As when its machine is replaced by an empty one; the job must have all its states by then."""
+        """Kills the daemon and deletes its states, as if an empty machine replaced its own.  All mirrors must be
+        filled before."""
         self.end_daemon(i)
         shutil.rmtree(self.w.cluster[i].options["state_dir"])
-        self.w.note(f"what {self.w.cluster[i].name} held is lost")
+        self.w.note(f"the states of {self.w.cluster[i].name} are lost")
         self.pause()
         self.start_daemon(i, crash)
 
@@ -227,13 +227,13 @@ class Disturber:
         self.lose(self.any_node())
 
     def change_owners(self, command, node, by):
-        """Asks for it; whether the nodes go by the new list is to be waited for.  Its epoch."""
+        """Asks for a change; its epoch.  The caller waits until the nodes use the new list."""
         self.w.note(f"{command} n{node}")
         self.w.nodes_hit.add(node)
         return self.w.cluster[by].change_owners(command, f"n{node}")["epoch"]
 
     def owners_changed(self):
-        """A node is no owner any more; and then it is, as the last one."""
+        """A node is removed from the owners, and then added again."""
         node = self.any_node()
         for command in ("remove-node", "add-node"):
             self.w.can_change()
@@ -243,7 +243,7 @@ class Disturber:
     # ---- crash points ------------------------------------------------------------------
 
     def dies_at(self, i, crash):
-        """Has daemon i die at a point; whether it came there."""
+        """Starts daemon i so that it dies at a point; whether it reached it."""
         d = self.w.cluster[i]
         if d.alive():
             self.end_daemon(i)
@@ -265,20 +265,20 @@ class Disturber:
         return True
 
     def armed(self, i, crash):
-        """Starts it such that it dies there, while all the others are there and the job trains."""
+        """Starts daemon i so that it dies at a point; returns when the job trains."""
         self.end_daemon(i)
         self.start_daemon(i, crash)
         self.w.recovered()
 
     def starts_again(self, i):
-        """It has died, or not come to where it was to die."""
+        """Starts daemon i again, whether or not it reached its crash point."""
         if self.w.cluster[i].alive():
             self.end_daemon(i)
         self.pause()
         self.start_daemon(i)
 
-    def dies_giving(self, i, crash):
-        """What another node has lost it has, and it dies while it gives of it."""
+    def dies_sending(self, i, crash):
+        """Another node loses its states; daemon i dies while it sends them to that node."""
         self.armed(i, crash)
         other = self.rng.choice([n for n in range(self.w.plan.nodes) if n != i])
         self.lose(other)
@@ -287,7 +287,7 @@ class Disturber:
         return hit
 
     def dies_in_move(self, i, crash):
-        """Dies while an owner goes; then that is an owner again."""
+        """Daemon i dies while an owner is removed; then that owner is added again."""
         nodes = range(self.w.plan.nodes)
         node = self.rng.choice(nodes)
         if crash == "move.whole":
@@ -310,13 +310,13 @@ class Disturber:
         return owners[(h >> 32) % len(owners)]
 
     def places(self, point):
-        """The nodes that come to a point, as the ranks are placed."""
+        """The nodes that can reach a point, with this placement of the ranks."""
         if point.startswith(MIRRORED) and not self.w.plan.mirrored:
             return []
         ranks = [self.w.plan.placement.count(i) for i in range(self.w.plan.nodes)]
         if point.startswith("coordinator."):
             return [self.coordinator(self.w.owners)]
-        if point == "push.summed":  # else there is nothing to add up
+        if point == "push.summed":  # one rank has nothing to add up
             return [i for i, n in enumerate(ranks) if n > 1]
         if point.startswith(("push.", "attach.")):
             return [i for i, n in enumerate(ranks) if n]
@@ -326,7 +326,7 @@ class Disturber:
 
     def crash_at(self, point):
         places = self.places(point)
-        # on another node than where it was not passed
+        # after a miss, try another node
         i = places[self.tally.missed[point] % len(places)] if point in self.tally.missed else self.rng.choice(places)
         times = 1 if point.startswith(ONCE) else self.rng.choice((1, 1, 2, 3, 7))
         if point in BEFORE:
@@ -334,7 +334,7 @@ class Disturber:
         if point.startswith("move."):
             return self.counted(point, self.dies_in_move(i, point))
         if point == "fill.sending":
-            return self.counted(point, self.dies_giving(i, f"{point}:{times}"))
+            return self.counted(point, self.dies_sending(i, f"{point}:{times}"))
         if point.startswith("fill."):
             self.lose(i, point)
             hit = self.died(i, point)
@@ -353,7 +353,7 @@ class Disturber:
         return hit
 
 
-# How likely each is; those of a long silence cost seconds.
+# Weights; a long silence costs seconds.
 KINDS = {"trainer_killed": 6, "trainers_killed": 2, "daemon_killed": 6, "daemons_killed": 2,
          "trainer_and_daemon_killed": 2, "everything_killed": 1, "killed_in_recovery": 3, "trainer_stopped": 1,
          "daemon_stopped": 1, "link_cut": 1, "daemon_stopped_long": 0.2, "link_cut_long": 0.2, "trainer_replaced": 1,

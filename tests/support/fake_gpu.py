@@ -11,7 +11,7 @@ def plugin():
 
 @contextlib.contextmanager
 def environment(**variables):
-    """Of what is started meanwhile."""
+    """Sets variables for processes that the block starts."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update({name: str(value) for name, value in variables.items()})
     try:

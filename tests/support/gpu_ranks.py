@@ -1,4 +1,4 @@
-"""Ranks with windows on fake GPUs, and what comes of the same steps in host memory."""
+"""Ranks with windows on fake GPUs, and the result of the same steps in host memory."""
 import contextlib
 
 from cluster import SETS, SLOW, Cluster, finish_all, push_all, small_layout
@@ -15,7 +15,7 @@ known = {}
 
 @contextlib.contextmanager
 def gpus(nodes=1, daemon=None, **options):
-    """A cluster whose nodes have fake GPUs, and actors that know of them; daemon: its environment."""
+    """A cluster whose nodes have fake GPUs, and actors that find the plugin.  daemon: environment of the daemons."""
     with environment(ZEROD_CUDA_PLUGIN=plugin()):
         with contextlib.ExitStack() as stack:
             with environment(**(daemon or {})):
@@ -24,7 +24,7 @@ def gpus(nodes=1, daemon=None, **options):
 
 
 def attach(c, placement, layout, places=EVERYWHERE, **needs):
-    """All ranks, with windows on the GPU on these nodes."""
+    """Attaches all ranks; those on the nodes `places` have their windows on the GPU."""
     ranks = []
     for rank, node in enumerate(placement):
         place = {"device": "cuda:0"} if node in places else {}
@@ -34,8 +34,8 @@ def attach(c, placement, layout, places=EVERYWHERE, **needs):
     return ranks
 
 
-def come_behind(a, what):
-    """A call that counts when the rank's GPU has come to it: a release, a push, or the end of a step."""
+def gpu_call(a, what):
+    """A call that takes effect after the rank's GPU work so far: a release, a push, or a step."""
     if what == "release":
         a.do("release", group=1)
     elif what == "push":
@@ -66,6 +66,6 @@ def in_host_memory(name, dtype, **needs):
 
 
 def memory_of_gpu(daemon):
-    """How many pieces of its GPU's memory the daemon has."""
+    """Number of the daemon's allocations on its GPU."""
     with open(f"/proc/{daemon.process.pid}/maps", encoding="utf-8") as f:
         return sum("memfd:zerod-fake-gpu" in line for line in f)

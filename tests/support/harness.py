@@ -1,9 +1,9 @@
 """Named cases of an integration test.
 
-A file's functions decorated with @case run one after the other, each by itself;
-arguments behind the programs' paths choose some by name.  A case that raises has failed, one
-that raises Skip was left out and says why.  The last line has the form of Criterion's, so that
-tests/run.sh counts cases and not files.
+Functions decorated with @case run one after the other; arguments after the programs' paths choose
+cases by the beginning of their names.  A case that raises Skip counts as skipped and says why, one that raises
+anything else has failed.  The last line has the form of Criterion's, so that tests/run.sh counts cases
+and not files.
 """
 import os
 import sys
@@ -11,7 +11,7 @@ import time
 import traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-# a daemon takes them for its options
+# daemons would take them for options
 for variable in [name for name in os.environ if name.startswith("ZEROD_")]:
     del os.environ[variable]
 
@@ -21,7 +21,7 @@ cases = []
 
 
 class Skip(Exception):
-    """The machine does not allow the case."""
+    """This machine or build cannot run the case."""
 
 
 def case(function):
@@ -30,7 +30,7 @@ def case(function):
 
 
 def cases_of(values, name="{}"):
-    """One case a value."""
+    """One case for each value."""
     def decorate(function):
         for value in values:
             def run(value=value):

@@ -1,4 +1,4 @@
-"""Steps gone through by hand, and what a job comes to that nothing happened to."""
+"""Steps whose calls a test makes one by one, and the result of an undisturbed job."""
 import json
 import os
 
@@ -20,7 +20,7 @@ def train(ranks, steps, **more):
 
 
 class Endless:
-    """Ranks train, and cannot end before end() is called: whatever happens until then happens under training."""
+    """Ranks that train until end() is called, so that everything before it happens under training."""
 
     def __init__(self, c, ranks):
         self.c, self.ranks, self.goal = c, ranks, f"{c.directory}/until"
@@ -30,22 +30,22 @@ class Endless:
 
     def end_at(self, version):
         with open(os.open(self.goal, os.O_CREAT | os.O_WRONLY, 0o644), "w", encoding="ascii") as f:
-            f.write(f"{version:020}")  # one write of one length: a rank reads the one number or the other
+            f.write(f"{version:020}")  # a single write of fixed length: ranks read the old number or the new one
 
     def version(self):
-        """As the daemons tell it that are there."""
+        """The newest version that a living daemon reports."""
         jobs = [d.ctl_run("--json", "status") for d in self.c.daemons if d.alive()]
         jobs = [job for r in jobs if r.returncode == 0 for job in json.loads(r.stdout)["jobs"]]
         return max((job["version"] for job in jobs if job["job"] == "job"), default=0)
 
     def goes_on(self):
-        """Waits for two more steps, of which the second has begun later than this."""
+        """Waits for two more steps, so that at least one began after this call."""
         begin = self.version()
         until(lambda: self.version() >= begin + 2, what=f"version {begin + 2}")
         assert not any(a.ready() for a in self.ranks), "a rank has ended"
 
     def end(self):
-        """The version at the end, and how often a rank had to do a step again."""
+        """Ends the training: (last version, how often ranks repeated a step)."""
         self.ranks[0].stop()  # no step ends without it
         last = self.version() + 2
         self.end_at(last)
@@ -56,7 +56,7 @@ class Endless:
 
 
 def ended_with(placement, steps=STEPS):
-    """Planes of a job that nothing happened to."""
+    """Checksums of the planes of an undisturbed job."""
     key = tuple(placement), steps
     if key not in known:
         with Cluster(max(placement) + 1) as c:
@@ -77,33 +77,33 @@ def kept(rank, version):
 
 
 def heir_of(c, placement, rank, incarnation=1, **more):
-    """A successor; what attach told it."""
+    """A successor of the rank, and the reply to its attach."""
     a = c.rank("job", LAYOUT, placement, rank, incarnation=incarnation, **{**NEEDS, **more})
     finish = [a.good(a.finish(), "attach") for _ in range(3)]
     return a, finish[-1]
 
 
 def push(actor, group, micro_batch, step):
-    """As "train" does it in this step."""
+    """Pushes what the actor's "train" pushes in this step."""
     actor.do("grad", group=group, seed=SEED, step=step, micro_batch=micro_batch)
     actor.do("push", group=group, last=micro_batch + 1 == MICRO_BATCHES)
 
 
 def settle(actor):
-    """What it has pushed has arrived: requests are served in order."""
+    """Returns when the daemon has the actor's pushes: requests are served in order."""
     actor.do("query", what="ping")
 
 
 # ---- how far ranks are in a step -----------------------------------------------------------------
 
 EVERY = [(g, m) for m in range(MICRO_BATCHES) for g in range(GROUPS)]
-# What each has done by then: fetched; written a gradient and not pushed it; pushed (group, micro-batch).
+# What a rank does until each moment: fetch; write a gradient without pushing it; push (group, micro-batch).
 MOMENTS = {"idle": [], "forward": ["fetch"], "backward": ["fetch", (3, 0), (2, 0), "write"],
            "first": EVERY[:GROUPS], "second": [*EVERY[:GROUPS], (3, 1)], "pushed": EVERY}
 
 
 def go_to(ranks, moment, step):
-    """Takes ranks there, side by side; how many micro-batches of each group they have pushed then."""
+    """Takes all ranks to this moment of a step; how many micro-batches of each group each has pushed by then."""
     accepted = [0] * GROUPS
     for deed in MOMENTS[moment]:
         for a in ranks:
@@ -122,7 +122,7 @@ def go_to(ranks, moment, step):
 
 
 def start_step(actor, rank, version):
-    """Calls zero_step() as "train" does, but keeps less."""
+    """Calls zero_step() as the actor's "train" does, with a shorter blob."""
     actor.start("step", sets=SETS, clip=TRAIN["clip"], blob=kept(rank, version))
 
 
@@ -140,12 +140,12 @@ def victims(c, who):
 
 
 def all_aborted(ranks, version):
-    """Each is told, once, that the attempt is void; they are let in again together."""
+    """Each rank gets EABORTED once, and all attach again together."""
     told = set()
     for a in ranks:
         if a.asked:
             continue
-        # a gradient that was written and not pushed keeps zero_norm() from asking at all
+        # with a gradient that was written and not pushed, zero_norm() fails before it asks the daemon
         if a.ask("push", group=1)["status"] == "EABORTED":
             told.add(a)
         else:

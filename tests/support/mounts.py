@@ -1,4 +1,4 @@
-"""File systems that a test makes for itself and what it starts."""
+"""File systems that only a test and its child processes see."""
 import contextlib
 import os
 import subprocess
@@ -10,7 +10,7 @@ CLONE_NEWNS = 0x20000
 
 
 def private_mounts():
-    """What is mounted from here on is seen by this process and what it starts, and goes with them."""
+    """From here on only this process and its children see what it mounts, and the mounts end with them."""
     if libc.unshare(CLONE_NEWNS) or subprocess.run(["mount", "--make-rprivate", "/"], check=False).returncode:
         raise Skip("no mount namespaces here")
 
@@ -24,7 +24,7 @@ def small_disk(directory, size):
 
 @contextlib.contextmanager
 def small_disks(directories, size):
-    """Makes the directories, and gives each a file system as long as the block runs."""
+    """Creates the directories; each has a file system of its own until the end of the block."""
     try:
         for directory in directories:
             os.mkdir(directory)

@@ -1,7 +1,7 @@
-"""Network namespaces, one a daemon, joined by a bridge in one more; and links that are cut.
+"""A network namespace for each daemon, joined by a bridge in one more namespace; links can be cut.
 
-They have no names and end with the processes that hold them, which end with this one.  Needs
-root, and a kernel that lets it make namespaces.
+The namespaces have no names and end with the processes that hold them, which end with this process.
+Needs root, and a kernel that allows namespaces.
 """
 import os
 import subprocess
@@ -41,7 +41,7 @@ class Network:
 
     @staticmethod
     def entered(holder):
-        """Until it is in a namespace of its own."""
+        """Waits until the process is in a namespace of its own."""
         own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + 10
         while os.readlink(f"/proc/{holder.pid}/ns/net") == own:
             assert holder.poll() is None and time.monotonic() < end, "no network namespace can be made"
@@ -67,7 +67,7 @@ class Network:
         return f"10.0.0.{i + 1}"
 
     def cut(self, i, far=False):
-        """Takes the node off the network; far: at the bridge, so that its own end stays up."""
+        """Cuts the node off; far: at the bridge, so that the node's own interface stays up."""
         self.cuts[i] = (len(self.holders) - 1, f"port{i}") if far else (i, "wire")
         place, device = self.cuts[i]
         self.inside(place, "ip", "link", "set", device, "down")

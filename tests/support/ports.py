@@ -1,10 +1,9 @@
-"""Ports of this machine for daemons that are tested."""
+"""TCP ports on loopback for daemons under test."""
 import socket
 
 
 class Ports:
-    """Ports below the range from which the kernel takes those of connections; a block of them belongs to
-    one process that tests, until it ends."""
+    """Ports below the kernel's range of ephemeral ports, in blocks; a test process owns a block until it ends."""
     FIRST, EACH, BLOCKS = 20000, 200, 60
 
     def __init__(self):
@@ -19,10 +18,10 @@ class Ports:
                 return
             except OSError:
                 lock.close()
-        raise AssertionError("too many processes test here at once")
+        raise AssertionError("too many test processes run at once")
 
     def take(self):
-        """The next one that nobody has; none comes again soon, for its daemon may be away for a moment."""
+        """The next free port. Ports are not reused soon, because the daemon of a free port may just be restarting."""
         if not self.lock:
             self.own_block()
         for _ in range(self.EACH):

@@ -1,12 +1,12 @@
 """Ranks of a training job in PyTorch: processes forked from one that has imported torch.
 
-A suite imports this file first.  It goes on under $TESTS_PYTHON, a Python that has PyTorch, with
-the zerod package of this checkout and the libzero of the build tree under test; without that
-variable the whole file is left out, and says why.
+A suite imports this file first: that starts the suite again under $TESTS_PYTHON, a Python that has
+PyTorch, with the zerod package of this checkout and the libzero of the build tree under test.  Without that
+variable the whole suite is skipped, and says why.
 
-Rules: the parent stays with one thread and never runs autograd, for a fork keeps neither; what
-computes is a rank, or runs in one, by alone().  Every rank has a deadline and dies with the
-parent.  A rank that fails ends the others, and its traceback is the case's error.
+Rules: the parent has one thread and never runs autograd, because neither survives a fork; everything
+that computes is a rank, or runs in one by alone().  Every rank has a deadline and dies with the
+parent.  When a rank fails, the others are ended, and its traceback is the case's error.
 """
 import faulthandler
 import itertools
@@ -34,7 +34,7 @@ def leave_out(why):
 
 
 def enter():
-    """Goes on under $TESTS_PYTHON, where a suite has not yet been started by it."""
+    """Starts the suite again under $TESTS_PYTHON, unless that runs it already."""
     python = os.environ.get("TESTS_PYTHON")
     if not python:
         leave_out(os.environ.get("TESTS_PYTHON_MISSING") or WHY)
@@ -56,7 +56,7 @@ sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), CLIENT]
 LIBRARY = os.environ.get("ZEROD_LIBRARY", "")
 
 import torch  # noqa: E402
-import torch._dynamo  # noqa: E402 F401  # a second that each rank would spend, for checkpoints and DDP too
+import torch._dynamo  # noqa: E402 F401  # otherwise each rank that uses checkpointing or DDP spends a second on it
 
 import harness  # noqa: E402
 from cluster import SLOW, Cluster, die_with_parent  # noqa: E402
@@ -73,7 +73,7 @@ class RankFailed(AssertionError):
 
 
 class Died(Exception):
-    """A rank ended without a result; status as subprocess gives it."""
+    """A rank ended without a result; status: as subprocess returns it."""
 
     def __init__(self, status):
         super().__init__(f"ended with status {status}")
@@ -81,8 +81,8 @@ class Died(Exception):
 
 
 class Process:
-    """One forked rank.  outcome: None while it runs, then ("value", it), ("error", traceback) or
-    ("died", status)."""
+    """One forked rank.  outcome: None while the rank runs, then ("value", result), ("error", traceback)
+    or ("died", status)."""
 
     def __init__(self, name, function, arguments, environment):
         self.name, self.outcome, self.data = name, None, bytearray()
@@ -121,7 +121,7 @@ class Process:
             os._exit(status)
 
     def read(self):
-        """What the pipe has; at its end, the outcome."""
+        """Reads from the pipe; at its end, sets the outcome."""
         data = os.read(self.pipe, 1 << 20)
         self.data += data
         if not data:
@@ -137,7 +137,7 @@ class Process:
             os.close(self.pipe)
 
     def stack(self):
-        """Where it is, as far as it says so within a second."""
+        """The rank's stack, if the rank writes it within a second."""
         os.kill(self.pid, signal.SIGUSR1)
         end = time.monotonic() + 1
         while time.monotonic() < end:
@@ -145,7 +145,7 @@ class Process:
             if text.endswith("\n"):
                 return text
             time.sleep(0.02)
-        return "(it does not say)"
+        return "(no stack)"
 
     def kill(self):
         if self.outcome is None:
@@ -162,10 +162,10 @@ class Process:
 
 
 class Ranks:
-    """The ranks of one job, each connected, by its environment, to the daemon of its node.
+    """The ranks of one job, each with the environment to connect to its node's daemon.
 
-    placement: the node of each rank; cluster: None for ranks without daemons.  function is called
-    as function(rank, *arguments) in each."""
+    placement: the node of each rank; cluster: None for ranks without daemons.  Each rank calls
+    function(rank, *arguments)."""
 
     def __init__(self, function, placement, cluster=None, job=None, arguments=(), environment=None):
         self.job = job or f"torch{next(jobs)}"
@@ -205,14 +205,14 @@ class Ranks:
         with selectors.DefaultSelector() as ready:
             ready.register(self.processes[rank].pipe, selectors.EVENT_READ)
             while self.processes[rank].outcome is None:
-                assert ready.select(seconds), f"rank {rank} lives"
+                assert ready.select(seconds), f"rank {rank} did not die"
                 self.processes[rank].read()
         assert self.processes[rank].outcome[0] == "died", self.processes[rank].outcome
         self.processes[rank] = self.start(rank, TORCHELASTIC_RESTART_COUNT=count)
 
     def wait(self, seconds=DEADLINE_S, stop=False):
-        """Until all have an outcome; whether they have.  stop: as soon as one has failed, the
-        others have GRACE_S."""
+        """Waits until all ranks have an outcome; whether they have.  stop: once one has failed, the others have
+        GRACE_S left."""
         end = time.monotonic() + seconds
         failed = False
         with selectors.DefaultSelector() as ready:
@@ -239,7 +239,7 @@ class Ranks:
         done = self.wait(seconds, stop=True)
         failed = [p for p in self.processes if p.outcome and p.outcome[0] != "value"]
         if not done and not failed:
-            raise RankFailed(f"no end within {seconds} s\n" + "\n".join(
+            raise RankFailed(f"ranks did not end within {seconds} s\n" + "\n".join(
                 f"{p.name} is at\n{p.stack()}" for p in self.processes if p.outcome is None))
         for p in failed:
             if p.outcome[0] == "died":
@@ -258,8 +258,8 @@ def run(function, placement, cluster=None, job=None, arguments=(), environment=N
         seconds=DEADLINE_S, keep=False):
     """Runs function(rank, *arguments) in each rank of one job; their values.
 
-    A number for placement means so many ranks on the first node.  The job is dropped at the end, unless
-    it is to be kept."""
+    A number for placement means that many ranks on the first node.  The job is dropped at the end, unless
+    `keep` is set."""
     placement = [0] * placement if isinstance(placement, int) else list(placement)
     with Ranks(function, placement, cluster, job, arguments, environment) as ranks:
         try:
@@ -279,7 +279,7 @@ def alone(function, *arguments, seconds=DEADLINE_S):
 
 
 class Shared:
-    """Clusters that cases of a file share, made when first asked for, by nodes and options."""
+    """Clusters that the cases of a file share, by nodes and options; each is made at its first use."""
 
     def __init__(self):
         self.made = {}

@@ -1,7 +1,7 @@
-"""A TCP relay between two nodes: it passes on what they say, and does with their bulk connections what
-a network or an attacker may do.
+"""A TCP relay between two nodes, which can damage or silence their bulk connections as a network or an
+attacker could.
 
-The first words of a connection say what it is for (daemon/fabric/link/handshake.c): a link or bulk payloads.
+The first bytes of a connection say whether it is a link or a bulk connection (daemon/fabric/link/handshake.c).
 """
 import select
 import socket
@@ -13,13 +13,13 @@ ROLE, BULK, PIECE = slice(16, 20), 2, 1 << 16
 
 
 class Pair:
-    """A connection that came in, and the one that was made for it; what the far one got is at `passed`."""
+    """An accepted connection and the connection made for it; passed: bytes relayed from each side."""
 
     def __init__(self, near, far):
         self.sockets, self.passed, self.silent, self.role = (near, far), [0, 0], False, None
 
     def pass_on(self, side, relay):
-        """Passes on what came from a side (0: who dialled).  False: the connection has ended."""
+        """Relays data from a side (0: the dialler).  False: the connection has ended."""
         try:
             data = bytearray(self.sockets[side].recv(PIECE))
             if not data:
@@ -38,7 +38,7 @@ class Pair:
 
 
 class Relay:
-    """Listens at `port`, and relays to `to` until it is ended."""
+    """Listens on `port` and relays to port `to` until end()."""
 
     def __init__(self, to):
         self.to, self.pairs, self.flips = to, [], [0, 0]
@@ -72,11 +72,11 @@ class Relay:
             s.close()
 
     def bulk(self):
-        """The bulk connections that stand."""
+        """The open bulk connections."""
         return [p for p in list(self.pairs) if p.role == BULK]
 
     def silence(self):
-        """From now on nothing comes over the bulk connections that stand, and nobody is told."""
+        """Drops all further data on the open bulk connections, without closing them; those connections."""
         standing = self.bulk()
         for pair in standing:
             pair.silent = True

@@ -1,4 +1,4 @@
-"""Frames of the unix socket as bytes, for saying what libzero never would.
+"""Frames of the unix socket as bytes, to send what libzero never sends.
 
 Messages are those of proto/client.proto, written by field number.
 """
@@ -78,7 +78,7 @@ def decode(data):
 
 
 class Raw:
-    """A connection that keeps no rule by itself."""
+    """A connection whose messages the test writes; it enforces no rules."""
 
     def __init__(self, path, timeout=60):
         self.socket = socket.socket(socket.AF_UNIX)
@@ -112,12 +112,12 @@ class Raw:
         return taken
 
     def hello(self, job="", rank=-1, world=0, **fields):
-        """rank is zigzag in the message."""
+        """Sends hello; rank is zigzag-encoded in the message."""
         return self.ask("hello", {1: fields.get("protocol", PROTOCOL), 2: job, 3: rank << 1 ^ rank >> 31, 4: world,
                                   5: fields.get("local", world), 6: fields.get("timeout_ms", 5000)})
 
     def closed(self):
-        """Whether the daemon closes the connection, however much it says before."""
+        """Whether the daemon closes the connection; reads and discards what it sends before."""
         try:
             while True:
                 if not self.socket.recv(1 << 16):
@@ -135,7 +135,7 @@ class Raw:
 
 
 def layout_message(groups):
-    """proto Layout of a description as cluster.py makes it; fp32, default ranks."""
+    """A protobuf Layout from a description as cluster.py makes it: fp32, default ranks."""
     out = b""
     for g in groups:
         tensors = [message({1: t["name"], 2: list(t["shape"])}) for t in g["tensors"]]

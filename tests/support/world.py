@@ -1,8 +1,8 @@
-"""A training job that is disturbed, watched and held against one that was not.
+"""A training job that is disturbed, watched and compared with an undisturbed one.
 
-Its trainers go on whatever happens, until a version that is chosen last; each step they end
-is in a journal with a hash of everything they fetched.  Rule: what dies without having been killed,
-fails without a fault of ours, or does not go on, is a failure.
+Its trainers survive every disturbance and train until a version that is chosen at the end.  They write each
+completed step to a journal, with a hash of everything they fetched.  Rule: a process that dies without being killed,
+a call that fails without a disturbance, and a job that does not go on are failures.
 """
 import json
 import os
@@ -16,14 +16,14 @@ from network import Network
 
 JOB = "torture"
 STUCK_S = 120 * SLOW
-PATIENCE_MS = 120000 * SLOW  # of a trainer's calls: longer than any disturbance
-LAST_STEPS = 20              # from the last disturbance on
-AGAIN = ("ECLOSED", "EABORTED", "EPEER")  # of an attach in whose middle a daemon ended
+PATIENCE_MS = 120000 * SLOW  # timeout of a trainer's calls: longer than any disturbance
+LAST_STEPS = 20              # steps after the last disturbance
+AGAIN = ("ECLOSED", "EABORTED", "EPEER")  # statuses of an attach during which a daemon died
 NEVER = 10**11
 
 
 class Plan:
-    """What a run is: a function of its seed alone."""
+    """The parameters of a run, which depend on its seed alone."""
 
     def __init__(self, seed, wired):
         self.rng = random.Random(seed)
@@ -55,11 +55,11 @@ class Plan:
 
 
 class Journal:
-    """What the trainers say of the steps they have ended."""
+    """The steps that the trainers have completed."""
 
     def __init__(self, path):
         self.path, self.hashes, self.newest, self.rest = path, {}, -1, ""
-        self.recent = []  # (rank, version, time), for whoever empties it
+        self.recent = []  # (rank, version, time); recovered() empties it
         with open(path, "x", encoding="ascii"):
             pass
         self.file = open(path, encoding="ascii")
@@ -76,7 +76,7 @@ class Journal:
 
 
 class Trainer:
-    """One rank, and those that took its place."""
+    """One rank and its successors."""
 
     def __init__(self, world, rank):
         self.world, self.rank, self.incarnation, self.actor, self.end = world, rank, 0, None, None
@@ -111,7 +111,7 @@ class World:
         self.plan, self.rng, self.job = plan, plan.rng, JOB
         self.begin, self.notes, self.armed, self.trainers = time.monotonic(), [], {}, []
         self.ranks_hit, self.nodes_hit = set(), set()
-        self.owners = plan.owners  # nodes, in the order of the list in force
+        self.owners = plan.owners  # nodes, in the order of the current owner list
         options = {**(plan.options if disturbed else {}), "mirror": int(plan.mirrored)}
         network = Network(plan.nodes) if plan.wired and disturbed else None
         self.cluster = Cluster(plan.nodes, network=network, **options)
@@ -135,7 +135,7 @@ class World:
             f.write(f"{version:012}")
 
     def checkpoint(self):
-        """Has one taken, by any node, if none is being taken; it may come to nothing, but must end."""
+        """Starts a checkpoint on a random node unless one is running; it may fail, but must end."""
         if self.order and self.order.poll() is None:
             return
         d = self.rng.choice([d for d in self.cluster.daemons if d.alive()])
@@ -146,17 +146,17 @@ class World:
     # ---- owners ------------------------------------------------------------------
 
     def view(self, i):
-        """It may be starting at this moment."""
+        """The node's view; epoch -1 while its daemon starts."""
         r = self.cluster[i].ctl_run("--json", "members")
         return json.loads(r.stdout) if r.returncode == 0 else {"epoch": -1, "owners": [], "voter": False}
 
     def can_change(self):
-        """Until every node is there and has a vote."""
+        """Waits until every node is up and can vote."""
         for i, d in enumerate(self.cluster.daemons):
             self.wait_for(lambda d=d, i=i: self.view(i)["voter"] and d.peers_up(), f"the vote of {d.name}")
 
     def agreed(self, epoch):
-        """Until every node goes by the list of this epoch, and has the shards that are its own."""
+        """Waits until every node uses the list of this epoch, and has its shards."""
         def told(i):
             view = self.view(i)
             if view["epoch"] == epoch:
@@ -190,12 +190,12 @@ class World:
         until(met, seconds, what)
 
     def concerned(self):
-        """The ranks whose next step shows that what was hit has recovered."""
+        """The ranks whose next step proves that the disturbed processes have recovered."""
         on_nodes = {r for r, n in enumerate(self.plan.placement) if n in self.nodes_hit}
         return self.ranks_hit | on_nodes
 
     def recovered(self):
-        """Waits until every rank has gone on; the seconds from now to the step that shows it."""
+        """Waits until every rank has completed a step; seconds until the step of the last concerned() rank."""
         self.journal.read()
         self.journal.recent.clear()
         now, newest, first = time.monotonic(), self.journal.newest, {}
@@ -214,7 +214,7 @@ class World:
     # ---- the end ---------------------------------------------------------------------
 
     def finish(self, version=None):
-        """Trains up to a version (None: a few steps on), leaves, and looks at what stays; what the job ended with."""
+        """Trains up to a version (None: LAST_STEPS more), closes the job, and checks what is left; the job's result."""
         if version is None:
             self.journal.read()
             version = self.journal.newest + 1 + LAST_STEPS
@@ -232,7 +232,7 @@ class World:
         return {"version": version, "planes": sums["planes"], "memory": memory}
 
     def restore(self):
-        """Every checkpoint that has its name is whole: it makes another job."""
+        """Restores every complete checkpoint as another job."""
         if self.order:
             self.order.wait(STUCK_S)
         for name in whole(self.place):
@@ -242,7 +242,7 @@ class World:
             self.cluster[0].ctl("drop", "copy")
 
     def leave(self):
-        """Nothing is left of the job once it is dropped."""
+        """Drops the job, and checks that nothing of it is left."""
         for t in self.trainers:
             t.kill()
         self.trainers = []
@@ -257,7 +257,7 @@ class World:
             assert d.status()["memory"]["state_used"] == 0, d.status()["memory"]
 
     def explain(self):
-        """For a failure: what was done, and who waits for whom."""
+        """For a failure: the last disturbances, and the status of each daemon."""
         lines = [str(self.plan), *self.notes[-40:]]
         for d in self.cluster.daemons:
             if d.alive():
@@ -275,7 +275,7 @@ class World:
 
 
 def undisturbed(plan, version):
-    """Hashes by version, and what it ended with."""
+    """Runs the plan without disturbances: hashes by version, and the job's result."""
     with World(plan, disturbed=False) as w:
         end = w.finish(version)
         return w.journal.hashes, end
