@@ -10,8 +10,9 @@
  * Where the receiver reads the sender's memory (bulk_peer.announces), a payload may be announced
  * instead: its sender chooses the number, from BULK_ANNOUNCED on, and sends at once; the message
  * that says what the payload is names the number.  Nothing moves before the receiver has made room
- * and expects the number.  A receiver that wants none of it forgets the number: then the send ends
- * as if the payload had landed.
+ * and expects the number.  An announced payload comes once and whole; else the path breaks.  A
+ * receiver that wants none of it forgets the number: then the send ends as if the payload had
+ * landed.
  *
  * Payloads lie in host memory; where both sides' paths take GPU memory as well (bulk_peer.gpu),
  * those of BULK_GPU_MIN bytes or more may lie in memory of gpu.h at either end.

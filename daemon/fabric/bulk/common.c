@@ -129,6 +129,15 @@ static struct landing *find(const struct bulk_base *base, uint64_t transfer)
         return at;
 }
 
+/* -1: it is not remembered. */
+static int forgotten_find(const struct landings *l, uint64_t transfer)
+{
+        for (int i = 0; i < LANDINGS_FORGOTTEN; i++)
+                if (l->forgotten[i].used && l->forgotten[i].transfer == transfer)
+                        return i;
+        return -1;
+}
+
 static void forgotten_add(struct landings *l, uint64_t transfer, size_t n)
 {
         l->forgotten[l->next_forgotten].transfer = transfer;
@@ -140,13 +149,12 @@ static void forgotten_add(struct landings *l, uint64_t transfer, size_t n)
 /* True if the number was remembered with this length; with its last bytes it no longer is. */
 static bool forgotten_take(struct landings *l, uint64_t transfer, uint64_t n, bool last)
 {
-        for (size_t i = 0; i < LANDINGS_FORGOTTEN; i++) {
-                if (!l->forgotten[i].used || l->forgotten[i].transfer != transfer)
-                        continue;
-                l->forgotten[i].used = !last;
-                return l->forgotten[i].n == n || l->forgotten[i].n == ANY_LENGTH;
-        }
-        return false;
+        int i = forgotten_find(l, transfer);
+
+        if (i < 0)
+                return false;
+        l->forgotten[i].used = !last;
+        return l->forgotten[i].n == n || l->forgotten[i].n == ANY_LENGTH;
 }
 
 /* ---- peers ---- */
@@ -222,7 +230,8 @@ void bulk_base_forget(struct bulk_peer *peer, uint64_t transfer)
         struct landing *landing = find(base, transfer);
 
         if (!landing) {
-                if (peer->announces && transfer & BULK_ANNOUNCED)
+                if (peer->announces && transfer & BULK_ANNOUNCED &&
+                    forgotten_find(&base->landings, transfer) < 0)
                         forgotten_add(&base->landings, transfer, ANY_LENGTH);
                 return;
         }
@@ -259,7 +268,7 @@ void bulk_base_begin_close(struct bulk_base *base, void (*closed)(void *arg), vo
         }
 }
 
-/* The landing of n bytes that are coming, or their last; 1 and -EPROTO as bulk_base_arrive(). */
+/* Finds where n bytes, or the last of them, belong; returns what bulk_base_arrive() returns. */
 static int match(struct bulk_base *base, uint64_t transfer, uint64_t n, bool last,
                  struct landing **ret)
 {
@@ -312,6 +321,7 @@ void bulk_base_whole(struct bulk_base *base, uint64_t transfer, const void *p, u
 {
         struct landing *landing;
 
+        assert(!base->peer.announces); /* a payload that nobody expects yet has no place to wait */
         if (bulk_base_arrive(base, transfer, n, &landing))
                 return;
         if (gpus_count())
@@ -328,6 +338,10 @@ void bulk_base_piece(struct bulk_base *base, uint64_t transfer, uint64_t n, uint
 
         if (offset > n || size > n - offset || (size == 0 && n > 0)) {
                 bulk_base_break(base, "it sent a piece that lies outside its payload");
+                return;
+        }
+        if (transfer & BULK_ANNOUNCED) {
+                bulk_base_break(base, "it sent a piece of an announced payload");
                 return;
         }
         if (match(base, transfer, n, offset + size == n, &landing))

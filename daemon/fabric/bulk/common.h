@@ -104,7 +104,8 @@ int bulk_base_arrive(struct bulk_base *base, uint64_t transfer, uint64_t n, stru
 /* A whole payload of this process, at p: it is copied to where it belongs, GPU memory or not. */
 void bulk_base_whole(struct bulk_base *base, uint64_t transfer, const void *p, uint64_t n);
 /* A piece of a payload of n bytes in all: it is copied to where it belongs, and the landing
- * ends with the last one.  Unexpected ones break the peer, and so do pieces for GPU memory. */
+ * ends with the last one.  Unexpected pieces break the peer, and so do pieces of announced payloads
+ * and pieces for GPU memory. */
 void bulk_base_piece(struct bulk_base *base, uint64_t transfer, uint64_t n, uint64_t offset,
                      const void *p, size_t size);
 /* A moving landing has ended. */

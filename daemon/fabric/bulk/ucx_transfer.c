@@ -109,12 +109,28 @@ static void land_rendezvous(struct bulk_ucx_port *port, struct landing *landing,
                 end_landing(in, false);
 }
 
+static struct ucx_announced *announced_find(const struct bulk_ucx_port *port, uint64_t transfer)
+{
+        list_for_each (&port->announced, item) {
+                struct ucx_announced *announced = CONTAINER_OF(item, struct ucx_announced, link);
+
+                if (announced->transfer == transfer)
+                        return announced;
+        }
+        return NULL;
+}
+
 static ucs_status_t keep_announced(struct bulk_ucx_port *port, uint64_t transfer, size_t n,
                                    void *descriptor)
 {
         bool few = port->n_announced < BULK_ANNOUNCED_MAX;
-        struct ucx_announced *announced = few ? malloc(sizeof *announced) : NULL;
+        struct ucx_announced *announced;
 
+        if (announced_find(port, transfer)) {
+                bulk_base_break(&port->base, "it announced a payload twice");
+                return UCS_OK;
+        }
+        announced = few ? malloc(sizeof *announced) : NULL;
         if (!announced) {
                 bulk_base_break(&port->base,
                                 few ? "out of memory" : "it announced too many payloads at once");
@@ -200,16 +216,13 @@ ucs_status_t ucx_port_on_confirmation(void *arg, const void *header_bytes, size_
 
 static struct ucx_announced *announced_take(struct bulk_ucx_port *port, uint64_t transfer)
 {
-        list_for_each (&port->announced, item) {
-                struct ucx_announced *announced = CONTAINER_OF(item, struct ucx_announced, link);
+        struct ucx_announced *announced = announced_find(port, transfer);
 
-                if (announced->transfer != transfer)
-                        continue;
+        if (announced) {
                 list_remove(&announced->link);
                 port->n_announced--;
-                return announced;
         }
-        return NULL;
+        return announced;
 }
 
 /* The sender is told that it may have its memory back. */

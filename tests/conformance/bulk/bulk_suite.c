@@ -405,6 +405,19 @@ Test(bulk, an_announced_payload_of_another_length_breaks)
         cr_assert_eq(pair.send[0].ended, 1);
 }
 
+Test(bulk, a_payload_announced_twice_breaks)
+{
+        uint8_t out[8] = { 0 };
+
+        pair_open_announcing();
+        for (int i = 0; i < 2; i++)
+                cr_assert_eq(send_from(0, BULK_ANNOUNCED, out, sizeof out, &pair.send[i]), 0);
+        run_until(&pair.broken[1], 1);
+        pair_close();
+        for (int i = 0; i < 2; i++)
+                cr_assert_eq(pair.send[i].ended, 1);
+}
+
 Test(bulk, too_many_announced_payloads_break)
 {
         uint8_t out[8] = { 0 };

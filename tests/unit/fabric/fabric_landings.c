@@ -125,6 +125,41 @@ Test(landings, a_piece_nobody_expects_breaks)
         a_piece_breaks(2, 8, 5, "678");
 }
 
+/* Announced payloads come whole. */
+static void an_announced_piece_breaks(bool expected)
+{
+        char in[4] = "";
+
+        begin();
+        at.base.peer.announces = true;
+        if (expected)
+                expect(0, BULK_ANNOUNCED | 1, in, 3);
+        piece(BULK_ANNOUNCED | 1, 3, 0, "abc");
+        cr_assert_eq(at.broken, 1);
+        cr_assert_str_eq(at.base.why, "it sent a piece of an announced payload");
+        cr_assert_str_eq(in, "");
+        end();
+}
+
+Test(landings, a_piece_of_an_announced_payload_breaks)
+{
+        an_announced_piece_breaks(false);
+        an_announced_piece_breaks(true);
+}
+
+Test(landings, an_announced_number_forgotten_twice_is_remembered_once)
+{
+        struct landing *landing;
+
+        begin();
+        at.base.peer.announces = true;
+        bulk_base_forget(&at.base.peer, BULK_ANNOUNCED | 1);
+        bulk_base_forget(&at.base.peer, BULK_ANNOUNCED | 1);
+        cr_assert_eq(bulk_base_arrive(&at.base, BULK_ANNOUNCED | 1, 3, &landing), 1);
+        cr_assert_eq(bulk_base_arrive(&at.base, BULK_ANNOUNCED | 1, 3, &landing), 2);
+        end();
+}
+
 Test(landings, the_rest_of_what_was_forgotten_is_dropped)
 {
         char in[9] = "";
