@@ -208,8 +208,6 @@ void offer_pull(struct offer *o, bool its_turn)
 
 void offer_void(struct offer *o)
 {
-        struct fabric *fabric = o->replica->job->x->fabric;
-
         if (o->phase != OFFER_PULLING) {
                 offer_free(o);
                 return;
@@ -218,5 +216,5 @@ void offer_void(struct offer *o)
         list_remove(&o->link);
         for (uint32_t i = 0; i < o->n_parts; i++)
                 if (o->parts[i].phase == PART_ASKED)
-                        fabric_forget(fabric, o->node, o->parts[i].ask.transfer);
+                        ask_forget(&o->parts[i].ask);
 }

@@ -220,7 +220,7 @@ void fill_target_forget_pulls(struct fill_target *f)
                 struct fill_target_transfer *t = &f->transfers[i];
 
                 if (t->busy && t->remote)
-                        fabric_forget(f->x->fabric, t->ask.node, t->ask.transfer);
+                        ask_forget(&t->ask);
         }
 }
 

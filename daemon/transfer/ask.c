@@ -27,10 +27,18 @@ int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic 
         ask->node = node;
         ask->transfer = transfer;
         ask->status = 0;
+        ask->forgotten = false;
         r = fabric_expect(x->fabric, node, transfer, kind, p, n, ask_landed, ask);
         if (r == 0)
                 list_insert(&x->asks, &ask->link);
         return r;
+}
+
+void ask_forget(struct ask *ask)
+{
+        if (!ask->forgotten)
+                fabric_forget(ask->x->fabric, ask->node, ask->transfer);
+        ask->forgotten = true;
 }
 
 int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
@@ -46,7 +54,7 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
         m.body_case = ZERO__LINK_MESSAGE__BODY_PULL;
         m.pull = pull;
         if (fabric_send(x->fabric, node, &m))
-                fabric_forget(x->fabric, node, ask->transfer); /* done will say -ECANCELED */
+                ask_forget(ask);
         return 0;
 }
 
@@ -56,7 +64,7 @@ void asks_forget(struct job *job, int status, const char *text)
                 struct ask *ask = (struct ask *)item; /* link is its first member */
 
                 if (ask->job == job)
-                        fabric_forget(job->x->fabric, ask->node, ask->transfer);
+                        ask_forget(ask);
         }
 }
 
@@ -68,7 +76,7 @@ void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m)
                 if (ask->node != node || ask->transfer != m->transfer)
                         continue;
                 ask->status = m->status ? (int)m->status : ZERO_EPROTO;
-                fabric_forget(x->fabric, node, ask->transfer);
+                ask_forget(ask);
                 return;
         }
         if (m->transfer & BULK_ANNOUNCED) /* by its sender, and not read yet */

@@ -15,6 +15,7 @@ struct ask {
         const struct job *job;
         uint32_t node;
         uint64_t transfer;
+        bool forgotten;
         int status;                                /* why the owner refused; 0: it did not */
         void (*done)(struct ask *ask, int status); /* -ECANCELED: refused, or the link ended */
 };
@@ -27,6 +28,8 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
 /* The same for a payload that the node has announced: there is nothing to ask. */
 int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
                   uint64_t transfer, void *p, size_t n);
+/* done gets -ECANCELED, unless the payload has landed. */
+void ask_forget(struct ask *ask);
 void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m);
 void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
 
