@@ -127,6 +127,11 @@ static bool windows_beside(const struct job *job, const struct window_place *pla
         return place->on_gpu && gpus_count() > 1 && !job->x->conf->window;
 }
 
+static bool place_equal(const struct window_place *a, const struct window_place *b)
+{
+        return a->on_gpu == b->on_gpu && (!a->on_gpu || a->gpu == b->gpu);
+}
+
 /* A window there that has room; one without is made if need be. */
 static int gather_find(struct job *job, const struct window_place *place, uint64_t own,
                        uint32_t local_world_size, struct gather **ret, struct fault *fault)
@@ -134,7 +139,7 @@ static int gather_find(struct job *job, const struct window_place *place, uint64
         for_gathers (job, g) {
                 int r;
 
-                if (!window_place_equal(&g->place, place))
+                if (!place_equal(&g->place, place))
                         continue;
                 r = gather_check(g, own, local_world_size, fault);
                 if (r == 0)
@@ -173,8 +178,9 @@ void gather_leave(struct gather *g, uint32_t hold_groups)
 
 static void info_add(const struct gather *g, struct gather_info *info)
 {
-        char name[PLACE_NAME_MAX];
-        size_t used = strlen(info->places);
+        char *end = info->places + strlen(info->places);
+        size_t left = sizeof info->places - (size_t)(end - info->places);
+        const char *comma = end > info->places ? ", " : "";
 
         info->hits += g->hits;
         info->misses += g->misses;
@@ -185,16 +191,10 @@ static void info_add(const struct gather *g, struct gather_info *info)
                 return;
         info->window_bytes += g->window.slots->bytes;
         info->slots += g->window.slots->n;
-        window_place_name(&g->place, name, sizeof name);
-        snprintf(info->places + used, sizeof info->places - used, "%s%s", used ? ", " : "", name);
-}
-
-void window_place_name(const struct window_place *p, char *text, size_t n)
-{
-        if (p->on_gpu)
-                snprintf(text, n, "gpu %u", p->gpu);
+        if (g->place.on_gpu)
+                snprintf(end, left, "%sgpu %u", comma, g->place.gpu);
         else
-                snprintf(text, n, "host");
+                snprintf(end, left, "%shost", comma);
 }
 
 void gather_info(const struct job *job, struct gather_info *ret)

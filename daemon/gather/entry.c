@@ -78,12 +78,17 @@ bool slabless(const struct gather *g, uint32_t group)
         return gather_mapped(g, group) || g->job->layout->groups[group].elements == 0;
 }
 
+static bool place_has(const struct window_place *p, const struct segment *s)
+{
+        return p->on_gpu == s->on_gpu && (!p->on_gpu || p->gpu == s->gpu);
+}
+
 const struct segment *gather_serve(const struct gather *g)
 {
         const struct replica *sole = replica_sole(g->job);
         const struct segment *serve = sole && sole->state ? &sole->state->serve_segment : NULL;
 
-        return serve && serve->data && window_place_has(&g->place, serve) ? serve : NULL;
+        return serve && serve->data && place_has(&g->place, serve) ? serve : NULL;
 }
 
 bool gather_mapped(const struct gather *g, uint32_t group)

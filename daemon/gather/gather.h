@@ -11,20 +11,6 @@ struct window_place {
         uint32_t gpu;
 };
 
-static inline bool window_place_equal(const struct window_place *a, const struct window_place *b)
-{
-        return a->on_gpu == b->on_gpu && (!a->on_gpu || a->gpu == b->gpu);
-}
-
-static inline bool window_place_has(const struct window_place *p, const struct segment *s)
-{
-        return p->on_gpu == s->on_gpu && (!p->on_gpu || p->gpu == s->gpu);
-}
-
-enum { PLACE_NAME_MAX = 20 };
-/* "host" or "gpu N". */
-void window_place_name(const struct window_place *p, char *text, size_t n);
-
 /* Of all windows of the job here. */
 struct gather_info {
         uint64_t window_bytes, elements_received;
