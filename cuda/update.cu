@@ -7,15 +7,22 @@
 
 /* ---- the rules (daemon/device/rules.h): x[] is an element of each plane ---- */
 
-static __device__ inline void adamw(const update_scalars &scalars, float g,
-                                    float (&x)[UPDATE_PLANES])
+static __device__ inline void adam_step(const adam_scalars &s, float g, float (&x)[UPDATE_PLANES])
 {
-        const adam_scalars &s = scalars.adam;
-
-        x[0] = x[0] * s.decay;
         x[1] = x[1] + (g - x[1]) * s.one_minus_beta1;
         x[2] = x[2] * s.beta2 + (g * g) * s.one_minus_beta2;
         x[0] -= s.step_size * (x[1] / (sqrtf(x[2]) / s.sqrt_bias2 + s.eps));
+}
+
+static __device__ inline void adamw(const update_scalars &s, float g, float (&x)[UPDATE_PLANES])
+{
+        x[0] = x[0] * s.adam.decay;
+        adam_step(s.adam, g, x);
+}
+
+static __device__ inline void adam(const update_scalars &s, float g, float (&x)[UPDATE_PLANES])
+{
+        adam_step(s.adam, g + x[0] * s.adam.decay, x);
 }
 
 static __device__ inline void lion(const update_scalars &scalars, float g,

@@ -90,9 +90,9 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
 
 /*
- * Chooses a group's optimizer: "adamw", as it is without this call, "lion", "sgd" or
- * "sgd-momentum"; NULL: "adamw".  The optimizer says which planes the group's tensors have beside the
- * master weights, and which member of struct zero_set applies.  All ranks choose the same.  A job's
+ * Chooses a group's optimizer: "adamw", as it is without this call, "adam", "lion", "sgd"
+ * or "sgd-momentum"; NULL: "adamw".  The optimizer says which planes the group's tensors have beside
+ * the master weights, and which member of struct zero_set applies.  All ranks choose the same.  A job's
  * state and its checkpoints go on under the same optimizer only: zero_attach() refuses another one
  * (ZERO_ELAYOUT) and names it.
  */
@@ -305,6 +305,9 @@ int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present
  *
  *   p = p (1 - lr weight_decay);  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
  *   p = p - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
+ *
+ * "adam" (arXiv 1412.6980, as torch.optim.Adam computes it) has the same members and moments; the decay
+ * is a part of the gradient: g = g + weight_decay p in the place of p = p (1 - lr weight_decay).
  */
 struct zero_adamw {
         double lr, beta1, beta2, eps, weight_decay;
@@ -344,7 +347,7 @@ struct zero_sgd {
 struct zero_set {
         const char *optimizer; /* as in zero_layout_optimizer(); NULL: "adamw" */
         union {
-                struct zero_adamw adamw;
+                struct zero_adamw adamw, adam;
                 struct zero_lion lion;
                 struct zero_sgd sgd;
         };

@@ -11,6 +11,7 @@ static const struct {
         { "lion", sizeof(struct zero_lion) / sizeof(double) },
         { "sgd", sizeof(struct zero_sgd) / sizeof(double) },
         { "sgd-momentum", sizeof(struct zero_sgd) / sizeof(double) },
+        { "adam", sizeof(struct zero_adamw) / sizeof(double) },
 };
 
 const char *optimizer_default(void)

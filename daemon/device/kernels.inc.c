@@ -28,17 +28,25 @@ struct lanes {
         v16 p, m, v;
 };
 
-ALWAYS_INLINE struct lanes adamw_lanes(struct update_scalars scalars, v16 g, struct lanes x)
+ALWAYS_INLINE struct lanes adam_step(struct adam_scalars s, v16 g, struct lanes x)
 {
-        struct adam_scalars s = scalars.adam;
-
         x.m = v16_add(x.m, v16_mul(v16_sub(g, x.m), v16_set(s.one_minus_beta1)));
         x.v = v16_add(v16_mul(x.v, v16_set(s.beta2)),
                       v16_mul(v16_mul(g, g), v16_set(s.one_minus_beta2)));
         v16 below = v16_add(v16_div(v16_sqrt(x.v), v16_set(s.sqrt_bias2)), v16_set(s.eps));
-        x.p = v16_sub(v16_mul(x.p, v16_set(s.decay)),
-                      v16_mul(v16_set(s.step_size), v16_div(x.m, below)));
+        x.p = v16_sub(x.p, v16_mul(v16_set(s.step_size), v16_div(x.m, below)));
         return x;
+}
+
+ALWAYS_INLINE struct lanes adamw_lanes(struct update_scalars s, v16 g, struct lanes x)
+{
+        x.p = v16_mul(x.p, v16_set(s.adam.decay));
+        return adam_step(s.adam, g, x);
+}
+
+ALWAYS_INLINE struct lanes adam_lanes(struct update_scalars s, v16 g, struct lanes x)
+{
+        return adam_step(s.adam, v16_add(g, v16_mul(x.p, v16_set(s.adam.decay))), x);
 }
 
 ALWAYS_INLINE struct lanes lion_lanes(struct update_scalars scalars, v16 g, struct lanes x)

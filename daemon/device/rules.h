@@ -10,6 +10,8 @@
  *          v = v * beta2 + (g * g) * one_minus_beta2
  *          p = p - step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
  *
+ *   ADAM   g = g + p * decay; then as ADAMW from m on
+ *
  *   LION   c = m * beta1 + g * one_minus_beta1
  *          p = p * decay - (lr with the sign of c; c itself where that is 0 or NaN)
  *          m = m * beta2 + g * one_minus_beta2
@@ -29,11 +31,12 @@
 #include <stdint.h>
 
 /* X(rule, function, planes: master and moments) */
-#define UPDATE_RULE_MAP(X)  \
-        X(ADAMW, adamw, 3) \
-        X(LION, lion, 2)   \
-        X(SGD, sgd, 1)     \
-        X(SGD_MOMENTUM, sgd_momentum, 2)
+#define UPDATE_RULE_MAP(X)               \
+        X(ADAMW, adamw, 3)               \
+        X(LION, lion, 2)                 \
+        X(SGD, sgd, 1)                   \
+        X(SGD_MOMENTUM, sgd_momentum, 2) \
+        X(ADAM, adam, 3)
 
 enum update_rule {
 #define X(rule, function, planes) UPDATE_##rule,
@@ -45,7 +48,7 @@ enum update_rule {
 enum { UPDATE_PLANES = 3 }; /* most of a rule: master, then the moments */
 
 struct adam_scalars {
-        float decay; /* 1 - lr * weight_decay */
+        float decay; /* ADAMW: 1 - lr * weight_decay; ADAM: weight_decay */
         float one_minus_beta1;
         float beta2, one_minus_beta2;
         float step_size;  /* lr / (1 - beta1^t) */

@@ -12,14 +12,22 @@
 
 typedef void rule_fn(const struct update_scalars *scalars, float g, float *x);
 
-static void adamw(const struct update_scalars *scalars, float g, float *x)
+static void adam_step(const struct adam_scalars *s, float g, float *x)
 {
-        const struct adam_scalars *s = &scalars->adam;
-
-        x[0] = x[0] * s->decay;
         x[1] = x[1] + (g - x[1]) * s->one_minus_beta1;
         x[2] = x[2] * s->beta2 + (g * g) * s->one_minus_beta2;
         x[0] -= s->step_size * (x[1] / (sqrtf(x[2]) / s->sqrt_bias2 + s->eps));
+}
+
+static void adamw(const struct update_scalars *scalars, float g, float *x)
+{
+        x[0] = x[0] * scalars->adam.decay;
+        adam_step(&scalars->adam, g, x);
+}
+
+static void adam(const struct update_scalars *scalars, float g, float *x)
+{
+        adam_step(&scalars->adam, g + x[0] * scalars->adam.decay, x);
 }
 
 static void lion(const struct update_scalars *scalars, float g, float *x)

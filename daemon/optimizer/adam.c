@@ -1,4 +1,5 @@
-/* AdamW: Adam with decoupled weight decay (arXiv 1711.05101), as torch.optim.AdamW computes it. */
+/* As torch.optim computes them: Adam (arXiv 1412.6980), whose weight decay is a part of the
+ * gradient, and AdamW (arXiv 1711.05101), whose decay is decoupled. */
 #include "daemon/optimizer/optimizer.h"
 
 #include <math.h>
@@ -7,11 +8,11 @@ enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, MAXIMIZE };
 
 /* The relative error of the power grows with t and the power shrinks faster: 1 - beta^t is good to
  * a few ulp of 1 / (1 - beta). */
-static struct update_scalars adamw_scalars(const double *x, uint64_t t, double grad_scale)
+static struct update_scalars scalars(const double *x, uint64_t t, double grad_scale, double decay)
 {
         return (struct update_scalars){
                 .grad_scale = (float)(x[MAXIMIZE] != 0 ? -grad_scale : grad_scale),
-                .adam = { .decay = (float)(1.0 - x[LR] * x[WEIGHT_DECAY]),
+                .adam = { .decay = (float)decay,
                           .one_minus_beta1 = (float)(1.0 - x[BETA1]),
                           .beta2 = (float)x[BETA2],
                           .one_minus_beta2 = (float)(1.0 - x[BETA2]),
@@ -20,6 +21,29 @@ static struct update_scalars adamw_scalars(const double *x, uint64_t t, double g
                           .eps = (float)x[EPS] },
         };
 }
+
+static struct update_scalars adam_scalars(const double *x, uint64_t t, double grad_scale)
+{
+        return scalars(x, t, grad_scale, x[WEIGHT_DECAY]);
+}
+
+static struct update_scalars adamw_scalars(const double *x, uint64_t t, double grad_scale)
+{
+        return scalars(x, t, grad_scale, 1.0 - x[LR] * x[WEIGHT_DECAY]);
+}
+
+const struct optimizer optimizer_adam = {
+        .name = "adam",
+        .rule = UPDATE_ADAM,
+        .moments = { "exp_avg", "exp_avg_sq" },
+        .values = { [LR] = { "lr", HYPER_FP32 },
+                    [BETA1] = { "beta1", HYPER_UNIT },
+                    [BETA2] = { "beta2", HYPER_UNIT },
+                    [EPS] = { "eps", HYPER_FP32 },
+                    [WEIGHT_DECAY] = { "weight_decay", HYPER_FP32 },
+                    [MAXIMIZE] = { "maximize", HYPER_FLAG } },
+        .scalars = adam_scalars,
+};
 
 const struct optimizer optimizer_adamw = {
         .name = "adamw",

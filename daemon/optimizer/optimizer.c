@@ -13,7 +13,7 @@ DEFINE_CLEANUP(layout *, layout_free)
 /* Appended to, never reordered: state files hold the numbers.  The first one is a layout's that
  * names none. */
 static const struct optimizer *const table[] = { &optimizer_adamw, &optimizer_lion, &optimizer_sgd,
-                                          &optimizer_sgd_momentum };
+                                                 &optimizer_sgd_momentum, &optimizer_adam };
 enum { N_OPTIMIZERS = sizeof(table) / sizeof(table[0]) };
 
 const struct optimizer *optimizer_find(const char *name)

@@ -81,4 +81,5 @@ struct update_scalars hyper_scalars(const struct hyper_set *set, uint64_t t, dou
  * owners on different machines must agree to the bit. */
 double optimizer_power(double base, uint64_t n);
 
-extern const struct optimizer optimizer_adamw, optimizer_lion, optimizer_sgd, optimizer_sgd_momentum;
+extern const struct optimizer optimizer_adam, optimizer_adamw, optimizer_lion, optimizer_sgd,
+        optimizer_sgd_momentum;

@@ -99,6 +99,7 @@ static const struct sample {
         double values[OPTIMIZER_VALUES];
 } samples[] = {
         { &optimizer_adamw, { 1e-3, 0.9, 0.999, 1e-8, 0.1 } },
+        { &optimizer_adam, { 1e-3, 0.9, 0.999, 1e-8, 0.1 } },
         { &optimizer_lion, { 1e-3, 0.9, 0.99, 0.1 } },
         { &optimizer_lion, { 1e-3, 0.9, 0.99, 0.1, 1 } },
         { &optimizer_sgd, { 0.1, 0, 0, 0.01 } },

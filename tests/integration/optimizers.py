@@ -13,10 +13,10 @@ from cluster import Cluster, expect, finish_all, small_layout  # noqa: E402
 from harness import case, main  # noqa: E402
 
 SETS = {"lion": ["lion", 1e-3, 0.9, 0.99, 0.1], "sgd": ["sgd", 0.1, 0, 0, 0.01],
-        "sgd-momentum": ["sgd-momentum", 0.1, 0.9, 0.1, 0.01]}
+        "sgd-momentum": ["sgd-momentum", 0.1, 0.9, 0.1, 0.01], "adam": ["adam", 1e-3, 0.9, 0.999, 1e-8, 0.1]}
 NAMES = list(SETS)
 TRAIN = {"sets": [*cluster.SETS, *SETS.values()], "clip": 0.5, "seed": 3, "pull": 0, "patient": True}
-MOMENTS = {"adamw": {"exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}, "sgd": set(),
+MOMENTS = {"adamw": {"exp_avg", "exp_avg_sq"}, "adam": {"exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}, "sgd": set(),
            "sgd-momentum": {"momentum_buffer"}}
 
 

@@ -6,7 +6,7 @@ on it.
 """
 
 from ._library import ALL, OBSERVER
-from .client import AdamWSet, Client, LionSet, SGDSet, StepResult, connect, drop
+from .client import AdamSet, AdamWSet, Client, LionSet, SGDSet, StepResult, connect, drop
 from .errors import (
     Aborted,
     Busy,
@@ -44,6 +44,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ALL",
     "OBSERVER",
+    "AdamSet",
     "AdamWSet",
     "Client",
     "Layout",

@@ -90,6 +90,7 @@ class Needs(Structure):
 # Of each optimizer, as the members of struct zero_set's union have them.
 HYPERPARAMETERS = {
     "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
+    "adam": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
     "lion": ("lr", "beta1", "beta2", "weight_decay", "maximize"),
     "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
     "sgd-momentum": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),

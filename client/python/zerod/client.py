@@ -35,6 +35,19 @@ class AdamWSet(NamedTuple):
     optimizer = "adamw"
 
 
+class AdamSet(NamedTuple):
+    """One hyperparameter set of Adam, as torch.optim.Adam has them: the weight decay is L2."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+    optimizer = "adam"
+
+
 class LionSet(NamedTuple):
     """One hyperparameter set of Lion (arXiv 2302.06675)."""
 

@@ -21,6 +21,13 @@ static void adamw_reference(const double *h, uint64_t t, double g, double *x)
                        (sqrt(x[2] / (1 - pow(h[2], (double)t))) + h[3]);
 }
 
+static void adam_reference(const double *h, uint64_t t, double g, double *x)
+{
+        const double undecayed[] = { h[0], h[1], h[2], h[3], 0, 0 };
+
+        adamw_reference(undecayed, t, (h[5] != 0 ? -g : g) + h[4] * x[0], x);
+}
+
 static void lion_reference(const double *h, uint64_t t, double g, double *x)
 {
         g = h[4] != 0 ? -g : g;
@@ -50,6 +57,8 @@ static const struct sample {
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01, 1 } },
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 0.1, 0.01 } },
+        { &optimizer_adam, adam_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
+        { &optimizer_adam, adam_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.1, 1 } },
         { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01 } },
         { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01, 1 } },
         { &optimizer_sgd, sgd_reference, { 0.1, 0, 0, 0.01 } },

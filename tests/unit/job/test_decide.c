@@ -211,7 +211,7 @@ Test(params, an_unknown_optimizer_is_refused_with_those_that_there_are)
         message_init(&m);
         m.set.optimizer = "newton";
         cr_assert(refused(&m, "newton"));
-        cr_assert(refused(&m, "adamw"));
+        cr_assert(refused(&m, "but adamw, lion, sgd, sgd-momentum, adam"));
 }
 
 Test(params, a_group_that_names_no_optimizer_is_equal_to_one_that_names_the_first)
@@ -260,6 +260,28 @@ Test(params, what_fp32_cannot_hold_is_refused)
         message_init(&m);
         m.params.loss_scale = 1e-39;
         cr_assert(refused(&m, "loss_scale"));
+}
+
+Test(params, a_hyperparameter_of_adam_out_of_range_is_refused)
+{
+        static const struct {
+                double value;
+                const char *name;
+        } flaws[] = { { -1, "lr" },  { 1, "beta1" },           { 1, "beta2" },
+                      { -1, "eps" }, { 1e39, "weight_decay" }, { 0.5, "maximize" } };
+        struct step_params p;
+        struct message m;
+
+        for (size_t i = 0; i < sizeof(flaws) / sizeof(flaws[0]); i++) {
+                message_init(&m);
+                m.set.optimizer = "adam";
+                m.values[i] = flaws[i].value;
+                cr_assert(refused(&m, flaws[i].name), "%s", flaws[i].name);
+        }
+        message_init(&m);
+        m.set.optimizer = "adam";
+        m.values[0] = m.values[4] = 1e30; /* no product with lr: the decay is not AdamW's */
+        cr_assert_eq(step_params_from_message(&m.params, &p, NULL), 0);
 }
 
 Test(params, too_many_sets_are_refused_before_they_are_read)

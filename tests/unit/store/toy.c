@@ -28,6 +28,7 @@ const struct hyper_set toy_sets[TOY_SETS] = {
         { .optimizer = 1, .value = { 0.01, 0.9, 0.99, 0.1 } },       /* lion */
         { .optimizer = 2, .value = { 0.1, 0, 0, 0.1 } },             /* sgd */
         { .optimizer = 3, .value = { 0.1, 0.9, 0, 0.1, 1 } },        /* sgd-momentum */
+        { .optimizer = 4, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1 } }, /* adam */
 };
 
 void toy_push(struct state *s, const layout *l)
