@@ -1,5 +1,5 @@
 /*
- * The driver's own calls: memory that can be exported, and contexts.
+ * The thread's GPU, and the driver's own calls: memory that can be exported, and contexts.
  *
  * Contexts: a trainer's thread may have none yet, or one that a framework chose.  What is put
  * aside is therefore the context itself and not the number of a GPU: choosing a GPU again
@@ -101,6 +101,28 @@ void cuda_driver_unmap(const struct cuda_driver *d, void *memory, size_t bytes)
 {
         (void)d->unmap((CUdeviceptr)(uintptr_t)memory, bytes);
         (void)d->unreserve((CUdeviceptr)(uintptr_t)memory, bytes);
+}
+
+/* Once a GPU: each time it would go to the driver with what is known already. */
+static int begin(int device)
+{
+        static _Atomic uint64_t begun; /* a bit for each of the first 64 */
+        uint64_t bit = (uint64_t)(device >= 0 && device < 64) << (device & 63);
+        int r = 0;
+
+        if (!(begun & bit))
+                r = cuda_errno(cudaInitDevice(device, cudaDeviceScheduleBlockingSync,
+                                              cudaInitDeviceFlagsAreValid));
+        if (r == 0)
+                begun |= bit;
+        return r;
+}
+
+int cuda_use(int device)
+{
+        int r = begin(device);
+
+        return r == 0 ? cuda_errno(cudaSetDevice(device)) : r;
 }
 
 int cuda_enter(int gpu, struct cuda_saved *ret_saved)

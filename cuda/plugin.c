@@ -1,39 +1,9 @@
-/*
- * The plugin's two tables, GPUs and streams.
- * Every code of CUDA is translated here, by cuda_errno(), and appears nowhere else.
- */
+/* The plugin's two tables, GPUs and streams. */
 #include "cuda/plugin.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-
-int cuda_errno(cudaError_t error)
-{
-        if (error == cudaSuccess)
-                return 0;
-        (void)cudaGetLastError();
-        switch (error) {
-        case cudaErrorInsufficientDriver: /* 35: also where there is no driver */
-        case cudaErrorNoDevice:           /* 100 */
-        case cudaErrorStubLibrary:
-        case cudaErrorSystemDriverMismatch:
-        case cudaErrorCompatNotSupportedOnDevice:
-                return -ENODEV;
-        case cudaErrorNoKernelImageForDevice:
-        case cudaErrorUnsupportedPtxVersion:
-                return -ENOTSUP;
-        case cudaErrorMemoryAllocation:
-                return -ENOMEM;
-        case cudaErrorInvalidValue:
-        case cudaErrorInvalidDevice:
-                return -EINVAL;
-        case cudaErrorDevicesUnavailable: /* its compute mode lets one process use it */
-                return -EBUSY;
-        default:
-                return -EIO;
-        }
-}
 
 static int cuda_device_count(int *ret_count)
 {
@@ -68,28 +38,6 @@ static int cuda_device_info(int device, struct zero_cuda_info *ret_info)
         memcpy(info.uuid, properties.uuid.bytes, sizeof(info.uuid));
         *ret_info = info;
         return 0;
-}
-
-/* Once a GPU: each time it would go to the driver with what is known already. */
-static int begin(int device)
-{
-        static _Atomic uint64_t begun; /* a bit for each of the first 64 */
-        uint64_t bit = (uint64_t)(device >= 0 && device < 64) << (device & 63);
-        int r = 0;
-
-        if (!(begun & bit))
-                r = cuda_errno(cudaInitDevice(device, cudaDeviceScheduleBlockingSync,
-                                              cudaInitDeviceFlagsAreValid));
-        if (r == 0)
-                begun |= bit;
-        return r;
-}
-
-int cuda_use(int device)
-{
-        int r = begin(device);
-
-        return r == 0 ? cuda_errno(cudaSetDevice(device)) : r;
 }
 
 static int cuda_stream_new(void **ret_stream)

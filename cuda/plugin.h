@@ -9,9 +9,6 @@
 #include "cuda/errors.h"
 #include "cuda/kernels.h"
 
-/* plugin.c: chooses the GPU of the calling thread, whose waits block instead of spinning. */
-int cuda_use(int device);
-
 /* memory.c */
 int cuda_alloc(size_t bytes, void **ret_memory);
 void cuda_free(void *memory);
@@ -88,6 +85,9 @@ int cuda_driver_errno(CUresult result);
 int cuda_driver_map(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
                     size_t bytes, void **ret_memory);
 void cuda_driver_unmap(const struct cuda_driver *d, void *memory, size_t bytes);
+
+/* Chooses the GPU of the calling thread, whose waits block instead of spinning. */
+int cuda_use(int device);
 
 /* The calling thread's GPU, put aside for a while: cuda_restore() brings it back. */
 struct cuda_saved {

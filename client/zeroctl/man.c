@@ -1,6 +1,6 @@
 /*
- * Run by the build: prints zeroctl(1) out of its template, in which the line @COMMANDS@ becomes the
- * description of all subcommands.
+ * Run by the build: prints zeroctl(1): its title, then the template, in which the line @COMMANDS@
+ * becomes the description of all subcommands.
  *
  *   zeroctl-man TEMPLATE
  */
@@ -70,6 +70,7 @@ int main(int argc, char **argv)
                 perror(argv[1]);
                 return 1;
         }
+        puts(".TH ZEROCTL 1 \"\" \"zerod " ZEROD_VERSION "\" \"zerod\"");
         while (fgets(line, sizeof(line), file))
                 if (strcmp(line, "@COMMANDS@\n") == 0)
                         print_commands();

@@ -18,13 +18,6 @@ struct coordinated *coordinated_find(const struct engine *x, const char *name)
         return NULL;
 }
 
-const struct step *coordinated_step(const struct engine *x, const char *job)
-{
-        const struct coordinated *c = coordinated_find(x, job);
-
-        return c ? &c->state.step : NULL;
-}
-
 Zero__LinkMessage coordinated_message(const struct coordinated *c)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;

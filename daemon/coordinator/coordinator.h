@@ -98,8 +98,6 @@ void coordinator_message(struct engine *x, uint32_t node, const Zero__LinkMessag
 void coordinators_free(struct engine *x);
 /* A node tells which ones it cannot reach. */
 void coordinators_cut(struct engine *x, uint32_t node, uint64_t cut);
-/* The coordinator's state of a job for reports; NULL if it is elsewhere or has none. */
-const struct step *coordinated_step(const struct engine *x, const char *job);
 
 /*
  * Every job that this node coordinates and that moves.  wait.who is "" if nothing is waited for;

@@ -28,6 +28,26 @@ STATUS_RECORDS(ROWS)
 
 static struct record records[] = { STATUS_RECORDS(RECORD) };
 
+/* Answers that no record of fields.h describes: those of daemon/rpc/checksum.c and of zeroctl's
+ * export and import. */
+static const struct row checksum_rows[] = {
+        { "text", NULL, "job", "name" },
+        { "number", NULL, "version", "optimizer step of the values" },
+        { "text", NULL, "checksum", "of all planes, in hexadecimal" },
+        { "object", NULL, "planes", "the checksum of each plane, by its name" },
+        { "flag", NULL, "mirrors_agree", "the mirrors hold the same bits; absent without mirrors" },
+        { "object", NULL, "mirrors", "like planes, of the mirrors; absent without mirrors" },
+};
+static const struct row file_rows[] = {
+        { "text", NULL, "job", "name" },
+        { "text", NULL, "file", "path of the safetensors file" },
+        { "number", NULL, "version", "optimizer step of the values; export only" },
+        { "number", NULL, "tensors", "tensors in the file" },
+        { "number", NULL, "bytes", "bytes of their values" },
+};
+static const struct record checksum_record = { NULL, checksum_rows, 6, false };
+static const struct record file_record = { NULL, file_rows, 5, false };
+
 enum { RECORDS = sizeof records / sizeof records[0], PREFIX = sizeof "status_" - 1 };
 
 static const char head[] =
@@ -46,16 +66,19 @@ static const char head[] =
 
 static const struct {
         const char *command, *type;
+        const struct record *record; /* instead of a type */
 } answers[] = {
-        { "zeroctl status, top", "status_node" },
-        { "zeroctl jobs, wait", "status_jobs" },
-        { "zeroctl shards", "status_shards" },
-        { "zeroctl members, add-node, remove-node, takeover", "status_membership" },
-        { "zeroctl checkpoint, restore", "status_progress" },
-        { "zeroctl checkpoint --every", "status_ordered" },
-        { "zeroctl ping", "status_ping" },
-        { "zeroctl drop", "status_drop" },
-        { "zeroctl config", "status_config" },
+        { "zeroctl status, top", "status_node", NULL },
+        { "zeroctl jobs, wait", "status_jobs", NULL },
+        { "zeroctl shards", "status_shards", NULL },
+        { "zeroctl members, add-node, remove-node, takeover", "status_membership", NULL },
+        { "zeroctl checkpoint, restore", "status_progress", NULL },
+        { "zeroctl checkpoint --every", "status_ordered", NULL },
+        { "zeroctl ping", "status_ping", NULL },
+        { "zeroctl drop", "status_drop", NULL },
+        { "zeroctl config", "status_config", NULL },
+        { "zeroctl checksum", NULL, &checksum_record },
+        { "zeroctl export, import", NULL, &file_record },
 };
 
 static struct record *record_find(const char *type)
@@ -112,7 +135,7 @@ int main(void)
                 printf(".SS ");
                 print_text(answers[i].command);
                 printf("\n");
-                print_rows(record_find(answers[i].type));
+                print_rows(answers[i].record ? answers[i].record : record_find(answers[i].type));
         }
         printf(".SH PARTS OF ANSWERS\n");
         for (size_t i = RECORDS; i-- > 0;) { /* a part stands before what it is a part of */

@@ -180,7 +180,7 @@ static void what_a_lost_rank_means_is_for_those_who_are_there(void)
         session_attach(&s);
         kill_all(&s);
         x = &s.net.nodes[coordinator_of(&s.net.nodes[0].x, "zoo")].x;
-        while (step_any_here(coordinated_step(x, "zoo")))
+        while (step_any_here(&coordinated_find(x, "zoo")->state.step))
                 net_turn(&s.net);
         s.trainers[2].needs.fail_on_lost = false;
         session_attach(&s);
@@ -189,9 +189,9 @@ static void what_a_lost_rank_means_is_for_those_who_are_there(void)
                 trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });
         run_turns(&s, 20, 1);
         trainer_kill(&s.trainers[3]);
-        while (coordinated_step(x, "zoo")->rank_slots[3] == RANK_SLOT_HERE)
+        while (coordinated_find(x, "zoo")->state.step.rank_slots[3] == RANK_SLOT_HERE)
                 net_turn(&s.net);
-        CHECK(coordinated_step(x, "zoo")->phase != STEP_FORMING, "it is not waited for");
+        CHECK(coordinated_find(x, "zoo")->state.step.phase != STEP_FORMING, "it is not waited for");
         trainer_add(&s.trainers[3], (struct op){ .kind = OP_ATTACH });
         trainer_add(&s.trainers[3], (struct op){ .kind = OP_STEP, .params = &s.params });
         session_run(&s);

@@ -101,7 +101,7 @@ static void both_copies_are_the_same_bytes_after_each_step(void)
 static void vote_otherwise(struct session *s, uint32_t coordinator, uint32_t holder)
 {
         struct engine *x = &s->net.nodes[coordinator].x;
-        const struct step *step = coordinated_step(x, "zoo");
+        const struct step *step = &coordinated_find(x, "zoo")->state.step;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Prepared vote = ZERO__PREPARED__INIT;
         int64_t norm[EXACT_SUM_BINS] = { 0 };
@@ -144,7 +144,7 @@ static void copies_that_vote_otherwise(uint32_t holder)
         open_listening(&s, &t);
         session_attach(&s);
         coordinator = coordinator_of(&s.net.nodes[0].x, "zoo");
-        step = coordinated_step(&s.net.nodes[coordinator].x, "zoo");
+        step = &coordinated_find(&s.net.nodes[coordinator].x, "zoo")->state.step;
         attempt = step->attempt;
         session_program(&s, 1);
         while (trainers_turn(s.trainers, t.ranks, &seed))
@@ -172,7 +172,7 @@ static bool is_whole(void *arg)
         struct session *s = arg;
         struct engine *x = &s->net.nodes[0].x;
         const struct step *step =
-                coordinated_step(&s->net.nodes[coordinator_of(x, "zoo")].x, "zoo");
+                &coordinated_find(&s->net.nodes[coordinator_of(x, "zoo")].x, "zoo")->state.step;
 
         for (uint32_t h = 0; h < 3; h++)
                 if (held(s, h)->state->puts != held(s, h + 3)->state->puts)

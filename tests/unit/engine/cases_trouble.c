@@ -371,7 +371,7 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
         Zero__Opened opened = ZERO__OPENED__INIT;
         Zero__Standing standing = ZERO__STANDING__INIT, *pointer = &standing;
         Zero__Decision decision = ZERO__DECISION__INIT;
-        const struct step *step = coordinated_step(x, "zoo");
+        const struct step *step = &coordinated_find(x, "zoo")->state.step;
 
         decision.attempt = step->decided_attempt;
         decision.commit = step->decision.commit;
