@@ -1,6 +1,6 @@
 /*
- * blocking.h - work that blocks on a disk, or on a GPU's driver, on threads of its own: the compute
- * threads stay free for the step, however slow these are.
+ * blocking.h - runs work that blocks on a disk or a GPU's driver on threads of its own, so that the
+ * compute threads stay free for the step.
  */
 #pragma once
 
@@ -12,5 +12,5 @@ struct blocking_work {
         void (*done)(struct blocking_work *job); /* then on the loop thread */
 };
 
-/* The job's memory is the caller's until done() has been called. */
+/* The memory of the work belongs to the caller again once done() has been called. */
 void blocking_submit(uv_loop_t *loop, struct blocking_work *job);

@@ -1,8 +1,8 @@
 /*
- * core.h - what all parts of the engine share: the node, what it runs on, whom it reaches, its
+ * core.h - what all parts of the engine share: the node, what it runs on, the nodes it reaches, its
  * jobs.
  *
- * The engine runs on the loop thread, except what is handed to the offload pool.
+ * The engine runs on the loop thread, except for what it hands to the offload pool.
  */
 #pragma once
 
@@ -26,9 +26,9 @@ struct views;
 
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 
-/* A change that this node had taken back, since a job could not be moved for it. */
+/* A change of the owner list that this node had taken back, because a job could not move. */
 struct taken_back {
-        uint64_t epoch; /* that was given up; 0: none was */
+        uint64_t epoch; /* the epoch given up; 0: none */
         char why[400];
 };
 
@@ -42,41 +42,43 @@ struct engine {
         struct fabric *fabric;
         struct store *store;
         struct offload *offload;
-        const struct device_ops *ops; /* of host memory; of a GPU's too, where there is one */
-        uint32_t gpus;                /* that states are put on; 0: they are in host memory */
-        struct gpu_waits *gpu_waits;  /* NULL: no GPU is used (gpus_count() is 0) */
-        uint32_t part_bytes; /* payloads travel in parts of so many at most; up to GPU_BUFFER */
+        const struct device_ops *ops; /* of host memory, and of a GPU's where there is one */
+        uint32_t gpus;                /* that hold states; 0: states are in host memory */
+        struct gpu_waits *gpu_waits;  /* NULL: no GPU is used */
+        uint32_t part_bytes;          /* the largest payload between nodes; at most GPU_BUFFER */
 
-        struct placement view;        /* who holds shards: the list in force */
-        struct views *views;          /* how that changes (membership/membership.h); NULL: it does not */
-        struct taken_back taken_back; /* outlives a start anew */
+        struct placement view; /* the owner list in force: who holds shards */
+        struct views *views;   /* how the list changes (membership/membership.h); NULL: never */
+        struct taken_back taken_back; /* outlives a restart of the engine */
         struct list jobs, dead_jobs;  /* dead: dropped, with operations still in flight */
         struct list coordinators, calls, asks, accesses, staged;
-        uint64_t staging_bytes; /* of what is staged (transfer/staging.h) */
+        uint64_t staging_bytes; /* in use by staged payloads (transfer/staging.h) */
         struct list works;      /* reads and writes that wait for the end of an update */
         struct list layouts;    /* core/layouts.h */
-        struct list joining;    /* ranks whose job has not started for them yet */
-        struct list gpu_setups; /* what is made on GPUs for ranks (rank/gpu_setup.c) */
+        struct list joining;    /* ranks whose job has not yet started with them */
+        struct list gpu_setups; /* setups for ranks in progress (rank/gpu_setup.c) */
         struct list operations, schedules, captures, loadings; /* checkpoint/checkpoint.h */
         struct list fills, fill_targets;                       /* reshard/reshard.h */
-        struct list drops, drop_waits;                        /* drop/drop.c */
-        struct list shut;  /* files of states that wait for memory (shard/shut.c) */
+        struct list drops, drop_waits;                         /* drop/drop.c */
+        struct list shut;  /* state files that wait for memory (shard/shut.c) */
         uint32_t releases; /* states whose memory is being freed */
         uint64_t last_operation, last_fill;
-        double disk_rate; /* bytes a second, as the last checkpoint was written; 0: not known */
+        double disk_rate; /* bytes a second of the last checkpoint; 0: unknown */
         struct requests requests;
         uint64_t last_call, last_put, last_session;
-        uint64_t linked;   /* nodes whose link stands, a bit each */
-        uint64_t agreeing; /* nodes that have told that the same owner list is in force there */
-        uint64_t up;       /* both */
-        uint64_t cut[ZERO_NODE_MAX]; /* [node]: nodes that it cannot reach, as it last told */
+        uint64_t linked;             /* bit n: the link to node n stands */
+        uint64_t agreeing;           /* bit n: node n has the same owner list in force */
+        uint64_t up;                 /* both */
+        uint64_t cut[ZERO_NODE_MAX]; /* [node]: bits of the nodes that this node last said it cannot
+                                        reach */
         struct lifetime *lifetime;   /* the engine's */
-        bool draining;               /* steps in flight are waited for */
+        bool draining;               /* the engine waits for the steps in flight */
         bool stopping;
-        /* Questions of other nodes about this one (rpc/query.c). */
+        /* Answers other nodes' questions about this one (rpc/query.c). */
         void (*query)(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
-        bool leaving; /* ranks that are cut off by the stop are not lost */
-        /* Another owner list is chosen: it comes into force when the engine starts anew. */
+        bool leaving; /* the stop cuts ranks off: they do not count as lost */
+        /* Hears that a new owner list is chosen, which comes into force when the engine restarts.
+         */
         void (*view_chosen)(void *arg);
         void *view_arg;
 };
@@ -86,7 +88,7 @@ const char *node_name(const struct engine *x, uint32_t node);
 /* The node that coordinates the job. */
 uint32_t coordinator_of(const struct engine *x, const char *job);
 
-/* What computes on memory of which some lies on a GPU, or none. */
+/* The operations for memory that may lie on a GPU. */
 static inline const struct device_ops *ops_for(const struct engine *x, bool gpu)
 {
         return gpu ? gpu_ops() : x->ops;

@@ -1,10 +1,10 @@
 /*
  * The thread behind gpu_wait.h.
  *
- * A wait belongs to the loop thread, which makes and frees it; while it is in a list of the
- * thread's only `status` is written there.  What was dropped comes back like the rest, but nobody
- * is told.  A rank's events are held by its waits: they are closed by the thread, as the last
- * thing done with them, once they are dropped and no wait is left.
+ * The loop thread makes and frees waits; while a wait is in one of the thread's lists, the thread
+ * writes only its `status`. A dropped wait returns like any other, but its callback is not called.
+ * The waits of a rank hold its events. The thread closes dropped events when the last wait has
+ * ended, as the last thing it does with them.
  *
  * The mutex guards `todo`, `finished`, `stop`, `left` and `awake`.
  */
@@ -24,8 +24,8 @@
 #include "proto/list.h"
 
 /*
- * How often events are looked at: at first as often as a look and a timer cost little, then less,
- * by how long nothing has happened, since then it matters less.
+ * How often the thread looks at events. While something has just happened, it looks as often as a
+ * look and a timer stay cheap; the longer nothing happens, the less often.
  */
 enum { PERIOD_MIN_NS = 20000, PERIOD_MAX_NS = 400000, PERIOD_PART = 16 };
 
@@ -41,7 +41,7 @@ struct wait {
         struct held *held;
         uint32_t index;
         uint64_t deadline_ms;
-        gpu_waited *done; /* NULL: the events are to be closed */
+        gpu_waited *done; /* NULL: close the events */
         void *arg;
         int status;
 };
@@ -52,10 +52,10 @@ struct gpu_waits {
         pthread_mutex_t mutex;
         pthread_cond_t wanted; /* todo is not empty, or stop */
         struct wait *todo, *finished;
-        bool stop, left; /* left: the thread has nothing more to do with this */
+        bool stop, left; /* left: the thread is done with this struct */
         bool awake;      /* async may be sent */
         struct list held;
-        uint32_t pending; /* waits and closings with the thread */
+        uint32_t pending; /* waits and closings that the thread has */
         bool closing;
         void (*closed)(void *arg);
         void *closed_arg;
@@ -63,7 +63,7 @@ struct gpu_waits {
 
 /* ---- the thread ----------------------------------------------------------------- */
 
-/* True: it is over, with w->status. */
+/* True: the wait is over, with w->status. */
 static bool look(struct wait *w, uint64_t now_ms)
 {
         int r;
@@ -81,7 +81,7 @@ static bool look(struct wait *w, uint64_t now_ms)
         return r != 0 || now_ms >= w->deadline_ms;
 }
 
-/* Those that are over, taken out of *active. */
+/* Takes the waits that are over out of *active. */
 static struct wait *look_at_all(struct wait **active)
 {
         uint64_t now_ms = uv_hrtime() / 1000000;
@@ -109,7 +109,7 @@ static struct wait *join(struct wait *first, struct wait *rest)
         return first;
 }
 
-/* With the mutex. */
+/* The caller holds the mutex. */
 static void sleep_a_while(struct gpu_waits *w, uint64_t quiet_ns)
 {
         uint64_t period = quiet_ns / PERIOD_PART, until;
@@ -174,7 +174,7 @@ static void held_free(struct held *h)
         free(h);
 }
 
-/* No wait holds the events any more; spare is a wait that is over. */
+/* The last wait for these events has ended; spare is its memory. */
 static void held_idle(struct gpu_waits *w, struct held *h, struct wait *spare)
 {
         if (h->dropped) {
@@ -186,7 +186,7 @@ static void held_idle(struct gpu_waits *w, struct held *h, struct wait *spare)
         free(spare);
 }
 
-/* Who is told may drop the events, or close all: it is not idle before this is over. */
+/* The callback may drop the events or close everything, so pending falls only after it. */
 static void wait_over(struct gpu_waits *w, struct wait *wait)
 {
         struct held *h = wait->held;
@@ -261,12 +261,12 @@ static void condition_init(pthread_cond_t *condition)
         pthread_condattr_t attributes;
 
         pthread_condattr_init(&attributes);
-        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* uv_hrtime()'s */
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* the clock of uv_hrtime() */
         pthread_cond_init(condition, &attributes);
         pthread_condattr_destroy(&attributes);
 }
 
-/* Signals are the loop thread's. */
+/* The thread blocks all signals: they belong to the loop thread. */
 static int start_thread(struct gpu_waits *w)
 {
         sigset_t all, old;
@@ -374,7 +374,7 @@ void gpu_waits_drop(struct gpu_waits *w, struct gpu_events *events)
         h = held_new(w, events);
         wait = calloc(1, sizeof *wait);
         if (!h || !wait)
-                abort(); /* a few bytes: nothing sensible is left to do */
+                abort(); /* a few bytes are missing: nothing sensible is left to do */
         h->dropped = true;
         held_idle(w, h, wait);
 }

@@ -1,9 +1,9 @@
 /*
- * gpu_wait.h - until the GPU work of trainers has come to an event: looked at from a thread of its
- * own, since CUDA tells no file descriptor, and its calls may wait for a lock of the driver's.
+ * gpu_wait.h - waits until the GPU work of trainers reaches an event.
  *
- * The thread sleeps while nothing is waited for.  All functions are called on the loop thread, and
- * callbacks come there.
+ * CUDA has no file descriptor for that, and its calls may wait for a lock of the driver. So a
+ * thread looks at the events; it sleeps while there are none. All functions are called, and all
+ * callbacks run, on the loop thread.
  */
 #pragma once
 
@@ -11,13 +11,13 @@
 
 #include "daemon/device/gpu/gpu.h"
 
-/* Of one rank at once: each event is named by one message or two, which is then answered. */
+/* Waits of one rank: one or two messages name each event and are then answered. */
 enum { GPU_WAITS_MAX = 2 * ZERO_GPU_EVENTS };
 
 struct gpu_waits;
 
-/* 0: the event's work is done; -ETIMEDOUT: not by the deadline; else the event cannot be looked
- * at any more (-errno). */
+/* 0: the event's work is done; -ETIMEDOUT: the deadline has passed; another -errno: the event can
+ * no longer be looked at. */
 typedef void gpu_waited(void *arg, int status);
 
 /* -errno. */
@@ -30,12 +30,12 @@ int gpu_waits_new(uv_loop_t *loop, struct gpu_waits **ret);
 int gpu_wait(struct gpu_waits *w, struct gpu_events *events, uint32_t index, uint64_t deadline_ms,
              gpu_waited *done, void *arg, struct fault *fault);
 /*
- * The rank's session has ended: takes its events over and closes them.  What waited for them is
- * forgotten: no callback of theirs is called any more.  events may be NULL.
+ * The rank's session has ended: takes its events over and closes them. Their waits end without a
+ * callback. events may be NULL.
  */
 void gpu_waits_drop(struct gpu_waits *w, struct gpu_events *events);
 /*
- * All events must have been dropped, or nothing wait for them.  closed() is called on the loop
- * thread, never before this returns, when they are closed; all is freed then.
+ * All events must have been dropped, or have no waits. Calls closed() on the loop thread, never
+ * before this returns, and frees everything.
  */
 void gpu_waits_close(struct gpu_waits *w, void (*closed)(void *arg), void *arg);

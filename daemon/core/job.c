@@ -1,6 +1,5 @@
 /*
- * Jobs on this node, whatever is done with them: their names, references, what is told of them when
- * they wait.
+ * The jobs of this node: names, references, and what they tell of what they wait for.
  */
 #include "daemon/core/job.h"
 
@@ -33,7 +32,7 @@ struct job *job_find(struct engine *x, const char *name)
         return NULL;
 }
 
-/* Jobs are spread over the owners by their names (FNV-1a). */
+/* Job names are spread over the owners by FNV-1a. */
 uint32_t coordinator_of(const struct engine *x, const char *job)
 {
         uint64_t h = 14695981039346656037u;
@@ -114,7 +113,7 @@ void job_unref(struct job *job)
         bool dead = job->dead;
 
         assert(job->references > 0);
-        /* before: what it holds refers to it until its memory is free */
+        /* first: what it holds refers to it until its memory is free */
         if (dead && job->references - 1 == job->holders)
                 for_modules (x, module)
                         if (module->job_released)

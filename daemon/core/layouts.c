@@ -7,10 +7,10 @@
 #include "daemon/core/job.h"
 #include "proto/cleanup.h"
 
-/* Measured, with 262,144 tensors of nothing: 500 bytes a tensor for three copies, beside names. */
+/* Measured with 262,144 empty tensors: 500 bytes a tensor for three copies, without names. */
 enum { TENSOR_BYTES = 171, GROUP_BYTES = 342, COPIES = 2 };
 enum { LAYOUT_SMALL = 1 << 20 };
-/* Of one user's: the largest layout, or many of the usual size. */
+/* For one user: the largest layout, or many of the usual size. */
 enum { LAYOUTS_MAX = 256 << 20 };
 
 static uint64_t layout_memory(const layout *l, uint32_t copies)
@@ -23,7 +23,7 @@ static uint64_t layout_memory(const layout *l, uint32_t copies)
         return copies * bytes;
 }
 
-/* What memory_limit counts. */
+/* What counts against memory_limit. */
 static uint64_t counted(uint64_t bytes)
 {
         return bytes < LAYOUT_SMALL ? 0 : bytes;

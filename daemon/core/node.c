@@ -1,4 +1,4 @@
-/* This node, and the others by name. */
+/* The time, and the names of nodes. */
 #include "daemon/core/job.h"
 
 uint64_t engine_now(const struct engine *x)

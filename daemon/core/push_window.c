@@ -1,8 +1,7 @@
 /*
- * A session's own memory: the transfer area, and a rank's slots for gradients.
+ * The memory of a session: the transfer area, and a rank's slots for gradients.
  *
- * Both are one memfd; slots on a GPU are memory of their own (gpu_setup.c).  It lives until nobody
- * reads what was pushed.
+ * Both lie in one memfd, unless the slots are on a GPU (gpu_setup.c).
  */
 #include "daemon/core/push_window.h"
 
@@ -13,7 +12,7 @@
 
 DEFINE_CLEANUP(struct push_window *, push_window_unref)
 
-/* Pages appear when they are touched. */
+/* untouched pages take no memory */
 enum { TRANSFER_BYTES = 4 << 20 };
 
 void push_window_unref(struct push_window *w)

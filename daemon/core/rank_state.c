@@ -65,6 +65,7 @@ void rank_states_keep(struct job *job, Zero__RankBlob **kept, size_t n)
                 if (kept[i]->rank < job->world_size && kept[i]->blob.len <= ZERO_BLOB_MAX &&
                     blob_set(&job->rank_states[kept[i]->rank].kept, kept[i]->blob.data,
                              kept[i]->blob.len))
-                        log_error("job %s: out of memory: what rank %u kept is not known here",
+                        log_error("job %s: out of memory: this node does not have the blob of rank "
+                                  "%u",
                                   job->name, kept[i]->rank);
 }

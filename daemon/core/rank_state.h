@@ -13,32 +13,32 @@
 struct job;
 struct push_window;
 
-/* What ranks keep with a step, of any number of ranks: owned copies. */
+/* The blob of a rank, a copy. */
 struct blob {
         void *data;
         uint32_t bytes;
 };
 
 /*
- * A rank's place on its node.  It outlives the rank's sessions: what one session has handed in
- * its successor need not.
+ * A rank on its node. It outlives the rank's sessions: what one session has handed in, its
+ * successor does not hand in again.
  */
 struct rank_state {
-        const struct push_window *window; /* of its session; NULL: there is none */
+        const struct push_window *window; /* of its session; NULL: it has none */
         uint32_t pushed;                  /* groups that the session pushed in this attempt */
-        bool closed;                      /* pushes nothing more in this attempt */
-        bool stepped;                     /* zero_step() was called, and is not decided */
-        bool refused;                     /* a gradient of this attempt was not accepted */
-        struct step_params *params;       /* with stepped */
-        struct blob handed;               /* with the zero_step() of this attempt */
-        struct blob kept;                 /* with the last decided one */
+        bool closed;                      /* the session pushes nothing more in this attempt */
+        bool stepped;               /* the rank has called zero_step(), which is not decided */
+        bool refused;               /* a gradient of this attempt was not accepted */
+        struct step_params *params; /* with stepped */
+        struct blob handed;         /* with the zero_step() of this attempt */
+        struct blob kept;           /* with the last decided step */
 };
 
 /* -ENOMEM. */
 int blob_set(struct blob *k, const void *p, size_t n);
 void blob_clear(struct blob *k);
 void rank_states_free(struct rank_state *rank_states, uint32_t n);
-/* The attempt is over: decided, what was handed in is kept; else it is gone. */
+/* The attempt is over. If it is decided, the ranks' new blobs are kept; else they are lost. */
 void rank_states_reset(struct job *job, bool decided);
-/* What the ranks of this node kept with the last decision, as the coordinator knows it. */
+/* Sets the blobs of the last decision, as the coordinator knows them. */
 void rank_states_keep(struct job *job, Zero__RankBlob **kept, size_t n);

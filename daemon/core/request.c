@@ -57,7 +57,8 @@ static void request_expire(struct request *r, uint64_t now_ms)
                     line.what[0] ? ": " : "", line.what);
 }
 
-/* Ending one request may end others, but not the mark that stands behind those looked at. */
+/* Ending a request may end others, but never the mark, which stands behind the requests already
+ * looked at. */
 void requests_expire(struct requests *requests, uint64_t now_ms)
 {
         struct request mark = { .deadline_ms = UINT64_MAX };

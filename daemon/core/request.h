@@ -1,23 +1,23 @@
 /*
- * A client's call that waits for something: it has a deadline, and it can say
- * what it waits for.  It ends exactly once: completed, expired or cancelled.
+ * A client's call that waits. It has a deadline and can say what it waits for. It ends exactly
+ * once: completed, expired or cancelled.
  *
- * The session allocates it; whoever makes it wait sets describe and links it.
- * Ending unlinks it everywhere and hands it to finish(), which replies (unless the session
- * is gone) and frees it.  Loop thread.
+ * The session allocates a request; the folder that lets it wait sets describe() and links it. At
+ * its end the request is unlinked everywhere and goes to finish(), which replies (unless the
+ * session is gone) and frees it. Loop thread.
  */
 #pragma once
 
 #include "proto/fault.h"
 #include "proto/list.h"
 
-/* Who keeps others waiting, for what. */
+/* Who keeps others waiting, and for what. */
 struct wait_line {
         char who[96], what[200];
-        uint64_t since_ms; /* loop time of its last sign of progress */
-        bool alive;        /* a rank that may come yet: it is worth more than one deadline */
-        uint64_t
-                until_ms; /* loop time: so long the wait may last; 0: no longer than its deadline */
+        uint64_t since_ms; /* loop time of the last sign of progress */
+        bool alive;        /* a rank that may still come: worth more than one deadline */
+        uint64_t until_ms; /* loop time up to which the wait may last; 0: no longer than its
+                              deadline */
 };
 
 struct requests {
@@ -25,19 +25,20 @@ struct requests {
 };
 
 struct request {
-        struct list wait;               /* where it waits, by what; or alone */
+        struct list wait;               /* in the list of what it waits for; or alone */
         struct list deadline;           /* in requests.all */
         uint64_t since_ms, deadline_ms; /* loop time */
         uint64_t timeout_ms;
-        /* Who is being waited for, and for what; the status it ends with at its deadline. */
+        /* Says who is being waited for, and for what; returns the status for the deadline. */
         int (*describe)(const struct request *r, struct wait_line *ret);
         void *subject;  /* for describe */
         uint32_t group; /* for describe */
-        /* Called before an expired or cancelled request ends, to forget it; may be NULL. */
+        /* Called before an expired or cancelled request ends, so that nobody completes it; may be
+         * NULL. */
         void (*forget)(struct request *r);
         void (*finish)(struct request *r, int status, const char *text);
-        /* Its deadline moves by so much, as a rank that is alive is waited for.  NULL: the caller
-         * set the deadline itself, and no wait outlasts it. */
+        /* Moves the deadline on by ms while a living rank is being waited for. NULL: the caller
+         * set the deadline itself, and the wait ends with it. */
         void (*prolong)(struct request *r, uint64_t ms);
         bool gone; /* the session has ended: finish() replies nothing */
         union {
@@ -58,17 +59,17 @@ struct request {
 };
 
 void requests_init(struct requests *requests);
-/* Starts its clock; wait is linked to itself. */
+/* Starts the clock, and links wait to itself. */
 void request_begin(struct requests *requests, struct request *r, uint64_t now_ms,
                    uint64_t timeout_ms);
 void request_end(struct request *r, int status, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 /*
- * Ends what is past its deadline with ZERO_EDEADLINE and its description, or prolongs it by its
- * timeout, as long as the description has an until_ms to come.
+ * Ends requests past their deadline with ZERO_EDEADLINE and their description. A request whose
+ * description has an until_ms in the future is prolonged by its timeout instead.
  */
 void requests_expire(struct requests *requests, uint64_t now_ms);
 /* Ends all that wait in a list. */
 void requests_end_all(struct list *waiting, int status, const char *text);
-/* The session is gone: forget it, reply nothing. */
+/* The session is gone: nothing is replied. */
 void request_cancel(struct request *r);

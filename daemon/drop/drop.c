@@ -1,13 +1,14 @@
 /*
- * Dropping a job, on all nodes.
+ * Drops a job on all nodes.
  *
- * A node that holds shards by the owner list in force keeps the drop: before it deletes anything it
- * writes down which nodes may have some of the job (store/drops.h), tells each of them, and forgets
- * the drop when all have answered.  A node that is away hears of it when it comes up, from
- * whichever node keeps the drop, before it is asked for the job.
+ * A node that holds shards under the owner list in force keeps the drop. Before it deletes
+ * anything, it writes down which nodes may have some of the job (store/drops.h). It then tells each
+ * of them, and forgets the drop when all have answered. A node that is away hears of the drop when
+ * it comes up, from any node that keeps it, and before anybody asks that node for the job.
  *
- * Rule: until then no job of that name is made or taken up here.  So whoever hears of a drop late
- * has nothing of a new job by that name: one cannot be made without the nodes that hold shards.
+ * Rule: until then this node neither makes nor takes up a job of that name. So a node that hears of
+ * a drop late has nothing of a new job of that name: nobody can make one without the nodes that
+ * hold shards.
  */
 #include "daemon/drop/drop.h"
 #include "daemon/shard/shard.h"
@@ -20,7 +21,7 @@
 #include "daemon/store/drops.h"
 #include "proto/cleanup.h"
 
-/* Drops that nodes have not heard of. */
+/* Bounds on the drops that some node has not heard of. */
 enum { UNTOLD_MAX = 4096, UNTOLD_USER_MAX = 1024 };
 
 /* A drop that this node keeps. */
@@ -29,17 +30,17 @@ struct drop {
         struct engine *x;
         char job[ZERO_NAME_MAX + 1];
         uint32_t uid;
-        uint64_t untold; /* nodes that may have some of the job, a bit each */
-        uint64_t asked;  /* of them: a call is under way, and refers to this */
+        uint64_t untold; /* bits of nodes that may have some of the job */
+        uint64_t asked;  /* those of them with a call in progress, which refers to this */
 };
 
-/* Who wants to know when the job is gone. */
+/* Waits until the job is gone. */
 struct drop_wait {
         struct list link; /* engine.drop_waits */
         char job[ZERO_NAME_MAX + 1];
         uint32_t node;
         uint64_t call;
-        drop_told *told; /* NULL: another node asks for what is here alone */
+        drop_told *told; /* NULL: another node asks whether the job is gone here */
 };
 
 static struct drop *drop_find(struct engine *x, const char *job)
@@ -58,7 +59,7 @@ static bool keeps_drops(const struct engine *x)
         return placement_nodes(&x->view) >> x->cluster->self & 1;
 }
 
-/* Root's, where nothing of the job is here. */
+/* Root, where this node has nothing of the job. */
 static uint32_t owner_of(struct engine *x, const char *name)
 {
         const struct job *job = job_find(x, name);
@@ -91,14 +92,14 @@ int drop_admit(struct engine *x, const char *job, struct fault *fault)
         if (n < UNTOLD_MAX && n_user < UNTOLD_USER_MAX)
                 return 0;
         return fault_set(fault, ZERO_EQUOTA,
-                         "%u dropped jobs, %u of them of user %u, wait for nodes that are away to "
+                         "%u dropped jobs, %u of them of user %u, wait for absent nodes to "
                          "hear of it; %d may, %d of one user: start the daemon of node %s, or take "
                          "the node out of the membership",
                          n, n_user, uid, UNTOLD_MAX, UNTOLD_USER_MAX,
                          node_name(x, (uint32_t)__builtin_ctzll(away)));
 }
 
-/* Something is in flight that needs its state, or its memory is being freed. */
+/* Whether something in flight needs the job's state, or its memory is being freed. */
 static bool is_dying(struct engine *x, const char *job)
 {
         list_for_each (&x->dead_jobs, item) {
@@ -145,7 +146,7 @@ static void drop_tell(struct drop *d, uint32_t node)
         struct tell *t = malloc(sizeof *t);
 
         if (!t)
-                return; /* at the next tick */
+                return; /* tried again at the next tick */
         *t = (struct tell){ d, node };
         d->asked |= 1ull << node;
         m.job = d->job;
@@ -185,7 +186,7 @@ static void wait_add(struct engine *x, const char *job, uint32_t node, uint64_t 
         struct drop_wait *w = calloc(1, sizeof *w);
 
         if (!w)
-                return; /* who asks has a deadline */
+                return; /* the caller has a deadline */
         snprintf(w->job, sizeof w->job, "%s", job);
         w->node = node;
         w->call = call;
@@ -212,7 +213,7 @@ static bool is_over(const struct drop *d)
         return !(d->untold & ~d->x->view.dead) && !d->asked && !is_dying(d->x, d->job);
 }
 
-/* Files go first: who hears that the job is dropped finds none of them. */
+/* Deletes files first: a node that hears that the job is dropped finds none. */
 static void drops_check(struct engine *x)
 {
         list_for_each (&x->drops, item) {
@@ -266,12 +267,12 @@ static void drop_write(const struct drop *d)
                         n += (size_t)snprintf(nodes + n, sizeof nodes - n, "%s ",
                                               node_name(d->x, i));
         if (drops_write(d->x->store, &(struct drop_note){ d->job, nodes, d->uid }, &fault))
-                log_error("job %s: that it is dropped is not written down: %s; if this daemon "
-                          "ends before all nodes have heard of it, drop it again there",
+                log_error("job %s: cannot write down that it is dropped: %s; if this daemon ends "
+                          "before all nodes have heard of it, drop it again there",
                           d->job, fault.text);
 }
 
-/* Any node may have something of it that was not declared dead. */
+/* Any node that is not declared dead may have some of the job. */
 static struct drop *drop_keep(struct engine *x, const char *job)
 {
         uint32_t n = x->cluster->n_nodes, self = x->cluster->self;
@@ -291,7 +292,8 @@ void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call,
         uint64_t self = 1ull << x->cluster->self;
 
         if (d)
-                d->asked |= self; /* else it may be forgotten with the last of the job here */
+                d->asked |=
+                        self; /* or else the drop could be forgotten before the job has gone here */
         crash_point(CRASH_DROP_NOTED);
         drop_here(x, job);
         crash_point(CRASH_DROP_DELETED);
@@ -300,10 +302,8 @@ void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call,
         drops_tell(x);
         for (uint32_t n = 0; d && n < x->cluster->n_nodes; n++)
                 if (d->untold & ~d->asked & 1ull << n)
-                        log_warning(
-                                "job %s: node %s is away; it hears that the job is dropped when "
-                                "it comes up",
-                                job, node_name(x, n));
+                        log_warning("job %s: node %s is away and drops the job when it comes up",
+                                    job, node_name(x, n));
         wait_add(x, job, node, call, told);
         drops_check(x);
 }
@@ -316,7 +316,7 @@ void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         drops_check(x);
 }
 
-/* Where all owners are those that the job was made for, no other node has anything but ranks. */
+/* If the owners are those that the job was made for, the other nodes have nothing but ranks. */
 static uint64_t that_hold(const struct engine *x)
 {
         return x->view.epoch ? UINT64_MAX : placement_nodes(&x->view);
@@ -356,7 +356,7 @@ static uint64_t nodes_parse(const struct engine *x, const char *names)
         return nodes & ~(1ull << x->cluster->self);
 }
 
-/* A node that was declared dead comes back to jobs that went on without it. */
+/* A node that was declared dead may return to jobs that went on without it. */
 static void resume_note(const struct drop_note *note, void *arg)
 {
         struct engine *x = arg;
@@ -406,7 +406,7 @@ static int drops_admit(struct engine *x, const char *name, uint32_t uid, uint64_
         return drop_check(x, name, fault);
 }
 
-/* First of all: a node that comes up hears of drops before it is asked for a job. */
+/* The first module: a node that comes up hears of drops before anybody asks it for a job. */
 const struct module drop_module = { .progress = drops_tell,
                                     .node_up = drops_node_up,
                                     .job_admit = drops_admit,

@@ -4,37 +4,36 @@
 #include "daemon/core/job.h"
 
 /*
- * Whether another drop can be kept here: ZERO_EQUOTA while nodes that are away have too many to
- * hear of.  To be asked before drop_order() wherever a client is behind it.
+ * Whether this node can keep one more drop: ZERO_EQUOTA while absent nodes have not heard of too
+ * many. For a client, call this before drop_order().
  */
 int drop_admit(struct engine *x, const char *job, struct fault *fault);
 /*
- * Drops the job here and on all nodes; those that are away hear of it when they come up, if this
- * node keeps the drop.  told() is called when the job's memory here is free, and those that are up
+ * Drops the job here and on all nodes. Nodes that are away hear of it when they come up, if this
+ * node keeps the drop. Calls told() when the job's memory here is free and the nodes that are up
  * have answered.
  */
 typedef void drop_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, uint64_t untold);
 void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call, drop_told *told);
-/* Another node tells that the job is dropped. */
+/* Another node says that the job is dropped. */
 void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
-/* ZERO_EBUSY: a job of that name is being dropped. */
+/* ZERO_EBUSY while a job of that name is being dropped. */
 int drop_check(struct engine *x, const char *job, struct fault *fault);
-/* What an earlier process has not told to all; once its jobs are found, before they are taken up.
- */
+/* Takes up drops of an earlier process, after its jobs are found and before they are taken up. */
 void drops_resume(struct engine *x);
 void drops_free(struct engine *x);
 
 /* ---- finished.c ---- */
 
-/* A user's jobs as they concern a new one: those that are finished, and that no session looks at or
- * rank waits to enter, may give it their place. */
+/* What a user's jobs leave for a new one. A finished job gives up its place if no session looks
+ * at it and no rank waits to enter it. */
 struct finished_jobs {
-        struct job *first; /* the one that finished first, or NULL */
-        uint64_t bytes;    /* layout_state_bytes() of all that are finished */
-        uint32_t n_jobs;   /* all jobs of the user */
+        struct job *first; /* the one that has been finished longest, or NULL */
+        uint64_t bytes;    /* the sum of layout_state_bytes() over the finished ones */
+        uint32_t n_jobs;   /* of the user, finished or not */
 };
 void jobs_finished(struct engine *x, uint32_t uid, struct finished_jobs *ret);
-/* What all owners together hold of such a layout, but for tables. */
+/* What all owners together hold for such a layout, without tables. */
 uint64_t layout_state_bytes(const layout *l);
 
 extern const struct module drop_module;

@@ -1,4 +1,4 @@
-/* Finished jobs, that may give their place to another one. */
+/* Finished jobs that may give up their place for another job. */
 #include "daemon/drop/drop.h"
 #include "daemon/shard/shard.h"
 
@@ -14,8 +14,8 @@ uint64_t layout_state_bytes(const layout *l)
                 size_t serve = group->dtype == ZERO_FP32 ? 0 : dtype_size(group->dtype);
 
                 bytes += group->elements * (sizeof(float) + serve) +
-                         shard_trainable(l, g, all) *
-                                 (optimizer_moments(optimizer_of(l, g)) + 1) * sizeof(float);
+                         shard_trainable(l, g, all) * (optimizer_moments(optimizer_of(l, g)) + 1) *
+                                 sizeof(float);
         }
         return bytes;
 }

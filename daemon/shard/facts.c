@@ -1,4 +1,4 @@
-/* What a node knows of its replicas, as job/owner.h reads it. */
+/* Describes this node's replicas to the rules of job/owner.h. */
 #include "daemon/shard/shard.h"
 
 static_assert((int)OWNER_OPEN == ATTEMPT_OPEN && (int)OWNER_PREPARED == ATTEMPT_PREPARED &&

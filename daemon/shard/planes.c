@@ -1,4 +1,4 @@
-/* The planes of an owner's shards, where they lie. */
+/* Where the planes of a replica lie. */
 #include "daemon/shard/shard.h"
 
 const struct device_ops *replica_ops(const struct replica *h)

@@ -1,4 +1,4 @@
-/* States that are deleted: their memory is freed on a thread that may block. */
+/* Deletes states: a thread that may block frees their memory. */
 #include "daemon/shard/shard.h"
 
 #include <stdlib.h>

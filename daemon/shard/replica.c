@@ -1,4 +1,4 @@
-/* An owner's shards on this node: what belongs to them, and finding them. */
+/* Makes and finds an owner's shards on this node. */
 #include "daemon/shard/shard.h"
 
 #include <errno.h>

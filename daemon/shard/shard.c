@@ -1,8 +1,8 @@
 /*
- * This owner's shards as others read them.
+ * An owner's shards for their readers.
  *
- * A pull of parameters is answered when the shard is at the version asked for; while its
- * bytes are being read (pinned) the next update of the group waits.
+ * A pull of parameters is answered when the shard has reached the version asked for. While somebody
+ * reads its bytes (pins them), the group's next update waits.
  */
 #include "daemon/shard/shard.h"
 
@@ -17,7 +17,7 @@ struct pull {
         struct replica *replica;
         uint32_t node, group;
         uint64_t version, transfer;
-        struct range range; /* a part of the shard */
+        struct range range; /* of the shard */
 };
 
 void shard_pin(struct replica *h, uint32_t group)

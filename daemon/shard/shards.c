@@ -1,4 +1,4 @@
-/* Making an owner's shards, and saying where they stand; see shard.h. */
+/* Makes an owner's shards and says where they stand; see shard.h. */
 #include "daemon/shard/shard.h"
 
 #include <string.h>
@@ -22,8 +22,7 @@ int shards_make(const struct engine *x, const struct state_identity *id, const l
         int r;
 
         placed.place = shards_place(x, owner, id->copy);
-        /* tables grow with the elements, so the state's room is asked for before the plan is made
-         */
+        /* before the plan is made: its tables grow with the elements */
         r = store_admit(x->store, bytes, placed.place ? bytes : 0, id->job, fault);
         if (r)
                 return r;
@@ -62,8 +61,8 @@ uint64_t shards_bytes(const layout *l, const struct partition *p, uint32_t owner
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 struct range range = partition_range(p, g, owner);
 
-                elements += range.count + optimizer_moments(optimizer_of(l, g)) *
-                                                shard_trainable(l, g, range);
+                elements += range.count +
+                            optimizer_moments(optimizer_of(l, g)) * shard_trainable(l, g, range);
         }
         return elements * sizeof(float);
 }

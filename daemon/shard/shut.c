@@ -1,4 +1,4 @@
-/* Files of states that are whole, while memory is short: they wait to be taken up. */
+/* Files of whole states that wait until there is memory to take them up. */
 #include "daemon/shard/shard.h"
 
 #include <stdlib.h>

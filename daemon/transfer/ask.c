@@ -1,6 +1,6 @@
 /*
- * Payloads this node asks for.  Room first, then the request; the bytes land in place on
- * the bulk path, or a refusal comes on the link.
+ * Payloads that this node asks for: it makes room, then sends the request. The payload comes on the
+ * bulk path, or a refusal on the link.
  */
 #include "daemon/transfer/staging.h"
 
@@ -79,7 +79,8 @@ void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m)
                 ask_forget(ask);
                 return;
         }
-        if (m->transfer & BULK_ANNOUNCED) /* by its sender, and not read yet */
+        if (m->transfer &
+            BULK_ANNOUNCED) /* its sender withdraws it, and this node has not read it yet */
                 fabric_forget(x->fabric, node, m->transfer);
 }
 

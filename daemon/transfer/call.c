@@ -1,6 +1,6 @@
 /*
- * Calls between nodes: a message that wants an answer.  Each ends exactly once: by its
- * answer, by the end of the link, or at its deadline.
+ * Calls: messages that expect an answer. Each ends exactly once: with its answer, with the link, or
+ * at its deadline.
  */
 #include "daemon/transfer/staging.h"
 
@@ -13,7 +13,7 @@ struct call {
         struct list link; /* engine.calls */
         uint64_t id, deadline_ms;
         uint32_t node;
-        bool unsent; /* the node was not up: ends at the next tick */
+        bool unsent; /* the node was not up: the call ends at the next tick */
         call_done *done;
         void *arg;
 };
@@ -24,7 +24,7 @@ void call_send(struct engine *x, uint32_t node, Zero__LinkMessage *m, uint64_t t
         struct call *call = calloc(1, sizeof *call);
 
         if (!call)
-                abort(); /* no way to keep the promise to call done() */
+                abort(); /* nothing else keeps the promise to call done() */
         call->id = ++x->last_call;
         call->node = node;
         call->done = done;
@@ -55,7 +55,7 @@ void calls_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         log_debug("node %s answered a call that is over", node_name(x, node));
 }
 
-/* Ending a call may start or end others: walk anew after each. */
+/* Callers search again after each call that they end: it may start or end others. */
 static struct call *call_find(struct engine *x, bool (*match)(const struct call *, uint64_t),
                               uint64_t key)
 {
@@ -83,7 +83,7 @@ static bool call_is_late(const struct call *call, uint64_t now)
         return call->unsent || call->deadline_ms <= now;
 }
 
-/* What was called before the node came up is told so now, and may be tried again. */
+/* Ends calls from before the node came up, so that their callers can try again. */
 static void calls_up(struct engine *x, uint32_t node)
 {
         struct call *call;

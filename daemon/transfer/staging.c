@@ -1,8 +1,8 @@
 /*
- * Copies of planes on their way out; see staging.h.
+ * Copies of planes for other nodes; see staging.h.
  *
- * Invariant: every payload that was taken ends by done(), once, and in the order of asking they are
- * begun.
+ * Invariant: every accepted payload ends with done(), once. Payloads begin in the order of the
+ * calls.
  */
 #include "daemon/transfer/staging.h"
 
@@ -21,8 +21,8 @@ struct staged {
         enum traffic kind;
         const void *p;
         size_t n;
-        void *buffer; /* NULL: it waits */
-        bool gone;    /* the link was lost meanwhile */
+        void *buffer; /* NULL: it waits for memory */
+        bool gone;    /* the link is down */
         bulk_done *done;
         void *arg;
 };
@@ -65,7 +65,7 @@ static void staged_copied(struct offload_task *task)
                 staged_end(s, -ENOTCONN); /* the node is gone, and its request with it */
 }
 
-/* False: there is no room now; what is under way will leave some. */
+/* False: there is no memory now; payloads in progress will free some. */
 static bool staged_begin(struct engine *x, struct staged *s)
 {
         if (x->staging_bytes && x->staging_bytes + s->n > STAGING_BYTES)
@@ -76,7 +76,7 @@ static bool staged_begin(struct engine *x, struct staged *s)
         if (!s->buffer) {
                 ask_refuse(s->job, s->node, s->transfer, ZERO_ENOMEM, "out of memory");
                 staged_end(s, -ENOMEM);
-                return false; /* the end has begun the next one */
+                return false; /* staged_end() has begun the next one */
         }
         x->staging_bytes += s->n;
         s->task.run = staged_copy;
@@ -140,6 +140,6 @@ void staging_down(struct engine *x, uint32_t node)
                 s = CONTAINER_OF(item, struct staged, link);
                 s->gone = s->gone || s->node == node;
         }
-        while ((s = find_waiting(x, node))) /* anew: the end of one begins others */
+        while ((s = find_waiting(x, node))) /* search again: the end of one begins others */
                 staged_end(s, -ENOTCONN);
 }

@@ -1,10 +1,9 @@
 /*
- * staging.h - bytes of planes and gradients for those who need them in host memory: other nodes,
- * and the CPU.
+ * staging.h - brings bytes of planes and gradients to host memory, for other nodes and for the CPU.
  *
- * What is in host memory is taken where it lies.  What is on a GPU is copied first, in an offload
- * thread; payloads wait for their turn, so that copies under way take at most STAGING_BYTES, or as
- * much as one payload that is larger.
+ * Bytes in host memory are read in place. An offload thread first copies bytes on a GPU. Payloads
+ * wait for their turn: the copies in progress take at most STAGING_BYTES, or are one larger
+ * payload.
  */
 #pragma once
 
@@ -12,7 +11,7 @@
 
 enum { STAGING_BYTES = 256 << 20 };
 
-/* The link is lost: what waits for it ends. */
+/* The link is down: ends what waits for it. */
 void staging_down(struct engine *x, uint32_t node);
-/* ask.c.  The job is dropped: nothing is waited for any more; done says -ECANCELED. */
+/* ask.c. The job is dropped: each of its asks ends with -ECANCELED. */
 void asks_forget(struct job *job, int status, const char *text);
