@@ -1,11 +1,11 @@
 /*
- * How large gather windows are, and which ranks they have room for.
+ * How large gather windows are, and which ranks fit into them.
  *
- * Each place that ranks name has a window.  The window is made for the first rank that names the
- * place, and goes with the last; its size follows the configuration, or what the local ranks will
- * declare. Where a node has several GPUs nobody knows how many ranks will share one: a window there
- * has room for an even share of the ranks, and ranks that find no room get another window beside
- * it.
+ * Each place that ranks name has a window. The first rank that names the place makes the window,
+ * and the last one there takes it away. The window's size follows the configuration, or what the
+ * local ranks are expected to declare. Where a node has several GPUs, nobody knows how many ranks
+ * will share one: a window there is made for an even share of the ranks, and ranks that do not fit
+ * get another window beside it.
  */
 #include "daemon/gather/entry.h"
 
@@ -22,7 +22,7 @@ static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
         return groups < n_groups ? (uint32_t)groups : n_groups;
 }
 
-/* The window by configuration: as many slabs as fit; else as many as the ranks declare. */
+/* The configured window: as many slabs as fit. Without one: as many as the ranks declare. */
 static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **ret)
 {
         const struct job *job = g->job;
@@ -80,7 +80,7 @@ static int gather_make_window(struct gather *g, uint64_t groups, struct fault *f
         return r;
 }
 
-/* Local ranks that a window in that place is likely to serve. */
+/* Local ranks that a window in that place will probably serve. */
 static uint32_t sharers(const struct window_place *place, uint32_t local_world_size)
 {
         uint32_t n = place->on_gpu ? gpus_count() : 1;
@@ -88,7 +88,7 @@ static uint32_t sharers(const struct window_place *place, uint32_t local_world_s
         return (local_world_size + n - 1) / n;
 }
 
-/* Whether the window, made if need be, has room for one more rank's groups. */
+/* Whether the window has room for one more rank's groups; makes it if need be. */
 static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_size,
                         struct fault *fault)
 {
@@ -98,7 +98,7 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
         struct slots *needed = NULL;
         int r = 0;
 
-        assert(!g->planned); /* nobody is admitted meanwhile */
+        assert(!g->planned); /* the caller admits nobody meanwhile */
         if (!g->has_window)
                 r = gather_make_window(g, own * sharers(&g->place, local_world_size), fault);
         if (r)
@@ -121,7 +121,7 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
         return 0;
 }
 
-/* Ranks in that place may have windows beside each other. */
+/* Whether ranks in that place may have windows beside each other. */
 static bool windows_beside(const struct job *job, const struct window_place *place)
 {
         return place->on_gpu && gpus_count() > 1 && !job->x->conf->window;
@@ -132,7 +132,7 @@ static bool place_equal(const struct window_place *a, const struct window_place 
         return a->on_gpu == b->on_gpu && (!a->on_gpu || a->gpu == b->gpu);
 }
 
-/* A window there that has room; one without is made if need be. */
+/* Finds a window there with room, or makes one. */
 static int gather_find(struct job *job, const struct window_place *place, uint64_t own,
                        uint32_t local_world_size, struct gather **ret, struct fault *fault)
 {

@@ -1,4 +1,4 @@
-/* A job's gather windows on this node: made, found and freed; what needs no place in one. */
+/* Makes, finds and frees a job's gather windows on this node; which groups need no slab. */
 #include "daemon/gather/entry.h"
 
 #include <assert.h>

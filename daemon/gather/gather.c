@@ -1,18 +1,18 @@
 /*
- * Parameters to trainers.
+ * Parameters for trainers.
  *
- * A group that one local owner holds in a serve plane is mapped: nothing moves.  Any other is
- * gathered into a slab of the window, once a version, however many ranks ask; those who
- * ask meanwhile wait for the same gather, those who ask later hit the window.
+ * A group that one local owner holds in a serve plane is mapped: no bytes move. Any other group is
+ * gathered into a slab of the window, once per version, however many ranks ask. Ranks that ask
+ * during a gather wait for it; ranks that ask later hit the window.
  *
- * There is a window in each place that ranks name: host memory, GPUs.  A group is brought from its
- * owners to the one whose ranks ask first, and goes from there to those whose ranks ask while it
- * is there (spread.c).
+ * Each place that ranks name, host memory or a GPU, has a window. A group travels from its owners
+ * to the window whose ranks ask first, and from there to windows whose ranks ask while it is there
+ * (spread.c).
  *
- * Invariants: at most one gather a group and window is in flight; a slab being filled is pinned; a
- * request waits in exactly one entry; an entry that waits for a slab is in `starving`, in
- * the order of asking.  A fetch never sees a mix of versions: an entry is READY only if all
- * its slices were at `version`, and nobody writes the slab afterwards while it is leased.
+ * Invariants: at most one gather per group and window is in flight; a slab is pinned while it is
+ * being filled; a request waits in exactly one entry; entries that wait for a slab are in
+ * `starving`, in the order of the requests. A fetch never sees a mix of versions: an entry is READY
+ * only if all its slices were at `version`, and nobody writes to the slab while it is leased.
  */
 #include "daemon/gather/entry.h"
 
@@ -43,7 +43,7 @@ static void entry_answer(struct gather *g, uint32_t group)
 
 void gather_feed(struct gather *g)
 {
-        if (g->feeding) /* an entry fed just now failed: its slab is taken by the next */
+        if (g->feeding) /* the entry just fed has failed: the next one takes its slab */
                 return;
         g->feeding = true;
         list_for_each (&g->starving, item) {
@@ -56,7 +56,7 @@ void gather_feed(struct gather *g)
         g->feeding = false;
 }
 
-/* An owner refused: it has gone on to another version, so the ranks' step was aborted. */
+/* An owner has refused: it has reached another version, so the ranks' step was aborted. */
 static void entry_fail(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
@@ -69,7 +69,7 @@ static void entry_fail(struct gather *g, uint32_t group)
         gather_feed(g);
 }
 
-/* This node's own shard, too, may have gone on before its slice was begun. */
+/* Whether this node's own shard has reached a later version before its slice began. */
 static bool entry_overtaken(const struct gather *g, uint32_t group)
 {
         const struct job *job = g->job;
@@ -84,7 +84,7 @@ static bool entry_overtaken(const struct gather *g, uint32_t group)
         return false;
 }
 
-/* Gets the entry a slab, or puts it among the starving. */
+/* Gets a slab for the entry, or puts it among the starving. */
 static bool entry_slab(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
@@ -118,19 +118,19 @@ static void entry_begin(struct gather *g, uint32_t group)
         g->window.slabs[e->slab].pinned = true;
 }
 
-/* Its bytes are all there. */
+/* All bytes have come. */
 static void entry_ready(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
 
         e->phase = ENTRY_READY;
         g->window.slabs[e->slab].pinned = false;
-        gather_advance_others(g, group); /* before anybody takes the slab */
+        gather_advance_others(g, group); /* before anybody takes the slab away */
         entry_answer(g, group);
         gather_feed(g);
 }
 
-/* Starts what can be started; not while the slab's old bytes are on their way to other windows. */
+/* Starts what can start, unless other windows still copy the slab's old bytes. */
 static void entry_fill(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
@@ -177,7 +177,7 @@ static void gather_advance_others(struct gather *g, uint32_t group)
 
 /* ---- uses of a window ----------------------------------------------------------- */
 
-/* Its last rank has left, and perhaps nothing uses it any more. */
+/* The last rank has left, or the last use has ended. */
 void gather_vacate(struct gather *g)
 {
         uint32_t n = g->job->layout->n_groups;
@@ -194,7 +194,7 @@ void gather_vacate(struct gather *g)
         }
         gather_drop_window(g);
         for (uint32_t i = 0; i < n; i++)
-                gather_advance_others(g, i); /* who waited for what it was to bring */
+                gather_advance_others(g, i); /* they waited for what this window would bring */
 }
 
 void gather_use(struct gather *g)
@@ -211,7 +211,7 @@ void gather_unuse(struct gather *g)
 
 /* ---- asking -------------------------------------------------------------------- */
 
-/* Begins to bring the group to a version, if it is not there or under way already. */
+/* Begins to bring the group at that version, unless it is here or on its way. */
 static void gather_want(struct gather *g, uint32_t group, uint64_t version)
 {
         struct entry *e = &g->entries[group];
@@ -223,7 +223,7 @@ static void gather_want(struct gather *g, uint32_t group, uint64_t version)
                 e->again = e->phase == ENTRY_FILLING;
                 e->refused = 0;
                 gather_advance(g, group);
-                gather_advance_others(g, group); /* who waited for what it was to bring */
+                gather_advance_others(g, group); /* they waited for what this window would bring */
                 return;
         }
         e->version = version;
@@ -241,7 +241,7 @@ static int gather_describe(const struct request *r, struct wait_line *ret)
         const struct entry *e = &g->entries[r->group];
         int status = job_describe(job, ret);
 
-        ret->until_ms = 0; /* nodes bring it, and no rank */
+        ret->until_ms = 0; /* the wait is for nodes, not for a rank */
         snprintf(ret->what, sizeof ret->what, "group '%.80s' at version %llu%s",
                  job->layout->groups[r->group].name, (unsigned long long)e->version,
                  e->phase == ENTRY_STARVING ? ", no slab of the window is free" : "");

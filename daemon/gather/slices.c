@@ -1,27 +1,27 @@
 /*
- * A group's slices on their way into a slab: from other nodes, or copied from this node's shards.
- * Into a window on a GPU all is copied, from shards here or from buffers that other nodes' bytes
- * land in, unless their path takes GPU memory.
+ * Brings a group's slices into a slab: from other nodes, or by a copy from this node's shards. Into
+ * a window on a GPU everything is copied: from local shards, or from buffers that receive other
+ * nodes' bytes, unless the path takes GPU memory.
  *
- * They are brought in parts of at most engine.part_bytes: while one is sent, the next is copied
- * from a GPU, and the one before to another.
+ * Slices come in parts of at most engine.part_bytes: while one part travels, the next is copied
+ * from a GPU and the one before to another.
  */
 #include <stdlib.h>
 
 #include "daemon/gather/entry.h"
 #include "proto/cleanup.h"
 
-/* A part of a slice on its way: from another node, or copied from this one's shard. */
+/* A part of a slice that is being brought. */
 struct slice {
         struct offload_task task;
         struct ask ask;
         struct gather *gather;
-        struct replica *replica; /* copied from; NULL: another node's */
+        struct replica *replica; /* to copy from; NULL: on another node */
         uint32_t group;
         uint64_t version;
         void *dst;
         const void *src;
-        void *buffer; /* another node's, on its way to a GPU */
+        void *buffer; /* receives another node's part for a GPU */
         size_t bytes;
         uint64_t elements;
 };
@@ -80,7 +80,8 @@ static void slice_landed(struct ask *ask, int status)
                 s->gather->elements_received += s->elements;
         if (ask->status == ZERO_ENOJOB)
                 e->stalled = true;
-        else if (ask->status && s->version == e->version) /* else a later one is wanted by now */
+        else if (ask->status &&
+                 s->version == e->version) /* otherwise a later version is wanted by now */
                 e->refused = ask->status;
         if (status == 0 && s->buffer)
                 slice_submit(s, s->buffer);
@@ -110,7 +111,7 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
                         s->buffer ? s->buffer : s->dst, s->bytes);
 }
 
-/* Into how many each slice of the group is cut. */
+/* Number of parts of each slice of the group. */
 static uint32_t slice_parts(const struct job *job, uint32_t group)
 {
         const struct layout_group *g = &job->layout->groups[group];
@@ -126,8 +127,8 @@ uint32_t gather_parts(const struct job *job, uint32_t group)
 }
 
 /*
- * Every node begins behind its own slice, so that no owner is asked by all at once, and the own
- * one, a copy, comes last.
+ * Each node begins behind its own slice, so that the nodes do not all ask one owner at once. Its
+ * own slice, a mere copy, comes last.
  */
 static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
 {

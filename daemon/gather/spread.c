@@ -1,12 +1,11 @@
 /*
- * A group that one window of the node has goes to the others that want it: copied from there, to
- * all of them at once that wait for it.
+ * Copies a group from one window of the node to all others that wait for it.
  *
- * Whose entry has begun to gather from the owners leads; entries of other windows wait for it.
- * Those that wait have not begun and lead nobody, so no two wait for each other; if the leader
- * fails, is to fill again, or wants another version by now, they decide anew.  A slab that is
- * copied from is not taken and not filled (slab.readers); that it was made dirty meanwhile is seen
- * by the entries it was copied to: they are filling, and fill again.
+ * The entry that has begun to gather from the owners leads; entries of other windows wait for it.
+ * An entry that waits has not begun and leads nobody, so no two wait for each other. If the leader
+ * fails, has to fill again, or wants another version by now, the waiting entries decide anew. While
+ * a slab is copied from (slab.readers), nobody takes or fills it. If it becomes dirty meanwhile,
+ * the entries that it is copied to notice: they are filling, and fill again.
  */
 #include <stdlib.h>
 
@@ -18,7 +17,7 @@
 struct spread {
         struct offload_task task;
         struct gather *from;
-        uint32_t group, slab; /* slab: of from */
+        uint32_t group, slab; /* slab: in from */
         const void *src;
         size_t bytes;
         uint32_t n;
@@ -105,7 +104,7 @@ static void spread_add(struct spread *s, struct gather *g)
 
         e->begun = true;
         e->in_flight++;
-        e->next_part = gather_parts(g->job, s->group); /* nothing else is to come */
+        e->next_part = gather_parts(g->job, s->group); /* nothing else has to come */
         gather_use(g);
         s->to[s->n] = g;
         s->dst[s->n++] = gather_slab(g, s->group);
@@ -133,7 +132,7 @@ static struct spread *spread_new(struct gather *from, uint32_t group)
         return STEAL(s);
 }
 
-/* To all windows that wait for it; false: out of memory. */
+/* Copies to all windows that wait for the group; false: out of memory. */
 static bool spread_start(struct gather *from, uint32_t group)
 {
         uint64_t version = from->entries[group].version;

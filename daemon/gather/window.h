@@ -1,10 +1,10 @@
 /*
- * The slabs of a gather window: which group is in which, who holds it, which may be
- * used next.  Pure; bytes and waiting are gather.c's.
+ * The slabs of a gather window: which group each holds, who leases it, which slab goes next. Pure:
+ * gather.c has the bytes and the waiting.
  *
- * A slab is free, or belongs to one group.  One with leases, with a gather in flight (pinned) or
- * that is copied from is never taken; of the others the least recently used goes first, and one
- * that holds nothing before any other.
+ * A slab is free or belongs to one group. A slab is never taken while it has leases, while it is
+ * being filled (pinned), or while somebody copies from it. Of the others a free one goes first,
+ * then the least recently used.
  */
 #pragma once
 
@@ -23,7 +23,7 @@ struct slab {
 struct window {
         struct slots *slots;
         struct slab *slabs; /* [slots->n] */
-        uint32_t *slab_of;  /* [group]; SLAB_NONE */
+        uint32_t *slab_of;  /* [group]; SLAB_NONE: it has none */
         uint32_t n_groups;
         uint64_t clock;
 };
@@ -32,14 +32,14 @@ struct window {
 int window_init(struct window *w, uint32_t n_groups, struct slots *slots);
 void window_deinit(struct window *w);
 /*
- * A slab for a group that has none: SLAB_NONE if all are held.  The group that was
- * in it before loses it (*ret_evicted, or SLAB_NONE).
+ * Takes a slab for a group that has none; SLAB_NONE: all are in use. *ret_evicted is the group that
+ * loses its slab, or SLAB_NONE.
  */
 uint32_t window_take(struct window *w, uint32_t group, uint32_t *ret_evicted);
 void window_lease(struct window *w, uint32_t slab);
-/* True if that was the last lease. */
+/* Returns true with the last lease. */
 bool window_release(struct window *w, uint32_t slab);
 void window_free_slab(struct window *w, uint32_t slab);
 uint64_t window_offset(const struct window *w, uint32_t slab);
-/* Slabs that may be taken. */
+/* Number of slabs that can be taken. */
 uint32_t window_available(const struct window *w);

@@ -1,18 +1,18 @@
 /*
- * An owner's side of a gradient.
+ * The owner's side of a gradient.
  *
- * Nodes offer what their ranks contributed to a group; the owner pulls its range of each
- * offer into an accumulator buffer and accumulates micro-batch by micro-batch, within each in node
- * order, in fp32: the result depends on no timing.  Offers out of turn are pulled
- * ahead while the budget lasts; the one whose turn it is may always be pulled, so a
- * full budget cannot stop the order.
+ * Nodes offer what their ranks contributed to a group. The owner pulls its range of each offer into
+ * a receive buffer and adds it up in fp32: micro-batch by micro-batch, and in node order within
+ * each, so that the result does not depend on timing. The owner pulls offers ahead of their turn
+ * while the budget lasts. It can always pull the offer whose turn it is, so a full budget cannot
+ * stop the order.
  *
- * When all nodes of a group have sent their last, the group's norm is taken, in the pass that adds
- * the last one where it is known to be that; when all groups are complete and the
- * coordinator has asked, the owner votes.
+ * When all nodes have sent their last offer for a group, the owner takes the group's norm, in the
+ * same pass as the last addition if it knows that this is the last. When all groups are complete
+ * and the coordinator has asked, the owner votes.
  *
- * Offers of the next attempt may come before this owner has heard of the decision, and while
- * the group's old gradient is still being read by the update: they wait.
+ * Offers of the next attempt wait if they come before this owner has heard of the decision, or
+ * while the update still reads the group's old gradient.
  */
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
@@ -60,7 +60,7 @@ static void accumulator_free(struct replica *h)
         if (!l)
                 return;
         for (uint32_t g = 0; l->groups && g < l->n_groups; g++) {
-                assert(!l->groups[g].deferred); /* it has the job */
+                assert(!l->groups[g].deferred); /* the offer has the job */
                 free(l->groups[g].queues);
                 free(l->groups[g].offered);
                 free(l->groups[g].finished);
@@ -83,7 +83,8 @@ void accumulator_forget_kept(struct accumulator *l)
 
 /* ---- accumulation -------------------------------------------------------------- */
 
-/* Offload thread. accumulator.present is only touched by the one task of a group's tensors. */
+/* For an offload thread. Only the one task of a group touches accumulator.present of its tensors.
+ */
 static void offer_accumulate(struct offload_task *task, uint32_t worker)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
@@ -91,7 +92,7 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
         accumulator_add(o->replica, o->group, o, o->final ? &o->norm : NULL);
 }
 
-/* No tensor of the group has a gradient any more. */
+/* None of the group's tensors has a gradient any more. */
 void accumulator_forget_present(struct replica *h, uint32_t group)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
@@ -99,7 +100,7 @@ void accumulator_forget_present(struct replica *h, uint32_t group)
         memset(h->accumulator->present + g->first_tensor, 0, g->n_tensors);
 }
 
-/* Nobody wants what it brought any more. */
+/* Nobody needs what the offer brought any more. */
 static void offer_end(struct offer *o)
 {
         const struct replica *h = o->replica;
@@ -141,7 +142,7 @@ static void offer_accumulated(struct offload_task *task)
         job_unref(job);
 }
 
-/* Whether nothing is added to the group after it, as far as it is known. */
+/* Whether, as far as this owner knows, nothing is added to the group after the offer. */
 static bool offer_is_final(const struct offer *o)
 {
         const struct replica *h = o->replica;
@@ -187,8 +188,8 @@ static void offer_settle(struct offer *o)
 
 /* ---- completion and vote ---------------------------------------------------------- */
 
-/* The next node in order that still contributes to the current micro-batch; false if none is left.
- */
+/* Moves on to the next node in order that still contributes to the micro-batch; false if none is
+ * left. */
 static bool accumulator_turn(struct replica *h, uint32_t group)
 {
         struct accumulator_group *lg = &h->accumulator->groups[group];
@@ -204,7 +205,7 @@ static bool accumulator_turn(struct replica *h, uint32_t group)
         return false;
 }
 
-/* Moves a group on as far as it goes now. */
+/* Moves a group on as far as possible. */
 void accumulator_advance(struct replica *h, uint32_t group)
 {
         const struct job *job = h->job;
@@ -240,7 +241,7 @@ void accumulator_advance(struct replica *h, uint32_t group)
 
 /* ---- offers ------------------------------------------------------------------------- */
 
-/* Whether the rules allow the offer, now that its attempt is the current one. */
+/* Whether the rules allow the offer in its attempt, which is the current one. */
 static bool offer_allowed(const struct offer *o, size_t present_bytes)
 {
         const struct replica *h = o->replica;
@@ -253,7 +254,8 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
                o->micro_batch < MICRO_BATCHES_MAX;
 }
 
-/* Not behind one that a link has lost, nor of a node that has not heard where its ranks are now. */
+/* Whether the offer comes neither after one that a link has lost, nor from a node that has not
+ * heard where its ranks are now. */
 static bool offer_counts(const struct offer *o)
 {
         return accumulator_expects(o->replica, o->group, o->node) &&
@@ -307,7 +309,7 @@ static struct offer *offer_new(struct replica *h, uint32_t node, const Zero__Off
         return o;
 }
 
-/* So many that no node which keeps the rules is cut: all of them may be far ahead. */
+/* High enough that no node which keeps the rules is cut, even if all of them are far ahead. */
 static uint64_t early_max(const struct job *job)
 {
         return (uint64_t)job->x->cluster->n_nodes * (MICRO_BATCHES_MAX + job->layout->n_groups);
@@ -318,7 +320,8 @@ static enum owner_offer offer_stands(const struct job *job, uint64_t attempt)
         return owner_offer(job->attempt, job->started, attempt);
 }
 
-/* What is offered to it is to be here; if it is not, it was lost and is being filled. */
+/* Whether the offer's owner belongs on this node. If it is not here, it was lost and is being
+ * filled. */
 static bool is_holder(const struct job *job, const Zero__Offer *m)
 {
         const struct placement *place = &job->place;
@@ -364,7 +367,7 @@ int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *m,
 
 /* ---- attempts ---------------------------------------------------------------------- */
 
-/* Offers whose attempt has begun now; those of attempts that never will are dropped. */
+/* Queues offers whose attempt has begun; drops those whose attempt will never begin. */
 static void accumulator_take_early(struct replica *h)
 {
         const struct job *job = h->job;
@@ -386,8 +389,8 @@ static void accumulator_take_early(struct replica *h)
         }
 }
 
-/* The attempts are void with the link, and a node that has lost its state may begin others under
- * the same numbers. */
+/* A lost link voids the attempts. A node that has lost its state may begin others of the same
+ * numbers. */
 static void accumulator_forget_node(struct replica *h, uint32_t node)
 {
         struct accumulator *l = h->accumulator;
@@ -401,14 +404,14 @@ static void accumulator_forget_node(struct replica *h, uint32_t node)
                 l->n_early--;
                 offer_free(o);
         }
-        /* what they announce has gone with the link; a next process counts from the start */
+        /* announcements end with the link; a new process counts from the start */
         for (uint32_t g = 0; g < l->n_groups; g++)
                 list_for_each (&l->groups[g].queues[node], item) {
                         CONTAINER_OF(item, struct offer, link)->announced = 0;
                 }
 }
 
-/* Nobody takes what was deferred. */
+/* Nobody takes the deferred sum. */
 static void deferred_end(struct replica *h, uint32_t group)
 {
         struct offer *o = deferred_take(h, group);
@@ -451,7 +454,7 @@ void accumulator_reset(struct replica *h)
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 accumulator_reset_group(&l->groups[g], job->x->cluster->n_nodes);
                 deferred_end(h, g);
-                if (!l->groups[g].busy) /* else when its task ends */
+                if (!l->groups[g].busy) /* otherwise the task's end does it */
                         accumulator_forget_present(h, g);
         }
         accumulator_take_early(h);

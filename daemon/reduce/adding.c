@@ -1,16 +1,16 @@
 /*
- * What is done to a group's sum in one task: an offer is added, or the norm of the whole is taken,
- * or both in one pass over memory; or the norm of an offer that is not added.
+ * One task on a group's sum: it adds an offer, or takes the norm of the whole, or does both in one
+ * pass over memory; or it takes the norm of an offer without adding it.
  *
- * A tensor of the group is a piece (device.h) of its own: each has other sources, and the gaps
- * between them have no gradient.
+ * Each tensor of the group is a piece (device.h) of its own, because each has other sources, and
+ * the gaps between tensors have no gradient.
  */
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 
 #include <stdlib.h>
 
-/* Elements of a segment that belong to its tensor: the gap behind it has no gradient. */
+/* Elements of a segment that belong to its tensor; the gap behind the tensor has no gradient. */
 static uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segment *s)
 {
         uint64_t first = s->in_group - t->offset;
@@ -27,7 +27,7 @@ static bool offer_has(const struct offer *o, uint32_t tensor)
         return o->present[i / 8] >> (i % 8) & 1;
 }
 
-/* Where a segment lies in what was pulled: as in the group, or, for a mirror, as in the plane. */
+/* Where a segment lies in what was pulled: as in the group, or for a mirror as in the plane. */
 static const void *pulled_at(const struct offer *o, const struct plan_segment *s)
 {
         const struct replica *h = o->replica;
@@ -37,7 +37,7 @@ static const void *pulled_at(const struct offer *o, const struct plan_segment *s
         return (const char *)o->buffer.memory + at * dtype_size(accumulator_dtype(h));
 }
 
-/* Where the tensor's contributions lie; their number. */
+/* Addresses of the tensor's contributions; returns their number. */
 static size_t sources_of(const struct offer *o, const struct plan_segment *s, const void **ret_src)
 {
         if (o->node_gradient)
@@ -55,14 +55,14 @@ void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t gr
         exact_sum_init(&norm->sum);
 }
 
-/* The pieces of a group, and room for the addresses of each one's sources. */
+/* The pieces of a group, with memory for the addresses of their sources. */
 struct pieces {
         struct reduce_piece *list; /* [segment of the shard] */
         const void **src;          /* [most * segment of the shard] */
         size_t most, n;
 };
 
-/* false: nothing is to be done with the segment. */
+/* false: the segment needs nothing */
 static bool piece_make(const struct replica *h, const struct plan_segment *s, const struct offer *o,
                        bool normed, const void **src, struct reduce_piece *ret)
 {
@@ -73,7 +73,7 @@ static bool piece_make(const struct replica *h, const struct plan_segment *s, co
         uint64_t n = segment_elements(t, s);
 
         if (has)
-                *present = 1; /* also of a tensor that has no elements here */
+                *present = 1; /* even for a tensor without elements here */
         if (n == 0 || t->frozen || !(has || (normed && *present)))
                 return false;
         *ret = (struct reduce_piece){ .acc = o && o->way == OFFER_DEFERRED
@@ -86,7 +86,7 @@ static bool piece_make(const struct replica *h, const struct plan_segment *s, co
         return true;
 }
 
-/* What is deferred lies on one GPU. */
+/* Everything deferred lies on one GPU. */
 static void pieces_reduce(const struct replica *h, const struct pieces *p, const struct offer *o,
                           struct group_norm *norm)
 {

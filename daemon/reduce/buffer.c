@@ -1,10 +1,11 @@
 /*
- * Fresh memory has to be cleared by the kernel first, which takes half as long as a payload's copy.
- * So a buffer that is freed is kept for the next one of its size.  Large ones are of huge pages:
- * faults of small ones cost as much as the bytes' way there.  Buffers begin with a page, as pushed
- * gradients do: a copy to an address that lies a few bytes further in its page takes twice as long.
+ * The kernel clears fresh memory first, which takes half as long as copying a payload. So a freed
+ * buffer is kept for the next one of its size. Large buffers use huge pages, since faults of small
+ * pages cost as much as moving the bytes. Buffers begin with a page, as pushed gradients do: a copy
+ * takes twice as long if the two addresses differ by a few bytes within the page.
  *
- * Invariant: buffers in use and kept ones never take more than was once in use at the same time.
+ * Invariant: buffers in use and kept buffers together never take more than buffers in use have once
+ * taken.
  */
 #include "daemon/reduce/buffer.h"
 
@@ -16,10 +17,10 @@
 
 enum {
         PAGE = 4 << 10,  /* bytes */
-        UNIT = 32 << 10, /* malloc() is good at what is smaller */
-        HUGE = 2 << 20,  /* where pages have another size, this is merely an alignment */
+        UNIT = 32 << 10, /* malloc() handles smaller ones well */
+        HUGE = 2 << 20,  /* only an alignment where huge pages have another size */
         LARGE = 2 * HUGE,
-        PLACES = 32, /* further buffers are not kept */
+        PLACES = 32, /* of buffers beyond these, none is kept */
         RESTS = 16,
 };
 
@@ -27,9 +28,9 @@ static struct place {
         void *memory; /* NULL: the place is empty */
         size_t bytes;
         bool used;
-        uint32_t rests; /* since it was used */
+        uint32_t rests; /* since the last use */
 } places[PLACES];
-static size_t used, held, most; /* bytes: in use; these and kept ones; in use at the same time */
+static size_t used, held, most; /* bytes: in use; in use and kept; the most ever in use */
 
 static void place_empty(struct place *place)
 {
@@ -55,7 +56,7 @@ void buffers_vacate(void)
         buffers_rest(RESTS);
 }
 
-/* What is kept makes way for so many bytes of fresh memory. */
+/* Frees kept buffers so that fresh memory fits. */
 static void make_way(size_t bytes)
 {
         for (uint32_t i = 0; i < PLACES && held + bytes > most; i++)
@@ -63,7 +64,7 @@ static void make_way(size_t bytes)
                         place_empty(&places[i]);
 }
 
-/* One of that size that is kept; 0: an empty place. */
+/* A kept buffer of that size; 0: an empty place. */
 static struct place *find(size_t bytes)
 {
         for (uint32_t i = 0; i < PLACES; i++)
@@ -77,7 +78,7 @@ static void *fresh(size_t bytes)
         void *memory = aligned_alloc(bytes < LARGE ? PAGE : HUGE, bytes);
 
         if (memory && bytes >= LARGE)
-                madvise(memory, bytes, MADV_HUGEPAGE); /* a wish */
+                madvise(memory, bytes, MADV_HUGEPAGE); /* best effort */
         return memory;
 }
 

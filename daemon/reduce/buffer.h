@@ -1,4 +1,4 @@
-/* buffer.h - memory for gradients on their way.  Loop thread. */
+/* buffer.h - memory for gradients in transit. Loop thread. */
 #pragma once
 
 #include <stddef.h>
@@ -6,7 +6,7 @@
 
 /* Contents are undefined.  NULL: out of memory. */
 void *buffer_new(size_t bytes);
-/* Keeps one of at least 32 KiB for the next buffer of its size. */
+/* Keeps a buffer of at least 32 KiB for the next one of its size. */
 void buffer_free(void *buffer);
 /* Called with 1 three times a second: frees what nobody has used for five seconds. */
 void buffers_rest(uint32_t rests);

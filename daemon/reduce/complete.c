@@ -1,17 +1,16 @@
 /*
- * What an owner does when a group's sum is complete.
+ * What an owner does with a complete sum.
  *
- * The owner takes the sum's norm and offers the sum to its mirror.  Once all groups are complete
- * and the coordinator has asked, the owner records everything that the vote follows from, and sends
- * the vote.
+ * The owner takes the sum's norm and offers the sum to its mirror. Once all groups are complete and
+ * the coordinator has asked, the owner records everything that its vote depends on, and votes.
  *
- * Nodes offer their gradients to an owner alone.  Its mirror pulls the owner's sum in parts (fp32,
- * as the owner's own plane has it), takes the norm itself, votes and runs the same update: four
- * bytes a parameter and step instead of the twelve of the states, and the mirror's vote must be the
- * owner's.
+ * Nodes offer their gradients only to an owner. Its mirror pulls the owner's sum in parts (fp32, as
+ * in the owner's plane), takes the norm itself, votes and runs the same update. That costs four
+ * bytes per parameter and step instead of the twelve of the states, and the mirror's vote must
+ * equal the owner's.
  *
- * Invariant: a sum is not overwritten while it is being sent; so whatever a mirror has taken is
- * the sum of the attempt that it was offered in.
+ * Invariant: nobody overwrites a sum while it is being sent. So what a mirror has taken is the sum
+ * of the attempt that offered it.
  */
 #include "daemon/reduce/accumulator.h"
 
@@ -26,13 +25,13 @@
 
 /* ---- the mirror ------------------------------------------------------------------------ */
 
-/* A part of a group's sum on its way. */
+/* A part of a group's sum on its way to the mirror. */
 struct sending {
         struct replica *replica;
         uint32_t group;
 };
 
-/* False: no tensor of the group has a gradient. */
+/* Whether any tensor of the group has a gradient. */
 static bool group_present(const struct replica *h, uint32_t group, uint8_t *ret)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
@@ -47,7 +46,7 @@ static bool group_present(const struct replica *h, uint32_t group, uint8_t *ret)
         return some;
 }
 
-/* The group's sum is there. */
+/* The group's sum is complete. */
 static void mirror_offer(struct replica *h, uint32_t group)
 {
         const struct job *job = h->job;
@@ -90,7 +89,7 @@ static void sum_sent(void *arg, int status)
         job_unref(job);
 }
 
-/* Whether a pull is of what was offered, by the node that it was offered to. */
+/* Whether the pull comes from the mirror and stays within the offer. */
 static bool pull_fits(const struct job *job, const struct replica *h, uint32_t node,
                       const Zero__Pull *request)
 {
@@ -135,7 +134,7 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 
 /* ---- the vote -------------------------------------------------------------------------- */
 
-/* What the ranks keep with the step, into memory that outlives the process. */
+/* Stores the ranks' blobs in memory that outlives the process. */
 static int accumulator_keep(struct replica *h, struct fault *fault)
 {
         const struct job *job = h->job;
@@ -152,7 +151,7 @@ static int accumulator_keep(struct replica *h, struct fault *fault)
         return 0;
 }
 
-/* The vote, with all it follows from, into memory that outlives the process. */
+/* Stores the vote, with everything that it depends on, in memory that outlives the process. */
 static void accumulator_record(struct replica *h, const struct owner_record *to,
                                const struct exact_sum *sum, bool finite, struct fault *fault)
 {
@@ -180,7 +179,7 @@ static void accumulator_record(struct replica *h, const struct owner_record *to,
         crash_point(CRASH_VOTE_RECORDED);
 }
 
-/* Every tensor to be updated here has a hyperparameter set in the step. */
+/* Checks that the step has a hyperparameter set for every tensor that is updated here. */
 static int accumulator_check(const struct replica *h, struct fault *fault)
 {
         const struct job *job = h->job;
@@ -228,7 +227,7 @@ static void vote_send(const struct replica *h, struct exact_sum *sum, bool finit
         crash_point(CRASH_VOTE_SENT);
 }
 
-/* False: a group's sum is not complete yet. */
+/* False: some group's sum is not complete. */
 static bool sums_add_up(const struct replica *h, struct exact_sum *ret_sum, bool *ret_finite)
 {
         const struct accumulator *l = h->accumulator;
@@ -238,7 +237,7 @@ static bool sums_add_up(const struct replica *h, struct exact_sum *ret_sum, bool
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++) {
                 if (!accumulator_has(h, g))
                         continue;
-                if (!l->groups[g].measured || l->groups[g].busy) /* it may be being settled */
+                if (!l->groups[g].measured || l->groups[g].busy) /* a task may be writing its sum */
                         return false;
                 exact_sum_merge(ret_sum, &l->groups[g].norm.sum);
                 *ret_finite = *ret_finite && l->groups[g].norm.finite;
@@ -257,7 +256,7 @@ void accumulator_vote(struct replica *h)
         struct fault fault = { 0 };
         bool finite;
 
-        if (!l->preparing) /* spares the sums of all groups at each of them */
+        if (!l->preparing) /* saves adding up all groups each time one is complete */
                 return;
         owner_of_replica(h, &o);
         o.replicas[0].asked = true;
@@ -275,7 +274,7 @@ void accumulator_vote(struct replica *h)
 
 /* ---- the norm -------------------------------------------------------------------------- */
 
-/* The norm of one group, on an offload thread. */
+/* Takes one group's norm on an offload thread. */
 struct measure {
         struct offload_task task;
         struct replica *replica;
@@ -341,7 +340,7 @@ void accumulator_measure(struct replica *h, uint32_t group)
 
 /* ---- the coordinator asks --------------------------------------------------------------- */
 
-/* What the ranks keep with the step; false: it cannot be. */
+/* Takes the ranks' blobs of the step; false: out of memory. */
 static bool kept_take(struct replica *h, const Zero__Prepare *m)
 {
         const struct job *job = h->job;

@@ -1,4 +1,4 @@
-/* What ranks of this node pushed: found, acknowledged once, freed. */
+/* Contributions of this node's ranks: found, acknowledged once, freed. */
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
@@ -24,7 +24,7 @@ void spill_end(struct contribution *c)
                 return;
         assert(!c->copying);
         buffer_free(STEAL(c->copy));
-        if (c->rank < c->job->world_size) /* there may be fewer ranks by now */
+        if (c->rank < c->job->world_size) /* the number of ranks may have shrunk */
                 c->job->reduce->spilled[c->rank] = false;
 }
 

@@ -1,16 +1,16 @@
 /*
- * Sums that are never written.
+ * Sums that nobody writes.
  *
- * Where all that is added to a group lies on the GPU of the states, and may stay there, its owner
- * takes the norm of the sum alone: the update adds the contributions up itself.  That saves the
- * accumulator's writing and reading for a second reading of the contributions.
+ * If all contributions to a group lie on the GPU of the states and may stay there, the owner takes
+ * only the norm of the sum, and the update adds the contributions up. That saves writing and
+ * reading the sum, and costs a second reading of the contributions.
  *
- * Invariants: what is deferred, and with it the memory that was pushed, is kept until the group's
- * update is through, or until there will be none.  Who lets go of it before writes the sum first
- * (settles it): where it is not known what becomes of this owner's vote, so that a state in which a
- * vote or a decision is recorded has what it needs wherever it is opened; and when a rank leaves
- * before the vote, so that a dead rank's memory is there for its successor.  A group that is being
- * settled is not voted for.  States that lie on a GPU end with their process.
+ * Invariants: a deferred sum keeps the pushed memory until the group's update has ended, or until
+ * there will be no update. Whoever gives the memory back earlier writes the sum first (settles it).
+ * That happens where nobody knows the outcome of this owner's vote, so that a state with a recorded
+ * vote or decision has what it needs wherever it is opened; and where a rank leaves before the
+ * vote, so that its successor finds its memory free. No vote counts a group while it is being
+ * settled. States on a GPU end with their process.
  */
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/reduce/accumulator.h"
@@ -27,7 +27,7 @@ static bool group_is_empty(const struct replica *h, uint32_t group)
         return true;
 }
 
-/* A mirror would want the sum. */
+/* A mirror would need the sum. */
 bool offer_defers(const struct offer *o)
 {
         const struct replica *h = o->replica;
@@ -56,7 +56,7 @@ void deferred_release(struct offer *o)
 {
         if (!o)
                 return;
-        /* it goes with all node gradients of its attempt */
+        /* reset frees it with all node gradients of the attempt */
         node_gradient_read_end(o->node_gradient, o->replica->owner, 0);
         offer_free(o);
 }

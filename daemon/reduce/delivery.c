@@ -1,8 +1,8 @@
 /*
- * Owners on other nodes take their ranges of node gradients.  Where the path between the nodes lets
- * the owner read this node's memory, a range of up to ANNOUNCED_BYTES is announced with its offer,
- * and the owner reads it as soon as it has room: that saves asking, a round trip.  Else the owner
- * asks, part by part.  What is asked for has to be on offer, and to be the owner's own.
+ * Owners on other nodes take their ranges of node gradients. If the owner can read this node's
+ * memory, ranges of up to ANNOUNCED_BYTES are announced with the offer, and the owner reads them as
+ * soon as it has a buffer: that saves the round trip of a request. Otherwise the owner asks, part
+ * by part. A request must be for something on offer, and for the owner's own range.
  */
 #include "daemon/reduce/node_gradient.h"
 
@@ -12,7 +12,7 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-/* Larger ones take far longer than a round trip, and UCX reads an announced one in one go. */
+/* A larger range takes far longer than a round trip, and UCX reads it in one go. */
 enum { ANNOUNCED_BYTES = 4 << 20 };
 
 /* A part of a node gradient on its way to its owner. */
@@ -23,7 +23,7 @@ struct delivery {
         struct node_gradient *node_gradient;
         uint32_t owner;
         uint64_t elements;
-        void *copy; /* of what its rank may write to meanwhile; NULL: none is needed */
+        void *copy; /* of pushed memory, which the rank may write to meanwhile; NULL: not needed */
 };
 
 static struct delivery *delivery_new(struct job *job, struct node_gradient *p, uint32_t owner,
@@ -56,7 +56,7 @@ static void delivery_sent(void *arg, int status)
         struct job *job = d->job;
         struct node_gradient *p = d->node_gradient;
 
-        list_remove(&d->link); /* the node gradient may go */
+        list_remove(&d->link); /* the node gradient may be freed */
         if (status == 0)
                 job->reduce->elements_sent += d->elements;
         node_gradient_read_end(p, d->owner, status == 0 ? d->elements : 0);
@@ -87,7 +87,7 @@ uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner)
         return transfer;
 }
 
-/* An owner may have no room for it as long as this node waits: its job is to be gone. */
+/* An owner may find no buffer for the gradient as long as this node waits for the job to end. */
 void node_gradient_withdraw(struct node_gradient *p)
 {
         list_for_each (&p->announced, item) {
@@ -110,7 +110,7 @@ static struct node_gradient *node_gradient_find(struct job *job, const Zero__Pul
         return NULL;
 }
 
-/* What is sent: a copy, where a rank that writes to what it has pushed would break the link. */
+/* The data to send: a copy if a rank that writes to its pushed memory would break the link. */
 static const void *delivery_data(struct delivery *d, uint32_t node, uint64_t first, size_t n)
 {
         const struct node_gradient *p = d->node_gradient;

@@ -1,4 +1,5 @@
-/* Node gradients: made of contributions, summed, read by the owners, freed with the last reader. */
+/* Node gradients: made from contributions, summed, read by the owners, and freed with the last
+ * reader. */
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
@@ -31,7 +32,7 @@ static bool source_has(const struct contribution *c, uint32_t tensor_in_group)
         return !c->present || c->present[tensor_in_group];
 }
 
-/* Whether two tensors of the group come from the same sources. */
+/* Whether two tensors of the group have the same sources. */
 static bool same_sources(const struct node_gradient *p, uint32_t a, uint32_t b)
 {
         const struct layout_group *g = &p->job->layout->groups[p->group];
@@ -45,7 +46,7 @@ static bool same_sources(const struct node_gradient *p, uint32_t a, uint32_t b)
         return true;
 }
 
-/* Sources that have a tensor; their number. */
+/* The sources that have the tensor; returns their number. */
 static uint32_t sources_of(const struct node_gradient *p, uint32_t tensor, uint64_t element,
                            const void **src)
 {
@@ -58,7 +59,7 @@ static uint32_t sources_of(const struct node_gradient *p, uint32_t tensor, uint6
         return k;
 }
 
-/* A range of which all elements come from the sources that have that tensor. */
+/* Sums a range whose elements all come from the sources of that tensor. */
 static void range_sum(const struct node_gradient *p, uint32_t tensor, struct range range, void *dst,
                       const void **src)
 {
@@ -70,7 +71,7 @@ static void range_sum(const struct node_gradient *p, uint32_t tensor, struct ran
                         ->sum(job->reduce_dtype, dst, p->grad_dtype, src, k, range.count);
 }
 
-/* What of a run of tensors belongs into a piece, or all of it into the buffer. */
+/* Sums a run of tensors into the piece, as far as it belongs there, or into the buffer. */
 static void run_sum(const struct node_gradient *p, const struct piece *piece, uint32_t tensor,
                     struct range run, const void **src)
 {
@@ -88,7 +89,7 @@ static void run_sum(const struct node_gradient *p, const struct piece *piece, ui
         }
 }
 
-/* Offload thread: the present contributions in rank order, in as few pieces as they allow. */
+/* On an offload thread: sums the contributions in rank order, in as few runs as they allow. */
 static void node_gradient_sum(struct offload_task *task, uint32_t worker)
 {
         const struct node_gradient_sum *sum = CONTAINER_OF(task, struct node_gradient_sum, task);
@@ -132,7 +133,7 @@ static void node_gradient_summed(struct offload_task *task)
         p->job->reduce->ready(p->job, p->group);
 }
 
-/* In each place where a part is to be, side by side. */
+/* One task for each place that has a part of the sum. */
 static bool node_gradient_submit(struct node_gradient *p)
 {
         uint32_t n = 0;
@@ -157,14 +158,14 @@ static bool node_gradient_submit(struct node_gradient *p)
         return true;
 }
 
-/* The only contribution is what owners take, where it is of use to them. */
+/* Whether owners take the only contribution as it is, and can use it where it lies. */
 static bool node_gradient_in_place(const struct node_gradient *p)
 {
         return p->n_sources == 1 && p->grad_dtype == p->job->reduce_dtype &&
                node_gradient_pushed_on_gpu(p) == node_gradient_stays_on_gpu(p);
 }
 
-/* Nobody else has to do with the job: all of its ranks and of the group's owners are here. */
+/* Whether all ranks of the job and all owners of the group are on this node. */
 static bool job_is_alone(const struct job *job, uint32_t group)
 {
         uint32_t self = job->x->cluster->self;
@@ -179,8 +180,8 @@ static bool job_is_alone(const struct job *job, uint32_t group)
 }
 
 /*
- * Its owners add the contributions up themselves, in the pass that accumulates: they lie where the
- * states do, and wait for no other node there.
+ * Whether the owners add the contributions up themselves, in their own pass: the contributions lie
+ * where the states do, and the owners wait for no other node.
  */
 static bool node_gradient_for_owners(const struct node_gradient *p)
 {
@@ -198,7 +199,7 @@ void node_gradient_start(struct node_gradient *p)
         struct job *job = p->job;
 
         p->starved = false;
-        if (p->n_sources == 0) { /* no rank has anything */
+        if (p->n_sources == 0) { /* no rank has a gradient */
                 p->ready = true;
                 job->reduce->ready(job, p->group);
                 return;
@@ -236,7 +237,8 @@ void reduce_feed(struct reduce *r)
         }
 }
 
-/* More of an owner's range; who asks twice for something takes nothing from others. */
+/* The owner has taken more of its range. If it asks for something twice, that does not count for
+ * other owners. */
 static void node_gradient_taken(struct node_gradient *p, uint32_t owner, uint64_t elements)
 {
         uint64_t *left = &p->untaken[owner];
@@ -246,7 +248,7 @@ static void node_gradient_taken(struct node_gradient *p, uint32_t owner, uint64_
         *left -= elements < *left ? elements : *left;
 }
 
-/* Ends with the last that is read of it. */
+/* Frees the node gradient once nobody needs it. */
 void node_gradient_check(struct node_gradient *p)
 {
         struct job *job = p->job;
@@ -316,7 +318,7 @@ const void *node_gradient_data(const struct node_gradient *p, uint64_t first)
         return (const char *)p->data + first * dtype_size(p->job->reduce_dtype);
 }
 
-/* Else owners take the contributions themselves. */
+/* Otherwise owners take the contributions themselves. */
 static bool node_gradient_is_sum(const struct node_gradient *p)
 {
         return p->data || p->parts;
@@ -342,7 +344,7 @@ enum zero_dtype node_gradient_dtype(const struct node_gradient *p)
         return node_gradient_is_sum(p) ? p->job->reduce_dtype : p->grad_dtype;
 }
 
-/* Marks the tensors that it has; false if it has none. */
+/* Marks the tensors that the contribution has; false if it has none. */
 static bool source_mark(const struct contribution *c, uint32_t n_tensors, uint8_t *present)
 {
         bool some = false;
@@ -356,7 +358,7 @@ static bool source_mark(const struct contribution *c, uint32_t n_tensors, uint8_
         return some;
 }
 
-/* A rank's next micro-batch goes into the node gradient, if it has anything. */
+/* Adds a rank's next micro-batch to the node gradient, unless it is empty. */
 static void node_gradient_take(struct node_gradient *p, struct contributor *from)
 {
         struct contribution *c = CONTAINER_OF(from->queue.next, struct contribution, link);
@@ -372,7 +374,7 @@ static void node_gradient_take(struct node_gradient *p, struct contributor *from
                 contribution_free(c, ZERO_OK, "");
 }
 
-/* One node gradient of what the local ranks have queued for the group's next micro-batch. */
+/* Makes a node gradient of what the local ranks have queued for the group's next micro-batch. */
 struct node_gradient *node_gradient_new(struct job *job, uint32_t group)
 {
         const struct layout_group *g = &job->layout->groups[group];

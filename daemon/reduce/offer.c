@@ -1,4 +1,4 @@
-/* Offers of nodes: which an owner expects, of what size and dtype, and their end. */
+/* Offers: which an owner expects, their size and dtype, and their end. */
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 

@@ -1,4 +1,4 @@
-/* Node gradients are offered to the owners of their group, in the order of micro-batches. */
+/* Offers node gradients to the owners of their group, in the order of micro-batches. */
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
@@ -6,7 +6,7 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
-/* Tells one owner. An empty offer has no node gradient: there is nothing to take. */
+/* Offers to one owner. p NULL: an empty offer, with nothing to take. */
 static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t micro_batch,
                        bool last, struct node_gradient *p)
 {
@@ -26,7 +26,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
         if (job->place.node[owner] == job->x->cluster->self) {
                 int r = accumulator_offer(job, job->x->cluster->self, &offer, p);
 
-                assert(r == 0); /* what this node offers keeps the rules */
+                assert(r == 0); /* this node keeps the rules */
                 (void)r;
                 return;
         }

@@ -1,11 +1,11 @@
-/* Which part of a sum is made on which GPU. */
+/* Plans which part of a sum is made on which GPU. */
 #include "daemon/reduce/parts.h"
 
 #include <assert.h>
 
 enum { GPUS = 64 }; /* bits of a set */
 
-/* The i-th GPU of a set, begun anew behind the last. */
+/* The i-th GPU of a set, modulo its size. */
 static uint32_t nth_of(uint64_t set, uint32_t i)
 {
         i %= (uint32_t)__builtin_popcountll(set);

@@ -1,14 +1,14 @@
 /*
- * Offers are pulled in parts of at most engine.part_bytes, a few at a time: one is sent while the
- * next is copied from a GPU of its node, and the one before to a GPU of this one.  Into a GPU parts
- * go by a buffer of the host, unless their path takes GPU memory; buffers hold less than receive
- * buffers of the offers that they are for.
+ * Pulls offers in parts of at most engine.part_bytes, a few at a time: one is sent while the next
+ * is copied from a GPU of its node, and the one before to a GPU of this one. Parts for a GPU come
+ * by way of a host buffer, unless their path takes GPU memory; such buffers hold less than the
+ * receive buffers of their offers.
  *
- * An offer whose payload is announced has one part, and nothing is asked.
+ * An offer with an announced payload has one part, and needs no request.
  *
- * Invariant: an offer is being pulled (OFFER_PULLING) while parts of it are in flight, and only
- * then.  What has landed stays when another part is refused, since a node gives nothing twice, but
- * not when the link ends: no offer is put together from two of them.
+ * Invariant: an offer is OFFER_PULLING exactly while parts of it are in flight. Parts that have
+ * come stay when another part is refused, because a node sends nothing twice. They go when the link
+ * does: no offer is put together from two links.
  */
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
@@ -29,7 +29,7 @@ struct offer_part {
         struct range range;
         void *place; /* in the offer's buffer */
         size_t bytes;
-        void *buffer; /* on its way to a GPU; NULL: none */
+        void *buffer; /* host memory on the way to a GPU; NULL: none */
 };
 
 static void offer_forget_parts(struct offer *o)
@@ -39,11 +39,11 @@ static void offer_forget_parts(struct offer *o)
         o->landed = 0;
 }
 
-/* Nothing of it is in flight any more. */
+/* None of its parts is in flight any more. */
 static void offer_pulled(struct offer *o)
 {
         o->phase = OFFER_WAITING;
-        if (o->landed < o->n_parts) { /* the job says why, and what becomes of it */
+        if (o->landed < o->n_parts) { /* the job says why and what follows */
                 if (o->landed == 0 || o->cut)
                         offer_forget_parts(o);
                 return;
@@ -145,7 +145,7 @@ static bool part_ask(struct offer_part *part)
         return true;
 }
 
-/* For as many as may be in flight. */
+/* Asks for as many parts as may be in flight. */
 static void offer_ask(struct offer *o)
 {
         while (!o->failed && o->next_part < o->n_parts && o->in_flight < PARTS_IN_FLIGHT) {
@@ -175,7 +175,7 @@ static void offer_cut(struct offer *o)
         }
 }
 
-/* Room for all of it; it may have that from before.  False: not now. */
+/* Gets memory for all parts, unless the offer has some; false: not now. */
 static bool offer_make_room(struct offer *o, bool its_turn)
 {
         struct replica *h = o->replica;

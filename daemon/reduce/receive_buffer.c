@@ -1,14 +1,14 @@
 /*
- * Memory that offers land in, within a budget.
+ * Memory that receives offers, within a budget.
  *
- * It is where the owner's sum is, if that is on a GPU with room for it: then what has landed is
- * added without a way through host memory.  Rooms on a GPU are large enough for any offer of the
- * replica, so that any will do, and are kept until the last local rank has left, or, where no ranks
- * are, until none has been used for a while.  The driver may take its time for one, so another
- * thread asks for it; until it is there offers land in host memory.
+ * If the owner's sum is on a GPU with free memory, the buffer is there, too: what comes is added
+ * without a detour through host memory. A buffer on a GPU is large enough for any offer of the
+ * replica, so that any buffer fits. Such buffers are kept until the last local rank has left, or,
+ * on a node without ranks, until none has been used for a while. The driver may need time to
+ * allocate one, so another thread does that; meanwhile offers come to host memory.
  *
- * The offer whose turn it is has room beyond the budget if need be: in host memory, unless it is
- * the only one.
+ * The offer whose turn it is gets a buffer even beyond the budget: in host memory, unless it is the
+ * only one.
  */
 #include "daemon/reduce/accumulator.h"
 
@@ -36,7 +36,7 @@ static uint64_t largest_bytes(const struct replica *h)
         return largest;
 }
 
-/* Room for four of the largest offers from every node, if not configured. */
+/* Without a configured budget: four of the largest offers from every node. */
 static bool budget_has(const struct replica *h, uint64_t largest, uint64_t bytes)
 {
         const struct engine *x = h->job->x;
@@ -49,7 +49,7 @@ static bool budget_has(const struct replica *h, uint64_t largest, uint64_t bytes
 
 /* ---- on a GPU --------------------------------------------------------------------- */
 
-/* Whether offers are to be expected. */
+/* Whether more offers are likely. */
 static bool receive_buffers_are_kept(const struct job *job)
 {
         for (uint32_t r = 0; !job->n_attached && r < job->world_size; r++)
@@ -67,7 +67,7 @@ static bool keep(struct accumulator *l, const struct job *job, struct receive_bu
         return true;
 }
 
-/* One that was kept; what does not do goes. */
+/* Takes a kept buffer; frees those that do not fit. */
 static bool kept_take(struct accumulator *l, uint32_t gpu, uint64_t bytes,
                       struct receive_buffer *ret)
 {
@@ -83,11 +83,11 @@ static bool kept_take(struct accumulator *l, uint32_t gpu, uint64_t bytes,
         return false;
 }
 
-/* A receive buffer that is asked for. */
+/* Another thread allocates a receive buffer. */
 struct receive_buffer_asking {
         struct blocking_work work;
         struct job *job;
-        const struct replica *replica; /* perhaps of the job no more */
+        const struct replica *replica; /* perhaps gone from the job */
         struct receive_buffer buffer;
         struct fault fault;
 };
@@ -148,7 +148,7 @@ static bool gpu_take(struct replica *h, uint64_t bytes, struct receive_buffer *r
                 return false;
         if (kept_take(h->accumulator, (uint32_t)gpu, bytes, ret))
                 return true;
-        if (bytes && receive_buffers_are_kept(h->job)) /* else it would not be kept */
+        if (bytes && receive_buffers_are_kept(h->job)) /* otherwise nobody would keep it */
                 gpu_ask(h, (uint32_t)gpu, bytes);
         return false;
 }

@@ -1,18 +1,18 @@
 /*
  * This node's side of a gradient.
  *
- * Contributions are keyed (attempt, group, micro-batch, rank).  When every local rank of a
- * group has pushed a micro-batch, or will not, the pushed ones are summed in fp32 in rank
- * order and rounded once to the wire dtype: a node gradient.  A node gradient is offered to every
- * owner of the group; it lives until each has taken its range.  One contribution that has the wire
- * dtype already is its own node gradient, in place, unless it lies on a GPU that no owner here is
- * on.  Where all ranks and owners are on this node, and states and contributions in one place, the
- * owners add the contributions up themselves (adding.c), with the same rounding, some not before
- * the update (deferred.c).  A contribution without data only says that its rank has nothing; where
- * no rank has anything the offer is empty.
+ * Contributions are keyed by (attempt, group, micro-batch, rank). When every local rank of a group
+ * has pushed a micro-batch, or will not push it, the contributions are summed in fp32 in rank order
+ * and rounded once to the wire dtype. The result is a node gradient, which is offered to every
+ * owner of the group and lives until each has taken its range. A single contribution that has the
+ * wire dtype is its own node gradient, in place, unless it lies on a GPU without an owner of this
+ * node. Where all ranks and owners are on this node, and states and contributions in one place, the
+ * owners add the contributions up themselves (adding.c), with the same rounding; some leave it to
+ * the update (deferred.c). A contribution without data only says that its rank has nothing; where
+ * no rank has anything, the offer is empty.
  *
- * Invariants: a contribution is acknowledged when its memory is free again, exactly
- * once; node gradients of a group are offered in the order of micro-batches; the last is marked.
+ * Invariants: a contribution is acknowledged exactly once, when its memory is free again; node
+ * gradients of a group are offered in the order of micro-batches; the last one is marked.
  */
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
@@ -93,7 +93,7 @@ uint64_t reduce_deferred(const struct reduce *r)
 
 /* ---- contributions ------------------------------------------------------- */
 
-/* The session that pushed is gone, or was told of the deadline: no one to acknowledge to. */
+/* The session that pushed is gone or has missed its deadline: nobody to acknowledge to. */
 static void push_forget(struct request *r)
 {
         struct contribution *c = r->subject;
@@ -155,7 +155,7 @@ static int push_check(const struct pusher *from, const Zero__Push *push, struct 
                 return fault_set(fault, ZERO_EORDER, "group '%s': micro-batch %u where %u is next",
                                  g->name, push->micro_batch, c->pushed);
         if (push->micro_batch + 1 >=
-            MICRO_BATCHES_MAX) /* the last place is for the mark of the end */
+            MICRO_BATCHES_MAX) /* the last number is for the mark of the end */
                 return fault_set(fault, ZERO_ERANGE,
                                  "group '%s': a step has at most %d micro-batches", g->name,
                                  MICRO_BATCHES_MAX - 1);
@@ -175,8 +175,8 @@ static bool contribution_is_in(const struct contribution *c, const struct pusher
 }
 
 /*
- * Places of empty groups coincide with others', so slots are compared, not addresses.  What is read
- * of an aborted attempt counts for nothing: it may change.
+ * Compares slots, not addresses: empty groups share addresses with others. Readers of an aborted
+ * attempt do not count: what they read may change.
  */
 static bool slot_busy(const struct pusher *from, uint32_t slot)
 {
@@ -233,7 +233,7 @@ static void contribution_queue(struct contribution *c, struct contributor *to)
         c->job->reduce->waiting[c->rank] += c->counted;
 }
 
-/* Without data there is no memory to give back: it is acknowledged at once. */
+/* A contribution without data keeps no memory, so it is acknowledged at once. */
 static void contribution_wait(struct contribution *c, struct request *r, uint32_t group)
 {
         if (!c->data) {
@@ -247,7 +247,8 @@ static void contribution_wait(struct contribution *c, struct request *r, uint32_
         r->forget = push_forget;
 }
 
-/* The last one that waits, if it has no data: so that what a rank lacks takes no room. */
+/* The last contribution in the queue if it has no data: it counts further ones, so that missing
+ * gradients take no memory. */
 static struct contribution *contribution_empty(const struct contributor *from)
 {
         struct contribution *c = CONTAINER_OF(from->queue.prev, struct contribution, link);
@@ -266,7 +267,7 @@ int reduce_push(const struct pusher *from, const Zero__Push *push, struct reques
         if (status)
                 return status;
         if (push->micro_batch < reduce_pushed(job, push->group, from->rank)) {
-                request_end(r, ZERO_OK, NULL); /* an earlier session has pushed it */
+                request_end(r, ZERO_OK, NULL); /* an earlier session has pushed this */
                 return 0;
         }
         if (!push->empty && slot_busy(from, push->slot))
@@ -303,7 +304,7 @@ void reduce_close(struct job *job, uint32_t rank)
 
 /* ---- reducing ------------------------------------------------------------------ */
 
-/* Reduces every micro-batch of the group that no local rank is missing from any more. */
+/* Reduces every micro-batch of the group that all local ranks have pushed or left out. */
 static void reduce_advance(struct job *job, uint32_t group)
 {
         struct reduce *r = job->reduce;
@@ -373,7 +374,7 @@ bool reduce_any(const struct job *job)
         return false;
 }
 
-/* The slots of the session before are not the new one's. */
+/* The new session does not have the slots of the one before. */
 void reduce_rejoin(struct job *job, uint32_t rank)
 {
         struct reduce *r = job->reduce;
@@ -385,7 +386,7 @@ void reduce_rejoin(struct job *job, uint32_t rank)
         r->waiting[rank] = 0;
 }
 
-/* After a decision every contribution was taken, even where word of it has not come back yet. */
+/* A decision means that every contribution was taken, even if this node has not heard so. */
 void reduce_reset(struct job *job, bool decided)
 {
         struct reduce *r = job->reduce;

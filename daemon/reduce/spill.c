@@ -1,13 +1,14 @@
 /*
- * Pushed gradients copied aside, so that ranks of a node which push in different orders do not
- * wait for each other's slots for ever.
+ * Copies pushed gradients aside, so that ranks of a node that push in different orders do not wait
+ * for each other's slots forever.
  *
- * When every local rank either pushes no more or has a gradient waiting for the others in each of
- * its slots, none of them can go on.  Then one of these gradients is copied and its slot given
- * back: at most one a rank at a time.  Orders that differ by more end at the step's deadline, by
- * name.
+ * Once every local rank either pushes no more, or has in each of its slots a gradient that waits
+ * for other ranks, none of them can go on. Then one of these gradients is copied and its slot given
+ * back: at most one per rank at a time. Orders that differ by more end at the step's deadline,
+ * which names them.
  *
- * A contribution is not freed while it is copied; one that was taken meanwhile stays where it was.
+ * A contribution is not freed while it is being copied. If a node gradient takes it meanwhile, the
+ * copy is dropped.
  */
 #include "daemon/reduce/node_gradient.h"
 
@@ -52,7 +53,7 @@ static bool slots_full(const struct job *job, uint32_t rank)
         return !slots->whole && job->reduce->waiting[rank] == slots->n;
 }
 
-/* No local rank can push, or will. */
+/* Whether no local rank can push, or will. */
 static bool spill_needed(const struct job *job)
 {
         for (uint32_t rank = 0; rank < job->world_size; rank++) {

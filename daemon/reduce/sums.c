@@ -1,13 +1,14 @@
 /*
  * Memory for the sums of node gradients, within a budget.
  *
- * It is host memory; but where gradients lie on GPUs, and so do those of an owner of this node, it
- * is these GPUs', so that they do not go through the host's: each owner's part is on its own
- * (parts.h).  Pieces on a GPU have room for those of any group, so that any will do, and are kept
- * until the last local rank has left.
+ * Sums are in host memory. If gradients lie on GPUs, and an owner of this node does, too, sums are
+ * on these GPUs instead, so that they need no detour through the host: each owner's part is on the
+ * owner's GPU (parts.h). A piece of a GPU's memory is large enough for any group, so that any piece
+ * fits. Pieces are kept until the last local rank has left.
  *
- * Another thread asks the GPU for a piece, since the driver may take its time.  What needs it
- * waits as for one that is given back; if the GPU has no room it is told so until one is.
+ * The driver may need time, so another thread asks the GPU for a piece. What needs the piece waits
+ * as if for one that is given back. If the GPU has no memory, requests fail until a piece is given
+ * back.
  */
 #include "daemon/reduce/node_gradient.h"
 
@@ -51,7 +52,7 @@ static uint64_t largest_bytes(const struct job *job)
         return largest;
 }
 
-/* One sum is always allowed, so that the oldest goes on. */
+/* One sum is always allowed, so that the oldest node gradient goes on. */
 static bool budget_has(const struct job *job, uint64_t bytes)
 {
         uint64_t used = job->reduce->buffer_bytes, budget = job->x->conf->reduce_buffers;
@@ -85,7 +86,7 @@ static uint64_t gpus_of_sources(const struct node_gradient *p)
         return set;
 }
 
-/* Bytes that any group's piece on that GPU fits into; 0: out of memory. */
+/* Bytes of the largest piece that any group needs on that GPU; 0: out of memory. */
 static uint64_t piece_room(const struct job *job, const struct parts_rule *rule, uint32_t gpu)
 {
         uint64_t room = 0;
@@ -111,7 +112,7 @@ static void piece_free(struct piece *piece)
         free(piece);
 }
 
-/* One that was kept; what is too small goes. */
+/* Takes a kept piece; frees those that are too small. */
 static struct piece *piece_kept(struct reduce *r, uint32_t gpu, uint64_t bytes)
 {
         list_for_each (&r->kept, item) {
@@ -126,7 +127,7 @@ static struct piece *piece_kept(struct reduce *r, uint32_t gpu, uint64_t bytes)
         return NULL;
 }
 
-/* A piece that is asked for. */
+/* Another thread allocates a piece. */
 struct asking {
         struct blocking_work work;
         struct job *job;
@@ -161,14 +162,14 @@ static void asking_done(struct blocking_work *work)
         }
         free(a);
         reduce_feed(r);
-        if (job->n_attached == 0 && !r->asked) /* else nothing is complete yet */
+        if (job->n_attached == 0 && !r->asked) /* otherwise nothing is complete yet */
                 reduce_vacate(r);
         job_unref(job);
 }
 
 enum piece_found { PIECE_TAKEN, PIECE_ASKED, PIECE_NONE };
 
-/* NONE: the GPU has no room. */
+/* NONE: the GPU has no memory. */
 static enum piece_found piece_ask(struct job *job, uint32_t gpu, uint64_t bytes)
 {
         struct reduce *r = job->reduce;
@@ -233,7 +234,7 @@ static void pieces_give(struct node_gradient *p, bool keep)
         free(STEAL(p->parts));
 }
 
-/* All pieces, or none: the worst of what was found. */
+/* Takes all pieces, or none; returns the worst result. */
 static enum piece_found pieces_take(struct node_gradient *p)
 {
         const struct job *job = p->job;
@@ -298,7 +299,7 @@ bool sum_take(struct node_gradient *p)
                 p->on_gpu = found == PIECE_TAKEN;
                 if (p->on_gpu)
                         return sum_charge(p, bytes);
-                if (found == PIECE_ASKED || job->reduce->buffer_bytes) /* there will be room */
+                if (found == PIECE_ASKED || job->reduce->buffer_bytes) /* memory will become free */
                         return false;
         }
         bytes = group_bytes(job, p->group);
@@ -312,7 +313,7 @@ void sum_give(struct node_gradient *p)
 {
         p->job->reduce->buffer_bytes -= p->sum_bytes;
         p->sum_bytes = 0;
-        p->job->reduce->full = 0; /* it may be asked again */
+        p->job->reduce->full = 0; /* the GPU may be asked again */
         buffer_free(STEAL(p->buffer));
         pieces_give(p, false);
 }

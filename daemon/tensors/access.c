@@ -1,10 +1,10 @@
 /*
- * Reading and writing planes for clients, and checksums.
+ * Reads and writes planes for clients, and checksums.
  *
- * A range of a tensor is cut into the owners' parts.  Parts of this node are copied, parts of
- * others pulled (get) or announced so that the owner pulls them (put); who mirrors an owner takes a
- * put as the owner does.  Owners do their part only while no update runs.  After a put of
- * parameters every node drops its gathered copies of the group before the client is answered.
+ * A range of a tensor is cut into the owners' parts. Parts on this node are copied. Parts on other
+ * nodes are pulled by this node (get) or announced for the owner to pull (put). A mirror takes a
+ * put as its owner does. Owners do their part only while no update runs. After a put of parameters,
+ * every node drops its gathered copies of the group before the client is answered.
  */
 #include "daemon/tensors/access.h"
 
@@ -14,7 +14,7 @@
 
 #include "proto/cleanup.h"
 
-/* Of one client at once: one, and those that it has given up. */
+/* Per client: one, and those that it has given up. */
 enum { PUTS_MAX = 4, GETS_MAX = 4 };
 
 /* ---- what is put ------------------------------------------------------------------- */
@@ -81,7 +81,7 @@ static void access_part_called(void *arg, int status, const char *text, const Ze
         access_part(arg, status, text);
 }
 
-/* All parts are written: the copies of other nodes, and this one's, are out of date. */
+/* All parts are written: gathered copies, here and elsewhere, are out of date. */
 static void access_dirty(struct access *a)
 {
         struct engine *x = a->job->x;
@@ -132,7 +132,7 @@ static void access_fail(struct job *job, int status, const char *text)
         works_go_on(job);
 }
 
-/* Where the values of a part lie from its first element on. */
+/* Address of a part's values from its first element on. */
 static void *part_place(const struct access *a, uint64_t first)
 {
         char *values = a->put ? a->values->data : a->window->segment.data;
@@ -142,7 +142,7 @@ static void *part_place(const struct access *a, uint64_t first)
                        : values + (first - a->first) * plane_size(a->job, a->tensor, a->plane);
 }
 
-/* A client that has given up uses its memory for something else by now. */
+/* A client that has given up uses its memory for something else. */
 static void part_got(const struct work *w)
 {
         if (w->access->request)
@@ -218,7 +218,7 @@ static void part_put(struct access *a, struct work *w, uint32_t holder)
         call_send(a->job->x, holder_node(place, holder), &m, a->timeout_ms, put_called, a);
 }
 
-/* One owner's part of the range; count may come out as 0. */
+/* One owner's part of the range; its count may be 0. */
 static struct range part_range(const struct access *a, uint32_t owner)
 {
         const struct layout_tensor *t = &a->job->layout->tensors[a->tensor];
@@ -243,7 +243,7 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         struct work *w = work_new(job, h, a->tensor, a->plane, part.first,
                                   plane_is_single(a->plane) ? 1 : part.count);
 
-        if (w) { /* a get: not the client's memory, which changes while a path checks what landed */
+        if (w) { /* a get: not the client's memory, which changes while a path checks what came */
                 w->access = a;
                 w->put = a->put;
                 w->owns_buffer = !a->put;
@@ -274,7 +274,7 @@ static void access_parts(struct access *a)
         uint32_t n = a->put ? placement_holders(place) : place->n_owners;
         bool one = plane_is_single(a->plane) && !a->put;
 
-        a->pending = 1; /* held until all parts have been started */
+        a->pending = 1; /* until all parts have been started */
         for (uint32_t i = 0; i < n; i++) {
                 struct range part = part_range(a, holder_owner(place, i));
 
@@ -307,11 +307,12 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                 return fault_set(fault, ZERO_EINVAL,
                                  "tensor '%s' is frozen: it has no optimizer state", t->name);
         if (!tensor_has(job, t, m->plane))
-                return fault_set(fault, ZERO_EINVAL,
-                                 "tensor '%s' has no plane %u: the optimizer of its group, %s, keeps "
-                                 "%u beside the master weights",
-                                 t->name, m->plane, optimizer_of(job->layout, t->group)->name,
-                                 optimizer_moments(optimizer_of(job->layout, t->group)));
+                return fault_set(
+                        fault, ZERO_EINVAL,
+                        "tensor '%s' has no plane %u: the optimizer of its group, %s, keeps "
+                        "%u beside the master weights",
+                        t->name, m->plane, optimizer_of(job->layout, t->group)->name,
+                        optimizer_moments(optimizer_of(job->layout, t->group)));
         if (plane_is_single((enum zero_plane)m->plane)
                     ? m->first != 0 || m->count != 1
                     : m->first > t->elements || m->count > t->elements - m->first)
@@ -326,7 +327,7 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         return 0;
 }
 
-/* A put belongs between steps: no gradient of this attempt may have been pushed here. */
+/* A put belongs between steps: no local rank may have pushed in this attempt. */
 static int put_check(const struct job *job, struct fault *fault)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
@@ -337,7 +338,7 @@ static int put_check(const struct job *job, struct fault *fault)
         return 0;
 }
 
-/* ... but hyperparameter sets may be chosen until the writer itself ends the step. */
+/* ... but the writer may choose hyperparameter sets until it ends the step itself. */
 static int put_set_check(const struct job *job, const struct push_window *window,
                          struct fault *fault)
 {
@@ -391,7 +392,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
         r->subject = a;
         r->describe = access_describe;
         r->forget = access_forget;
-        if (plane_is_single(a->plane) && !put) /* what a tensor without elements answers */
+        if (plane_is_single(a->plane) && !put) /* for a tensor without elements */
                 memset(window->segment.data, 0, sizeof(uint64_t));
         list_insert(&job->x->accesses, &a->link);
         access_parts(a);

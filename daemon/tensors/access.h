@@ -1,31 +1,31 @@
 /*
- * access.h - shared by what reads and writes planes: the client's call (access.c), an
- * owner's part of it (work.c), checksums (checksum.c).
+ * access.h - shared by the client's call (access.c), an owner's part in it (work.c) and checksums
+ * (checksum.c).
  */
 #pragma once
 
 #include "daemon/tensors/tensors.h"
 
 /*
- * What a client puts, as it was when the call came: the client may write to its memory meanwhile,
- * and all copies get the same.
+ * The values of a put, copied when the call comes: the client may write to its memory meanwhile,
+ * and owner and mirror must get the same.
  */
 struct put_values {
         uint32_t references;
         struct push_window *window;
-        char data[]; /* aligned as malloc() has it */
+        char data[]; /* aligned as malloc() aligns */
 };
 void put_values_unref(struct put_values *v);
 
-/* A client's call, in as many parts as there are owners to ask. */
+/* A client's call, in one part for each owner with elements. */
 struct access {
         struct list link; /* engine.accesses */
         struct job *job;
         struct push_window *window;
-        struct put_values *values; /* NULL: it is no put */
-        struct request *request;   /* NULL once it has ended */
+        struct put_values *values; /* NULL: a get */
+        struct request *request;   /* NULL once the request has ended */
         bool put;
-        uint64_t id; /* other nodes name a put by it */
+        uint64_t id; /* of a put, for other nodes */
         uint32_t tensor;
         enum zero_plane plane;
         uint64_t first, count;
@@ -35,48 +35,49 @@ struct access {
         char text[200];
 };
 
-/* What an owner does for a get or put, its own or another node's, once no update runs. */
+/* An owner's part in a get or put of its own node or another one; it runs while no update does. */
 struct work {
         struct list link; /* engine.works while it waits */
         struct offload_task task;
         struct ask ask;
         struct job *job;
-        struct replica *replica; /* NULL where another node does it */
+        struct replica *replica; /* NULL: another node does it */
         void (*begin)(struct work *w);
-        /* 0, -errno where the values did not come, or ZERO_ERANGE where they make no sense */
+        /* status: 0, -errno if the values did not come, or ZERO_ERANGE if they make no sense */
         void (*end)(struct work *w, int status);
-        struct access *access; /* of this node's client; NULL for another node's */
+        struct access *access; /* of this node's client; NULL: another node's */
         bool put;
         uint32_t node;
         uint64_t transfer, call;
-        uint64_t version;  /* of the job that the other node has heard of */
-        uint64_t put_name; /* the same at every copy (state_put_end()) */
+        uint64_t version;  /* of the job, as the client's node knows it */
+        uint64_t put_name; /* the same for owner and mirror (state_put_end()) */
         uint32_t tensor, group;
         enum zero_plane plane;
         uint64_t first, count; /* in the tensor */
-        void *buffer;          /* the client's memory, or an accumulator buffer */
+        void *buffer;          /* the client's memory, or a buffer */
         bool owns_buffer, pinned;
         void (*checksum_done)(void *arg, const struct checksum *sum);
         void *checksum_arg;
         struct checksum checksum;
 };
 
-/* Whether a plane has one value for a whole tensor, which every owner with a part of it keeps. */
+/* Whether the plane has one value per tensor, kept by every owner with a part of the tensor. */
 bool plane_is_single(enum zero_plane plane);
-/* A frozen tensor has no moments, step and set, and an optimizer has so many moments. */
+/* Whether the tensor has the plane: a frozen one has no moments, step or set, and the optimizer
+ * decides how many moments there are. */
 bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t plane);
-/* What ZERO_ERANGE of a put to that plane means. */
+/* What ZERO_ERANGE means for a put to that plane. */
 const char *work_range_text(enum zero_plane plane);
-/* Bytes an element of a plane. */
+/* Bytes per element. */
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane);
 
-/* An owner's part: made, started once no update runs, copied on an offload thread, freed. */
+/* An owner's part: made, begun once no update runs, copied on an offload thread, freed. */
 struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum zero_plane plane,
                       uint64_t first, uint64_t count);
-/* Client's put number `put` of a node: what the copies call it. */
+/* Names the put for owner and mirror: the client's put number `put` on a node. */
 void work_name_put(struct work *w, uint32_t node, uint64_t put);
 void work_start(struct work *w);
 void work_submit(struct work *w);
-/* No update runs, or no copy: works of the job that wait for that begin. */
+/* An update or a copy has ended: works of the job that waited for that begin. */
 void works_go_on(struct job *job);
 void work_free(struct work *w);

@@ -1,7 +1,7 @@
 /*
- * A hash of the planes that does not depend on how they are partitioned: the sum of the
- * hashes of all blocks of 128 elements, each keyed with its plane, tensor and place.  Of a tensor's
- * step and set each block has a hash too: every owner with a part of the tensor keeps both.
+ * A hash of the planes that does not depend on the partition: the sum of the hashes of all blocks
+ * of 128 elements, each keyed with its plane, tensor and place. Each block also hashes its tensor's
+ * step and set, because every owner with a part of the tensor keeps both.
  */
 #include "daemon/tensors/access.h"
 
@@ -16,8 +16,8 @@
 enum { HASH_BLOCK = LAYOUT_ALIGN, PIECE = 8192 * HASH_BLOCK }; /* elements */
 
 /*
- * The sum, modulo 2^64 in two lanes, of the hashes of all blocks of 128 elements, each
- * keyed with plane, tensor and place: it depends on the values, not on how they are cut.
+ * Adds up the hashes of blocks of 128 elements, modulo 2^64 in two lanes. Each is keyed with plane,
+ * tensor and place, so the sum depends on the values and not on the partition.
  */
 static void checksum_blocks(uint64_t sum[2], uint32_t plane, uint32_t tensor, uint64_t first,
                             const float *values, uint64_t count)
@@ -55,7 +55,7 @@ static void checksum_single(uint64_t sum[2], enum zero_plane plane, const struct
         }
 }
 
-/* What its tensor has one of. */
+/* Hashes the values that the tensor has once. */
 static void checksum_singles(struct work *w, const struct plan_segment *s)
 {
         const struct state *state = w->replica->state;
@@ -63,7 +63,8 @@ static void checksum_singles(struct work *w, const struct plan_segment *s)
 
         checksum_single(w->checksum.sum[CHECKSUM_STEP], ZERO_PLANE_STEP, s, first,
                         state->tensor_step[s->tensor]);
-        checksum_single(w->checksum.sum[CHECKSUM_SET], ZERO_PLANE_SET, s, first, state->tensor_set[s->tensor]);
+        checksum_single(w->checksum.sum[CHECKSUM_SET], ZERO_PLANE_SET, s, first,
+                        state->tensor_set[s->tensor]);
 }
 
 static void checksum_segment(struct work *w, enum zero_plane plane, const struct plan_segment *s,
@@ -128,7 +129,7 @@ void checksum_start(struct replica *h, uint64_t version,
         if (w)
                 w->buffer = malloc(PIECE * sizeof(float));
         if (!w || !w->buffer)
-                abort(); /* no way to keep the promise to call done() */
+                abort(); /* nothing else keeps the promise to call done() */
         w->owns_buffer = true;
         w->job = h->job;
         w->replica = h;

@@ -10,15 +10,15 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
 void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
-/* An order-independent hash of a plane over this owner's part: sums of block hashes. */
+/* A hash of a plane over this owner's part: sums of block hashes, in any order. */
 /* master and moments, by plane - ZERO_PLANE_MASTER; then */
 enum { CHECKSUM_STEP = UPDATE_PLANES, CHECKSUM_SET, CHECKSUM_PLANES };
 struct checksum {
         uint64_t sum[CHECKSUM_PLANES][2];
         uint64_t version; /* of all of it */
 };
-/* Computes it on an offload thread once the job is at that version, or later, and no update runs.
- */
+/* Computes the hash on an offload thread once the job has reached that version and no update
+ * runs. */
 void checksum_start(struct replica *h, uint64_t version,
                     void (*done)(void *arg, const struct checksum *sum), void *arg);
 

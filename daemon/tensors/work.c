@@ -1,9 +1,9 @@
 /*
- * An owner's part of reading and writing planes, for this node's clients and for other nodes.
+ * An owner's part in reading and writing planes, for clients of this node and of others.
  *
- * It is done only while no update runs, and the shard is pinned meanwhile, so that no
- * update begins.  A client whose node has heard of a step must not meet an owner that has not:
- * the owner waits until it is at the version that the request bears.
+ * The work runs only while no update does, and pins the shard so that none begins. A client whose
+ * node has heard of a step must not meet an owner that has not: the owner waits until it has
+ * reached the version in the request.
  */
 #include "daemon/reduce/reduce.h"
 #include "daemon/tensors/access.h"
@@ -25,8 +25,7 @@ bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t p
         if (plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET)
                 return !t->frozen;
         return !t->frozen && plane >= ZERO_PLANE_MOMENT1 &&
-               plane - ZERO_PLANE_MOMENT1 <
-                       optimizer_moments(optimizer_of(job->layout, t->group));
+               plane - ZERO_PLANE_MOMENT1 < optimizer_moments(optimizer_of(job->layout, t->group));
 }
 
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
@@ -47,7 +46,7 @@ _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the te
 
 /* ---- an owner's part ---------------------------------------------------------- */
 
-/* The part of a plane that holds [first, first + count) of a tensor, which lies in one segment. */
+/* Where a plane has elements [first, first + count) of a tensor, which lie in one segment. */
 static char *plane_at(const struct replica *h, uint32_t tensor, enum zero_plane plane,
                       uint64_t first)
 {
@@ -113,7 +112,7 @@ void work_name_put(struct work *w, uint32_t node, uint64_t put)
         w->put_name = w->put_name * UINT64_C(0x9e3779b97f4a7c15) + w->first;
 }
 
-/* On the loop thread, so that no vote comes in between. */
+/* On the loop thread, so that no vote comes between. */
 static void work_put_single(struct work *w)
 {
         uint64_t number, most = w->plane == ZERO_PLANE_SET ? ZERO_SET_MAX - 1 : STATE_STEP_MAX;
@@ -147,7 +146,7 @@ void work_submit(struct work *w)
         offload_submit(w->job->x->offload, &w->task);
 }
 
-/* A step that was voted for has the sets that were in force then. */
+/* A recorded vote has the sets that were in force then. */
 static bool work_must_wait(const struct work *w)
 {
         const struct replica *h = w->replica;
@@ -265,7 +264,7 @@ static void put_sent(void *arg, int status)
         put_values_unref(arg);
 }
 
-/* The owner asks for what a client of this node put. */
+/* An owner pulls what a client of this node puts. */
 static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
 {
         struct access *a = put_find(job->x, request->put);

@@ -1,10 +1,11 @@
 /*
  * Updates on a GPU.
  *
- * What is contiguous, of one tensor, and still at the old version is one piece, of which is written
- * too what is served: a whole segment, but for a state that came to the GPU in the middle of an
- * update.  Pieces are launched together, and waited for together.  Nothing survives the process, so
- * there is no undo slot; chunks count as updated when all of the range is done.
+ * A piece is a contiguous range of one tensor that is still at the old version; its served
+ * parameters are written with it. A piece is a whole segment, except in a state that came to the
+ * GPU in the middle of an update. Pieces are launched together and waited for together. Nothing
+ * here outlives the process, so there are no undo slots; chunks count as updated when the whole
+ * range is done.
  */
 #include "daemon/update/launch.h"
 
@@ -14,7 +15,7 @@
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/store/undo.h"
 
-/* Elements that are one piece. */
+/* The elements of one piece. */
 struct run {
         uint32_t tensor;
         uint64_t in_group, master, moment, count; /* count 0: none yet */
@@ -36,7 +37,7 @@ static void pieces_end(struct launch *l)
         l->n_pieces = 0;
 }
 
-/* Of what ranks pushed there is nothing in the gap behind a tensor: it stays as it is. */
+/* The gap behind a tensor has no contributions: it stays as it is. */
 static uint64_t run_elements(const struct launch *l)
 {
         const struct layout_tensor *t = &l->replica->job->layout->tensors[l->run.tensor];
@@ -106,7 +107,7 @@ static void run_add(struct launch *l, struct run part)
         *r = part;
 }
 
-/* Its elements, tensor by tensor. */
+/* Adds the chunk's elements, tensor by tensor. */
 static void chunk_add(struct launch *l, const struct plan_chunk *c)
 {
         const struct plan_segment *s = &l->replica->state->plan->segments[c->first_segment];

@@ -1,4 +1,4 @@
-/* States that were left, restored or filled are taken up where their records stand. */
+/* Takes up states that were left behind, restored or filled, where their records stand. */
 #include "daemon/update/update.h"
 
 #include "daemon/base/crash.h"

@@ -1,11 +1,11 @@
 /*
- * The update of this owner's chunks, after a decision.
+ * Updates this owner's chunks after a decision.
  *
- * Groups are updated in layout order, which is the order in which the next forward pass wants
- * them; a group whose old bytes are still being read (pinned) is passed over until they are
- * not.  Each worker commits chunk by chunk through its undo slot; on a GPU a group is
- * updated in place (launch.h), of contributions whose sum was deferred too.  A group that is
- * through is at the new version at once; the record is finished when all are.
+ * Groups are updated in layout order, in which the next forward pass wants them. A group whose old
+ * bytes somebody still reads (pins) is passed over until the last reader has gone. Each worker
+ * commits chunk by chunk through its undo slot. On a GPU a group is updated in place (launch.h),
+ * also from contributions whose sum was deferred. A group is at the new version as soon as its last
+ * chunk is; the record is finished after the last group.
  */
 #include "daemon/update/launch.h"
 
@@ -19,7 +19,7 @@
 #include "proto/cleanup.h"
 
 enum { TASK_CHUNKS = 512 };
-enum { IDLE_STEPS = 8 }; /* without a gradient for a group: a warning */
+enum { IDLE_STEPS = 8 }; /* steps without a gradient of a group before the warning */
 enum group_phase { GROUP_PENDING, GROUP_RUNNING, GROUP_FINISHED };
 
 struct update_group {
@@ -30,7 +30,7 @@ struct update_group {
 };
 
 struct update {
-        uint64_t version, attempt;      /* to be reached; the attempt decided */
+        uint64_t version, attempt;      /* to reach; the attempt that was decided */
         struct update_scalars *scalars; /* [tensor] */
         struct update_group *groups;    /* [group] */
         uint32_t unfinished, in_flight; /* groups; tasks */
@@ -122,7 +122,7 @@ static void chunk_update(const struct replica *h, uint32_t chunk, uint32_t worke
         bool present;
 
         if (state_chunk_version(state, chunk) == h->update->version)
-                return; /* it was committed before a crash; serve was made from it since */
+                return; /* committed before a crash, and the serve plane is made from it since */
         present = chunk_present(h, c);
         if (present)
                 old = undo_update(state, worker, chunk, h->update->version, h->job->x->ops,
@@ -247,7 +247,7 @@ static bool group_submit(struct replica *h, uint32_t group)
         struct update_group *g = &h->update->groups[group];
         const struct plan_shard *shard = &h->state->plan->shards[group];
         uint32_t end = shard->first_chunk + shard->n_chunks;
-        /* a GPU does not take turns with gathers: the fewer launches the better */
+        /* a GPU does not take turns with gathers: fewer launches are better */
         uint32_t most = state_on_gpu(h->state) ? shard->n_chunks : TASK_CHUNKS;
         struct update_task *t;
 
@@ -274,7 +274,7 @@ static bool group_submit(struct replica *h, uint32_t group)
         return true;
 }
 
-/* Keeps the workers busy, but not more, so that gathers find their turn in between. */
+/* Keeps the workers busy, but no more than that, so that gathers get their turn. */
 static void update_advance(struct replica *h)
 {
         struct update *u = h->update;
@@ -289,7 +289,7 @@ static void update_advance(struct replica *h)
 
 /* ---- the decision -------------------------------------------------------------------- */
 
-/* Everything follows from the record, so an update that is taken up after a crash has the same
+/* Computes everything from the record, so an update that is taken up after a crash has the same
  * bits. */
 static void update_scalars(struct replica *h)
 {
@@ -304,7 +304,7 @@ static void update_scalars(struct replica *h)
 
                 if (s->moment == UINT64_MAX)
                         continue;
-                assert(set < record->n_sets); /* else this owner had not voted for the step */
+                assert(set < record->n_sets); /* otherwise this owner would not have voted */
                 h->update->scalars[s->tensor] =
                         hyper_scalars(&record->sets[set], state->tensor_step[s->tensor] + 1,
                                       record->grad_scale / divisor);
@@ -322,7 +322,7 @@ void update_start(struct replica *h)
         h->updating = true;
         u->attempt = record->attempt;
         u->version = record->version + commit;
-        u->unfinished = 1; /* held until all groups have been looked at */
+        u->unfinished = 1; /* until all groups have been looked at */
         if (commit)
                 update_scalars(h);
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++) {
@@ -336,7 +336,7 @@ void update_start(struct replica *h)
                 h->unread[g] = work;
                 u->unfinished += work;
                 if (commit && !work && layout_group_trainable(h->job->layout, g))
-                        shard_ready(h, g, u->version); /* nothing of it to update here */
+                        shard_ready(h, g, u->version); /* this group has nothing to update here */
         }
         update_advance(h);
         if (--u->unfinished == 0)
@@ -353,14 +353,14 @@ static bool group_present(const struct replica *h, uint32_t group)
         return false;
 }
 
-/* The owner of a group's first part speaks for it. */
+/* Whether this owner has the group's first part: it speaks for the group. */
 static bool speaks_for(const struct replica *h, uint32_t group)
 {
         return h->copy == 0 && layout_group_trainable(h->job->layout, group) &&
                partition_owner(h->job->partition, group, 0) == h->owner;
 }
 
-/* A push that was forgotten looks as a gradient that there is none of: only people can tell. */
+/* A forgotten push looks like a missing gradient; only people can tell the difference. */
 static void idle_groups(struct replica *h)
 {
         const struct job *job = h->job;
@@ -406,7 +406,7 @@ static void updates_retry(struct list *replicas)
                 update_advance(CONTAINER_OF(item, struct replica, link));
 }
 
-/* If no task of an update finds memory, nothing is in flight: only this tick resumes the update. */
+/* If no task finds memory, nothing is in flight: only this tick resumes the update. */
 static void updates_tick(struct engine *x)
 {
         list_for_each (&x->jobs, item) {

@@ -1,15 +1,15 @@
-/* update.h - the optimizer on an owner's shards, once a step is decided. */
+/* update.h - runs the optimizer on an owner's shards once a step is decided. */
 #pragma once
 
 #include "daemon/reduce/reduce.h"
 
-/* Records the decision, after which the record stands at `to`, and carries it out. */
+/* Records the decision, which takes the record to `to`, and carries it out. */
 void update_begin(struct replica *h, const Zero__Decision *d, const struct owner_record *to);
-/* Carries out the decision in the state's record, from wherever a crash has left it. */
+/* Carries out the recorded decision, from wherever a crash has left it. */
 void update_start(struct replica *h);
-/* A replica that was just given its state, which stands between two steps. */
+/* The replica has just received its state, which stands between two steps. */
 void replica_take_up(struct replica *h);
-/* A job that has been given its states goes on where their records stand. */
+/* The job has received its states: it goes on where their records stand. */
 void job_take_up(struct job *job);
 
 extern const struct module update_module;
