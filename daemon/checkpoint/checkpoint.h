@@ -17,7 +17,7 @@
 
 #include "daemon/core/blocking.h"
 #include "daemon/shard/shard.h"
-#include "daemon/store/snapshot/directory.h"
+#include "daemon/checkpoint/directory.h"
 #include "daemon/store/snapshot/snapshot.h"
 
 /* ---- at the coordinator ---- */

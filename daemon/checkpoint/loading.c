@@ -8,7 +8,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/checkpoint/operation.h"
-#include "daemon/store/blobs.h"
+#include "daemon/core/shut.h"
 #include "daemon/update/update.h"
 #include "proto/cleanup.h"
 
@@ -84,7 +84,7 @@ static int make_draft(struct loading *ld, struct draft *d, struct fault *fault)
 
         if (r)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        return shards_make(x, &id, ld->layout, partition, d->owner, state_draft, &d->state, fault);
+        return shards_make(x, &id, ld->layout, partition, d->owner, true, &d->state, fault);
 }
 
 static int load_draft(struct loading *ld, struct draft *d, int dir)

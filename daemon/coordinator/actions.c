@@ -5,7 +5,6 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
-#include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
 /* ---- decisions -------------------------------------------------------------------------- */

@@ -17,7 +17,7 @@ static void count_shares(struct coordinated *c)
 
         if (shares && partition_new(c->layout, n, &p) == 0) {
                 for (uint32_t o = 0; o < n; o++)
-                        shares[o] = shards_bytes(c->layout, p, o);
+                        shares[o] = plan_owner_bytes(c->layout, p, o);
                 c->shares = STEAL(shares);
         }
         partition_free(p);

@@ -60,7 +60,7 @@ struct engine {
         struct list operations, schedules, captures, loadings; /* checkpoint/checkpoint.h */
         struct list fills, fill_targets;                       /* reshard/reshard.h */
         struct list drops, drop_waits;                         /* drop/drop.c */
-        struct list shut;  /* state files that wait for memory (shard/shut.c) */
+        struct list shut;  /* state files that wait for memory (core/shut.h) */
         uint32_t releases; /* states whose memory is being freed */
         uint64_t last_operation, last_fill;
         double disk_rate; /* bytes a second of the last checkpoint; 0: unknown */

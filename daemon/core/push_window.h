@@ -2,7 +2,7 @@
  * slots for gradients. */
 #pragma once
 
-#include "daemon/store/segment.h"
+#include "daemon/device/segment/segment.h"
 #include "proto/fault.h"
 #include "proto/slots.h"
 

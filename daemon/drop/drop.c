@@ -10,6 +10,7 @@
  * a drop late has nothing of a new job of that name: nobody can make one without the nodes that
  * hold shards.
  */
+#include "daemon/core/shut.h"
 #include "daemon/drop/drop.h"
 #include "daemon/shard/shard.h"
 
@@ -18,7 +19,6 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
-#include "daemon/store/drops.h"
 #include "proto/cleanup.h"
 
 /* Bounds on the drops that some node has not heard of. */

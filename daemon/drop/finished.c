@@ -14,7 +14,7 @@ uint64_t layout_state_bytes(const layout *l)
                 size_t serve = group->dtype == ZERO_FP32 ? 0 : dtype_size(group->dtype);
 
                 bytes += group->elements * (sizeof(float) + serve) +
-                         shard_trainable(l, g, all) * (optimizer_moments(optimizer_of(l, g)) + 1) *
+                         plan_trainable(l, g, all) * (optimizer_moments(optimizer_of(l, g)) + 1) *
                                  sizeof(float);
         }
         return bytes;

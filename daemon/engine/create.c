@@ -1,5 +1,6 @@
 /* Jobs made where their coordinator opens them. */
 #include "daemon/checkpoint/checkpoint.h"
+#include "daemon/core/shut.h"
 #include "daemon/engine/engine.h"
 #include "daemon/membership/membership.h"
 
@@ -66,8 +67,7 @@ static int replica_make(struct replica *h, struct fault *fault)
                                      .copy = h->copy,
                                      .epoch = job->place.epoch,
                                      .reduce_dtype = job->reduce_dtype };
-        int r = shards_make(x, &id, job->layout, job->partition, h->owner, state_create, &h->state,
-                            fault);
+        int r = shards_make(x, &id, job->layout, job->partition, h->owner, false, &h->state, fault);
 
         if (r)
                 return r;

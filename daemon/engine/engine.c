@@ -1,6 +1,7 @@
 /* Start and stop of the engine, its tick, and the way of messages to its parts. */
 #include "daemon/checkpoint/checkpoint.h"
 #include "daemon/coordinator/coordinator.h"
+#include "daemon/core/shut.h"
 #include "daemon/engine/lifetime.h"
 #include "daemon/membership/membership.h"
 #include "daemon/reshard/reshard.h"

@@ -7,6 +7,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
+#include "daemon/core/shut.h"
 #include "proto/cleanup.h"
 
 static void job_fail_requests(struct job *job, int status, const char *text)

@@ -8,6 +8,7 @@
  * A state that is whole while memory is short is tried again until it is taken up, and its job with
  * it.  Meanwhile this node answers as one that is not up yet: nobody takes the state for lost.
  */
+#include "daemon/core/shut.h"
 #include "daemon/engine/lifetime.h"
 #include "daemon/job/moving.h"
 #include "daemon/reshard/reshard.h"

@@ -16,7 +16,7 @@
 
 #include "daemon/core/blocking.h"
 #include "daemon/job/paxos.h"
-#include "daemon/store/ballots.h"
+#include "daemon/membership/ballots.h"
 #include "daemon/transfer/transfer.h"
 
 enum {

@@ -12,7 +12,7 @@
  */
 #pragma once
 
-#include "daemon/device/rules.h"
+#include "daemon/device/device.h"
 #include "proto/layout.h"
 
 enum { OPTIMIZER_MOMENTS = UPDATE_PLANES - 1, OPTIMIZER_VALUES = 8 };

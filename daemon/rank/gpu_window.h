@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "daemon/store/segment.h"
+#include "daemon/device/segment/segment.h"
 #include "proto/layout.h"
 
 struct job;

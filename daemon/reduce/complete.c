@@ -20,7 +20,6 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
 /* ---- the mirror ------------------------------------------------------------------------ */

@@ -8,7 +8,6 @@
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/reshard/fill_target.h"
 #include "daemon/reshard/fill_source.h"
-#include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
 /* As what a source is read. */

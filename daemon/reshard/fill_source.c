@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
 /* ---- whether ----------------------------------------------------------------------------- */
@@ -121,7 +120,7 @@ static size_t blobs_fill(const struct state *state, Zero__RankBlob *kept, Zero__
 {
         size_t n = 0;
 
-        for (uint32_t r = 0; r < state->blobs.n_ranks; r++) {
+        for (uint32_t r = 0; r < state_blob_ranks(state); r++) {
                 size_t bytes;
                 const void *p = state_blob(state, r, &bytes);
 
@@ -139,7 +138,7 @@ static size_t blobs_fill(const struct state *state, Zero__RankBlob *kept, Zero__
 static void tables_send(const struct replica *h, uint32_t node, const Zero__LinkMessage *m)
 {
         const struct state *state = h->state;
-        uint32_t n_ranks = m->fill_info->kept ? state->blobs.n_ranks : 0;
+        uint32_t n_ranks = m->fill_info->kept ? state_blob_ranks(state) : 0;
         Zero__LinkMessage a = job_message(h->job);
         Zero__FillTables tables = ZERO__FILL_TABLES__INIT;
         CLEANUP(cleanup_free) Zero__RankBlob *kept = calloc(n_ranks + 1, sizeof *kept);

@@ -110,7 +110,7 @@ static void draft_run(struct offload_task *task, uint32_t worker)
         }
         to = STEAL(second);
         if (cut_pieces(f, from, to) == 0)
-                shards_make(f->x, &id, l, to, f->owner, state_draft, &f->state, &f->fault);
+                shards_make(f->x, &id, l, to, f->owner, true, &f->state, &f->fault);
 }
 
 static void draft_done(struct offload_task *task)

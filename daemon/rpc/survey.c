@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/shut.h"
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 

@@ -3,26 +3,21 @@
  *
  *   replica.c   makes and finds replicas      planes.c   where their bytes lie
  *   shard.c     readers of a group            shards.c   makes the shards of a state
- *   release.c   deletes states                shut.c     states that wait for memory
- *   facts.c     describes replicas to the rules of job/owner.h
+ *   release.c   deletes states                facts.c    describes replicas to job/owner.h
  */
 #pragma once
 
 #include "daemon/job/owner.h"
-#include "daemon/store/state.h"
-#include "daemon/store/undo.h"
+#include "daemon/store/store.h"
 #include "daemon/transfer/transfer.h"
 
 struct accumulator;
 struct capture;
 struct update;
 
-/* Of every state file, however many compute threads there are. */
-enum { UNDO_SLOTS = 64 };
 /* Of one job on one node. */
 enum { HOLDINGS_MAX = OWNER_REPLICAS, STATES_MAX = 4 * HOLDINGS_MAX };
-/* The first attempt of a state whose parameters have been set. */
-enum { JOB_FILLED = 1 };
+enum { JOB_FILLED = 1 }; /* the first attempt of a state whose parameters have been set */
 
 /* One owner's shards on this node: the owner's own, or a mirror. */
 struct replica {
@@ -133,39 +128,15 @@ void shard_settled(struct job *job);
 
 /* ---- states ---------------------------------------------------------------- */
 
-/*
- * Deletes the state's files at once, and frees its memory on another thread. If the job is not
- * NULL, it is referenced until then.
- */
+/* As state_drop(), but frees the memory on another thread; until then it references the job or NULL. */
 void state_drop_later(struct engine *x, struct job *job, struct state *state);
-/* Adds the file of a whole state, which waits until there is memory to take it up. */
-void shut_add(struct engine *x, const char *file);
-bool shut_any(const struct engine *x);
-/* Whether the node has such a state of the job. */
-bool shut_has(const struct engine *x, const char *job);
-/* The user of a job that has such a state. */
-int shut_uid(const struct engine *x, const char *job, uint32_t *ret, struct fault *fault);
-/* Takes the states off the list that opens() takes up. */
-void shut_retry(struct engine *x, bool (*opens)(struct engine *x, const char *file));
-/* Deletes such states of the job. */
-void shut_drop(struct engine *x, const char *job);
-void shut_forget(struct engine *x);
-/* state_create() or state_draft() */
-typedef int shards_maker(struct store *store, const struct state_identity *id, const layout *l,
-                         struct plan *plan, uint32_t n_undo, struct state **ret,
-                         struct fault *fault);
 /* Where this node puts states under the owner list in force (state_identity.place). */
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy);
-/* Makes an owner's empty shards under the owner list in force, in their place; p is over
- * id->n_owners. For a thread that may block. */
+/* Makes an owner's empty shards under the owner list in force, in their place: a state or a draft;
+ * p is over id->n_owners. For a thread that may block. */
 int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
-                const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
+                const struct partition *p, uint32_t owner, bool draft, struct state **ret,
                 struct fault *fault);
-
-/* Trainable elements in a range of a group, with the gaps behind trainable tensors. */
-uint64_t shard_trainable(const layout *l, uint32_t group, struct range range);
-/* Bytes of an owner's master weights and moments, which a fill brings. */
-uint64_t shards_bytes(const layout *l, const struct partition *p, uint32_t owner);
 
 /* The message that says where a state stands; what it points to belongs to the caller. */
 struct standing_message {

@@ -5,6 +5,9 @@
 
 #include "proto/cleanup.h"
 
+/* Of every state file, whatever the number of compute threads is now. */
+enum { UNDO_SLOTS = 64 };
+
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy)
 {
         const struct placement *view = &x->view;
@@ -13,7 +16,7 @@ uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy)
 }
 
 int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
-                const struct partition *p, uint32_t owner, shards_maker *make, struct state **ret,
+                const struct partition *p, uint32_t owner, bool draft, struct state **ret,
                 struct fault *fault)
 {
         struct plan *plan = NULL;
@@ -28,43 +31,11 @@ int shards_make(const struct engine *x, const struct state_identity *id, const l
                 return r;
         if (plan_new(l, p, owner, (uint32_t)x->conf->chunk, &plan))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = make(x->store, &placed, l, plan, UNDO_SLOTS, ret, fault);
+        r = (draft ? state_draft : state_create)(x->store, &placed, l, plan, UNDO_SLOTS, ret,
+                                                 fault);
         if (r)
                 plan_free(plan);
         return r;
-}
-
-/* ---- how much they are ------------------------------------------------------------------ */
-
-uint64_t shard_trainable(const layout *l, uint32_t group, struct range range)
-{
-        const struct layout_group *g = &l->groups[group];
-        uint64_t n = 0, end = range.first + range.count;
-
-        for (uint32_t i = 0; i < g->n_tensors; i++) {
-                const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
-                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) /
-                                                                    LAYOUT_ALIGN * LAYOUT_ALIGN;
-
-                from = from < range.first ? range.first : from;
-                to = to > end ? end : to;
-                if (!t->frozen && to > from)
-                        n += to - from;
-        }
-        return n;
-}
-
-uint64_t shards_bytes(const layout *l, const struct partition *p, uint32_t owner)
-{
-        uint64_t elements = 0;
-
-        for (uint32_t g = 0; g < l->n_groups; g++) {
-                struct range range = partition_range(p, g, owner);
-
-                elements += range.count +
-                            optimizer_moments(optimizer_of(l, g)) * shard_trainable(l, g, range);
-        }
-        return elements * sizeof(float);
 }
 
 /* ---- where a state stands ---------------------------------------------------------------- */

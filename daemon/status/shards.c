@@ -47,7 +47,7 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
 {
         struct range range = partition_range(job->partition, group, owner);
         const struct optimizer *optimizer = optimizer_of(job->layout, group);
-        uint64_t trainable = shard_trainable(job->layout, group, range) * sizeof(float);
+        uint64_t trainable = plan_trainable(job->layout, group, range) * sizeof(float);
         enum zero_dtype dtype = job->layout->groups[group].dtype;
 
         ret->owner = node_name(job->x, job->place.node[owner]);

@@ -1,5 +1,13 @@
 /*
- * The file of ranks' bytes: an array of places, two a rank, and nothing else; see blobs.h.
+ * The file of ranks' bytes: an array of places, two a rank, and nothing else.
+ *
+ * Each rank has two places.  state_blob_stage() writes the one that does not hold what the last
+ * decided attempt kept, so that a process killed at any instruction has, for every rank,
+ * what belongs to the attempt that its record calls the last decided one.  A place counts only
+ * if its checksum is right and its attempt is the record's decided_attempt: what was kept with an
+ * attempt that came to nothing, or with an earlier one, is never given for it.  So every
+ * rank's bytes are staged in every attempt, also if they are the same again.
+ * The file appears with the first bytes that are kept; a job that keeps nothing has none.
  *
  * Rule: nothing in it is believed but for a checksum, which is keyed with the state's id.  A
  * torn place, a damaged one, one of another rank, of another attempt or of an earlier job
@@ -9,8 +17,6 @@
  * stage is for a later one.  It ceases to count at the instruction that makes the next
  * decision's record the newest, and so begins the other one to.
  */
-#include "daemon/store/blobs.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
@@ -21,7 +27,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/store/file.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "proto/cleanup.h"
 
 struct place {
@@ -39,7 +45,7 @@ _Static_assert(FILE_ID >= crypto_generichash_KEYBYTES_MIN, "an id is a key");
 
 static void place_hash(const struct state *s, const struct place *p, uint8_t ret[static FILE_HASH])
 {
-        const struct file_header *h = s->map;
+        const struct file_header *h = s->in->map;
         size_t end = offsetof(struct place, data) + p->bytes;
 
         crypto_generichash(ret, FILE_HASH, (const uint8_t *)&p->attempt,
@@ -59,7 +65,7 @@ static bool place_counts(const struct state *s, const struct place *p, uint32_t 
 
 static struct places *places_of(const struct state *s, uint32_t rank)
 {
-        return rank < s->blobs.n_ranks ? (struct places *)s->blobs.map + rank : NULL;
+        return rank < s->in->blobs.n_ranks ? (struct places *)s->in->blobs.map + rank : NULL;
 }
 
 const void *state_blob(const struct state *state, uint32_t rank, size_t *ret_bytes)
@@ -76,6 +82,11 @@ const void *state_blob(const struct state *state, uint32_t rank, size_t *ret_byt
         }
         *ret_bytes = 0;
         return NULL;
+}
+
+uint32_t state_blob_ranks(const struct state *state)
+{
+        return state->in->blobs.n_ranks;
 }
 
 /* ---- growing ---- */
@@ -97,18 +108,18 @@ static int make_file(struct state *s)
 {
         char name[STORE_FILE_NAME];
 
-        if (s->blobs.fd >= 0)
+        if (s->in->blobs.fd >= 0)
                 return 0;
-        store_blobs_name(s->file, name);
-        s->blobs.fd = openat(s->store->dir, name,
-                             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        return s->blobs.fd < 0 ? -errno : 0;
+        store_blobs_name(s->in->file, name);
+        s->in->blobs.fd = openat(s->in->store->dir, name,
+                                 O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        return s->in->blobs.fd < 0 ? -errno : 0;
 }
 
 /* The room is there before it is mapped. */
 static int extend(struct state *s, uint32_t n_ranks)
 {
-        struct state_blobs *b = &s->blobs;
+        struct state_blobs *b = &s->in->blobs;
         uint64_t bytes = n_ranks * sizeof(struct places);
 
         int r = make_file(s);
@@ -126,14 +137,14 @@ static int extend(struct state *s, uint32_t n_ranks)
 
 static int grow(struct state *s, uint32_t n_ranks)
 {
-        uint64_t more = n_ranks * sizeof(struct places) - s->blobs.bytes;
-        int r = store_take(s->store, more, 0, "a rank's bytes", NULL);
+        uint64_t more = n_ranks * sizeof(struct places) - s->in->blobs.bytes;
+        int r = store_take(s->in->store, more, 0, "a rank's bytes", NULL);
 
         if (r)
                 return r == ZERO_EQUOTA ? -EDQUOT : -ENOSPC;
         r = extend(s, n_ranks);
         if (r)
-                store_give(s->store, more);
+                store_give(s->in->store, more);
         return r;
 }
 
@@ -149,7 +160,7 @@ int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const
 {
         if (rank >= ZERO_RANK_MAX || n > ZERO_BLOB_MAX || attempt <= state->record->decided_attempt)
                 return -EINVAL;
-        if (rank >= state->blobs.n_ranks) {
+        if (rank >= state->in->blobs.n_ranks) {
                 int r = n ? grow(state, rank + 1) : 0;
                 if (r || n == 0)
                         return r; /* no place: as good as an empty one */
@@ -170,13 +181,13 @@ int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const
 
 int blobs_open(struct state *s, struct fault *fault)
 {
-        struct state_blobs *b = &s->blobs;
+        struct state_blobs *b = &s->in->blobs;
         char name[STORE_FILE_NAME];
 
-        store_blobs_name(s->file, name);
-        if (faccessat(s->store->dir, name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
+        store_blobs_name(s->in->file, name);
+        if (faccessat(s->in->store->dir, name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
                 return 0;
-        int r = file_open(s->store->dir, name, &b->fd, &b->bytes, fault);
+        int r = file_open(s->in->store->dir, name, &b->fd, &b->bytes, fault);
         if (r == 0)
                 r = file_reserve(b->fd, b->bytes, name, fault);
         if (r)
@@ -196,7 +207,7 @@ static bool is_pending(const struct state *s, const struct place *p)
 
 void blobs_settle(struct state *s)
 {
-        for (uint32_t rank = 0; rank < s->blobs.n_ranks; rank++) {
+        for (uint32_t rank = 0; rank < s->in->blobs.n_ranks; rank++) {
                 struct places *both = places_of(s, rank);
 
                 for (int i = 0; i < 2; i++)
@@ -208,18 +219,18 @@ void blobs_settle(struct state *s)
 
 void blobs_close(struct state *s)
 {
-        if (s->blobs.map)
-                munmap(s->blobs.map, s->blobs.n_ranks * sizeof(struct places));
-        cleanup_close(&s->blobs.fd);
-        s->blobs = (struct state_blobs){ .fd = -1 };
+        if (s->in->blobs.map)
+                munmap(s->in->blobs.map, s->in->blobs.n_ranks * sizeof(struct places));
+        cleanup_close(&s->in->blobs.fd);
+        s->in->blobs = (struct state_blobs){ .fd = -1 };
 }
 
 void blobs_unlink(struct state *s)
 {
         char name[STORE_FILE_NAME];
 
-        if (s->blobs.fd < 0)
+        if (s->in->blobs.fd < 0)
                 return;
-        store_blobs_name(s->file, name);
-        unlinkat(s->store->dir, name, 0);
+        store_blobs_name(s->in->file, name);
+        unlinkat(s->in->store->dir, name, 0);
 }

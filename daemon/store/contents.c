@@ -3,8 +3,6 @@
  *
  * First values are computed by the CPU; for a state on a GPU in pieces, which are copied there.
  */
-#include "daemon/store/state.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -50,14 +48,14 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
                 uint64_t first = segment->in_group - t->offset;
                 float *dst = state->master + segment->master;
 
-                if (state->planes)
+                if (state->in->planes)
                         r = fill_gpu(dst, t, first, segment->count);
                 else
                         init_fill(dst, t, first, segment->count);
         }
         if (r)
                 return r;
-        if (shard->moment_count && !state->planes) {
+        if (shard->moment_count && !state->in->planes) {
                 for (uint32_t k = 0; k < optimizer_moments(shard->optimizer); k++)
                         prefault(state->moments[k], shard->moments[k], shard->moment_count);
                 prefault(state->grad, shard->moment, shard->moment_count);
@@ -72,7 +70,7 @@ void state_serve_group(struct state *state, const layout *l, uint32_t group,
         const struct plan_shard *shard = &state->plan->shards[group];
         enum zero_dtype dtype = l->groups[group].dtype;
 
-        if (state->planes)
+        if (state->in->planes)
                 ops = gpu_ops();
         if (dtype != ZERO_FP32 && shard->range.count)
                 ops->serve(dtype, state->serve + shard->serve, state->master + shard->master,

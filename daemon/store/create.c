@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "daemon/store/planes.h"
-#include "daemon/store/undo.h"
 #include "proto/cleanup.h"
 
 DEFINE_CLEANUP(struct state *, state_free)
@@ -53,17 +52,17 @@ static int pack(const layout *l, struct packed *ret)
 static int make_file(struct state *s, const struct file_map *places, const char *job,
                      struct fault *fault)
 {
-        uint64_t bytes = s->planes ? places->master : places->bytes;
-        struct store *store = s->store;
+        uint64_t bytes = s->in->planes ? places->master : places->bytes;
+        struct store *store = s->in->store;
 
-        s->fd = openat(store->dir, s->file, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                       0600);
-        if (s->fd < 0)
+        s->in->fd = openat(store->dir, s->in->file,
+                           O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (s->in->fd < 0)
                 return errno == EEXIST ? fault_set(fault, ZERO_EBUSY,
                                                    "the state of job %s is just being made", job)
                                        : fault_errno(fault, errno, store->path);
-        int r = segment_reserve(s->fd, bytes);
-        if (r == 0 && ftruncate(s->fd, (off_t)places->bytes) < 0)
+        int r = segment_reserve(s->in->fd, bytes);
+        if (r == 0 && ftruncate(s->in->fd, (off_t)places->bytes) < 0)
                 r = -errno;
         if (r == -ENOSPC)
                 return fault_set(fault, ZERO_ESHM,
@@ -90,15 +89,16 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         int r = state_map_file(s, places.bytes, fault);
         if (r)
                 return r;
-        if (s->planes)
+        if (s->in->planes)
                 planes_leave_hole(s, &places);
         snprintf(h.job, sizeof(h.job), "%s", id->job);
         file_plan_hash(plan, h.plan_hash);
-        file_write(s->map, &places, &h, packed->data, s->planes ? PLANES_AWAY : PLANES_HERE);
+        file_write(s->in->map, &places, &h, packed->data,
+                   s->in->planes ? PLANES_AWAY : PLANES_HERE);
         s->plan = plan;
         r = state_bind_file(s, &places);
         if (r)
-                return fault_errno(fault, r, s->file);
+                return fault_errno(fault, r, s->in->file);
         tables_init(s, l);
         puts_init(s);
         undo_init(s);
@@ -116,8 +116,8 @@ static int build_file(struct state *s, const struct state_identity *id, const la
 
         if (r == 0)
                 r = fill_file(s, id, l, plan, packed, n_undo, fault);
-        if (r && s->fd >= 0)
-                unlinkat(s->store->dir, s->file, 0);
+        if (r && s->in->fd >= 0)
+                unlinkat(s->in->store->dir, s->in->file, 0);
         return r;
 }
 
@@ -135,7 +135,7 @@ static int create_taken(struct store *store, const struct state_identity *id, co
         if (r)
                 return fault_errno(fault, r, id->job);
         if (id->place)
-                r = planes_new(id, &places, &s->planes, fault);
+                r = planes_new(id, &places, &s->in->planes, fault);
         if (r == 0)
                 r = state_make_serve(s, plan, id->job, fault);
         if (r)
@@ -188,7 +188,7 @@ int state_create(struct store *store, const struct state_identity *id, const lay
                 *ret = s;
                 return 0;
         }
-        unlinkat(store->dir, s->file, 0);
+        unlinkat(store->dir, s->in->file, 0);
         store_give(store, state_bytes(s));
         s->plan = NULL; /* the caller's still */
         state_free(s);

@@ -46,14 +46,14 @@ static void replace_blobs(const struct state *draft, const char *temporary, cons
                           bool orphan)
 {
         char from[STORE_FILE_NAME], to[STORE_FILE_NAME];
-        struct store *store = draft->store;
+        struct store *store = draft->in->store;
         struct stat st;
 
         store_blobs_name(temporary, from);
         store_blobs_name(file, to);
         if (orphan && fstatat(store->dir, to, &st, AT_SYMLINK_NOFOLLOW) == 0)
                 store_give(store, (uint64_t)st.st_size);
-        if (draft->blobs.fd < 0 || renameat(store->dir, from, store->dir, to) < 0)
+        if (draft->in->blobs.fd < 0 || renameat(store->dir, from, store->dir, to) < 0)
                 unlinkat(store->dir, to, 0);
 }
 
@@ -61,20 +61,20 @@ int state_replace(struct state *draft, struct state *old, struct fault *fault)
 {
         char name[STORE_FILE_NAME];
         CLEANUP(cleanup_free) char *file = NULL, *temporary = NULL;
-        int dir = draft->store->dir;
+        int dir = draft->in->store->dir;
 
         store_file_name(&draft->id, draft->plan->owner, name);
         file = strdup(name);
         if (!file)
                 return fault_errno(fault, ENOMEM, name);
-        if (renameat2(dir, draft->file, dir, file, old ? 0 : RENAME_NOREPLACE) < 0)
+        if (renameat2(dir, draft->in->file, dir, file, old ? 0 : RENAME_NOREPLACE) < 0)
                 return fault_errno(fault, errno, name);
         crash_point(CRASH_RESTORE_NAMED);
-        temporary = draft->file;
-        draft->file = STEAL(file);
-        replace_blobs(draft, temporary, draft->file, !old);
+        temporary = draft->in->file;
+        draft->in->file = STEAL(file);
+        replace_blobs(draft, temporary, draft->in->file, !old);
         if (old)
-                free(STEAL(old->file));
+                free(STEAL(old->in->file));
         return 0;
 }
 

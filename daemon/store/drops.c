@@ -1,12 +1,10 @@
 /*
- * Notes of dropped jobs; see drops.h.
+ * Notes of dropped jobs.
  *
  * A note is three lines, the job, the nodes and the job's user, in a file that is called like a
  * state of the job with another ending.  It gets its name when it is whole.  Notes of earlier
  * versions lack the user: they count as root's.
  */
-#include "daemon/store/drops.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -14,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "proto/cleanup.h"
 
 enum { NOTE_SIZE = 8192 }; /* 64 nodes, whose names have 63 characters at most, and a job */

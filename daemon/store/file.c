@@ -75,17 +75,17 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
 
 void file_bind(struct state *state, const struct file_map *map)
 {
-        uint8_t *base = state->map;
+        uint8_t *base = state->in->map;
 
         for (int i = 0; i < 2; i++) {
-                state->copies[i] = (void *)(base + map->copies[i]);
-                state->steps[i] = (void *)(base + map->steps[i]);
-                state->presents[i] = (void *)(base + map->presents[i]);
+                state->in->copies[i] = (void *)(base + map->copies[i]);
+                state->in->steps[i] = (void *)(base + map->steps[i]);
+                state->in->presents[i] = (void *)(base + map->presents[i]);
         }
-        state->sets = (void *)(base + map->sets);
-        state->puts_words = (void *)(base + map->puts);
-        state->versions = (void *)(base + map->versions);
-        state->undo = (void *)(base + map->undo);
+        state->in->sets = (void *)(base + map->sets);
+        state->in->puts_words = (void *)(base + map->puts);
+        state->in->versions = (void *)(base + map->versions);
+        state->in->undo = (void *)(base + map->undo);
         state->master = (void *)(base + map->master);
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
                 state->moments[i] = (void *)(base + map->moments[i]);

@@ -27,7 +27,7 @@
  */
 #pragma once
 
-#include "daemon/store/state.h"
+#include "daemon/store/store.h"
 #include "proto/cleanup.h"
 
 enum {
@@ -121,6 +121,30 @@ int file_open(int dir, const char *name, int *ret_fd, uint64_t *ret_bytes, struc
 /* The first bytes of a file that may have holes (a copy) get their space now, or not at all. */
 int file_reserve(int fd, uint64_t bytes, const char *name, struct fault *fault);
 
+/* Of a state. */
+struct state_inside {
+        struct store *store;
+        char *file; /* name in the directory; NULL: another state has it now */
+        int fd;
+        void *map;
+        size_t map_bytes, file_bytes; /* on a GPU the mapping ends where the hole begins */
+        struct planes *planes;        /* on a GPU (planes.h); NULL: in the file */
+        bool lost;
+        uint32_t n_undo;
+        struct undo_slot *undo;
+        struct record_copy *copies[2];
+        /* the tables in the file, each number with its check value (tables.c) */
+        uint64_t *steps[2], *presents[2], *sets, *puts_words, *versions;
+        uint32_t putting;         /* puts under way */
+        uint64_t *numbers;        /* tensor_step and tensor_set, to write */
+        struct state_blobs {      /* blobs.c */
+                int fd;           /* -1: there is no file */
+                uint32_t n_ranks; /* mapped */
+                uint64_t bytes;   /* of the file */
+                void *map;
+        } blobs;
+};
+
 /* ---- state.c: what both ways to a state have in common ---- */
 
 /* Empty. */
@@ -153,6 +177,8 @@ int record_load(struct state *state, struct fault *fault);
 
 /* ---- undo.c ---- */
 
+/* After a crash: puts old values back.  Returns how many slots were held. */
+uint32_t undo_all(struct state *state);
 /* Frees the slots of a new file. */
 void undo_init(struct state *state);
 /* Whether versions and slots are such as an interrupted process can have left. */

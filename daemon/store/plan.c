@@ -287,3 +287,36 @@ uint64_t plan_state_bytes(const struct plan *p)
                 elements += p->moments[i];
         return elements * sizeof(float);
 }
+
+/* ---- without a plan ---- */
+
+uint64_t plan_trainable(const layout *l, uint32_t group, struct range range)
+{
+        const struct layout_group *g = &l->groups[group];
+        uint64_t n = 0, end = range.first + range.count;
+
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+                const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
+                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) /
+                                                                    LAYOUT_ALIGN * LAYOUT_ALIGN;
+
+                from = from < range.first ? range.first : from;
+                to = to > end ? end : to;
+                if (!t->frozen && to > from)
+                        n += to - from;
+        }
+        return n;
+}
+
+uint64_t plan_owner_bytes(const layout *l, const struct partition *p, uint32_t owner)
+{
+        uint64_t elements = 0;
+
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                struct range range = partition_range(p, g, owner);
+
+                elements += range.count +
+                            optimizer_moments(optimizer_of(l, g)) * plan_trainable(l, g, range);
+        }
+        return elements * sizeof(float);
+}

@@ -79,3 +79,8 @@ uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane);
 bool plan_has(const struct plan *p, uint32_t group, uint32_t plane);
 /* Bytes of all planes that an update changes. */
 uint64_t plan_state_bytes(const struct plan *p);
+
+/* Of those that have no plan here.  Trainable elements of a range of a group, gaps behind trainable
+ * tensors included; bytes of an owner's master weights and moments. */
+uint64_t plan_trainable(const layout *l, uint32_t group, struct range range);
+uint64_t plan_owner_bytes(const layout *l, const struct partition *p, uint32_t owner);

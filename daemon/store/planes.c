@@ -53,7 +53,7 @@ int planes_new(const struct state_identity *id, const struct file_map *places, s
 
 void planes_bind(struct state *state, const struct file_map *places)
 {
-        struct planes *p = state->planes;
+        struct planes *p = state->in->planes;
 
         state->master = state->grad = NULL;
         memset(state->moments, 0, sizeof(state->moments));
@@ -72,22 +72,23 @@ void planes_bind(struct state *state, const struct file_map *places)
 
 void planes_leave_hole(struct state *state, const struct file_map *places)
 {
-        (void)flock(state->fd, LOCK_EX | LOCK_NB); /* as long as it is open */
-        if (places->master < state->map_bytes)
-                munmap((uint8_t *)state->map + places->master, state->map_bytes - places->master);
-        state->map_bytes = places->master;
+        (void)flock(state->in->fd, LOCK_EX | LOCK_NB); /* as long as it is open */
+        if (places->master < state->in->map_bytes)
+                munmap((uint8_t *)state->in->map + places->master,
+                       state->in->map_bytes - places->master);
+        state->in->map_bytes = places->master;
 }
 
 void planes_load(struct state *state, const struct file_map *places)
 {
-        struct planes *p = state->planes;
+        struct planes *p = state->in->planes;
 
         if (p->bytes)
-                gpu_ops()->copy(p->memory, (uint8_t *)state->map + p->at, p->bytes);
-        file_set_planes(state->map, PLANES_AWAY);
+                gpu_ops()->copy(p->memory, (uint8_t *)state->in->map + p->at, p->bytes);
+        file_set_planes(state->in->map, PLANES_AWAY);
         crash_point(CRASH_PLANES_AWAY);
         /* a file system that cannot: the room stays taken */
-        (void)fallocate(state->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
+        (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
                         (off_t)p->bytes);
         planes_leave_hole(state, places);
         planes_bind(state, places);
@@ -135,12 +136,12 @@ void store_save(struct store *store,
 
 void planes_park(struct state *state)
 {
-        struct planes *p = STEAL(state->planes);
+        struct planes *p = STEAL(state->in->planes);
 
         if (!p)
                 return;
-        snprintf(p->file, sizeof(p->file), "%s", state->file);
-        list_insert(&state->store->parked, &p->link);
+        snprintf(p->file, sizeof(p->file), "%s", state->in->file);
+        list_insert(&state->in->store->parked, &p->link);
 }
 
 uint64_t store_parked(const struct store *store)

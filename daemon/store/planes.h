@@ -12,7 +12,7 @@
 
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/store/file.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "proto/list.h"
 
 struct planes {

@@ -20,7 +20,7 @@ _Static_assert(STATE_PUTS_MAX == (UINT64_C(1) << SEAL_NUMBER_BITS) - 1, "a word 
 
 static void write_word(struct state *s, uint32_t word, uint64_t number)
 {
-        __atomic_store_n(&s->puts_words[word], seal(SEAL_PUTS, word, number), __ATOMIC_SEQ_CST);
+        __atomic_store_n(&s->in->puts_words[word], seal(SEAL_PUTS, word, number), __ATOMIC_SEQ_CST);
 }
 
 static void set_number(struct state *s, uint64_t number)
@@ -40,24 +40,24 @@ static uint64_t mix(uint64_t n)
 
 void state_put_begin(struct state *state)
 {
-        write_word(state, UNDER_WAY, ++state->putting);
+        write_word(state, UNDER_WAY, ++state->in->putting);
 }
 
 void state_put_end(struct state *state, uint64_t what)
 {
-        assert(state->putting > 0);
+        assert(state->in->putting > 0);
         set_number(state, (state->puts + mix(what)) & STATE_PUTS_MAX);
-        write_word(state, UNDER_WAY, --state->putting);
+        write_word(state, UNDER_WAY, --state->in->putting);
 }
 
 bool state_putting(const struct state *state)
 {
-        return state->putting > 0;
+        return state->in->putting > 0;
 }
 
 void state_set_puts(struct state *state, uint64_t puts)
 {
-        assert(state->putting == 0 && puts <= STATE_PUTS_MAX);
+        assert(state->in->putting == 0 && puts <= STATE_PUTS_MAX);
         set_number(state, puts);
 }
 
@@ -69,10 +69,10 @@ void puts_init(struct state *state)
 
 int puts_load(struct state *state, struct fault *fault)
 {
-        state->puts = seal_open(SEAL_PUTS, NUMBER, state->puts_words[NUMBER]);
+        state->puts = seal_open(SEAL_PUTS, NUMBER, state->in->puts_words[NUMBER]);
         if (state->puts == UINT64_MAX ||
-            seal_open(SEAL_PUTS, UNDER_WAY, state->puts_words[UNDER_WAY]) == UINT64_MAX)
-                return file_damaged(fault, state->file, "its number of puts is damaged");
+            seal_open(SEAL_PUTS, UNDER_WAY, state->in->puts_words[UNDER_WAY]) == UINT64_MAX)
+                return file_damaged(fault, state->in->file, "its number of puts is damaged");
         return 0;
 }
 
@@ -80,7 +80,7 @@ void puts_settle(struct state *state)
 {
         uint64_t number;
 
-        if (seal_open(SEAL_PUTS, UNDER_WAY, state->puts_words[UNDER_WAY]) == 0)
+        if (seal_open(SEAL_PUTS, UNDER_WAY, state->in->puts_words[UNDER_WAY]) == 0)
                 return;
         randombytes_buf(&number, sizeof(number));
         set_number(state, number & STATE_PUTS_MAX);

@@ -34,14 +34,14 @@
 
 static enum copy_use use_of(const struct state *s, uint32_t i)
 {
-        return (enum copy_use)seal_open(SEAL_COPY, i, s->copies[i]->use);
+        return (enum copy_use)seal_open(SEAL_COPY, i, s->in->copies[i]->use);
 }
 
 /* No store moves over this one, in either direction. */
 static void set_use(struct state *s, uint32_t i, enum copy_use use)
 {
         atomic_thread_fence(memory_order_seq_cst);
-        __atomic_store_n(&s->copies[i]->use, seal(SEAL_COPY, i, use), __ATOMIC_RELEASE);
+        __atomic_store_n(&s->in->copies[i]->use, seal(SEAL_COPY, i, use), __ATOMIC_RELEASE);
         atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -57,8 +57,8 @@ static void publish(struct state *s, const struct state_record *record, uint32_t
                     uint32_t present_side)
 {
         const struct record_copy *now = record_current(s);
-        uint32_t other = now == s->copies[0];
-        struct record_copy *next = s->copies[other];
+        uint32_t other = now == s->in->copies[0];
+        struct record_copy *next = s->in->copies[other];
 
         set_use(s, other, COPY_VOID);
         next->sequence = now->sequence + 1;
@@ -76,7 +76,7 @@ static void publish(struct state *s, const struct state_record *record, uint32_t
 
 void record_init(struct state *state)
 {
-        struct record_copy *copy = state->copies[0];
+        struct record_copy *copy = state->in->copies[0];
 
         copy->arithmetic = FILE_ARITHMETIC;
         record_hash(copy, copy->hash);
@@ -121,7 +121,7 @@ static const struct record_copy *choose(const struct state *s, const char **ret_
         const struct record_copy *best = NULL;
 
         for (uint32_t i = 0; i < 2; i++) {
-                const struct record_copy *c = s->copies[i];
+                const struct record_copy *c = s->in->copies[i];
                 enum copy_use use = use_of(s, i);
 
                 *ret_flaw = "its step record is damaged";
@@ -140,7 +140,7 @@ int record_load(struct state *state, struct fault *fault)
         const struct record_copy *copy = choose(state, &flaw);
 
         if (flaw)
-                return file_damaged(fault, state->file, flaw);
+                return file_damaged(fault, state->in->file, flaw);
         state->record = &copy->record;
         return 0;
 }

@@ -2,8 +2,6 @@
  * A job's state: opening, closing, going to a GPU.  create.c has the other way to one; file.h the
  * map of the file; record.c, undo.c and tables.c what makes it crash-consistent.
  */
-#include "daemon/store/state.h"
-
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -16,23 +14,22 @@
 #include "daemon/base/crash.h"
 #include "daemon/store/file.h"
 #include "daemon/store/planes.h"
-#include "daemon/store/undo.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "proto/cleanup.h"
 
 /* ---- the object ---- */
 
 void state_free(struct state *s)
 {
-        if (s->map)
-                munmap(s->map, s->map_bytes);
-        planes_free(s->planes);
-        cleanup_close(&s->fd);
+        if (s->in->map)
+                munmap(s->in->map, s->in->map_bytes);
+        planes_free(s->in->planes);
+        cleanup_close(&s->in->fd);
         blobs_close(s);
         tables_free(s);
         segment_free(&s->serve_segment);
         plan_free(s->plan);
-        free(s->file);
+        free(s->in->file);
         free(s);
 }
 
@@ -42,32 +39,38 @@ DEFINE_CLEANUP(struct partition *, partition_free)
 
 int state_new(struct store *store, const char *file, struct state **ret)
 {
-        CLEANUP(cleanup_state_free) struct state *s = calloc(1, sizeof(*s));
-        if (!s)
+        struct whole {
+                struct state state;
+                struct state_inside in;
+        } *whole = malloc(sizeof(*whole));
+
+        if (!whole)
                 return -ENOMEM;
-        *s = (struct state){
-                .store = store, .fd = -1, .serve_segment = { .fd = -1 }, .blobs = { .fd = -1 }
+        *whole = (struct whole){
+                .state = { .in = &whole->in, .serve_segment = { .fd = -1 } },
+                .in = { .store = store, .file = strdup(file), .fd = -1, .blobs = { .fd = -1 } },
         };
-        s->file = strdup(file);
-        if (!s->file)
+        if (!whole->in.file) {
+                state_free(&whole->state);
                 return -ENOMEM;
-        *ret = STEAL(s);
+        }
+        *ret = &whole->state;
         return 0;
 }
 
 int state_map_file(struct state *s, uint64_t bytes, struct fault *fault)
 {
-        void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+        void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->in->fd, 0);
         if (map == MAP_FAILED)
-                return fault_errno(fault, errno, s->file);
-        s->map = map;
-        s->map_bytes = s->file_bytes = bytes;
+                return fault_errno(fault, errno, s->in->file);
+        s->in->map = map;
+        s->in->map_bytes = s->in->file_bytes = bytes;
         return 0;
 }
 
 bool state_is_away(const struct state *s)
 {
-        return s->planes || s->lost;
+        return s->in->planes || s->in->lost;
 }
 
 int state_make_serve(struct state *s, const struct plan *plan, const char *job, struct fault *fault)
@@ -75,12 +78,12 @@ int state_make_serve(struct state *s, const struct plan *plan, const char *job, 
         char what[ZERO_NAME_MAX + 24];
         int r;
 
-        if (plan->serve_bytes == 0 || s->lost)
+        if (plan->serve_bytes == 0 || s->in->lost)
                 return 0;
         snprintf(what, sizeof(what), "serve of job %s", job);
-        if (s->planes)
-                r = segment_new_on_gpu(s->planes->gpu, what, plan->serve_bytes, &s->serve_segment,
-                                       fault);
+        if (s->in->planes)
+                r = segment_new_on_gpu(s->in->planes->gpu, what, plan->serve_bytes,
+                                       &s->serve_segment, fault);
         else
                 r = segment_new("zerod-serve", plan->serve_bytes, SEGMENT_READ_ONLY,
                                 &s->serve_segment, fault);
@@ -92,10 +95,10 @@ int state_make_serve(struct state *s, const struct plan *plan, const char *job, 
 
 int state_bind_file(struct state *s, const struct file_map *places)
 {
-        const struct file_header *h = s->map;
+        const struct file_header *h = s->in->map;
 
         file_bind(s, places);
-        s->n_undo = h->n_undo;
+        s->in->n_undo = h->n_undo;
         s->n_tensors = h->n_tensors;
         s->id = (struct state_identity){ .job = h->job,
                                          .uid = h->uid,
@@ -103,7 +106,7 @@ int state_bind_file(struct state *s, const struct file_map *places)
                                          .n_owners = h->n_owners,
                                          .reduce_dtype = h->reduce_dtype,
                                          .copy = h->copy,
-                                         .epoch = store_file_epoch(s->file) };
+                                         .epoch = store_file_epoch(s->in->file) };
         if (state_is_away(s))
                 planes_bind(s, places);
         return tables_new(s);
@@ -115,20 +118,20 @@ static int read_layout(const struct state *s, const struct file_header *h, layou
                        struct fault *fault)
 {
         /* the layout is the first part behind the header, whatever the plan */
-        const uint8_t *at = (const uint8_t *)s->map + FILE_ALIGN;
+        const uint8_t *at = (const uint8_t *)s->in->map + FILE_ALIGN;
         uint8_t hash[FILE_HASH];
 
-        if (FILE_ALIGN + h->layout_bytes > s->map_bytes)
-                return file_damaged(fault, s->file, "its length is wrong");
+        if (FILE_ALIGN + h->layout_bytes > s->in->map_bytes)
+                return file_damaged(fault, s->in->file, "its length is wrong");
         file_hash(hash, at, h->layout_bytes);
         if (memcmp(hash, h->layout_hash, FILE_HASH) != 0)
-                return file_damaged(fault, s->file, "the checksum of its layout is wrong");
+                return file_damaged(fault, s->in->file, "the checksum of its layout is wrong");
         Zero__Layout *m = zero__layout__unpack(NULL, h->layout_bytes, at);
         if (!m)
-                return file_damaged(fault, s->file, "its layout cannot be read");
+                return file_damaged(fault, s->in->file, "its layout cannot be read");
         int r = optimizer_layout(m, ret, fault);
         zero__layout__free_unpacked(m, NULL);
-        return r < 0 ? fault_errno(fault, r, s->file) : r;
+        return r < 0 ? fault_errno(fault, r, s->in->file) : r;
 }
 
 /* The plan, made again from the layout, and held against the one the file was made with. */
@@ -139,15 +142,15 @@ static int remake_plan(struct state *s, const struct file_header *h, const layou
         uint8_t hash[FILE_HASH];
 
         if (l->n_tensors != h->n_tensors)
-                return file_damaged(fault, s->file, "its layout is another one");
+                return file_damaged(fault, s->in->file, "its layout is another one");
         int r = partition_new(l, h->n_owners, &p);
         if (r == 0)
                 r = plan_new(l, p, h->owner, h->chunk_elements, &s->plan);
         if (r)
-                return fault_errno(fault, r, s->file);
+                return fault_errno(fault, r, s->in->file);
         file_plan_hash(s->plan, hash);
         if (memcmp(hash, h->plan_hash, FILE_HASH) != 0)
-                return file_damaged(fault, s->file, "its parts lie elsewhere");
+                return file_damaged(fault, s->in->file, "its parts lie elsewhere");
         return 0;
 }
 
@@ -157,7 +160,7 @@ static int check_sets(const struct state *s, struct fault *fault)
         bool commit = s->record->phase == ATTEMPT_DECIDED && s->record->commit;
 
         if (commit && state_check_sets(s, s->record->sets, s->record->n_sets) != s->n_tensors)
-                return file_damaged(fault, s->file, "its step lacks a hyperparameter set");
+                return file_damaged(fault, s->in->file, "its step lacks a hyperparameter set");
         return 0;
 }
 
@@ -181,12 +184,12 @@ static int find_planes(struct state *s, struct fault *fault)
 {
         enum planes_where where;
 
-        if (file_planes(s->fd, &where))
-                return file_damaged(fault, s->file, "where its planes are cannot be read");
+        if (file_planes(s->in->fd, &where))
+                return file_damaged(fault, s->in->file, "where its planes are cannot be read");
         if (where == PLANES_HERE)
                 return 0;
-        s->planes = planes_take(s->store, s->file);
-        s->lost = !s->planes;
+        s->in->planes = planes_take(s->in->store, s->in->file);
+        s->in->lost = !s->in->planes;
         return 0;
 }
 
@@ -195,7 +198,7 @@ static int leave_hole(struct state *s, const struct file_map *places, struct fau
         if (!state_is_away(s))
                 return 0;
         planes_leave_hole(s, places);
-        return file_reserve(s->fd, places->master, s->file, fault);
+        return file_reserve(s->in->fd, places->master, s->in->file, fault);
 }
 
 /* Everything that can be checked; the state is bound to the file then. */
@@ -206,22 +209,22 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
         char name[STORE_FILE_NAME];
         uint64_t bytes = 0;
 
-        int r = file_open(s->store->dir, s->file, &s->fd, &bytes, fault);
+        int r = file_open(s->in->store->dir, s->in->file, &s->in->fd, &bytes, fault);
         if (r == 0)
-                r = file_read_header(s->fd, bytes, s->file, &h, fault);
+                r = file_read_header(s->in->fd, bytes, s->in->file, &h, fault);
         if (r == 0)
                 r = find_planes(s, fault);
         if (r == 0)
-                r = file_reserve(s->fd, state_is_away(s) ? FILE_ALIGN + h.layout_bytes : bytes,
-                                 s->file, fault);
+                r = file_reserve(s->in->fd, state_is_away(s) ? FILE_ALIGN + h.layout_bytes : bytes,
+                                 s->in->file, fault);
         if (r)
                 return r;
         store_file_name(&(struct state_identity){ .job = h.job,
                                                   .copy = h.copy,
-                                                  .epoch = store_file_epoch(s->file) },
+                                                  .epoch = store_file_epoch(s->in->file) },
                         h.owner, name);
-        if (strcmp(name, s->file) != 0)
-                return file_damaged(fault, s->file, "it is the file of another job or owner");
+        if (strcmp(name, s->in->file) != 0)
+                return file_damaged(fault, s->in->file, "it is the file of another job or owner");
         r = state_map_file(s, bytes, fault);
         if (r == 0)
                 r = read_layout(s, &h, &l, fault);
@@ -231,13 +234,13 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
                 return r;
         struct file_map places = file_map(s->plan, h.n_tensors, h.n_undo, h.layout_bytes);
         if (places.bytes != bytes)
-                return file_damaged(fault, s->file, "its length is wrong");
+                return file_damaged(fault, s->in->file, "its length is wrong");
         r = leave_hole(s, &places, fault);
         if (r)
                 return r;
         r = state_bind_file(s, &places);
         if (r)
-                return fault_errno(fault, r, s->file);
+                return fault_errno(fault, r, s->in->file);
         r = check_parts(s, fault);
         if (r == 0)
                 *ret_layout = STEAL(l);
@@ -249,7 +252,7 @@ static int take_serve(struct state *s, struct fault *fault)
         int r = state_make_serve(s, s->plan, s->id.job, fault);
 
         if (r == 0)
-                store_take_up(s->store, s->plan->serve_bytes);
+                store_take_up(s->in->store, s->plan->serve_bytes);
         return r;
 }
 
@@ -300,18 +303,18 @@ void state_close(struct state *state)
 {
         if (!state)
                 return;
-        store_give(state->store, state->plan->serve_bytes);
+        store_give(state->in->store, state->plan->serve_bytes);
         planes_park(state);
         state_free(state);
 }
 
 void state_unlink(struct state *state)
 {
-        if (!state->file) /* another state has its name now */
+        if (!state->in->file) /* another state has its name now */
                 return;
         blobs_unlink(state); /* first: none is left alone */
-        unlinkat(state->store->dir, state->file, 0);
-        free(STEAL(state->file));
+        unlinkat(state->in->store->dir, state->in->file, 0);
+        free(STEAL(state->in->file));
 }
 
 void state_drop(struct state *state)
@@ -319,49 +322,49 @@ void state_drop(struct state *state)
         if (!state)
                 return;
         state_unlink(state);
-        uint64_t bytes = (state->lost ? 0 : state->file_bytes) + state->blobs.bytes +
+        uint64_t bytes = (state->in->lost ? 0 : state->in->file_bytes) + state->in->blobs.bytes +
                          state->plan->serve_bytes;
-        struct store *store = state->store;
+        struct store *store = state->in->store;
 
-        planes_free(STEAL(state->planes));
+        planes_free(STEAL(state->in->planes));
         state_free(state);
         store_give(store, bytes); /* last: whoever is given it finds it free */
 }
 
 uint64_t state_bytes(const struct state *state)
 {
-        return state->file_bytes + state->blobs.bytes + state->plan->serve_bytes;
+        return state->in->file_bytes + state->in->blobs.bytes + state->plan->serve_bytes;
 }
 
 /* ---- on a GPU ---- */
 
 bool state_on_gpu(const struct state *state)
 {
-        return state->planes;
+        return state->in->planes;
 }
 
 bool state_lost(const struct state *state)
 {
-        return state->lost;
+        return state->in->lost;
 }
 
 int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault)
 {
-        const struct file_header *h = state->map;
+        const struct file_header *h = state->in->map;
         const struct file_map places =
-                file_map(state->plan, state->n_tensors, state->n_undo, h->layout_bytes);
+                file_map(state->plan, state->n_tensors, state->in->n_undo, h->layout_bytes);
         struct segment serve = state->serve_segment;
         struct state_identity id = state->id;
         int r;
 
-        assert(!state->planes && !state->lost);
+        assert(!state->in->planes && !state->in->lost);
         id.place = 1 + gpu;
-        r = planes_new(&id, &places, &state->planes, fault);
+        r = planes_new(&id, &places, &state->in->planes, fault);
         if (r)
                 return r;
         r = state_make_serve(state, state->plan, id.job, fault);
         if (r) {
-                planes_free(STEAL(state->planes));
+                planes_free(STEAL(state->in->planes));
                 return r;
         }
         if (state->plan->serve_bytes)

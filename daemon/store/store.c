@@ -10,7 +10,7 @@
  *
  *   JOB-HASH.OWNER[.mirror][.eEPOCH].state
  */
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 
 #include <assert.h>
 #include <dirent.h>

@@ -26,12 +26,12 @@ static uint32_t side(const struct state *s)
 
 static uint64_t *step(const struct state *s)
 {
-        return s->numbers;
+        return s->in->numbers;
 }
 
 static uint64_t *set(const struct state *s)
 {
-        return s->numbers + s->n_tensors;
+        return s->in->numbers + s->n_tensors;
 }
 
 static void write_word(uint64_t *words, uint32_t table, uint32_t index, uint64_t number)
@@ -43,9 +43,9 @@ static void write_word(uint64_t *words, uint32_t table, uint32_t index, uint64_t
 
 int tables_new(struct state *state)
 {
-        state->numbers = calloc(2 * (size_t)state->n_tensors + 1, sizeof(*state->numbers));
+        state->in->numbers = calloc(2 * (size_t)state->n_tensors + 1, sizeof(*state->in->numbers));
         state->present = calloc((size_t)state->n_tensors + 1, 1);
-        if (!state->numbers || !state->present)
+        if (!state->in->numbers || !state->present)
                 return -ENOMEM;
         state->tensor_step = step(state);
         state->tensor_set = set(state);
@@ -54,15 +54,15 @@ int tables_new(struct state *state)
 
 void tables_free(struct state *state)
 {
-        free(state->numbers);
+        free(state->in->numbers);
         free(state->present);
 }
 
 void tables_init(struct state *state, const layout *l)
 {
         for (uint32_t t = 0; t < state->n_tensors; t++) {
-                write_word(state->steps[0], SEAL_STEPS, t, 0);
-                write_word(state->presents[0], SEAL_PRESENTS, t, 0);
+                write_word(state->in->steps[0], SEAL_STEPS, t, 0);
+                write_word(state->in->presents[0], SEAL_PRESENTS, t, 0);
                 state_put_set(state, t, l->tensors[t].set);
         }
         for (uint32_t c = 0; c < state->plan->n_chunks; c++)
@@ -76,15 +76,15 @@ static const char *load_tensor(struct state *s, uint32_t t)
         const struct record_copy *copy = record_current(s);
         uint32_t marks = copy->present_side;
 
-        step(s)[t] = seal_open(SEAL_STEPS + copy->side, t, s->steps[copy->side][t]);
+        step(s)[t] = seal_open(SEAL_STEPS + copy->side, t, s->in->steps[copy->side][t]);
         if (step(s)[t] > STATE_STEP_MAX + s->record->version)
                 return "its table of tensor steps is damaged";
-        set(s)[t] = seal_open(SEAL_SETS, t, s->sets[t]);
+        set(s)[t] = seal_open(SEAL_SETS, t, s->in->sets[t]);
         if (set(s)[t] >= ZERO_SET_MAX)
                 return "its table of hyperparameter sets is damaged";
         if (s->record->phase == ATTEMPT_OPEN)
                 return NULL; /* no marks count */
-        uint64_t mark = seal_open(SEAL_PRESENTS + marks, t, s->presents[marks][t]);
+        uint64_t mark = seal_open(SEAL_PRESENTS + marks, t, s->in->presents[marks][t]);
         if (mark > 1)
                 return "its presence marks are damaged";
         s->present[t] = (uint8_t)mark;
@@ -97,7 +97,7 @@ int tables_load(struct state *state, struct fault *fault)
                 const char *flaw = load_tensor(state, t);
 
                 if (flaw)
-                        return file_damaged(fault, state->file, flaw);
+                        return file_damaged(fault, state->in->file, flaw);
         }
         return 0;
 }
@@ -107,14 +107,14 @@ int tables_load(struct state *state, struct fault *fault)
 void state_put_step(struct state *state, uint32_t tensor, uint64_t number)
 {
         assert(tensor < state->n_tensors && number <= STATE_STEP_MAX);
-        write_word(state->steps[side(state)], SEAL_STEPS + side(state), tensor, number);
+        write_word(state->in->steps[side(state)], SEAL_STEPS + side(state), tensor, number);
         step(state)[tensor] = number;
 }
 
 void state_put_set(struct state *state, uint32_t tensor, uint64_t number)
 {
         assert(tensor < state->n_tensors && number < ZERO_SET_MAX);
-        write_word(state->sets, SEAL_SETS, tensor, number);
+        write_word(state->in->sets, SEAL_SETS, tensor, number);
         set(state)[tensor] = number;
 }
 
@@ -123,7 +123,7 @@ uint32_t tables_raise_steps(struct state *state)
         uint32_t other = !side(state);
 
         for (uint32_t t = 0; t < state->n_tensors; t++)
-                write_word(state->steps[other], SEAL_STEPS + other, t,
+                write_word(state->in->steps[other], SEAL_STEPS + other, t,
                            step(state)[t] + (state->present[t] != 0));
         return other;
 }
@@ -133,7 +133,7 @@ void tables_take_steps(struct state *state)
         uint32_t now = side(state);
 
         for (uint32_t t = 0; t < state->n_tensors; t++) {
-                uint64_t number = seal_open(SEAL_STEPS + now, t, state->steps[now][t]);
+                uint64_t number = seal_open(SEAL_STEPS + now, t, state->in->steps[now][t]);
 
                 assert(number != UINT64_MAX);
                 step(state)[t] = number;
@@ -145,7 +145,7 @@ uint32_t tables_write_present(struct state *state)
         uint32_t other = !record_current(state)->present_side;
 
         for (uint32_t t = 0; t < state->n_tensors; t++)
-                write_word(state->presents[other], SEAL_PRESENTS + other, t,
+                write_word(state->in->presents[other], SEAL_PRESENTS + other, t,
                            state->present[t] != 0);
         return other;
 }
@@ -171,10 +171,10 @@ uint32_t state_check_sets(const struct state *state, const struct hyper_set *set
 uint64_t state_chunk_version(const struct state *state, uint32_t chunk)
 {
         return seal_open(SEAL_VERSIONS, chunk,
-                         __atomic_load_n(&state->versions[chunk], __ATOMIC_ACQUIRE));
+                         __atomic_load_n(&state->in->versions[chunk], __ATOMIC_ACQUIRE));
 }
 
 void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t version)
 {
-        write_word(state->versions, SEAL_VERSIONS, chunk, version);
+        write_word(state->in->versions, SEAL_VERSIONS, chunk, version);
 }

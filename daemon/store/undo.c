@@ -1,5 +1,19 @@
 /*
- * The undo slots; see undo.h for the order and what it guarantees.
+ * Crash-consistent in-place update of a chunk at cache cost.
+ *
+ * Each updating thread owns one undo slot in the state file, small enough to stay in L1.  The
+ * slot is marked as the chunk's; then, a few elements at a time, the old values of the planes of
+ * the group's optimizer are stored to the slot, the slot's mark is raised to cover them, and the
+ * new ones are stored to their place (device_ops.update).  At the end the chunk's version is raised
+ * and the slot is freed.  Whatever the instruction at which the process dies, the chunk is either
+ * at its new version, or at its old one and the slot has the old values of all that may have
+ * changed: these are put back, and the chunk is updated again.
+ *
+ * The update walks over memory once, as one without a slot does: that is why the slot keeps old
+ * values.  With new ones in it, to be copied to their place afterwards, memory had little to do
+ * during each copy, and an update took 1.2 to 1.3 times as long.
+ *
+ * States on a GPU need none of it: nothing of them survives the process.
  *
  * A slot that is held after a crash belongs to a chunk that was being changed.  If that chunk
  * has its new version the process died between the last two stores, and there is nothing to undo.
@@ -7,8 +21,6 @@
  * A kill takes effect between two instructions, and what was stored before it reaches the
  * file's memory: what has to be prevented is only that the compiler moves stores.
  */
-#include "daemon/store/undo.h"
-
 #include <assert.h>
 #include <string.h>
 
@@ -18,8 +30,8 @@
 
 static struct undo_slot *slot_at(const struct state *s, uint32_t slot)
 {
-        assert(slot < s->n_undo);
-        return (void *)((uint8_t *)s->undo + slot * file_undo_stride(s->plan));
+        assert(slot < s->in->n_undo);
+        return (void *)((uint8_t *)s->in->undo + slot * file_undo_stride(s->plan));
 }
 
 static struct update_undo arrays(const struct state *s, struct undo_slot *slot)
@@ -70,7 +82,7 @@ static void hold(struct state *s, uint32_t slot, uint64_t held)
 
 void undo_init(struct state *state)
 {
-        for (uint32_t i = 0; i < state->n_undo; i++)
+        for (uint32_t i = 0; i < state->in->n_undo; i++)
                 hold(state, i, 0);
 }
 
@@ -86,7 +98,7 @@ static struct update_undo begin(struct state *state, uint32_t slot, uint32_t chu
         struct undo_slot *s = slot_at(state, slot);
 
         assert_decided(state, chunk, version);
-        assert(held(state, slot) == 0 && !state->planes);
+        assert(held(state, slot) == 0 && !state->in->planes);
         s->version = seal(SEAL_UNDO_VERSION, slot, version);
         s->kept = undo_mark(0);
         hold(state, slot, (uint64_t)chunk + 1);
@@ -158,7 +170,7 @@ uint32_t undo_all(struct state *state)
 {
         uint32_t n = 0;
 
-        for (uint32_t i = 0; i < state->n_undo; i++) {
+        for (uint32_t i = 0; i < state->in->n_undo; i++) {
                 uint64_t chunk = held(state, i);
 
                 if (chunk == 0)
@@ -176,7 +188,7 @@ static bool slot_is_wrong(const struct state *s, uint32_t slot, bool updating)
 
         if (chunk == 0)
                 return false;
-        return !updating || s->planes || s->lost || chunk > s->plan->n_chunks ||
+        return !updating || s->in->planes || s->in->lost || chunk > s->plan->n_chunks ||
                undo_kept(at->kept) > s->plan->chunks[chunk - 1].n ||
                seal_open(SEAL_UNDO_VERSION, slot, at->version) != s->record->version + 1;
 }
@@ -190,10 +202,10 @@ int undo_check(const struct state *state, struct fault *fault)
                 uint64_t ahead = state_chunk_version(state, c) - r->version;
 
                 if (ahead > 1 || (ahead == 1 && !updating))
-                        return file_damaged(fault, state->file, "its chunk table is damaged");
+                        return file_damaged(fault, state->in->file, "its chunk table is damaged");
         }
-        for (uint32_t i = 0; i < state->n_undo; i++)
+        for (uint32_t i = 0; i < state->in->n_undo; i++)
                 if (slot_is_wrong(state, i, updating))
-                        return file_damaged(fault, state->file, "an undo slot is damaged");
+                        return file_damaged(fault, state->in->file, "an undo slot is damaged");
         return 0;
 }

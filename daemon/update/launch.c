@@ -13,7 +13,6 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/device/gpu/gpu.h"
-#include "daemon/store/undo.h"
 
 /* The elements of one piece. */
 struct run {

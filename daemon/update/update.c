@@ -15,7 +15,6 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
-#include "daemon/store/undo.h"
 #include "proto/cleanup.h"
 
 enum { TASK_CHUNKS = 512 };

@@ -283,7 +283,7 @@ int snapshot_load(int dir, const struct manifest *m, const layout *l, struct sta
 {
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         CLEANUP(cleanup_free) bool *known = calloc(l->n_tensors + 1, sizeof(*known));
-        CLEANUP(cleanup_free) float *stage = draft->planes ? malloc(PIECE) : NULL;
+        CLEANUP(cleanup_free) float *stage = state_on_gpu(draft) ? malloc(PIECE) : NULL;
         struct snapshot_loaded loaded = { .n_blobs = 0 };
         struct loader ld = { .m = m,
                              .l = l,
@@ -293,8 +293,8 @@ int snapshot_load(int dir, const struct manifest *m, const layout *l, struct sta
                              .known = known,
                              .stage = stage,
                              .fault = fault };
-        int r = known && !stage == !draft->planes ? partition_new(l, m->n_owners, &partition)
-                                                  : -ENOMEM;
+        int r = known && !stage == !state_on_gpu(draft) ? partition_new(l, m->n_owners, &partition)
+                                                        : -ENOMEM;
 
         if (r)
                 return fault_errno(fault, r, "checkpoint");

@@ -17,7 +17,7 @@
 
 #include "daemon/device/device.h"
 #include "daemon/store/snapshot/manifest.h"
-#include "daemon/store/undo.h"
+#include "daemon/store/store.h"
 
 enum { SNAPSHOT_BLOCK = 4 << 20 };
 
@@ -57,13 +57,6 @@ void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan
 
 /* ---- what does not lie in planes ---- */
 
-struct snapshot_meta {
-        uint64_t version, decided_attempt;
-        double grad_scale, loss_scale, grad_norm;
-        uint32_t commit, good_steps, skipped;
-        uint32_t n_tensors, n_blobs, blob_bytes; /* with rank and length */
-};
-
 struct snapshot_header {
         char magic[8];
         uint32_t format, header_bytes, owner, n_owners;
@@ -94,36 +87,6 @@ int snapshot_writer_finish(struct snapshot_writer *w, struct manifest_shard *ret
                            struct fault *fault);
 /* Closes; what was written stays. */
 void snapshot_writer_free(struct snapshot_writer *w);
-
-/* ---- reading ---- */
-
-struct snapshot_shard {
-        struct snapshot_header header;
-        struct snapshot_meta meta;
-        const uint64_t *steps, *sets; /* [tensor] */
-        const uint8_t *blobs;         /* meta.blob_bytes */
-        /* private from here */
-        char name[MANIFEST_FILE_NAME];
-        int fd;
-        uint8_t *meta_bytes;
-        uint8_t (*hashes)[MANIFEST_HASH];
-        uint8_t *block;
-        uint64_t block_at; /* which one it is; UINT64_MAX: none */
-};
-
-/*
- * Opens an owner's shard of the checkpoint in `dir` and checks all but the blocks against the
- * manifest.  ZERO_EIO names the file and what is wrong.
- */
-int snapshot_shard_open(int dir, const struct manifest *m, uint32_t owner, uint32_t n_tensors,
-                        struct snapshot_shard **ret, struct fault *fault);
-void snapshot_shard_free(struct snapshot_shard *s);
-/* dst = n bytes of the stream; every block that is read is checked before it is used. */
-int snapshot_shard_read(struct snapshot_shard *s, uint64_t offset, uint8_t *dst, size_t n,
-                        struct fault *fault);
-/* The next blob behind *at (0: the first); false behind the last. */
-bool snapshot_shard_blob(const struct snapshot_shard *s, uint32_t *at, uint32_t *ret_rank,
-                         const uint8_t **ret, uint32_t *ret_bytes);
 
 /* ---- a state from a checkpoint ---- */
 

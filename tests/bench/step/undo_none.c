@@ -7,7 +7,7 @@
  * that is killed in an update leaves a state that nobody can use.  Every tensor has to have a
  * gradient, and no checkpoint may be taken.
  */
-#include "daemon/store/undo.h"
+#include "daemon/store/store.h"
 
 #include "daemon/store/file.h"
 #include "tests/support/adamw.h"

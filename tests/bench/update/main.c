@@ -25,7 +25,6 @@
 #include "daemon/base/chunk.h"
 #include "daemon/store/snapshot/snapshot.h"
 #include "daemon/store/store.h"
-#include "daemon/store/undo.h"
 #include "proto/cleanup.h"
 #include "tests/support/adamw.h"
 

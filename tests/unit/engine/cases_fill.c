@@ -4,7 +4,7 @@
 #include "cases.h"
 #include "check.h"
 #include "daemon/reshard/reshard.h"
-#include "daemon/store/blobs.h"
+#include "daemon/store/store.h"
 #include "proto/cleanup.h"
 #include "training.h"
 

@@ -1,7 +1,7 @@
 /* A state directory of its own for a test, and states in it.  They abort on failure. */
 #pragma once
 
-#include "daemon/store/state.h"
+#include "daemon/store/store.h"
 
 /* A new empty directory, mode 0700; fixture_remove() deletes it with what is in it. */
 char *fixture_directory(void);

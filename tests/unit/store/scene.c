@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "daemon/device/device.h"
-#include "daemon/store/blobs.h"
 #include "proto/cleanup.h"
 
 /* ---- states ------------------------------------------------------------------------- */

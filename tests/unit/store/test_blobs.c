@@ -16,7 +16,7 @@
 
 #include "blob.h"
 #include "daemon/store/file.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "fixture.h"
 #include "trace.h"
 
@@ -83,7 +83,7 @@ static int blobs_fd(void)
 {
         char name[STORE_FILE_NAME];
 
-        store_blobs_name(s->file, name);
+        store_blobs_name(s->in->file, name);
         return openat(store->dir, name, O_RDWR);
 }
 
@@ -211,7 +211,7 @@ Test(blobs, the_file_is_private_charged_and_no_state)
         cr_assert_geq(st.st_blocks * 512, st.st_size, "its space is reserved");
         cr_assert_eq(store_used(store), used + (uint64_t)st.st_size);
         cr_assert_eq(store_used(store), state_bytes(s));
-        cr_assert_str_eq(fixture_only_file(store), s->file);
+        cr_assert_str_eq(fixture_only_file(store), s->in->file);
         close(fd);
         reopen();
         cr_assert_eq(store_used(store), state_bytes(s));
@@ -228,7 +228,7 @@ Test(blobs, drop_leaves_nothing)
 {
         attempt(RANKS);
         char name[STORE_FILE_NAME];
-        store_blobs_name(s->file, name);
+        store_blobs_name(s->in->file, name);
         state_drop(s);
         cr_assert_eq(store_used(store), 0);
         cr_assert_eq(faccessat(store->dir, name, F_OK, 0), -1);
@@ -257,7 +257,7 @@ Test(blobs, those_of_an_earlier_job_of_the_name_count_for_nothing)
         char blobs[STORE_FILE_NAME], aside[] = "aside";
 
         attempt(RANKS);
-        store_blobs_name(s->file, blobs);
+        store_blobs_name(s->in->file, blobs);
         cr_assert_eq(linkat(store->dir, blobs, store->dir, aside, 0), 0);
         state_drop(s);
         cr_assert_eq(renameat(store->dir, aside, store->dir, blobs), 0);
@@ -299,7 +299,7 @@ Test(blobs, a_file_that_others_may_open_is_refused)
         int fd = blobs_fd();
         cr_assert_eq(fchmod(fd, 0640), 0);
         close(fd);
-        cr_assert_eq(state_open(store, s->file, &other, &stored, &fault), ZERO_EIO);
+        cr_assert_eq(state_open(store, s->in->file, &other, &stored, &fault), ZERO_EIO);
         cr_assert(strstr(fault.text, "others have access"), "%s", fault.text);
 }
 
@@ -397,8 +397,8 @@ static void succeed(const struct look *look)
 {
         layout *stored = NULL;
 
-        write_file(look->store->dir, s->file, s->map, s->map_bytes);
-        write_file(look->store->dir, look->blobs, s->blobs.map, s->blobs.bytes);
+        write_file(look->store->dir, s->in->file, s->in->map, s->in->map_bytes);
+        write_file(look->store->dir, look->blobs, s->in->blobs.map, s->in->blobs.bytes);
         struct state *after = fixture_reopen(look->store, &stored);
         for (uint32_t r = 0; r < RANKS; r++)
                 cr_assert(blob_is(after, r, after->record->decided_attempt), "rank %u at %lu", r,
@@ -409,13 +409,13 @@ static void succeed(const struct look *look)
 
 static void look_at(struct look *look)
 {
-        const uint8_t *record = (const uint8_t *)s->copies[0];
+        const uint8_t *record = (const uint8_t *)s->in->copies[0];
 
         if (memcmp(look->before, record, look->record_bytes) == 0 &&
-            memcmp(look->before + look->record_bytes, s->blobs.map, s->blobs.bytes) == 0)
+            memcmp(look->before + look->record_bytes, s->in->blobs.map, s->in->blobs.bytes) == 0)
                 return;
         memcpy(look->before, record, look->record_bytes);
-        memcpy(look->before + look->record_bytes, s->blobs.map, s->blobs.bytes);
+        memcpy(look->before + look->record_bytes, s->in->blobs.map, s->in->blobs.bytes);
         look->instants++;
         succeed(look);
 }
@@ -428,9 +428,9 @@ Test(blobs, at_every_instruction_a_kill_leaves_what_belongs_to_the_decision, .ti
         attempt(RANKS);
         attempt(RANKS);
         reopen(); /* the mapping that the traced process shares */
-        store_blobs_name(s->file, look.blobs);
-        look.record_bytes = (size_t)((uint8_t *)s->steps[0] - (uint8_t *)s->copies[0]);
-        look.before = calloc(1, look.record_bytes + s->blobs.bytes);
+        store_blobs_name(s->in->file, look.blobs);
+        look.record_bytes = (size_t)((uint8_t *)s->in->steps[0] - (uint8_t *)s->in->copies[0]);
+        look.before = calloc(1, look.record_bytes + s->in->blobs.bytes);
         pid_t pid = fork();
         if (pid == 0)
                 run_traced();

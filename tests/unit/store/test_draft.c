@@ -1,7 +1,6 @@
 /* Drafts: states that do not count yet. */
 #include <string.h>
 
-#include "daemon/store/blobs.h"
 #include "scene.h"
 
 Test(draft, takes_the_place_of_a_state_and_is_found_again)

@@ -16,7 +16,7 @@
 #include "blob.h"
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "fixture.h"
 #include "toy.h"
 
@@ -122,8 +122,7 @@ static struct state *make(uint32_t attempts)
 /* A chunk of which all has changed but its version. */
 static void hold(struct state *s, uint32_t slot, uint32_t chunk)
 {
-        struct undo_slot *at =
-                (void *)((uint8_t *)s->undo + slot * file_undo_stride(s->plan));
+        struct undo_slot *at = (void *)((uint8_t *)s->in->undo + slot * file_undo_stride(s->plan));
 
         for (uint32_t i = 0; i < 3 * s->plan->chunk_elements; i++)
                 at->values[i] = (float)i;
@@ -179,7 +178,7 @@ static struct state *stop_publishing(void)
         struct state *s = make(6);
 
         for (uint32_t i = 0; i < 2; i++)
-                s->copies[i]->use = seal(SEAL_COPY, i, COPY_COUNTS);
+                s->in->copies[i]->use = seal(SEAL_COPY, i, COPY_COUNTS);
         return s;
 }
 
@@ -190,7 +189,7 @@ static void add(const char *name, const void *first, size_t bytes, bool counts)
         cr_assert_lt(n_regions, REGIONS);
         regions[n_regions++] = (struct region){
                 .name = name,
-                .first = (size_t)((const uint8_t *)first - (const uint8_t *)reference->map),
+                .first = (size_t)((const uint8_t *)first - (const uint8_t *)reference->in->map),
                 .bytes = bytes,
                 .counts = counts,
         };
@@ -198,7 +197,7 @@ static void add(const char *name, const void *first, size_t bytes, bool counts)
 
 static void add_copy(uint32_t i)
 {
-        const struct record_copy *copy = reference->copies[i];
+        const struct record_copy *copy = reference->in->copies[i];
         bool counts = seal_open(SEAL_COPY, i, copy->use) == COPY_COUNTS;
         size_t hashed = offsetof(struct record_copy, record.sets[copy->record.n_sets]);
 
@@ -210,8 +209,8 @@ static void add_copy(uint32_t i)
 static void add_slot(uint32_t i)
 {
         size_t at = i * file_undo_stride(reference->plan);
-        const struct undo_slot *slot = (void *)((uint8_t *)reference->undo + at);
-        size_t in_file = (size_t)((const uint8_t *)slot - (const uint8_t *)reference->map);
+        const struct undo_slot *slot = (void *)((uint8_t *)reference->in->undo + at);
+        size_t in_file = (size_t)((const uint8_t *)slot - (const uint8_t *)reference->in->map);
         const struct undo_slot *was = (const void *)(state_image.bytes + in_file);
         bool held = seal_open(SEAL_UNDO, i, was->chunk) != 0;
 
@@ -228,21 +227,21 @@ static void add_tables(void)
         bool marked = reference->record->phase != ATTEMPT_OPEN;
 
         for (uint32_t i = 0; i < 2; i++) {
-                add("tensor steps", reference->steps[i], words, i == copy->side);
-                add("presence marks", reference->presents[i], words,
+                add("tensor steps", reference->in->steps[i], words, i == copy->side);
+                add("presence marks", reference->in->presents[i], words,
                     marked && i == copy->present_side);
         }
-        add("sets", reference->sets, words, true);
-        add("the gap behind the sets", (const uint8_t *)reference->sets + words, FILE_ALIGN - words,
-            false);
-        add("puts", reference->puts_words, 2 * sizeof(uint64_t), true);
-        add("chunk versions", reference->versions, reference->plan->n_chunks * sizeof(uint64_t),
+        add("sets", reference->in->sets, words, true);
+        add("the gap behind the sets", (const uint8_t *)reference->in->sets + words,
+            FILE_ALIGN - words, false);
+        add("puts", reference->in->puts_words, 2 * sizeof(uint64_t), true);
+        add("chunk versions", reference->in->versions, reference->plan->n_chunks * sizeof(uint64_t),
             true);
 }
 
 static void add_all(void)
 {
-        const struct file_header *h = reference->map;
+        const struct file_header *h = reference->in->map;
 
         n_regions = 0;
         add("the header", h, sizeof(*h), true);
@@ -346,7 +345,7 @@ static void flip_all(struct state *(*stop)(void), long seed)
         uint32_t found = 0;
         layout *stored = NULL;
 
-        strcpy(file, s->file);
+        strcpy(file, s->in->file);
         store_blobs_name(file, blobs);
         state_close(s);
         state_image = read_image(store, file);

@@ -22,7 +22,7 @@
 
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "fixture.h"
 #include "toy.h"
 #include "trace.h"
@@ -181,10 +181,11 @@ static void recover(struct trace *t)
 {
         layout *stored = NULL;
         struct store *store = fixture_store(directory);
-        int fd = openat(store->dir, t->seen->file, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        int fd = openat(store->dir, t->seen->in->file, O_WRONLY | O_CREAT | O_TRUNC, 0600);
 
         cr_assert_geq(fd, 0);
-        cr_assert_eq(write(fd, t->seen->map, t->seen->map_bytes), (ssize_t)t->seen->map_bytes);
+        cr_assert_eq(write(fd, t->seen->in->map, t->seen->in->map_bytes),
+                     (ssize_t)t->seen->in->map_bytes);
         close(fd);
         struct state *s = fixture_reopen(store, &stored);
         t->check(s);
@@ -196,11 +197,11 @@ static void recover(struct trace *t)
 static void look(struct trace *t)
 {
         /* gradients do not count before the vote, and there are many */
-        size_t bytes = (size_t)((uint8_t *)t->seen->grad - (uint8_t *)t->seen->map);
+        size_t bytes = (size_t)((uint8_t *)t->seen->grad - (uint8_t *)t->seen->in->map);
 
-        if (memcmp(t->before, t->seen->map, bytes) == 0)
+        if (memcmp(t->before, t->seen->in->map, bytes) == 0)
                 return;
-        memcpy(t->before, t->seen->map, bytes);
+        memcpy(t->before, t->seen->in->map, bytes);
         t->instants++;
         recover(t);
 }
@@ -209,9 +210,9 @@ static void look(struct trace *t)
 static uint64_t run_and_look(struct state *s, void (*run)(struct state *s),
                              void (*check)(struct state *s))
 {
-        struct trace t = { .seen = s, .before = malloc(s->map_bytes), .check = check };
+        struct trace t = { .seen = s, .before = malloc(s->in->map_bytes), .check = check };
 
-        memcpy(t.before, s->map, s->map_bytes);
+        memcpy(t.before, s->in->map, s->in->map_bytes);
         pid_t pid = fork();
         if (pid == 0)
                 run(s);
@@ -293,7 +294,7 @@ Test(kill, at_every_instruction_a_vote_has_its_own_marks_and_a_put_is_whole, .ti
         state_put_step(s, 0, 7);
         prepare(s, 1);
         for (uint32_t i = 0; i < 2; i++) /* as if a process had died between two stores */
-                s->copies[i]->use = seal(SEAL_COPY, i, COPY_COUNTS);
+                s->in->copies[i]->use = seal(SEAL_COPY, i, COPY_COUNTS);
         cr_assert_gt(run_and_look(s, run_votes, check_votes), 20);
         state_close(s);
 }

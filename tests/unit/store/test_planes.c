@@ -10,7 +10,7 @@
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "fixture.h"
 #include "toy.h"
 
@@ -426,7 +426,7 @@ Test(planes, where_they_are_must_be_readable)
         struct state *s = make();
         layout *stored = NULL;
 
-        *(uint64_t *)((uint8_t *)s->map + FILE_PLANES) = seal(SEAL_PLANES, 0, PLANES_AWAY + 1);
+        *(uint64_t *)((uint8_t *)s->in->map + FILE_PLANES) = seal(SEAL_PLANES, 0, PLANES_AWAY + 1);
         state_close(s);
         cr_assert_eq(state_open(store, fixture_only_file(store), &s, &stored, &fault), ZERO_EIO);
         cr_assert(strstr(fault.text, "planes"), "%s", fault.text);
@@ -439,7 +439,7 @@ Test(planes, a_undo_slot_of_a_state_on_a_gpu_is_damage)
         layout *stored = NULL;
         struct state *again = NULL;
 
-        s->undo->chunk = seal(SEAL_UNDO, 0, 1);
+        s->in->undo->chunk = seal(SEAL_UNDO, 0, 1);
         state_close(s);
         cr_assert_eq(state_open(store, fixture_only_file(store), &again, &stored, &fault),
                      ZERO_EIO);

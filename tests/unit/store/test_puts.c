@@ -111,7 +111,7 @@ Test(puts, that_died_between_its_two_words_are_like_no_other)
 
         put(s, 1);
         uint64_t ended = s->puts;
-        s->puts_words[0] = seal(SEAL_PUTS, 0, 1);
+        s->in->puts_words[0] = seal(SEAL_PUTS, 0, 1);
         s = again(s);
         cr_assert_neq(s->puts, ended);
         state_close(s);

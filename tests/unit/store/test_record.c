@@ -182,17 +182,17 @@ Test(record, steps_that_were_put_are_counted_on)
 
 static struct record_copy *newest(void)
 {
-        return s->copies[s->record == &s->copies[1]->record];
+        return s->in->copies[s->record == &s->in->copies[1]->record];
 }
 
 static struct record_copy *older(void)
 {
-        return s->copies[newest() == s->copies[0]];
+        return s->in->copies[newest() == s->in->copies[0]];
 }
 
 static void set_use(struct record_copy *copy, enum copy_use use)
 {
-        copy->use = seal(SEAL_COPY, copy == s->copies[1], use);
+        copy->use = seal(SEAL_COPY, copy == s->in->copies[1], use);
 }
 
 static void decide(uint32_t n_sets)
@@ -254,8 +254,8 @@ Test(record, two_torn_copies_are_refused)
 
         toy_push(s, l);
         toy_decide(s);
-        s->copies[0]->record.attempt ^= 1;
-        s->copies[1]->record.attempt ^= 1;
+        s->in->copies[0]->record.attempt ^= 1;
+        s->in->copies[1]->record.attempt ^= 1;
         cr_assert_eq(state_open(store, fixture_only_file(store), &other, &stored, &fault),
                      ZERO_EIO);
         cr_assert(strstr(fault.text, "step record"));

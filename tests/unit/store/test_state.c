@@ -11,7 +11,7 @@
 #include "daemon/store/file.h"
 #include "daemon/store/init.h"
 #include "daemon/store/seal.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
 #include "fixture.h"
 #include "toy.h"
 
@@ -73,7 +73,7 @@ Test(state, a_file_gives_back_who_it_belongs_to_and_its_layout)
         cr_assert_eq(s->id.reduce_dtype, ZERO_BF16);
         cr_assert_eq(s->plan->owner, 0);
         cr_assert_eq(s->plan->chunk_elements, LAYOUT_ALIGN);
-        cr_assert_eq(s->n_undo, 3);
+        cr_assert_eq(s->in->n_undo, 3);
         cr_assert(layout_equal(l, stored, text, sizeof(text)), "%s", text);
         state_close(s);
         layout_free(stored);
@@ -163,7 +163,7 @@ Test(state, the_file_is_its_owners_alone)
         struct state *s = make();
         struct stat st;
 
-        cr_assert_eq(fstat(s->fd, &st), 0);
+        cr_assert_eq(fstat(s->in->fd, &st), 0);
         cr_assert_eq(st.st_mode & 07777, 0600);
         cr_assert_geq(st.st_blocks * 512, st.st_size, "its space is reserved");
         state_close(s);
@@ -274,7 +274,7 @@ static bool flip_is_refused(int fd, off_t at)
 Test(state, any_flipped_byte_of_header_or_layout_is_refused)
 {
         struct state *s = make();
-        const struct file_header *h = s->map;
+        const struct file_header *h = s->in->map;
         off_t layout_end = FILE_ALIGN + (off_t)h->layout_bytes;
         state_close(s);
 
@@ -290,7 +290,7 @@ Test(state, any_flipped_byte_of_header_or_layout_is_refused)
 Test(state, a_file_of_another_length_is_refused)
 {
         struct state *s = make();
-        off_t size = (off_t)s->map_bytes;
+        off_t size = (off_t)s->in->map_bytes;
         state_close(s);
 
         int fd = only_fd();
@@ -307,20 +307,20 @@ Test(state, a_file_of_another_length_is_refused)
 /* Whether the file is refused, for that reason, with this header, whose own checksum is right. */
 static bool header_is_refused(struct state *s, struct file_header h, const char *why)
 {
-        struct file_header was = *(struct file_header *)s->map;
+        struct file_header was = *(struct file_header *)s->in->map;
         struct fault fault = { 0 };
 
         file_hash(h.hash, &h, offsetof(struct file_header, hash));
-        memcpy(s->map, &h, sizeof(h));
+        memcpy(s->in->map, &h, sizeof(h));
         int r = open_only(&fault);
-        memcpy(s->map, &was, sizeof(was));
+        memcpy(s->in->map, &was, sizeof(was));
         return r == ZERO_EIO && strstr(fault.text, why);
 }
 
 Test(state, a_header_that_disagrees_with_the_file_is_refused)
 {
         struct state *s = make();
-        const struct file_header *is = s->map;
+        const struct file_header *is = s->in->map;
         struct file_header h = *is;
 
         h.format++;
@@ -407,10 +407,10 @@ Test(state, numbers_that_are_out_of_bounds_are_refused)
 {
         struct state *s = make();
 
-        s->sets[l->n_tensors - 1] = seal(SEAL_SETS, l->n_tensors - 1, ZERO_SET_MAX);
+        s->in->sets[l->n_tensors - 1] = seal(SEAL_SETS, l->n_tensors - 1, ZERO_SET_MAX);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         state_put_set(s, l->n_tensors - 1, 0);
-        s->steps[0][1] = seal(SEAL_STEPS, 1, STATE_STEP_MAX + 1);
+        s->in->steps[0][1] = seal(SEAL_STEPS, 1, STATE_STEP_MAX + 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         state_put_step(s, 1, STATE_STEP_MAX);
         cr_assert_eq(open_only(NULL), 0);
@@ -419,17 +419,17 @@ Test(state, numbers_that_are_out_of_bounds_are_refused)
 
 static void hold(struct state *s, uint64_t chunk, uint64_t version)
 {
-        s->undo->chunk = seal(SEAL_UNDO, 0, chunk);
-        s->undo->version = seal(SEAL_UNDO_VERSION, 0, version);
-        s->undo->kept = undo_mark(0);
+        s->in->undo->chunk = seal(SEAL_UNDO, 0, chunk);
+        s->in->undo->version = seal(SEAL_UNDO_VERSION, 0, version);
+        s->in->undo->kept = undo_mark(0);
 }
 
 Test(state, impossible_chunk_versions_and_slots_are_refused)
 {
         struct state *s = make();
-        s->versions[1] = seal(SEAL_VERSIONS, 1, 1); /* nothing was decided */
+        s->in->versions[1] = seal(SEAL_VERSIONS, 1, 1); /* nothing was decided */
         cr_assert_eq(open_only(NULL), ZERO_EIO);
-        s->versions[1] = seal(SEAL_VERSIONS, 1, 0);
+        s->in->versions[1] = seal(SEAL_VERSIONS, 1, 0);
         hold(s, 1, 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         hold(s, 0, 1);
@@ -441,7 +441,7 @@ Test(state, impossible_chunk_versions_and_slots_are_refused)
         hold(s, 1, 2);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         hold(s, 1, 1);
-        s->undo->kept = undo_mark(s->plan->chunks[0].n + 1);
+        s->in->undo->kept = undo_mark(s->plan->chunks[0].n + 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         hold(s, 0, 2);
         cr_assert_eq(open_only(NULL), 0);

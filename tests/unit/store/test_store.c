@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/store/blobs.h"
-#include "daemon/store/store.h"
+#include "daemon/store/directory.h"
+#include "daemon/store/file.h"
 #include "fixture.h"
 
 enum { NOBODY = 65534 };
@@ -330,7 +330,7 @@ Test(store, a_crash_loop_deletes_and_changes_nothing)
         state_prepare(state, state->record);
         state_close(state);
         state = fixture_state(store, "b", l, 1, 0, 1);
-        strcpy(damaged, state->file);
+        strcpy(damaged, state->in->file);
         state_close(state);
         write_bytes(directory, damaged, 100, "damage");
         write_bytes(directory, "short.0.state", 0, "x");

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/store/file.h"
+
 static float noise(uint64_t a, uint64_t b)
 {
         uint64_t x =
@@ -109,5 +111,6 @@ bool toy_equal(const struct state *a, const struct state *b)
                same("moment 2", a->moments[1], b->moments[1], p->moments[1] * sizeof(float)) &&
                same("tensor_step", a->tensor_step, b->tensor_step,
                     a->n_tensors * sizeof(uint64_t)) &&
-               same("chunk versions", a->versions, b->versions, p->n_chunks * sizeof(uint64_t));
+               same("chunk versions", a->in->versions, b->in->versions,
+                    p->n_chunks * sizeof(uint64_t));
 }

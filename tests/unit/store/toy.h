@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "daemon/store/undo.h"
+#include "daemon/store/store.h"
 
 /* Whose kernels; NULL: the best of the host. */
 extern const struct device_ops *toy_ops;

@@ -1,5 +1,5 @@
 /* The file of votes; see ballots.h. */
-#include "daemon/store/ballots.h"
+#include "daemon/membership/ballots.h"
 
 #include <errno.h>
 #include <fcntl.h>

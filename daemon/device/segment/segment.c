@@ -3,7 +3,7 @@
  * for writing through /proc; the seals and the mode prevent it.  The order is mode, size,
  * mapping, seals: after F_SEAL_FUTURE_WRITE this process could not map writable either.
  */
-#include "daemon/store/segment.h"
+#include "daemon/device/segment/segment.h"
 
 #include <assert.h>
 #include <errno.h>

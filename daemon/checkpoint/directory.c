@@ -1,5 +1,5 @@
 /* Partial and whole checkpoints in a directory; see directory.h. */
-#include "daemon/store/snapshot/directory.h"
+#include "daemon/checkpoint/directory.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -282,7 +282,7 @@ static void remove_foreign(int fd, const struct manifest *m)
 }
 
 static int fill_partial(int dir, const char *name, const struct manifest *m, const char *text,
-                        const void *layout, struct fault *fault)
+                        const void *packed, struct fault *fault)
 {
         CLEANUP(cleanup_close) int fd = open_ours(dir, name);
         int r;
@@ -290,7 +290,7 @@ static int fill_partial(int dir, const char *name, const struct manifest *m, con
         if (fd < 0)
                 return fault_errno(fault, errno, name);
         remove_foreign(fd, m);
-        r = write_file(fd, MANIFEST_LAYOUT_FILE, layout, m->layout_bytes, fault);
+        r = write_file(fd, MANIFEST_LAYOUT_FILE, packed, m->layout_bytes, fault);
         if (r == 0)
                 r = write_file(fd, MANIFEST_FILE, text, strlen(text), fault);
         if (r == 0 && fsync(fd) < 0)
@@ -298,7 +298,7 @@ static int fill_partial(int dir, const char *name, const struct manifest *m, con
         return r;
 }
 
-int snapshot_publish(int dir, const struct manifest *m, const char *text, const void *layout,
+int snapshot_publish(int dir, const struct manifest *m, const char *text, const void *packed,
                      struct fault *fault)
 {
         char whole[DIR_NAME], partial[DIR_NAME];
@@ -311,7 +311,7 @@ int snapshot_publish(int dir, const struct manifest *m, const char *text, const 
                 return -there;
         if (there == 1) /* a node that sees the same directory was first */
                 return fsync(dir) < 0 ? fault_errno(fault, errno, whole) : 0;
-        r = fill_partial(dir, partial, m, text, layout, fault);
+        r = fill_partial(dir, partial, m, text, packed, fault);
         if (r)
                 return r;
         crash_point(CRASH_CHECKPOINT_FILLED);

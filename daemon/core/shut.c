@@ -1,5 +1,5 @@
 /* Files of whole states that wait until there is memory to take them up. */
-#include "daemon/shard/shard.h"
+#include "daemon/core/shut.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -15,7 +15,7 @@
  */
 #pragma once
 
-#include "daemon/store/snapshot/manifest.h"
+#include "daemon/store/snapshot/snapshot.h"
 
 /* `root` is checkpoint_dir, "" if there is none; `path` is absolute. */
 struct snapshot_place {
@@ -47,7 +47,7 @@ void snapshot_partial_remove(int dir, const char *job, uint64_t version);
  * Makes the partial directory a whole checkpoint: layout, manifest, fsync, rename.  One of the same
  * job, user and version is replaced at once.  Done already by another node: 0.
  */
-int snapshot_publish(int dir, const struct manifest *m, const char *text, const void *layout,
+int snapshot_publish(int dir, const struct manifest *m, const char *text, const void *packed,
                      struct fault *fault);
 /* Deletes all whole checkpoints of the manifest's job and user but the newest `keep`. */
 void snapshot_keep(int dir, const struct manifest *m, uint32_t keep);

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/store/segment.h"
+#include "daemon/device/segment/segment.h"
 
 enum { BYTES = 3 * 4096 + 100, NOBODY = 65534 };
 

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/store/snapshot/directory.h"
+#include "daemon/checkpoint/directory.h"
 #include "proto/cleanup.h"
 #include "proto/text.h"
 
