@@ -63,9 +63,9 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     model: of :func:`zerod.torch.shard` with this optimizer's name, or marked by
     :func:`zerod.torch.fully_shard`.
-    params: None for all trainable parameters, else as in torch: an iterable of the model's
-    parameters, of (name, parameter) or of dicts ``{"params": [...], "lr": ...}``; at most 256
-    groups.  Parameters in no group are not updated.
+    params: None for all trainable parameters, in the order of model.parameters(), else as in torch:
+    an iterable of the model's parameters, of (name, parameter) or of dicts
+    ``{"params": [...], "lr": ...}``; at most 256 groups.  Parameters in no group are not updated.
     Hyperparameters are numbers, as in torch; tensors are a ValueError.
 
     A model has one optimizer at a time: a new one takes over from the last.
@@ -104,7 +104,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         self._sets: dict[ShardedParam, int] = {}  # what the service has, as far as it is known
         if params is None:
             values.check_all_sharded(model)
-            params = [p.placeholder for p in self.sharded.params if p.placeholder.requires_grad]
+            params = [p for p in model.parameters() if p.requires_grad]
         super().__init__(params, defaults)
         self.sharded.optimized = self._optimized()
         self.sharded.optimizer = weakref.ref(self)
