@@ -105,6 +105,15 @@ OPTIMIZERS = {
     "adamw": ("AdamW", "adamw", {"lr": 1e-3}, torch.optim.AdamW, ["exp_avg", "exp_avg_sq"]),
     "adamw_maximize": ("AdamW", "adamw", {"lr": 1e-4, "maximize": True}, torch.optim.AdamW,
                        ["exp_avg", "exp_avg_sq"]),
+    "adam": ("Adam", "adam", {"lr": 1e-3, "weight_decay": 0.1}, torch.optim.Adam, ["exp_avg", "exp_avg_sq"]),
+    "adam_maximize": ("Adam", "adam", {"lr": 1e-4, "eps": 1e-3, "weight_decay": 0.1, "maximize": True}, torch.optim.Adam,
+                      ["exp_avg", "exp_avg_sq"]),
+    "sgd": ("SGD", "sgd", {"lr": 0.1, "weight_decay": 0.1, "dampening": 0.3}, torch.optim.SGD, []),
+    "sgd_maximize": ("SGD", "sgd", {"lr": 1e-3, "maximize": True}, torch.optim.SGD, []),
+    "sgd_momentum": ("SGD", "sgd-momentum", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}, torch.optim.SGD,
+                     ["momentum_buffer"]),
+    "sgd_nesterov": ("SGD", "sgd-momentum", {"lr": 0.1, "momentum": 0.9, "nesterov": True}, torch.optim.SGD,
+                     ["momentum_buffer"]),
     "lion": ("Lion", "lion", {"lr": 1e-3, "weight_decay": 0.1}, ReferenceLion, ["exp_avg"]),
     "lion_maximize": ("Lion", "lion", {"lr": 1e-4, "betas": (0.8, 0.9), "maximize": True}, ReferenceLion, ["exp_avg"]),
 }
@@ -143,8 +152,61 @@ def refuses_a_model_sharded_for_another():
         model.sharded.optimizer_name = "another"
         raises(ValueError, ["AdamW is 'adamw'", "for 'another'", "shard(model, optimizer='adamw')"], zt.AdamW, model)
         raises(ValueError, ["Lion is 'lion'", "for 'another'", "shard(model, optimizer='lion')"], zt.Lion, model)
-        for name in ("no-such", "sgd"):  # the service has sgd, zerod.torch no class for it
-            raises(ValueError, ["one of adamw, lion", name], zt.shard, make(), optimizer=name)
+        raises(ValueError, ["Adam is 'adam'", "for 'another'"], zt.Adam, model)
+        raises(ValueError, ["one of adamw, adam, lion, sgd, sgd-momentum", "no-such"], zt.shard, make(),
+               optimizer="no-such")
+        model.sharded.optimizer_name = "sgd"
+        raises(ValueError, ["for 'sgd'", "shard(model, optimizer='sgd-momentum')"], zt.SGD, model, momentum=0.9)
+        raises(ValueError, ["for 'sgd'", "shard(model, optimizer='sgd-momentum')"], zt.SGD, model,
+               [{"params": [model.head.weight], "momentum": 0.9}])
+        raises(ValueError, ["'sgd' keeps no momentum_buffer", "optimizer='sgd-momentum'"],
+               zt.SGD(model, [model.head.weight]).add_param_group, {"params": [model.wte.weight], "momentum": 0.9})
+        model.sharded.optimizer_name = "sgd-momentum"
+        raises(ValueError, ["SGD is 'sgd'", "shard(model, optimizer='sgd')"], zt.SGD, model)
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
+def momentum_of_each_group_as_torch():
+    """One group has none, and the other's changes between steps."""
+    def groups(model):
+        halves = decayed(model)
+        return [{**halves[0], "momentum": 0.9, "dampening": 0.2}, {**halves[1], "momentum": 0.0, "dampening": 0.5}]
+
+    def run(rank):
+        theirs, (zt, mine) = make(), zero(make(), optimizer="sgd-momentum")
+        wanted, ours = torch.optim.SGD(groups(theirs), lr=0.1), zt.SGD(mine, groups(mine), lr=0.1)
+        for begin in range(0, 6, 2):
+            for optimizer in (wanted, ours):
+                optimizer.param_groups[0]["momentum"] = 0.9 - 0.1 * begin
+            train(theirs, wanted, 2, begin=begin)
+            train(mine, ours, 2, begin=begin, rank=rank, world=2)
+        return distance(mine.state_dict(), theirs.state_dict())
+    near(ranks.run(run, 2, ranks.shared()), 1e-4)
+
+
+@case
+def arguments_are_torchs_or_refused():
+    def run(_):
+        zt, model = zero(make())
+        for kind in (zt.Adam, zt.AdamW, zt.SGD):
+            for name in ("differentiable", "capturable", *(["amsgrad"] if kind is not zt.SGD else [])):
+                raises(ValueError, [f"{name}=True", "leave it out"], kind, model, **{name: True})
+            raises(TypeError, [kind.__name__, "'momentums'"], kind, model, momentums=0.9)
+        raises(ValueError, ["zerod.torch.AdamW"], zt.Adam, model, decoupled_weight_decay=True)
+        raises(ValueError, ["amsgrad"], zt.AdamW, model, None, 1e-3, (0.9, 0.99), 1e-8, 0.0, True)
+        raises(ValueError, ["Nesterov momentum requires a momentum"], zt.SGD, model, nesterov=True)
+        raises(ValueError, ["zero dampening"], zt.SGD, model, momentum=0.9, dampening=0.1, nesterov=True)
+        raises(ValueError, ["momentum -0.1"], zt.SGD, model, momentum=-0.1)
+        raises(ValueError, ["betas"], zt.Adam, model, betas=(0.9, 1.0))
+        optimizer = zt.AdamW(model, foreach=False, fused=True, differentiable=False)
+        state = optimizer.state_dict()
+        assert not {"foreach", "fused", "amsgrad"} & set(state["param_groups"][0])
+        adam = torch.optim.Adam(make().parameters())
+        raises(ValueError, ["decoupled_weight_decay=False is zerod.torch.Adam,"], optimizer.load_state_dict,
+               adam.state_dict())
+        adam.load_state_dict(state)
+        assert adam.param_groups[0]["decoupled_weight_decay"], "torch computes AdamW on with it"
     ranks.run(run, 1, ranks.shared())
 
 

@@ -197,6 +197,34 @@ def resumes_as_if_uninterrupted(directory):
     same(sharded(TOGETHER, f"{directory}/e", resume=checkpoint), wanted, "a plain checkpoint")
 
 
+def train_by_sgd(_rank, kind, directory, resume=None):
+    """As train(), with an optimizer of the caller's."""
+    model, own = gpt2(), {"lr": 0.3, "momentum": 0.9}
+    if kind is zerod.transformers.Trainer:
+        optimizer = zt.SGD(zt.shard(model, optimizer="sgd-momentum"), **own)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), **own)
+    trainer = trainer_of(kind, directory, model, {"save_strategy": "steps"}, optimizers=(optimizer, None))
+    trainer.train(resume_from_checkpoint=resume)
+    return history(trainer, "loss"), history(trainer, "grad_norm"), trainer.evaluate()["eval_loss"]
+
+
+@case
+@in_directory
+def an_optimizer_of_the_callers_goes_to_plain_torch_and_back(directory):
+    kinds = {"zerod": zerod.transformers.Trainer, "plain": transformers.Trainer}
+    found = {name: run(train_by_sgd, [0], ranks.shared(2), kind, f"{directory}/{name}")[0]
+             for name, kind in kinds.items()}
+    same(found["zerod"], found["plain"], "from the beginning")
+    groups = [torch.load(f"{directory}/{name}/checkpoint-{SAVE_AT}/optimizer.pt", weights_only=True)["param_groups"]
+              for name in kinds]
+    assert groups[0][0].keys() == groups[1][0].keys(), groups
+    for name, other in (("zerod", "plain"), ("plain", "zerod")):
+        again = run(train_by_sgd, [0], ranks.shared(2), kinds[other], f"{directory}/{other}-again",
+                    f"{directory}/{name}/checkpoint-{SAVE_AT}")[0]
+        same(again, found[name], f"{other} from the checkpoint of {name}")
+
+
 SAVING = {"save_strategy": "steps"}
 
 

@@ -55,7 +55,7 @@ POSITION = ("global_step", "epoch", "num_input_tokens_seen", "total_flos", "best
 
 
 class Optimizer(AcceleratedOptimizer):
-    """accelerate's wrapper of zerod's AdamW.  ends_step: of the Trainer, with the bytes that it keeps."""
+    """accelerate's wrapper of zerod's optimizer.  ends_step: of the Trainer, with the bytes that it keeps."""
 
     ends_step: Callable[[], None]
 
@@ -125,7 +125,8 @@ class Trainer(transformers.Trainer):
     ``ddp_backend="gloo"``.
 
     Optimizer: :class:`zerod.torch.AdamW` with learning_rate, betas,
-    epsilon and weight_decay (not of biases and norms) of the arguments.  Clipping happens in the
+    epsilon and weight_decay (not of biases and norms) of the arguments; another one of zerod.torch comes as
+    ``optimizers=(SGD(model, ...), None)`` of a model that was sharded before.  Clipping happens in the
     service, and the log has grad_norm.  With bf16=True forward passes run under autocast; a model of
     dtype bfloat16 has fp32 master weights in the service.  ValueError for options that copy, cast or
     wrap a whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval,
@@ -186,7 +187,8 @@ class Trainer(transformers.Trainer):
                                  "by zerod")
         if self.optimizer_cls_and_kwargs is not None or self.args.optim not in ADAMW:
             raise ValueError(f"optim '{self.args.optim}': this Trainer has zerod.torch.AdamW, "
-                             "optim='adamw_torch'")
+                             "optim='adamw_torch'; pass another optimizer of zerod.torch by "
+                             "optimizers=(zerod.torch.SGD(model), None)")
         if self.args.device.type not in ("cpu", "cuda"):
             raise ValueError(f"the device is {self.args.device}, and zerod serves host memory and "
                              "CUDA: pass TrainingArguments(use_cpu=True)")
@@ -211,8 +213,8 @@ class Trainer(transformers.Trainer):
     def _check_optimizer(self) -> None:
         mine = getattr(self.optimizer, "sharded", None)
         if self.optimizer is not None and mine is not self.model.sharded:
-            raise ValueError("optimizers=...: the optimizer is not zerod.torch.AdamW(model) of "
-                             "this model, sharded before")
+            raise ValueError("optimizers=...: the optimizer is not zerod.torch.AdamW(model), or another "
+                             "of zerod.torch, of this model, sharded before")
 
     # ---- model and optimizer ----------------------------------------------------------
 
@@ -239,7 +241,7 @@ class Trainer(transformers.Trainer):
                 eps=self.args.adam_epsilon)
         return self.optimizer
 
-    def _adamw(self) -> zt.AdamW:
+    def _own_optimizer(self) -> zt.ServiceOptimizer:
         """The optimizer without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
@@ -294,13 +296,13 @@ class Trainer(transformers.Trainer):
         return self._steps.do(run)
 
     def _end_step(self) -> None:
-        adamw, blob = self._adamw(), self._position()
+        optimizer, blob = self._own_optimizer(), self._position()
 
         def end() -> bool:
-            adamw.step(blob=blob)
+            optimizer.step(blob=blob)
             return True
         if self._steps.do(end, ends=True) is None:  # committed after all
-            adamw.skipped = False
+            optimizer.skipped = False
 
     def _position(self) -> bytes:
         """The position of the next step, for the process that makes it."""
@@ -365,8 +367,11 @@ class Trainer(transformers.Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.args.should_save:
-            kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            save_plain(output_dir, self._adamw(), kind([torch.zeros(0)], **options).defaults)
+            optimizer, defaults = self._own_optimizer(), None
+            if isinstance(optimizer, zt.AdamW):
+                kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+                defaults = kind([torch.zeros(0)], **options).defaults
+            save_plain(output_dir, optimizer, defaults)
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
 
     # ---- loading ----------------------------------------------------------------------
@@ -384,9 +389,9 @@ class Trainer(transformers.Trainer):
             follow(self._scheduler(), kept["scheduled"] + committed)
             return
         if checkpoint is not None and _is_of_save_checkpoint(checkpoint):
-            zt.load_checkpoint(checkpoint, self.model, self._adamw())
+            zt.load_checkpoint(checkpoint, self.model, self._own_optimizer())
         elif checkpoint is not None and _has(checkpoint, PLAIN_FILE, SCHEDULER_NAME):
-            load_plain(checkpoint, self._adamw())
+            load_plain(checkpoint, self._own_optimizer())
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
             return

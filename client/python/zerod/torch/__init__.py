@@ -16,7 +16,7 @@ from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save
 from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
-from .optim import AdamW, Lion, ServiceOptimizer
+from .optim import SGD, Adam, AdamW, Lion, ServiceOptimizer
 from .parameter import GradientsAreElsewhere, NotFetched
 from .sharded import Sharded, sharded_of
 from .state import full_params
@@ -25,8 +25,8 @@ from .unit import ShardedParam, WrittenInPlace
 from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
-    "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched", "ServiceOptimizer",
-    "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "drop", "full_params",
+    "Adam", "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched",
+    "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "drop", "full_params",
     "fully_shard", "load_checkpoint", "load_safetensors", "manual_seed", "save_checkpoint",
     "save_safetensors", "shard", "sharded_of", "steps",
 ]

@@ -354,13 +354,16 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
 
 
 def save_plain(directory: str, optimizer: ServiceOptimizer,
-               defaults: Mapping[str, Any]) -> None:
+               defaults: Mapping[str, Any] | None = None) -> None:
     """Writes model and optimizer as transformers.Trainer does, streamed; one rank calls it.
 
     "optimizer.pt" is torch.save()'s of a state_dict() that torch's optimizer loads; "master.pt"
     has the fp32 master weights of 16-bit parameters by the same numbers.
-    defaults: of torch's optimizer, for what the param groups here do not have.
+    defaults: of torch's optimizer, for what the param groups here do not have; None: torch's own.
     """
+    if defaults is None:
+        kind = optimizer.torch_kind
+        defaults = kind([torch.zeros(0)]).defaults if kind else {}
     ids = {SAVE_ID: uuid.uuid4().hex}
     _save_model(optimizer.sharded, os.path.join(directory, MODEL_FILE), None, None,
                 {"format": "pt", **ids})

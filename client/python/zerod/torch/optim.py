@@ -25,6 +25,10 @@ from .wrap import sharded_or_marked
 MAX_SETS = 256
 # in a state_dict of torch's optimizers: how they compute, not what
 IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "amsgrad"}
+REFUSED = {"amsgrad": "zerod keeps no max_exp_avg_sq: leave it out",
+           "capturable": "zerod's update is in no CUDA graph: leave it out",
+           "differentiable": "autograd does not see zerod's update: leave it out, or use torch's "
+                             "optimizer on a model that is not sharded"}
 
 
 # ---- hyperparameters ---------------------------------------------------------------
@@ -49,10 +53,10 @@ def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     return float(betas[0]), float(betas[1])
 
 
-def _refuse(group: Mapping[str, Any], *keys: str) -> None:
-    for key in keys:
+def _refuse(group: Mapping[str, Any]) -> None:
+    for key, why in REFUSED.items():
         if group.get(key):
-            raise ValueError(f"{key}=True does not exist in the service")
+            raise ValueError(f"{key}=True: {why}")
 
 
 # ---- the optimizer -----------------------------------------------------------------
@@ -67,6 +71,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
     an iterable of the model's parameters, of (name, parameter) or of dicts
     ``{"params": [...], "lr": ...}``; at most 256 groups.  Parameters in no group are not updated.
     Hyperparameters are numbers, as in torch; tensors are a ValueError.
+    how: torch's foreach and fused, which change nothing here; amsgrad, capturable and
+    differentiable are False, else a ValueError.
 
     A model has one optimizer at a time: a new one takes over from the last.
     After :meth:`step`: ``grad_norm`` (float, of the mean gradient, before clipping, loss scale
@@ -83,16 +89,21 @@ class ServiceOptimizer(torch.optim.Optimizer):
     name: str  # in the service
     planes: tuple[str, ...]  # the state that the service keeps beside the master weights
     has_step = True  # whether the state of torch's optimizer has a step
+    torch_kind: type[torch.optim.Optimizer] | None = None  # what it is in torch
 
     def set_of(self, group: Mapping[str, Any]) -> Any:
         """A param group's hyperparameters; ValueError for what the service does not have."""
         raise NotImplementedError
 
-    def __init__(self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any]):
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any],
+                 **how: bool | None):
         kind = type(self).__name__
         if not isinstance(model, nn.Module):
             raise TypeError(f"the first argument is the sharded model, not {type(model).__name__}: "
                             f"{kind}(model, params=None, lr=...)")
+        for key in how.keys() - IMPLEMENTATION:
+            raise TypeError(f"{kind} has no argument '{key}'")
+        _refuse(how)
         self.set_of(defaults)
         self.sharded = sharded_or_marked(model, self.name)
         if self.sharded.optimizer_name != self.name:
@@ -354,28 +365,87 @@ class ServiceOptimizer(torch.optim.Optimizer):
 # ---- each of them ------------------------------------------------------------------
 
 
-class AdamW(ServiceOptimizer):
-    """``torch.optim.AdamW`` of a sharded model: lr, betas, eps, weight_decay and maximize as there.
-    ``amsgrad`` does not exist.  Everything else is as :class:`ServiceOptimizer` says."""
+class Adam(ServiceOptimizer):
+    """``torch.optim.Adam`` of a sharded model, with torch's arguments: weight_decay is L2, a part of the
+    gradient.  Everything else is as :class:`ServiceOptimizer` says."""
 
-    name, planes = "adamw", ("exp_avg", "exp_avg_sq")
+    name, planes, torch_kind = "adam", ("exp_avg", "exp_avg_sq"), torch.optim.Adam
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-3,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.01, *, maximize: bool = False):
+                 weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
+                 decoupled_weight_decay: bool = False, **how: bool | None):
         super().__init__(model, params, {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "maximize": maximize, "decoupled_weight_decay": True})
+            "maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay},
+            amsgrad=amsgrad, **how)
 
-    def set_of(self, group: Mapping[str, Any]) -> "zerod.AdamWSet":
-        _refuse(group, "amsgrad", "differentiable", "capturable")
-        if not group["decoupled_weight_decay"]:
-            raise ValueError("decoupled_weight_decay=False (Adam with L2) does not exist here")
+    def set_of(self, group: Mapping[str, Any]) -> "zerod.AdamSet | zerod.AdamWSet":
+        _refuse(group)
+        decoupled = self.name == "adamw"
+        kind, other = (zerod.AdamWSet, "Adam") if decoupled else (zerod.AdamSet, "AdamW")
+        if bool(group["decoupled_weight_decay"]) != decoupled:
+            raise ValueError(f"decoupled_weight_decay={group['decoupled_weight_decay']} is "
+                             f"zerod.torch.{other}, for a model that is sharded for it")
         beta1, beta2 = _betas(group)
-        return zerod.AdamWSet(lr=_number(group, "lr"), beta1=beta1, beta2=beta2,
-                              eps=_number(group, "eps"),
-                              weight_decay=_number(group, "weight_decay"),
-                              maximize=bool(group["maximize"]))
+        return kind(lr=_number(group, "lr"), beta1=beta1, beta2=beta2, eps=_number(group, "eps"),
+                    weight_decay=_number(group, "weight_decay"), maximize=bool(group["maximize"]))
+
+
+class AdamW(Adam):
+    """``torch.optim.AdamW`` of a sharded model, with torch's arguments.  Everything else is as
+    :class:`ServiceOptimizer` says."""
+
+    name, torch_kind = "adamw", torch.optim.AdamW
+
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False,
+                 **how: bool | None):
+        super().__init__(model, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
+                         decoupled_weight_decay=True, **how)
+
+
+class _WithMomentum(zerod.SGDSet):
+    """Of a group with momentum 0 too, where other groups have momentum."""
+
+    optimizer = "sgd-momentum"
+
+
+class SGD(ServiceOptimizer):
+    """``torch.optim.SGD`` of a sharded model, with torch's arguments.
+
+    The service keeps a momentum_buffer for all parameters or for none: with momentum, of the defaults
+    or of any param group, this is "sgd-momentum", else "sgd", and the model is sharded for that.  A
+    group's momentum may change between steps; one that rises from 0 finds the last gradient in the
+    momentum_buffer, where torch begins with none.  Everything else is as :class:`ServiceOptimizer`
+    says."""
+
+    name, planes, has_step, torch_kind = "sgd", (), False, torch.optim.SGD
+
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-3,
+                 momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
+                 nesterov: bool = False, *, maximize: bool = False, **how: bool | None):
+        if nesterov and (not momentum or dampening):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        params = None if params is None else list(params)
+        if momentum or any(isinstance(g, dict) and g.get("momentum") for g in params or ()):
+            self.name, self.planes = "sgd-momentum", ("momentum_buffer",)
+        super().__init__(model, params, {
+            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+            "nesterov": nesterov, "maximize": maximize}, **how)
+
+    def set_of(self, group: Mapping[str, Any]) -> zerod.SGDSet:
+        _refuse(group)
+        momentum, dampening = _number(group, "momentum"), _number(group, "dampening")
+        if momentum and self.name == "sgd":
+            raise ValueError(f"momentum {momentum}: 'sgd' keeps no momentum_buffer. Give SGD() the "
+                             "momentum when you make it, for a model of "
+                             "shard(model, optimizer='sgd-momentum')")
+        return (zerod.SGDSet if self.name == "sgd" else _WithMomentum)(
+            lr=_number(group, "lr"), momentum=momentum, dampening=dampening if momentum else 0.0,
+            weight_decay=_number(group, "weight_decay"),
+            nesterov=bool(momentum and group["nesterov"]), maximize=bool(group["maximize"]))
 
 
 class Lion(ServiceOptimizer):

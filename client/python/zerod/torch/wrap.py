@@ -37,7 +37,7 @@ log = logging.getLogger("zerod")
 _of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
 
 PUSH_SLOTS = 2  # gradients in flight at once
-OPTIMIZERS = ("adamw", "lion")  # those that zerod.torch has a class for; the service has more
+OPTIMIZERS = ("adamw", "adam", "lion", "sgd", "sgd-momentum")
 
 
 class ZeroModule(nn.Module):
@@ -232,8 +232,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     Trainer has run to its end, or after ``client.finish(keep=False)``, and the processes have ended
     normally.  A process that ends by an exception keeps the job; sys.exit() is a normal end, whatever
     its status.
-    optimizer: which one the service computes, and so what state it keeps: "adamw", for :class:`AdamW`,
-    or "lion".  A job is continued under its own optimizer alone.
+    optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion",
+    "sgd", or "sgd-momentum" for :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
