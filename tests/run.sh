@@ -101,8 +101,8 @@ build_mark() {
 build_tree() {
         local name=$1 tree=$2 mark
         mark=$(build_mark)
-        # a compiler cache keeps temporary files in XDG_RUNTIME_DIR, which are none of the tests'
-        local -x TESTS_RUN=$mark XDG_RUNTIME_DIR=$work
+        # the temporary files of compilers and their cache are none of the tests'
+        local -x TESTS_RUN=$mark XDG_RUNTIME_DIR=$work TMPDIR=$work
         shift 2
         [[ -z ${CI:-} ]] || set -- "$@" werror=true
         { tree_setup "$tree" tests=enabled examples=enabled "$@" && tree_build "$tree"; } >"$work/$name.build" 2>&1 &&

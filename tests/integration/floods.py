@@ -254,11 +254,10 @@ def hold_up_closes(attack, path, address):
             with connect(path) as s:
                 try:
                     socket.send_fds(s, [b"x"], [null.fileno() if i else inner.fileno()])
+                    inner.close()
                     attack[0] += 1
                 except OSError:  # turned away already
                     attack[1] += 1
-            if i == 0:
-                inner.close()
     with connect(path) as s:
         s.send(wire.request(1, "hello", {1: wire.PROTOCOL}))
         attack[2] = answered(s)
@@ -294,7 +293,10 @@ def descriptors_whose_close_never_returns():
             except OSError:
                 pass  # an older kernel
         before = calm(c)
+        c[0].stop()  # the last close() of the descriptor that blocks is the daemon's
         with silent_listener() as address, attack_by(hold_up_closes, c[0].socket, address) as a:
+            until(lambda: a[0], what="the first descriptor")
+            c[0].go_on()
             a.wait()
             print(f"# {a[0]} descriptors passed, {a[1]} connections ended before")
             assert a[0] > 1024 and not a[2], (a[0], a[1], a[2])
