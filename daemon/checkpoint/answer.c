@@ -1,4 +1,4 @@
-/* What an owner's node tells the coordinator of its part of a checkpoint or restore. */
+/* What an owner's node tells the coordinator about its part of a checkpoint or restore. */
 #include "daemon/checkpoint/operation.h"
 
 void snapshot_answer(struct engine *x, uint32_t node, uint64_t call, Zero__Snapshotted *s)

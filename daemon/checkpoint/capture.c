@@ -1,11 +1,11 @@
 /*
  * An owner's part of a checkpoint.
  *
- *   PREPARING -> PREPARED -> (DUE) -> WRITING -> WRITTEN -> PUBLISHING -> ENDED
+ * PREPARING -> PREPARED -> (DUE) -> WRITING -> WRITTEN -> PUBLISHING -> ENDED
  *
- * What blocks runs on the disk's thread, one piece of work at a time.  Whatever fails ends it: the
- * phase that waits for an answer is refused, or else the next one; then copies that are
- * under way are waited for, what was written is deleted, and it goes.
+ * What blocks runs on another thread, one piece of work at a time. Any failure ends the capture: it
+ * refuses the phase that waits for an answer, or the next one. It then waits for copies in
+ * progress, deletes its files, and goes.
  */
 #include "daemon/checkpoint/capture.h"
 
@@ -43,7 +43,7 @@ static void capture_fail(struct capture *t, int status, const char *text)
         fault_set(&t->fault, status, "%s", text);
         if (t->call) {
                 capture_refuse(t);
-                t->fault.status = ZERO_OK; /* told */
+                t->fault.status = ZERO_OK; /* the answer has the fault */
         }
         capture_advance(t);
 }
@@ -74,7 +74,7 @@ static void disk_begin(struct capture *t, void (*run)(struct blocking_work *),
         blocking_submit(t->x->loop, &t->disk);
 }
 
-/* What a piece of work came to; false: it failed, and so does all. */
+/* Takes the result of a piece of work; false: it failed, and the capture ends. */
 static bool disk_ended(struct capture *t)
 {
         t->disk_busy = false;
@@ -101,7 +101,7 @@ static void prepare_run(struct blocking_work *job)
         if (t->status == 0 && t->n_slots < t->n_blocks && t->unmeasured &&
             snapshot_probe(t->dir, t->buffer, SLOTS_PROBED * SNAPSHOT_BLOCK, &t->probed_rate,
                            fault))
-                t->probed_rate = DISK_RATE; /* whether it takes the shard will be seen */
+                t->probed_rate = DISK_RATE; /* how much the shard takes is not known yet */
 }
 
 static void prepare_done(struct blocking_work *job)
@@ -240,7 +240,7 @@ static void remove_done(struct blocking_work *job)
         capture_advance(t);
 }
 
-/* Nothing of it is in flight any more: planes are let go, files deleted, and then it goes. */
+/* Once nothing is in flight: unpins the planes, deletes the files, and goes. */
 static void capture_wind_up(struct capture *t)
 {
         if (t->copying || t->disk_busy || capture_saves_now(t))
@@ -252,7 +252,7 @@ static void capture_wind_up(struct capture *t)
         }
         if (!t->removed)
                 disk_begin(t, remove_run, remove_done);
-        else if (t->fault.status == ZERO_OK) /* else the coordinator has yet to be told why */
+        else if (t->fault.status == ZERO_OK) /* the coordinator still has to hear why */
                 capture_free(t);
 }
 

@@ -8,70 +8,70 @@
 enum { SLOTS_PROBED = 2 };
 
 enum capture_phase {
-        CAPTURE_PREPARING, /* the directory is opened, memory is made ready */
+        CAPTURE_PREPARING, /* opens the directory and prepares memory */
         CAPTURE_PREPARED,
-        CAPTURE_DUE,     /* to be copied when the update that runs is over */
-        CAPTURE_WRITING, /* copied and written, block by block */
+        CAPTURE_DUE,     /* copies once the running update is over */
+        CAPTURE_WRITING, /* copies and writes, block by block */
         CAPTURE_WRITTEN,
         CAPTURE_PUBLISHING,
-        CAPTURE_ENDED, /* broken off, or done: goes when nothing of it is in flight */
+        CAPTURE_ENDED, /* cancelled or done: goes once nothing is in flight */
 };
 
 struct capture {
         struct list link; /* engine.captures */
         struct engine *x;
         struct replica *replica;
-        uint64_t id, call; /* call: to be answered; 0: none */
+        uint64_t id, call; /* call: to answer; 0: none */
         uint32_t node, uid;
         enum capture_phase phase;
-        struct fault fault; /* why it is broken off */
+        struct fault fault; /* why it is cancelled */
         char *directory;
-        /* what the disk's thread works on, one thing at a time */
+        /* work of the blocking thread, one piece at a time */
         struct blocking_work disk;
         bool disk_busy, published, removed;
-        bool unmeasured; /* nothing is known of the disk yet */
-        int status;      /* of that */
+        bool unmeasured; /* the disk's rate is unknown */
+        int status;      /* of that work */
         struct fault disk_fault;
         int dir, partial;
         struct snapshot_writer *writer;
         struct manifest_shard shard;
-        uint64_t write_end; /* block before which it stops */
+        uint64_t write_end; /* the block before which the work stops */
         uint32_t keep;
         char *text;
         uint8_t *layout;
-        uint64_t write_ns;  /* in writing */
-        double rate;        /* of copying; bytes a second */
+        uint64_t write_ns;  /* spent on writing */
+        double rate;        /* of copying, in bytes a second */
         double probed_rate; /* of the disk */
-        /* the copy: a ring of blocks; or room for all of them, and updates save */
+        /* the copy: memory for all blocks, so that updates save; otherwise a ring */
         bool saves;
         struct snapshot_map map;
         struct snapshot_header header;
         uint8_t *meta, *buffer;
         uint64_t buffer_bytes;
         uint64_t n_blocks, n_slots;
-        uint64_t submitted, copied, written; /* blocks: handed out; leading ones copied; written */
+        uint64_t submitted, copied, written; /* blocks given out; copied without a gap; written */
         struct slot *slots;                  /* [n_slots] */
         uint32_t copying;                    /* tasks in flight */
-        bool pinned;                         /* groups are, ... */
-        uint32_t next_group;                 /* ... from here on */
-        struct piece *pieces;                /* saves: capture_save.c */
+        bool pinned;                         /* groups are pinned, ... */
+        uint32_t next_group;                 /* ... from this one on */
+        struct piece *pieces;                /* if `saves`: capture_save.c */
         struct save_order order;
         uint64_t copy_begun_ns, copy_us;
-        bool whole; /* all of it is copied */
+        bool whole; /* everything is copied */
         struct snapshot_progress progress;
-        uint64_t told; /* bytes */
+        uint64_t told; /* bytes, in the last progress message */
 };
 
 /* capture_copy.c */
-int capture_copy_prepare(struct capture *t, struct fault *fault); /* on the disk's thread */
-/* How much longer the next update takes at most, about; not 0. */
+int capture_copy_prepare(struct capture *t, struct fault *fault); /* on the blocking thread */
+/* An estimate of how much longer the next update takes at most; not 0. */
 uint64_t capture_stall_us(const struct capture *t);
 void capture_copy_begin(struct capture *t);
 void capture_copy_advance(struct capture *t);
 void capture_unpin(struct capture *t, uint64_t stream_bytes);
 uint64_t capture_block_bytes(const struct capture *t, uint64_t block);
 uint8_t *capture_block(const struct capture *t, uint64_t block);
-/* All of it is. */
+/* Everything is copied. */
 void capture_copy_over(struct capture *t);
 void capture_copy_deinit(struct capture *t);
 
@@ -81,7 +81,7 @@ void capture_save(const struct replica *h, uint32_t chunk, struct undo_values ol
 void capture_save_end(struct replica *h);
 int capture_save_prepare(struct capture *t); /* -ENOMEM */
 void capture_save_advance(struct capture *t);
-/* Pieces or updates are at it. */
+/* Whether pieces or updates are copying. */
 bool capture_saves_now(const struct capture *t);
 void capture_save_deinit(struct capture *t);
 

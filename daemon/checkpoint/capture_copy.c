@@ -1,10 +1,10 @@
 /*
- * The memory for an owner's copy of its planes, and the copy where updates have to wait for it:
- * with less memory than the planes have, or from a GPU.
+ * The memory for an owner's copy of its planes; and the copy that updates have to wait for, because
+ * the planes are on a GPU or memory is short.
  *
- * It goes through a ring of blocks: a block is copied when the one that had its place is on the
- * disk.  All groups are pinned at the beginning, and each is let go as soon as the stream up to its
- * end is copied: the next update follows group by group.
+ * The copy goes through a ring of blocks: a block is copied once the one that had its place is on
+ * the disk. All groups are pinned at first. Each is unpinned as soon as the stream is copied up to
+ * its end, so that the next update follows group by group.
  */
 #include "daemon/checkpoint/capture.h"
 
@@ -17,7 +17,7 @@
 
 enum { TRIAL_BYTES = 128 << 20, PAGE = 4096, SLOTS_MIN = SLOTS_PROBED };
 
-/* A block's place in the ring. */
+/* A place in the ring. */
 struct slot {
         struct offload_task task;
         struct capture *t;
@@ -27,7 +27,7 @@ struct slot {
 
 /* ---- memory ------------------------------------------------------------------------- */
 
-/* What the machine can spare; UINT64_MAX if it does not tell. */
+/* Memory that the machine can spare; UINT64_MAX: unknown. */
 static uint64_t memory_available(void)
 {
         FILE *f = fopen("/proc/meminfo", "re");
@@ -55,7 +55,7 @@ static uint64_t slots_for(const struct capture *t)
         return slots < t->n_blocks ? slots : t->n_blocks;
 }
 
-/* Its pages are there before the update has to wait for the copy. */
+/* Touches the pages now, so that the update need not wait for that. */
 static int buffer_map(struct capture *t)
 {
         uint64_t bytes = t->n_slots * (uint64_t)SNAPSHOT_BLOCK;
@@ -87,7 +87,7 @@ static double copy_rate(const struct capture *t)
         uint64_t master = plan_plane_bytes(state->plan, ZERO_PLANE_MASTER), begin = uv_hrtime();
         const void *from = t->buffer + half;
 
-        if (state_on_gpu(state)) { /* the way that counts */
+        if (state_on_gpu(state)) { /* the way that the copy will take */
                 half = half < master ? half : master;
                 from = state->master;
         }
@@ -119,7 +119,7 @@ uint64_t capture_stall_us(const struct capture *t)
 {
         double stall = t->rate > 0 ? (double)t->map.bytes / t->rate : 0;
 
-        if (t->saves) /* what is saved is in the cache: half of the bytes move */
+        if (t->saves) /* saved bytes come from the cache: half of the traffic */
                 stall /= 2;
         if (t->n_slots < t->n_blocks)
                 stall += (double)(t->map.bytes - t->buffer_bytes) / t->x->disk_rate;
@@ -150,7 +150,7 @@ uint8_t *capture_block(const struct capture *t, uint64_t block)
         return t->buffer + block % t->n_slots * SNAPSHOT_BLOCK;
 }
 
-/* Groups that end within that much of the stream may be updated again. */
+/* Unpins the groups that end within the first stream_bytes. */
 void capture_unpin(struct capture *t, uint64_t stream_bytes)
 {
         while (t->next_group < t->map.n_groups && t->map.group_end[t->next_group] <= stream_bytes)
@@ -171,7 +171,7 @@ static struct slot *slot_of(const struct capture *t, uint64_t block)
         return &t->slots[block % t->n_slots];
 }
 
-/* Blocks end in any order; what counts is how many do from the first on. */
+/* Blocks end in any order; only those without a gap before them count. */
 static void copy_note(struct capture *t)
 {
         while (t->copied < t->submitted && slot_of(t, t->copied)->copied)

@@ -1,9 +1,9 @@
 /*
- * An owner's copy of its planes where there is room for all of them: no update waits for it.
+ * An owner's copy of its planes where memory suffices for all of them: no update waits for it.
  *
- * Between two updates some of the compute threads copy the stream, piece by piece.  An update that
- * comes to a group before them saves what is left of it (save_order.h), chunk by chunk: it has the
- * old values at hand, so that they cost a write, where a copy costs a read as well.
+ * Between two updates some of the compute threads copy the stream piece by piece. An update that
+ * reaches a group before they do saves the rest of it (save_order.h), chunk by chunk. It has the
+ * old values at hand, so that saving costs a write, while a copy costs a read as well.
  */
 #include "daemon/checkpoint/capture.h"
 
@@ -13,7 +13,7 @@
 
 #include "proto/cleanup.h"
 
-/* An update waits for no more than one of them: a quarter of a millisecond. */
+/* An update waits for one piece at most: a quarter of a millisecond. */
 enum { PIECE_BYTES = 4 << 20 };
 
 struct piece {
@@ -23,7 +23,7 @@ struct piece {
         bool busy;
 };
 
-/* Gathers and sums want their turn. */
+/* Leaves threads for gathers and sums. */
 static uint32_t pieces_most(const struct capture *t)
 {
         uint32_t workers = offload_workers(t->x->offload);

@@ -1,8 +1,8 @@
 /*
  * The phases of a checkpoint, and periodic checkpoints.
  *
- * PREPARE, COPY and WRITE go to all owners at once, PUBLISH to this node first and then to the
- * others: those that see the same directory find it done.
+ * PREPARE, COPY and WRITE go to all owners at once. PUBLISH goes to this node first and then to the
+ * others: those that share its directory find the work done.
  */
 #include "daemon/checkpoint/operation.h"
 
@@ -21,7 +21,7 @@ static Zero__Snapshot phase_message(Zero__Snapshot__Phase phase)
         return s;
 }
 
-/* The job may have been dropped since the phase before. */
+/* NULL: the job was dropped since the last phase. */
 static struct job *job_of(struct operation *op)
 {
         struct job *job = job_find(op->x, op->job);
@@ -49,7 +49,7 @@ static Zero__Snapshot publish_message(const struct operation *op)
         return s;
 }
 
-/* One owner of this node, or of the first in the list. */
+/* One owner of this node, or else of the first in the list. */
 static uint64_t publishes_first(const struct operation *op)
 {
         int32_t own = placement_owner_on(&op->x->view, op->x->cluster->self);
@@ -132,7 +132,7 @@ static void written(struct operation *op)
         operation_ask(op, publishes_first(op), &s, published_here);
 }
 
-/* Every owner has begun to copy: of one step, or the checkpoint is none. */
+/* Every owner has begun to copy. If they are at different steps, the checkpoint fails. */
 static void copied(struct operation *op)
 {
         const struct engine *x = op->x;
@@ -265,7 +265,7 @@ int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t ev
         return 0;
 }
 
-/* One that comes due while another is written waits for it. */
+/* A checkpoint that is due while another one is being written waits for it. */
 static void schedule_run(struct engine *x, struct schedule *s)
 {
         struct order order = { s->job, s->directory, s->uid, s->keep };
@@ -278,7 +278,7 @@ static void schedule_run(struct engine *x, struct schedule *s)
                 schedule_free(s);
                 return;
         }
-        if (job->version + s->every < s->next_version) /* it was restored from an older one */
+        if (job->version + s->every < s->next_version) /* an older checkpoint was restored */
                 s->next_version = job->version + s->every;
         if (job->version < s->next_version)
                 return;

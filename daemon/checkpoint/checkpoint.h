@@ -3,15 +3,16 @@
  *
  *   operation.c   one checkpoint or restore as the job's coordinator runs it: phases, progress
  *   checkpoint.c  the phases of a checkpoint, and periodic ones
- *   capture.c      an owner's part of it       capture_copy.c, capture_save.c  its copy of the
- * planes restore.c     the phases of a restore     loading.c      a node's part of it
+ *   capture.c     an owner's part of it
+ *   capture_copy.c, capture_save.c  the owner's copy of its planes
+ *   restore.c     the phases of a restore
+ *   loading.c     a node's part of it
  *
- * A checkpoint is of one step: COPY goes to all owners at one place in the coordinator's stream of
- * messages, between two decisions, and each owner copies what it has when the update before
- * is through.  An update that comes to a group before it is copied saves the old values first;
- * where memory or the planes' place does not allow that, it waits, as it does for any reader
- * (shard_pin()).  All owners must tell the same step, or nothing is made of it.
- * All on the loop thread, but for what is handed to threads.
+ * A checkpoint holds one step: COPY goes to all owners at one place in the coordinator's stream of
+ * messages, between two decisions, and each owner copies what it has after the last update.  An
+ * update that reaches a group before the copy saves the old values first.  If memory is too short
+ * for that, or the planes are on a GPU, the update waits, as for any reader (shard_pin()).  If
+ * owners report different steps, the checkpoint fails.  All functions run on the loop thread.
  */
 #pragma once
 
@@ -36,13 +37,13 @@ enum operation_phase {
 
 enum { OPERATION_SILENCE_MS = 600000, OPERATION_CALL_MS = 7 * 24 * 3600 * 1000 };
 
-/* What a client asks for. */
+/* A client's request. */
 struct order {
         const char *job, *directory;
         uint32_t uid, keep;
 };
 
-/* An owner's part of a checkpoint, a node's of a restore. */
+/* An owner's part of a checkpoint, or a node's part of a restore. */
 struct part {
         bool asked;
         uint64_t bytes, buffer, stall_us, version, attempt, copy_us;
@@ -59,17 +60,17 @@ struct operation {
         char *directory;
         uint32_t uid, keep;
         enum operation_phase phase;
-        bool superseded;  /* over, and a newer one has its place: freed with the last answer */
-        uint32_t pending; /* calls under way, and the disk's work */
+        bool superseded;  /* over, and replaced by a newer one: the last answer frees it */
+        uint32_t pending; /* calls, and blocking work, in progress */
         struct fault fault;
-        void (*next)(struct operation *op);    /* when all parts have been answered for */
+        void (*next)(struct operation *op);    /* called when all parts have answered */
         struct part parts[ZERO_NODE_MAX];      /* [owner], or [node] */
-        uint64_t begun_ms, ended_ms, moved_ms; /* moved: when bytes last were written or read */
+        uint64_t begun_ms, ended_ms, moved_ms; /* moved_ms: when bytes were last written or read */
         struct manifest manifest;
-        char *text;      /* the manifest's */
+        char *text;      /* of the manifest */
         uint8_t *layout; /* packed */
         struct blocking_work disk;
-        struct { /* what the disk's thread has read */
+        struct { /* read by the blocking thread */
                 struct fault fault;
                 struct manifest manifest;
                 char *text;
@@ -77,7 +78,7 @@ struct operation {
         } read;
 };
 
-/* A checkpoint every so many steps; in memory only. */
+/* A checkpoint every `every` steps; kept in memory only. */
 struct schedule {
         struct list link; /* engine.schedules */
         char job[ZERO_NAME_MAX + 1];
@@ -87,20 +88,19 @@ struct schedule {
 };
 
 /*
- * Begin; the outcome is in the operation, which operation_find() finds.  For the node that
- * coordinates the job.
+ * Begins an operation; operation_find() tells its outcome. For the node that coordinates the job.
  */
 int checkpoint_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                      struct fault *fault);
 int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                   struct fault *fault);
-/* every 0: no more. */
+/* every 0: ends the schedule. */
 int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t every,
                         struct fault *fault);
-/* The job's newest operation, running or over; its schedule.  NULL: none. */
+/* The job's newest operation, running or over; the job's schedule. NULL: none. */
 const struct operation *operation_find(const struct engine *x, const char *job);
 const struct schedule *schedule_find(const struct engine *x, const char *job);
-/* A restore of the job is under way: until it is over no rank joins the job. */
+/* Whether a restore of the job is running: no rank joins the job until it is over. */
 bool restore_runs(const struct engine *x, const char *job);
 const char *operation_phase_name(enum operation_phase phase);
 /* Sums over parts. */
@@ -109,7 +109,7 @@ uint64_t operation_done_bytes(const struct operation *op);
 
 /* ---- for others ---- */
 
-/* After all calls have ended. */
+/* Call after all calls have ended. */
 void operations_stop(struct engine *x);
 void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 

@@ -1,6 +1,6 @@
 /*
- * A node's part of a restore: an owner's shards as a draft beside whatever is there, then in its
- * place.  Nodes without shards take the job's layout only.
+ * A node's part of a restore: it loads an owner's shards as a draft beside its present state, then
+ * puts the draft in its place. Nodes without shards only take the job's layout.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,9 +23,9 @@ struct loading {
         layout *layout;
         struct blocking_work disk;
         bool busy, ended;
-        int status; /* of the disk's work */
+        int status; /* of the blocking work */
         struct fault fault;
-        /* Drafts of what this node holds; none on nodes without shards. */
+        /* One for each replica on this node; none on nodes without shards. */
         uint32_t n_drafts;
         struct draft {
                 uint32_t owner, copy;
@@ -33,7 +33,7 @@ struct loading {
                 struct snapshot_loaded loaded;
         } drafts[HOLDINGS_MAX];
         struct snapshot_progress progress;
-        uint64_t told; /* bytes */
+        uint64_t told; /* bytes, in the last progress message */
 };
 
 DEFINE_CLEANUP(struct partition *, partition_free)
@@ -140,7 +140,8 @@ static void load_done(struct blocking_work *job)
 
 /* ---- LOAD ---------------------------------------------------------------------------------- */
 
-/* No file of a job that could not be taken up is in the way, but for what was lost on a GPU. */
+/* Checks that no state file of a job that could not be taken up is in the way, except for one
+ * lost on a GPU. */
 static int vacant_check(const struct engine *x, const char *name, struct fault *fault)
 {
         struct state_identity id = { .job = name, .epoch = x->view.epoch };
@@ -156,7 +157,7 @@ static int vacant_check(const struct engine *x, const char *name, struct fault *
         return r;
 }
 
-/* The job may be replaced: it is this user's, and nobody works on it. */
+/* Whether the job may be replaced: it belongs to this user and nobody works on it. */
 static int job_check(struct engine *x, const char *name, uint32_t uid, struct fault *fault)
 {
         const struct job *job = job_find(x, name);
@@ -281,7 +282,7 @@ static struct loading *loading_find(const struct engine *x, uint32_t node, uint6
         return NULL;
 }
 
-/* What ranks kept counts for the attempt that the record calls the last one: it goes first. */
+/* Blobs belong to the attempt that the record calls the last one, so the record comes first. */
 static int settle_state(struct loading *ld, struct draft *d, struct job *old, uint64_t attempt)
 {
         struct replica *was = old ? replica_of_copy(old, d->owner, d->copy) : NULL;
@@ -292,12 +293,12 @@ static int settle_state(struct loading *ld, struct draft *d, struct job *old, ui
                 r = state_blob_stage(d->state, d->loaded.blobs[i]->rank, attempt,
                                      d->loaded.blobs[i]->data, d->loaded.blobs[i]->bytes);
         if (r)
-                return fault_errno(&ld->fault, r, "what ranks kept");
+                return fault_errno(&ld->fault, r, "the blobs of ranks");
         record.decided_attempt = attempt;
         record.attempt = attempt + 1;
         state_restore(d->state, &record);
         if (!was && state_was_lost(ld->x->store, &d->state->id, d->owner)) {
-                log_warning("job %s: what was lost of owner %u is replaced", ld->job, d->owner);
+                log_warning("job %s: replaced the lost shards of owner %u", ld->job, d->owner);
                 state_discard(ld->x->store, &d->state->id, d->owner);
         }
         return state_replace(d->state, was ? was->state : NULL, &ld->fault);
@@ -322,7 +323,7 @@ static int swap(struct loading *ld, uint64_t attempt)
         struct replica *h;
         int r = 0;
 
-        if (old && old->uid != ld->uid) /* made since this one was read */
+        if (old && old->uid != ld->uid) /* created since the check */
                 return fault_set(&ld->fault, ZERO_EPERM, "job '%s' belongs to user %u", old->name,
                                  old->uid);
         job = job_new(x, ld->job, ld->uid, ld->manifest.world_size, ld->manifest.reduce_dtype,

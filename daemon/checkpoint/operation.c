@@ -1,9 +1,9 @@
 /*
- * A checkpoint or a restore as the job's coordinator runs it.
+ * A checkpoint or a restore, as the job's coordinator runs it.
  *
- * A phase is one question to some nodes; the next begins when all have answered.  The first refusal
- * ends the operation: all nodes are told to forget it.  The newest operation of a job is kept
- * when it is over, so that who asked for it can be told.
+ * A phase asks some nodes a question; the next phase begins when all have answered. The first
+ * refusal ends the operation, and all nodes are told to forget it. A job's newest operation is kept
+ * when it is over, so that the client that ordered it learns its outcome.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -116,8 +116,8 @@ uint64_t operation_done_bytes(const struct operation *op)
 
 /* ---- begin and end ---------------------------------------------------------------- */
 
-/* The oldest that is over goes, so that names of jobs that are gone do not pile up.  False: none is
- * over. */
+/* Frees the oldest operation that is over, so that those of dropped jobs do not pile up. False:
+ * none is over. */
 static bool make_room(struct engine *x)
 {
         uint32_t n = 0;
@@ -172,7 +172,8 @@ int operation_new(struct engine *x, const struct order *order, bool restore, str
         op->uid = order->uid;
         op->keep = order->keep;
         op->begun_ms = op->moved_ms = engine_now(x);
-        list_insert(x->operations.next, &op->link); /* the newest of a name is found first */
+        list_insert(x->operations.next,
+                    &op->link); /* in front: the newest operation of a job is found first */
         *ret = op;
         return 0;
 }
@@ -245,7 +246,7 @@ static void operation_went_on(struct operation *op)
 
         if (op->pending)
                 return;
-        if (is_over(op)) { /* it was broken off */
+        if (is_over(op)) { /* the operation was cancelled */
                 if (op->x->stopping || op->superseded)
                         operation_free(op);
         } else if (op->fault.status) {
@@ -285,7 +286,7 @@ void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *s,
         s->uid = op->uid;
         s->directory = op->directory;
         op->next = next;
-        op->pending++; /* held until all have been asked */
+        op->pending++; /* until all nodes have been asked */
         for (uint32_t i = 0; i < n_parts(op); i++) {
                 struct question *q = parts >> i & 1 ? malloc(sizeof *q) : NULL;
 
@@ -323,7 +324,7 @@ static void snapshot_progress_message(struct engine *x, uint32_t node, const Zer
         op->parts[part].done = p->bytes;
 }
 
-/* Disks may be slow, but not for ever. */
+/* Disks may be slow, but not forever. */
 static void operation_watch(struct operation *op)
 {
         if (is_over(op) || op->phase == OPERATION_READING ||
@@ -349,7 +350,7 @@ static bool operations_idle(const struct engine *x)
         return list_empty(&x->operations) && list_empty(&x->captures) && list_empty(&x->loadings);
 }
 
-/* What a coordinator that is gone has begun here. */
+/* Cancels what a lost coordinator has begun here. */
 static void operations_down(struct engine *x, uint32_t node, const char *why)
 {
         capture_cancel(x, node, 0, "the link to the coordinator was lost");

@@ -5,11 +5,11 @@
 #include "daemon/checkpoint/checkpoint.h"
 
 /* operation.c, for the phases */
-/* The node whose part that is. */
+/* The node that has the part. */
 uint32_t operation_node(const struct operation *op, uint32_t part);
 int operation_new(struct engine *x, const struct order *order, bool restore, struct operation **ret,
                   struct fault *fault);
-/* For the parts whose bit is set; then next(), or the operation fails. */
+/* Asks for the parts whose bit is set; then comes next(), or the operation fails. */
 void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *m,
                    void (*next)(struct operation *op));
 void operation_enter(struct operation *op, enum operation_phase phase);
@@ -22,7 +22,7 @@ void schedules_free(struct engine *x);
 
 /* answer.c */
 void snapshot_answer(struct engine *x, uint32_t node, uint64_t call, Zero__Snapshotted *s);
-/* owner: of a checkpoint. */
+/* owner: only of a checkpoint. */
 void snapshot_send_progress(struct engine *x, const char *job, uint32_t node, uint64_t id,
                             uint32_t owner, uint64_t bytes);
 
@@ -31,10 +31,10 @@ void capture_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m
 void capture_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 void loading_swap(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
-/* id 0: all that a node has begun. */
+/* id 0: everything that the node has begun. */
 void capture_cancel(struct engine *x, uint32_t node, uint64_t id, const char *why);
 void loading_cancel(struct engine *x, uint32_t node, uint64_t id);
-/* Adds restores under way on this node that will be one more job of the user each. */
+/* Adds to *n_jobs the running restores on this node that will add a job to the user's. */
 int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                    struct fault *fault);
 void captures_tick(struct engine *x);

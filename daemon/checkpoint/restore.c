@@ -1,11 +1,11 @@
 /*
  * The phases of a restore.
  *
- * The coordinator reads manifest and layout; LOAD goes to all nodes, which make their part beside
- * what is there and check every byte of it; SWAP puts it into its place everywhere.  Until then
- * nothing has changed, whatever failed.  A node that dies in the instants of the swap may be left
- * behind with the state from before: ranks are then told that nodes are at different versions, and
- * the job is restored again.
+ * The coordinator reads manifest and layout. LOAD goes to all nodes, which make their part beside
+ * the present state and check every byte of it. SWAP puts the parts in their place everywhere.
+ * Before SWAP nothing has changed, whatever fails. A node that dies during the swap may keep the
+ * state from before: then ranks are told that nodes are at different versions, and the job has to
+ * be restored again.
  */
 #include "daemon/checkpoint/operation.h"
 
@@ -20,7 +20,7 @@ static void swapped(struct operation *op)
         operation_end(op, ZERO_OK, "");
 }
 
-/* Attempts go on behind all that any node has heard of, the restored one's included. */
+/* Attempts continue above all numbers that any node has heard of, and above the restored one's. */
 static void loaded(struct operation *op)
 {
         Zero__Snapshot s = ZERO__SNAPSHOT__INIT;

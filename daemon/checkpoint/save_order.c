@@ -19,7 +19,7 @@ void save_order_deinit(struct save_order *o)
         free(STEAL(o->begun));
 }
 
-/* Passes over what updates save. */
+/* Skips what updates save. */
 static const struct snapshot_extent *extent_next(struct save_order *o)
 {
         for (; o->extent < o->map->n; o->extent++) {

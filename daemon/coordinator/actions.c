@@ -1,4 +1,4 @@
-/* What the coordinator of a job wants done: messages, and lines for the log (coordinator.h). */
+/* Carries out what a job's coordinator decides: messages and log lines (coordinator.h). */
 #include "daemon/coordinator/coordinator.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static void norm_fill(const struct step *s, Zero__Decision *ret)
         ret->norm_only = true;
         ret->attempt = s->attempt;
         ret->grad_norm = s->norm;
-        ret->finite = s->norm == s->norm; /* the norm is NaN if any gradient is */
+        ret->finite = s->norm == s->norm; /* any NaN or infinite gradient makes the norm NaN */
         ret->version = s->version;
         ret->loss_scale = s->loss_scale;
 }
@@ -51,7 +51,7 @@ static void decided_tell(struct coordinated *c, bool norm_only)
         }
 }
 
-/* The ranks' calls fail; the attempt goes on, and may be ended by another call. */
+/* The ranks' calls fail; the attempt goes on, and another call may end it. */
 static void refuse(struct coordinated *c)
 {
         const struct step *s = &c->state.step;
@@ -79,7 +79,7 @@ static void kept_add(struct coordinated *c, size_t *n, uint32_t rank, const void
         c->kept_pointers[(*n)++] = k;
 }
 
-/* What all ranks kept with the last decision is in this node's own state: it is an owner. */
+/* The ranks' blobs of the last decision; this node is an owner, so its own state has them. */
 static size_t start_kept(struct coordinated *c)
 {
         const struct job *job = job_find(c->x, c->name);
@@ -96,7 +96,7 @@ static size_t start_kept(struct coordinated *c)
         return n;
 }
 
-/* Every node hears where the job stands, and what its ranks kept with the last step. */
+/* Tells every node where the job stands and what its ranks' blobs are. */
 static void start(struct coordinated *c)
 {
         const struct step *s = &c->state.step;
@@ -147,7 +147,7 @@ static void prepare(struct coordinated *c)
         }
 }
 
-/* Another number of ranks: what the old ones handed in is void. */
+/* The number of ranks has changed: what the old ones handed in is void. */
 static void resized(struct coordinated *c, uint32_t before)
 {
         for (uint32_t r = 0; r < c->n_handed; r++)
@@ -228,7 +228,8 @@ static void finished(struct coordinated *c, const struct coordinator_action *a)
                 drop_order(c->x, c->name, c->x->cluster->self, 0, NULL);
                 return;
         }
-        /* who was waited for in the last step: a finished job that is waited for keeps its place */
+        /* forget whom the last step waited for: a finished job that somebody waits for keeps its
+         * place */
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
                 free(STEAL(c->reports[n]));
         coordinated_tell(c);
@@ -264,7 +265,7 @@ static void unknown(struct coordinated *c, uint32_t node, bool waited)
                         c->name, name);
 }
 
-/* Here at once: ranks may come anew. */
+/* At once, so that new ranks may come. */
 static void discard(struct coordinated *c, uint32_t node)
 {
         Zero__LinkMessage m = coordinated_message(c);
@@ -387,7 +388,7 @@ static void action_run(struct coordinated *c, const struct coordinator_action *a
         }
 }
 
-/* An action may bring another event about: what that gives comes after what is left. */
+/* An action may cause another event, whose actions come after those that are left. */
 void coordinated_event(struct coordinated *c, struct coordinator_event e)
 {
         e.now_ms = engine_now(c->x);

@@ -1,6 +1,6 @@
 /*
- * What happens to jobs, nodes and ranks becomes events of the coordinators of the jobs that this
- * node coordinates (coordinator.h).
+ * Turns what happens to jobs, nodes and ranks into events of the coordinators on this node
+ * (coordinator.h).
  */
 #include "daemon/coordinator/coordinator.h"
 
@@ -78,7 +78,7 @@ void coordinators_free(struct engine *x)
         }
 }
 
-/* Of a job that an earlier process left: asks all nodes where they stand. */
+/* An earlier process left the job: asks all nodes where it stands. */
 static void coordinator_resume(struct job *job)
 {
         layout *l = NULL;
@@ -88,7 +88,7 @@ static void coordinator_resume(struct job *job)
         if (layout_copy(job->layout, &l) ||
             !coordinated_new(job->x, job->name, job->uid, job->world_size, job->reduce_dtype, l,
                              engine_now(job->x) + RETURN_MS))
-                log_error("job %s: out of memory: it is taken up when a rank attaches", job->name);
+                log_error("job %s: out of memory: taken up when a rank attaches", job->name);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -110,7 +110,7 @@ static void part_message(struct coordinated *c, uint32_t node, const Zero__Part 
                                                          .finish = finish_of(part) });
 }
 
-/* What the ranks of a node keep with the step; of this attempt alone. */
+/* Takes the blobs that a node's ranks hand in with the step, in this attempt only. */
 static int handed_take(struct coordinated *c, uint32_t node, const Zero__Ready *ready,
                        struct fault *fault)
 {
@@ -124,7 +124,7 @@ static int handed_take(struct coordinated *c, uint32_t node, const Zero__Ready *
 
                 if (k->rank >= s->world_size || k->blob.len > ZERO_BLOB_MAX ||
                     s->node_of_rank[k->rank] != node)
-                        return fault_set(fault, ZERO_EPROTO, "what a rank keeps is malformed");
+                        return fault_set(fault, ZERO_EPROTO, "a rank's blob is malformed");
                 if (blob_set(&c->handed[k->rank], k->blob.data, k->blob.len))
                         return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }

@@ -1,4 +1,4 @@
-/* Joins come in: what is asked of the job itself is checked here, slots are the coordinator's. */
+/* Ranks join. The job itself is checked here; rank slots belong to the coordinator. */
 #include "daemon/checkpoint/checkpoint.h"
 #include "daemon/coordinator/coordinator.h"
 
@@ -25,7 +25,7 @@ static int layouts_agree(const struct coordinated *c, uint32_t rank, const layou
                          rank, c->name, text);
 }
 
-/* A job that exists takes only ranks that mean the same job. */
+/* A job takes only ranks that mean the same job. */
 static int job_check(const struct coordinated *c, const Zero__Join *join, const layout *l,
                      struct fault *fault)
 {
@@ -38,14 +38,14 @@ static int job_check(const struct coordinated *c, const Zero__Join *join, const 
         return layouts_agree(c, join->rank, l, fault);
 }
 
-/* *ret: also where the layouts differ. */
+/* *ret is set even if the layouts differ. */
 static int job_of_join(struct engine *x, const char *name, const Zero__Join *join,
                        struct coordinated **ret, struct fault *fault)
 {
         layout *l = NULL;
         int r;
 
-        /* else it, or the job that it makes, would be taken away when the restore takes over */
+        /* otherwise the restore would replace it, or the job that it creates */
         if (restore_runs(x, name))
                 return fault_set(fault, ZERO_EBUSY,
                                  "a restore of job '%s' is under way: attach when it is done",
@@ -88,7 +88,8 @@ void joining_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m
                 return;
         }
         c = coordinated_find(x, m->job);
-        if (c && join->rank == RANK_ABSENT) /* it had no memory for its state, and has now */
+        if (c &&
+            join->rank == RANK_ABSENT) /* the node had no memory for its state, and has some now */
                 coordinated_event(
                         c, (struct coordinator_event){ .kind = COORDINATOR_NODE_UP, .node = node });
         r = job_of_join(x, m->job, join, &c, &fault);

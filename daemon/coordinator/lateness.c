@@ -1,4 +1,4 @@
-/* Who is late: reports of the nodes put together and told to all, so that every wait has a name. */
+/* Collects from all nodes who is late and tells everyone, so that every wait has a name. */
 #include "daemon/coordinator/coordinator.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@ void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progre
         if (!r)
                 r = c->reports[node] = malloc(sizeof *r);
         if (!r)
-                return; /* the node tells again */
+                return; /* the node will report again */
         *r = (struct report){ .waiting = p->waiting };
         for (size_t i = 0; i < p->n_waits && r->n < WAIT_LINES; i++) {
                 struct wait_line *line = &r->lines[r->n++];
@@ -45,7 +45,7 @@ const char *coordinated_untold(const struct coordinated *c)
                          "and restore it from a checkpoint";
 }
 
-/* Nodes that are away, and what else hinders the job. */
+/* Nodes that are away, and other obstacles to the job. */
 static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lines)
 {
         uint64_t now = engine_now(c->x);
@@ -86,7 +86,7 @@ static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lin
         return n;
 }
 
-/* Ranks of another world size wait for those of this one to leave. */
+/* Ranks of another world size wait until those of this one have left. */
 static bool world_waits(const struct coordinated *c, struct wait_line *lines, uint32_t *n)
 {
         const struct join *j = coordinator_other_world(&c->state);
@@ -105,7 +105,7 @@ static bool world_waits(const struct coordinated *c, struct wait_line *lines, ui
         return true;
 }
 
-/* A rank that is not there may come yet, unless its process has ended. */
+/* An absent rank may still come, unless its process has ended. */
 static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait_line *lines,
                          uint32_t *n)
 {
@@ -126,7 +126,7 @@ static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait
         summary_add(lines, n, &line);
 }
 
-/* Missing nodes and ranks first, then what the nodes report. */
+/* Absent nodes and ranks first, then what the nodes report. */
 static uint32_t coordinator_summary(const struct coordinated *c, struct wait_line *lines)
 {
         const struct step *s = &c->state.step;

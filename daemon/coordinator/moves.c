@@ -1,6 +1,6 @@
 /*
- * How far a job's shards are on their way: bytes that lie where the placement in force has them, of
- * all of them, and who keeps the rest waiting.
+ * How far a job's shards have moved: how many of their bytes lie where the placement in force wants
+ * them, and who holds up the rest.
  */
 #include "daemon/reshard/reshard.h"
 
@@ -39,7 +39,7 @@ static void holder_add(const struct coordinated *c, uint32_t holder, struct move
         m->total += share;
 }
 
-/* Of the states that are moved, or, where that is not known yet, of the newest there are. */
+/* The epoch of the states being moved, or, while that is unknown, of the newest states. */
 static bool old_placement_epoch(const struct coordinated *c, uint64_t *ret)
 {
         uint64_t newest = 0;
@@ -56,7 +56,7 @@ static bool old_placement_epoch(const struct coordinated *c, uint64_t *ret)
         return some;
 }
 
-/* Of a whole job, the holders that get back what they lost. */
+/* The job is complete, and the holder only gets back what it lost. */
 static bool is_restored(const struct coordinated *c, uint32_t holder)
 {
         uint32_t node = holder_node(&c->state.step.view, holder);
@@ -95,7 +95,7 @@ static void wait_for(const struct coordinated *c, uint32_t node, const char *wha
         snprintf(ret->what, sizeof ret->what, "%s", what);
 }
 
-/* Not all of the job is on the nodes that are there. */
+/* Some of the job is not on the nodes that are up. */
 static void rest_waits(const struct coordinated *c, struct wait_line *ret)
 {
         uint32_t n_nodes = c->x->cluster->n_nodes;
@@ -117,7 +117,7 @@ static void rest_waits(const struct coordinated *c, struct wait_line *ret)
                  "it");
 }
 
-/* Where the job stands is not known, or must first be carried out. */
+/* Nobody knows yet where the job stands, or a decided step has to be carried out first. */
 static bool standing_waits(const struct coordinated *c, struct wait_line *ret)
 {
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)

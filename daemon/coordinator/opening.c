@@ -1,6 +1,6 @@
 /*
- * A job's coordinator begins, and nodes are asked what they know of the job; what they answer is
- * read, and what a finished job holds is given to one that lacks room.
+ * A job's coordinator begins: it asks the nodes what they know of the job and reads their answers.
+ * If a node has no room for the job, finished jobs give up their place.
  */
 #include "daemon/coordinator/coordinator.h"
 
@@ -108,8 +108,9 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
         if (!states || !standings)
                 e.status = fault_set(&fault, ZERO_ENOMEM, "out of memory");
         else if (o->n_standings > STATES_MAX)
-                e.status = fault_set(&fault, ZERO_EPROTO, "it tells of %zu states, %d are the limit",
-                                     o->n_standings, STATES_MAX);
+                e.status =
+                        fault_set(&fault, ZERO_EPROTO, "it tells of %zu states, %d are the limit",
+                                  o->n_standings, STATES_MAX);
         for (size_t i = 0; o->known && i < n && !e.status; i++) {
                 e.status = standing_read(o->standings[i], &states[i], &standings[i], &fault);
                 e.n_states += !e.status;
@@ -122,7 +123,7 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
 
 /* ---- asking ---------------------------------------------------------------------------- */
 
-/* Finished jobs are dropped only where their places suffice: nothing is lost for a job that never
+/* Finished jobs are dropped only if that makes enough room: nothing is lost for a job that never
  * fits. */
 static bool displacing_helps(const struct coordinated *c, const struct finished_jobs *finished)
 {
@@ -138,9 +139,9 @@ static bool displaced_is_dropped(const struct coordinated *c)
 }
 
 /*
- * There is no place for the job: the finished job of the same user that finished first gives its
- * own, and the node is asked again.  False: there is none, or it would not help.  A node that was
- * asked before a drop ended has perhaps not seen the room that the drop made.
+ * The node has no room for the job. Drops the user's job that has been finished longest, so that
+ * the node can be asked again. False: there is none, or it would not help. A node that was asked
+ * before a drop ended may not have seen the room that the drop made.
  */
 static bool displace(const struct opening *o, int status, const char *text)
 {

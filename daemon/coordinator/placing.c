@@ -1,6 +1,6 @@
 /*
- * States brought to where the placement in force has them: nodes are asked to settle old states,
- * and holders are filled; what becomes of that is told to the coordinator (coordinator.h).
+ * Brings states to where the placement in force wants them: asks nodes to settle old states, has
+ * holders filled, and tells the coordinator the outcome (coordinator.h).
  */
 #include "daemon/coordinator/coordinator.h"
 
@@ -9,11 +9,11 @@
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 
-/* A question or a fill whose answer is to come. */
+/* A question or a fill without an answer yet. */
 struct asked {
         struct coordinated *c;
         uint32_t of;    /* node, or holder */
-        uint64_t epoch; /* of the answer's states */
+        uint64_t epoch; /* of the states in the answer */
 };
 
 static struct asked *asked_new(struct coordinated *c, uint32_t of, uint64_t epoch)
@@ -123,7 +123,7 @@ void placing_whole(struct coordinated *c)
         crash_point(CRASH_MOVE_WHOLE);
         log_info_for(c->uid, "job %s: all its shards are where owner list %llu has them", c->name,
                      (unsigned long long)c->state.step.view.epoch);
-        coordinated_tell(c); /* that it moves no more */
+        coordinated_tell(c); /* says that it no longer moves */
 }
 
 void placing_take_back(struct coordinated *c, bool first)

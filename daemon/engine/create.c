@@ -1,4 +1,4 @@
-/* Jobs made where their coordinator opens them. */
+/* Creates jobs that their coordinator opens. */
 #include "daemon/checkpoint/checkpoint.h"
 #include "daemon/core/shut.h"
 #include "daemon/engine/engine.h"
@@ -11,7 +11,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* The job's state is made on an offload thread; then Open is answered. */
+/* Creates the job's state on an offload thread; then Open is answered. */
 struct make {
         struct offload_task task;
         struct job *job;
@@ -75,7 +75,7 @@ static int replica_make(struct replica *h, struct fault *fault)
                 r = state_init_group(h->state, job->layout, g, x->ops);
         if (r)
                 return fault_errno(fault, r, "first values");
-        state_abort(h->state, JOB_FILLED); /* from here on it can be taken up again */
+        state_abort(h->state, JOB_FILLED); /* from here on a restart takes it up */
         return 0;
 }
 
@@ -113,7 +113,7 @@ static void make_done(struct offload_task *task)
         } else if (make->status) {
                 log_error_for(job->uid, "job %s: %s", job->name, make->fault.text);
                 answer(x, make->node, &m, make->status, make->fault.text);
-                job->drop_state = true; /* what was made of it */
+                job->drop_state = true; /* nothing of a failed creation stays */
                 job_detach(job);
         } else {
                 log_info_for(
@@ -159,7 +159,7 @@ static void unknown_answer(struct engine *x, uint32_t node, const Zero__LinkMess
         fabric_send(x->fabric, node, &m);
 }
 
-/* A job of that name that is here must be the one that is meant. */
+/* A job of that name on this node must be the same job. */
 static int open_check(const struct job *job, const Zero__Open *open, const layout *l,
                       struct fault *fault)
 {
@@ -181,7 +181,7 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         return 0;
 }
 
-/* All that this node has to hold of the job. */
+/* Makes a replica for everything that this node holds of the job. */
 static bool replicas_new(struct job *job)
 {
         const struct placement *place = &job->place;
@@ -194,7 +194,7 @@ static bool replicas_new(struct job *job)
         return true;
 }
 
-/* Whether a job with that layout may be made. */
+/* Whether a job with that layout may be created. */
 static int open_new_check(struct engine *x, const char *name, uint32_t uid, const layout *l,
                           struct fault *fault)
 {

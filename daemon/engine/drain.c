@@ -1,9 +1,9 @@
 /*
- * Leaving between two steps.
+ * Stops between two steps.
  *
- * A daemon that is told to stop waits, for a bounded time, until the attempts in flight are
- * decided and the updates are through: then nothing of what ranks have handed in is lost, and
- * they see no more than a pause while another process takes the jobs up.
+ * A daemon that is told to stop first waits, for a bounded time, until the attempts in flight are
+ * decided and their updates done. So nothing that ranks have handed in is lost, and ranks only
+ * notice a pause while another process takes the jobs up.
  */
 #include "daemon/engine/lifetime.h"
 
@@ -18,7 +18,7 @@ static bool ranks_here(const struct job *job)
         return true;
 }
 
-/* Something was handed in that only a decision makes last. */
+/* Whether something was handed in that is lost without a decision. */
 static bool step_begun(const struct job *job)
 {
         if (reduce_any(job))
@@ -32,7 +32,7 @@ static bool step_begun(const struct job *job)
         return false;
 }
 
-/* Whether the job's step will end by itself: not without its ranks and nodes. */
+/* Whether the step can end by itself: its ranks and nodes are there. */
 static bool job_in_flight(const struct job *job)
 {
         struct wait_line away;
@@ -80,6 +80,6 @@ void engine_drain(struct engine *x, uint64_t timeout_ms, void (*drained)(void *a
         life->drained_arg = arg;
         life->drain_until_ms = engine_now(x) + timeout_ms;
         if (job)
-                log_info("job %s: its step is to end first", job->name);
+                log_info("job %s: waiting for the end of its step", job->name);
         drain_check(x);
 }

@@ -1,4 +1,4 @@
-/* Start and stop of the engine, its tick, and the way of messages to its parts. */
+/* Starts and stops the engine, ticks, and passes messages to the folders. */
 #include "daemon/checkpoint/checkpoint.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/core/shut.h"
@@ -113,7 +113,7 @@ static void engine_progress(struct engine *x)
         resume_tick(x);
 }
 
-/* A step that a stop waits for may have ended. */
+/* The stop may have waited for a step that has ended now. */
 static void engine_settled(struct job *job)
 {
         if (job->x->draining)
@@ -155,7 +155,7 @@ int engine_start(struct engine *x)
         x->linked = x->agreeing = x->up = 0;
         randombytes_buf(&x->last_put, sizeof x->last_put); /* names of puts outlive the process */
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
-                x->cut[n] = UINT64_MAX; /* until it tells */
+                x->cut[n] = UINT64_MAX; /* until the node tells */
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 for (uint32_t i = 0; i < x->cluster->nodes[n].owners; i++)
                         owners[n_owners++] = n;
@@ -201,7 +201,7 @@ void engine_down(struct engine *x, uint32_t node, const char *why)
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 if (job->coordinator == node)
-                        job->n_waits = 0; /* it tells them anew when it is back */
+                        job->n_waits = 0; /* the coordinator tells them again when it is back */
         }
         for_modules (x, module)
                 if (module->node_down)
@@ -257,7 +257,7 @@ static void offer_message(struct job *job, uint32_t node, const Zero__Offer *off
                 fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");
 }
 
-/* Messages for a job that stands on this node. */
+/* A message for a job on this node. */
 static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         bool trusted = node == job->coordinator;
@@ -326,7 +326,7 @@ static bool for_coordinator(const Zero__LinkMessage *m)
         }
 }
 
-/* What nobody here takes. */
+/* A message for a job that is not on this node. */
 static void refuse(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int status,
                    const char *text)
 {

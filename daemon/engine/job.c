@@ -1,4 +1,4 @@
-/* Jobs start when all ranks are there, and move on by their coordinator's decisions. */
+/* Jobs start when all ranks are there, and advance with their coordinator's decisions. */
 #include "daemon/engine/engine.h"
 
 #include <assert.h>
@@ -16,7 +16,7 @@ static void job_fail_requests(struct job *job, int status, const char *text)
         gather_fail(job, status, text);
 }
 
-/* No rank of the old world has a session here: the coordinator has made sure of it. */
+/* The coordinator has made sure that no rank of the old world has a session here. */
 static bool job_resize(struct job *job, uint32_t world_size)
 {
         struct job old = *job;
@@ -187,8 +187,7 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
         }
 }
 
-/* Logged for the first of a row, the second, the fourth, ...: a loop may skip thousands a second.
- */
+/* Logs the first of a row, the second, the fourth and so on: a loop may skip thousands a second. */
 static void job_overflowed(struct job *job, const Zero__Decision *d)
 {
         if (!d->overflow) {

@@ -1,12 +1,12 @@
 /*
  * Which nodes reach each other.
  *
- * A node counts as up when its link stands and it has told that the same list of owners is in
- * force there: until then nothing that it says of jobs is heard.
+ * A node is up when its link stands and it has said that the same owner list is in force there.
+ * Until then this node ignores what it says about jobs.
  *
- * Every node tells all others, whenever that changes, which nodes it cannot reach: what was on
- * its way over a link that broke is lost, also between two nodes that are no coordinator,
- * and an attempt that needs both is void.
+ * Every node tells all others which nodes it cannot reach, whenever that changes. What was on its
+ * way over a broken link is lost, even between two nodes of which neither coordinates, and an
+ * attempt that needs both is void.
  */
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/engine/engine.h"
@@ -34,7 +34,7 @@ void links_tell(struct engine *x)
         send_all(x, &m);
 }
 
-/* What waits for the node goes on once both are so. */
+/* Once both hold, what waits for the node goes on. */
 static void links_check(struct engine *x, uint32_t node)
 {
         uint64_t bit = 1ull << node;
@@ -62,11 +62,12 @@ void links_down(struct engine *x, uint32_t node)
         x->linked &= others;
         x->agreeing &= others;
         x->up &= others;
-        x->cut[node] = UINT64_MAX; /* until it tells */
+        x->cut[node] = UINT64_MAX; /* until the node tells */
         links_tell(x);
 }
 
-/* Its first word on a link; messages may come before this node has heard that the link stands. */
+/* The first word of a node on a link; messages may come before this node hears that the link
+ * stands. */
 static void links_agree(struct engine *x, uint32_t node, uint64_t epoch)
 {
         if (epoch == x->view.epoch) {

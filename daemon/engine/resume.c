@@ -1,12 +1,13 @@
 /*
  * Jobs that an earlier process left in the state directory.
  *
- * A step whose decision is in the record is carried out to the end.  What becomes of an
- * attempt that this owner has voted in, the job's coordinator finds out (coordinator.h); any
- * other is void, its gradients count for nothing.  Trainers then attach as to any job.
+ * A recorded decision is carried out. If this owner has voted in an attempt, the job's coordinator
+ * finds its outcome (coordinator.h). Any other attempt is void: its gradients count for nothing.
+ * Trainers then attach as usual.
  *
- * A state that is whole while memory is short is tried again until it is taken up, and its job with
- * it.  Meanwhile this node answers as one that is not up yet: nobody takes the state for lost.
+ * If memory is too short for a whole state, this node tries again until it can take up the state,
+ * and the job with it. Until then it answers like a node that is not up, so that nobody takes the
+ * state for lost.
  */
 #include "daemon/core/shut.h"
 #include "daemon/engine/lifetime.h"
@@ -40,7 +41,7 @@ static bool resume_check(const struct engine *x, const struct state *state, cons
         return false;
 }
 
-/* The states of one job on this node are of one job. */
+/* Whether the state belongs to the same job as the others. */
 static bool resume_matches(const struct job *job, const struct state *state, const layout *l,
                            const char *file)
 {
@@ -56,7 +57,7 @@ static bool resume_matches(const struct job *job, const struct state *state, con
         return false;
 }
 
-/* The job that the state is of; takes the layout over. */
+/* Finds or makes the state's job; takes the layout over. */
 static struct job *resume_find(struct engine *x, const struct state *state, layout *l,
                                const char *file)
 {
@@ -88,7 +89,7 @@ static int resume_add(struct job *job, struct state *state, struct replica **ret
         return r;
 }
 
-/* Nothing that could be used is left of it, but it is for somebody to say so. */
+/* Nothing usable is left of the state; a person has to decide what follows. */
 static void resume_lost(const struct engine *x, const struct state *state, const char *file)
 {
         bool old_placement = resume_use(x, state) != STATE_IN_FORCE;
@@ -103,7 +104,7 @@ static void resume_lost(const struct engine *x, const struct state *state, const
                           "restore)");
 }
 
-/* What is of the placement in force goes to where this node keeps such. */
+/* Moves a state of the placement in force to where this node keeps states. */
 static void resume_place(const struct engine *x, struct state *state)
 {
         struct fault fault;
@@ -117,7 +118,7 @@ static void resume_place(const struct engine *x, struct state *state)
                             fault.text);
 }
 
-/* Not 0: there is no memory for it now. */
+/* Not 0: there is no memory for the state now. */
 static int resume_open(struct engine *x, const char *file, struct fault *fault)
 {
         struct state *state = NULL;
@@ -146,9 +147,7 @@ static int resume_open(struct engine *x, const char *file, struct fault *fault)
                 return 0;
         }
         job = resume_find(x, state, l, file);
-        r = job && resume_add(job, state, &h)
-                    ? fault_set(fault, ZERO_ENOMEM, "out of memory")
-                    : 0;
+        r = job && resume_add(job, state, &h) ? fault_set(fault, ZERO_ENOMEM, "out of memory") : 0;
         if (!job || r) {
                 state_close(state);
                 return r;
@@ -182,7 +181,7 @@ static int resume_state(const char *file, void *arg)
 static void claim_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         if (status && status != ZERO_EPEER)
-                log_debug("what a job left here is not taken up: %s", text);
+                log_debug("a job that an earlier process left is not taken up: %s", text);
 }
 
 static void job_claim(struct job *job)
@@ -191,7 +190,7 @@ static void job_claim(struct job *job)
         Zero__Join join = ZERO__JOIN__INIT;
 
         if (layout_to_message(job->layout, &join.layout))
-                return; /* a rank that attaches will do */
+                return; /* a rank that attaches resumes it */
         join.uid = job->uid;
         join.rank = RANK_ABSENT;
         join.world_size = job->world_size;
@@ -203,7 +202,7 @@ static void job_claim(struct job *job)
         zero__layout__free_unpacked(join.layout, NULL);
 }
 
-/* There is something that the job's coordinator may lack, and can have from here. */
+/* Whether this node has something that the job's coordinator may lack. */
 static bool is_claimed(const struct job *job)
 {
         return !list_empty(&job->old_replicas) ||
@@ -221,13 +220,13 @@ void jobs_claim(struct engine *x, uint32_t node)
         }
 }
 
-/* Its only state found no memory, not even to wait for some. */
+/* Whether the job's only state found no memory, and is not even waiting for some. */
 static bool is_empty(const struct job *job)
 {
         return list_empty(&job->replicas) && list_empty(&job->old_replicas);
 }
 
-/* Those of which all that is here is open; the others wait. */
+/* Takes up jobs whose states are all open; the others wait. */
 static void jobs_begin(struct engine *x, bool late)
 {
         list_for_each (&x->jobs, item) {

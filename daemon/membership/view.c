@@ -126,7 +126,7 @@ static void change_refused(struct views *v, uint32_t node, int status, const cha
         snprintf(whole, sizeof whole, "node %s: %s", node_name(v->x, node), text);
         paxos_give_up(&v->r);
         if (!v->change)
-                log_debug("what was begun earlier cannot be completed: %s", whole);
+                log_debug("cannot complete a change that began earlier: %s", whole);
         change_end(v, status, whole);
 }
 
@@ -138,7 +138,7 @@ static void split_found(struct views *v, uint32_t node)
 
         if (!v->split_told[node])
                 log_error("node %s has other owners for epoch %llu: each side was told that the "
-                          "other is dead. Stop the daemons of the side that is to be given up, "
+                          "other is dead. Stop the daemons of the side that you give up, "
                           "move its files in view_dir away, and start them again: they learn from "
                           "the others",
                           node_name(x, node), (unsigned long long)v->r.record.chosen.epoch);
@@ -156,7 +156,7 @@ static void view_pause(struct views *v, uint32_t actions)
                 v->retry_ms = now + VIEW_RETRY_MS + randombytes_uniform(VIEW_PAUSE_MORE_MS);
 }
 
-/* What it changed is durable. */
+/* The change is durable: carries out the actions. */
 static void view_speak(struct views *v, uint32_t actions, uint32_t from)
 {
         struct engine *x = v->x;
@@ -187,7 +187,7 @@ static void view_write(struct blocking_work *disk)
         v->written = ballots_write(v->ballots, &v->record);
 }
 
-/* Nothing was said of the event: it has not happened. */
+/* The write failed. Nobody has heard of the event, so it has not happened. */
 static void view_unwritten(struct views *v)
 {
         char text[300];
@@ -232,7 +232,7 @@ static void view_act(struct views *v, uint32_t actions, uint32_t from)
 
 /* ---- other nodes ---- */
 
-/* A view that is not chosen yet may only come where nothing stands in its way. */
+/* Refuses a view that is not chosen yet if something is in its way. */
 static bool view_refuse(struct views *v, uint32_t node, const struct paxos_message *m)
 {
         struct engine *x = v->x;
@@ -248,7 +248,7 @@ static bool view_refuse(struct views *v, uint32_t node, const struct paxos_messa
         if (!fault.status && !view_hindered(x, &fault))
                 return false;
         paxos_up(&v->r);
-        v->r.answer.ballot = m->ballot; /* what is refused */
+        v->r.answer.ballot = m->ballot; /* the ballot that is refused */
         view_send(x, node, &v->r.answer, &fault);
         return true;
 }
@@ -260,7 +260,7 @@ static void view_hear(struct views *v, uint32_t node, const struct paxos_message
         view_act(v, paxos_hear(&v->r, node, m), node);
 }
 
-/* What came meanwhile, until something is to be written again. */
+/* Handles what came meanwhile, until something has to be written again. */
 static void view_next(struct views *v)
 {
         for (uint32_t n = 0; n < v->x->cluster->n_nodes && !v->writing; n++) {
@@ -323,7 +323,7 @@ static void change_begin(struct views *v)
         view_propose(v, &c->wanted, c->dead);
 }
 
-/* As many are there as must vote. */
+/* Whether enough nodes for a decision are up. */
 static bool votes_there(const struct views *v, uint64_t dead)
 {
         return (uint32_t)__builtin_popcountll(reachable(v->x) & ~dead) >=

@@ -1,8 +1,8 @@
 /*
- * A change of owners is taken back.
+ * Takes a change of owners back.
  *
- * It is a change like any other, wished for by the coordinator of a job that a node refuses to take
- * its part of.  The first reason is kept, for those who ask what became of their change.
+ * That is a change like any other, proposed because a node refuses its part of a job. The first
+ * reason is kept, for those who ask what became of their change.
  */
 #include "daemon/base/log.h"
 #include "daemon/membership/membership.h"
@@ -12,11 +12,11 @@ static void back_done(struct view_change *change, int status, const char *text)
 {
         struct view_back *b = CONTAINER_OF(change, struct view_back, change);
 
-        b->wished = false; /* its coordinator wishes again, as long as that makes sense */
+        b->wished = false; /* the job's coordinator asks again as long as that makes sense */
         if (status == ZERO_OK)
                 b->x->taken_back = b->note;
         else
-                log_warning("the change of owners is not taken back yet: %s", text);
+                log_warning("cannot take the change of owners back yet: %s", text);
 }
 
 void view_take_back(struct engine *x, const struct placement *before, const char *why)
@@ -32,7 +32,7 @@ void view_take_back(struct engine *x, const struct placement *before, const char
         v->back.change.done = back_done;
 }
 
-/* Behind what is under way for a client. */
+/* Waits for a client's change. */
 void view_back_tick(struct engine *x)
 {
         struct views *v = x->views;

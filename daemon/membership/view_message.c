@@ -1,4 +1,4 @@
-/* Paxos messages on the wire, and the paxos record on the disk. */
+/* Converts paxos messages for the wire, and the paxos record for the disk. */
 #include "daemon/membership/membership.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* What a person's wish for other owners comes to, and why it may not be. */
+/* Plans the change of owners that a person asks for, or says why it cannot be. */
 #include "daemon/membership/membership.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ static bool is_owner(const struct placement *p, uint32_t node)
         return placement_nodes(p) >> node & 1;
 }
 
-/* Its link was cut a moment ago: it may be starting anew with other owners. */
+/* Its link went down a moment ago: it may be restarting with other owners. */
 static bool may_come(const struct engine *x, uint32_t node)
 {
         struct fabric_info info;
@@ -89,7 +89,7 @@ static int plan_dead(const struct engine *x, uint32_t node, struct view_change *
         return is_owner(&c->wanted, node) ? plan_remove(x, node, &c->wanted, fault) : 0;
 }
 
-/* It may have what is newest of a job: lists of which it was go back as far as is known. */
+/* It owned shards in an earlier epoch, so it may hold a job's newest state. */
 static bool was_owner(const struct placement *p, uint64_t nodes)
 {
         for (uint32_t i = 0; i < PLACEMENT_BEFORE; i++)

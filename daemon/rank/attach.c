@@ -1,12 +1,12 @@
 /*
- * The ranks that run on this node: attaching, holding, pushing, ending the step.
+ * Ranks of this node attach.
  *
- * Attaching: the rank's layout goes to the job's coordinator (join); when every rank is there the
- * coordinator starts the job on all nodes and answers.  If the coordinator is not up yet, the
- * join waits for it.  A rank that takes the place of a lost one is answered at once, and begins
- * with what that one has handed in; if that was the whole step, it waits for the decision.
+ * The rank's layout goes to the job's coordinator (join). When every rank is there, the coordinator
+ * starts the job on all nodes and answers. While the coordinator is not up, the join waits for it.
+ * A rank that replaces a lost one is answered at once and continues from what that rank has handed
+ * in; if that was the whole step, it waits for the decision.
  *
- * When the link to the coordinator was lost, the node's ranks join again by themselves.
+ * After the link to the coordinator was lost, the node's ranks join again by themselves.
  */
 #include "daemon/rank/local.h"
 
@@ -32,14 +32,14 @@ static void rank_free(struct rank *rank)
         free(rank);
 }
 
-/* The coordinator hears that the rank has left. */
+/* Tells the coordinator that the rank has left. */
 static void rank_part(const struct rank *rank, bool orderly)
 {
         struct engine *x = rank->x;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Part part = ZERO__PART__INIT;
 
-        if (x->leaving) /* the link's end will say it all */
+        if (x->leaving) /* the end of the link will say so for all ranks */
                 return;
         m.job = (char *)rank->job_name;
         part.rank = rank->rank;
@@ -51,7 +51,7 @@ static void rank_part(const struct rank *rank, bool orderly)
         fabric_send(x->fabric, coordinator_of(x, rank->job_name), &m);
 }
 
-/* The call that attaches ends, if there is one still. */
+/* Ends the call that attaches, if it still waits. */
 static void attach_end(struct rank *rank, int status, const char *text)
 {
         struct request *r = rank->attaching;
@@ -62,14 +62,14 @@ static void attach_end(struct rank *rank, int status, const char *text)
                 request_end(r, status, "%s", text);
 }
 
-/* The rank does not join any more, and needs its layout no more. */
+/* The rank no longer joins, and no longer needs its layout. */
 static void rank_withdraw(struct rank *rank)
 {
         list_remove(&rank->link);
         layouts_unref(STEAL(rank->layout));
 }
 
-/* Nobody waits for its place any more: it does not join when the coordinator is up. */
+/* Nobody waits for the rank: it does not join when the coordinator comes up. */
 static void attach_forget(struct request *r)
 {
         struct rank *rank = r->subject;
@@ -124,7 +124,7 @@ static void rank_gone(struct rank *rank, int status, const char *text)
         rank->events.gone(rank->events.arg, status, text);
 }
 
-/* A rank that was in the job has its place again, or has none any more. */
+/* A rank of the job has rejoined, or has lost its place. */
 static void rank_rejoined(struct rank *rank, int status, const char *text)
 {
         if (status != ZERO_OK && status != ZERO_EPEER && !rank->job->dead)
@@ -142,12 +142,12 @@ static void rank_join(struct rank *rank);
 /* ---- entering ------------------------------------------------------------------- */
 
 /*
- * A rank whose join the coordinator has answered gets its windows, and enters the job.  Windows on
- * a GPU take their time (gpu_setup.c): the rank enters when they are there, unless the rank, the
- * job or the link on which the join was answered has ended meanwhile.
+ * The coordinator has answered the join: the rank gets its windows and enters the job. Windows on a
+ * GPU take time (gpu_setup.c). The rank enters when they are ready, unless the rank, the job, or
+ * the link that brought the answer has ended meanwhile.
  */
 
-/* Whether the job, which has started with this rank in it, is there and has its place for it. */
+/* Whether the job, which has started with this rank, is here and has a place for the session. */
 static int rank_check(const struct rank *rank, const struct job *job, struct fault *fault)
 {
         const struct rank_needs *needs = &rank->needs;
@@ -181,7 +181,7 @@ static int rank_windows(struct rank *rank, struct job *job, struct fault *fault)
                             &rank->gather, fault);
 }
 
-/* With its windows. */
+/* The rank, which has its windows, enters the job. */
 static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
 {
         int status = rank_check(rank, job, fault);
@@ -194,7 +194,8 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
         job->grad_dtype = rank->needs.grad_dtype;
         job->ranks[rank->rank] = rank;
         job->rank_states[rank->rank].window = rank->window;
-        job->rank_states[rank->rank].refused = false; /* it hands in anew what was not accepted */
+        job->rank_states[rank->rank].refused =
+                false; /* the session hands in again what was not accepted */
         reduce_rejoin(job, rank->rank);
         job->n_attached++;
         job_hold(job);
@@ -204,7 +205,7 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
         return 0;
 }
 
-/* Where it was to enter, nobody needs them any more. */
+/* Nobody needs the windows of a rank that cannot enter. */
 static void windows_give(struct rank *rank)
 {
         if (rank->gather)
@@ -219,7 +220,7 @@ static void rank_turned_away(struct rank *rank, int status, const char *text)
         attach_refused(rank, status, text);
 }
 
-/* Everything is there. */
+/* The rank has all that it needs to enter. */
 static void rank_entering(struct rank *rank, struct job *job)
 {
         struct fault fault = { 0 };
@@ -231,11 +232,11 @@ static void rank_entering(struct rank *rank, struct job *job)
         }
         list_remove(&rank->link);
         crash_point(CRASH_ATTACH_ENTERED);
-        if (!rank->job->rank_states[rank->rank].stepped) /* else when that step is over */
+        if (!rank->job->rank_states[rank->rank].stepped) /* otherwise when that step is over */
                 attach_end(rank, ZERO_OK, "");
 }
 
-/* What was not to be had, or not in time, is of no use to anybody. */
+/* The GPU setup has failed or came too late: nobody needs its result. */
 static void rank_equipped(struct rank *rank, int status, const char *text)
 {
         struct job *job = rank->gather ? gather_job(rank->gather) : NULL;
@@ -259,7 +260,7 @@ static void rank_equipped(struct rank *rank, int status, const char *text)
         }
 }
 
-/* The rank enters the job, or is refused, perhaps before this returns. */
+/* Lets the rank enter the job, or refuses it, perhaps before this returns. */
 static void rank_admitted(struct rank *rank)
 {
         struct job *job = job_find(rank->x, rank->job_name);
@@ -298,7 +299,7 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
                 return;
         }
         if (status == ZERO_EPEER)
-                return; /* again when the coordinator is up, until the deadline */
+                return; /* it is sent again when the coordinator is up, until the deadline */
         if (status != ZERO_OK)
                 attach_refused(rank, status, text);
         else
@@ -314,7 +315,7 @@ void ranks_admit(struct job *job)
 
 /* ---- joining -------------------------------------------------------------------- */
 
-/* For as long as the session lasts: its own calls have deadlines. */
+/* Without a deadline while the session lasts: its own calls have deadlines. */
 static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
@@ -358,7 +359,7 @@ static void ranks_rejoin(struct job *job)
         zero__layout__free_unpacked(l, NULL);
 }
 
-/* A coordinator has come up: joins that wait for it, and ranks that were in its jobs. */
+/* A coordinator has come up: sends the joins that wait for it, and rejoins ranks of its jobs. */
 static void ranks_up(struct engine *x, uint32_t node)
 {
         list_for_each (&x->jobs, item) {
@@ -373,7 +374,8 @@ static void ranks_up(struct engine *x, uint32_t node)
                 if (coordinator_of(x, rank->job_name) != node)
                         continue;
                 if (rank->gpu_setup)
-                        rank->rejoin = gpu_setup_job(rank->gpu_setup); /* the link was lost since */
+                        rank->rejoin =
+                                gpu_setup_job(rank->gpu_setup); /* the link went down meanwhile */
                 else if (!rank->calling)
                         rank_join(rank);
         }
@@ -402,7 +404,7 @@ void rank_fence(struct job *job, uint32_t rank, uint64_t session)
                 rank_taken(job->ranks[rank]);
 }
 
-/* Whether it means the job that is here: one that will be refused has fenced nobody. */
+/* Whether the rank means this job: a rank that will be refused fences nobody. */
 static bool means_job(const struct job *job, const struct rank_needs *needs, const layout *l)
 {
         char text[300];
@@ -419,7 +421,7 @@ static bool is_earlier(const struct rank *rank, const char *name, const struct r
                rank->needs.incarnation < needs->incarnation && strcmp(rank->job_name, name) == 0;
 }
 
-/* A later incarnation ends the sessions of earlier ones here, attached or attaching. */
+/* A later incarnation ends earlier sessions of the rank on this node, attached or attaching. */
 static void fence_earlier(struct engine *x, const char *name, const struct rank_needs *needs,
                           const layout *l)
 {
@@ -460,7 +462,7 @@ static int needs_check(const char *job, const struct rank_needs *n, struct fault
         return 0;
 }
 
-/* It may join now. */
+/* The rank may join now. */
 static void events_opened(struct rank *rank, int status, const char *text)
 {
         if (rank->left)
@@ -502,7 +504,7 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
         rank->events = *events;
         snprintf(rank->job_name, sizeof rank->job_name, "%s", job);
         rank->needs = *needs;
-        rank->needs.event_handles = NULL; /* the caller's */
+        rank->needs.event_handles = NULL; /* it belongs to the caller */
         rank->rank = needs->rank;
         rank->session = ++x->last_session;
         rank->pid = needs->pid;

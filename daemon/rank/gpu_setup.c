@@ -1,11 +1,11 @@
 /*
- * What a rank needs of its GPU: its events, opened before it joins, and its windows, made when it
- * has joined.  The driver may wait for the GPU then, so threads call it that may block
- * (blocking.h), and not those that compute; meanwhile the session may have ended, its deadline
- * passed, the job been dropped: then all is given back.
+ * Sets up a rank's GPU: opens the rank's events before it joins, and makes its windows after it has
+ * joined. The driver may wait for the GPU then, so threads that may block call it (blocking.h), not
+ * the compute threads. Meanwhile the session may have ended, its deadline passed or the job been
+ * dropped: then everything is given back.
  *
- * Windows of a GPU are made for one rank after the other, in the order of joining.  So a job has
- * one gather window there, also when two ranks come at once, and what a user has is counted right.
+ * Windows on a GPU are made for one rank after the other, in the order of joining. So a job has one
+ * gather window there even if two ranks come at once, and a user's memory is counted correctly.
  */
 #include "daemon/rank/local.h"
 
@@ -30,11 +30,11 @@ struct gpu_setup {
         uint64_t since_ms; /* loop time */
         int status;
         struct fault fault;
-        /* windows */
-        struct job *job;       /* NULL: events are opened; a holder */
-        struct gather *gather; /* that has room for the rank; NULL: not yet */
+        /* for windows */
+        struct job *job;       /* NULL: opens events; holds the job */
+        struct gather *gather; /* has room for the rank; NULL: not yet */
         struct gpu_window windows[N_WINDOWS];
-        /* events */
+        /* for events */
         struct gpu_events *events;
         uint32_t n_handles;
         uint8_t handles[][ZERO_GPU_HANDLE];
@@ -56,7 +56,7 @@ static struct gpu_setup *gpu_setup_new(struct rank *rank, uint32_t n_handles, ra
         return m;
 }
 
-/* It may have been made in vain. */
+/* Nobody may need the result any more. */
 static void gpu_setup_end(struct gpu_setup *m)
 {
         struct rank *rank = m->rank;
@@ -127,7 +127,7 @@ static void windows_run(struct blocking_work *work)
                 m->status = gpu_window_make(m->gpu, m->uid, &m->windows[i], &m->fault);
 }
 
-/* The rank has them, or nobody. */
+/* Gives the windows to the rank, or back. */
 static void windows_end(struct gpu_setup *m)
 {
         struct rank *rank = m->rank;
@@ -157,7 +157,7 @@ static void windows_done(struct blocking_work *work)
         gpu_setups_advance(x);
 }
 
-/* What is to be made: the rank's turn has come. */
+/* The rank's turn has come: plans its windows. */
 static int windows_plan(struct gpu_setup *m)
 {
         const struct rank_needs *needs = &m->rank->needs;

@@ -1,4 +1,4 @@
-/* Windows on GPUs, counted; see gpu_window.h. */
+/* Windows on GPUs, charged to users; see gpu_window.h. */
 #include "daemon/rank/gpu_window.h"
 
 #include "daemon/core/job.h"

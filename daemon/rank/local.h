@@ -1,6 +1,6 @@
 /*
- * local.h - shared by attaching (attach.c), what attached ranks do (rank.c), what is
- * made on a rank's GPU (gpu_setup.c), and messages that wait for it (stream_order.c).
+ * local.h - shared by attaching (attach.c), the calls of attached ranks (rank.c), the setup of a
+ * rank's GPU (gpu_setup.c), and messages that wait for the GPU (stream_order.c).
  */
 #pragma once
 
@@ -8,37 +8,37 @@
 #include "daemon/rank/rank.h"
 #include "daemon/reduce/reduce.h"
 
-/* Ends all leases of a rank, but not those of releases that wait for its GPU. */
+/* Ends all leases of a rank, except those of releases that wait for the GPU. */
 void rank_release_all(struct rank *rank);
 
-/* What a message does when it counts; not 0: it is refused, and r is still to be ended. */
+/* Carries a message out. If this fails, the message is refused and the caller ends r. */
 int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r,
                   struct fault *fault);
 int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r,
                   struct fault *fault);
 int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r,
                   struct fault *fault);
-/* The attempt, if it is the one that counts, must not end without that gradient. */
+/* That attempt, if it is the current one, must not end without the gradient. */
 void rank_push_refused(struct rank *rank, uint64_t attempt);
 
 /* ---- gpu_setup.c ---- */
 
 /*
- * It is over; never before the call that began it returns, unless status is not 0.  The session may
- * have ended meanwhile.
+ * The setup is over. If status is 0, this comes after the call that began it has returned. The
+ * session may have ended meanwhile.
  */
 typedef void rank_made(struct rank *rank, int status, const char *text);
 
 /* Opens rank->gpu_events, or sets rank->no_events; -ENOMEM. */
 int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                      rank_made *made);
-/* Makes rank->window and room in rank->gather, both on the rank's GPU; -ENOMEM. */
+/* Makes rank->window, and room in rank->gather, on the rank's GPU; -ENOMEM. */
 int rank_make_windows(struct rank *rank, struct job *job, rank_made *made);
-/* That the windows are for; NULL: events are opened. */
+/* The job that the windows are for; NULL: the setup opens events. */
 struct job *gpu_setup_job(const struct gpu_setup *m);
-/* Ranks of the job that have joined and lack their windows. */
+/* Ranks of the job that have joined and wait for their windows. */
 uint32_t gpu_setups_waits(const struct job *job, struct wait_line *lines, uint32_t n);
-/* What it waits for. */
+/* Says what the setup waits for. */
 void gpu_setup_describe(const struct gpu_setup *m, struct wait_line *ret);
 
 /* ---- stream_order.c ---- */
@@ -47,10 +47,10 @@ enum ordered_kind { ORDERED_RELEASE, ORDERED_PUSH, ORDERED_NORM, ORDERED_STEP };
 
 /* Whether a message that names this event (1 + its number; 0: none) has to wait. */
 bool ordered_waits(const struct rank *rank, uint32_t event);
-/* Queues a copy of m: it takes effect, and ends its request, when its turn has come. */
-int ordered_add(struct rank *rank, enum ordered_kind kind, const ProtobufCMessage *m, uint32_t event,
-            struct request *r, struct fault *fault);
+/* Queues a copy of m, which takes effect and ends its request in its turn. */
+int ordered_add(struct rank *rank, enum ordered_kind kind, const ProtobufCMessage *m,
+                uint32_t event, struct request *r, struct fault *fault);
 /* Whether messages of the rank wait, and what the first one waits for. */
 bool ordered_describe_first(const struct rank *rank, struct wait_line *ret);
-/* The session has ended: its messages have no effect any more, its leases and events end. */
+/* The session has ended: its messages take no effect, and its leases and events end. */
 void ordered_drop(struct rank *rank);

@@ -1,4 +1,4 @@
-/* What an attached rank does: holding groups, pushing gradients, ending the step. */
+/* The calls of an attached rank: it holds groups, pushes gradients and ends the step. */
 #include "daemon/rank/local.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static void holds_end(struct rank *rank, enum hold kind)
                 if (rank->holds[g] == kind) {
                         rank->holds[g] = HOLD_NONE;
                         rank->held--;
-                        if (!rank->job->dead) /* else what it held may be gone */
+                        if (!rank->job->dead) /* otherwise its groups may be gone */
                                 gather_release(rank->gather, g);
                 }
 }
@@ -39,7 +39,7 @@ uint32_t rank_accepted(const struct rank *rank, uint32_t group)
 
 /* ---- holding -------------------------------------------------------------------- */
 
-/* The newest session is the rank. */
+/* Only the newest session is the rank. */
 static int rank_check(const struct rank *rank, struct fault *fault)
 {
         if (rank->job->ranks[rank->rank] == rank)
@@ -48,7 +48,7 @@ static int rank_check(const struct rank *rank, struct fault *fault)
                          rank->rank);
 }
 
-/* A client that has not heard yet that its attempt is over; 0: it does not say. */
+/* Refuses a client that has not heard that its attempt is over; 0: the client names none. */
 static int attempt_check(const struct rank *rank, uint64_t attempt, struct fault *fault)
 {
         if (attempt == 0 || attempt == rank->job->attempt)
@@ -130,7 +130,8 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
                                  rank->job->layout->groups[group].name);
         later = ordered_waits(rank, release->event);
         if (later)
-                status = ordered_add(rank, ORDERED_RELEASE, &release->base, release->event, r, fault);
+                status = ordered_add(rank, ORDERED_RELEASE, &release->base, release->event, r,
+                                     fault);
         if (status)
                 return status;
         rank->holds[group] = HOLD_NONE;
@@ -243,7 +244,7 @@ static void ready_answered(void *arg, int status, const char *text, const Zero__
         job_unref(job);
 }
 
-/* Whether a rank of this node wants the step, or the norm, to be taken. */
+/* Whether a rank of this node has asked for the step, or for the norm. */
 static bool rank_state_closes(const struct job *job, uint32_t rank, bool norm)
 {
         const struct rank *session = job->ranks[rank];
@@ -270,7 +271,7 @@ static size_t blobs_fill(const struct job *job, Zero__RankBlob *kept, Zero__Rank
         return n;
 }
 
-/* Every local rank waits for the same thing: the coordinator hears of it. */
+/* Tells the coordinator that every local rank waits for the same thing. */
 static void ready_send(struct job *job, const struct rank *last)
 {
         Zero__LinkMessage m = job_message(job);
@@ -279,7 +280,7 @@ static void ready_send(struct job *job, const struct rank *last)
         Zero__RankBlob **pointers = calloc(job->world_size, sizeof *pointers);
         struct step_params_message params;
 
-        if (kept && pointers) { /* else the step's deadline will say so */
+        if (kept && pointers) { /* otherwise the step's deadline will say so */
                 ready.attempt = job->attempt;
                 ready.rank = last->rank;
                 if (!last->wants_norm) {
@@ -337,7 +338,7 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
         return 0;
 }
 
-/* What is handed in with a step stays, whatever becomes of the session. */
+/* What a rank hands in with a step stays, even if its session ends. */
 static int rank_state_step(struct rank_state *rank_state, const struct step_params *params,
                            const ProtobufCBinaryData *blob, struct fault *fault)
 {
@@ -365,7 +366,7 @@ static void close_again(const struct job *job, struct request *r)
         request_end(r, ZERO_OK, NULL);
 }
 
-/* params NULL: zero_norm(); else blob is kept with the step. */
+/* params NULL: zero_norm(). Otherwise the blob is kept with the step. */
 static int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
                       const ProtobufCBinaryData *blob, struct request *r, struct fault *fault)
 {
@@ -440,7 +441,7 @@ void rank_called(struct rank *rank, const char *name)
         rank->last_call = name;
 }
 
-/* A rank that others wait for: what it owes, and whether it may come to that yet. */
+/* Says what a rank owes to those that wait for it, and whether it may still come to that. */
 static void rank_describe(const struct rank *rank, struct wait_line *ret)
 {
         const struct job *job = rank->job;

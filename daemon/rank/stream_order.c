@@ -1,18 +1,18 @@
 /*
- * Stream order: messages of a rank that take effect when its GPU has come to a point.
+ * Stream order: messages of a rank that take effect when its GPU has reached a point.
  *
- * A trainer's calls run ahead of its GPU.  A release, a push and the end of a step name the event
- * that the client recorded behind the work that they must not overtake; until that work is done,
- * the message waits here.  Messages of one session take effect in the order in which they came,
- * also those that name no event, so that they mean what they mean without a GPU.  Fetches are not
+ * A trainer's calls run ahead of its GPU. A release, a push and the end of a step name the event
+ * that the client recorded behind the work that they must not overtake. The message waits here
+ * until that work is done. Messages of one session take effect in the order in which they came,
+ * even those that name no event, so that they mean the same as without a GPU. Fetches are not
  * ordered.
  *
- * A release ends the rank's hold at once, so that the rank may fetch on, and ends the lease when it
+ * A release ends the rank's hold at once, so that the rank can fetch on, and ends the lease when it
  * takes effect.
  *
- * A message that has not taken effect at its deadline, or when its attempt ends, never does.  But a
- * release waits on without its request, for as long as the session lasts: nobody may refill a slab
- * that the GPU may still read.  No message of a session that has ended takes effect.
+ * A message that has not taken effect by its deadline, or by the end of its attempt, never does.
+ * But a release waits on without its request as long as the session lasts: nobody may refill a slab
+ * that the GPU may still read. After the end of a session none of its messages takes effect.
  */
 #include "daemon/rank/local.h"
 
@@ -29,9 +29,9 @@ struct ordered {
         struct rank *rank;
         enum ordered_kind kind;
         uint32_t event;            /* 1 + its number; 0: nothing to wait for, or no longer */
-        bool lost;                 /* its event cannot be polled any more: it never takes effect */
+        bool lost;                 /* its event can no longer be polled: it never takes effect */
         bool void_;                /* has no effect, and stays until its event is done */
-        struct request *request;   /* NULL: the request has ended already */
+        struct request *request;   /* NULL: the request has ended */
         ProtobufCMessage *message; /* a copy */
 };
 
@@ -93,7 +93,8 @@ bool ordered_describe_first(const struct rank *rank, struct wait_line *ret)
         list_for_each (&rank->ordered, item) {
                 const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
 
-                if (d->event) { /* the GPU has not come further, whatever the message's effect */
+                if (d->event) { /* the GPU has not reached the event, whether the message has an
+                                   effect or not */
                         first = d;
                         break;
                 }
@@ -102,7 +103,7 @@ bool ordered_describe_first(const struct rank *rank, struct wait_line *ret)
         return true;
 }
 
-/* Names the first message of the queue: that holds up all later ones. */
+/* Names the first message of the queue, which holds up all later ones. */
 static int ordered_describe(const struct request *r, struct wait_line *ret)
 {
         const struct ordered *d = r->subject;
@@ -174,7 +175,7 @@ void ordered_fail(struct rank *rank, int status, const char *text)
 
 static void lease_end(const struct ordered *d)
 {
-        if (!d->rank->job->dead) /* else the group may be gone */
+        if (!d->rank->job->dead) /* otherwise the group may be gone */
                 gather_release(d->rank->gather, ordered_group(d));
 }
 

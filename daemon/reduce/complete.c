@@ -144,7 +144,7 @@ static int accumulator_keep(struct replica *h, struct fault *fault)
 
                 if (status)
                         return fault_set(fault, status == -EDQUOT ? ZERO_EQUOTA : ZERO_ESHM,
-                                         "no room for what the ranks keep with the step: %s",
+                                         "no memory for the ranks' blobs of the step: %s",
                                          strerror(-status));
         }
         return 0;

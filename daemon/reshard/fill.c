@@ -1,8 +1,8 @@
 /*
- * Fills as the coordinator of a job asks for them.
+ * Fills, at the job's coordinator.
  *
- * A fill is a call to the holder's node and ends with it.  A node from which nothing is heard any
- * more while its link stands is given up: whoever asked is told, the call is waited for.
+ * A fill is a call to the holder's node and ends with it. A node that stays silent although its
+ * link stands is given up: the caller is told, and the call runs on to its end.
  */
 #include "daemon/reshard/reshard.h"
 
@@ -12,7 +12,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-enum { FILL_CALL_MS = 7 * 24 * 3600 * 1000 }; /* silence is noticed before */
+enum { FILL_CALL_MS = 7 * 24 * 3600 * 1000 }; /* silence is noticed much earlier */
 
 struct fill {
         struct list link; /* engine.fills */
@@ -20,8 +20,8 @@ struct fill {
         char job[ZERO_NAME_MAX + 1];
         uint32_t node;
         uint64_t id;
-        uint64_t bytes, total, moved; /* as last told */
-        uint64_t heard_ms;            /* loop time */
+        uint64_t bytes, total, moved; /* as the holder last told */
+        uint64_t heard_ms;            /* loop time of its last sign */
         fill_done *done;              /* NULL once it was called */
         void *arg;
 };
@@ -165,8 +165,7 @@ void fills_tick(struct engine *x)
                 item = item->next;
                 if (!f->done || engine_now(x) - f->heard_ms < FILL_SILENCE_MS)
                         continue;
-                snprintf(text, sizeof text, "nothing was heard of it for %d s",
-                         FILL_SILENCE_MS / 1000);
+                snprintf(text, sizeof text, "it was silent for %d s", FILL_SILENCE_MS / 1000);
                 fill_cancel(f);
                 fill_over(f, ZERO_EDEADLINE, text, NULL);
         }

@@ -1,4 +1,4 @@
-/* A message that asks for a fill: read, bounded, and held against the job that is here. */
+/* Reads a message that asks for a fill: bounds it, and checks it against the job on this node. */
 #include "daemon/reshard/fill_target.h"
 
 #include <string.h>
@@ -27,7 +27,7 @@ static int read_sources(struct fill_target *f, const Zero__Fill *m, struct fault
         return 0;
 }
 
-/* The record of a state that is open at an attempt, with the last decision in it. */
+/* The record of a state that begins an attempt, with the last decision in it. */
 static int read_record(struct state_record *r, const Zero__Fill *m, struct fault *fault)
 {
         const Zero__Decision *d = m->last;
@@ -88,7 +88,7 @@ bool fill_target_of_job(const struct job *job)
         return false;
 }
 
-/* A job of that name that is here must be the one that is meant. */
+/* A job of that name on this node must be the same job. */
 static int check_job(const struct job *job, const Zero__Fill *m, const layout *l,
                      struct fault *fault)
 {
@@ -106,7 +106,7 @@ static int check_job(const struct job *job, const Zero__Fill *m, const layout *l
 
                 if (f->job == job && f->owner == m->owner && f->copy == m->copy)
                         return fault_set(fault, ZERO_EBUSY,
-                                         "another filling of the same shards has not ended");
+                                         "another fill of the same shards has not ended");
         }
         return 0;
 }
@@ -124,7 +124,7 @@ int fill_target_join_job(struct fill_target *f, const char *name, const Zero__Fi
         int r = 0;
 
         if (!is_in_force(&f->to, job ? &job->place : &f->x->view))
-                r = fault_set(fault, ZERO_ECONFLICT, "this node goes by another list of owners");
+                r = fault_set(fault, ZERO_ECONFLICT, "another owner list is in force on this node");
         if (r == 0)
                 r = job ? check_job(job, m, l, fault) : job_admit(f->x, name, m->uid, fault);
         if (r || job) {

@@ -1,6 +1,6 @@
 /*
- * The bytes of a filling: planes of pieces, a bounded number under way, each straight into its
- * place in the draft; then, source by source, what does not lie in planes.
+ * Pulls the bytes of a fill: the planes of a bounded number of pieces at a time, each straight into
+ * its place in the draft; then, source by source, what does not lie in planes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "daemon/reshard/fill_source.h"
 #include "proto/cleanup.h"
 
-/* As what a source is read. */
+/* What the fill expects of the source. */
 static struct fill_source source_of(const struct fill_target *f, uint32_t holder)
 {
         return (struct fill_source){ .epoch = f->from.epoch,
@@ -25,7 +25,7 @@ static void source_failed(struct fill_target *f, uint32_t holder, int status, co
 {
         struct fault fault;
 
-        fault_set(&fault, status, "node %s does not give what it holds of owner %u: %.200s",
+        fault_set(&fault, status, "node %s does not send its shards of owner %u: %.200s",
                   node_name(f->x, holder_node(&f->from, holder)), holder_owner(&f->from, holder),
                   why);
         fill_target_fail(f, status, fault.text);
@@ -84,7 +84,7 @@ static void transfer_landed(struct ask *ask, int status)
                 fault_set(&fault, ask->status ? ask->status : ZERO_EPEER, "node %s: %s",
                           node_name(t->f->x, ask->node),
                           ask->status ? zero_status_name(ask->status)
-                                      : "the link was lost while it gave a state");
+                                      : "the link was lost during the fill");
                 fill_target_fail(t->f, fault.status, fault.text);
         }
         if (status == 0 && t->received) {
@@ -166,7 +166,7 @@ static void *draft_place(const struct fill_target *f, const struct piece *piece,
         return state_plane(f->state, plane) + span.first;
 }
 
-/* The next plane of a piece; there is one. */
+/* Begins the next plane of the current piece; there is one. */
 static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
 {
         const struct piece *piece = &f->pieces->items[f->next_piece];
@@ -231,7 +231,7 @@ struct question {
         uint32_t holder;
 };
 
-/* Of the tensors that a piece has parts of. */
+/* Sets the tensors that the piece has parts of. */
 static void take_piece(struct fill_target *f, const struct piece *piece, const Zero__FillTables *t)
 {
         const struct plan *plan = f->state->plan;
@@ -291,7 +291,7 @@ static void question_answered(void *arg, int status, const char *text, const Zer
                    !tables_valid(f, m->fill_tables)) {
                 source_failed(f, holder, ZERO_EPROTO, "its tables cannot be read");
         } else if ((r = tables_take(f, holder, m->fill_tables))) {
-                fault_errno(&fault, r, "what ranks kept");
+                fault_errno(&fault, r, "the blobs of ranks");
                 fill_target_fail(f, fault.status, fault.text);
         } else if (f->asking == 0) {
                 fill_target_asked(f);
@@ -317,7 +317,7 @@ static void question_send(struct fill_target *f, uint32_t holder, bool kept)
         info.version = g.version;
         info.attempt = g.attempt;
         info.puts = g.puts;
-        info.kept = kept && g.attempt; /* with no decision nothing was kept */
+        info.kept = kept && g.attempt; /* without a decision there are no blobs */
         m.body_case = ZERO__LINK_MESSAGE__BODY_FILL_INFO;
         m.fill_info = &info;
         f->asking++;
@@ -325,7 +325,8 @@ static void question_send(struct fill_target *f, uint32_t holder, bool kept)
         call_send(f->x, holder_node(&f->from, holder), &m, CALL_MS, question_answered, q);
 }
 
-/* Every source, and for what ranks kept one of those that were not needed otherwise. */
+/* Asks every source, and one of them for the blobs as well; if no piece has a source, any
+ * readable one. */
 void fill_target_ask(struct fill_target *f)
 {
         bool needed[HOLDER_MAX] = { false };

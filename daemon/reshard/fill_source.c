@@ -1,8 +1,8 @@
 /*
- * What a node gives of its replicas to others that are filled.
+ * Sends this node's replicas to others that are being filled.
  *
- * It gives as long as the state is the one that is meant: at that version and decision, with the
- * same puts, and no update running.  A group is pinned while its bytes are read.
+ * A replica is sent only while its state is the expected one: at that version and decision, with
+ * the same puts, and while no update runs. A group is pinned while its bytes are read.
  */
 #include "daemon/reshard/fill_source.h"
 
@@ -57,7 +57,7 @@ const void *fill_source_place(const struct replica *h, enum zero_plane plane, ui
 
 /* ---- planes ------------------------------------------------------------------------------ */
 
-/* A payload under way. */
+/* A payload in progress. */
 struct sending {
         struct replica *replica;
         uint32_t group;

@@ -1,8 +1,8 @@
 /*
- * A fill at the holder's node: a draft, its bytes, its name.
+ * A fill at the holder's node: it makes a draft, fills it, and names it.
  *
- * The job need not be here yet: it is made with its first holder.  Whatever fails drops the draft
- * and tells the coordinator why; what was in force stays so.
+ * The job need not be here yet: its first holder brings it. Any failure drops the draft and tells
+ * the coordinator why; what was in force stays in force.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ void fill_target_part_ended(struct fill_target *f)
                 fill_target_free(f);
 }
 
-/* It goes with the last of what is in flight. */
+/* Ends the fill once nothing of it is in flight. */
 static void fill_target_end(struct fill_target *f)
 {
         f->phase = FILL_TARGET_ENDED;
@@ -61,8 +61,7 @@ void fill_target_fail(struct fill_target *f, int status, const char *text)
                 return;
         m.call = f->call;
         m.job = f->job->name;
-        log_warning("job %s: what is held of owner %u is not filled: %s", f->job->name, f->owner,
-                    text);
+        log_warning("job %s: cannot fill the shards of owner %u: %s", f->job->name, f->owner, text);
         answer(f->x, f->node, &m, status, text);
         f->busy++;
         fill_target_end(f);
@@ -91,7 +90,7 @@ static int cut_pieces(struct fill_target *f, const struct partition *from,
 
         if (r == -ENODATA)
                 return fault_set(&f->fault, ZERO_ECONFLICT,
-                                 "no node that is there holds all that is needed");
+                                 "the nodes that are up lack some of its shards");
         return r ? fault_set(&f->fault, ZERO_ENOMEM, "out of memory") : 0;
 }
 
@@ -145,7 +144,7 @@ static void task_submit(struct fill_target *f, void (*run)(struct offload_task *
 
 /* ---- the name ------------------------------------------------------------------------------ */
 
-/* A replica that this one is to replace may be read by others. */
+/* Whether others read the replica that this one is going to replace. */
 static bool replica_read(const struct replica *h)
 {
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
@@ -160,8 +159,8 @@ static int name_draft(struct fill_target *f, struct state *old, struct fault *fa
         const struct state_identity id = identity(f);
 
         if (!old && state_vacant(f->x->store, &id, f->owner, NULL)) {
-                log_warning("job %s: a state file of owner %u, which was not used, is replaced",
-                            f->job->name, f->owner);
+                log_warning("job %s: replaces an unused state file of owner %u", f->job->name,
+                            f->owner);
                 state_discard(f->x->store, &id, f->owner);
         }
         state_set_puts(f->state, f->puts);
@@ -183,7 +182,7 @@ static void tell_filled(struct fill_target *f, const struct state *state)
         fabric_send(f->x->fabric, f->node, &m);
 }
 
-/* It is the job's. */
+/* Gives the state to the job. */
 static int take_into_job(struct fill_target *f, struct fault *fault)
 {
         struct job *job = f->job;
@@ -268,7 +267,7 @@ void fill_target_asked(struct fill_target *f)
 /* ---- the beginning ----------------------------------------------------------------------------
  */
 
-/* It was filled before, and the coordinator has not heard of it. */
+/* The fill was done before, and the coordinator has not heard of that. */
 static bool told_again(struct fill_target *f)
 {
         const struct replica *h = replica_of_copy(f->job, f->owner, f->copy);
@@ -306,7 +305,7 @@ static void fill_target_cancel(struct engine *x, uint32_t node, uint64_t id)
                 struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->node == node && f->id == id)
-                        fill_target_fail(f, ZERO_EABORTED, "it is broken off");
+                        fill_target_fail(f, ZERO_EABORTED, "the fill was cancelled");
         }
 }
 

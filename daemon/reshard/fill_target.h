@@ -1,19 +1,19 @@
-/* fill_target.h - shared by the parts of a holder's filling. */
+/* fill_target.h - shared by the parts of a fill at its holder. */
 #pragma once
 
 #include "daemon/job/pieces.h"
 #include "daemon/reshard/reshard.h"
 
-/* Elements of a piece: at most 8 MiB of each plane.  Pieces under way at once. */
+/* Elements of a piece: at most 8 MiB of each plane. Pieces in progress at once. */
 enum { FILL_TARGET_PIECE = 2 << 20, FILL_TARGET_FLIGHT = 16 };
 
 enum fill_target_phase {
-        FILL_TARGET_DRAFTING, /* memory is made ready */
+        FILL_TARGET_DRAFTING, /* makes the draft */
         FILL_TARGET_PULLING,  /* planes come */
-        FILL_TARGET_ASKING,   /* steps, sets, what ranks kept */
-        FILL_TARGET_SERVING,  /* what is served is written */
-        FILL_TARGET_SETTLING, /* until nobody reads the state that it replaces */
-        FILL_TARGET_ENDED,    /* goes when nothing of it is in flight */
+        FILL_TARGET_ASKING,   /* steps, sets and blobs come */
+        FILL_TARGET_SERVING,  /* writes the served parameters */
+        FILL_TARGET_SETTLING, /* waits until nobody reads the state that the draft replaces */
+        FILL_TARGET_ENDED,    /* goes once nothing of it is in flight */
 };
 
 /* One plane of a piece. */
@@ -22,11 +22,12 @@ struct fill_target_transfer {
         struct offload_task task;
         struct fill_target *f;
         bool busy, remote;
-        struct replica *source; /* here, pinned; NULL if remote */
+        struct replica *source; /* a pinned replica on this node; NULL: remote */
         uint32_t group;
         const void *from;
         void *to;
-        void *received; /* of a remote one, if the draft is on a GPU; NULL: it lands in `to` */
+        void *received; /* receives from a remote source for a draft on a GPU; NULL: `to` receives
+                         */
         uint64_t bytes;
 };
 
@@ -35,10 +36,10 @@ struct fill_target {
         struct engine *x;
         struct job *job;
         uint64_t id, call;
-        uint32_t node; /* that asked */
+        uint32_t node; /* of the coordinator */
         enum fill_target_phase phase;
-        bool made_job; /* ... or joined another one that did */
-        /* what is asked for */
+        bool made_job; /* ... or joined another fill that did */
+        /* the order */
         struct placement from, to;
         uint32_t owner, copy;
         uint64_t puts;
@@ -48,8 +49,9 @@ struct fill_target {
         /* the work */
         struct offload_task task;
         struct fault fault; /* of the task */
-        bool crowded;  /* memory of deleted states was being freed when the draft was asked for */
-        uint32_t busy; /* tasks, transfers and calls under way */
+        bool crowded;  /* when the draft was ordered, memory of deleted states was still being freed
+                        */
+        uint32_t busy; /* tasks, transfers and calls in progress */
         struct state *state;
         struct pieces *pieces;
         uint32_t next_piece, next_plane, pulling, asking;
@@ -58,19 +60,19 @@ struct fill_target {
         uint64_t begun_ms, settle_until_ms; /* loop times */
 };
 
-/* fill_order.c: all but what only the job can tell.  *ret_layout: the caller's. */
+/* fill_order.c. Checks what can be checked without the job. *ret_layout belongs to the caller. */
 int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **ret_layout,
                            struct fault *fault);
-/* A filling of the job is under way. */
+/* Whether a fill of the job is in progress. */
 bool fill_target_of_job(const struct job *job);
-/* The job, as it is here or made; takes the layout over. */
+/* Joins the job on this node, or makes it; takes the layout over. */
 int fill_target_join_job(struct fill_target *f, const char *name, const Zero__Fill *m, layout *l,
                          struct fault *fault);
 
 /* fill_pull.c */
 void fill_target_pull(struct fill_target *f);
 void fill_target_ask(struct fill_target *f);
-/* Forgets what was asked of other nodes. */
+/* Gives up the pulls from other nodes. */
 void fill_target_forget_pulls(struct fill_target *f);
 
 /* fill_target.c */

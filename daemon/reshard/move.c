@@ -1,10 +1,10 @@
-/* What a node knows of how far its jobs' moves are. */
+/* How far the moves of this node's jobs are, as far as it knows. */
 #include "daemon/reshard/reshard.h"
 
 #include "daemon/reshard/fill_target.h"
 #include "proto/cleanup.h"
 
-enum { TOLD_MS = 10000 }; /* after that the coordinator may have gone */
+enum { TOLD_MS = 10000 }; /* after that the coordinator may be gone */
 
 void job_move_told(struct job *job, const Zero__Move *m)
 {
@@ -13,7 +13,7 @@ void job_move_told(struct job *job, const Zero__Move *m)
                 job->move = (struct move){ m->from, m->to, m->bytes, m->total };
 }
 
-/* While it is made of what it is filled with no coordinator's word reaches it. */
+/* Until a job made by its fill hears from a coordinator, its fills tell how far it is. */
 static void fill_targets_sum(const struct job *job, struct move *m)
 {
         list_for_each (&job->x->fill_targets, item) {

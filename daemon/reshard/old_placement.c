@@ -1,9 +1,9 @@
 /*
- * States of a placement that has ended.
+ * States of placements that are no longer in force.
  *
- * No step runs on them.  The coordinator tells where the job stood: a step that was decided is
- * carried out, any other is void (Settle).  Then the placement in force is filled from them, and
- * when it is whole they are deleted (Placed).  Until then they are all there is of the job.
+ * No step runs on them. The coordinator says where the job stood (Settle): a decided step is
+ * carried out, any other is void. Then the placement in force is filled from these states, and when
+ * it is complete they are deleted (Placed). Until then they are all that exists of the job.
  */
 #include "daemon/reshard/reshard.h"
 #include "daemon/update/update.h"
@@ -74,7 +74,7 @@ static void settled(struct job *job, uint64_t call)
                 answer(job->x, job->coordinator, &m, ZERO_OK, "");
 }
 
-/* Of a move that was broken off.  What is read goes later, with all others. */
+/* Deletes states of a move that was given up. Those that somebody reads go later. */
 static void drop_void(struct job *job, uint64_t stands)
 {
         list_for_each (&job->old_replicas, item) {
@@ -82,8 +82,8 @@ static void drop_void(struct job *job, uint64_t stands)
 
                 if (!state_void(&job->place, stands, h->state->id.epoch) || is_read(h))
                         continue;
-                log_info("job %s: its state of epoch %llu, which was never used, is deleted",
-                         job->name, (unsigned long long)h->state->id.epoch);
+                log_info("job %s: deleted its state of epoch %llu, which was never used", job->name,
+                         (unsigned long long)h->state->id.epoch);
                 state_drop_later(job->x, job, STEAL(h->state));
                 replica_free(h);
         }
@@ -120,7 +120,7 @@ static void old_placement_updated(struct replica *h)
 
 /* ---- Placed ---------------------------------------------------------------------------- */
 
-/* Deletes them once another placement is whole, and nothing reads them. */
+/* Deletes old states once another placement is complete and nobody reads them. */
 static void old_placement_sweep(struct job *job)
 {
         list_for_each (&job->old_replicas, item) {
@@ -137,7 +137,7 @@ static void old_placement_sweep(struct job *job)
         }
 }
 
-/* What was lost of earlier placements is not among the job's. */
+/* States lost in earlier placements are not in the job's list. */
 static void sweep_lost(struct engine *x, const char *job)
 {
         uint32_t n = store_sweep_lost(x->store, job, x->view.epoch);

@@ -1,18 +1,19 @@
 /*
- * reshard.h - shards move to the nodes that shall hold them: when the list of owners changes, when
- * a node has lost what it held, when a mirror has missed a put.
+ * reshard.h - moves shards to their holders when the owner list has changed, when a node has lost
+ * its shards, or when a mirror has missed a put.
  *
- *   fill.c          at the coordinator: fills asked for, and how far they are
- *   fill_target.c       at the holder's node: the phases of one
- *   fill_pull.c  its bytes              fill_order.c  what is asked for, read
- *   fill_source.c        at a source
- *   old_placement.c        states of earlier placements, until another one is whole
- *   move.c          how far jobs are on their way
+ *   fill.c           at the coordinator: orders fills, and knows how far they are
+ *   fill_target.c    at the holder's node: the phases of a fill
+ *   fill_order.c     ... reads the order             fill_pull.c   ... pulls the bytes
+ *   fill_source.c    at a source
+ *   old_placement.c  states of earlier placements, until another one is complete
+ *   move.c           how far jobs have moved
  *
- * All sources stand at one version and decision, and no step runs.  The holder's node makes a
- * draft, pulls what lacks (job/pieces.h) straight into its planes, then asks each source for tensor
- * steps and sets: a source whose state has changed since, by a step or by a put, refuses, and
- * nothing has happened.  Then the draft is named, at one instant, and is the job's.
+ * All sources are at one version and decision, and no step runs.  The holder's node makes a draft,
+ * pulls what it lacks (job/pieces.h) straight into the draft's planes, then asks each source for
+ * tensor steps and sets.  A source whose state has changed meanwhile, by a step or by a put,
+ * refuses, and the fill has no effect.  Otherwise the draft is named, in one instant, and becomes
+ * the job's state.
  */
 #pragma once
 
@@ -26,31 +27,30 @@ struct fill_order {
         const char *job;
         uint32_t uid, world_size, reduce_dtype;
         Zero__Layout *layout;
-        /* to: in force.  from: the same where a holder lacks its state; owners of whom nothing is
-         * known any more have node ZERO_NODE_MAX. */
+        /* to: in force. from: the same if a holder lacks its state; an owner that nothing is
+         * known of has node ZERO_NODE_MAX. */
         const struct placement *from, *to;
-        uint32_t holder;             /* of `to` */
-        uint64_t version, attempt;   /* attempt: after all that any node has heard of */
-        Zero__Decision *last;        /* NULL: none was yet */
-        uint64_t puts;               /* that the state has then; as its twin's */
+        uint32_t holder;             /* in `to` */
+        uint64_t version, attempt;   /* attempt: above all that any node has heard of */
+        Zero__Decision *last;        /* NULL: no step was decided */
+        uint64_t puts;               /* of the new state: those of the other holders */
         const bool *readable;        /* [holder of `from`] */
-        const uint64_t *source_puts; /* the same: as their standings say */
+        const uint64_t *source_puts; /* [holder of `from`]: puts, as it has told */
 };
 
-/* One that is under way. */
+/* A fill in progress. */
 struct fill;
-/* Called exactly once, never before fill_start() returns; standing is there with ZERO_OK alone. */
+/* Called exactly once, never before fill_start() returns; standing is valid only with ZERO_OK. */
 typedef void fill_done(void *arg, int status, const char *text, const Zero__Standing *standing);
-/* NULL: out of memory.  ZERO_EBUSY, as status, tells that an earlier one has not ended there yet.
- */
+/* NULL: out of memory. done() gets ZERO_EBUSY while an earlier fill has not ended there. */
 struct fill *fill_start(struct engine *x, const struct fill_order *order, fill_done *done,
                         void *arg);
 /* done() is still called. */
 void fill_cancel(struct fill *f);
-/* Bytes: in their place, of all; of those, what came from other nodes. */
+/* Bytes in their place, of all; and how many of them came from other nodes. */
 void fill_progress(const struct fill *f, uint64_t *ret_bytes, uint64_t *ret_total,
                    uint64_t *ret_moved);
-/* Gives up those of which nothing was heard for FILL_SILENCE_MS. */
+/* Gives up fills without a sign for FILL_SILENCE_MS. */
 void fills_tick(struct engine *x);
 void fill_progress_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
@@ -65,17 +65,18 @@ void fill_source_info_message(struct job *job, uint32_t node, const Zero__LinkMe
 
 /* ---- states of earlier placements ---- */
 
-/* A decided step is carried out. */
+/* Carries out a decided step. */
 void old_placement_take_up(struct job *job);
-/* Where the job stood when its placement ended; that another one is whole. */
+/* The coordinator says where the job stood when its placement ended, or that another one is
+ * complete. */
 void old_placement_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 void old_placement_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* ---- how far the job is on its way from one owner list to another ---- */
 
-/* False: the job does not move, as far as this node knows. */
+/* False: as far as this node knows, the job does not move. */
 bool job_moves(const struct job *job, struct move *ret);
-/* What the coordinator tells; m NULL: it stays where it is. */
+/* The coordinator says how far the job is; m NULL: it does not move. */
 void job_move_told(struct job *job, const Zero__Move *m);
 
 extern const struct module fill_target_module, old_placement_module;
