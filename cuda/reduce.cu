@@ -144,8 +144,8 @@ static __device__ inline place_in_block place_in(const piece &p, size_t tile)
         size_t start = tile * PER_WARP + threadIdx.x % WARP / TEAM * ZERO_CUDA_NORM_BLOCK +
                        threadIdx.x % TEAM * OWN;
         size_t rest = start < p.n ? p.n - start : 0;
-        unsigned left = rest < ZERO_CUDA_NORM_BLOCK ? static_cast<unsigned>(rest) :
-                                                      +ZERO_CUDA_NORM_BLOCK;
+        unsigned left =
+                rest < ZERO_CUDA_NORM_BLOCK ? static_cast<unsigned>(rest) : +ZERO_CUDA_NORM_BLOCK;
 
         return { start, left, p.aligned && left >= LANES * (ROUNDS - 1) + OWN };
 }
@@ -153,8 +153,9 @@ static __device__ inline place_in_block place_in(const piece &p, size_t tile)
 /* The new values of the accumulator, which are stored if there is one, or without sources the old
  * ones. */
 template <typename T>
-static __device__ inline void reduce_piece_at(const piece &p, const void *const *src, zero_dtype wire,
-                                              const place_in_block &at, float (&y)[ROUNDS][OWN])
+static __device__ inline void reduce_piece_at(const piece &p, const void *const *src,
+                                              zero_dtype wire, const place_in_block &at,
+                                              float (&y)[ROUNDS][OWN])
 {
         if (p.k == 0) {
                 load_rounds(y, p.acc, at, 0);
@@ -188,19 +189,21 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT)
                 bins[threadIdx.x] = 0;
         __syncthreads();
         /* the threads of a warp go round together: the shuffles need them all */
-        each_tile(t.tiles, warp, static_cast<size_t>(gridDim.x) * WARPS, [&](unsigned i, size_t tile) {
-                const piece &p = t.pieces[i];
-                place_in_block at = place_in(p, tile);
-                float y[ROUNDS][OWN];
-                double sum;
+        each_tile(t.tiles, warp, static_cast<size_t>(gridDim.x) * WARPS,
+                  [&](unsigned i, size_t tile) {
+                          const piece &p = t.pieces[i];
+                          place_in_block at = place_in(p, tile);
+                          float y[ROUNDS][OWN];
+                          double sum;
 
-                reduce_piece_at<T>(p, t.sources + p.source, wire, at, y);
-                if (!norm)
-                        return;
-                sum = block_squares(y);
-                if (threadIdx.x % TEAM == 0 && at.left && !add_block(sum, scale, run, bins))
-                        norm->nonfinite = 1;
-        });
+                          reduce_piece_at<T>(p, t.sources + p.source, wire, at, y);
+                          if (!norm)
+                                  return;
+                          sum = block_squares(y);
+                          if (threadIdx.x % TEAM == 0 && at.left &&
+                              !add_block(sum, scale, run, bins))
+                                  norm->nonfinite = 1;
+                  });
         pass_on(bins, run);
         __syncthreads();
         if (threadIdx.x < EXACT_SUM_BINS && bins[threadIdx.x])
@@ -255,8 +258,8 @@ int cuda_reduce(const zero_cuda_reduce *reduce, void *stream)
                         table_add(t, a.pieces[i++], a.norm);
                 r = with_type(a.from, nullptr, [&](auto *x) {
                         return launch(reduce_kernel<element_of<decltype(x)>>,
-                                      tiles(deal_tiles(t.tiles), WARPS), stream, t,
-                                      a.wire, a.scale, a.norm);
+                                      tiles(deal_tiles(t.tiles), WARPS), stream, t, a.wire, a.scale,
+                                      a.norm);
                 });
         }
         return r;

@@ -35,8 +35,7 @@ static __device__ inline void lion(const update_scalars &scalars, float g,
         x[1] = x[1] * s.beta2 + g * s.one_minus_beta2;
 }
 
-static __device__ inline void sgd(const update_scalars &scalars, float g,
-                                  float (&x)[UPDATE_PLANES])
+static __device__ inline void sgd(const update_scalars &scalars, float g, float (&x)[UPDATE_PLANES])
 {
         const sgd_scalars &s = scalars.sgd;
 
@@ -59,7 +58,7 @@ static __device__ inline void update_element(const update_scalars &s, float grad
 {
         float g = grad * s.grad_scale;
 
-#define X(rule, function, planes)      \
+#define X(rule, function, planes)            \
         if constexpr (RULE == UPDATE_##rule) \
                 function(s, g, x);
         UPDATE_RULE_MAP(X)
@@ -67,8 +66,8 @@ static __device__ inline void update_element(const update_scalars &s, float grad
 }
 
 template <update_rule RULE> struct planes_of;
-#define X(rule, function, planes)                       \
-        template <> struct planes_of<UPDATE_##rule> {   \
+#define X(rule, function, planes)                     \
+        template <> struct planes_of<UPDATE_##rule> { \
                 static constexpr unsigned n = planes; \
         };
 UPDATE_RULE_MAP(X)
@@ -159,9 +158,8 @@ static void table_add(update_table &t, const zero_cuda_update &a)
 
 static bool is_valid(const zero_cuda_update &a, update_rule rule)
 {
-        return a.rule == rule && update_planes(rule) > 0 &&
-               (!a.serve || is_dtype(a.serve_dtype)) && is_dtype(a.from) &&
-               is_dtype(a.wire) && a.k >= 1 && a.k <= ZERO_CUDA_GRADS;
+        return a.rule == rule && update_planes(rule) > 0 && (!a.serve || is_dtype(a.serve_dtype)) &&
+               is_dtype(a.from) && is_dtype(a.wire) && a.k >= 1 && a.k <= ZERO_CUDA_GRADS;
 }
 
 static int launch_rule(update_rule rule, const update_table &t, void *stream)

@@ -77,7 +77,7 @@ struct zero_cuda_update {
         enum update_rule rule;
         struct update_scalars scalars;
         size_t n;
-        const float *in[UPDATE_PLANES]; /* [plane of the rule]; the rest is not looked at */
+        const float *in[UPDATE_PLANES];    /* [plane of the rule]; the rest is not looked at */
         const void *grad[ZERO_CUDA_GRADS]; /* [k] */
         uint32_t k;                        /* at least 1 */
         enum zero_dtype from, wire;        /* of reduce() */

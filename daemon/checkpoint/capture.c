@@ -3,8 +3,8 @@
  *
  * PREPARING -> PREPARED -> (DUE) -> WRITING -> WRITTEN -> PUBLISHING -> ENDED
  *
- * What blocks runs on another thread, one piece of work at a time. Any failure ends the capture: it
- * refuses the phase that waits for an answer, or the next one. It then waits for copies in
+ * What blocks runs on another thread, one piece of work at a time.  Any failure ends the capture:
+ * it refuses the phase that waits for an answer, or the next one.  It then waits for copies in
  * progress, deletes its files, and goes.
  */
 #include "daemon/checkpoint/capture.h"

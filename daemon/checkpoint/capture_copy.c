@@ -3,8 +3,8 @@
  * the planes are on a GPU or memory is short.
  *
  * The copy goes through a ring of blocks: a block is copied once the one that had its place is on
- * the disk. All groups are pinned at first. Each is unpinned as soon as the stream is copied up to
- * its end, so that the next update follows group by group.
+ * the disk.  All groups are pinned at first.  Each is unpinned as soon as the stream is copied up
+ * to its end, so that the next update follows group by group.
  */
 #include "daemon/checkpoint/capture.h"
 

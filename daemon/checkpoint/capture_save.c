@@ -1,8 +1,8 @@
 /*
  * An owner's copy of its planes where memory suffices for all of them: no update waits for it.
  *
- * Between two updates some of the compute threads copy the stream piece by piece. An update that
- * reaches a group before they do saves the rest of it (save_order.h), chunk by chunk. It has the
+ * Between two updates some of the compute threads copy the stream piece by piece.  An update that
+ * reaches a group before they do saves the rest of it (save_order.h), chunk by chunk.  It has the
  * old values at hand, so that saving costs a write, while a copy costs a read as well.
  */
 #include "daemon/checkpoint/capture.h"

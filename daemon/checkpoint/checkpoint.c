@@ -1,8 +1,8 @@
 /*
  * The phases of a checkpoint, and periodic checkpoints.
  *
- * PREPARE, COPY and WRITE go to all owners at once. PUBLISH goes to this node first and then to the
- * others: those that share its directory find the work done.
+ * PREPARE, COPY and WRITE go to all owners at once.  PUBLISH goes to this node first and then to
+ * the others: those that share its directory find the work done.
  */
 #include "daemon/checkpoint/operation.h"
 
@@ -132,7 +132,7 @@ static void written(struct operation *op)
         operation_ask(op, publishes_first(op), &s, published_here);
 }
 
-/* Every owner has begun to copy. If they are at different steps, the checkpoint fails. */
+/* Every owner has begun to copy.  If they are at different steps, the checkpoint fails. */
 static void copied(struct operation *op)
 {
         const struct engine *x = op->x;

@@ -88,7 +88,7 @@ struct schedule {
 };
 
 /*
- * Begins an operation; operation_find() tells its outcome. For the node that coordinates the job.
+ * Begins an operation; operation_find() tells its outcome.  For the node that coordinates the job.
  */
 int checkpoint_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                      struct fault *fault);
@@ -97,7 +97,7 @@ int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,
 /* every 0: ends the schedule. */
 int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t every,
                         struct fault *fault);
-/* The job's newest operation, running or over; the job's schedule. NULL: none. */
+/* The job's newest operation, running or over; the job's schedule.  NULL: none. */
 const struct operation *operation_find(const struct engine *x, const char *job);
 const struct schedule *schedule_find(const struct engine *x, const char *job);
 /* Whether a restore of the job is running: no rank joins the job until it is over. */

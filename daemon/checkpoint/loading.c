@@ -1,6 +1,6 @@
 /*
  * A node's part of a restore: it loads an owner's shards as a draft beside its present state, then
- * puts the draft in its place. Nodes without shards only take the job's layout.
+ * puts the draft in its place.  Nodes without shards only take the job's layout.
  */
 #include <stdlib.h>
 #include <string.h>

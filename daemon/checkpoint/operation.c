@@ -1,9 +1,9 @@
 /*
  * A checkpoint or a restore, as the job's coordinator runs it.
  *
- * A phase asks some nodes a question; the next phase begins when all have answered. The first
- * refusal ends the operation, and all nodes are told to forget it. A job's newest operation is kept
- * when it is over, so that the client that ordered it learns its outcome.
+ * A phase asks some nodes a question; the next phase begins when all have answered.  The first
+ * refusal ends the operation, and all nodes are told to forget it.  A job's newest operation is
+ * kept when it is over, so that the client that ordered it learns its outcome.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -116,7 +116,7 @@ uint64_t operation_done_bytes(const struct operation *op)
 
 /* ---- begin and end ---------------------------------------------------------------- */
 
-/* Frees the oldest operation that is over, so that those of dropped jobs do not pile up. False:
+/* Frees the oldest operation that is over, so that those of dropped jobs do not pile up.  False:
  * none is over. */
 static bool make_room(struct engine *x)
 {

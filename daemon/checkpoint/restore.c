@@ -1,9 +1,9 @@
 /*
  * The phases of a restore.
  *
- * The coordinator reads manifest and layout. LOAD goes to all nodes, which make their part beside
- * the present state and check every byte of it. SWAP puts the parts in their place everywhere.
- * Before SWAP nothing has changed, whatever fails. A node that dies during the swap may keep the
+ * The coordinator reads manifest and layout.  LOAD goes to all nodes, which make their part beside
+ * the present state and check every byte of it.  SWAP puts the parts in their place everywhere.
+ * Before SWAP nothing has changed, whatever fails.  A node that dies during the swap may keep the
  * state from before: then ranks are told that nodes are at different versions, and the job has to
  * be restored again.
  */

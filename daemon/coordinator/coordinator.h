@@ -1,10 +1,10 @@
 /*
  * coordinator.h - drives the coordinators of the jobs that this node coordinates.
  *
- * The rules are in daemon/job/coordinator.h. Here messages become events (coordinator.c, joining.c,
- * opening.c), and actions become messages and log lines (actions.c, placing.c). What the rules need
- * not know is here, too: the ranks' blobs, who is late (lateness.c), and how far shards have moved
- * (moves.c).
+ * The rules are in daemon/job/coordinator.h.  Here messages become events (coordinator.c,
+ * joining.c, opening.c), and actions become messages and log lines (actions.c, placing.c).  What
+ * the rules need not know is here, too: the ranks' blobs, who is late (lateness.c), and how far
+ * shards have moved (moves.c).
  */
 #pragma once
 
@@ -53,13 +53,13 @@ void coordinated_unref(struct coordinated *c);
 Zero__LinkMessage coordinated_message(const struct coordinated *c);
 /* name, x and layout must be set; false: out of memory. */
 bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t return_until_ms);
-/* Allocates `handed` and its messages for that many ranks. -ENOMEM. */
+/* Allocates `handed` and its messages for that many ranks.  -ENOMEM. */
 int coordinated_reserve(struct coordinated *c, uint32_t world_size);
 /* decision_fill() fills in the last decision; decision_last() returns NULL if there is none. */
 void decision_fill(const struct coordinated *c, Zero__Decision *ret);
 Zero__Decision *decision_last(const struct coordinated *c, Zero__Decision *ret);
 
-/* actions.c. Gives an event to the coordinator and carries out all that follows; fills in time
+/* actions.c.  Gives an event to the coordinator and carries out all that follows; fills in time
  * and links. */
 void coordinated_event(struct coordinated *c, struct coordinator_event e);
 
@@ -89,7 +89,7 @@ void coordinated_tell(struct coordinated *c);
 /* What the job waits for from nodes that have not told what they have. */
 const char *coordinated_untold(const struct coordinated *c);
 
-/* moves.c. False: the shards are in place, or the job is not there yet. */
+/* moves.c.  False: the shards are in place, or the job is not there yet. */
 bool coordinated_moves(struct coordinated *c, struct move *ret);
 
 /* ---- for others ---- */

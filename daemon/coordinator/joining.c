@@ -1,4 +1,4 @@
-/* Ranks join. The job itself is checked here; rank slots belong to the coordinator. */
+/* Ranks join.  The job itself is checked here; rank slots belong to the coordinator. */
 #include "daemon/checkpoint/checkpoint.h"
 #include "daemon/coordinator/coordinator.h"
 

@@ -139,8 +139,8 @@ static bool displaced_is_dropped(const struct coordinated *c)
 }
 
 /*
- * The node has no room for the job. Drops the user's job that has been finished longest, so that
- * the node can be asked again. False: there is none, or it would not help. A node that was asked
+ * The node has no room for the job.  Drops the user's job that has been finished longest, so that
+ * the node can be asked again.  False: there is none, or it would not help.  A node that was asked
  * before a drop ended may not have seen the room that the drop made.
  */
 static bool displace(const struct opening *o, int status, const char *text)

@@ -2,8 +2,8 @@
  * The thread behind gpu_wait.h.
  *
  * The loop thread makes and frees waits; while a wait is in one of the thread's lists, the thread
- * writes only its `status`. A dropped wait returns like any other, but its callback is not called.
- * The waits of a rank hold its events. The thread closes dropped events when the last wait has
+ * writes only its `status`.  A dropped wait returns like any other, but its callback is not called.
+ * The waits of a rank hold its events.  The thread closes dropped events when the last wait has
  * ended, as the last thing it does with them.
  *
  * The mutex guards `todo`, `finished`, `stop`, `left` and `awake`.
@@ -24,7 +24,7 @@
 #include "proto/list.h"
 
 /*
- * How often the thread looks at events. While something has just happened, it looks as often as a
+ * How often the thread looks at events.  While something has just happened, it looks as often as a
  * look and a timer stay cheap; the longer nothing happens, the less often.
  */
 enum { PERIOD_MIN_NS = 20000, PERIOD_MAX_NS = 400000, PERIOD_PART = 16 };

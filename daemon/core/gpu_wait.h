@@ -1,8 +1,8 @@
 /*
  * gpu_wait.h - waits until the GPU work of trainers reaches an event.
  *
- * CUDA has no file descriptor for that, and its calls may wait for a lock of the driver. So a
- * thread looks at the events; it sleeps while there are none. All functions are called, and all
+ * CUDA has no file descriptor for that, and its calls may wait for a lock of the driver.  So a
+ * thread looks at the events; it sleeps while there are none.  All functions are called, and all
  * callbacks run, on the loop thread.
  */
 #pragma once
@@ -30,12 +30,12 @@ int gpu_waits_new(uv_loop_t *loop, struct gpu_waits **ret);
 int gpu_wait(struct gpu_waits *w, struct gpu_events *events, uint32_t index, uint64_t deadline_ms,
              gpu_waited *done, void *arg, struct fault *fault);
 /*
- * The rank's session has ended: takes its events over and closes them. Their waits end without a
+ * The rank's session has ended: takes its events over and closes them.  Their waits end without a
  * callback. events may be NULL.
  */
 void gpu_waits_drop(struct gpu_waits *w, struct gpu_events *events);
 /*
- * All events must have been dropped, or have no waits. Calls closed() on the loop thread, never
+ * All events must have been dropped, or have no waits.  Calls closed() on the loop thread, never
  * before this returns, and frees everything.
  */
 void gpu_waits_close(struct gpu_waits *w, void (*closed)(void *arg), void *arg);

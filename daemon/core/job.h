@@ -1,7 +1,7 @@
 /*
  * job.h - a job's record on this node, and the registry of all jobs.
  *
- * An operation in flight holds a reference to its job. A dropped job is `dead` and goes with its
+ * An operation in flight holds a reference to its job.  A dropped job is `dead` and goes with its
  * last reference.
  */
 #pragma once
@@ -80,7 +80,7 @@ struct job {
 };
 
 struct job *job_find(struct engine *x, const char *name);
-/* Makes an empty job; takes the layout over in any case. NULL: out of memory. */
+/* Makes an empty job; takes the layout over in any case.  NULL: out of memory. */
 struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t world_size,
                     uint32_t reduce_dtype, layout *l);
 /*

@@ -1,8 +1,8 @@
 /*
  * layouts.h - layouts of ranks that attach, and of jobs that this node coordinates.
  *
- * All ranks of a job bring the same layout, so equal layouts of a user are kept once. The memory of
- * a user's layouts is bounded until a job stands for them. Loop thread.
+ * All ranks of a job bring the same layout, so equal layouts of a user are kept once.  The memory
+ * of a user's layouts is bounded until a job stands for them.  Loop thread.
  */
 #pragma once
 
@@ -21,10 +21,10 @@ struct shared_layout {
         uint64_t bytes;
 };
 
-/* Whether the user may have one more such layout: ZERO_EQUOTA. A user's first layout is always
+/* Whether the user may have one more such layout: ZERO_EQUOTA.  A user's first layout is always
  * allowed. */
 int layouts_admit(const struct engine *x, uint32_t uid, const layout *l, struct fault *fault);
-/* Returns a reference, and takes the layout over in any case. NULL: out of memory. */
+/* Returns a reference, and takes the layout over in any case.  NULL: out of memory. */
 struct shared_layout *layouts_take(struct engine *x, uint32_t uid, layout *l);
 /* NULL is accepted. */
 void layouts_unref(struct shared_layout *s);

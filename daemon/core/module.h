@@ -2,8 +2,8 @@
  * module.h - what the engine's folders do when the node, another node or a job changes.
  *
  * A folder that has something to do then defines one struct module. engine/engine.c lists them:
- * drops first, then bottom to top. A NULL hook does nothing. Hooks run on the loop thread and must
- * not destroy the job that they are told of.
+ * drops first, then bottom to top.  A NULL hook does nothing.  Hooks run on the loop thread and
+ * must not destroy the job that they are told of.
  */
 #pragma once
 
@@ -24,7 +24,7 @@ struct module {
         bool (*idle)(const struct engine *x);
 
         /*
-         * Whether one more job may be created. The folder adds the jobs that it is creating to
+         * Whether one more job may be created.  The folder adds the jobs that it is creating to
          * *n_jobs, the user's.
          */
         int (*job_admit)(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,

@@ -20,7 +20,7 @@ struct blob {
 };
 
 /*
- * A rank on its node. It outlives the rank's sessions: what one session has handed in, its
+ * A rank on its node.  It outlives the rank's sessions: what one session has handed in, its
  * successor does not hand in again.
  */
 struct rank_state {
@@ -38,7 +38,7 @@ struct rank_state {
 int blob_set(struct blob *k, const void *p, size_t n);
 void blob_clear(struct blob *k);
 void rank_states_free(struct rank_state *rank_states, uint32_t n);
-/* The attempt is over. If it is decided, the ranks' new blobs are kept; else they are lost. */
+/* The attempt is over.  If it is decided, the ranks' new blobs are kept; else they are lost. */
 void rank_states_reset(struct job *job, bool decided);
 /* Sets the blobs of the last decision, as the coordinator knows them. */
 void rank_states_keep(struct job *job, Zero__RankBlob **kept, size_t n);

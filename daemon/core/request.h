@@ -1,10 +1,10 @@
 /*
- * A client's call that waits. It has a deadline and can say what it waits for. It ends exactly
+ * A client's call that waits.  It has a deadline and can say what it waits for.  It ends exactly
  * once: completed, expired or cancelled.
  *
- * The session allocates a request; the folder that lets it wait sets describe() and links it. At
+ * The session allocates a request; the folder that lets it wait sets describe() and links it.  At
  * its end the request is unlinked everywhere and goes to finish(), which replies (unless the
- * session is gone) and frees it. Loop thread.
+ * session is gone) and frees it.  Loop thread.
  */
 #pragma once
 
@@ -37,7 +37,7 @@ struct request {
          * NULL. */
         void (*forget)(struct request *r);
         void (*finish)(struct request *r, int status, const char *text);
-        /* Moves the deadline on by ms while a living rank is being waited for. NULL: the caller
+        /* Moves the deadline on by ms while a living rank is being waited for.  NULL: the caller
          * set the deadline itself, and the wait ends with it. */
         void (*prolong)(struct request *r, uint64_t ms);
         bool gone; /* the session has ended: finish() replies nothing */
@@ -65,7 +65,7 @@ void request_begin(struct requests *requests, struct request *r, uint64_t now_ms
 void request_end(struct request *r, int status, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 /*
- * Ends requests past their deadline with ZERO_EDEADLINE and their description. A request whose
+ * Ends requests past their deadline with ZERO_EDEADLINE and their description.  A request whose
  * description has an until_ms in the future is prolonged by its timeout instead.
  */
 void requests_expire(struct requests *requests, uint64_t now_ms);

@@ -68,8 +68,7 @@ ALWAYS_INLINE struct lanes sgd_lanes(struct update_scalars scalars, v16 g, struc
         return x;
 }
 
-ALWAYS_INLINE struct lanes sgd_momentum_lanes(struct update_scalars scalars, v16 g,
-                                              struct lanes x)
+ALWAYS_INLINE struct lanes sgd_momentum_lanes(struct update_scalars scalars, v16 g, struct lanes x)
 {
         struct sgd_scalars s = scalars.sgd;
         v16 d = v16_add(g, v16_mul(x.p, v16_set(s.weight_decay)));
@@ -159,8 +158,8 @@ static void vector_update(enum update_rule rule, const struct update_scalars *s,
                           float *const *planes, const float *grad, const struct update_undo *undo)
 {
         switch (rule) {
-#define X(rule, function, n_planes) \
-        case UPDATE_##rule:         \
+#define X(rule, function, n_planes)                                 \
+        case UPDATE_##rule:                                         \
                 update_by(UPDATE_##rule, s, n, planes, grad, undo); \
                 break;
                 UPDATE_RULE_MAP(X)

@@ -1,13 +1,13 @@
 /*
  * Drops a job on all nodes.
  *
- * A node that holds shards under the owner list in force keeps the drop. Before it deletes
- * anything, it writes down which nodes may have some of the job (store/drops.h). It then tells each
- * of them, and forgets the drop when all have answered. A node that is away hears of the drop when
- * it comes up, from any node that keeps it, and before anybody asks that node for the job.
+ * A node that holds shards under the owner list in force keeps the drop.  Before it deletes
+ * anything, it writes down which nodes may have some of the job (store/drops.h).  It then tells
+ * each of them, and forgets the drop when all have answered.  A node that is away hears of the drop
+ * when it comes up, from any node that keeps it, and before anybody asks that node for the job.
  *
- * Rule: until then this node neither makes nor takes up a job of that name. So a node that hears of
- * a drop late has nothing of a new job of that name: nobody can make one without the nodes that
+ * Rule: until then this node neither makes nor takes up a job of that name.  So a node that hears
+ * of a drop late has nothing of a new job of that name: nobody can make one without the nodes that
  * hold shards.
  */
 #include "daemon/core/shut.h"

@@ -5,12 +5,12 @@
 
 /*
  * Whether this node can keep one more drop: ZERO_EQUOTA while absent nodes have not heard of too
- * many. For a client, call this before drop_order().
+ * many.  For a client, call this before drop_order().
  */
 int drop_admit(struct engine *x, const char *job, struct fault *fault);
 /*
- * Drops the job here and on all nodes. Nodes that are away hear of it when they come up, if this
- * node keeps the drop. Calls told() when the job's memory here is free and the nodes that are up
+ * Drops the job here and on all nodes.  Nodes that are away hear of it when they come up, if this
+ * node keeps the drop.  Calls told() when the job's memory here is free and the nodes that are up
  * have answered.
  */
 typedef void drop_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, uint64_t untold);
@@ -25,7 +25,7 @@ void drops_free(struct engine *x);
 
 /* ---- finished.c ---- */
 
-/* What a user's jobs leave for a new one. A finished job gives up its place if no session looks
+/* What a user's jobs leave for a new one.  A finished job gives up its place if no session looks
  * at it and no rank waits to enter it. */
 struct finished_jobs {
         struct job *first; /* the one that has been finished longest, or NULL */

@@ -2,7 +2,7 @@
  * Stops between two steps.
  *
  * A daemon that is told to stop first waits, for a bounded time, until the attempts in flight are
- * decided and their updates done. So nothing that ranks have handed in is lost, and ranks only
+ * decided and their updates done.  So nothing that ranks have handed in is lost, and ranks only
  * notice a pause while another process takes the jobs up.
  */
 #include "daemon/engine/lifetime.h"

@@ -20,7 +20,7 @@
 #include "daemon/transfer/transfer.h"
 #include "daemon/update/update.h"
 
-/* Starts the tick. The caller has set engine->{loop..part_bytes}; this sets the rest. */
+/* Starts the tick.  The caller has set engine->{loop..part_bytes}; this sets the rest. */
 int engine_start(struct engine *x);
 /* Ends all requests and jobs, whose state files stay. closed() is called when nothing is in
  * flight. */
@@ -32,13 +32,13 @@ void engine_up(struct engine *x, uint32_t node);
 void engine_down(struct engine *x, uint32_t node, const char *why);
 void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 /*
- * Takes up the states of an earlier process: finishes a decided step, voids any other. Damaged or
- * foreign files are reported and left alone. Call before the loop runs.
+ * Takes up the states of an earlier process: finishes a decided step, voids any other.  Damaged or
+ * foreign files are reported and left alone.  Call before the loop runs.
  */
 void jobs_resume(struct engine *x);
 /*
  * Tells a node, as the coordinator under the owner list in force, which of its jobs have old states
- * or mirrors here. The node may not know of them. It then has the states moved, or gets back what
+ * or mirrors here.  The node may not know of them.  It then has the states moved, or gets back what
  * it lost, even if no rank attaches.
  */
 void jobs_claim(struct engine *x, uint32_t node);

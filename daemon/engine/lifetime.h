@@ -17,5 +17,5 @@ struct lifetime {
 
 /* drain.c */
 void drain_check(struct engine *x);
-/* resume.c. Tries states again that had no memory. */
+/* resume.c.  Tries states again that had no memory. */
 void resume_tick(struct engine *x);

@@ -4,7 +4,7 @@
  * A node is up when its link stands and it has said that the same owner list is in force there.
  * Until then this node ignores what it says about jobs.
  *
- * Every node tells all others which nodes it cannot reach, whenever that changes. What was on its
+ * Every node tells all others which nodes it cannot reach, whenever that changes.  What was on its
  * way over a broken link is lost, even between two nodes of which neither coordinates, and an
  * attempt that needs both is void.
  */

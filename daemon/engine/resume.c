@@ -1,12 +1,12 @@
 /*
  * Jobs that an earlier process left in the state directory.
  *
- * A recorded decision is carried out. If this owner has voted in an attempt, the job's coordinator
- * finds its outcome (coordinator.h). Any other attempt is void: its gradients count for nothing.
+ * A recorded decision is carried out.  If this owner has voted in an attempt, the job's coordinator
+ * finds its outcome (coordinator.h).  Any other attempt is void: its gradients count for nothing.
  * Trainers then attach as usual.
  *
  * If memory is too short for a whole state, this node tries again until it can take up the state,
- * and the job with it. Until then it answers like a node that is not up, so that nobody takes the
+ * and the job with it.  Until then it answers like a node that is not up, so that nobody takes the
  * state for lost.
  */
 #include "daemon/core/shut.h"

@@ -1,9 +1,9 @@
 /*
  * How large gather windows are, and which ranks fit into them.
  *
- * Each place that ranks name has a window. The first rank that names the place makes the window,
- * and the last one there takes it away. The window's size follows the configuration, or what the
- * local ranks are expected to declare. Where a node has several GPUs, nobody knows how many ranks
+ * Each place that ranks name has a window.  The first rank that names the place makes the window,
+ * and the last one there takes it away.  The window's size follows the configuration, or what the
+ * local ranks are expected to declare.  Where a node has several GPUs, nobody knows how many ranks
  * will share one: a window there is made for an even share of the ranks, and ranks that do not fit
  * get another window beside it.
  */
@@ -22,7 +22,7 @@ static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
         return groups < n_groups ? (uint32_t)groups : n_groups;
 }
 
-/* The configured window: as many slabs as fit. Without one: as many as the ranks declare. */
+/* The configured window: as many slabs as fit.  Without one: as many as the ranks declare. */
 static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **ret)
 {
         const struct job *job = g->job;

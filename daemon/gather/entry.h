@@ -59,7 +59,7 @@ void gather_advance(struct gather *g, uint32_t group);
 void gather_feed(struct gather *g);
 /* Frees the window if it has no ranks and no uses. */
 void gather_vacate(struct gather *g);
-/* A use of the window begins or ends. A window without ranks goes with its last use. */
+/* A use of the window begins or ends.  A window without ranks goes with its last use. */
 void gather_use(struct gather *g);
 void gather_unuse(struct gather *g);
 static inline void *gather_slab(const struct gather *g, uint32_t group)

@@ -1,18 +1,18 @@
 /*
  * Parameters for trainers.
  *
- * A group that one local owner holds in a serve plane is mapped: no bytes move. Any other group is
- * gathered into a slab of the window, once per version, however many ranks ask. Ranks that ask
+ * A group that one local owner holds in a serve plane is mapped: no bytes move.  Any other group is
+ * gathered into a slab of the window, once per version, however many ranks ask.  Ranks that ask
  * during a gather wait for it; ranks that ask later hit the window.
  *
- * Each place that ranks name, host memory or a GPU, has a window. A group travels from its owners
+ * Each place that ranks name, host memory or a GPU, has a window.  A group travels from its owners
  * to the window whose ranks ask first, and from there to windows whose ranks ask while it is there
  * (spread.c).
  *
  * Invariants: at most one gather per group and window is in flight; a slab is pinned while it is
  * being filled; a request waits in exactly one entry; entries that wait for a slab are in
- * `starving`, in the order of the requests. A fetch never sees a mix of versions: an entry is READY
- * only if all its slices were at `version`, and nobody writes to the slab while it is leased.
+ * `starving`, in the order of the requests.  A fetch never sees a mix of versions: an entry is
+ * READY only if all its slices were at `version`, and nobody writes to the slab while it is leased.
  */
 #include "daemon/gather/entry.h"
 

@@ -20,9 +20,9 @@ struct gather_info {
         char places[400]; /* "gpu 0, gpu 1" */
 };
 /*
- * Admits a rank to a window in that place; the first rank there makes the window. On a GPU the
+ * Admits a rank to a window in that place; the first rank there makes the window.  On a GPU the
  * window may lack its memory: then either gather_provide() takes the memory over before the rank
- * fetches, or the rank leaves. Nobody else is admitted there before that.
+ * fetches, or the rank leaves.  Nobody else is admitted there before that.
  */
 int gather_admit(struct job *job, const struct window_place *place, uint32_t hold_groups,
                  uint32_t local_world_size, struct gather **ret, struct fault *fault);
@@ -41,7 +41,7 @@ void gather_up(struct job *job);
 /* A put has changed the group. */
 void gather_dirty(struct job *job, uint32_t group);
 /*
- * The serve plane that trainers map, or NULL. They map it only where this node holds everything,
+ * The serve plane that trainers map, or NULL.  They map it only where this node holds everything,
  * since otherwise they would map more than their windows, and only where it lies in their place.
  */
 const struct segment *gather_serve(const struct gather *g);

@@ -127,7 +127,7 @@ uint32_t gather_parts(const struct job *job, uint32_t group)
 }
 
 /*
- * Each node begins behind its own slice, so that the nodes do not all ask one owner at once. Its
+ * Each node begins behind its own slice, so that the nodes do not all ask one owner at once.  Its
  * own slice, a mere copy, comes last.
  */
 static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)

@@ -2,9 +2,9 @@
  * Copies a group from one window of the node to all others that wait for it.
  *
  * The entry that has begun to gather from the owners leads; entries of other windows wait for it.
- * An entry that waits has not begun and leads nobody, so no two wait for each other. If the leader
+ * An entry that waits has not begun and leads nobody, so no two wait for each other.  If the leader
  * fails, has to fill again, or wants another version by now, the waiting entries decide anew. While
- * a slab is copied from (slab.readers), nobody takes or fills it. If it becomes dirty meanwhile,
+ * a slab is copied from (slab.readers), nobody takes or fills it.  If it becomes dirty meanwhile,
  * the entries that it is copied to notice: they are filling, and fill again.
  */
 #include <stdlib.h>

@@ -35,7 +35,7 @@ static bool slab_available(const struct slab *s)
         return s->leases == 0 && !s->pinned && s->readers == 0;
 }
 
-/* The least recently used available slab. A free slab has `used` 0, so it goes first. */
+/* The least recently used available slab.  A free slab has `used` 0, so it goes first. */
 static uint32_t window_choose(const struct window *w)
 {
         uint32_t best = SLAB_NONE;

@@ -1,9 +1,9 @@
 /*
- * The slabs of a gather window: which group each holds, who leases it, which slab goes next. Pure:
+ * The slabs of a gather window: which group each holds, who leases it, which slab goes next.  Pure:
  * gather.c has the bytes and the waiting.
  *
- * A slab is free or belongs to one group. A slab is never taken while it has leases, while it is
- * being filled (pinned), or while somebody copies from it. Of the others a free one goes first,
+ * A slab is free or belongs to one group.  A slab is never taken while it has leases, while it is
+ * being filled (pinned), or while somebody copies from it.  Of the others a free one goes first,
  * then the least recently used.
  */
 #pragma once
@@ -32,8 +32,8 @@ struct window {
 int window_init(struct window *w, uint32_t n_groups, struct slots *slots);
 void window_deinit(struct window *w);
 /*
- * Takes a slab for a group that has none; SLAB_NONE: all are in use. *ret_evicted is the group that
- * loses its slab, or SLAB_NONE.
+ * Takes a slab for a group that has none; SLAB_NONE: all are in use.  *ret_evicted is the group
+ * that loses its slab, or SLAB_NONE.
  */
 uint32_t window_take(struct window *w, uint32_t group, uint32_t *ret_evicted);
 void window_lease(struct window *w, uint32_t slab);

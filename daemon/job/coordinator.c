@@ -37,7 +37,7 @@ void coordinator_deinit(struct coordinator *c)
 
 /* ---- events ------------------------------------------------------------------------------ */
 
-/* Nobody wants the job any more, and it was never known whether it exists. */
+/* Whether nobody wants the job any more, and it was never known to exist. */
 static bool is_idle(const struct coordinator *c, bool known)
 {
         return !c->settled && !c->claimed && list_empty(&c->joins) && !known;
@@ -58,8 +58,8 @@ static void on_tick(struct coordinator *c, const struct coordinator_event *e)
 }
 
 /*
- * The node's ranks are lost, and so are the joins that it sent.  Its sessions may live on: no other
- * world takes their place.
+ * The node's ranks are lost, and so are its joins.  Its sessions may still live, so no other world
+ * takes their place.
  */
 static void on_node_down(struct coordinator *c, uint32_t node)
 {
@@ -113,7 +113,7 @@ static void on_ready(struct coordinator *c, const struct coordinator_event *e)
                 act(c, (struct coordinator_action){ .kind = COORDINATOR_PREPARE });
 }
 
-/* Two copies of the same shards have summed the same gradients, and not to the same. */
+/* Two copies of the same shards have summed the same gradients with different results. */
 static void refusal_name(struct coordinator *c)
 {
         const struct placement *view = &c->step.view;

@@ -19,92 +19,91 @@
 
 #include "daemon/job/coordinator_event.h"
 
-/* How long nodes are waited for that may know more of the job: linked ones, and others. */
+/* How long the job waits for linked nodes, and for others, that may know more of it. */
 enum { OTHERS_MS = 30000, AWAY_MS = 2000 };
-/* How long ranks of a node that was away may return: their clients try twice a second. */
+/* How long ranks of a node that was away have to return: their clients try twice a second. */
 enum { RETURN_MS = 5000 };
 
 enum node_state { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
 
-/* Who has a rank's slot, or had it last. */
+/* The holder of a rank's slot, or its last one. */
 struct sitter {
         uint32_t incarnation, pid;
         uint64_t session;    /* of its node */
-        uint64_t cut_off_ms; /* when the link to its node was lost; 0: it was not */
+        uint64_t cut_off_ms; /* when the link to its node was lost; 0: never */
 };
 
-/* What does not change while the coordinator lives; strings outlive it. */
+/* Constant while the coordinator lives; strings outlive it. */
 struct coordinator_job {
         const char *name;
         const char *const *nodes; /* [node]: names, for texts */
         uint32_t n_nodes, world_size;
-        double loss_scale; /* the first */
-        /* The highest rank that a group names, and that group; NULL: none does. */
+        double loss_scale; /* of the first attempt */
+        /* The highest rank that a group names, and that group; NULL: none. */
         uint32_t named_rank;
         const char *named_group;
-        uint64_t return_until_ms; /* ranks of an earlier process may return so long; or 0 */
+        uint64_t return_until_ms; /* until when ranks of an earlier process may return; 0: none */
 };
 
 struct coordinator {
         struct coordinator_job job;
-        struct coordinator_actions *actions; /* of the event under way, as are the next three */
+        struct coordinator_actions *actions; /* of the current event, as are the next three */
         uint64_t now_ms, linked, up;
         struct step step;
         bool dead;       /* COORDINATOR_CLOSED was given */
-        bool may_create; /* a rank has asked for the job that was not in it before */
+        bool may_create; /* a rank has asked for the job and was not in it before */
         bool claimed;    /* a node has said that it has states of the job */
-        bool settled;    /* it is known where the job stands: step.{version, decision, ...} */
-        bool whole;      /* ... by the states in force: one copy of each owner's at least */
+        bool settled;    /* where the job stands is known: step.{version, decision, ...} */
+        bool whole;      /* ... from the states in force: at least one copy of each owner's */
         enum node_state nodes[ZERO_NODE_MAX];
-        bool created[ZERO_NODE_MAX];    /* by this opening: nothing is lost if it is dropped */
-        bool lacks[ZERO_NODE_MAX];      /* it knew nothing of the job when it was asked */
-        bool fresh[ZERO_NODE_MAX];      /* no rank has worked on what it has */
-        struct standing **standings;    /* [holder]; NULL: not known */
+        bool created[ZERO_NODE_MAX];    /* by this opening: dropping it loses nothing */
+        bool lacks[ZERO_NODE_MAX];      /* it knew nothing of the job when asked */
+        bool fresh[ZERO_NODE_MAX];      /* no rank has worked on its states */
+        struct standing **standings;    /* [holder]; NULL: unknown */
         struct standing *standing_room; /* [holder] */
-        uint64_t puts[HOLDER_MAX];      /* [holder]: which puts of clients its state has, ... */
-        uint64_t rounds[ZERO_NODE_MAX]; /* [node]: ... as told when asked in that round */
+        uint64_t puts[HOLDER_MAX];      /* [holder]: which client puts its state has, ... */
+        uint64_t rounds[ZERO_NODE_MAX]; /* [node]: ... as it said in that round */
         uint64_t round;                 /* advances when one of two copies may miss a put */
-        bool filling[HOLDER_MAX];       /* [holder]: COORDINATOR_FILLED is to come */
+        bool filling[HOLDER_MAX];       /* [holder]: COORDINATOR_FILLED has not come yet */
         struct old_placement old_placements[OLD_PLACEMENT_MAX];
-        struct old_placement
-                *old_placement;   /* that the states are moved from, once that is known */
-        uint64_t stale;           /* nodes with states of earlier placements, a bit each */
-        struct fault refused;     /* why the placement in force is given up; or OK */
-        struct fault clash;       /* ranks that attach have brought different layouts; or OK */
-        struct fault fault;       /* why the job cannot go on until a node comes anew; or OK */
+        struct old_placement *old_placement; /* source of the move, once known */
+        uint64_t stale;                      /* bits of nodes with states of earlier placements */
+        struct fault refused;                /* why the placement in force is given up; or OK */
+        struct fault clash;       /* attaching ranks have brought different layouts; or OK */
+        struct fault fault;       /* why the job cannot go on until a node returns; or OK */
         struct fault note;        /* COORDINATOR_ANSWER, COORDINATOR_FILL_AGAIN */
         uint32_t hinders;         /* the node of `fault` */
         struct sitter *sitters;   /* [rank] */
-        struct list joins;        /* struct join, in the order of their coming */
-        uint64_t untold;          /* nodes that may have the newest state, and nobody else has */
-        bool may_be_there;        /* ... for nothing of the job is known anywhere else */
-        uint64_t missed;          /* nodes that were said not to be waited for */
-        uint64_t others_until_ms; /* so long nodes that are linked may tell; 0: nobody is awaited */
-        uint64_t return_until_ms; /* so long ranks of a node that was away may return */
-        uint32_t complete, unwanted; /* ranks that have completed the job, and want it dropped */
+        struct list joins;        /* struct join, oldest first */
+        uint64_t untold;          /* nodes that may have the newest state, which nobody else has */
+        bool may_be_there;        /* ... because no other node knows of the job */
+        uint64_t missed;          /* nodes that the log said the job does not wait for */
+        uint64_t others_until_ms; /* until when linked nodes may tell; 0: the job waits for none */
+        uint64_t return_until_ms; /* until when ranks of a node that was away may return */
+        uint32_t complete, unwanted; /* ranks that have completed the job; that want it dropped */
 };
 
-/* -ENOMEM.  Each node is to be announced by COORDINATOR_NODE_UP. */
+/* -ENOMEM.  Announce each node by COORDINATOR_NODE_UP. */
 int coordinator_init(struct coordinator *c, const struct coordinator_job *job,
                      const struct placement *view);
-/* Joins that still wait are the driver's. */
+/* Joins that still wait belong to the driver. */
 void coordinator_deinit(struct coordinator *c);
-/* Appends to *ret.  Nothing happens in a coordinator that is closed. */
+/* Appends to *ret.  A closed coordinator ignores events. */
 void coordinator_step(struct coordinator *c, const struct coordinator_event *e,
                       struct coordinator_actions *ret);
 
-/* From where, and with which puts, a holder is filled (COORDINATOR_FILL). */
+/* The sources of a fill, and their puts (COORDINATOR_FILL). */
 struct coordinator_sources {
         const struct placement *from;
         bool readable[HOLDER_MAX]; /* [holder of `from`] */
         const uint64_t *puts;      /* [holder of `from`] */
-        uint64_t puts_then;        /* of the state that is made */
+        uint64_t puts_then;        /* of the new state */
 };
 void coordinator_sources(const struct coordinator *c, uint32_t holder,
                          struct coordinator_sources *ret);
-/* The holder of an owner's copy on the node; NO_HOLDER: it is not there. */
+/* The holder of an owner's copy on the node; NO_HOLDER: the copy is not there. */
 uint32_t coordinator_holder(const struct coordinator *c, uint32_t node, uint32_t owner,
                             uint32_t copy);
 bool coordinator_holder_lacks(const struct coordinator *c, uint32_t holder);
-/* The first that waits with another world size than the job's; NULL: none. */
+/* The first join that waits with another world size than the job's; NULL: none. */
 struct join *coordinator_other_world(const struct coordinator *c);

@@ -1,12 +1,12 @@
 /*
- * Opening a job on all nodes: each is asked what it knows, and what the owners know says whether
- * the job is to be created, or where it stands; see coordinator.h.
+ * Opens a job on all nodes: asks each what it knows.  From what the owners know follows where the
+ * job stands, or that it has to be created; see coordinator.h.
  */
 #include "daemon/job/coordinator_parts.h"
 
 #include <string.h>
 
-/* It holds shards of the job. */
+/* Whether the node holds shards of the job. */
 static bool is_holder(const struct coordinator *c, uint32_t node)
 {
         return placement_nodes(&c->step.view) >> node & 1;
@@ -82,8 +82,7 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
         return 0;
 }
 
-/* False: the answer makes no sense.  The job does not go on with it: the node counts as not asked.
- */
+/* False: the answer makes no sense.  The job goes on without it: the node counts as not asked. */
 static bool node_told(struct coordinator *c, const struct coordinator_event *e)
 {
         struct fault fault;
@@ -173,7 +172,7 @@ void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
 /* ---- where the job stands ----------------------------------------------------------------------
  */
 
-/* A holder as it stands, against the others. */
+/* Compares a holder's standing with the others'. */
 static int holder_open(struct coordinator *c, uint32_t holder, struct fault *fault)
 {
         const struct recovery now = step_stands(&c->step);
@@ -186,7 +185,7 @@ static int holder_open(struct coordinator *c, uint32_t holder, struct fault *fau
         return 0;
 }
 
-/* What the node has is compared; it hears the last decision, in case it missed it. */
+/* Compares what the node has; tells it the last decision in case it missed it. */
 static bool holders_fit(struct coordinator *c, uint32_t node)
 {
         struct fault fault;
@@ -202,7 +201,7 @@ static bool holders_fit(struct coordinator *c, uint32_t node)
         return r == 0;
 }
 
-/* From the states of the placement in force, or of the old one: of one copy of each at least. */
+/* From at least one copy of each owner's states, in the placement in force or the old one. */
 static void open_recover(struct coordinator *c)
 {
         const struct placement *place = c->whole ? &c->step.view : &c->old_placement->place;
@@ -225,7 +224,7 @@ static void open_recover(struct coordinator *c)
         act(c, (struct coordinator_action){ .kind = COORDINATOR_STANDS });
 }
 
-/* Creates the job: on all owners, or on those that lack it where no rank has ever worked on it. */
+/* Creates the job on all owners; or, if no rank has ever worked on it, on those that lack it. */
 static void open_create(struct coordinator *c)
 {
         int32_t lost = recover_lost((const struct standing *const *)c->standings, &c->step.view);
@@ -274,8 +273,8 @@ static uint64_t others_unknown(const struct coordinator *c)
 }
 
 /*
- * A job that would be created does not wait for nodes that were declared dead.  One that would go
- * back to earlier states does: it is known that something of it is lost.
+ * A job that would be created does not wait for nodes that were declared dead.  A job that would go
+ * back to earlier states does, because some of it is known to be lost.
  */
 static uint64_t find_untold(const struct coordinator *c, enum opening_choice choice,
                             const struct old_placement *old_placement)
@@ -291,11 +290,11 @@ static uint64_t find_untold(const struct coordinator *c, enum opening_choice cho
 }
 
 /*
- * Nodes that hold nothing by the list in force may have newer states than those known so far.
- * They are waited for, but not for ever: such a node may hang.  One that is not linked starts anew
- * at this moment, or is dead: it gets less time.  But where lists lie between the old one and
- * the one in force (gap), it gets as long as any other, in case that one has lost its memory that
- * tells of such a list.  Nodes that may have what nobody else has (untold) are waited for without
+ * Nodes that hold nothing in the list in force may have newer states than those known so far.  The
+ * job waits for them, but not forever, because such a node may hang.  A node that is not linked is
+ * restarting, or dead: it gets less time.  But if there are lists between the old one and the one
+ * in force (gap), it gets as much time as any other, in case the node that knows of such a list has
+ * lost its memory.  For nodes that may have what nobody else has (untold), the job waits without
  * end.
  */
 static bool others_wait(struct coordinator *c, bool gap)
@@ -363,7 +362,7 @@ static void node_open(struct coordinator *c, uint32_t node)
                 placed_tell(c, node);
 }
 
-/* Each node that has answered since. */
+/* Opens each node that has answered since. */
 static void open_nodes(struct coordinator *c)
 {
         for (uint32_t n = 0; n < c->job.n_nodes && !c->fault.status; n++) {
@@ -378,7 +377,7 @@ static void open_nodes(struct coordinator *c)
 
 void open_settle(struct coordinator *c)
 {
-        c->fault.status = 0; /* what hindered may have come anew */
+        c->fault.status = 0; /* the node that was in the way may have returned */
         if (!c->settled && holders_known(c))
                 open_choose(c);
         if (!c->dead && c->settled && c->whole)

@@ -1,12 +1,13 @@
 /*
- * Bringing a job's states to where the placement in force has them; see coordinator.h.
+ * Brings a job's states to where the placement in force wants them; see coordinator.h.
  *
- * Where the job stands was told by the states of the placement in force, or, if those are not
- * complete, of an earlier one (coordinator.old_placement).  In the second case nodes first carry
- * out on these what was decided (COORDINATOR_SETTLE); then every holder of the placement in force
- * is filled from them, and when all are, the old ones are deleted (COORDINATOR_PLACED).  In the
- * first case only holders that have lost their state, or missed a client's put, are filled, from
- * the other copy.  No step starts meanwhile: a node with a holder that lacks its state is not open.
+ * The states of the placement in force tell where the job stands, or, if those are not complete,
+ * states of an earlier one (coordinator.old_placement).  In the second case nodes first carry out
+ * on these what was decided (COORDINATOR_SETTLE).  Then every holder of the placement in force is
+ * filled from them, and after the last one the old states are deleted (COORDINATOR_PLACED).  In the
+ * first case only holders that have lost their state, or have missed a client's put, are filled,
+ * from the other copy.  No step starts meanwhile: a node with a holder that lacks its state is not
+ * open.
  */
 #include "daemon/job/coordinator_parts.h"
 
@@ -19,7 +20,7 @@ void old_placement_forget_node(struct coordinator *c, uint32_t node)
         old_placements_forget_node(c->old_placements, node);
         c->stale &= ~(1ull << node);
         if (c->settled && !c->whole && !old_placement_covers(c->old_placement, &now))
-                c->settled = false; /* another one may be there; else the node is waited for */
+                c->settled = false; /* if there is no other one, the job waits for the node */
 }
 
 void settle_answered(struct coordinator *c, const struct coordinator_event *e)
@@ -37,7 +38,7 @@ void settle_answered(struct coordinator *c, const struct coordinator_event *e)
         placing_advance(c);
 }
 
-/* True: the old states stand where the job does. */
+/* True: the old states have settled. */
 static bool old_placement_settle(struct coordinator *c)
 {
         const struct recovery now = step_stands(&c->step);
@@ -52,7 +53,7 @@ static bool old_placement_settle(struct coordinator *c)
 /* ---- a node refuses its part ------------------------------------------------------------------
  */
 
-/* No further try would change that. */
+/* No further try would help. */
 static bool is_final(int status)
 {
         return status == ZERO_ENOMEM || status == ZERO_ESHM || status == ZERO_EQUOTA ||
@@ -60,8 +61,8 @@ static bool is_final(int status)
 }
 
 /*
- * The old list is the one right before the list in force, and all its nodes are there with what
- * they had.  So a change that was taken back is not taken back again: nothing of the job is left of
+ * Whether the old list comes right before the list in force, and all its nodes are up and have
+ * their states.  So nobody takes back a change that was taken back: nothing of the job is left of
  * the list between.
  */
 static bool may_go_back(const struct coordinator *c)
@@ -103,9 +104,9 @@ void fill_ended(struct coordinator *c, const struct coordinator_event *e)
         struct fault fault;
 
         c->filling[e->holder] = false;
-        c->round++; /* puts may have missed what lacked its state, or have changed what gave it */
+        c->round++; /* puts may have missed the holder without a state, or changed its source */
         if (c->nodes[node] != NODE_KNOWN) {
-                ; /* asked again when it has come anew */
+                ; /* the node is asked again when it returns */
         } else if (e->status == ZERO_OK && state_told(c, node, &e->states[0], &fault)) {
                 open_hinder(c, fault.status, node, fault.text);
         } else if (e->status == ZERO_OK) {
@@ -115,7 +116,7 @@ void fill_ended(struct coordinator *c, const struct coordinator_event *e)
                 open_settle(c);
         } else if (e->status == ZERO_EPEER || e->status == ZERO_EBUSY ||
                    e->status == ZERO_EABORTED ||
-                   e->status == ZERO_ENOJOB) { /* a source that lost what it had, say */
+                   e->status == ZERO_ENOJOB) { /* a source that lost its state, say */
                 fault_set(&c->note, e->status, "%s", e->text);
                 act(c, (struct coordinator_action){ .kind = COORDINATOR_FILL_AGAIN,
                                                     .holder = e->holder });
@@ -139,7 +140,7 @@ static uint32_t twin_of(const struct placement *p, uint32_t holder)
         return holder_of(p, holder_owner(p, holder), 1 - holder_copy(p, holder));
 }
 
-/* Puts count from anew after a move: both copies are filled with the same number. */
+/* Puts count anew after a move: both copies are filled with the same number. */
 void coordinator_sources(const struct coordinator *c, uint32_t holder,
                          struct coordinator_sources *ret)
 {
@@ -160,7 +161,7 @@ void coordinator_sources(const struct coordinator *c, uint32_t holder,
                 ret->readable[h] = old_placement_gives(c->old_placement, h, &now);
 }
 
-/* It is there, and has nothing to carry out any more. */
+/* Whether the twin is up and has nothing left to carry out. */
 static bool twin_ready(const struct coordinator *c, uint32_t twin)
 {
         const struct recovery now = step_stands(&c->step);
@@ -169,7 +170,7 @@ static bool twin_ready(const struct coordinator *c, uint32_t twin)
                twin_gives(c->standings[twin], &now, c->step.done[twin]);
 }
 
-/* No other copy of a lacking holder's shards is there, or will come. */
+/* Whether no other copy of the holder's shards is there, or will come. */
 static bool is_gone(const struct coordinator *c, uint32_t holder)
 {
         uint32_t twin;
@@ -199,7 +200,7 @@ bool coordinator_holder_lacks(const struct coordinator *c, uint32_t holder)
         return holder_lacks(c->standings[holder], &now, c->whole);
 }
 
-/* NO_HOLDER: there is no other copy that is known, or the holder's own is not. */
+/* The other copy, if both copies are known; otherwise NO_HOLDER. */
 static uint32_t known_twin(const struct coordinator *c, uint32_t holder)
 {
         uint32_t twin = c->step.view.copies < 2 ? NO_HOLDER : twin_of(&c->step.view, holder);
@@ -209,7 +210,7 @@ static uint32_t known_twin(const struct coordinator *c, uint32_t holder)
                        : (uint32_t)NO_HOLDER;
 }
 
-/* Its node has answered in this round: what it told before may be outdated by puts. */
+/* Whether the node has answered in this round: puts may have outdated what it said before. */
 static bool is_fresh(const struct coordinator *c, uint32_t holder)
 {
         uint32_t node = holder_node(&c->step.view, holder);
@@ -227,7 +228,7 @@ static void ask_anew(struct coordinator *c, uint32_t holder)
         open_ask(c, node);
 }
 
-/* The other copy, where there is one, is known to have the same puts of clients. */
+/* Whether the other copy, if there is one, is known to have the same client puts. */
 static bool is_like_twin(const struct coordinator *c, uint32_t holder)
 {
         uint32_t twin = known_twin(c, holder);
@@ -237,8 +238,8 @@ static bool is_like_twin(const struct coordinator *c, uint32_t holder)
 }
 
 /*
- * One of two copies has missed a put: the mirror is filled anew.  They are compared when one of
- * their nodes is to be opened.
+ * One of two copies has missed a put: the mirror is filled again.  They are compared when one of
+ * their nodes is opened.
  */
 static bool is_outdated(struct coordinator *c, uint32_t holder)
 {
@@ -298,10 +299,10 @@ void placing_advance(struct coordinator *c)
         if (c->refused.status && may_go_back(c)) {
                 act(c, (struct coordinator_action){ .kind = COORDINATOR_TAKE_BACK });
         } else if (c->refused.status) {
-                c->refused.status = ZERO_OK; /* it is tried again */
+                c->refused.status = ZERO_OK; /* will be tried again */
         } else if (c->whole) {
                 fill_lacking(c);
-        } else if (!some_lack(c)) { /* also where those that they were filled from are gone */
+        } else if (!some_lack(c)) { /* even if the sources are gone */
                 c->whole = true;
                 act(c, (struct coordinator_action){ .kind = COORDINATOR_WHOLE });
                 open_settle(c);

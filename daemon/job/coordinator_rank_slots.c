@@ -2,7 +2,7 @@
  * Ranks join and leave a job, and attempts start; see coordinator.h.
  *
  * The world size changes between two steps: ranks that come with another one wait until those of
- * the old world have left, which then may come back with the new one.  No state moves for it.
+ * the old world have left, who may then come back with the new one.  No state moves for that.
  */
 #include "daemon/job/coordinator_parts.h"
 
@@ -65,7 +65,7 @@ static void joins_started(struct coordinator *c)
         }
 }
 
-/* A session that ended while it attached wants no answer any more. */
+/* A session that ended while it attached wants no answer. */
 static void join_forget(struct coordinator *c, uint32_t node, uint64_t session)
 {
         list_for_each (&c->joins, item) {
@@ -87,8 +87,8 @@ void joins_forget_node(struct coordinator *c, uint32_t node)
 }
 
 /*
- * Ranks that attach together bring one layout: as they do not, none of them can go on, and each
- * hears why.  Ranks that were in the job before are none of them.
+ * Ranks that attach together must bring one layout.  They do not, so none of them can go on, and
+ * each hears why.  That does not concern ranks that were in the job before.
  */
 void joins_clash(struct coordinator *c)
 {
@@ -148,7 +148,7 @@ static void join_admit(struct coordinator *c, struct join *j)
         int r;
 
         fence_elsewhere(c, j);
-        others = step_any_here(&c->step); /* else who wanted it has gone */
+        others = step_any_here(&c->step); /* otherwise those who wanted it have gone */
         if (is_taken(c, j->rank))
                 r = fault_set(&fault, ZERO_ERANK,
                               "rank %u is taken by process %u on node %s; a higher incarnation "
@@ -183,8 +183,8 @@ struct join *coordinator_other_world(const struct coordinator *c)
 }
 
 /*
- * The old world has gone: the ranks that waited for that make the new one.  Those who lost their
- * node, or their coordinator, have some time to come back first.
+ * The old world has gone: ranks that waited for that make the new one.  Ranks that lost their node
+ * or coordinator have some time to come back first.
  */
 static void world_change(struct coordinator *c)
 {
@@ -224,8 +224,8 @@ void joins_admit(struct coordinator *c)
 }
 
 /*
- * Another world size than that of a job which runs may wait for it; ranks that come together agree.
- * Who waits keeps no rank of the world that runs from its place.
+ * A rank with another world size than that of a running job may wait; ranks that come together must
+ * agree.  A waiting rank keeps no rank of the running world from its place.
  */
 int join_check(const struct coordinator *c, struct join *j)
 {
@@ -250,7 +250,7 @@ int join_check(const struct coordinator *c, struct join *j)
 
 /* ---- slots are left -------------------------------------------------------------------------- */
 
-/* False: the rank is not there. */
+/* False: the rank has no session there. */
 static bool rank_slot_leave(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
 {
         if (c->step.node_of_rank[rank] != node || c->step.rank_slots[rank] != RANK_SLOT_HERE)
@@ -284,7 +284,7 @@ void coordinator_leave(struct coordinator *c, const struct coordinator_event *e)
         if (step_occupied(&c->step))
                 return;
         if (!list_empty(&c->joins))
-                joins_admit(c); /* those of another world size may have waited for this */
+                joins_admit(c); /* ranks of another world size may have waited for this */
         else if (c->complete >= c->step.world_size)
                 act(c, (struct coordinator_action){ .kind = c->unwanted == c->complete
                                                                     ? COORDINATOR_UNWANTED

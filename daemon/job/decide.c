@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* As torch.nn.utils.clip_grad_norm_ has it. */
+/* as in torch.nn.utils.clip_grad_norm_ */
 static const double clip_epsilon = 1e-6;
 static const double loss_scale_min = 1.0 / 65536, loss_scale_max = 16777216;
 

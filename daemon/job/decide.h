@@ -1,6 +1,6 @@
 /*
- * The decision of a step: a pure function of the votes, the ranks' parameters and the state of
- * the loss scale, so that whoever collects the same votes decides the same.
+ * The decision of a step: a pure function of the votes, the ranks' parameters and the state of the
+ * loss scale.  So everyone who collects the same votes decides the same.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ struct step_params {
 struct votes {
         struct exact_sum norm; /* of squares, divisors applied, loss scale left in */
         bool finite;
-        struct fault refused; /* an owner cannot carry the step out as it is asked for; or OK */
+        struct fault refused; /* why an owner cannot carry out this step; or OK */
 };
 
 struct decision {
@@ -30,22 +30,23 @@ struct decision {
         bool overflow; /* not committed because a gradient was not finite */
         bool finite;
         double grad_norm; /* loss scale taken out */
-        /* What multiplies a summed gradient, its group's divisor apart: the clip factor over the
-         * loss scale.  Recorded: an update that is repeated from the record has the same bits. */
+        /* Factor for a summed gradient, without its group's divisor: the clip factor over the
+         * loss scale.  It is recorded, so an update repeated from the record has the same bits. */
         double grad_scale;
-        double loss_scale; /* to use next */
+        double loss_scale; /* of the next step */
         uint32_t good_steps;
 };
 
-/* The Euclidean norm that the votes add up to, loss scale left in; NaN if not finite. */
+/* The Euclidean norm of all votes, loss scale left in; NaN if not finite. */
 double votes_norm(const struct votes *votes);
-/* Of the same gradients.  What is not finite has no norm, and is equal whatever it adds up to. */
+/* Whether two votes are on the same gradients.  Those that are not finite have no norm; they are
+ * equal whatever their sums are. */
 bool votes_equal(const struct votes *a, const struct votes *b);
 struct decision decide(const struct votes *votes, const struct step_params *params,
                        uint32_t good_steps);
 int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                              struct fault *fault);
-/* As a message for a send; sets must outlive it and have room for ZERO_SET_MAX. */
+/* The same as a message; sets must outlive it and have room for ZERO_SET_MAX. */
 struct step_params_message {
         Zero__StepParams message;
         Zero__HyperSet sets[ZERO_SET_MAX];

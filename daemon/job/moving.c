@@ -40,7 +40,7 @@ static const struct standing *const *standings_of(const struct old_placement *f)
         return (const struct standing *const *)f->standings;
 }
 
-/* A node has told of one of them, and not told since that it has none. */
+/* Whether a node has told of one of them, and not said since that it has none. */
 static bool is_known(const struct old_placement *f)
 {
         for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
@@ -86,7 +86,7 @@ static void old_placement_forget(struct old_placement *f)
         f->settling = f->settled = 0;
 }
 
-/* Owners of whom nothing is known have no node. */
+/* Owners of which nothing is known have no node. */
 static void old_placement_begin(struct old_placement *f, const struct state_place *of)
 {
         uint32_t nobody[ZERO_NODE_MAX];
@@ -249,7 +249,7 @@ bool old_placement_settled(const struct old_placement *f, const struct recovery 
 /* ---- which states count -----------------------------------------------------------------------
  */
 
-/* None has come further than they were filled from: no step was ever made on them. */
+/* Whether no state is further than it was filled: then no step was ever made on them. */
 static bool is_unused(const struct standing *const *standings, const struct placement *place,
                       const struct recovery *from)
 {
@@ -268,7 +268,7 @@ static bool has_some(const struct old_placement *f)
         return false;
 }
 
-/* A move that was broken off for another leaves states that were never whole. */
+/* A move that was given up for another one leaves states that were never complete. */
 static struct old_placement *old_placement_choose(struct old_placement *old_placements,
                                                   const struct standing *const *standings,
                                                   const struct placement *view)
@@ -280,7 +280,7 @@ static struct old_placement *old_placement_choose(struct old_placement *old_plac
 
         while (f && recover_lost(standings_of(f), &f->place) != NO_OWNER)
                 f = old_placement_before(old_placements, f);
-        if (!f || old_placement_recover(f, &r, &odd, &fault)) /* it will be told why */
+        if (!f || old_placement_recover(f, &r, &odd, &fault)) /* its node will be told why */
                 return f;
         if (!is_unused(standings, view, &r))
                 return NULL;
@@ -308,7 +308,7 @@ enum opening_choice opening_choose(const struct standing *const *standings,
                 *ret = f;
                 return OPENING_MOVES;
         }
-        if (covered) /* it will be told why not */
+        if (covered) /* its node will be told why not */
                 return OPENING_STANDS;
         return old_placement_before(old_placements, NULL) ? OPENING_WAITS : OPENING_MAKES;
 }

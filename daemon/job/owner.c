@@ -1,4 +1,4 @@
-/* What the replicas of a node do at the coordinator's word. */
+/* What a node's replicas do when the coordinator tells them to. */
 #include "daemon/job/owner.h"
 
 #include <assert.h>
@@ -34,7 +34,7 @@ static void abort_for(struct owner_actions *to, const struct owner_replica *r, u
         a->record.phase = OWNER_OPEN;
 }
 
-/* It has voted in the attempt. */
+/* Adds a decision for a replica that has voted in the attempt. */
 static void decide_as(struct owner_actions *to, const struct owner_replica *r, bool commit)
 {
         struct owner_action *a = replica_act(to, OWNER_DECIDE, r);
@@ -56,7 +56,7 @@ static void stand(struct owner_actions *to, uint64_t version, uint64_t attempt)
 
 /*
  * The coordinator starts nothing before each replica has heard the last decision.  It also voids
- * votes: it has found that not all replicas of the job have voted.
+ * votes, if it has found that not all replicas of the job have voted.
  */
 static void on_start(const struct owner *o, const struct owner_event *e, struct owner_actions *to)
 {
@@ -68,7 +68,7 @@ static void on_start(const struct owner *o, const struct owner_event *e, struct 
         for (uint32_t i = 0; i < o->n; i++) {
                 const struct owner_replica *r = &o->replicas[i];
 
-                /* one that updates takes the attempt up when it votes */
+                /* a replica that updates takes the attempt up when it votes */
                 if (!r->updating && r->record.attempt < e->attempt)
                         abort_for(to, r, e->attempt);
         }
@@ -83,7 +83,7 @@ static void on_prepare(const struct owner *o, const struct owner_event *e, struc
                 replica_act(to, OWNER_ASK, &o->replicas[i]);
 }
 
-/* An update still reads the gradient of the attempt before, and its record stands there. */
+/* While an update still reads the last attempt's gradient, the record stands there. */
 static void on_summed(const struct owner *o, struct owner_actions *to)
 {
         const struct owner_replica *r = &o->replicas[0];
@@ -120,8 +120,8 @@ static bool has_voted(const struct owner_replica *r, uint64_t attempt)
         return r->record.phase == OWNER_PREPARED && r->record.attempt == attempt;
 }
 
-/* A replica may know the decision: the daemon was killed before another one here had recorded it.
- */
+/* A replica may know the decision: the daemon was killed before another replica here had recorded
+ * it. */
 static bool may_hear(const struct owner *o, uint64_t attempt)
 {
         for (uint32_t i = 0; i < o->n; i++)

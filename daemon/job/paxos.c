@@ -74,7 +74,7 @@ static uint32_t ask(struct paxos *r, enum paxos_kind kind, uint64_t ballot)
 
 /* ---- an epoch's end ---- */
 
-/* The next epoch is open: nothing is promised in it yet. */
+/* Opens the next epoch, in which nothing is promised yet. */
 static uint32_t chosen(struct paxos *r, const struct placement *view)
 {
         uint32_t actions = PAXOS_WRITE | PAXOS_CHOSEN;
@@ -107,7 +107,7 @@ bool paxos_undecided(const struct paxos *r)
 
 /* ---- a node without a record ---- */
 
-/* Nothing that it may have granted in an earlier life is forgotten. */
+/* Takes over what this node may have granted before it lost its record. */
 static void take_over(struct paxos *r, const struct paxos_record *theirs)
 {
         if (theirs->chosen.epoch != r->record.chosen.epoch)
@@ -120,7 +120,7 @@ static void take_over(struct paxos *r, const struct paxos_record *theirs)
         }
 }
 
-/* Has it heard all who may have heard it? */
+/* This node votes once it has heard everyone who may have heard it. */
 static uint32_t become_voter(struct paxos *r, uint64_t dead)
 {
         if (r->record.voter || paxos_voters(r, dead) & ~(r->heard | bit(r->self)))
@@ -155,7 +155,7 @@ static uint32_t decided(struct paxos *r)
         return actions | ask(r, PAXOS_STATE, 0);
 }
 
-/* Promises of enough nodes are there. */
+/* Enough nodes have promised. */
 static uint32_t accept_collect(struct paxos *r)
 {
         if (r->record.promised > r->ballot)
@@ -264,7 +264,7 @@ uint32_t paxos_up(struct paxos *r)
         return answer(r, PAXOS_STATE, 0);
 }
 
-/* What every message tells, whatever it is for. */
+/* Learns from the record that every message has. */
 static uint32_t learn(struct paxos *r, const struct paxos_record *theirs)
 {
         uint64_t ours = r->record.chosen.epoch;
@@ -276,7 +276,7 @@ static uint32_t learn(struct paxos *r, const struct paxos_record *theirs)
         return 0;
 }
 
-/* A proposal of which a node has promised a higher ballot cannot count on that node. */
+/* A proposal cannot count on a node that has promised a higher ballot. */
 static uint32_t beaten(struct paxos *r, const struct paxos_record *theirs)
 {
         if (theirs->promised > r->top)

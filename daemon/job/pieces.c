@@ -1,4 +1,4 @@
-/* Which holder gives which elements; see pieces.h for the rule. */
+/* Which holder sends which elements; see pieces.h for the rule. */
 #include "daemon/job/pieces.h"
 
 #include <assert.h>
@@ -10,9 +10,9 @@
 struct cutting {
         const struct shared_out *from;
         const bool *readable;
-        uint32_t node, turn; /* of the holder; which copy is asked first */
+        uint32_t node, turn; /* of the holder; the copy that is asked first */
         uint64_t most;
-        uint64_t load[ZERO_NODE_MAX]; /* [node]: elements that it gives */
+        uint64_t load[ZERO_NODE_MAX]; /* [node]: elements that it sends */
         struct pieces *pieces;
         uint32_t room;
 };
@@ -37,7 +37,7 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
         return a > b ? a : b;
 }
 
-/* Who gives the next elements of an old owner; HOLDER_MAX if nobody has them. */
+/* The source of the next elements of an old owner; HOLDER_MAX if nobody has them. */
 static uint32_t choose(const struct cutting *c, uint32_t owner)
 {
         const struct placement *p = c->from->placement;
@@ -86,7 +86,7 @@ static int add(struct cutting *c, const struct piece *piece)
         return 0;
 }
 
-/* The elements [first, end) of a group, which one old owner has. */
+/* Elements [first, end) of a group, which one old owner has. */
 static int cut_owner(struct cutting *c, uint32_t group, uint32_t owner, uint64_t first,
                      uint64_t end)
 {

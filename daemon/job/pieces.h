@@ -1,10 +1,10 @@
 /*
- * From whom a holder gets its shards when owners change, or when it has lost them.  Pure: computed
- * from the two placements and their partitions.
+ * From which holders a holder gets its shards, when owners change or when it has lost them.  Pure:
+ * computed from the two placements and their partitions.
  *
- * Each element comes once: from the holder's own node where that held it in any copy, so that only
- * bytes travel whose node changes; else from a node that holds it, in turn, so that where
- * there are two copies both give.
+ * Each element comes once: from the holder's own node if that has the element in any copy, so that
+ * only bytes that change their node travel.  Otherwise it comes from a node that has it; where two
+ * copies exist, the two take turns.
  */
 #pragma once
 
@@ -17,18 +17,18 @@ struct shared_out {
 };
 
 struct piece {
-        uint32_t group, source; /* holder, in the old placement */
+        uint32_t group, source; /* source: a holder in the old placement */
         uint64_t first, count;  /* elements of the group, multiples of LAYOUT_ALIGN */
 };
 
 struct pieces {
         struct piece *items; /* in the order of groups and elements */
         uint32_t n;
-        uint64_t elements, moved; /* of all; of those that come from other nodes */
+        uint64_t elements, moved; /* in total; from other nodes */
 };
 
 /*
- * holder: of the new placement.  readable: [holder of the old one].  most: elements of a piece, a
+ * holder: in the new placement. readable: [holder of the old one]. most: elements of a piece, a
  * multiple of LAYOUT_ALIGN.  -ENODATA: no readable holder has some of the elements; -ENOMEM.
  */
 int pieces_new(const struct shared_out *from, const bool *readable, const struct shared_out *to,

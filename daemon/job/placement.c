@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* The next node in the list; the owner's own if there is no other. */
+/* The next node in the list, or the owner's own if there is no other. */
 static uint32_t next_node(const struct placement *p, uint32_t owner)
 {
         uint32_t i = 1;
@@ -161,8 +161,9 @@ uint64_t placement_nodes(const struct placement *p)
 }
 
 /*
- * Behind the last owner it would shift the cut between all others, and half of all bytes move; in
- * the middle it shifts those on either side half as far.  Owners of one node are not parted.
+ * At the end of the list the new owner would shift the cuts between all others, and half of all
+ * bytes would move.  In the middle it shifts the cuts on either side half as far.  Owners of one
+ * node stay adjacent.
  */
 uint32_t placement_best_place(const struct placement *p)
 {

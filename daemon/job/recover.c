@@ -1,4 +1,4 @@
-/* Recovery of a job's last decision.  Pure. */
+/* Recovers a job's last decision.  Pure. */
 #include "daemon/job/recover.h"
 
 #include <assert.h>
@@ -9,7 +9,7 @@ static bool same_bits(double a, double b)
         return memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* Of one attempt: what an update is carried out with, and what the next decision follows from. */
+/* In the same attempt: what an update needs, and what the next decision depends on. */
 static bool same_decision(const struct standing *s, const struct recovery *now)
 {
         const struct decision *a = &s->decision, *b = &now->decision;
@@ -47,7 +47,7 @@ int recover_one(const struct standing *s, const struct recovery *now, bool *ret_
         return 0;
 }
 
-/* The standings that there are, and whose they are. */
+/* The standings that exist, and their holders. */
 struct present {
         const struct standing *standings[HOLDER_MAX];
         uint32_t holders[HOLDER_MAX], n;
@@ -66,7 +66,7 @@ static struct present present_of(const struct standing *const *standings,
         return p;
 }
 
-/* Its own, or its mirror's. */
+/* The owner's own, or its mirror's. */
 static const struct standing *of_owner(const struct standing *const *standings,
                                        const struct placement *view, uint32_t owner)
 {
@@ -95,7 +95,7 @@ static const struct standing *newest(const struct present *p)
         return best;
 }
 
-/* Whether all have voted in the same attempt, of which nobody knows a decision. */
+/* Whether all have voted in the same attempt and none knows a decision of it. */
 static bool all_voted(const struct present *p)
 {
         const struct standing *first = p->standings[0];
@@ -108,7 +108,7 @@ static bool all_voted(const struct present *p)
         return true;
 }
 
-/* All have voted for the same step. */
+/* Whether all have voted for the same step. */
 static int params_check(const struct present *p, uint32_t *ret_odd, struct fault *fault)
 {
         char text[240];
@@ -140,7 +140,7 @@ static int twins_check(const struct standing *const *standings, const struct pla
         return 0;
 }
 
-/* Each owner counts once. */
+/* Each owner's vote counts once. */
 static void decide_again(const struct standing *const *standings, const struct placement *view,
                          struct recovery *r)
 {

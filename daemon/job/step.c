@@ -124,7 +124,7 @@ void step_adopt(struct step *s, const struct recovery *r)
         if (r->decided_attempt == 0)
                 return;
         s->loss_scale = r->decision.loss_scale;
-        step_heard(s, r->decided_attempt + 1); /* holders are there when they have heard of it */
+        step_heard(s, r->decided_attempt + 1); /* open holders have heard of it */
 }
 
 struct recovery step_stands(const struct step *s)
@@ -137,7 +137,7 @@ struct recovery step_stands(const struct step *s)
 
 /* ---- ranks and nodes come and go --------------------------------------------- */
 
-/* COLLECTING, nothing ready, nothing voted. */
+/* COLLECTING; nobody is ready, nobody has voted. */
 static void step_collect(struct step *s)
 {
         s->phase = STEP_COLLECTING;
@@ -244,7 +244,7 @@ void step_links(struct step *s, uint32_t node, uint64_t cut)
 
 /* ---- the step ------------------------------------------------------------------ */
 
-/* Nodes that ask for the norm and nodes that end the step are not mixed. */
+/* A step does not mix nodes that ask for the norm with nodes that end the step. */
 static int step_ready_check(struct step *s, const struct step_params *params, uint32_t rank,
                             bool first, struct fault *fault)
 {
@@ -263,8 +263,7 @@ static int step_ready_check(struct step *s, const struct step_params *params, ui
         return 0;
 }
 
-/* Who waits in an attempt that is void waits for the next one, unless a rank is not to come back.
- */
+/* Ranks that wait in a void attempt wait for the next one, unless a rank will not come back. */
 static int step_missing(const struct step *s, struct fault *fault)
 {
         for (uint32_t r = 0; r < s->world_size; r++) {
@@ -286,7 +285,7 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
         *ret = STEP_NOTHING;
         if (s->phase == STEP_FORMING)
                 return step_missing(s, fault);
-        if (attempt < s->attempt) /* the node hears of it: a refusal would meet a later call */
+        if (attempt < s->attempt) /* the node will hear of it: a refusal would hit a later call */
                 return 0;
         if (attempt > s->attempt || node >= s->n_nodes)
                 return fault_set(fault, ZERO_EORDER, "attempt %llu is not the current one (%llu)",
@@ -334,7 +333,7 @@ static void step_tell_norm(struct step *s, const struct votes *all)
         s->normed = true;
 }
 
-/* The first mirror that has voted otherwise than its owner. */
+/* The first mirror whose vote differs from its owner's. */
 static uint32_t step_odd(const struct step *s)
 {
         for (uint32_t h = s->view.n_owners; h < placement_holders(&s->view); h++)

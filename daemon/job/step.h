@@ -30,7 +30,7 @@
 enum step_phase { STEP_FORMING, STEP_COLLECTING, STEP_VOTING };
 enum step_action { STEP_NOTHING, STEP_REJOIN, STEP_PREPARE, STEP_DECIDE, STEP_REFUSE };
 /*
- * EMPTY: nobody has taken it since the coordinator runs.  LOST: its session ended without leave;
+ * EMPTY: nobody has taken it since the coordinator started.  LOST: its session ended without leave;
  * the node keeps what it contributed.  LEFT: it ended in order.
  */
 enum rank_slot { RANK_SLOT_EMPTY, RANK_SLOT_HERE, RANK_SLOT_LOST, RANK_SLOT_LEFT };
@@ -43,66 +43,67 @@ struct step {
         struct placement view;
         bool fail_on_lost; /* a lost rank voids the attempt: nobody waits for a successor */
         uint64_t epoch, version, attempt;
-        uint64_t heard;         /* the highest attempt that any node knows of */
-        uint32_t *node_of_rank; /* [rank]; RANK_ABSENT where the slot is empty */
+        uint64_t heard;             /* the highest attempt that any node knows of */
+        uint32_t *node_of_rank;     /* [rank]; RANK_ABSENT where the slot is empty */
         enum rank_slot *rank_slots; /* [rank] */
-        uint64_t open;          /* nodes that are there and know the job */
-        uint64_t *cut;          /* [node]: nodes that it cannot reach */
-        bool *ready;            /* [node] */
-        bool *voted;            /* [holder] */
-        struct votes *ballots;  /* [holder]: what it voted */
-        bool *done;             /* [holder]: has carried the last decision out */
-        bool norm_only;         /* what is being collected or voted on ends with a norm */
-        bool collecting_norm;   /* the ready nodes asked for the norm */
+        uint64_t open;              /* nodes that are up and know the job */
+        uint64_t *cut;              /* [node]: nodes that it cannot reach */
+        bool *ready;                /* [node] */
+        bool *voted;                /* [holder] */
+        struct votes *ballots;      /* [holder]: its vote */
+        bool *done;                 /* [holder]: it has carried out the last decision */
+        bool norm_only;             /* what is being collected or voted on ends with a norm */
+        bool collecting_norm;       /* the ready nodes have asked for the norm */
         bool have_params;
-        uint32_t params_rank; /* whose they are */
+        uint32_t params_rank; /* the rank that passed them */
         struct step_params params;
-        struct decision decision; /* the last one */
-        uint64_t decided_attempt; /* ... 0: none yet */
+        struct decision decision; /* of the last decided attempt */
+        uint64_t decided_attempt; /* ... 0: none */
         double norm;              /* ... with norm_only, loss scale left in */
-        bool normed;              /* a norm was told in this attempt */
-        struct fault refusal;     /* why a step was last refused; no text where `odd` is one */
-        uint32_t odd;             /* the mirror whose vote was not its owner's, or NO_HOLDER */
+        bool normed;              /* this attempt has told a norm */
+        struct fault refusal;     /* why the last step was refused; no text if `odd` is set */
+        uint32_t odd;             /* the mirror whose vote differs from its owner's, or NO_HOLDER */
         double loss_scale;
         uint32_t good_steps, skipped;
 };
 
 int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struct placement *view);
 void step_deinit(struct step *s);
-/* Another number of ranks, while none has a session: all slots are empty then.  -ENOMEM. */
+/* Changes the number of ranks while none has a session; empties all slots.  -ENOMEM. */
 int step_resize(struct step *s, uint32_t world_size);
-/* Does any rank have a session? */
+/* Whether any rank has a session. */
 bool step_any_here(const struct step *s);
-/* ... or may it have one on a node that is away? */
+/* ... or may have one on a node that is away. */
 bool step_occupied(const struct step *s);
 
-/* A node knows of an attempt: the next one to be started is beyond it. */
+/* A node knows of the attempt: the next one gets a higher number. */
 void step_heard(struct step *s, uint64_t attempt);
-/* Where the job stands, by what the holders' records say. */
+/* Takes over where the job stands by the holders' records. */
 void step_adopt(struct step *s, const struct recovery *r);
 struct recovery step_stands(const struct step *s);
 
 /*
- * A rank attached on a node.  ZERO_ERANK if it is taken or out of range.  STEP_REJOIN: it
- * is in the running attempt at once.
+ * A rank attaches on a node.  ZERO_ERANK if it is taken or out of range.  STEP_REJOIN: it is in the
+ * running attempt at once.
  */
 int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *ret,
               struct fault *fault);
 /* Its session ended. */
 void step_part(struct step *s, uint32_t rank, bool orderly);
-/* A node knows the job and has heard all decisions, or is about to; or it is lost. */
+/* A node knows the job and knows all decisions, or will soon; or it is lost. */
 void step_node_open(struct step *s, uint32_t node);
 void step_node_lost(struct step *s, uint32_t node);
-/* It is there, but is to be opened anew: no attempt begins before. */
+/* The node is up but has to be opened again: no attempt begins before. */
 void step_node_shut(struct step *s, uint32_t node);
 /* Which nodes a node cannot reach. */
 void step_links(struct step *s, uint32_t node, uint64_t cut);
-/* Everything that the job needs is there, and the last decision is carried out everywhere. */
+/* Whether everything that the job needs is there, and the last decision is carried out
+ * everywhere. */
 bool step_startable(const struct step *s);
 /* Begins a new attempt in a new epoch. */
 void step_start(struct step *s);
 
-/* Ranks of a node have all called zero_norm() (params NULL) or zero_step(). */
+/* All ranks of a node have called zero_norm() (params NULL) or zero_step(). */
 int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct step_params *params,
                uint32_t rank, enum step_action *ret, struct fault *fault);
 /* A holder's vote.  Votes of other attempts and repeated ones are ignored. */
@@ -110,7 +111,7 @@ void step_vote(struct step *s, uint32_t holder, uint64_t attempt, const struct v
                enum step_action *ret);
 void step_done(struct step *s, uint32_t holder, uint64_t attempt);
 
-/* Does any rank of the job run on the node? */
+/* Whether any rank of the job runs on the node. */
 bool step_node_has_ranks(const struct step *s, uint32_t node);
-/* Has the node ranks of the job, or holds it anything of it?  Others may come and go. */
+/* Whether the node has ranks of the job or holds some of it.  Other nodes may come and go. */
 bool step_needs_node(const struct step *s, uint32_t node);

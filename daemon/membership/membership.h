@@ -2,14 +2,14 @@
  * membership.h - which nodes hold shards, and how that changes: drives job/paxos.h over the links,
  * with the record in store/ballots.h.
  *
- * Events are handled one after the other. A blocking thread writes what an event has changed. Until
- * that is on the disk, this node says nothing about it and handles no other event. The last message
- * of each node waits; earlier ones are lost, and the nodes repeat them.
+ * Events are handled one after the other.  A blocking thread writes what an event has changed.
+ * Until that is on the disk, this node says nothing about it and handles no other event.  The last
+ * message of each node waits; earlier ones are lost, and the nodes repeat them.
  *
  * If the proposer of a change dies, any node that has accepted the change completes it when enough
  * nodes are there.
  *
- * A chosen view comes into force when the node restarts (engine.view_chosen). Where jobs then find
+ * A chosen view comes into force when the node restarts (engine.view_chosen).  Where jobs then find
  * states of an earlier view, job/coordinator_place.c moves them.
  */
 #pragma once
@@ -63,7 +63,7 @@ struct views {
         } waiting[ZERO_NODE_MAX];
 };
 
-/* Reads the record, whose view replaces the configured one. Call after engine_start(). */
+/* Reads the record, whose view replaces the configured one.  Call after engine_start(). */
 int views_start(struct engine *x, struct fault *fault);
 /* Nothing may be on its way to the disk. */
 void views_free(struct engine *x);

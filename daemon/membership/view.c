@@ -187,7 +187,7 @@ static void view_write(struct blocking_work *disk)
         v->written = ballots_write(v->ballots, &v->record);
 }
 
-/* The write failed. Nobody has heard of the event, so it has not happened. */
+/* The write failed.  Nobody has heard of the event, so it has not happened. */
 static void view_unwritten(struct views *v)
 {
         char text[300];

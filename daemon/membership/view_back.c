@@ -1,7 +1,7 @@
 /*
  * Takes a change of owners back.
  *
- * That is a change like any other, proposed because a node refuses its part of a job. The first
+ * That is a change like any other, proposed because a node refuses its part of a job.  The first
  * reason is kept, for those who ask what became of their change.
  */
 #include "daemon/base/log.h"

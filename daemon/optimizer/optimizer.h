@@ -5,10 +5,11 @@
  * An optimizer is a row (struct optimizer) in a file of its own, listed in optimizer.c.  A group of
  * the layout names its optimizer; everybody else asks the row: how many moments a group has, what
  * they are called, whether a set of hyperparameters is one.  Moment i of every group lies in plane
- * ZERO_PLANE_MOMENT1 + i; groups whose optimizer has fewer moments have no part in the later planes.
+ * ZERO_PLANE_MOMENT1 + i; groups whose optimizer has fewer moments have no part in the later
+ * planes.
  *
- * To add one: a file here and its line in optimizer.c, a rule in daemon/device/rules.h with its kernels, its struct
- * in zero.h and its row in client/lib/optimizers.c.
+ * To add one: a file here and its line in optimizer.c, a rule in daemon/device/rules.h with its
+ * kernels, its struct in zero.h and its row in client/lib/optimizers.c.
  */
 #pragma once
 
@@ -29,7 +30,8 @@ enum hyper_bound {
 struct optimizer {
         const char *name; /* in layouts, messages and checkpoints */
         enum update_rule rule;
-        const char *moments[OPTIMIZER_MOMENTS + 1]; /* names of its planes beside master; ends with NULL */
+        const char *moments[OPTIMIZER_MOMENTS +
+                            1]; /* names of its planes beside master; ends with NULL */
         struct hyper {
                 const char *name;
                 enum hyper_bound bound;
@@ -38,7 +40,8 @@ struct optimizer {
         struct update_scalars (*scalars)(const double *value, uint64_t t, double grad_scale);
 };
 
-/* One of a step's sets of hyperparameters; in state files too: optimizers are only ever appended. */
+/* One of a step's sets of hyperparameters; in state files too: optimizers are only ever appended.
+ */
 struct hyper_set {
         uint32_t optimizer; /* its number in the table */
         uint32_t unused;
@@ -53,10 +56,11 @@ static inline uint32_t optimizer_moments(const struct optimizer *o)
 {
         return update_planes(o->rule) - 1;
 }
-/* layout_from_message(), of optimizers that there are.  ZERO_EINVAL names one that is not, and those
- * that are. */
+/* layout_from_message(), of optimizers that there are.  ZERO_EINVAL names one that is not, and
+ * those that are. */
 int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault);
-/* What a layout's plane is called; "moment1" or the like where groups differ.  NULL: no group has it. */
+/* What a layout's plane is called; "moment1" or the like where groups differ.  NULL: no group has
+ * it. */
 const char *optimizer_plane_name(const layout *l, uint32_t plane);
 /* "adamw (master, exp_avg, exp_avg_sq)" of each optimizer of a layout. */
 void optimizer_text(const layout *l, char *text, size_t size);

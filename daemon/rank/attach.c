@@ -1,10 +1,10 @@
 /*
  * Ranks of this node attach.
  *
- * The rank's layout goes to the job's coordinator (join). When every rank is there, the coordinator
- * starts the job on all nodes and answers. While the coordinator is not up, the join waits for it.
- * A rank that replaces a lost one is answered at once and continues from what that rank has handed
- * in; if that was the whole step, it waits for the decision.
+ * The rank's layout goes to the job's coordinator (join).  When every rank is there, the
+ * coordinator starts the job on all nodes and answers.  While the coordinator is not up, the join
+ * waits for it.  A rank that replaces a lost one is answered at once and continues from what that
+ * rank has handed in; if that was the whole step, it waits for the decision.
  *
  * After the link to the coordinator was lost, the node's ranks join again by themselves.
  */
@@ -142,8 +142,8 @@ static void rank_join(struct rank *rank);
 /* ---- entering ------------------------------------------------------------------- */
 
 /*
- * The coordinator has answered the join: the rank gets its windows and enters the job. Windows on a
- * GPU take time (gpu_setup.c). The rank enters when they are ready, unless the rank, the job, or
+ * The coordinator has answered the join: the rank gets its windows and enters the job.  Windows on
+ * a GPU take time (gpu_setup.c).  The rank enters when they are ready, unless the rank, the job, or
  * the link that brought the answer has ended meanwhile.
  */
 

@@ -1,11 +1,11 @@
 /*
  * Sets up a rank's GPU: opens the rank's events before it joins, and makes its windows after it has
- * joined. The driver may wait for the GPU then, so threads that may block call it (blocking.h), not
- * the compute threads. Meanwhile the session may have ended, its deadline passed or the job been
- * dropped: then everything is given back.
+ * joined.  The driver may wait for the GPU then, so threads that may block call it (blocking.h),
+ * not the compute threads.  Meanwhile the session may have ended, its deadline passed or the job
+ * been dropped: then everything is given back.
  *
- * Windows on a GPU are made for one rank after the other, in the order of joining. So a job has one
- * gather window there even if two ranks come at once, and a user's memory is counted correctly.
+ * Windows on a GPU are made for one rank after the other, in the order of joining.  So a job has
+ * one gather window there even if two ranks come at once, and a user's memory is counted correctly.
  */
 #include "daemon/rank/local.h"
 

@@ -16,7 +16,7 @@ struct gpu_window {
         struct segment segment;        /* fd -1: not made yet */
 };
 
-/* Whether all of them may be made now; ZERO_EQUOTA. On the loop thread. */
+/* Whether all of them may be made now; ZERO_EQUOTA.  On the loop thread. */
 int gpu_windows_check(const struct job *job, uint32_t gpu, const struct gpu_window *windows,
                       uint32_t n, struct fault *fault);
 /* As segment_new_on_gpu(), and charges the user; not on the loop thread. */

@@ -11,7 +11,7 @@
 /* Ends all leases of a rank, except those of releases that wait for the GPU. */
 void rank_release_all(struct rank *rank);
 
-/* Carries a message out. If this fails, the message is refused and the caller ends r. */
+/* Carries a message out.  If this fails, the message is refused and the caller ends r. */
 int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r,
                   struct fault *fault);
 int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r,
@@ -24,7 +24,7 @@ void rank_push_refused(struct rank *rank, uint64_t attempt);
 /* ---- gpu_setup.c ---- */
 
 /*
- * The setup is over. If status is 0, this comes after the call that began it has returned. The
+ * The setup is over.  If status is 0, this comes after the call that began it has returned.  The
  * session may have ended meanwhile.
  */
 typedef void rank_made(struct rank *rank, int status, const char *text);

@@ -366,7 +366,7 @@ static void close_again(const struct job *job, struct request *r)
         request_end(r, ZERO_OK, NULL);
 }
 
-/* params NULL: zero_norm(). Otherwise the blob is kept with the step. */
+/* params NULL: zero_norm().  Otherwise the blob is kept with the step. */
 static int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
                       const ProtobufCBinaryData *blob, struct request *r, struct fault *fault)
 {

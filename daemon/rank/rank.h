@@ -27,9 +27,9 @@ struct rank_events {
 };
 
 /*
- * The state of a group in the window. PAST: held in an attempt that was aborted. The rank computes
- * with the slab until it hears of that, so the slab stays its own until it fetches or steps in a
- * later attempt.
+ * The state of a group in the window.  PAST: held in an attempt that was aborted.  The rank
+ * computes with the slab until it hears of that, so the slab stays its own until it fetches or
+ * steps in a later attempt.
  */
 enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
 
@@ -68,7 +68,7 @@ struct rank {
 
 /*
  * Attaches a rank: sends its layout to the coordinator. r ends when the job has started. *ret_rank,
- * the session's handle, is set at once; rank_leave() gives it back. Handles of events are copied.
+ * the session's handle, is set at once; rank_leave() gives it back.  Handles of events are copied.
  */
 int rank_attach(struct engine *x, const char *job, const Zero__Layout *layout,
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,

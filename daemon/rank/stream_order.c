@@ -1,10 +1,10 @@
 /*
  * Stream order: messages of a rank that take effect when its GPU has reached a point.
  *
- * A trainer's calls run ahead of its GPU. A release, a push and the end of a step name the event
- * that the client recorded behind the work that they must not overtake. The message waits here
- * until that work is done. Messages of one session take effect in the order in which they came,
- * even those that name no event, so that they mean the same as without a GPU. Fetches are not
+ * A trainer's calls run ahead of its GPU.  A release, a push and the end of a step name the event
+ * that the client recorded behind the work that they must not overtake.  The message waits here
+ * until that work is done.  Messages of one session take effect in the order in which they came,
+ * even those that name no event, so that they mean the same as without a GPU.  Fetches are not
  * ordered.
  *
  * A release ends the rank's hold at once, so that the rank can fetch on, and ends the lease when it
@@ -12,7 +12,7 @@
  *
  * A message that has not taken effect by its deadline, or by the end of its attempt, never does.
  * But a release waits on without its request as long as the session lasts: nobody may refill a slab
- * that the GPU may still read. After the end of a session none of its messages takes effect.
+ * that the GPU may still read.  After the end of a session none of its messages takes effect.
  */
 #include "daemon/rank/local.h"
 

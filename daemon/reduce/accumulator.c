@@ -1,14 +1,14 @@
 /*
  * The owner's side of a gradient.
  *
- * Nodes offer what their ranks contributed to a group. The owner pulls its range of each offer into
- * a receive buffer and adds it up in fp32: micro-batch by micro-batch, and in node order within
- * each, so that the result does not depend on timing. The owner pulls offers ahead of their turn
- * while the budget lasts. It can always pull the offer whose turn it is, so a full budget cannot
- * stop the order.
+ * Nodes offer what their ranks contributed to a group.  The owner pulls its range of each offer
+ * into a receive buffer and adds it up in fp32: micro-batch by micro-batch, and in node order
+ * within each, so that the result does not depend on timing.  The owner pulls offers ahead of their
+ * turn while the budget lasts.  It can always pull the offer whose turn it is, so a full budget
+ * cannot stop the order.
  *
  * When all nodes have sent their last offer for a group, the owner takes the group's norm, in the
- * same pass as the last addition if it knows that this is the last. When all groups are complete
+ * same pass as the last addition if it knows that this is the last.  When all groups are complete
  * and the coordinator has asked, the owner votes.
  *
  * Offers of the next attempt wait if they come before this owner has heard of the decision, or
@@ -83,7 +83,7 @@ void accumulator_forget_kept(struct accumulator *l)
 
 /* ---- accumulation -------------------------------------------------------------- */
 
-/* For an offload thread. Only the one task of a group touches accumulator.present of its tensors.
+/* For an offload thread.  Only the one task of a group touches accumulator.present of its tensors.
  */
 static void offer_accumulate(struct offload_task *task, uint32_t worker)
 {
@@ -320,7 +320,7 @@ static enum owner_offer offer_stands(const struct job *job, uint64_t attempt)
         return owner_offer(job->attempt, job->started, attempt);
 }
 
-/* Whether the offer's owner belongs on this node. If it is not here, it was lost and is being
+/* Whether the offer's owner belongs on this node.  If it is not here, it was lost and is being
  * filled. */
 static bool is_holder(const struct job *job, const Zero__Offer *m)
 {
@@ -389,7 +389,7 @@ static void accumulator_take_early(struct replica *h)
         }
 }
 
-/* A lost link voids the attempts. A node that has lost its state may begin others of the same
+/* A lost link voids the attempts.  A node that has lost its state may begin others of the same
  * numbers. */
 static void accumulator_forget_node(struct replica *h, uint32_t node)
 {

@@ -117,7 +117,7 @@ bool receive_buffer_take(struct replica *h, uint32_t group, bool its_turn,
                          struct receive_buffer *ret);
 void receive_buffer_give(struct replica *h, struct receive_buffer *buffer);
 
-/* deferred.c. On the loop thread. */
+/* deferred.c.  On the loop thread. */
 /* Whether the sum need not be written. */
 bool offer_defers(const struct offer *o);
 /* Keeps the offer, and what its ranks pushed, until the update takes it or the attempt is over. */
@@ -126,12 +126,12 @@ void deferred_keep(struct offer *o);
 /* adding.c */
 /* The norm of nothing. */
 void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
-/* Adds an offer, or nothing if NULL, to the group's sum. Then takes the sum's norm unless norm is
- * NULL. For an offload thread. */
+/* Adds an offer, or nothing if NULL, to the group's sum.  Then takes the sum's norm unless norm is
+ * NULL.  For an offload thread. */
 void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
                      struct group_norm *norm);
 
-/* complete.c. Takes the norm of a complete group that has none, and votes once all groups have
+/* complete.c.  Takes the norm of a complete group that has none, and votes once all groups have
  * theirs. */
 void accumulator_measure(struct replica *h, uint32_t group);
 void accumulator_measured(struct replica *h, uint32_t group);

@@ -1,8 +1,8 @@
 /*
- * The kernel clears fresh memory first, which takes half as long as copying a payload. So a freed
- * buffer is kept for the next one of its size. Large buffers use huge pages, since faults of small
- * pages cost as much as moving the bytes. Buffers begin with a page, as pushed gradients do: a copy
- * takes twice as long if the two addresses differ by a few bytes within the page.
+ * The kernel clears fresh memory first, which takes half as long as copying a payload.  So a freed
+ * buffer is kept for the next one of its size.  Large buffers use huge pages, since faults of small
+ * pages cost as much as moving the bytes.  Buffers begin with a page, as pushed gradients do: a
+ * copy takes twice as long if the two addresses differ by a few bytes within the page.
  *
  * Invariant: buffers in use and kept buffers together never take more than buffers in use have once
  * taken.

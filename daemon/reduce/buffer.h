@@ -1,4 +1,4 @@
-/* buffer.h - memory for gradients in transit. Loop thread. */
+/* buffer.h - memory for gradients in transit.  Loop thread. */
 #pragma once
 
 #include <stddef.h>

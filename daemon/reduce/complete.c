@@ -1,15 +1,15 @@
 /*
  * What an owner does with a complete sum.
  *
- * The owner takes the sum's norm and offers the sum to its mirror. Once all groups are complete and
- * the coordinator has asked, the owner records everything that its vote depends on, and votes.
+ * The owner takes the sum's norm and offers the sum to its mirror.  Once all groups are complete
+ * and the coordinator has asked, the owner records everything that its vote depends on, and votes.
  *
- * Nodes offer their gradients only to an owner. Its mirror pulls the owner's sum in parts (fp32, as
- * in the owner's plane), takes the norm itself, votes and runs the same update. That costs four
+ * Nodes offer their gradients only to an owner.  Its mirror pulls the owner's sum in parts (fp32,
+ * as in the owner's plane), takes the norm itself, votes and runs the same update.  That costs four
  * bytes per parameter and step instead of the twelve of the states, and the mirror's vote must
  * equal the owner's.
  *
- * Invariant: nobody overwrites a sum while it is being sent. So what a mirror has taken is the sum
+ * Invariant: nobody overwrites a sum while it is being sent.  So what a mirror has taken is the sum
  * of the attempt that offered it.
  */
 #include "daemon/reduce/accumulator.h"

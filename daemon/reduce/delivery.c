@@ -1,8 +1,8 @@
 /*
- * Owners on other nodes take their ranges of node gradients. If the owner can read this node's
+ * Owners on other nodes take their ranges of node gradients.  If the owner can read this node's
  * memory, ranges of up to ANNOUNCED_BYTES are announced with the offer, and the owner reads them as
- * soon as it has a buffer: that saves the round trip of a request. Otherwise the owner asks, part
- * by part. A request must be for something on offer, and for the owner's own range.
+ * soon as it has a buffer: that saves the round trip of a request.  Otherwise the owner asks, part
+ * by part.  A request must be for something on offer, and for the owner's own range.
  */
 #include "daemon/reduce/node_gradient.h"
 

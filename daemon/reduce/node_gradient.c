@@ -237,7 +237,7 @@ void reduce_feed(struct reduce *r)
         }
 }
 
-/* The owner has taken more of its range. If it asks for something twice, that does not count for
+/* The owner has taken more of its range.  If it asks for something twice, that does not count for
  * other owners. */
 static void node_gradient_taken(struct node_gradient *p, uint32_t owner, uint64_t elements)
 {

@@ -92,7 +92,7 @@ struct node_gradient {
         struct part *parts;    /* of a sum on GPUs; NULL: none */
         struct list pieces;    /* memory of the parts */
         uint64_t sum_bytes;
-        /* the contribution in place, or the buffer. NULL with parts; otherwise owners take the
+        /* the contribution in place, or the buffer.  NULL with parts; otherwise owners take the
          * sources. */
         const void *data;
         bool on_gpu; /* the CPU cannot read it */
@@ -131,7 +131,7 @@ void *sum_at(const struct node_gradient *p, const struct part *part, uint64_t el
 void sum_give(struct node_gradient *p);
 
 /* node_gradient.c */
-/* An owner begins or ends to read its range of an offered node gradient. The elements that it has
+/* An owner begins or ends to read its range of an offered node gradient.  The elements that it has
  * taken are not read again. */
 void node_gradient_read_begin(struct node_gradient *p);
 void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t taken);
@@ -156,11 +156,11 @@ bool node_gradient_is_pushed_memory(const struct node_gradient *p);
 const void *node_gradient_data(const struct node_gradient *p, uint64_t first);
 
 /* delivery.c */
-/* Sends a remote owner its range before the owner asks. Returns the number for the offer; 0: the
+/* Sends a remote owner its range before the owner asks.  Returns the number for the offer; 0: the
  * owner has to ask. */
 uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner);
 /* Tells owners to forget what was announced to them. */
 void node_gradient_withdraw(struct node_gradient *p);
 
-/* offering.c. Offers what is ready. */
+/* offering.c.  Offers what is ready. */
 void group_offer(struct job *job, uint32_t group);

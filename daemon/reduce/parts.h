@@ -1,8 +1,8 @@
 /*
- * parts.h - plans on which GPUs of a node a group's gradients are summed. Pure.
+ * parts.h - plans on which GPUs of a node a group's gradients are summed.  Pure.
  *
- * Each owner's slice is one part of the sum. The part of an owner on a GPU of this node lies on
- * that GPU; the other parts go in turn to the GPUs that hold gradients. The parts of one GPU lie
+ * Each owner's slice is one part of the sum.  The part of an owner on a GPU of this node lies on
+ * that GPU; the other parts go in turn to the GPUs that hold gradients.  The parts of one GPU lie
  * one behind the other in one piece of its memory, each at a multiple of PART_ALIGN bytes.
  */
 #pragma once

@@ -1,14 +1,14 @@
 /*
  * Pulls offers in parts of at most engine.part_bytes, a few at a time: one is sent while the next
- * is copied from a GPU of its node, and the one before to a GPU of this one. Parts for a GPU come
+ * is copied from a GPU of its node, and the one before to a GPU of this one.  Parts for a GPU come
  * by way of a host buffer, unless their path takes GPU memory; such buffers hold less than the
  * receive buffers of their offers.
  *
  * An offer with an announced payload has one part, and needs no request.
  *
- * Invariant: an offer is OFFER_PULLING exactly while parts of it are in flight. Parts that have
- * come stay when another part is refused, because a node sends nothing twice. They go when the link
- * does: no offer is put together from two links.
+ * Invariant: an offer is OFFER_PULLING exactly while parts of it are in flight.  Parts that have
+ * come stay when another part is refused, because a node sends nothing twice.  They go when the
+ * link does: no offer is put together from two links.
  */
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"

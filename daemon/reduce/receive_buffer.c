@@ -2,9 +2,9 @@
  * Memory that receives offers, within a budget.
  *
  * If the owner's sum is on a GPU with free memory, the buffer is there, too: what comes is added
- * without a detour through host memory. A buffer on a GPU is large enough for any offer of the
- * replica, so that any buffer fits. Such buffers are kept until the last local rank has left, or,
- * on a node without ranks, until none has been used for a while. The driver may need time to
+ * without a detour through host memory.  A buffer on a GPU is large enough for any offer of the
+ * replica, so that any buffer fits.  Such buffers are kept until the last local rank has left, or,
+ * on a node without ranks, until none has been used for a while.  The driver may need time to
  * allocate one, so another thread does that; meanwhile offers come to host memory.
  *
  * The offer whose turn it is gets a buffer even beyond the budget: in host memory, unless it is the

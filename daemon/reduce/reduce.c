@@ -1,15 +1,15 @@
 /*
  * This node's side of a gradient.
  *
- * Contributions are keyed by (attempt, group, micro-batch, rank). When every local rank of a group
+ * Contributions are keyed by (attempt, group, micro-batch, rank).  When every local rank of a group
  * has pushed a micro-batch, or will not push it, the contributions are summed in fp32 in rank order
- * and rounded once to the wire dtype. The result is a node gradient, which is offered to every
- * owner of the group and lives until each has taken its range. A single contribution that has the
+ * and rounded once to the wire dtype.  The result is a node gradient, which is offered to every
+ * owner of the group and lives until each has taken its range.  A single contribution that has the
  * wire dtype is its own node gradient, in place, unless it lies on a GPU without an owner of this
- * node. Where all ranks and owners are on this node, and states and contributions in one place, the
- * owners add the contributions up themselves (adding.c), with the same rounding; some leave it to
- * the update (deferred.c). A contribution without data only says that its rank has nothing; where
- * no rank has anything, the offer is empty.
+ * node.  Where all ranks and owners are on this node, and states and contributions in one place,
+ * the owners add the contributions up themselves (adding.c), with the same rounding; some leave it
+ * to the update (deferred.c).  A contribution without data only says that its rank has nothing;
+ * where no rank has anything, the offer is empty.
  *
  * Invariants: a contribution is acknowledged exactly once, when its memory is free again; node
  * gradients of a group are offered in the order of micro-batches; the last one is marked.
@@ -175,7 +175,7 @@ static bool contribution_is_in(const struct contribution *c, const struct pusher
 }
 
 /*
- * Compares slots, not addresses: empty groups share addresses with others. Readers of an aborted
+ * Compares slots, not addresses: empty groups share addresses with others.  Readers of an aborted
  * attempt do not count: what they read may change.
  */
 static bool slot_busy(const struct pusher *from, uint32_t slot)

@@ -1,7 +1,7 @@
 /*
  * reduce.h - turns the ranks' gradients into the owners' sums.
  *
- * A node gradient is what this node's ranks contribute to a group and micro-batch. An owner's
+ * A node gradient is what this node's ranks contribute to a group and micro-batch.  An owner's
  * accumulator is the sum of all nodes' node gradients, which the update reads.
  */
 #pragma once
@@ -24,13 +24,13 @@ int reduce_push(const struct pusher *from, const Zero__Push *push, struct reques
 /* The rank pushes nothing more in this attempt. */
 void reduce_close(struct job *job, uint32_t rank);
 /*
- * The attempt cannot end: pushes wait no longer. Their memory counts for nothing, though somebody
+ * The attempt cannot end: pushes wait no longer.  Their memory counts for nothing, though somebody
  * may still read it.
  */
 void reduce_fail(struct job *job, int status, const char *text);
 /* A new attempt begins and voids what is left of the old one. */
 void reduce_reset(struct job *job, bool decided);
-/* Changes the number of ranks, after reduce_reset(). -ENOMEM: nothing has changed. */
+/* Changes the number of ranks, after reduce_reset().  -ENOMEM: nothing has changed. */
 int reduce_resize(struct job *job, uint32_t world_size);
 uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank);
 /* Whether a local rank's push waits unusually long for others. */
@@ -45,7 +45,7 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 struct node_gradient;
 /*
  * The sources of a tensor, from an element of the group on: their number, at most
- * node_gradient_sources_max(), and their dtype. The CPU cannot read them if they are on a GPU.
+ * node_gradient_sources_max(), and their dtype.  The CPU cannot read them if they are on a GPU.
  */
 size_t node_gradient_sources(const struct node_gradient *p, uint32_t tensor, uint64_t first,
                              const void **ret_src);

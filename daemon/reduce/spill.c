@@ -3,11 +3,11 @@
  * for each other's slots forever.
  *
  * Once every local rank either pushes no more, or has in each of its slots a gradient that waits
- * for other ranks, none of them can go on. Then one of these gradients is copied and its slot given
- * back: at most one per rank at a time. Orders that differ by more end at the step's deadline,
- * which names them.
+ * for other ranks, none of them can go on.  Then one of these gradients is copied and its slot
+ * given back: at most one per rank at a time.  Orders that differ by more end at the step's
+ * deadline, which names them.
  *
- * A contribution is not freed while it is being copied. If a node gradient takes it meanwhile, the
+ * A contribution is not freed while it is being copied.  If a node gradient takes it meanwhile, the
  * copy is dropped.
  */
 #include "daemon/reduce/node_gradient.h"

@@ -1,13 +1,13 @@
 /*
  * Memory for the sums of node gradients, within a budget.
  *
- * Sums are in host memory. If gradients lie on GPUs, and an owner of this node does, too, sums are
+ * Sums are in host memory.  If gradients lie on GPUs, and an owner of this node does, too, sums are
  * on these GPUs instead, so that they need no detour through the host: each owner's part is on the
- * owner's GPU (parts.h). A piece of a GPU's memory is large enough for any group, so that any piece
- * fits. Pieces are kept until the last local rank has left.
+ * owner's GPU (parts.h).  A piece of a GPU's memory is large enough for any group, so that any
+ * piece fits.  Pieces are kept until the last local rank has left.
  *
- * The driver may need time, so another thread asks the GPU for a piece. What needs the piece waits
- * as if for one that is given back. If the GPU has no memory, requests fail until a piece is given
+ * The driver may need time, so another thread asks the GPU for a piece.  What needs the piece waits
+ * as if for one that is given back.  If the GPU has no memory, requests fail until a piece is given
  * back.
  */
 #include "daemon/reduce/node_gradient.h"

@@ -1,7 +1,7 @@
 /*
  * Fills, at the job's coordinator.
  *
- * A fill is a call to the holder's node and ends with it. A node that stays silent although its
+ * A fill is a call to the holder's node and ends with it.  A node that stays silent although its
  * link stands is given up: the caller is told, and the call runs on to its end.
  */
 #include "daemon/reshard/reshard.h"

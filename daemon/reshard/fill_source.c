@@ -2,7 +2,7 @@
  * Sends this node's replicas to others that are being filled.
  *
  * A replica is sent only while its state is the expected one: at that version and decision, with
- * the same puts, and while no update runs. A group is pinned while its bytes are read.
+ * the same puts, and while no update runs.  A group is pinned while its bytes are read.
  */
 #include "daemon/reshard/fill_source.h"
 

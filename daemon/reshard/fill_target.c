@@ -1,7 +1,7 @@
 /*
  * A fill at the holder's node: it makes a draft, fills it, and names it.
  *
- * The job need not be here yet: its first holder brings it. Any failure drops the draft and tells
+ * The job need not be here yet: its first holder brings it.  Any failure drops the draft and tells
  * the coordinator why; what was in force stays in force.
  */
 #include <stdlib.h>

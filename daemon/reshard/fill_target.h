@@ -4,7 +4,7 @@
 #include "daemon/job/pieces.h"
 #include "daemon/reshard/reshard.h"
 
-/* Elements of a piece: at most 8 MiB of each plane. Pieces in progress at once. */
+/* Elements of a piece: at most 8 MiB of each plane.  Pieces in progress at once. */
 enum { FILL_TARGET_PIECE = 2 << 20, FILL_TARGET_FLIGHT = 16 };
 
 enum fill_target_phase {
@@ -60,7 +60,7 @@ struct fill_target {
         uint64_t begun_ms, settle_until_ms; /* loop times */
 };
 
-/* fill_order.c. Checks what can be checked without the job. *ret_layout belongs to the caller. */
+/* fill_order.c.  Checks what can be checked without the job.  *ret_layout belongs to the caller. */
 int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **ret_layout,
                            struct fault *fault);
 /* Whether a fill of the job is in progress. */

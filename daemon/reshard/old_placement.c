@@ -1,9 +1,9 @@
 /*
  * States of placements that are no longer in force.
  *
- * No step runs on them. The coordinator says where the job stood (Settle): a decided step is
- * carried out, any other is void. Then the placement in force is filled from these states, and when
- * it is complete they are deleted (Placed). Until then they are all that exists of the job.
+ * No step runs on them.  The coordinator says where the job stood (Settle): a decided step is
+ * carried out, any other is void.  Then the placement in force is filled from these states, and
+ * when it is complete they are deleted (Placed).  Until then they are all that exists of the job.
  */
 #include "daemon/reshard/reshard.h"
 #include "daemon/update/update.h"
@@ -74,7 +74,7 @@ static void settled(struct job *job, uint64_t call)
                 answer(job->x, job->coordinator, &m, ZERO_OK, "");
 }
 
-/* Deletes states of a move that was given up. Those that somebody reads go later. */
+/* Deletes states of a move that was given up.  Those that somebody reads go later. */
 static void drop_void(struct job *job, uint64_t stands)
 {
         list_for_each (&job->old_replicas, item) {

@@ -37,8 +37,7 @@ static json_t *sums_of(const struct job *job, json_t *const *told, uint32_t copy
                 uint64_t sum[2] = { 0, 0 };
 
                 for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++) {
-                        json_t *part =
-                                json_array_get(json_object_get(told[n], copies[copy]), p);
+                        json_t *part = json_array_get(json_object_get(told[n], copies[copy]), p);
 
                         for (size_t i = 0; i < 2; i++)
                                 sum[i] += (uint64_t)json_integer_value(json_array_get(part, i));

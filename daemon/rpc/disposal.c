@@ -1,7 +1,7 @@
 /*
  * disposal.c - a connection is closed on the spot where nothing but bytes is left to read in it;
- * else on the thread.  Where no descriptors come, the thread also frees what was never read.  The mutex guards the queue; the thread starts with the first connection
- * and stays.
+ * else on the thread.  Where no descriptors come, the thread also frees what was never read.  The
+ * mutex guards the queue; the thread starts with the first connection and stays.
  */
 #include "daemon/rpc/disposal.h"
 

@@ -25,8 +25,8 @@ static int spare_open(void)
 
 /*
  * A client that is not accepted stays in the queue, and the socket ready: one descriptor is kept to
- * take it with, and to close it.  The close takes its time (disposal.h): until it has ended there is
- * no spare, and its place is for nobody else's session.
+ * take it with, and to close it.  The close takes its time (disposal.h): until it has ended there
+ * is no spare, and its place is for nobody else's session.
  */
 static void server_turn_away(struct rpc *rpc)
 {

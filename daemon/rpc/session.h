@@ -72,7 +72,7 @@ void rpc_share(struct rpc *rpc);
 
 /* Ends it if it keeps others waiting: no hello, or what conn_check() finds. */
 void session_check(struct session *session, uint64_t now_ms);
-/* Ends it at once; what it waited for is forgotten. Never called from inside a request's handler.
+/* Ends it at once; what it waited for is forgotten.  Never called from inside a request's handler.
  */
 void session_end(struct session *session);
 void session_reply(struct session *session, const Zero__Reply *reply, const int *fds, size_t n_fds);

@@ -15,8 +15,8 @@ enum { MOVES_MS = 5000 };    /* zeroctl asks again and again */
 enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
 
 struct survey {
-        struct engine *x;          /* not its server, which may go before the last answer */
-        struct pending_call *call; /* NULL once it has ended */
+        struct engine *x;             /* not its server, which may go before the last answer */
+        struct pending_call *call;    /* NULL once it has ended */
         char name[ZERO_NAME_MAX + 1]; /* of the job asked about, or empty */
         struct job *job;              /* NULL: no job, or its state here waits for memory */
         const struct survey_kind *kind;
@@ -167,7 +167,7 @@ static const struct survey_kind {
         const char *question; /* put to the nodes */
         bool of_job;
         bool (*asks)(const struct survey *s, uint32_t node); /* NULL: all */
-        bool all_must; /* answer, or there is no answer */
+        bool all_must;                                       /* answer, or there is no answer */
         json_t *(*finish)(struct survey *s);
         uint64_t most_ms; /* 0: as long as the client waits */
 } kinds[] = {

@@ -1,8 +1,8 @@
 /*
  * An owner's shards for their readers.
  *
- * A pull of parameters is answered when the shard has reached the version asked for. While somebody
- * reads its bytes (pins them), the group's next update waits.
+ * A pull of parameters is answered when the shard has reached the version asked for.  While
+ * somebody reads its bytes (pins them), the group's next update waits.
  */
 #include "daemon/shard/shard.h"
 

@@ -42,9 +42,9 @@ struct replica {
 #define for_replicas(job, h) \
         for (struct replica *h = replica_first(job); h; h = replica_next(job, h))
 
-/* Appends an empty replica to the job's. -ENOMEM. */
+/* Appends an empty replica to the job's.  -ENOMEM. */
 int replica_new(struct job *job, uint32_t owner, uint32_t copy, struct replica **ret);
-/* Of a state of an earlier placement. -ENOMEM: the state stays the caller's. */
+/* Of a state of an earlier placement.  -ENOMEM: the state stays the caller's. */
 int replica_new_old_placement(struct job *job, struct state *state, struct replica **ret);
 void replica_free(struct replica *h);
 struct replica *replica_first(const struct job *job);
@@ -59,7 +59,7 @@ struct replica *replica_of_epoch(const struct job *job, uint64_t epoch, uint32_t
 struct replica *replica_newest_old_placement(const struct job *job);
 /* Whether this node has all that the placement in force gives it. */
 bool replicas_whole(const struct job *job);
-/* If there is one owner: its replica, which holds everything. Else NULL. */
+/* If there is one owner: its replica, which holds everything.  Else NULL. */
 struct replica *replica_sole(const struct job *job);
 
 /* ---- what the rules read (job/owner.h) --------------------------------------- */
@@ -88,13 +88,13 @@ const struct device_ops *replica_ops(const struct replica *h);
 int plane_payload(struct replica *h, uint32_t node, uint64_t transfer, enum traffic kind,
                   const void *p, size_t n, bulk_done *done, void *arg);
 /* Returns n bytes of the state's planes that the CPU can read: at p itself, or copied to the
- * buffer. For an offload thread. */
+ * buffer.  For an offload thread. */
 const void *plane_read(const struct replica *h, const void *p, size_t n, void *buffer);
 
 /*
  * Observes an owner's shards while they are made, read and updated. engine/engine.c lists all
- * observers; each event goes to all of them in that order. A NULL hook does nothing. All run on the
- * loop thread, except update_chunk().
+ * observers; each event goes to all of them in that order.  A NULL hook does nothing.  All run on
+ * the loop thread, except update_chunk().
  */
 struct shard_observer {
         int (*made)(struct replica *h); /* -ENOMEM */
@@ -104,10 +104,10 @@ struct shard_observer {
         /* A group's last reader is gone. */
         void (*unpinned)(struct replica *h);
         /*
-         * An update begins to change a group, which is not pinned. Returns from which place in the
-         * stream of a checkpoint on the observer saves what changes; UINT64_MAX: nowhere. If it
+         * An update begins to change a group, which is not pinned.  Returns from which place in the
+         * stream of a checkpoint on the observer saves what changes; UINT64_MAX: nowhere.  If it
          * saves, update_chunk() gets each chunk's old values, on an offload thread, and
-         * update_end() comes after the group's last chunk. At most one observer saves.
+         * update_end() comes after the group's last chunk.  At most one observer saves.
          */
         uint64_t (*update_begin)(struct replica *h, uint32_t group);
         void (*update_chunk)(const struct replica *h, uint32_t chunk, struct undo_values old,
@@ -133,7 +133,7 @@ void state_drop_later(struct engine *x, struct job *job, struct state *state);
 /* Where this node puts states under the owner list in force (state_identity.place). */
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy);
 /* Makes an owner's empty shards under the owner list in force, in their place: a state or a draft;
- * p is over id->n_owners. For a thread that may block. */
+ * p is over id->n_owners.  For a thread that may block. */
 int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
                 const struct partition *p, uint32_t owner, bool draft, struct state **ret,
                 struct fault *fault);

@@ -1,10 +1,10 @@
 /*
  * Reads and writes planes for clients, and checksums.
  *
- * A range of a tensor is cut into the owners' parts. Parts on this node are copied. Parts on other
- * nodes are pulled by this node (get) or announced for the owner to pull (put). A mirror takes a
- * put as its owner does. Owners do their part only while no update runs. After a put of parameters,
- * every node drops its gathered copies of the group before the client is answered.
+ * A range of a tensor is cut into the owners' parts.  Parts on this node are copied.  Parts on
+ * other nodes are pulled by this node (get) or announced for the owner to pull (put).  A mirror
+ * takes a put as its owner does.  Owners do their part only while no update runs.  After a put of
+ * parameters, every node drops its gathered copies of the group before the client is answered.
  */
 #include "daemon/tensors/access.h"
 

@@ -1,7 +1,7 @@
 /*
  * A hash of the planes that does not depend on the partition: the sum of the hashes of all blocks
- * of 128 elements, each keyed with its plane, tensor and place. Each block also hashes its tensor's
- * step and set, because every owner with a part of the tensor keeps both.
+ * of 128 elements, each keyed with its plane, tensor and place.  Each block also hashes its
+ * tensor's step and set, because every owner with a part of the tensor keeps both.
  */
 #include "daemon/tensors/access.h"
 
@@ -16,8 +16,8 @@
 enum { HASH_BLOCK = LAYOUT_ALIGN, PIECE = 8192 * HASH_BLOCK }; /* elements */
 
 /*
- * Adds up the hashes of blocks of 128 elements, modulo 2^64 in two lanes. Each is keyed with plane,
- * tensor and place, so the sum depends on the values and not on the partition.
+ * Adds up the hashes of blocks of 128 elements, modulo 2^64 in two lanes.  Each is keyed with
+ * plane, tensor and place, so the sum depends on the values and not on the partition.
  */
 static void checksum_blocks(uint64_t sum[2], uint32_t plane, uint32_t tensor, uint64_t first,
                             const float *values, uint64_t count)

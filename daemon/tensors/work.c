@@ -1,7 +1,7 @@
 /*
  * An owner's part in reading and writing planes, for clients of this node and of others.
  *
- * The work runs only while no update does, and pins the shard so that none begins. A client whose
+ * The work runs only while no update does, and pins the shard so that none begins.  A client whose
  * node has heard of a step must not meet an owner that has not: the owner waits until it has
  * reached the version in the request.
  */

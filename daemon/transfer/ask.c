@@ -1,6 +1,6 @@
 /*
- * Payloads that this node asks for: it makes room, then sends the request. The payload comes on the
- * bulk path, or a refusal on the link.
+ * Payloads that this node asks for: it makes room, then sends the request.  The payload comes on
+ * the bulk path, or a refusal on the link.
  */
 #include "daemon/transfer/staging.h"
 

@@ -1,6 +1,6 @@
 /*
- * Calls: messages that expect an answer. Each ends exactly once: with its answer, with the link, or
- * at its deadline.
+ * Calls: messages that expect an answer.  Each ends exactly once: with its answer, with the link,
+ * or at its deadline.
  */
 #include "daemon/transfer/staging.h"
 

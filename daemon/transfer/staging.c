@@ -1,7 +1,7 @@
 /*
  * Copies of planes for other nodes; see staging.h.
  *
- * Invariant: every accepted payload ends with done(), once. Payloads begin in the order of the
+ * Invariant: every accepted payload ends with done(), once.  Payloads begin in the order of the
  * calls.
  */
 #include "daemon/transfer/staging.h"

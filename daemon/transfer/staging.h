@@ -1,7 +1,7 @@
 /*
  * staging.h - brings bytes of planes and gradients to host memory, for other nodes and for the CPU.
  *
- * Bytes in host memory are read in place. An offload thread first copies bytes on a GPU. Payloads
+ * Bytes in host memory are read in place.  An offload thread first copies bytes on a GPU.  Payloads
  * wait for their turn: the copies in progress take at most STAGING_BYTES, or are one larger
  * payload.
  */
@@ -13,5 +13,5 @@ enum { STAGING_BYTES = 256 << 20 };
 
 /* The link is down: ends what waits for it. */
 void staging_down(struct engine *x, uint32_t node);
-/* ask.c. The job is dropped: each of its asks ends with -ECANCELED. */
+/* ask.c.  The job is dropped: each of its asks ends with -ECANCELED. */
 void asks_forget(struct job *job, int status, const char *text);

@@ -20,7 +20,7 @@ struct ask {
         void (*done)(struct ask *ask, int status); /* -ECANCELED: refused, or the link is down */
 };
 /*
- * Expects n bytes at p, then sends the pull with its transfer number. If this fails, done is never
+ * Expects n bytes at p, then sends the pull with its transfer number.  If this fails, done is never
  * called.
  */
 int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
@@ -37,7 +37,7 @@ void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, c
 
 /*
  * As fabric_payload(), for n bytes that do not change before done(). on_gpu: the CPU cannot read
- * them. The caller holds a reference to the job until done().
+ * them.  The caller holds a reference to the job until done().
  */
 int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
                    enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg);

@@ -2,8 +2,8 @@
  * Updates on a GPU.
  *
  * A piece is a contiguous range of one tensor that is still at the old version; its served
- * parameters are written with it. A piece is a whole segment, except in a state that came to the
- * GPU in the middle of an update. Pieces are launched together and waited for together. Nothing
+ * parameters are written with it.  A piece is a whole segment, except in a state that came to the
+ * GPU in the middle of an update.  Pieces are launched together and waited for together.  Nothing
  * here outlives the process, so there are no undo slots; chunks count as updated when the whole
  * range is done.
  */

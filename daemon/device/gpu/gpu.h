@@ -67,8 +67,8 @@ void gpu_collectives(struct gpu_collectives *ret);
  * another library that uses CUDA.  -errno. */
 int gpu_use(uint32_t gpu);
 
-/* Enqueues an update of n pieces, all of one rule and on one GPU: the new states, and in the same pass what
- * is served. */
+/* Enqueues an update of n pieces, all of one rule and on one GPU: the new states, and in the same
+ * pass what is served. */
 void gpu_update(const struct zero_cuda_update *pieces, size_t n);
 /* What is measured of sums that are not kept: as device_ops.reduce, of pieces without acc that lie
  * on one GPU, none with more than ZERO_CUDA_SUM_MAX sources. */

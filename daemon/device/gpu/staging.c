@@ -171,7 +171,8 @@ static void carry_out(const struct plan *p, struct lane *lane, struct chunk c, b
                         continue;
                 from = staged_at(lane, o);
                 if (o->staged == STAGED_PEERS)
-                        lane_copy_peer(lane, &(struct move){ to, from, n, (uint32_t)o->gpu, p->gpu });
+                        lane_copy_peer(lane,
+                                       &(struct move){ to, from, n, (uint32_t)o->gpu, p->gpu });
                 else if (of_gpus)
                         enqueue_copy(p, lane, to, from, n);
                 else

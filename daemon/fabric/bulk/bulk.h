@@ -89,7 +89,7 @@ int bulk_tcp_peer_new(struct channel *channel, uint64_t token, enum bulk_seal se
 
 /* ---- ucx: active messages, by rendezvous where remote memory can be read; no tcp transport,
  * no listener.  Every link has a worker of its own, a port: ending the worker is the one way to be
- * sure that UCX lets go of everything at once, whatever state the other side is in. ---- */
+ * sure that UCX lets go of everything at once, whatever state the other side is in.  ---- */
 
 struct bulk_ucx;
 /*

@@ -4,7 +4,7 @@
  *
  * A large payload goes by rendezvous, straight into its place, where the endpoint can read
  * remote memory (RDMA, or cma of another process); else in pieces, eagerly, which are copied to
- * their place as they come. UCX would emulate a rendezvous there, but then it neither ends what it
+ * their place as they come.  UCX would emulate a rendezvous there, but then it neither ends what it
  * was receiving when the endpoint is closed by force, nor stops writing to it.
  *
  * Reading cannot be called off: a receiver that was stopped in the middle, and whose sender has

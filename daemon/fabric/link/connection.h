@@ -66,7 +66,7 @@ int connection_dial(struct connections *connections, uint32_t node, enum channel
                     void (*ended)(struct connection *connection, struct channel *channel,
                                   const char *why),
                     struct connection **ret);
-/* Ends it by force. Idempotent. */
+/* Ends it by force.  Idempotent. */
 void connection_stop(struct connection *connection, const char *why);
 
 /* A channel whose tcp is initialised. */

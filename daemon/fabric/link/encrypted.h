@@ -42,7 +42,7 @@ int link_new(struct channel *channel, const struct link_options *options,
              const struct link_events *events, struct link **ret);
 /* Encrypts and queues.  -EMSGSIZE, -ENOMEM, -ENOTCONN (it is ending, perhaps since this call). */
 int link_send(struct link *link, const void *p, size_t n);
-/* Ends the link and tells the peer why, if that can be done at once. Idempotent. */
+/* Ends the link and tells the peer why, if that can be done at once.  Idempotent. */
 void link_cut(struct link *link, const char *why);
 /* It was cut or broke; ended() is still to come. */
 bool link_is_ending(const struct link *link);
