@@ -112,7 +112,7 @@ static void prepare_done(struct blocking_work *job)
         if (!disk_ended(t))
                 return;
         if (t->probed_rate > 0)
-                t->x->disk_rate = t->probed_rate;
+                t->x->checkpoints->disk_rate = t->probed_rate;
         t->phase = CAPTURE_PREPARED;
         s.bytes = t->map.bytes;
         s.buffer = t->buffer_bytes;
@@ -175,7 +175,8 @@ static void write_done(struct blocking_work *job)
         t->written = t->write_end;
         if (t->written == t->n_blocks) {
                 t->phase = CAPTURE_WRITTEN;
-                t->x->disk_rate = (double)t->map.bytes / ((double)t->write_ns / 1e9 + 1e-6);
+                t->x->checkpoints->disk_rate =
+                        (double)t->map.bytes / ((double)t->write_ns / 1e9 + 1e-6);
                 capture_tell_written(t);
                 return;
         }
@@ -275,7 +276,7 @@ void capture_advance(struct capture *t)
 static struct capture *capture_find(const struct engine *x, uint32_t node, uint64_t id,
                                     uint32_t owner)
 {
-        list_for_each (&x->captures, item) {
+        list_for_each (&x->checkpoints->captures, item) {
                 struct capture *t = CONTAINER_OF(item, struct capture, link);
 
                 if (t->node == node && t->id == id && t->replica->owner == owner)
@@ -311,8 +312,8 @@ static int capture_new(struct replica *h, uint32_t node, const Zero__LinkMessage
         t->node = node;
         t->uid = m->snapshot->uid;
         t->dir = t->partial = -1;
-        t->unmeasured = t->x->disk_rate == 0;
-        list_insert(&t->x->captures, &t->link);
+        t->unmeasured = t->x->checkpoints->disk_rate == 0;
+        list_insert(&t->x->checkpoints->captures, &t->link);
         disk_begin(t, prepare_run, prepare_done);
         return 0;
 }
@@ -441,7 +442,7 @@ void capture_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 
 void capture_cancel(struct engine *x, uint32_t node, uint64_t id, const char *why)
 {
-        list_for_each (&x->captures, item) {
+        list_for_each (&x->checkpoints->captures, item) {
                 struct capture *t = CONTAINER_OF(item, struct capture, link);
 
                 if (t->node != node || (id && t->id != id))
@@ -479,7 +480,7 @@ void captures_job_dropped(struct job *job, int status, const char *text)
 
 void captures_tick(struct engine *x)
 {
-        list_for_each (&x->captures, item) {
+        list_for_each (&x->checkpoints->captures, item) {
                 struct capture *t = CONTAINER_OF(item, struct capture, link);
                 uint64_t bytes = t->progress.bytes;
 

@@ -18,7 +18,7 @@ enum capture_phase {
 };
 
 struct capture {
-        struct list link; /* engine.captures */
+        struct list link; /* checkpoints.captures */
         struct engine *x;
         struct replica *replica;
         uint64_t id, call; /* call: to answer; 0: none */

@@ -122,7 +122,7 @@ uint64_t capture_stall_us(const struct capture *t)
         if (t->saves) /* saved bytes come from the cache: half of the traffic */
                 stall /= 2;
         if (t->n_slots < t->n_blocks)
-                stall += (double)(t->map.bytes - t->buffer_bytes) / t->x->disk_rate;
+                stall += (double)(t->map.bytes - t->buffer_bytes) / t->x->checkpoints->disk_rate;
         return (uint64_t)(stall * 1e6) + 1;
 }
 

@@ -221,14 +221,14 @@ static void schedule_free(struct schedule *s)
 
 void schedules_free(struct engine *x)
 {
-        list_for_each (&x->schedules, item) {
+        list_for_each (&x->checkpoints->schedules, item) {
                 schedule_free(CONTAINER_OF(item, struct schedule, link));
         }
 }
 
 const struct schedule *schedule_find(const struct engine *x, const char *job)
 {
-        list_for_each (&x->schedules, item) {
+        list_for_each (&x->checkpoints->schedules, item) {
                 const struct schedule *s = CONTAINER_OF(item, struct schedule, link);
 
                 if (strcmp(s->job, job) == 0)
@@ -261,7 +261,7 @@ int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t ev
         s->keep = order->keep;
         s->every = every;
         s->next_version = job_find(x, order->job)->version + every;
-        list_insert(&x->schedules, &s->link);
+        list_insert(&x->checkpoints->schedules, &s->link);
         return 0;
 }
 
@@ -292,7 +292,7 @@ static void schedule_run(struct engine *x, struct schedule *s)
 
 void checkpoints_due(struct engine *x)
 {
-        list_for_each (&x->schedules, item) {
+        list_for_each (&x->checkpoints->schedules, item) {
                 schedule_run(x, CONTAINER_OF(item, struct schedule, link));
         }
 }

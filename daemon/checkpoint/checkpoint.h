@@ -52,7 +52,7 @@ struct part {
 };
 
 struct operation {
-        struct list link; /* engine.operations */
+        struct list link; /* checkpoints.operations */
         struct engine *x;
         uint64_t id;
         bool restore;
@@ -80,7 +80,7 @@ struct operation {
 
 /* A checkpoint every `every` steps; kept in memory only. */
 struct schedule {
-        struct list link; /* engine.schedules */
+        struct list link; /* checkpoints.schedules */
         char job[ZERO_NAME_MAX + 1];
         char *directory;
         uint32_t uid, keep;
@@ -100,6 +100,8 @@ int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t ev
 /* The job's newest operation, running or over; the job's schedule.  NULL: none. */
 const struct operation *operation_find(const struct engine *x, const char *job);
 const struct schedule *schedule_find(const struct engine *x, const char *job);
+/* Whether this node restores its part of any job. */
+bool loadings_any(const struct engine *x);
 /* Whether a restore of the job is running: no rank joins the job until it is over. */
 bool restore_runs(const struct engine *x, const char *job);
 const char *operation_phase_name(enum operation_phase phase);

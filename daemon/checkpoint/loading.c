@@ -13,7 +13,7 @@
 #include "proto/cleanup.h"
 
 struct loading {
-        struct list link; /* engine.loadings */
+        struct list link; /* checkpoints.loadings */
         struct engine *x;
         uint64_t id, call;
         uint32_t node, uid;
@@ -197,7 +197,7 @@ static int read_layout(const Zero__Snapshot *s, layout **ret, struct fault *faul
 int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                    struct fault *fault)
 {
-        list_for_each (&x->loadings, item) {
+        list_for_each (&x->checkpoints->loadings, item) {
                 const struct loading *ld = CONTAINER_OF(item, struct loading, link);
 
                 *n_jobs += ld->uid == uid && !ld->ended && !job_find(x, ld->job);
@@ -253,7 +253,7 @@ void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
                         loading_free(ld);
                 return;
         }
-        list_insert(&x->loadings, &ld->link);
+        list_insert(&x->checkpoints->loadings, &ld->link);
         for (uint32_t i = 0; i < placement_holders(&x->view); i++)
                 if (holder_node(&x->view, i) == x->cluster->self)
                         ld->drafts[ld->n_drafts++] =
@@ -273,7 +273,7 @@ void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 
 static struct loading *loading_find(const struct engine *x, uint32_t node, uint64_t id)
 {
-        list_for_each (&x->loadings, item) {
+        list_for_each (&x->checkpoints->loadings, item) {
                 struct loading *ld = CONTAINER_OF(item, struct loading, link);
 
                 if (ld->node == node && ld->id == id)
@@ -372,7 +372,7 @@ void loading_swap(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 
 void loading_cancel(struct engine *x, uint32_t node, uint64_t id)
 {
-        list_for_each (&x->loadings, item) {
+        list_for_each (&x->checkpoints->loadings, item) {
                 struct loading *ld = CONTAINER_OF(item, struct loading, link);
 
                 if (ld->node == node && (id == 0 || ld->id == id))
@@ -380,9 +380,14 @@ void loading_cancel(struct engine *x, uint32_t node, uint64_t id)
         }
 }
 
+bool loadings_any(const struct engine *x)
+{
+        return !list_empty(&x->checkpoints->loadings);
+}
+
 void loadings_tick(struct engine *x)
 {
-        list_for_each (&x->loadings, item) {
+        list_for_each (&x->checkpoints->loadings, item) {
                 struct loading *ld = CONTAINER_OF(item, struct loading, link);
                 uint64_t bytes = ld->progress.bytes;
 

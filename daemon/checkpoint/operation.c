@@ -48,7 +48,7 @@ const char *operation_phase_name(enum operation_phase phase)
 
 static struct operation *find(const struct engine *x, const char *job)
 {
-        list_for_each (&x->operations, item) {
+        list_for_each (&x->checkpoints->operations, item) {
                 struct operation *op = CONTAINER_OF(item, struct operation, link);
 
                 if (strcmp(op->job, job) == 0)
@@ -122,11 +122,11 @@ static bool make_room(struct engine *x)
 {
         uint32_t n = 0;
 
-        list_for_each (&x->operations, item) {
+        list_for_each (&x->checkpoints->operations, item) {
                 n++;
         }
-        for (struct list *item = x->operations.prev, *before; item != &x->operations;
-             item = before) {
+        for (struct list *item = x->checkpoints->operations.prev, *before;
+             item != &x->checkpoints->operations; item = before) {
                 struct operation *op = CONTAINER_OF(item, struct operation, link);
 
                 before = item->prev;
@@ -166,14 +166,14 @@ int operation_new(struct engine *x, const struct order *order, bool restore, str
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
         op->x = x;
-        op->id = ++x->last_operation;
+        op->id = ++x->checkpoints->last_operation;
         op->restore = restore;
         snprintf(op->job, sizeof op->job, "%s", order->job);
         op->uid = order->uid;
         op->keep = order->keep;
         op->begun_ms = op->moved_ms = engine_now(x);
-        list_insert(x->operations.next,
-                    &op->link); /* in front: the newest operation of a job is found first */
+        /* in front: the newest operation of a job is found first */
+        list_insert(x->checkpoints->operations.next, &op->link);
         *ret = op;
         return 0;
 }
@@ -335,7 +335,7 @@ static void operation_watch(struct operation *op)
 
 static void operations_tick(struct engine *x)
 {
-        list_for_each (&x->operations, item) {
+        list_for_each (&x->checkpoints->operations, item) {
                 operation_watch(CONTAINER_OF(item, struct operation, link));
         }
         checkpoints_due(x);
@@ -347,7 +347,9 @@ static void operations_tick(struct engine *x)
 
 static bool operations_idle(const struct engine *x)
 {
-        return list_empty(&x->operations) && list_empty(&x->captures) && list_empty(&x->loadings);
+        const struct checkpoints *c = x->checkpoints;
+
+        return list_empty(&c->operations) && list_empty(&c->captures) && list_empty(&c->loadings);
 }
 
 /* Cancels what a lost coordinator has begun here. */
@@ -397,7 +399,7 @@ void operations_stop(struct engine *x)
 {
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 operations_down(x, n, NULL);
-        list_for_each (&x->operations, item) {
+        list_for_each (&x->checkpoints->operations, item) {
                 struct operation *op = CONTAINER_OF(item, struct operation, link);
 
                 if (op->pending == 0)
@@ -406,7 +408,18 @@ void operations_stop(struct engine *x)
         schedules_free(x);
 }
 
-const struct module checkpoint_module = { .progress = operations_tick,
+static void checkpoints_init(struct engine *x)
+{
+        list_init(&x->checkpoints->operations);
+        list_init(&x->checkpoints->schedules);
+        list_init(&x->checkpoints->captures);
+        list_init(&x->checkpoints->loadings);
+}
+
+const struct module checkpoint_module = { .node_at = offsetof(struct engine, checkpoints),
+                                          .node_bytes = sizeof(struct checkpoints),
+                                          .node_init = checkpoints_init,
+                                          .progress = operations_tick,
                                           .node_down = operations_down,
                                           .idle = operations_idle,
                                           .job_admit = loadings_admit,

@@ -4,6 +4,12 @@
 
 #include "daemon/checkpoint/checkpoint.h"
 
+struct checkpoints {
+        struct list operations, schedules, captures, loadings;
+        uint64_t last_operation;
+        double disk_rate; /* bytes a second of the last checkpoint; 0: unknown */
+};
+
 /* operation.c, for the phases */
 /* The node that has the part. */
 uint32_t operation_node(const struct operation *op, uint32_t part);

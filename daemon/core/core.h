@@ -19,9 +19,15 @@
 #include "proto/list.h"
 #include "proto/zero.pb-c.h"
 
+struct checkpoints;
+struct drops;
 struct gpu_waits;
 struct lifetime;
+struct ranks;
+struct reshard;
 struct shard_observer;
+struct tensors;
+struct transfer;
 struct views;
 
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
@@ -51,27 +57,24 @@ struct engine {
         struct views *views;   /* how the list changes (membership/membership.h); NULL: never */
         struct taken_back taken_back; /* outlives a restart of the engine */
         struct list jobs, dead_jobs;  /* dead: dropped, with operations still in flight */
-        struct list coordinators, calls, asks, accesses, staged;
-        uint64_t staging_bytes; /* in use by staged payloads (transfer/staging.h) */
-        struct list works;      /* reads and writes that wait for the end of an update */
-        struct list layouts;    /* core/layouts.h */
-        struct list joining;    /* ranks whose job has not yet started with them */
-        struct list gpu_setups; /* setups for ranks in progress (rank/gpu_setup.c) */
-        struct list operations, schedules, captures, loadings; /* checkpoint/checkpoint.h */
-        struct list fills, fill_targets;                       /* reshard/reshard.h */
-        struct list drops, drop_waits;                         /* drop/drop.c */
-        struct list shut;  /* state files that wait for memory (core/shut.h) */
-        uint32_t releases; /* states whose memory is being freed */
-        uint64_t last_operation, last_fill;
-        double disk_rate; /* bytes a second of the last checkpoint; 0: unknown */
+        struct list coordinators;
+        struct list layouts; /* core/layouts.h */
+        struct list shut;    /* state files that wait for memory (core/shut.h) */
+        /* What the folders of these names keep (module.h). */
+        struct transfer *transfer;
+        struct drops *drops;
+        struct tensors *tensors;
+        struct checkpoints *checkpoints;
+        struct ranks *ranks;
+        struct reshard *reshard;
+        struct lifetime *lifetime; /* the engine's */
+        uint32_t releases;         /* states whose memory is being freed */
         struct requests requests;
-        uint64_t last_call, last_put, last_session;
         uint64_t linked;             /* bit n: the link to node n stands */
         uint64_t agreeing;           /* bit n: node n has the same owner list in force */
         uint64_t up;                 /* both */
         uint64_t cut[ZERO_NODE_MAX]; /* [node]: bits of the nodes that this node last said it cannot
                                         reach */
-        struct lifetime *lifetime;   /* the engine's */
         bool draining;               /* the engine waits for the steps in flight */
         bool stopping;
         /* Answers other nodes' questions about this one (rpc/query.c). */

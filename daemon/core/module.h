@@ -8,6 +8,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct engine;
@@ -15,6 +16,13 @@ struct fault;
 struct job;
 
 struct module {
+        /*
+         * The folder's state of the node. The engine sets the pointer at node_at in struct engine
+         * to node_bytes of zeros, calls node_init(), and frees them when nothing is in flight.
+         */
+        size_t node_at, node_bytes;
+        void (*node_init)(struct engine *x);
+
         void (*tick)(struct engine *x);     /* every TICK_MS */
         void (*progress)(struct engine *x); /* every PROGRESS_MS */
         /* Both nodes see the link and agree on the owner list. */

@@ -24,9 +24,13 @@
 /* Bounds on the drops that some node has not heard of. */
 enum { UNTOLD_MAX = 4096, UNTOLD_USER_MAX = 1024 };
 
+struct drops {
+        struct list noted, waits;
+};
+
 /* A drop that this node keeps. */
 struct drop {
-        struct list link; /* engine.drops */
+        struct list link; /* drops.noted */
         struct engine *x;
         char job[ZERO_NAME_MAX + 1];
         uint32_t uid;
@@ -36,7 +40,7 @@ struct drop {
 
 /* Waits until the job is gone. */
 struct drop_wait {
-        struct list link; /* engine.drop_waits */
+        struct list link; /* drops.waits */
         char job[ZERO_NAME_MAX + 1];
         uint32_t node;
         uint64_t call;
@@ -45,7 +49,7 @@ struct drop_wait {
 
 static struct drop *drop_find(struct engine *x, const char *job)
 {
-        list_for_each (&x->drops, item) {
+        list_for_each (&x->drops->noted, item) {
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
 
                 if (strcmp(d->job, job) == 0)
@@ -80,7 +84,7 @@ int drop_admit(struct engine *x, const char *job, struct fault *fault)
 
         if (!keeps_drops(x) || drop_find(x, job))
                 return 0;
-        list_for_each (&x->drops, item) {
+        list_for_each (&x->drops->noted, item) {
                 const struct drop *d = CONTAINER_OF(item, struct drop, link);
 
                 if (!(d->untold & ~x->view.dead & ~x->up))
@@ -157,7 +161,7 @@ static void drop_tell(struct drop *d, uint32_t node)
 
 static void drops_tell(struct engine *x)
 {
-        list_for_each (&x->drops, item) {
+        list_for_each (&x->drops->noted, item) {
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
 
                 for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
@@ -191,7 +195,7 @@ static void wait_add(struct engine *x, const char *job, uint32_t node, uint64_t 
         w->node = node;
         w->call = call;
         w->told = told;
-        list_insert(&x->drop_waits, &w->link);
+        list_insert(&x->drops->waits, &w->link);
 }
 
 static void wait_end(struct engine *x, struct drop_wait *w, const struct drop *d)
@@ -216,20 +220,20 @@ static bool is_over(const struct drop *d)
 /* Deletes files first: a node that hears that the job is dropped finds none. */
 static void drops_check(struct engine *x)
 {
-        list_for_each (&x->drops, item) {
+        list_for_each (&x->drops->noted, item) {
                 const struct drop *d = CONTAINER_OF(item, struct drop, link);
 
                 if (is_over(d))
                         drops_delete(x->store, d->job);
         }
-        list_for_each (&x->drop_waits, item) {
+        list_for_each (&x->drops->waits, item) {
                 struct drop_wait *w = CONTAINER_OF(item, struct drop_wait, link);
                 const struct drop *d = w->told ? drop_find(x, w->job) : NULL;
 
                 if (!(d && d->asked) && !is_dying(x, w->job))
                         wait_end(x, w, d);
         }
-        list_for_each (&x->drops, item) {
+        list_for_each (&x->drops->noted, item) {
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
 
                 if (is_over(d))
@@ -250,7 +254,7 @@ static struct drop *drop_new(struct engine *x, const char *job, uint32_t uid, ui
                 d->x = x;
                 d->uid = uid;
                 snprintf(d->job, sizeof d->job, "%s", job);
-                list_insert(&x->drops, &d->link);
+                list_insert(&x->drops->noted, &d->link);
         }
         d->untold |= untold;
         return d;
@@ -379,13 +383,13 @@ void drops_resume(struct engine *x)
 
 void drops_free(struct engine *x)
 {
-        while (!list_empty(&x->drop_waits)) {
-                struct drop_wait *w = CONTAINER_OF(x->drop_waits.next, struct drop_wait, link);
+        while (!list_empty(&x->drops->waits)) {
+                struct drop_wait *w = CONTAINER_OF(x->drops->waits.next, struct drop_wait, link);
 
                 list_remove(&w->link);
                 free(w);
         }
-        list_for_each (&x->drops, item) {
+        list_for_each (&x->drops->noted, item) {
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
 
                 list_remove(&d->link);
@@ -407,7 +411,16 @@ static int drops_admit(struct engine *x, const char *name, uint32_t uid, uint64_
 }
 
 /* The first module: a node that comes up hears of drops before anybody asks it for a job. */
-const struct module drop_module = { .progress = drops_tell,
+static void drops_init(struct engine *x)
+{
+        list_init(&x->drops->noted);
+        list_init(&x->drops->waits);
+}
+
+const struct module drop_module = { .node_at = offsetof(struct engine, drops),
+                                    .node_bytes = sizeof(struct drops),
+                                    .node_init = drops_init,
+                                    .progress = drops_tell,
                                     .node_up = drops_node_up,
                                     .job_admit = drops_admit,
                                     .job_left = drops_check };

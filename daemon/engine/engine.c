@@ -7,7 +7,6 @@
 #include "daemon/reshard/reshard.h"
 
 #include <errno.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,14 +61,43 @@ static void progress_summary(struct job *job, const Zero__Progress *p)
         }
 }
 
+static void **module_node(struct engine *x, const struct module *module)
+{
+        return (void **)((char *)x + module->node_at);
+}
+
+static bool modules_init(struct engine *x)
+{
+        for_modules (x, module) {
+                if (!module->node_bytes)
+                        continue;
+                *module_node(x, module) = calloc(1, module->node_bytes);
+                if (!*module_node(x, module))
+                        return false;
+                module->node_init(x);
+        }
+        return true;
+}
+
+static void engine_free(struct engine *x)
+{
+        for_modules (x, module) {
+                if (!module->node_bytes)
+                        continue;
+                cleanup_free(module_node(x, module));
+                *module_node(x, module) = NULL;
+        }
+        cleanup_free(&x->lifetime);
+        x->lifetime = NULL;
+}
+
 static void tick_closed(uv_handle_t *tick)
 {
         struct lifetime *life = CONTAINER_OF((uv_timer_t *)tick, struct lifetime, tick);
         void (*closed)(void *arg) = life->closed;
         void *arg = life->closed_arg;
 
-        life->x->lifetime = NULL;
-        free(life);
+        engine_free(life->x);
         closed(arg);
 }
 
@@ -138,11 +166,7 @@ static const struct shard_observer *const observers[] = {
 
 int engine_start(struct engine *x)
 {
-        struct list *lists[] = { &x->jobs,       &x->dead_jobs,  &x->coordinators, &x->calls,
-                                 &x->asks,       &x->accesses,   &x->works,        &x->joining,
-                                 &x->layouts,    &x->operations, &x->schedules,    &x->captures,
-                                 &x->loadings,   &x->fills,      &x->fill_targets, &x->staged,
-                                 &x->gpu_setups, &x->drops,      &x->drop_waits,   &x->shut };
+        struct list *lists[] = { &x->jobs, &x->dead_jobs, &x->coordinators, &x->layouts, &x->shut };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
         x->modules = modules;
@@ -153,7 +177,6 @@ int engine_start(struct engine *x)
                 list_init(lists[i]);
         requests_init(&x->requests);
         x->linked = x->agreeing = x->up = 0;
-        randombytes_buf(&x->last_put, sizeof x->last_put); /* names of puts outlive the process */
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
                 x->cut[n] = UINT64_MAX; /* until the node tells */
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
@@ -163,6 +186,10 @@ int engine_start(struct engine *x)
         x->lifetime = calloc(1, sizeof *x->lifetime);
         if (!x->lifetime)
                 return -ENOMEM;
+        if (!modules_init(x)) {
+                engine_free(x);
+                return -ENOMEM;
+        }
         x->lifetime->x = x;
         uv_timer_init(x->loop, &x->lifetime->tick);
         return uv_timer_start(&x->lifetime->tick, engine_tick, TICK_MS, TICK_MS);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/checkpoint/checkpoint.h"
 #include "proto/cleanup.h"
 
 static void view_next(struct views *v);
@@ -50,7 +51,7 @@ bool view_changing(const struct engine *x)
 
 int view_hindered(const struct engine *x, struct fault *fault)
 {
-        if (!list_empty(&x->loadings))
+        if (loadings_any(x))
                 return fault_set(fault, ZERO_EBUSY, "a job is being restored on node %s: try again",
                                  node_name(x, x->cluster->self));
         return 0;

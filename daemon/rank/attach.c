@@ -368,7 +368,7 @@ static void ranks_up(struct engine *x, uint32_t node)
                 if (job->coordinator == node)
                         ranks_rejoin(job);
         }
-        list_for_each (&x->joining, item) {
+        list_for_each (&x->ranks->joining, item) {
                 struct rank *rank = CONTAINER_OF(item, struct rank, link);
 
                 if (coordinator_of(x, rank->job_name) != node)
@@ -393,7 +393,7 @@ static void rank_taken(struct rank *rank)
 
 void rank_fence(struct job *job, uint32_t rank, uint64_t session)
 {
-        list_for_each (&job->x->joining, item) {
+        list_for_each (&job->x->ranks->joining, item) {
                 struct rank *r = CONTAINER_OF(item, struct rank, link);
 
                 if (r->gpu_setup && gpu_setup_job(r->gpu_setup) == job && r->rank == rank &&
@@ -430,7 +430,7 @@ static void fence_earlier(struct engine *x, const char *name, const struct rank_
 
         if (rank && rank->needs.incarnation < needs->incarnation && means_job(job, needs, l))
                 rank_taken(rank);
-        list_for_each (&x->joining, item) {
+        list_for_each (&x->ranks->joining, item) {
                 rank = CONTAINER_OF(item, struct rank, link);
                 if (is_earlier(rank, name, needs))
                         rank_taken(rank);
@@ -506,7 +506,7 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
         rank->needs = *needs;
         rank->needs.event_handles = NULL; /* it belongs to the caller */
         rank->rank = needs->rank;
-        rank->session = ++x->last_session;
+        rank->session = ++x->ranks->last_session;
         rank->pid = needs->pid;
         rank->hold_groups = needs->hold_groups;
         rank->grad_dtype = needs->grad_dtype;
@@ -521,7 +521,7 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
         r->subject = rank;
         r->describe = attach_describe;
         r->forget = attach_forget;
-        list_insert(&x->joining, &rank->link);
+        list_insert(&x->ranks->joining, &rank->link);
         if (!rank->gpu_setup)
                 rank_join(rank);
         *ret_rank = rank;
@@ -576,7 +576,7 @@ void rank_leave(struct rank *rank, bool orderly)
 
 void ranks_stop(struct engine *x)
 {
-        list_for_each (&x->joining, item) {
+        list_for_each (&x->ranks->joining, item) {
                 struct rank *rank = CONTAINER_OF(item, struct rank, link);
 
                 if (rank->attaching)
@@ -598,12 +598,12 @@ void ranks_fail(struct job *job, int status, const char *text)
 
 static bool ranks_idle(const struct engine *x)
 {
-        return list_empty(&x->joining) && list_empty(&x->gpu_setups);
+        return list_empty(&x->ranks->joining) && list_empty(&x->ranks->gpu_setups);
 }
 
 static int ranks_replace(struct engine *x, const char *name, struct fault *fault)
 {
-        list_for_each (&x->joining, item) {
+        list_for_each (&x->ranks->joining, item) {
                 const struct rank *rank = CONTAINER_OF(item, struct rank, link);
 
                 if (strcmp(rank->job_name, name) == 0)
@@ -614,7 +614,16 @@ static int ranks_replace(struct engine *x, const char *name, struct fault *fault
         return 0;
 }
 
-const struct module rank_module = { .node_up = ranks_up,
+static void ranks_init(struct engine *x)
+{
+        list_init(&x->ranks->joining);
+        list_init(&x->ranks->gpu_setups);
+}
+
+const struct module rank_module = { .node_at = offsetof(struct engine, ranks),
+                                    .node_bytes = sizeof(struct ranks),
+                                    .node_init = ranks_init,
+                                    .node_up = ranks_up,
                                     .idle = ranks_idle,
                                     .job_replace = ranks_replace,
                                     .job_dropped = ranks_fail };

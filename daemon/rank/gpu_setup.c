@@ -21,7 +21,7 @@
 enum window_kind { PUSH, GATHER, N_WINDOWS };
 
 struct gpu_setup {
-        struct list link; /* engine.gpu_setups */
+        struct list link; /* ranks.gpu_setups */
         struct blocking_work work;
         struct rank *rank;
         uint32_t gpu, uid;
@@ -46,7 +46,7 @@ static struct gpu_setup *gpu_setup_new(struct rank *rank, uint32_t n_handles, ra
 
         if (!m)
                 return NULL;
-        list_insert(&rank->x->gpu_setups, &m->link);
+        list_insert(&rank->x->ranks->gpu_setups, &m->link);
         m->rank = rank;
         m->since_ms = engine_now(rank->x);
         m->gpu = rank->needs.windows.gpu;
@@ -191,7 +191,7 @@ static void windows_begin(struct gpu_setup *m)
 
 static bool gpu_is_busy(const struct engine *x, uint32_t gpu)
 {
-        list_for_each ((struct list *)&x->gpu_setups, item) {
+        list_for_each (&x->ranks->gpu_setups, item) {
                 const struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
 
                 if (m->begun && m->job && m->gpu == gpu)
@@ -202,7 +202,7 @@ static bool gpu_is_busy(const struct engine *x, uint32_t gpu)
 
 static struct gpu_setup *gpu_setup_next(const struct engine *x)
 {
-        list_for_each ((struct list *)&x->gpu_setups, item) {
+        list_for_each (&x->ranks->gpu_setups, item) {
                 struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
 
                 if (!m->begun && !gpu_is_busy(x, m->gpu))
@@ -259,7 +259,7 @@ uint32_t gpu_setups_waits(const struct job *job, struct wait_line *lines, uint32
 {
         uint32_t used = 0;
 
-        list_for_each (&job->x->gpu_setups, item) {
+        list_for_each (&job->x->ranks->gpu_setups, item) {
                 const struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
                 struct wait_line *line = &lines[used];
 

@@ -9,6 +9,13 @@ struct gpu_events;
 struct gpu_setup;
 struct rank;
 
+/* The sessions of a node's ranks, until they are in their job. */
+struct ranks {
+        struct list joining;    /* ranks whose job has not yet started with them */
+        struct list gpu_setups; /* setups in progress (gpu_setup.c) */
+        uint64_t last_session;
+};
+
 struct rank_needs {
         uint32_t uid, pid, rank, world_size, local_world_size;
         uint32_t hold_groups, push_groups, timeout_ms, incarnation;
@@ -34,7 +41,7 @@ struct rank_events {
 enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
 
 struct rank {
-        struct list link; /* engine.joining */
+        struct list link; /* ranks.joining */
         struct engine *x;
         char job_name[ZERO_NAME_MAX + 1];
         struct job *job;              /* NULL until it has joined */

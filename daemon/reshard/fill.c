@@ -4,7 +4,7 @@
  * A fill is a call to the holder's node and ends with it.  A node that stays silent although its
  * link stands is given up: the caller is told, and the call runs on to its end.
  */
-#include "daemon/reshard/reshard.h"
+#include "daemon/reshard/fill_target.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 enum { FILL_CALL_MS = 7 * 24 * 3600 * 1000 }; /* silence is noticed much earlier */
 
 struct fill {
-        struct list link; /* engine.fills */
+        struct list link; /* reshard.fills */
         struct engine *x;
         char job[ZERO_NAME_MAX + 1];
         uint32_t node;
@@ -107,12 +107,12 @@ struct fill *fill_start(struct engine *x, const struct fill_order *order, fill_d
                 return NULL;
         *f = (struct fill){ .x = x,
                             .node = holder_node(order->to, order->holder),
-                            .id = ++x->last_fill,
+                            .id = ++x->reshard->last_fill,
                             .heard_ms = engine_now(x),
                             .done = done,
                             .arg = arg };
         snprintf(f->job, sizeof f->job, "%s", order->job);
-        list_insert(&x->fills, &f->link);
+        list_insert(&x->reshard->fills, &f->link);
         fill_send(f, order);
         return f;
 }
@@ -142,7 +142,7 @@ void fill_progress(const struct fill *f, uint64_t *ret_bytes, uint64_t *ret_tota
 
 void fill_progress_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        list_for_each (&x->fills, item) {
+        list_for_each (&x->reshard->fills, item) {
                 struct fill *f = CONTAINER_OF(item, struct fill, link);
 
                 if (f->node != node || f->id != m->fill_progress->id)
@@ -156,10 +156,10 @@ void fill_progress_message(struct engine *x, uint32_t node, const Zero__LinkMess
 
 void fills_tick(struct engine *x)
 {
-        struct list *item = x->fills.next;
+        struct list *item = x->reshard->fills.next;
         char text[200];
 
-        while (item != &x->fills) {
+        while (item != &x->reshard->fills) {
                 struct fill *f = CONTAINER_OF(item, struct fill, link);
 
                 item = item->next;

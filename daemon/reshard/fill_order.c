@@ -79,7 +79,7 @@ int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **
 
 bool fill_target_of_job(const struct job *job)
 {
-        list_for_each (&job->x->fill_targets, item) {
+        list_for_each (&job->x->reshard->fill_targets, item) {
                 const struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->job == job && f->phase != FILL_TARGET_ENDED)
@@ -101,7 +101,7 @@ static int check_job(const struct job *job, const Zero__Fill *m, const layout *l
         if (!layout_equal(l, job->layout, text, sizeof text))
                 return fault_set(fault, ZERO_ELAYOUT, "job '%s' has another layout here: %s",
                                  job->name, text);
-        list_for_each (&job->x->fill_targets, item) {
+        list_for_each (&job->x->reshard->fill_targets, item) {
                 const struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->job == job && f->owner == m->owner && f->copy == m->copy)

@@ -290,7 +290,7 @@ static int fill_target_begin(struct fill_target *f, const Zero__LinkMessage *m, 
                 r = fill_target_join_job(f, m->job, m->fill, l, fault);
         if (r)
                 return r;
-        list_insert(&f->x->fill_targets, &f->link);
+        list_insert(&f->x->reshard->fill_targets, &f->link);
         f->crowded = f->x->releases > 0;
         if (told_again(f))
                 fill_target_end(f);
@@ -301,7 +301,7 @@ static int fill_target_begin(struct fill_target *f, const Zero__LinkMessage *m, 
 
 static void fill_target_cancel(struct engine *x, uint32_t node, uint64_t id)
 {
-        list_for_each (&x->fill_targets, item) {
+        list_for_each (&x->reshard->fill_targets, item) {
                 struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->node == node && f->id == id)
@@ -359,7 +359,7 @@ static void tell_progress(struct fill_target *f)
 static void fill_targets_tick(struct engine *x)
 {
         fills_tick(x);
-        list_for_each (&x->fill_targets, item) {
+        list_for_each (&x->reshard->fill_targets, item) {
                 struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->phase == FILL_TARGET_DRAFTING || f->phase == FILL_TARGET_SERVING ||
@@ -372,7 +372,7 @@ static void fill_targets_tick(struct engine *x)
 
 static void fill_targets_down(struct engine *x, uint32_t node, const char *why)
 {
-        list_for_each (&x->fill_targets, item) {
+        list_for_each (&x->reshard->fill_targets, item) {
                 struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->node == node)
@@ -382,7 +382,7 @@ static void fill_targets_down(struct engine *x, uint32_t node, const char *why)
 
 static void fill_targets_forget(struct job *job, int status, const char *text)
 {
-        list_for_each (&job->x->fill_targets, item) {
+        list_for_each (&job->x->reshard->fill_targets, item) {
                 struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->job == job)
@@ -392,10 +392,19 @@ static void fill_targets_forget(struct job *job, int status, const char *text)
 
 static bool fill_targets_idle(const struct engine *x)
 {
-        return list_empty(&x->fill_targets) && list_empty(&x->fills);
+        return list_empty(&x->reshard->fill_targets) && list_empty(&x->reshard->fills);
 }
 
-const struct module fill_target_module = { .progress = fill_targets_tick,
+static void reshard_init(struct engine *x)
+{
+        list_init(&x->reshard->fills);
+        list_init(&x->reshard->fill_targets);
+}
+
+const struct module fill_target_module = { .node_at = offsetof(struct engine, reshard),
+                                           .node_bytes = sizeof(struct reshard),
+                                           .node_init = reshard_init,
+                                           .progress = fill_targets_tick,
                                            .node_down = fill_targets_down,
                                            .idle = fill_targets_idle,
                                            .job_dropped = fill_targets_forget };

@@ -4,6 +4,11 @@
 #include "daemon/job/pieces.h"
 #include "daemon/reshard/reshard.h"
 
+struct reshard {
+        struct list fills, fill_targets;
+        uint64_t last_fill;
+};
+
 /* Elements of a piece: at most 8 MiB of each plane.  Pieces in progress at once. */
 enum { FILL_TARGET_PIECE = 2 << 20, FILL_TARGET_FLIGHT = 16 };
 
@@ -32,7 +37,7 @@ struct fill_target_transfer {
 };
 
 struct fill_target {
-        struct list link; /* engine.fill_targets */
+        struct list link; /* reshard.fill_targets */
         struct engine *x;
         struct job *job;
         uint64_t id, call;

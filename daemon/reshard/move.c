@@ -16,7 +16,7 @@ void job_move_told(struct job *job, const Zero__Move *m)
 /* Until a job made by its fill hears from a coordinator, its fills tell how far it is. */
 static void fill_targets_sum(const struct job *job, struct move *m)
 {
-        list_for_each (&job->x->fill_targets, item) {
+        list_for_each (&job->x->reshard->fill_targets, item) {
                 const struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
                 if (f->job != job || f->phase == FILL_TARGET_ENDED)

@@ -42,7 +42,7 @@ static void report_peer(struct arena *arena, const struct engine *x, uint32_t no
 /* Ranks in zero_attach(): their job may not be there yet. */
 static void report_attaching(struct arena *arena, const struct engine *x, struct status_node *ret)
 {
-        list_for_each ((struct list *)&x->joining, item) {
+        list_for_each (&x->ranks->joining, item) {
                 const struct rank *rank = CONTAINER_OF(item, struct rank, link);
                 struct status_attaching *a;
                 struct wait_line line;

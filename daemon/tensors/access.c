@@ -10,6 +10,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <sodium.h>
 #include <string.h>
 
 #include "proto/cleanup.h"
@@ -123,7 +124,7 @@ static int access_describe(const struct request *r, struct wait_line *ret)
 
 static void access_fail(struct job *job, int status, const char *text)
 {
-        list_for_each (&job->x->accesses, item) {
+        list_for_each (&job->x->tensors->accesses, item) {
                 struct access *a = CONTAINER_OF(item, struct access, link);
 
                 if (a->job == job && a->request)
@@ -380,7 +381,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                               .values = values,
                               .request = r,
                               .put = put,
-                              .id = ++job->x->last_put,
+                              .id = ++job->x->tensors->last_put,
                               .tensor = m->tensor,
                               .plane = (enum zero_plane)m->plane,
                               .first = m->first,
@@ -394,10 +395,27 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
         r->forget = access_forget;
         if (plane_is_single(a->plane) && !put) /* for a tensor without elements */
                 memset(window->segment.data, 0, sizeof(uint64_t));
-        list_insert(&job->x->accesses, &a->link);
+        list_insert(&job->x->tensors->accesses, &a->link);
         access_parts(a);
         return 0;
 }
 
-const struct module tensors_module = { .job_dropped = access_fail };
+static bool tensors_idle(const struct engine *x)
+{
+        return list_empty(&x->tensors->accesses) && list_empty(&x->tensors->works);
+}
+
+static void tensors_init(struct engine *x)
+{
+        list_init(&x->tensors->accesses);
+        list_init(&x->tensors->works);
+        /* names of puts outlive the process */
+        randombytes_buf(&x->tensors->last_put, sizeof x->tensors->last_put);
+}
+
+const struct module tensors_module = { .node_at = offsetof(struct engine, tensors),
+                                       .node_bytes = sizeof(struct tensors),
+                                       .node_init = tensors_init,
+                                       .idle = tensors_idle,
+                                       .job_dropped = access_fail };
 const struct shard_observer tensors_observer = { .settled = works_go_on };

@@ -6,6 +6,12 @@
 
 #include "daemon/tensors/tensors.h"
 
+/* What a node reads and writes for clients. */
+struct tensors {
+        struct list accesses, works; /* works: those that wait for the end of an update */
+        uint64_t last_put;
+};
+
 /*
  * The values of a put, copied when the call comes: the client may write to its memory meanwhile,
  * and owner and mirror must get the same.
@@ -19,7 +25,7 @@ void put_values_unref(struct put_values *v);
 
 /* A client's call, in one part for each owner with elements. */
 struct access {
-        struct list link; /* engine.accesses */
+        struct list link; /* tensors.accesses */
         struct job *job;
         struct push_window *window;
         struct put_values *values; /* NULL: a get */
@@ -37,7 +43,7 @@ struct access {
 
 /* An owner's part in a get or put of its own node or another one; it runs while no update does. */
 struct work {
-        struct list link; /* engine.works while it waits */
+        struct list link; /* tensors.works while it waits */
         struct offload_task task;
         struct ask ask;
         struct job *job;

@@ -161,14 +161,14 @@ static bool work_must_wait(const struct work *w)
 void work_start(struct work *w)
 {
         if (work_must_wait(w))
-                list_insert(&w->job->x->works, &w->link);
+                list_insert(&w->job->x->tensors->works, &w->link);
         else
                 w->begin(w);
 }
 
 void works_go_on(struct job *job)
 {
-        list_for_each (&job->x->works, item) {
+        list_for_each (&job->x->tensors->works, item) {
                 struct work *w = CONTAINER_OF(item, struct work, link);
 
                 if (w->job != job || (!job->dead && work_must_wait(w)))
@@ -250,7 +250,7 @@ static void plane_send(struct work *w)
 
 static struct access *put_find(struct engine *x, uint64_t id)
 {
-        list_for_each (&x->accesses, item) {
+        list_for_each (&x->tensors->accesses, item) {
                 struct access *a = CONTAINER_OF(item, struct access, link);
 
                 if (a->put && a->id == id)

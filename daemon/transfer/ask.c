@@ -30,7 +30,7 @@ int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic 
         ask->forgotten = false;
         r = fabric_expect(x->fabric, node, transfer, kind, p, n, ask_landed, ask);
         if (r == 0)
-                list_insert(&x->asks, &ask->link);
+                list_insert(&x->transfer->asks, &ask->link);
         return r;
 }
 
@@ -60,7 +60,7 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
 
 void asks_forget(struct job *job, int status, const char *text)
 {
-        list_for_each (&job->x->asks, item) {
+        list_for_each (&job->x->transfer->asks, item) {
                 struct ask *ask = (struct ask *)item; /* link is its first member */
 
                 if (ask->job == job)
@@ -70,7 +70,7 @@ void asks_forget(struct job *job, int status, const char *text)
 
 void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m)
 {
-        list_for_each (&x->asks, item) {
+        list_for_each (&x->transfer->asks, item) {
                 struct ask *ask = (struct ask *)item; /* link is its first member */
 
                 if (ask->node != node || ask->transfer != m->transfer)

@@ -10,7 +10,7 @@
 #include "proto/cleanup.h"
 
 struct call {
-        struct list link; /* engine.calls */
+        struct list link; /* transfer.calls */
         uint64_t id, deadline_ms;
         uint32_t node;
         bool unsent; /* the node was not up: the call ends at the next tick */
@@ -25,12 +25,12 @@ void call_send(struct engine *x, uint32_t node, Zero__LinkMessage *m, uint64_t t
 
         if (!call)
                 abort(); /* nothing else keeps the promise to call done() */
-        call->id = ++x->last_call;
+        call->id = ++x->transfer->last_call;
         call->node = node;
         call->done = done;
         call->arg = arg;
         call->deadline_ms = engine_now(x) + timeout_ms;
-        list_insert(&x->calls, &call->link);
+        list_insert(&x->transfer->calls, &call->link);
         m->call = call->id;
         call->unsent = !(x->up >> node & 1) || fabric_send(x->fabric, node, m) != 0;
 }
@@ -44,7 +44,7 @@ static void call_end(struct call *call, int status, const char *text, const Zero
 
 void calls_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        list_for_each (&x->calls, item) {
+        list_for_each (&x->transfer->calls, item) {
                 struct call *call = CONTAINER_OF(item, struct call, link);
 
                 if (call->id == m->answer && call->node == node) {
@@ -59,7 +59,7 @@ void calls_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 static struct call *call_find(struct engine *x, bool (*match)(const struct call *, uint64_t),
                               uint64_t key)
 {
-        list_for_each (&x->calls, item) {
+        list_for_each (&x->transfer->calls, item) {
                 struct call *call = CONTAINER_OF(item, struct call, link);
 
                 if (match(call, key))
@@ -145,7 +145,9 @@ void send_all(struct engine *x, const Zero__LinkMessage *m)
 
 static bool calls_idle(const struct engine *x)
 {
-        return list_empty(&x->calls);
+        const struct transfer *t = x->transfer;
+
+        return list_empty(&t->calls) && list_empty(&t->asks) && list_empty(&t->staged);
 }
 
 static void transfer_down(struct engine *x, uint32_t node, const char *why)
@@ -154,7 +156,17 @@ static void transfer_down(struct engine *x, uint32_t node, const char *why)
         staging_down(x, node);
 }
 
-const struct module transfer_module = { .tick = calls_expire,
+static void transfer_init(struct engine *x)
+{
+        list_init(&x->transfer->calls);
+        list_init(&x->transfer->asks);
+        list_init(&x->transfer->staged);
+}
+
+const struct module transfer_module = { .node_at = offsetof(struct engine, transfer),
+                                        .node_bytes = sizeof(struct transfer),
+                                        .node_init = transfer_init,
+                                        .tick = calls_expire,
                                         .node_up = calls_up,
                                         .node_down = transfer_down,
                                         .idle = calls_idle,

@@ -13,7 +13,7 @@
 #include "proto/cleanup.h"
 
 struct staged {
-        struct list link; /* engine.staged */
+        struct list link; /* transfer.staged */
         struct offload_task task;
         struct job *job;
         uint32_t node;
@@ -36,7 +36,7 @@ static void staged_end(struct staged *s, int status)
         void *arg = s->arg;
 
         list_remove(&s->link);
-        x->staging_bytes -= s->buffer ? s->n : 0;
+        x->transfer->staging_bytes -= s->buffer ? s->n : 0;
         gpu_buffer_free(s->buffer);
         free(s);
         done(arg, status);
@@ -68,17 +68,17 @@ static void staged_copied(struct offload_task *task)
 /* False: there is no memory now; payloads in progress will free some. */
 static bool staged_begin(struct engine *x, struct staged *s)
 {
-        if (x->staging_bytes && x->staging_bytes + s->n > STAGING_BYTES)
+        if (x->transfer->staging_bytes && x->transfer->staging_bytes + s->n > STAGING_BYTES)
                 return false;
         s->buffer = gpu_buffer_new(s->n);
-        if (!s->buffer && x->staging_bytes)
+        if (!s->buffer && x->transfer->staging_bytes)
                 return false;
         if (!s->buffer) {
                 ask_refuse(s->job, s->node, s->transfer, ZERO_ENOMEM, "out of memory");
                 staged_end(s, -ENOMEM);
                 return false; /* staged_end() has begun the next one */
         }
-        x->staging_bytes += s->n;
+        x->transfer->staging_bytes += s->n;
         s->task.run = staged_copy;
         s->task.done = staged_copied;
         offload_submit(x->offload, &s->task);
@@ -87,7 +87,7 @@ static bool staged_begin(struct engine *x, struct staged *s)
 
 static void staging_advance(struct engine *x)
 {
-        list_for_each (&x->staged, item) {
+        list_for_each (&x->transfer->staged, item) {
                 struct staged *s = CONTAINER_OF(item, struct staged, link);
 
                 if (!s->buffer && !staged_begin(x, s))
@@ -116,14 +116,14 @@ int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfe
                               .n = n,
                               .done = done,
                               .arg = arg };
-        list_insert(&x->staged, &s->link);
+        list_insert(&x->transfer->staged, &s->link);
         staging_advance(x);
         return 0;
 }
 
 static struct staged *find_waiting(struct engine *x, uint32_t node)
 {
-        list_for_each (&x->staged, item) {
+        list_for_each (&x->transfer->staged, item) {
                 struct staged *s = CONTAINER_OF(item, struct staged, link);
 
                 if (s->node == node && !s->buffer)
@@ -136,7 +136,7 @@ void staging_down(struct engine *x, uint32_t node)
 {
         struct staged *s;
 
-        list_for_each (&x->staged, item) {
+        list_for_each (&x->transfer->staged, item) {
                 s = CONTAINER_OF(item, struct staged, link);
                 s->gone = s->gone || s->node == node;
         }

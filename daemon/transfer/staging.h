@@ -11,6 +11,13 @@
 
 enum { STAGING_BYTES = 256 << 20 };
 
+/* What a node transfers. */
+struct transfer {
+        struct list calls, asks, staged;
+        uint64_t staging_bytes; /* in use by staged payloads */
+        uint64_t last_call;
+};
+
 /* The link is down: ends what waits for it. */
 void staging_down(struct engine *x, uint32_t node);
 /* ask.c.  The job is dropped: each of its asks ends with -ECANCELED. */

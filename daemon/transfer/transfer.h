@@ -10,7 +10,7 @@
 
 /* Embedded in what waits for the payload; valid until `done` is called. */
 struct ask {
-        struct list link; /* engine.asks */
+        struct list link; /* transfer.asks */
         struct engine *x;
         const struct job *job;
         uint32_t node;

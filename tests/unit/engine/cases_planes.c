@@ -481,7 +481,7 @@ static bool requests_ended(void *arg)
 
 static bool accesses_ended(void *arg)
 {
-        return list_empty(&((struct engine *)arg)->accesses);
+        return tensors_module.idle(arg);
 }
 
 /* An owner is busy for longer than a client waits.  What comes then must not be written to the

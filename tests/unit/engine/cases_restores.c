@@ -4,7 +4,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/checkpoint/checkpoint.h"
+#include "daemon/checkpoint/operation.h"
 #include "net.h"
 #include "proto/cleanup.h"
 
@@ -12,7 +12,7 @@ static bool all_over(void *arg)
 {
         const struct engine *x = arg;
 
-        list_for_each ((struct list *)&x->operations, item) {
+        list_for_each (&x->checkpoints->operations, item) {
                 if (CONTAINER_OF(item, struct operation, link)->phase != OPERATION_FAILED)
                         return false;
         }

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/reduce/accumulator.h"
+#include "daemon/transfer/staging.h"
 #include "listening.h"
 
 /* One operation of one rank, to its end. */
@@ -83,6 +84,7 @@ static void a_drop_is_kept_where_no_state_is_left(void)
         struct training t = training_default();
         struct session s;
         struct engine *x;
+        struct fault fault;
         struct job *job;
 
         t.net = (struct net_options){ .nodes = 1, .owners = 1 };
@@ -96,7 +98,7 @@ static void a_drop_is_kept_where_no_state_is_left(void)
         net_wait(&s.net, released, x, "the memory");
         kept = false;
         drop_order(x, "zoo", 0, 0, on_told);
-        CHECK(kept && list_empty(&x->drops));
+        CHECK(kept && !drop_check(x, "zoo", &fault));
         kill_all(&s);
         session_close(&s);
 }
@@ -391,7 +393,7 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
         m.job = (char *)"zoo";
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;
-        for (m.answer = first_call; m.answer <= x->last_call; m.answer++)
+        for (m.answer = first_call; m.answer <= x->transfer->last_call; m.answer++)
                 engine_message(x, node, &m);
 }
 
@@ -412,7 +414,7 @@ static void an_owner_whose_vote_cannot_be_read_is_not_gone_on_with(void)
         c = coordinated_find(&s.net.nodes[here].x, "zoo");
         fabric_cut(s.net.nodes[here].x.fabric, there, "for a test");
         until_linked(&s, here, there, false);
-        calls = s.net.nodes[here].x.last_call;
+        calls = s.net.nodes[here].x.transfer->last_call;
         until_linked(&s, here, there, true);
         answer_without_numbers(&s, here, there, calls + 1);
         CHECK(c->state.fault.status == ZERO_EPROTO && strstr(c->state.fault.text, "vote"), "%s",

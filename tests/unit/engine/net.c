@@ -205,8 +205,7 @@ void net_stop(struct net *net)
         for (uint32_t i = 0; i < net->options.nodes; i++) {
                 struct engine *x = &net->nodes[i].x;
 
-                CHECK(list_empty(&x->jobs) && list_empty(&x->dead_jobs) && list_empty(&x->asks) &&
-                              list_empty(&x->accesses) && list_empty(&x->works) &&
+                CHECK(list_empty(&x->jobs) && list_empty(&x->dead_jobs) &&
                               list_empty(&x->coordinators) && list_empty(&x->requests.all),
                       "node %u", i);
         }
@@ -267,7 +266,7 @@ static bool nothing_left(void *arg)
         for (uint32_t i = 0; i < net->options.nodes; i++) {
                 const struct engine *x = &net->nodes[i].x;
 
-                if (!list_empty(&x->jobs) || !list_empty(&x->dead_jobs) || !list_empty(&x->asks))
+                if (!list_empty(&x->jobs) || !list_empty(&x->dead_jobs) || !transfer_module.idle(x))
                         return false;
                 if (store_used(x->store))
                         return false;
