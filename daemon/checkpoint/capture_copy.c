@@ -85,14 +85,17 @@ static double copy_rate(const struct capture *t)
         const struct state *state = t->replica->state;
         uint64_t half = t->buffer_bytes / 2 < TRIAL_BYTES ? t->buffer_bytes / 2 : TRIAL_BYTES;
         uint64_t master = plan_plane_bytes(state->plan, ZERO_PLANE_MASTER), begin = uv_hrtime();
-        const void *from = t->buffer + half;
+        struct mapping gpu = { NULL };
 
         if (state_on_gpu(state)) { /* the way that the copy will take */
                 half = half < master ? half : master;
-                from = state->master;
+                gpu = state_map(state, ZERO_PLANE_MASTER,
+                                (struct range){ 0, half / sizeof(float) });
         }
         if (half)
-                replica_ops(t->replica)->copy(t->buffer, from, half);
+                replica_ops(t->replica)
+                        ->copy(t->buffer, gpu.state ? gpu.at : t->buffer + half, half);
+        state_unmap(&gpu);
         return (double)half / ((double)(uv_hrtime() - begin) / 1e9 + 1e-6);
 }
 

@@ -20,8 +20,8 @@ struct slice {
         uint32_t group;
         uint64_t version;
         void *dst;
-        const void *src;
-        void *buffer; /* receives another node's part for a GPU */
+        struct mapping src; /* of the replica */
+        void *buffer;       /* receives another node's part for a GPU */
         size_t bytes;
         uint64_t elements;
 };
@@ -51,21 +51,21 @@ static void slice_copy(struct offload_task *task, uint32_t worker)
 
         bool gpu = s->gather->segment.on_gpu || (s->replica && state_on_gpu(s->replica->state));
 
-        ops_for(s->gather->job->x, gpu)->copy(s->dst, s->src, s->bytes);
+        ops_for(s->gather->job->x, gpu)->copy(s->dst, s->buffer ? s->buffer : s->src.at, s->bytes);
 }
 
 static void slice_copied(struct offload_task *task)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
+        state_unmap(&s->src);
         if (s->replica)
                 shard_unpin(s->replica, s->group);
         slice_end(s, true);
 }
 
-static void slice_submit(struct slice *s, const void *src)
+static void slice_submit(struct slice *s)
 {
-        s->src = src;
         s->task.run = slice_copy;
         s->task.done = slice_copied;
         offload_submit(s->gather->job->x->offload, &s->task);
@@ -84,7 +84,7 @@ static void slice_landed(struct ask *ask, int status)
                  s->version == e->version) /* otherwise a later version is wanted by now */
                 e->refused = ask->status;
         if (status == 0 && s->buffer)
-                slice_submit(s, s->buffer);
+                slice_submit(s);
         else
                 slice_end(s, status == 0);
 }
@@ -176,8 +176,8 @@ bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         e->in_flight++;
         if (h) {
                 shard_pin(h, group);
-                slice_submit(s, (const char *)state_shard(h->state, job->layout, group) +
-                                        (range.first - slice.first) * size);
+                s->src = state_map_shard(h->state, job->layout, group, range);
+                slice_submit(s);
         }
         return true;
 }

@@ -62,9 +62,9 @@ struct pieces {
         size_t most, n;
 };
 
-/* false: the segment needs nothing */
+/* acc: the segment's sum.  false: the segment needs nothing */
 static bool piece_make(const struct replica *h, const struct plan_segment *s, const struct offer *o,
-                       bool normed, const void **src, struct reduce_piece *ret)
+                       bool normed, float *acc, const void **src, struct reduce_piece *ret)
 {
         const struct layout_tensor *t = &h->job->layout->tensors[s->tensor];
         uint8_t *present = &h->accumulator->present[s->tensor];
@@ -76,9 +76,7 @@ static bool piece_make(const struct replica *h, const struct plan_segment *s, co
                 *present = 1; /* even for a tensor without elements here */
         if (n == 0 || t->frozen || !(has || (normed && *present)))
                 return false;
-        *ret = (struct reduce_piece){ .acc = o && o->way == OFFER_DEFERRED
-                                                     ? NULL
-                                                     : h->state->grad + s->moment,
+        *ret = (struct reduce_piece){ .acc = o && o->way == OFFER_DEFERRED ? NULL : acc,
                                       .n = n,
                                       .k = has ? sources_of(o, s, src) : 0,
                                       .src = src,
@@ -108,16 +106,25 @@ void accumulator_add(const struct replica *h, uint32_t group, const struct offer
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
         const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
+        struct mapping sum;
         struct pieces p = { .most = node_gradient ? node_gradient_sources_max(node_gradient) : 1 };
 
         p.list = calloc(shard->n_segments + 1, sizeof *p.list);
         p.src = calloc(shard->n_segments * p.most + 1, sizeof *p.src);
         if (!p.list || !p.src)
                 abort(); /* a few bytes on a worker: nothing sensible is left to do */
-        for (uint32_t i = 0; i < shard->n_segments; i++)
-                p.n += piece_make(h, &h->state->plan->segments[shard->first_segment + i], o, norm,
+        sum = state_map(h->state, ZERO_PLANE_GRAD,
+                        (struct range){ shard->moment, shard->moment_count });
+        for (uint32_t i = 0; i < shard->n_segments; i++) {
+                const struct plan_segment *s = &h->state->plan->segments[shard->first_segment + i];
+                bool frozen = s->moment == UINT64_MAX;
+
+                p.n += piece_make(h, s, o, norm,
+                                  frozen ? NULL : (float *)sum.at + (s->moment - shard->moment),
                                   p.src + p.n * p.most, &p.list[p.n]);
+        }
         pieces_reduce(h, &p, o, norm);
+        state_unmap(&sum);
         free(p.list);
         free(p.src);
 }

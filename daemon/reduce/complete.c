@@ -28,6 +28,7 @@
 struct sending {
         struct replica *replica;
         uint32_t group;
+        struct mapping sum;
 };
 
 /* Whether any tensor of the group has a gradient. */
@@ -81,6 +82,7 @@ static void sum_sent(void *arg, int status)
         struct replica *h = s->replica;
         struct job *job = h->job;
 
+        state_unmap(&s->sum);
         assert(h->accumulator->groups[s->group].readers > 0);
         h->accumulator->groups[s->group].readers--;
         accumulator_advance(h, s->group);
@@ -120,12 +122,14 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        *s = (struct sending){ h, request->group };
+        *s = (struct sending){ h, request->group,
+                               state_map(h->state, ZERO_PLANE_GRAD,
+                                         (struct range){ shard->moment + range.first,
+                                                         range.count }) };
         job_ref(job);
         h->accumulator->groups[request->group].readers++;
-        if (plane_payload(h, node, request->transfer, TRAFFIC_REDUCE,
-                          h->state->grad + shard->moment + range.first, range.count * sizeof(float),
-                          sum_sent, s))
+        if (plane_payload(h, node, request->transfer, TRAFFIC_REDUCE, s->sum.at,
+                          range.count * sizeof(float), sum_sent, s))
                 sum_sent(s, -ECANCELED); /* the node is gone */
         else
                 crash_point(CRASH_MIRROR_SENDING);

@@ -34,7 +34,7 @@ bool offer_defers(const struct offer *o)
 
         return o->final && o->node_gradient && state_on_gpu(h->state) &&
                h->job->place.copies == 1 &&
-               node_gradient_may_stay(o->node_gradient, gpu_of(h->state->grad)) &&
+               node_gradient_may_stay(o->node_gradient, state_gpu(h->state)) &&
                group_is_empty(h, o->group);
 }
 

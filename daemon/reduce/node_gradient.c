@@ -189,7 +189,7 @@ static bool node_gradient_for_owners(const struct node_gradient *p)
                 return false;
         for_replicas (p->job, h)
                 for (uint32_t i = 0; i < p->n_sources; i++)
-                        if (!h->state || gpu_of(h->state->grad) != gpu_of(p->sources[i]->data))
+                        if (!h->state || state_gpu(h->state) != gpu_of(p->sources[i]->data))
                                 return false;
         return true;
 }

@@ -142,7 +142,7 @@ static void gpu_ask(struct replica *h, uint32_t gpu, uint64_t bytes)
 
 static bool gpu_take(struct replica *h, uint64_t bytes, struct receive_buffer *ret)
 {
-        int gpu = gpu_of(h->state->grad);
+        int gpu = state_gpu(h->state);
 
         if (gpu < 0)
                 return false;

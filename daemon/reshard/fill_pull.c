@@ -39,6 +39,7 @@ static void transfer_end(struct fill_target_transfer *t, bool ok)
 
         t->busy = false;
         gpu_buffer_free(STEAL(t->received));
+        state_unmap(&t->to);
         f->pulling--;
         if (ok) {
                 f->bytes += t->bytes;
@@ -55,13 +56,15 @@ static void copy_run(struct offload_task *task, uint32_t worker)
 
         bool gpu = state_on_gpu(t->f->state) || (t->source && state_on_gpu(t->source->state));
 
-        (gpu ? gpu_ops() : t->f->x->ops)->copy(t->to, t->from, t->bytes);
+        (gpu ? gpu_ops() : t->f->x->ops)
+                ->copy(t->to.at, t->received ? t->received : t->from.at, t->bytes);
 }
 
 static void copy_done(struct offload_task *task)
 {
         struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, task);
 
+        state_unmap(&t->from);
         if (t->source)
                 shard_unpin(t->source, t->group);
         t->source = NULL;
@@ -87,12 +90,10 @@ static void transfer_landed(struct ask *ask, int status)
                                       : "the link was lost during the fill");
                 fill_target_fail(t->f, fault.status, fault.text);
         }
-        if (status == 0 && t->received) {
-                t->from = t->received;
+        if (status == 0 && t->received)
                 copy_submit(t);
-        } else {
+        else
                 transfer_end(t, status == 0);
-        }
 }
 
 static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
@@ -108,9 +109,9 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
                 source_failed(f, piece->source, fault.status, fault.text);
                 return fault.status;
         }
-        t->from = fill_source_place(h, plane, piece->group,
-                                    (struct range){ piece->first, piece->count }, &bytes);
-        if (!t->from || bytes != t->bytes) {
+        t->from = fill_source_map(h, plane, piece->group,
+                                  (struct range){ piece->first, piece->count }, &bytes);
+        if (!t->from.state || bytes != t->bytes) {
                 source_failed(f, piece->source, ZERO_EPROTO, "it has other shards");
                 return ZERO_EPROTO;
         }
@@ -148,22 +149,22 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
         pull.first = piece->first;
         pull.count = piece->count;
         t->ask.done = transfer_landed;
-        if (ask_send(&t->ask, f->job, node, TRAFFIC_STATE, &pull, t->received ? t->received : t->to,
-                     t->bytes) == 0)
+        if (ask_send(&t->ask, f->job, node, TRAFFIC_STATE, &pull,
+                     t->received ? t->received : t->to.at, t->bytes) == 0)
                 return 0;
         gpu_buffer_free(STEAL(t->received));
         source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");
         return ZERO_EPEER;
 }
 
-static void *draft_place(const struct fill_target *f, const struct piece *piece,
-                         enum zero_plane plane, uint64_t *ret_bytes)
+static struct mapping draft_map(const struct fill_target *f, const struct piece *piece,
+                                enum zero_plane plane, uint64_t *ret_bytes)
 {
         struct range part = { piece->first, piece->count };
         struct range span = plan_span(f->state->plan, plane, piece->group, part);
 
         *ret_bytes = span.count * sizeof(float);
-        return state_plane(f->state, plane) + span.first;
+        return state_map(f->state, plane, span);
 }
 
 /* Begins the next plane of the current piece; there is one. */
@@ -178,20 +179,25 @@ static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
                                             .remote = holder_node(&f->from, piece->source) !=
                                                       f->x->cluster->self };
         list_init(&t->ask.link);
-        t->to = draft_place(f, piece, plane, &t->bytes);
+        t->to = draft_map(f, piece, plane, &t->bytes);
         if (!plan_has(f->state->plan, piece->group, ZERO_PLANE_MASTER + ++f->next_plane)) {
                 f->next_plane = 0;
                 f->next_piece++;
         }
-        if (t->bytes == 0) /* frozen: no moments */
+        if (t->bytes == 0) { /* frozen: no moments */
+                state_unmap(&t->to);
                 return 0;
-        r = t->remote ? start_pull(t, piece, plane) : start_copy(t, piece, plane);
-        if (r == 0) {
-                t->busy = true;
-                f->pulling++;
-                f->busy++;
         }
-        return r;
+        r = t->remote ? start_pull(t, piece, plane) : start_copy(t, piece, plane);
+        if (r) {
+                state_unmap(&t->from);
+                state_unmap(&t->to);
+                return r;
+        }
+        t->busy = true;
+        f->pulling++;
+        f->busy++;
+        return 0;
 }
 
 static struct fill_target_transfer *transfer_free(struct fill_target *f)

@@ -38,8 +38,8 @@ struct replica *fill_source_find(const struct job *job, const struct fill_source
         return h;
 }
 
-const void *fill_source_place(const struct replica *h, enum zero_plane plane, uint32_t group,
-                              struct range part, uint64_t *ret_bytes)
+struct mapping fill_source_map(const struct replica *h, enum zero_plane plane, uint32_t group,
+                               struct range part, uint64_t *ret_bytes)
 {
         const struct state *state = h->state;
         const struct range *has = &state->plan->shards[group].range;
@@ -49,10 +49,10 @@ const void *fill_source_place(const struct replica *h, enum zero_plane plane, ui
             part.count % LAYOUT_ALIGN || part.first < has->first ||
             part.first - has->first > has->count ||
             part.count > has->count - (part.first - has->first))
-                return NULL;
+                return (struct mapping){ NULL };
         span = plan_span(state->plan, plane, group, part);
         *ret_bytes = span.count * sizeof(float);
-        return state_plane(state, plane) + span.first;
+        return state_map(state, plane, span);
 }
 
 /* ---- planes ------------------------------------------------------------------------------ */
@@ -61,29 +61,34 @@ const void *fill_source_place(const struct replica *h, enum zero_plane plane, ui
 struct sending {
         struct replica *replica;
         uint32_t group;
+        struct mapping plane;
 };
 
 static void payload_sent(void *arg, int status)
 {
         struct sending *sending = arg;
 
+        state_unmap(&sending->plane);
         shard_unpin(sending->replica, sending->group);
         job_unref(sending->replica->job);
         free(sending);
 }
 
 static int payload_send(struct replica *h, uint32_t node, uint32_t group, uint64_t transfer,
-                        const void *p, uint64_t bytes)
+                        struct mapping *plane, uint64_t bytes)
 {
         struct sending *sending = malloc(sizeof *sending);
 
-        if (!sending)
+        if (!sending) {
+                state_unmap(plane);
                 return -ENOMEM;
-        *sending = (struct sending){ h, group };
+        }
+        *sending = (struct sending){ h, group, *plane };
         shard_pin(h, group);
         job_ref(h->job);
         crash_point(CRASH_FILL_SENDING);
-        if (plane_payload(h, node, transfer, TRAFFIC_STATE, p, bytes, payload_sent, sending))
+        if (plane_payload(h, node, transfer, TRAFFIC_STATE, plane->at, bytes, payload_sent,
+                          sending))
                 payload_sent(sending, -ENOTCONN); /* the node is gone, and its request with it */
         return 0;
 }
@@ -98,7 +103,7 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
                                        .puts = request->puts };
         struct fault fault;
         struct replica *h = fill_source_find(job, &g, &fault);
-        const void *p = NULL;
+        struct mapping p = { NULL };
         uint64_t bytes = 0;
 
         if (!h) {
@@ -106,12 +111,14 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
                 return;
         }
         if (request->group < job->layout->n_groups)
-                p = fill_source_place(h, (enum zero_plane)request->plane, request->group,
-                                      (struct range){ request->first, request->count }, &bytes);
-        if (!p || bytes == 0)
+                p = fill_source_map(h, (enum zero_plane)request->plane, request->group,
+                                    (struct range){ request->first, request->count }, &bytes);
+        if (bytes == 0) {
+                state_unmap(&p);
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO, "no such range");
-        else if (payload_send(h, node, request->group, request->transfer, p, bytes))
+        } else if (payload_send(h, node, request->group, request->transfer, &p, bytes)) {
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+        }
 }
 
 /* ---- the rest ------------------------------------------------------------------------------- */

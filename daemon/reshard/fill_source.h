@@ -13,6 +13,6 @@ struct fill_source {
 /* The replica, if it is here in that state; otherwise NULL, and why. */
 struct replica *fill_source_find(const struct job *job, const struct fill_source *g,
                                  struct fault *fault);
-/* Where a part of a group lies in MASTER or a moment; NULL: this replica lacks some of it. */
-const void *fill_source_place(const struct replica *h, enum zero_plane plane, uint32_t group,
-                              struct range part, uint64_t *ret_bytes);
+/* A part of a group in MASTER or a moment; not mapped: this replica lacks some of it. */
+struct mapping fill_source_map(const struct replica *h, enum zero_plane plane, uint32_t group,
+                               struct range part, uint64_t *ret_bytes);

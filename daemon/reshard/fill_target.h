@@ -29,8 +29,7 @@ struct fill_target_transfer {
         bool busy, remote;
         struct replica *source; /* a pinned replica on this node; NULL: remote */
         uint32_t group;
-        const void *from;
-        void *to;
+        struct mapping from, to;
         void *received; /* receives from a remote source for a draft on a GPU; NULL: `to` receives
                          */
         uint64_t bytes;

@@ -7,6 +7,7 @@
 #include "daemon/shard/shard.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
@@ -18,6 +19,7 @@ struct pull {
         uint32_t node, group;
         uint64_t version, transfer;
         struct range range; /* of the shard */
+        struct mapping sent;
 };
 
 void shard_pin(struct replica *h, uint32_t group)
@@ -45,6 +47,7 @@ static void pull_sent(void *arg, int status)
 {
         struct pull *p = arg;
 
+        state_unmap(&p->sent);
         shard_unpin(p->replica, p->group);
         pull_free(p);
 }
@@ -59,17 +62,13 @@ static void pull_send(struct pull *p)
 {
         struct replica *h = p->replica;
         const struct job *job = h->job;
-        const struct plan_shard *shard = &h->state->plan->shards[p->group];
         size_t size = dtype_size(job->layout->groups[p->group].dtype);
-        const char *data = state_shard(h->state, job->layout, p->group);
 
+        p->sent = state_map_shard(h->state, job->layout, p->group, p->range);
         shard_pin(h, p->group);
-        if (plane_payload(h, p->node, p->transfer, TRAFFIC_GATHER,
-                          data + (p->range.first - shard->range.first) * size,
-                          p->range.count * size, pull_sent, p) == 0)
-                return;
-        shard_unpin(h, p->group);
-        pull_free(p); /* the node is gone, and its request with it */
+        if (plane_payload(h, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at,
+                          p->range.count * size, pull_sent, p))
+                pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
 }
 
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)

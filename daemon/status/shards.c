@@ -27,7 +27,7 @@ void report_replicas(struct arena *arena, const struct job *job, struct status_r
 
                 if (!own)
                         continue;
-                gpu = gpu_of(h->state->master);
+                gpu = state_gpu(h->state);
                 own->owner = h->owner;
                 own->place = gpu < 0 ? "host" : arena_text(arena, "GPU %d", gpu);
                 for (uint32_t g = 0; g < job->layout->n_groups; g++)

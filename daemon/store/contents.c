@@ -11,6 +11,7 @@
 #include "daemon/store/file.h"
 #include "daemon/store/init.h"
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 
 enum { PIECE = 1 << 20 }; /* elements */
 
@@ -46,7 +47,7 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
         for (uint32_t i = 0; r == 0 && i < shard->n_segments; i++, segment++) {
                 const struct layout_tensor *t = &l->tensors[segment->tensor];
                 uint64_t first = segment->in_group - t->offset;
-                float *dst = state->master + segment->master;
+                float *dst = state->in->master + segment->master;
 
                 if (state->in->planes)
                         r = fill_gpu(dst, t, first, segment->count);
@@ -57,8 +58,8 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
                 return r;
         if (shard->moment_count && !state->in->planes) {
                 for (uint32_t k = 0; k < optimizer_moments(shard->optimizer); k++)
-                        prefault(state->moments[k], shard->moments[k], shard->moment_count);
-                prefault(state->grad, shard->moment, shard->moment_count);
+                        prefault(state->in->moments[k], shard->moments[k], shard->moment_count);
+                prefault(state->in->grad, shard->moment, shard->moment_count);
         }
         state_serve_group(state, l, group, ops);
         return 0;
@@ -73,15 +74,21 @@ void state_serve_group(struct state *state, const layout *l, uint32_t group,
         if (state->in->planes)
                 ops = gpu_ops();
         if (dtype != ZERO_FP32 && shard->range.count)
-                ops->serve(dtype, state->serve + shard->serve, state->master + shard->master,
-                           shard->range.count);
+                ops->serve(dtype, state->in->serve + shard->serve,
+                           state->in->master + shard->master, shard->range.count);
 }
 
-const void *state_shard(const struct state *state, const layout *l, uint32_t group)
+void state_serve_chunk(struct state *state, const layout *l, uint32_t chunk,
+                       const struct device_ops *ops)
 {
-        const struct plan_shard *shard = &state->plan->shards[group];
+        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_shard *shard = &state->plan->shards[c->group];
+        enum zero_dtype dtype = l->groups[c->group].dtype;
 
-        if (l->groups[group].dtype == ZERO_FP32)
-                return state->master + shard->master;
-        return state->serve ? state->serve + shard->serve : NULL;
+        if (shard->serve == UINT64_MAX)
+                return;
+        ops->serve(dtype,
+                   state->in->serve + shard->serve +
+                           (c->in_group - shard->range.first) * dtype_size(dtype),
+                   state->in->master + c->master, c->n);
 }

@@ -131,6 +131,9 @@ struct state_inside {
         struct planes *planes;        /* on a GPU (planes.h); NULL: in the file */
         bool lost;
         uint32_t n_undo;
+        float *master, *grad;              /* in the file's mapping, or on a GPU */
+        float *moments[OPTIMIZER_MOMENTS]; /* the same; a plane that no group has is empty */
+        uint8_t *serve; /* serve_segment; NULL if there is nothing to serve from */
         struct undo_slot *undo;
         struct record_copy *copies[2];
         /* the tables in the file, each number with its check value (tables.c) */
@@ -143,6 +146,7 @@ struct state_inside {
                 uint64_t bytes;   /* of the file */
                 void *map;
         } blobs;
+        _Atomic uint32_t mapped; /* state_map() without state_unmap() */
 };
 
 /* ---- state.c: what both ways to a state have in common ---- */

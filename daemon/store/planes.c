@@ -55,15 +55,15 @@ void planes_bind(struct state *state, const struct file_map *places)
 {
         struct planes *p = state->in->planes;
 
-        state->master = state->grad = NULL;
-        memset(state->moments, 0, sizeof(state->moments));
+        state->in->master = state->in->grad = NULL;
+        memset(state->in->moments, 0, sizeof(state->in->moments));
         if (!p) /* lost */
                 return;
         if (p->memory) {
-                state->master = (void *)(p->memory + (places->master - p->at));
+                state->in->master = (void *)(p->memory + (places->master - p->at));
                 for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                        state->moments[i] = (void *)(p->memory + (places->moments[i] - p->at));
-                state->grad = (void *)(p->memory + (places->grad - p->at));
+                        state->in->moments[i] = (void *)(p->memory + (places->moments[i] - p->at));
+                state->in->grad = (void *)(p->memory + (places->grad - p->at));
         }
         state->id.place = 1 + p->gpu;
 }

@@ -21,6 +21,7 @@
 
 void state_free(struct state *s)
 {
+        assert(s->in->mapped == 0);
         if (s->in->map)
                 munmap(s->in->map, s->in->map_bytes);
         planes_free(s->in->planes);
@@ -89,7 +90,7 @@ int state_make_serve(struct state *s, const struct plan *plan, const char *job, 
                                 &s->serve_segment, fault);
         if (r)
                 return r;
-        s->serve = s->serve_segment.data;
+        s->in->serve = s->serve_segment.data;
         return 0;
 }
 
@@ -338,11 +339,6 @@ uint64_t state_bytes(const struct state *state)
 
 /* ---- on a GPU ---- */
 
-bool state_on_gpu(const struct state *state)
-{
-        return state->in->planes;
-}
-
 bool state_lost(const struct state *state)
 {
         return state->in->lost;
@@ -357,7 +353,7 @@ int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault)
         struct state_identity id = state->id;
         int r;
 
-        assert(!state->in->planes && !state->in->lost);
+        assert(!state->in->planes && !state->in->lost && state->in->mapped == 0);
         id.place = 1 + gpu;
         r = planes_new(&id, &places, &state->in->planes, fault);
         if (r)

@@ -58,11 +58,8 @@ struct state_record {
 
 struct state {
         struct state_identity id;
-        struct plan *plan;                 /* owned */
-        float *master, *grad;              /* in the file's mapping, or on a GPU */
-        float *moments[OPTIMIZER_MOMENTS]; /* the same; a plane that no group has is empty */
-        uint8_t *serve;                    /* NULL if there is nothing to serve from */
-        struct segment serve_segment; /* it, where the planes are; sealed against later writers */
+        struct plan *plan;            /* owned */
+        struct segment serve_segment; /* where the planes are; sealed against later writers */
         uint32_t n_tensors;
         /* [tensor]: updates so far, and hyperparameter set; changed by state_put_*() only */
         const uint64_t *tensor_step, *tensor_set;
@@ -74,6 +71,17 @@ struct state {
         const struct state_record *record; /* in the file: another place after each change */
         struct state_inside *in;
 };
+
+/* The GPU that its planes are on; -1: none. */
+static inline int state_gpu(const struct state *state)
+{
+        return (int)state->id.place - 1;
+}
+
+static inline bool state_on_gpu(const struct state *state)
+{
+        return state->id.place > 0;
+}
 
 /*
  * ---- the record ----

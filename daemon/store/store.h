@@ -3,7 +3,7 @@
  * outlive the process.
  *
  * A state is one owner's part of a job: planes, chunk table, undo slots and record in a file
- * (state.h, chunks.h), and the serve plane in a sealed memfd that goes with the process.  A process
+ * (state.h, map.h), and the serve plane in a sealed memfd that goes with the process.  A process
  * killed at any instruction leaves each chunk restorable.
  *
  * Or it is on a GPU: its planes, serve included, are in the GPU's memory and no CPU may touch them;
@@ -14,7 +14,7 @@
  */
 #pragma once
 
-#include "daemon/store/chunks.h"
+#include "daemon/store/map.h"
 #include "daemon/store/state.h"
 
 struct store;
@@ -105,7 +105,6 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
                struct fault *fault);
 /* Nothing but its identity, plan and record may be looked at: it can be dropped or closed. */
 bool state_lost(const struct state *state);
-bool state_on_gpu(const struct state *state);
 /* From host memory, before state_serve_group().  After a failure it stays where it is. */
 int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault);
 /* The files stay, and planes on a GPU until the store is closed.  NULL is allowed. */

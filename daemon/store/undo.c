@@ -50,20 +50,10 @@ static uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
         const struct plan_shard *shard = &s->plan->shards[c->group];
         uint32_t n = update_planes(shard->optimizer->rule);
 
-        ret[0] = s->master + c->master;
+        ret[0] = s->in->master + c->master;
         for (uint32_t k = 1; k < n; k++)
-                ret[k] = s->moments[k - 1] + plan_moment(shard, k - 1, c->moment);
+                ret[k] = s->in->moments[k - 1] + plan_moment(shard, k - 1, c->moment);
         return n;
-}
-
-struct undo_values chunk_values(const struct state *state, uint32_t chunk)
-{
-        float *planes[UPDATE_PLANES] = { NULL };
-        struct undo_values values;
-
-        chunk_planes(state, &state->plan->chunks[chunk], planes);
-        memcpy(values.planes, planes, sizeof(values.planes));
-        return values;
 }
 
 /* 0: free; 1 + a chunk: that one may have changed; UINT64_MAX: damaged. */
@@ -121,7 +111,7 @@ static void update(struct state *s, const struct plan_chunk *c, const struct dev
                 n = left < c->n - done ? (uint32_t)left : c->n - done;
                 if (s->present[segment->tensor]) {
                         ops->update(rule, &scalars[segment->tensor], n, planes,
-                                    s->grad + c->moment + done, &undo);
+                                    s->in->grad + c->moment + done, &undo);
                         crash_point(CRASH_UPDATE_TORN);
                 } else {
                         for (uint32_t k = 0; k < n_planes; k++)
@@ -151,6 +141,21 @@ void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
 {
         assert_decided(state, chunk, version);
         tables_set_chunk_version(state, chunk, version);
+}
+
+struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk)
+{
+        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        struct update_undo copy = arrays(state, slot_at(state, slot));
+        float *planes[UPDATE_PLANES] = { NULL };
+        uint32_t n = chunk_planes(state, c, planes);
+        struct undo_values values;
+
+        assert(held(state, slot) == 0);
+        for (uint32_t k = 0; k < n; k++)
+                memcpy(copy.old[k], planes[k], c->n * sizeof(float));
+        memcpy(values.planes, copy.old, sizeof(values.planes));
+        return values;
 }
 
 static void put_back(struct state *s, uint32_t slot, uint32_t to)

@@ -62,6 +62,7 @@ struct work {
         uint64_t first, count; /* in the tensor */
         void *buffer;          /* the client's memory, or a buffer */
         bool owns_buffer, pinned;
+        struct mapping sent; /* to another node */
         void (*checksum_done)(void *arg, const struct checksum *sum);
         void *checksum_arg;
         struct checksum checksum;

@@ -67,18 +67,22 @@ static void checksum_singles(struct work *w, const struct plan_segment *s)
                         state->tensor_set[s->tensor]);
 }
 
+/* Whose first element in the plane is `at`. */
 static void checksum_segment(struct work *w, enum zero_plane plane, const struct plan_segment *s,
-                             const float *values)
+                             uint64_t at)
 {
+        struct mapping values = state_map(w->replica->state, plane, (struct range){ at, s->count });
         uint64_t first = s->in_group - w->job->layout->tensors[s->tensor].offset;
         uint64_t *sum = w->checksum.sum[plane - ZERO_PLANE_MASTER];
 
         for (uint64_t i = 0, n; i < s->count; i += n) {
                 n = s->count - i < PIECE ? s->count - i : PIECE;
                 checksum_blocks(sum, plane, s->tensor, first + i,
-                                plane_read(w->replica, values + i, n * sizeof(float), w->buffer),
+                                plane_read(w->replica, (float *)values.at + i, n * sizeof(float),
+                                           w->buffer),
                                 n);
         }
+        state_unmap(&values);
 }
 
 static void checksum_run(struct offload_task *task, uint32_t worker)
@@ -91,12 +95,12 @@ static void checksum_run(struct offload_task *task, uint32_t worker)
                 const struct plan_segment *s = &plan->segments[i];
                 const struct plan_shard *shard = &plan->shards[s->group];
 
-                checksum_segment(w, ZERO_PLANE_MASTER, s, state->master + s->master);
+                checksum_segment(w, ZERO_PLANE_MASTER, s, s->master);
                 if (w->job->layout->tensors[s->tensor].frozen)
                         continue;
                 for (uint32_t k = 0; k < optimizer_moments(shard->optimizer); k++)
                         checksum_segment(w, (enum zero_plane)(ZERO_PLANE_MOMENT1 + k), s,
-                                         state->moments[k] + plan_moment(shard, k, s->moment));
+                                         plan_moment(shard, k, s->moment));
                 checksum_singles(w, s);
         }
 }

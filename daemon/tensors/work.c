@@ -46,49 +46,49 @@ _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the te
 
 /* ---- an owner's part ---------------------------------------------------------- */
 
-/* Where a plane has elements [first, first + count) of a tensor, which lie in one segment. */
-static char *plane_at(const struct replica *h, uint32_t tensor, enum zero_plane plane,
-                      uint64_t first)
+/* The elements of a plane, or the one value, which lie in one segment. */
+static struct mapping work_map(const struct work *w, enum zero_plane plane)
 {
-        const layout *l = h->job->layout;
-        const struct layout_tensor *t = &l->tensors[tensor];
-        const struct state *state = h->state;
-        const struct plan_shard *shard = &state->plan->shards[t->group];
-        uint64_t in_group = t->offset + first;
+        const layout *l = w->job->layout;
+        const struct state *state = w->replica->state;
+        const struct plan_shard *shard = &state->plan->shards[w->group];
         const struct plan_segment *s = &state->plan->segments[shard->first_segment];
+        uint64_t in_group = l->tensors[w->tensor].offset + w->first, at;
 
         if (plane == ZERO_PLANE_STEP)
-                return (char *)&state->tensor_step[tensor];
+                return (struct mapping){ NULL, (void *)&state->tensor_step[w->tensor] };
         if (plane == ZERO_PLANE_SET)
-                return (char *)&state->tensor_set[tensor];
-        if (plane == ZERO_PLANE_MASTER)
-                return (char *)(state->master + shard->master + (in_group - shard->range.first));
+                return (struct mapping){ NULL, (void *)&state->tensor_set[w->tensor] };
         if (plane == ZERO_PLANE_SERVE)
-                return (char *)state_shard(state, l, t->group) +
-                       (in_group - shard->range.first) * dtype_size(l->groups[t->group].dtype);
-        while (s->tensor != tensor)
-                s++;
-        return (char *)(state_plane(state, plane) +
-                        plan_moment(shard, plane - ZERO_PLANE_MOMENT1, s->moment) +
-                        (in_group - s->in_group));
+                return state_map_shard(state, l, w->group, (struct range){ in_group, w->count });
+        at = shard->master + (in_group - shard->range.first);
+        if (plane != ZERO_PLANE_MASTER) {
+                while (s->tensor != w->tensor)
+                        s++;
+                at = plan_moment(shard, plane - ZERO_PLANE_MOMENT1, s->moment) +
+                     (in_group - s->in_group);
+        }
+        return state_map(state, plane, (struct range){ at, w->count });
 }
 
 static void work_copy(struct work *w)
 {
         const struct job *job = w->job;
-        char *plane = plane_at(w->replica, w->tensor, w->plane, w->first);
+        struct mapping plane = work_map(w, w->plane), serve = { NULL };
         size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
         enum zero_dtype dtype = job->layout->groups[w->group].dtype;
         const struct device_ops *ops = replica_ops(w->replica);
 
-        if (!w->put) {
-                ops->copy(w->buffer, plane, bytes);
-                return;
+        if (w->put)
+                ops->copy(plane.at, w->buffer, bytes);
+        else
+                ops->copy(w->buffer, plane.at, bytes);
+        if (w->put && w->plane == ZERO_PLANE_MASTER && dtype != ZERO_FP32) {
+                serve = work_map(w, ZERO_PLANE_SERVE);
+                ops->cast(dtype, serve.at, ZERO_FP32, plane.at, w->count);
         }
-        ops->copy(plane, w->buffer, bytes);
-        if (w->plane == ZERO_PLANE_MASTER && dtype != ZERO_FP32)
-                ops->cast(dtype, plane_at(w->replica, w->tensor, ZERO_PLANE_SERVE, w->first),
-                          ZERO_FP32, plane, w->count);
+        state_unmap(&serve);
+        state_unmap(&plane);
 }
 
 static void work_run(struct offload_task *task, uint32_t worker)
@@ -181,6 +181,7 @@ void works_go_on(struct job *job)
 void work_free(struct work *w)
 {
         list_remove(&w->link);
+        state_unmap(&w->sent);
         if (w->pinned)
                 shard_unpin(w->replica, w->group);
         if (w->owns_buffer)
@@ -239,12 +240,13 @@ static void plane_sent(void *arg, int status)
 
 static void plane_send(struct work *w)
 {
-        const void *p = plane_at(w->replica, w->tensor, w->plane, w->first);
         size_t bytes = w->count * plane_size(w->job, w->tensor, w->plane);
 
+        w->sent = work_map(w, w->plane);
         shard_pin(w->replica, w->group);
         w->pinned = true;
-        if (plane_payload(w->replica, w->node, w->transfer, TRAFFIC_STATE, p, bytes, plane_sent, w))
+        if (plane_payload(w->replica, w->node, w->transfer, TRAFFIC_STATE, w->sent.at, bytes,
+                          plane_sent, w))
                 work_free(w);
 }
 

@@ -25,6 +25,7 @@ struct launch {
         const struct update_scalars *scalars;
         const struct node_gradient *node_gradient; /* NULL: the gradient is in the state */
         uint32_t group;
+        struct mapping planes[UPDATE_PLANES], grad, served; /* of the shard */
         struct run run;
         struct zero_cuda_update pieces[ZERO_CUDA_PIECES];
         uint32_t n_pieces;
@@ -49,10 +50,15 @@ static uint64_t run_elements(const struct launch *l)
         return count < t->elements - first ? count : t->elements - first;
 }
 
+static const struct plan_shard *run_shard(const struct launch *l)
+{
+        return &l->replica->state->plan->shards[l->group];
+}
+
 static void run_gradient(const struct launch *l, struct zero_cuda_update *update)
 {
         if (!l->node_gradient) {
-                update->grad[0] = l->replica->state->grad + l->run.moment;
+                update->grad[0] = (float *)l->grad.at + (l->run.moment - run_shard(l)->moment);
                 update->k = 1;
                 update->from = update->wire = ZERO_FP32;
                 return;
@@ -68,7 +74,7 @@ static void run_end(struct launch *l)
 {
         const struct state *s = l->replica->state;
         const struct job *job = l->replica->job;
-        const struct plan_shard *shard = &s->plan->shards[l->group];
+        const struct plan_shard *shard = run_shard(l);
         enum zero_dtype dtype = job->layout->groups[l->group].dtype;
         struct run r = l->run;
         struct zero_cuda_update update = { .rule = shard->optimizer->rule,
@@ -76,10 +82,10 @@ static void run_end(struct launch *l)
                                            .n = run_elements(l),
                                            .serve_dtype = dtype };
 
-        update.in[0] = update.out[0] = s->master + r.master;
+        update.in[0] = update.out[0] = (float *)l->planes[0].at + (r.master - shard->master);
         for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
                 update.in[1 + i] = update.out[1 + i] =
-                        s->moments[i] + plan_moment(shard, i, r.moment);
+                        (float *)l->planes[1 + i].at + (r.moment - shard->moment);
         if (update.n && s->present[r.tensor])
                 run_gradient(l, &update);
         l->run.count = 0;
@@ -87,7 +93,7 @@ static void run_end(struct launch *l)
                 return;
         if (shard->serve != UINT64_MAX)
                 update.serve =
-                        s->serve + shard->serve + (r.master - shard->master) * dtype_size(dtype);
+                        (char *)l->served.at + (r.master - shard->master) * dtype_size(dtype);
         if (l->n_pieces == ZERO_CUDA_PIECES)
                 pieces_end(l);
         l->pieces[l->n_pieces++] = update;
@@ -120,23 +126,47 @@ static void chunk_add(struct launch *l, const struct plan_chunk *c)
         }
 }
 
+static void shard_map(struct launch *l)
+{
+        const struct state *s = l->replica->state;
+        const struct plan_shard *shard = run_shard(l);
+        const uint64_t n = shard->moment_count;
+
+        l->planes[0] = state_map(s, ZERO_PLANE_MASTER,
+                                 (struct range){ shard->master, shard->range.count });
+        for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
+                l->planes[1 + i] = state_map(s, (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
+                                             (struct range){ shard->moments[i], n });
+        l->grad = state_map(s, ZERO_PLANE_GRAD, (struct range){ shard->moment, n });
+        l->served = state_map_shard(s, l->replica->job->layout, l->group, shard->range);
+}
+
+static void shard_unmap(struct launch *l)
+{
+        for (uint32_t k = 0; k < UPDATE_PLANES; k++)
+                state_unmap(&l->planes[k]);
+        state_unmap(&l->grad);
+        state_unmap(&l->served);
+}
+
 void launch_chunks(const struct replica *h, const struct update_scalars *scalars,
                    const struct node_gradient *node_gradient, uint32_t first, uint32_t end,
                    uint64_t version)
 {
         const struct plan *plan = h->state->plan;
-        struct launch l = {
-                .replica = h, .scalars = scalars, .node_gradient = node_gradient, .n_pieces = 0
-        };
+        struct launch l = { .replica = h,
+                            .scalars = scalars,
+                            .node_gradient = node_gradient,
+                            .group = plan->chunks[first].group };
 
-        for (uint32_t c = first; c < end; c++) {
-                l.group = plan->chunks[c].group;
+        shard_map(&l);
+        for (uint32_t c = first; c < end; c++)
                 if (state_chunk_version(h->state, c) != version)
                         chunk_add(&l, &plan->chunks[c]);
-        }
         run_end(&l);
         pieces_end(&l);
-        gpu_updated((uint32_t)gpu_of(h->state->master));
+        shard_unmap(&l);
+        gpu_updated((uint32_t)state_gpu(h->state));
         crash_point(CRASH_UPDATE_CHUNK);
         for (uint32_t c = first; c < end; c++)
                 if (state_chunk_version(h->state, c) != version)

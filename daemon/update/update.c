@@ -115,28 +115,25 @@ static void chunk_update(const struct replica *h, uint32_t chunk, uint32_t worke
 {
         struct state *state = h->state;
         const struct plan_chunk *c = &state->plan->chunks[chunk];
-        const struct plan_shard *shard = &state->plan->shards[c->group];
-        enum zero_dtype dtype = h->job->layout->groups[c->group].dtype;
-        struct undo_values old = chunk_values(state, chunk);
+        struct undo_values old = { .planes = { NULL } };
         bool present;
 
         if (state_chunk_version(state, chunk) == h->update->version)
                 return; /* committed before a crash, and the serve plane is made from it since */
         present = chunk_present(h, c);
-        if (present)
+        if (present) {
                 old = undo_update(state, worker, chunk, h->update->version, h->job->x->ops,
                                   h->update->scalars);
-        else
+        } else {
+                if (save_from != UINT64_MAX)
+                        old = undo_values(state, worker, chunk);
                 undo_skip(state, chunk, h->update->version);
+        }
         crash_point(CRASH_UPDATE_CHUNK);
         if (save_from != UINT64_MAX)
                 save_chunk(h, chunk, old, save_from);
-        if (present && shard->serve != UINT64_MAX)
-                h->job->x->ops->serve(dtype,
-                                      state->serve + shard->serve +
-                                              (c->in_group - shard->range.first) *
-                                                      dtype_size(dtype),
-                                      state->master + c->master, c->n);
+        if (present)
+                state_serve_chunk(state, h->job->layout, chunk, h->job->x->ops);
 }
 
 static void update_run(struct offload_task *task, uint32_t worker)

@@ -151,23 +151,21 @@ static int take_piece(struct loader *ld, uint64_t offset, uint8_t *to, uint64_t 
         return r;
 }
 
-static int take(struct loader *ld, uint64_t offset, float *to, uint64_t count)
+static int take(struct loader *ld, uint64_t offset, enum zero_plane plane, uint64_t first,
+                uint64_t count)
 {
-        uint8_t *dst = (uint8_t *)to;
-        uint64_t n = count * sizeof(float);
+        int r = 0;
 
-        while (n > 0) {
-                uint64_t part = n < PIECE ? n : PIECE;
-                int r = take_piece(ld, offset, dst, part);
-
-                if (r)
-                        return r;
-                ld->progress->bytes += part;
-                offset += part;
-                dst += part;
-                n -= part;
+        for (uint64_t n; r == 0 && count > 0; first += n, count -= n) {
+                n = count < PIECE / sizeof(float) ? count : PIECE / sizeof(float);
+                struct mapping to = state_map(ld->state, plane, (struct range){ first, n });
+                r = take_piece(ld, offset, to.at, n * sizeof(float));
+                state_unmap(&to);
+                if (r == 0)
+                        ld->progress->bytes += n * sizeof(float);
+                offset += n * sizeof(float);
         }
-        return 0;
+        return r;
 }
 
 /* Where a group begins in the shard's stream. */
@@ -197,7 +195,7 @@ static int take_master(struct loader *ld, uint32_t group)
                 overlap(from->range.first, from->range.count, to->range.first, to->range.count);
 
         return take(ld, group_at(ld, group) + (s.first - from->range.first) * sizeof(float),
-                    ld->state->master + to->master + (s.first - to->range.first), s.end - s.first);
+                    ZERO_PLANE_MASTER, to->master + (s.first - to->range.first), s.end - s.first);
 }
 
 /* A moment of the group, which begins at `base` in the stream. */
@@ -208,7 +206,6 @@ static int take_moment(struct loader *ld, uint32_t group, uint64_t base, uint32_
         const struct plan_segment *f = ld->plan->segments + from->first_segment;
         const struct plan_segment *t = ld->state->plan->segments + to->first_segment;
         const struct plan_segment *f_end = f + from->n_segments, *t_end = t + to->n_segments;
-        float *plane = ld->state->moments[i];
         int r = 0;
 
         while (r == 0 && f < f_end && t < t_end) {
@@ -218,7 +215,8 @@ static int take_moment(struct loader *ld, uint32_t group, uint64_t base, uint32_
                         r = take(ld,
                                  base + (f->moment - from->moment + s.first - f->in_group) *
                                                  sizeof(float),
-                                 plane + plan_moment(to, i, t->moment) + (s.first - t->in_group),
+                                 (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
+                                 plan_moment(to, i, t->moment) + (s.first - t->in_group),
                                  s.end - s.first);
                 if (f->in_group + f->count <= t->in_group + t->count)
                         f++;

@@ -112,9 +112,11 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
         for (const struct snapshot_extent *e = extent_at(map, offset); n > 0; e++) {
                 uint64_t skip = offset - e->offset;
                 size_t part = e->bytes - skip < n ? e->bytes - skip : n;
+                struct mapping m = state_map(
+                        state, e->plane, (struct range){ e->element, e->bytes / sizeof(float) });
 
-                ops->copy(dst, (const uint8_t *)(state_plane(state, e->plane) + e->element) + skip,
-                          part);
+                ops->copy(dst, (const uint8_t *)m.at + skip, part);
+                state_unmap(&m);
                 dst += part;
                 offset += part;
                 n -= part;

@@ -26,15 +26,16 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
                 uint64_t left = segment->in_group + segment->count - (c->in_group + done);
 
                 n = left < c->n - done ? (uint32_t)left : c->n - done;
-                run_adamw(ops, &scalars[segment->tensor], n, state->master + c->master + done,
-                           state->moments[0] + c->moment + done, state->moments[1] + c->moment + done,
-                           state->grad + c->moment + done, NULL);
+                run_adamw(ops, &scalars[segment->tensor], n, state->in->master + c->master + done,
+                          state->in->moments[0] + c->moment + done,
+                          state->in->moments[1] + c->moment + done,
+                          state->in->grad + c->moment + done, NULL);
         }
         tables_set_chunk_version(state, chunk, version);
         return (struct undo_values){ 0 };
 }
 
-struct undo_values chunk_values(const struct state *state, uint32_t chunk)
+struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk)
 {
         return (struct undo_values){ 0 };
 }

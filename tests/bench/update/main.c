@@ -24,7 +24,7 @@
 
 #include "daemon/base/chunk.h"
 #include "daemon/store/snapshot/snapshot.h"
-#include "daemon/store/store.h"
+#include "daemon/store/file.h"
 #include "proto/cleanup.h"
 #include "tests/support/adamw.h"
 
@@ -77,7 +77,7 @@ static void *serve_of(const struct scene *s, const struct plan_chunk *c)
 {
         const struct plan_shard *shard = &s->state->plan->shards[c->group];
 
-        return s->state->serve + shard->serve + (c->in_group - shard->range.first) * 2;
+        return s->state->in->serve + shard->serve + (c->in_group - shard->range.first) * 2;
 }
 
 /* ---- the ways ---------------------------------------------------------------- */
@@ -88,10 +88,10 @@ static void update_in_place(struct scene *s, uint32_t first, uint32_t end)
 
         for (uint32_t i = first; i < end; i++) {
                 const struct plan_chunk *c = &x->plan->chunks[i];
-                float *p = x->master + c->master, *m = x->moments[0] + c->moment;
-                float *v = x->moments[1] + c->moment;
+                float *p = x->in->master + c->master, *m = x->in->moments[0] + c->moment;
+                float *v = x->in->moments[1] + c->moment;
 
-                run_adamw(s->ops, &s->scalars, c->n, p, m, v, x->grad + c->moment, NULL);
+                run_adamw(s->ops, &s->scalars, c->n, p, m, v, x->in->grad + c->moment, NULL);
                 s->ops->serve(ZERO_BF16, serve_of(s, c), p, c->n);
         }
 }
@@ -114,12 +114,11 @@ static void update_consistent(struct scene *s, uint32_t first, uint32_t end, boo
         uint64_t version = x->record->version + 1;
 
         for (uint32_t i = first; i < end; i++) {
-                const struct plan_chunk *c = &x->plan->chunks[i];
                 struct undo_values old = undo_update(x, 0, i, version, s->ops, &s->scalars);
 
                 if (save)
                         snapshot_save_chunk(&s->map, x->plan, s->ops, i, old, 0, s->saved);
-                s->ops->serve(ZERO_BF16, serve_of(s, c), x->master + c->master, c->n);
+                state_serve_chunk(x, s->layout, i, s->ops);
         }
 }
 
@@ -225,11 +224,11 @@ static void scene_fill(struct scene *s)
 
         for (uint64_t i = 0; i < x->plan->master_elements; i++) {
                 bits = bits * 1664525 + 1013904223;
-                x->master[i] = (float)bits * 0x1p-31f - 1.0f;
+                x->in->master[i] = (float)bits * 0x1p-31f - 1.0f;
         }
         for (uint64_t i = 0; i < x->plan->moment_elements; i++) {
-                x->moments[0][i] = x->moments[1][i] = 0;
-                x->grad[i] = x->master[i] * 0.1f + 1e-6f;
+                x->in->moments[0][i] = x->in->moments[1][i] = 0;
+                x->in->grad[i] = x->in->master[i] * 0.1f + 1e-6f;
         }
         state_serve_group(x, s->layout, 0, s->ops);
 }

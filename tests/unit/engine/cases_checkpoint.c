@@ -5,6 +5,7 @@
 
 #include "cases.h"
 #include "check.h"
+#include "daemon/store/file.h"
 #include "daemon/checkpoint/capture.h"
 #include "training.h"
 
@@ -24,7 +25,7 @@ static bool is_held(const char *from)
 {
         for (uint32_t i = 0; i < held.n; i++) {
                 const struct state *s = held.states[i];
-                const char *plane = (const char *)s->moments[0];
+                const char *plane = (const char *)s->in->moments[0];
 
                 if (from >= plane && from < plane + s->plan->moment_elements * sizeof(float))
                         return atomic_load(&held.on);

@@ -4,7 +4,7 @@
 #include "cases.h"
 #include "check.h"
 #include "daemon/reshard/reshard.h"
-#include "daemon/store/store.h"
+#include "daemon/store/file.h"
 #include "proto/cleanup.h"
 #include "training.h"
 
@@ -56,7 +56,9 @@ static bool all_at_rest(void *arg)
 
 static float *plane_of(const struct state *state, int plane)
 {
-        return plane == 0 ? state->master : plane == 1 ? state->moments[0] : state->moments[1];
+        return plane == 0   ? state->in->master
+               : plane == 1 ? state->in->moments[0]
+                            : state->in->moments[1];
 }
 
 /* Copies what a state holds into the values, or compares it with them. */
@@ -285,9 +287,9 @@ static void check_serve(const struct scene *s, const struct state *state)
         size_t bytes = shard->range.count * 2;
         uint8_t *serve = malloc(bytes + 1);
 
-        s->s.net.nodes[0].x.ops->serve(ZERO_BF16, serve, state->master + shard->master,
+        s->s.net.nodes[0].x.ops->serve(ZERO_BF16, serve, state->in->master + shard->master,
                                        shard->range.count);
-        CHECK(memcmp(serve, state_shard(state, s->s.layout, ZOO_BIG), bytes) == 0);
+        CHECK(memcmp(serve, state->in->serve + state->plan->shards[ZOO_BIG].serve, bytes) == 0);
         free(serve);
 }
 
@@ -458,7 +460,7 @@ static void a_mirror_that_missed_a_put_is_filled_anew(void)
         CHECK(holder_node(&s.to, holder) == node);
         h = replica_of_copy(net_job(&s.s.net, node, "zoo"), (node + 2) % 3, 1);
         state_put_begin(h->state);
-        h->state->master[0] += 1;
+        h->state->in->master[0] += 1;
         state_put_end(h->state, 1);
         s.readable[holder] = false;
         fill(&s, holder, &e);

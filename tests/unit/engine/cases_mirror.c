@@ -3,6 +3,7 @@
 
 #include "cases.h"
 #include "check.h"
+#include "daemon/store/file.h"
 #include "daemon/coordinator/coordinator.h"
 #include "listening.h"
 
@@ -65,9 +66,9 @@ static void same_bytes(const struct state *a, const struct state *b)
         size_t masters = a->plan->master_elements * sizeof(float),
                moments = a->plan->moment_elements * sizeof(float);
 
-        CHECK(memcmp(a->master, b->master, masters) == 0);
-        CHECK(memcmp(a->moments[0], b->moments[0], moments) == 0);
-        CHECK(memcmp(a->moments[1], b->moments[1], moments) == 0);
+        CHECK(memcmp(a->in->master, b->in->master, masters) == 0);
+        CHECK(memcmp(a->in->moments[0], b->in->moments[0], moments) == 0);
+        CHECK(memcmp(a->in->moments[1], b->in->moments[1], moments) == 0);
         CHECK(memcmp(a->tensor_step, b->tensor_step, a->n_tensors * sizeof *a->tensor_step) == 0);
         CHECK(a->record->decided_attempt == b->record->decided_attempt);
         CHECK(memcmp(&a->record->norm, &b->record->norm, sizeof a->record->norm) == 0);

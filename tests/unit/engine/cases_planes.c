@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "daemon/store/file.h"
 #include "cases.h"
 #include "check.h"
 #include "listening.h"
@@ -158,7 +159,7 @@ static void copies_are_equal(struct session *s)
                 const struct state *own = held(s, o, 0), *mirror = held(s, o, 1);
 
                 CHECK(own->puts && own->puts == mirror->puts, "owner %u", o);
-                CHECK(memcmp(own->master, mirror->master,
+                CHECK(memcmp(own->in->master, mirror->in->master,
                              own->plan->master_elements * sizeof(float)) == 0,
                       "owner %u", o);
         }

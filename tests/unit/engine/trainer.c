@@ -65,7 +65,8 @@ static const void *view_of(const struct trainer *t, uint32_t group, const struct
         const struct segment *gather = gather_segment(t->rank->gather);
 
         if (r->result.fetch.serve)
-                return replica_sole(job)->state->serve + r->result.fetch.offset;
+                return (uint8_t *)replica_sole(job)->state->serve_segment.data +
+                       r->result.fetch.offset;
         return gather ? (const char *)gather->data + r->result.fetch.offset : NULL;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/store/file.h"
 #include "daemon/device/device.h"
 #include "proto/cleanup.h"
 
@@ -38,11 +39,11 @@ static void each_value(struct state *s, void (*each)(float *at, float expected))
                 const struct plan_shard *shard = &s->plan->shards[g->group];
 
                 for (uint64_t k = 0; k < g->count; k++) {
-                        each(&s->master[g->master + k], value(0, g->group, g->in_group + k));
+                        each(&s->in->master[g->master + k], value(0, g->group, g->in_group + k));
                         if (g->moment == UINT64_MAX)
                                 continue;
                         for (uint32_t m = 0; m < optimizer_moments(shard->optimizer); m++)
-                                each(&s->moments[m][plan_moment(shard, m, g->moment + k)],
+                                each(&s->in->moments[m][plan_moment(shard, m, g->moment + k)],
                                      value(1 + m, g->group, g->in_group + k));
                 }
         }

@@ -197,7 +197,7 @@ static void recover(struct trace *t)
 static void look(struct trace *t)
 {
         /* gradients do not count before the vote, and there are many */
-        size_t bytes = (size_t)((uint8_t *)t->seen->grad - (uint8_t *)t->seen->in->map);
+        size_t bytes = (size_t)((uint8_t *)t->seen->in->grad - (uint8_t *)t->seen->in->map);
 
         if (memcmp(t->before, t->seen->in->map, bytes) == 0)
                 return;

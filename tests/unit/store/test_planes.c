@@ -74,12 +74,13 @@ static void assert_same_planes(const struct state *a, const struct state *b)
 {
         uint64_t master = plan_plane_bytes(a->plan, ZERO_PLANE_MASTER);
 
-        assert_same_plane("master", a->master, b->master, master);
+        assert_same_plane("master", a->in->master, b->in->master, master);
         for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
-                assert_same_plane("a moment", a->moments[k], b->moments[k],
+                assert_same_plane("a moment", a->in->moments[k], b->in->moments[k],
                                   a->plan->moments[k] * sizeof(float));
-        assert_same_plane("grad", a->grad, b->grad, plan_plane_bytes(a->plan, ZERO_PLANE_GRAD));
-        assert_same_plane("serve", a->serve, b->serve, a->plan->serve_bytes);
+        assert_same_plane("grad", a->in->grad, b->in->grad,
+                          plan_plane_bytes(a->plan, ZERO_PLANE_GRAD));
+        assert_same_plane("serve", a->in->serve, b->in->serve, a->plan->serve_bytes);
 }
 
 /* One in host memory and in a directory of its own, with something in every plane. */
@@ -116,11 +117,12 @@ static void serve_all(struct state *s)
 /* What the twin has. */
 static void fill(struct state *s, const struct state *twin)
 {
-        gpu_ops()->copy(s->master, twin->master, plan_plane_bytes(s->plan, ZERO_PLANE_MASTER));
+        gpu_ops()->copy(s->in->master, twin->in->master,
+                        plan_plane_bytes(s->plan, ZERO_PLANE_MASTER));
         for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
-                gpu_ops()->copy(s->moments[k], twin->moments[k],
+                gpu_ops()->copy(s->in->moments[k], twin->in->moments[k],
                                 s->plan->moments[k] * sizeof(float));
-        gpu_ops()->copy(s->grad, twin->grad, plan_plane_bytes(s->plan, ZERO_PLANE_GRAD));
+        gpu_ops()->copy(s->in->grad, twin->in->grad, plan_plane_bytes(s->plan, ZERO_PLANE_GRAD));
         serve_all(s);
 }
 
@@ -169,11 +171,12 @@ Test(planes, a_new_state_is_empty_and_leaves_a_hole_in_its_file)
 {
         struct state *s = make();
         uint64_t bytes = plan_plane_bytes(s->plan, ZERO_PLANE_MOMENT1);
-        float *values = read_plane(s->moments[0], bytes);
+        float *values = read_plane(s->in->moments[0], bytes);
 
         cr_assert(state_on_gpu(s) && !state_lost(s));
         cr_assert_eq(s->id.place, 1);
-        cr_assert(gpu_of(s->master) == 0 && gpu_of(s->grad) == 0 && gpu_of(s->serve) == 0);
+        cr_assert(gpu_of(s->in->master) == 0 && gpu_of(s->in->grad) == 0 &&
+                  gpu_of(s->in->serve) == 0);
         for (uint64_t i = 0; i < bytes / sizeof(float); i++)
                 cr_assert_eq(values[i], 0);
         cr_assert_leq(file_room(), state_bytes(s) - s->plan->serve_bytes - plane_bytes(s));
@@ -185,9 +188,9 @@ Test(planes, first_values_are_those_of_a_state_in_host_memory)
 {
         struct state *twin = make_twin(), *s = make();
 
-        memset(twin->moments[0], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT1));
-        memset(twin->moments[1], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT2));
-        memset(twin->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
+        memset(twin->in->moments[0], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT1));
+        memset(twin->in->moments[1], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT2));
+        memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 cr_assert_eq(state_init_group(twin, l, g, device_host("scalar")), 0);
                 cr_assert_eq(state_init_group(s, l, g, device_host("scalar")), 0);
@@ -329,7 +332,8 @@ static void assert_lost(void)
         struct state *s = fixture_reopen(store, &stored);
 
         cr_assert(state_lost(s) && !state_on_gpu(s));
-        cr_assert(!s->master && !s->moments[0] && !s->moments[1] && !s->grad && !s->serve);
+        cr_assert(!s->in->master && !s->in->moments[0] && !s->in->moments[1] && !s->in->grad &&
+                  !s->in->serve);
         cr_assert_eq(s->record->attempt, 7);
         state_close(s);
         layout_free(stored);

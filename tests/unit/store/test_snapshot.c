@@ -83,7 +83,7 @@ static void save_from(struct state *state, uint64_t from, bool all)
         memset(saved, 0xee, map.bytes);
         for (uint32_t c = 0; c < state->plan->n_chunks; c++) {
                 snapshot_save_chunk(&map, state->plan, device_host(NULL), c,
-                                    chunk_values(state, c), from, saved);
+                                    undo_values(state, 0, c), from, saved);
         }
         check_saved(&map, saved, old, now, from);
         free(now);

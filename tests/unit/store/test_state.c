@@ -48,10 +48,10 @@ Test(state, a_new_one_is_at_version_zero_and_empty)
         cr_assert_eq(s->record->attempt, 0);
         cr_assert_eq(s->record->phase, ATTEMPT_OPEN);
         for (uint64_t i = 0; i < s->plan->moment_elements; i++)
-                cr_assert_eq(s->grad[i], 0);
+                cr_assert_eq(s->in->grad[i], 0);
         for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
                 for (uint64_t i = 0; i < s->plan->moments[k]; i++)
-                        cr_assert_eq(s->moments[k][i], 0);
+                        cr_assert_eq(s->in->moments[k][i], 0);
         for (uint32_t t = 0; t < l->n_tensors; t++)
                 cr_assert(s->tensor_step[t] == 0 && s->present[t] == 0 &&
                           s->tensor_set[t] == l->tensors[t].set);
@@ -88,16 +88,16 @@ Test(state, planes_and_record_outlive_the_mapping)
         toy_init(s);
         for (int i = 0; i < 7; i++)
                 toy_attempt(s, l);
-        first = s->master[0];
-        last = s->moments[1][s->plan->moments[1] - 1];
+        first = s->in->master[0];
+        last = s->in->moments[1][s->plan->moments[1] - 1];
         state_close(s);
 
         s = fixture_reopen(store, &stored);
         cr_assert_eq(s->record->version, 6);
         cr_assert_eq(s->record->attempt, 7);
         cr_assert_eq(s->record->skipped, 1);
-        cr_assert_eq(s->master[0], first);
-        cr_assert_eq(s->moments[1][s->plan->moments[1] - 1], last);
+        cr_assert_eq(s->in->master[0], first);
+        cr_assert_eq(s->in->moments[1][s->plan->moments[1] - 1], last);
         state_close(s);
         layout_free(stored);
 }
@@ -181,7 +181,7 @@ static void check_shard(const struct state *s, uint32_t group)
                 float *expected = malloc(segment->count * sizeof(float));
 
                 init_fill(expected, t, segment->in_group - t->offset, segment->count);
-                cr_assert_arr_eq(expected, s->master + segment->master,
+                cr_assert_arr_eq(expected, s->in->master + segment->master,
                                  segment->count * sizeof(float));
                 free(expected);
         }
@@ -207,9 +207,10 @@ Test(state, trainers_get_master_rounded_to_the_groups_dtype)
 
         state_init_group(s, l, 0, ops);
         state_init_group(s, l, 1, ops);
-        ops->cast(ZERO_BF16, expected, ZERO_FP32, s->master + shard->master, shard->range.count);
-        cr_assert_arr_eq(state_shard(s, l, 0), expected, shard->range.count * sizeof(*expected));
-        cr_assert_eq(state_shard(s, l, 1), s->master + s->plan->shards[1].master);
+        ops->cast(ZERO_BF16, expected, ZERO_FP32, s->in->master + shard->master,
+                  shard->range.count);
+        cr_assert_arr_eq(s->in->serve + s->plan->shards[0].serve, expected,
+                         shard->range.count * sizeof(*expected));
         free(expected);
         state_close(s);
 }
@@ -223,11 +224,11 @@ Test(state, serve_is_made_again_after_reopening)
         layout *stored = NULL;
 
         state_init_group(s, l, 0, ops);
-        memcpy(before, state_shard(s, l, 0), bytes);
+        memcpy(before, s->in->serve + s->plan->shards[0].serve, bytes);
         state_close(s);
         s = fixture_reopen(store, &stored);
         state_serve_group(s, l, 0, ops);
-        cr_assert_arr_eq(state_shard(s, l, 0), before, bytes);
+        cr_assert_arr_eq(s->in->serve + s->plan->shards[0].serve, before, bytes);
         free(before);
         state_close(s);
         layout_free(stored);

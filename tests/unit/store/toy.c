@@ -19,10 +19,10 @@ static float noise(uint64_t a, uint64_t b)
 void toy_init(struct state *s)
 {
         for (uint64_t i = 0; i < s->plan->master_elements; i++)
-                s->master[i] = noise(1, i);
+                s->in->master[i] = noise(1, i);
         for (uint32_t k = 0; k < OPTIMIZER_MOMENTS; k++)
                 for (uint64_t i = 0; i < s->plan->moments[k]; i++)
-                        s->moments[k][i] = k ? fabsf(noise(2 + k, i)) : noise(2, i);
+                        s->in->moments[k][i] = k ? fabsf(noise(2 + k, i)) : noise(2, i);
 }
 
 const struct hyper_set toy_sets[TOY_SETS] = {
@@ -36,7 +36,7 @@ const struct hyper_set toy_sets[TOY_SETS] = {
 void toy_push(struct state *s, const layout *l)
 {
         for (uint64_t i = 0; i < s->plan->moment_elements; i++)
-                s->grad[i] = noise(s->record->version + 10, i);
+                s->in->grad[i] = noise(s->record->version + 10, i);
         for (uint32_t t = 0; t < s->n_tensors; t++)
                 s->present[t] = !l->tensors[t].frozen && (t + s->record->version) % 3 != 0;
 }
@@ -106,9 +106,11 @@ bool toy_equal(const struct state *a, const struct state *b)
                 fprintf(stderr, "the record differs\n");
                 return false;
         }
-        return same("master", a->master, b->master, p->master_elements * sizeof(float)) &&
-               same("moment 1", a->moments[0], b->moments[0], p->moments[0] * sizeof(float)) &&
-               same("moment 2", a->moments[1], b->moments[1], p->moments[1] * sizeof(float)) &&
+        return same("master", a->in->master, b->in->master, p->master_elements * sizeof(float)) &&
+               same("moment 1", a->in->moments[0], b->in->moments[0],
+                    p->moments[0] * sizeof(float)) &&
+               same("moment 2", a->in->moments[1], b->in->moments[1],
+                    p->moments[1] * sizeof(float)) &&
                same("tensor_step", a->tensor_step, b->tensor_step,
                     a->n_tensors * sizeof(uint64_t)) &&
                same("chunk versions", a->in->versions, b->in->versions,

@@ -1,5 +1,5 @@
 /*
- * chunks.h - what lies in a state's planes, and its update.  Included by store.h.
+ * map.h - what lies in a state's planes, and its update.  Included by store.h.
  *
  * `ops` are those of host memory; a state on a GPU uses gpu_ops().
  */
@@ -8,12 +8,23 @@
 #include "daemon/device/device.h"
 #include "daemon/store/state.h"
 
-/* MASTER or a moment; plan_span() says where in it a group lies. */
-static inline float *state_plane(const struct state *state, uint32_t plane)
-{
-        return plane == ZERO_PLANE_MASTER ? state->master
-                                          : state->moments[plane - ZERO_PLANE_MOMENT1];
-}
+/*
+ * Memory of a plane, which has an address from state_map() to state_unmap() only: nothing else of a
+ * plane's place is told.  Any thread.  Of a state on a GPU no CPU may touch it.
+ */
+struct mapping {
+        const struct state *state; /* NULL: nothing is mapped */
+        void *at;                  /* NULL if there are no elements */
+};
+
+/* Elements of MASTER, of a moment or of GRAD; plan_span() says where in it a group lies. */
+struct mapping state_map(const struct state *state, enum zero_plane plane, struct range elements);
+/* Elements of a group, a part of the shard, as trainers get it: in serve, or in master for fp32. */
+struct mapping state_map_shard(const struct state *state, const layout *l, uint32_t group,
+                               struct range part);
+/* Before the state is closed, dropped or put on a GPU. */
+void state_unmap(struct mapping *m);
+
 /*
  * Fills a shard's master segments with their tensors' first values (init.h) and writes serve.
  * For an offload thread; groups may be filled in parallel.  -ENOMEM.
@@ -23,9 +34,9 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
 /* Writes serve from master for a shard (nothing to do for fp32 groups). */
 void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops);
-/* The shard as trainers get it: in serve, or in master for fp32 groups; on a GPU if the state is.
- */
-const void *state_shard(const struct state *state, const layout *l, uint32_t group);
+/* ... for a chunk of a shard in host memory. */
+void state_serve_chunk(struct state *state, const layout *l, uint32_t chunk,
+                       const struct device_ops *ops);
 
 /* The version a chunk is at; UINT64_MAX if that cannot be read (the memory is damaged). */
 uint64_t state_chunk_version(const struct state *state, uint32_t chunk);
@@ -42,5 +53,5 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
                                const struct device_ops *ops, const struct update_scalars *scalars);
 /* As undo_update() for a chunk whose values stay as they are, or that a GPU has updated. */
 void undo_skip(struct state *state, uint32_t chunk, uint64_t version);
-/* What a chunk holds now. */
-struct undo_values chunk_values(const struct state *state, uint32_t chunk);
+/* What a chunk holds now; as undo_update(), which thread `slot` does not run meanwhile. */
+struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk);
