@@ -676,12 +676,32 @@ def output_for_people():
 
 @cases_of([(["statsu"], 2, "status"), (["drop"], 2, "JOB"), (["checksum", "nojob"], 1, "nojob"),
            (["--socket", "/nowhere", "status"], 3, "/nowhere"), (["status", "more"], 2, "more"),
-           (["--timeout", "0", "status"], 2, "timeout")], "{0[0][0]}_{0[1]}")
+           (["--timeout", "0", "status"], 2, "timeout"), (["wait", "job", "--for", "ever"], 2, "ever"),
+           (["--timeout", "1", "wait", "nojob"], 1, "no job 'nojob'")], "{0[0][0]}_{0[1]}")
 def exit_codes(what):
     arguments, code, word = what
     with Cluster(1) as c:
         r = c[0].ctl_run(*arguments)
         assert r.returncode == code and word in r.stderr, (r.returncode, r.stderr)
+
+
+@case
+def wait_outlives_a_daemon():
+    """zeroctl wait begins before the job is there, and asks the daemon that comes after the one that was killed."""
+    with Cluster(2) as c:
+        before = c[0].descriptors()
+        waits = [spawn([Tools.zeroctl, "--socket", c[0].socket, "--timeout", timeout, "wait", "job", *more],
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                 for timeout, more in ((str(120 * SLOW), ["--step", "3"]), ("8", ["--for", "idle"]))]
+        until(lambda: c[0].descriptors() >= before + 2, what="the connections of zeroctl")
+        c[0].kill()
+        _, text = waits[1].communicate(timeout=60 * SLOW)
+        assert waits[1].returncode == 1 and "zerod does not tell of job 'job'" in text, text
+        c[0].start()
+        c.wait_up()
+        train(c.ranks("job", small_layout(), [0, 1], hold=2, push=2), 3)
+        out, text = waits[0].communicate(timeout=60 * SLOW)
+        assert waits[0].returncode == 0 and "job" in out, (out, text)
 
 
 @case
