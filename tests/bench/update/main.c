@@ -114,11 +114,12 @@ static void update_consistent(struct scene *s, uint32_t first, uint32_t end, boo
         uint64_t version = x->record->version + 1;
 
         for (uint32_t i = first; i < end; i++) {
+                const struct plan_chunk *c = &x->plan->chunks[i];
                 struct undo_values old = undo_update(x, 0, i, version, s->ops, &s->scalars);
 
                 if (save)
                         snapshot_save_chunk(&s->map, x->plan, s->ops, i, old, 0, s->saved);
-                state_serve_chunk(x, s->layout, i, s->ops);
+                s->ops->serve(ZERO_BF16, serve_of(s, c), x->in->master + c->master, c->n);
         }
 }
 
