@@ -1,6 +1,6 @@
 /*
- * Memory of the daemon's in a trainer.  The process remembers what it has mapped and how, since
- * what is unmapped is named by its address alone.
+ * Maps the daemon's memory in a trainer.  The process remembers what it has mapped and how, because
+ * unmapping names an address alone.
  */
 #include "cuda/plugin.h"
 

@@ -87,7 +87,7 @@ static int check(const char *call, ncclResult_t result)
         return nccl_errno(result);
 }
 
-/* The environment is written only where it would change, so that a second time reads alone. */
+/* Writes the environment only where it changes, so that a second call only reads. */
 static void settle_environment(void)
 {
         const char *direct = getenv("NCCL_P2P_DIRECT_DISABLE");
@@ -153,7 +153,7 @@ int cuda_nccl_open(int *ret_version)
                         dlclose(library);
                         return r;
                 }
-                nccl.library = library; /* stays: it has threads */
+                nccl.library = library; /* it stays loaded: it has threads */
         }
         r = check("ncclGetVersion", nccl.version(&version));
         if (r == 0)
@@ -201,7 +201,7 @@ void cuda_comm_abort(void *comm)
 
 /* ---- enqueued --------------------------------------------------------------------- */
 
-/* A group that was begun is ended, also after a failure in it, of which r tells. */
+/* Ends a group, even after a failure in it, which r tells. */
 static int group_end(int r)
 {
         ncclResult_t result = nccl.end();

@@ -1,9 +1,8 @@
 /*
- * The thread's GPU, and the driver's own calls: memory that can be exported, and contexts.
+ * Selects a thread's GPU, and makes the driver's own calls: exportable memory, and contexts.
  *
- * Contexts: a trainer's thread may have none yet, or one that a framework chose.  What is put
- * aside is therefore the context itself and not the number of a GPU: choosing a GPU again
- * would make a context on it.
+ * A trainer's thread may have no context yet, or one that a framework chose.  So this puts aside
+ * the context itself, not the number of a GPU: selecting a GPU again would make a context on it.
  */
 #include "cuda/plugin.h"
 
@@ -103,10 +102,10 @@ void cuda_driver_unmap(const struct cuda_driver *d, void *memory, size_t bytes)
         (void)d->unreserve((CUdeviceptr)(uintptr_t)memory, bytes);
 }
 
-/* Once a GPU: each time it would go to the driver with what is known already. */
+/* Once per GPU, since each call goes to the driver. */
 static int begin(int device)
 {
-        static _Atomic uint64_t begun; /* a bit for each of the first 64 */
+        static _Atomic uint64_t begun; /* bits of the first 64 */
         uint64_t bit = (uint64_t)(device >= 0 && device < 64) << (device & 63);
         int r = 0;
 
@@ -130,7 +129,7 @@ int cuda_enter(int gpu, struct cuda_saved *ret_saved)
         struct cuda_saved saved = { 0 };
         int count = 0, r = cuda_driver_get(&saved.driver);
 
-        /* also initialises the driver, which its own calls do not do */
+        /* also initialises the driver, which the driver's own calls do not */
         if (r == 0)
                 r = cuda_errno(cudaGetDeviceCount(&count));
         if (r == 0 && (gpu < 0 || gpu >= count))

@@ -1,4 +1,4 @@
-/* Translates every code of CUDA: none appears anywhere else. */
+/* Translates all CUDA codes; they appear nowhere else. */
 #include "cuda/errors.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@ int cuda_errno(cudaError_t error)
                 return 0;
         (void)cudaGetLastError();
         switch (error) {
-        case cudaErrorInsufficientDriver: /* 35: also where there is no driver */
+        case cudaErrorInsufficientDriver: /* 35: also without a driver */
         case cudaErrorNoDevice:           /* 100 */
         case cudaErrorStubLibrary:
         case cudaErrorSystemDriverMismatch:
@@ -23,7 +23,7 @@ int cuda_errno(cudaError_t error)
         case cudaErrorInvalidValue:
         case cudaErrorInvalidDevice:
                 return -EINVAL;
-        case cudaErrorDevicesUnavailable: /* its compute mode lets one process use it */
+        case cudaErrorDevicesUnavailable: /* the compute mode lets only one process use it */
                 return -EBUSY;
         default:
                 return -EIO;

@@ -1,10 +1,10 @@
 /*
- * Events that another process may look at.  They keep no times, as CUDA asks of such ones.  A
- * trainer makes and records them, the daemon opens and asks; or, where it cannot open them, the
- * trainer asks itself.
+ * Events that another process may poll.  They record no times, as CUDA requires for that.  A
+ * trainer makes and records them; the daemon opens and polls them, or, if it cannot open them, the
+ * trainer polls itself.
  *
- * Whatever is done with one is done with its own GPU in use: a thread that has used none yet would
- * be given the first, and memory of it.
+ * Every call on an event selects the event's own GPU: a thread that has used none yet would get the
+ * first GPU, and use memory of it.
  */
 #include "cuda/plugin.h"
 
@@ -16,7 +16,7 @@ _Static_assert(sizeof(cudaIpcEventHandle_t) == ZERO_GPU_HANDLE, "a handle of an 
 
 struct event {
         cudaEvent_t event;
-        int gpu; /* as this process counts them */
+        int gpu; /* this process's number */
 };
 
 static int make(struct event *e, uint8_t ret_handle[ZERO_GPU_HANDLE])
@@ -53,7 +53,7 @@ int cuda_event_new(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_
         return 0;
 }
 
-/* The default stream is that of the GPU in use: it has to be the event's. */
+/* The default stream is that of the selected GPU, which must be the event's. */
 int cuda_event_record(void *event, void *stream)
 {
         struct event *e = event;

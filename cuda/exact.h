@@ -1,9 +1,9 @@
 /*
- * A double as what it adds to the bins of an exact_sum.  Plain functions without CUDA: the kernel
- * runs them on the GPU, a unit test compares them with exact_sum_add() on the CPU.
+ * Splits a double into what it adds to the bins of an exact_sum.  Plain functions without CUDA: the
+ * kernel runs them on the GPU, and a unit test compares them with exact_sum_add() on the CPU.
  *
- * Terms are added as unsigned integers that wrap.  A term is below 2^32, so that bins and terms
- * take 2^31 of them; EXACT_TERMS neighbouring bins take any double.
+ * Terms are added as unsigned integers that wrap.  A term is below 2^32, so bins and terms take
+ * 2^31 of them; EXACT_TERMS neighbouring bins take any double.
  */
 #pragma once
 

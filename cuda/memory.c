@@ -1,4 +1,4 @@
-/* Memory of this process alone: a GPU's, and the host's pinned one. */
+/* Memory of this process alone: on a GPU, or pinned on the host. */
 #include "cuda/plugin.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ int cuda_memory(uint64_t *ret_free, uint64_t *ret_total)
         return 0;
 }
 
-/* Portable: pinned for all GPUs, whichever the calling thread uses. */
+/* Portable: pinned for all GPUs, whichever the calling thread has selected. */
 int cuda_pinned_new(size_t bytes, void **ret_memory)
 {
         void *memory = NULL;
@@ -70,8 +70,8 @@ int cuda_zero(void *dst, size_t n, void *stream)
         return n ? cuda_errno(cudaMemsetAsync(dst, 0, n, stream)) : 0;
 }
 
-/* Memory that is exported can be read by its own GPU alone: only this call, which is told of both,
- * copies between two of them then. */
+/* Only its own GPU can read exported memory.  Only this call, which knows both GPUs, copies it to
+ * another one. */
 int cuda_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t n,
                    void *stream)
 {

@@ -46,7 +46,7 @@ static int cuda_stream_new(void **ret_stream)
         int gpu = 0, r = cuda_errno(cudaGetDevice(&gpu));
 
         if (r == 0)
-                r = cuda_use(gpu); /* the thread may never have chosen one */
+                r = cuda_use(gpu); /* the thread may never have selected one */
         if (r == 0)
                 r = cuda_errno(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         if (r < 0)

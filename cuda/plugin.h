@@ -52,8 +52,8 @@ void cuda_unmap(void *memory);
 /* ---- driver.c ------------------------------------------------------------------- */
 
 /*
- * The entry points of the driver that the runtime has no call for.  They are looked up through the
- * runtime: libcuda is not linked, so that the plugin loads where there is no driver.
+ * Driver calls that the runtime lacks.  They are looked up through the runtime: libcuda is not
+ * linked, so the plugin loads without a driver.
  */
 struct cuda_driver {
         CUresult (*ctx_get)(CUcontext *context);
@@ -77,19 +77,19 @@ struct cuda_driver {
                            size_t count);
 };
 
-/* -ENODEV: no driver, or one without these.  The table is static. */
+/* -ENODEV: no driver, or one without these calls.  The table is static. */
 int cuda_driver_get(const struct cuda_driver **ret_driver);
 int cuda_driver_errno(CUresult result);
 
-/* Gives an allocation addresses at which that GPU reads and writes it.  They keep it alive. */
+/* Gives an allocation addresses at which that GPU reads and writes it, and which keep it alive. */
 int cuda_driver_map(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
                     size_t bytes, void **ret_memory);
 void cuda_driver_unmap(const struct cuda_driver *d, void *memory, size_t bytes);
 
-/* Chooses the GPU of the calling thread, whose waits block instead of spinning. */
+/* Selects the GPU of the calling thread, whose waits block instead of spinning. */
 int cuda_use(int device);
 
-/* The calling thread's GPU, put aside for a while: cuda_restore() brings it back. */
+/* The calling thread's GPU, put aside until cuda_restore(). */
 struct cuda_saved {
         const struct cuda_driver *driver;
         CUcontext context;

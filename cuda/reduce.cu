@@ -22,11 +22,11 @@ constexpr unsigned ROUNDS = ZERO_CUDA_NORM_BLOCK / LANES;
 constexpr unsigned STEP = ROUNDS / 2; /* rounds of a further array that are loaded at a time */
 constexpr unsigned RESIDENT = 3;      /* thread blocks of a multiprocessor: 80 registers a thread */
 
-/* What a thread has of a block: OWN neighbours every LANES elements, from `first` on. */
+/* A thread's part of a block: OWN neighbours every LANES elements, from `first` on. */
 struct place_in_block {
         size_t first;
-        unsigned left; /* elements of the array from there on; of more than a block's, as many */
-        bool whole;    /* all are there, and aligned */
+        unsigned left; /* elements of the array from there on, at most a block's */
+        bool whole;    /* all exist and are aligned */
 };
 
 /* Calls f(round, span, index of its first element) for N rounds from `from` on. */
@@ -99,7 +99,7 @@ static __device__ inline void pass_on(atomic_bin *bins, const struct exact_terms
                         atomicAdd(bins + terms.bin + i, terms.term[i]);
 }
 
-/* false: not a number of which there is a sum. */
+/* false: there is no such sum. */
 static __device__ inline bool add_block(double sum, double scale, struct exact_terms &run,
                                         atomic_bin *bins)
 {
@@ -138,7 +138,7 @@ struct reduce_table {
         unsigned n_sources;
 };
 
-/* What a thread has of a tile. */
+/* A thread's part of a tile. */
 static __device__ inline place_in_block place_in(const piece &p, size_t tile)
 {
         size_t start = tile * PER_WARP + threadIdx.x % WARP / TEAM * ZERO_CUDA_NORM_BLOCK +
@@ -150,8 +150,7 @@ static __device__ inline place_in_block place_in(const piece &p, size_t tile)
         return { start, left, p.aligned && left >= LANES * (ROUNDS - 1) + OWN };
 }
 
-/* The new values of the accumulator, which are stored if there is one, or without sources the old
- * ones. */
+/* The new values of the accumulator, stored if there is one; without sources the old ones. */
 template <typename T>
 static __device__ inline void reduce_piece_at(const piece &p, const void *const *src,
                                               zero_dtype wire, const place_in_block &at,
@@ -188,7 +187,7 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT)
         if (threadIdx.x < EXACT_SUM_BINS)
                 bins[threadIdx.x] = 0;
         __syncthreads();
-        /* the threads of a warp go round together: the shuffles need them all */
+        /* the threads of a warp go round together, because the shuffles need all of them */
         each_tile(t.tiles, warp, static_cast<size_t>(gridDim.x) * WARPS,
                   [&](unsigned i, size_t tile) {
                           const piece &p = t.pieces[i];

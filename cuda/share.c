@@ -1,11 +1,11 @@
 /*
- * Memory that other processes may map: one allocation for each call, so that whoever gets it sees
+ * Memory that other processes may map: each call makes its own allocation, so whoever gets it sees
  * nothing else.
  *
- * Where the driver exports POSIX descriptors, it is made by cuMemCreate().  Some do not
- * (containers, older virtual GPUs): there it is cudaMalloc()'s, with a legacy handle.  Such a
- * handle shows the whole block that the driver cut the allocation from, so the bytes are rounded
- * up to whole blocks.  Where that is refused too, no fault of the GPU is to blame: -ENOTSUP.
+ * If the driver exports POSIX descriptors, cuMemCreate() makes the memory.  Some drivers do not
+ * (containers, older virtual GPUs): then cudaMalloc() does, with a legacy handle.  Such a handle
+ * shows the whole block that the driver cut the allocation from, so the size is rounded up to whole
+ * blocks.  If that is refused, too, the GPU is not at fault: -ENOTSUP.
  */
 #include "cuda/plugin.h"
 
@@ -33,7 +33,7 @@ static int zeroed(void *memory, size_t bytes)
         return r == 0 ? cuda_errno(cudaDeviceSynchronize()) : r;
 }
 
-/* A descriptor of the allocation, and addresses of it. */
+/* Makes a descriptor of the allocation, and addresses for it. */
 static int publish(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
                    uint64_t bytes, struct zero_cuda_share *ret_share)
 {
@@ -80,7 +80,7 @@ static int new_by_descriptor(int gpu, uint64_t bytes, struct zero_cuda_share *re
         if (r < 0)
                 return r;
         r = publish(d, gpu, handle, bytes, ret_share);
-        (void)d->release(handle); /* its addresses and its descriptor keep it */
+        (void)d->release(handle); /* its addresses and its descriptor keep it alive */
         return r;
 }
 
@@ -121,11 +121,11 @@ int cuda_share_new(uint64_t bytes, struct zero_cuda_share *ret_share)
         r = new_by_handle(bytes, ret_share);
         if (r == 0 || r == -ENOMEM)
                 return r;
-        /* a GPU that has failed says so again */
+        /* a GPU that has failed reports that again */
         return cuda_errno(cudaDeviceSynchronize()) == 0 ? -ENOTSUP : r;
 }
 
-/* Which GPU the thread uses matters to the wait, and is what it was afterwards. */
+/* The wait depends on the thread's GPU, which is restored afterwards. */
 static void free_by_descriptor(const struct zero_cuda_share *share)
 {
         struct cuda_saved saved;

@@ -1,6 +1,6 @@
 /*
  * An update in one pass: reads the rule's planes and the gradient once, writes the planes and the
- * serve copy once.  The order of operations is that of the scalar truth; built without contraction
+ * serve copy once.  The order of operations is that of the scalar truth.  Built without contraction
  * and with correctly rounded division and square root.
  */
 #include "cuda/kernel.cuh"
@@ -73,7 +73,7 @@ template <update_rule RULE> struct planes_of;
 UPDATE_RULE_MAP(X)
 #undef X
 
-/* The sum of the contributions, as reduce() would put it into an accumulator. */
+/* The sum of the contributions, as reduce() would write it to an accumulator. */
 template <typename S>
 static __device__ inline void load_gradient(const zero_cuda_update &a, float (&grad)[VEC], size_t i,
                                             S span)

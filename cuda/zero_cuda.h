@@ -34,7 +34,8 @@ enum {
         ZERO_CUDA_NORM_BLOCK = 128,        /* elements of one block of a norm */
         ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of a sum() or of a piece of a reduce() */
         ZERO_CUDA_GRADS = 3,               /* most contributions that an update() adds up */
-        ZERO_CUDA_PIECES = 64, /* that update() and reduce() take in one launch; more are several */
+        ZERO_CUDA_PIECES =
+                64, /* that update() and reduce() take in one launch; more need several */
 };
 
 struct zero_cuda_info {
@@ -48,16 +49,16 @@ struct zero_cuda_info {
 
 #define ZERO_CUDA_NORM_MAX ((size_t)1 << 37) /* elements: the bins do not overflow */
 
-/* Memory of the GPU in use that other processes may map (struct zero_gpu_client). */
+/* Memory of the selected GPU that other processes may map (struct zero_gpu_client). */
 struct zero_cuda_share {
         void *memory;
-        uint64_t bytes; /* what was asked for, rounded up: what a trainer maps */
-        int fd;         /* -1: the driver exports no descriptors, but handle is one */
+        uint64_t bytes; /* the size asked for, rounded up; a trainer maps all of it */
+        int fd;         /* -1: the driver exports no descriptors; `handle` is one */
         uint8_t handle[ZERO_GPU_HANDLE];
 };
 
-/* What a norm is added to, on the GPU: the caller zeroes it first, and adds it to an exact_sum of
- * its own by exact_sum_merge(), pending 0. */
+/* A norm on the GPU.  The caller zeroes it first, and adds it to an exact_sum by
+ * exact_sum_merge(), with pending 0. */
 struct zero_cuda_norm {
         int64_t bin[EXACT_SUM_BINS];
         uint64_t nonfinite; /* not 0: a block was left out */
@@ -66,22 +67,22 @@ struct zero_cuda_norm {
 /*
  * A piece of an update, of n elements; see rules.h.
  *
- * Whether a step is carried out, and by what its gradients are scaled, follows from the votes of
- * all owners, and is recorded on the host before any of its updates is launched: a step that is
- * skipped has no launch.  So neither is read from the GPU.
+ * The votes of all owners decide whether a step is carried out and how its gradients are scaled.
+ * That is recorded on the host before any update is launched, and a skipped step has no launch.  So
+ * the GPU reads neither.
  *
- * The gradient is an accumulator (one source, from and wire fp32), or the contributions themselves:
- * they are added up as by reduce(), and where their sum was measured it need not have been kept.
+ * The gradient is an accumulator (one source, from and wire fp32), or the contributions themselves,
+ * which are added up as by reduce(): then their sum was measured and need not have been kept.
  */
 struct zero_cuda_update {
         enum update_rule rule;
         struct update_scalars scalars;
         size_t n;
-        const float *in[UPDATE_PLANES];    /* [plane of the rule]; the rest is not looked at */
+        const float *in[UPDATE_PLANES];    /* [plane of the rule]; the rest is ignored */
         const void *grad[ZERO_CUDA_GRADS]; /* [k] */
         uint32_t k;                        /* at least 1 */
         enum zero_dtype from, wire;        /* of reduce() */
-        /* Each the same address as its input (in place), or not overlapping any. */
+        /* Each has its input's address (in place), or overlaps no input. */
         float *out[UPDATE_PLANES];
         /* NULL, or out[0] rounded to serve_dtype, written in the same pass. */
         void *serve;
@@ -90,26 +91,26 @@ struct zero_cuda_update {
 
 /* device_ops.reduce. */
 struct zero_cuda_reduce {
-        /* k <= ZERO_CUDA_SUM_MAX.  acc may be NULL, where it is first: the sum is measured, and not
-         * kept.  Pieces, and their lists of addresses on the GPU, lie in host memory and are not
+        /* k <= ZERO_CUDA_SUM_MAX.  acc may be NULL if `first`: then the sum is measured and not
+         * kept.  Pieces, and their lists of addresses on the GPU, are in host memory and not
          * needed after the call. */
         const struct reduce_piece *pieces;
         size_t n_pieces;
         enum zero_dtype wire, from;
         double scale;
-        /* NULL, or the norm of each acc is added to it in the same pass: the same bins after
-         * exact_sum_normalize() for any order of calls.  Between two times that it is zeroed, at
-         * most ZERO_CUDA_NORM_MAX elements. */
+        /* NULL, or the norm of each acc is added to it in the same pass.  The bins are the same
+         * after exact_sum_normalize() for any order of calls.  At most ZERO_CUDA_NORM_MAX
+         * elements before it is zeroed again. */
         struct zero_cuda_norm *norm;
 };
 
-/* Bytes that go from one member of a communicator to another: a member's number is its place in the
- * list of GPUs that the communicator was made of. */
+/* Bytes that go from one member of a communicator to another; a member's number is its place in
+ * the communicator's list of GPUs. */
 struct zero_cuda_move {
         void *dst;
         const void *src;
         size_t n;
-        uint32_t to, from; /* not the same */
+        uint32_t to, from; /* different ones */
 };
 
 struct zero_cuda_plugin {
@@ -123,11 +124,11 @@ struct zero_cuda_plugin {
         /* Aligned to 256 bytes; bytes > 0.  free() accepts NULL and waits for the GPU. */
         int (*alloc)(size_t bytes, void **ret_memory);
         void (*free)(void *memory);
-        /* Bytes of the GPU in use. */
+        /* Bytes of the selected GPU. */
         int (*memory)(uint64_t *ret_free, uint64_t *ret_total);
         /*
-         * An allocation of its own for each call, zeroed, so that nothing else is exported with
-         * it; bytes > 0.  share_free() accepts { .memory = NULL }, closes fd and waits for the GPU.
+         * Makes its own allocation, zeroed, so that nothing else is exported with it; bytes > 0.
+         * share_free() accepts { .memory = NULL }, closes fd and waits for the GPU.
          */
         int (*share_new)(uint64_t bytes, struct zero_cuda_share *ret_share);
         void (*share_free)(struct zero_cuda_share *share);
@@ -135,33 +136,33 @@ struct zero_cuda_plugin {
          * staging. */
         int (*pinned_new)(size_t bytes, void **ret_memory);
         void (*pinned_free)(void *memory);
-        /* Whose memory: a GPU's number, or -1: the host's, pinned or not. */
+        /* The number of the GPU that has the memory; -1: the host, pinned or not. */
         int (*gpu_of)(const void *memory);
-        /* A trainer's event, by its handle.  done(): 1, 0 not yet, or -errno; does not wait. */
+        /* A trainer's event, by its handle.  done(): 1; 0: not yet; or -errno.  Does not wait. */
         int (*event_open)(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);
         int (*event_done)(void *event);
         void (*event_free)(void *event);
-        /* A stream belongs to the GPU in use.  wait() blocks until all that was enqueued is
-         * done.  free() accepts NULL. */
+        /* A stream belongs to the GPU selected when it is made.  wait() blocks until everything
+         * enqueued is done.  free() accepts NULL. */
         int (*stream_new)(void **ret_stream);
         int (*stream_wait)(void *stream);
         void (*stream_free)(void *stream);
 
-        /* n pieces, all of one rule, whose list is not needed after the call. */
+        /* n pieces, all of one rule; the list is not needed after the call. */
         int (*update)(const struct zero_cuda_update *pieces, size_t n, void *stream);
         /* As device_ops.cast; the same dtype twice keeps every bit. */
         int (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
                     void *stream);
-        /* As device_ops.sum.  src itself, k device addresses, lies in host memory and is
-         * not needed after the call.  1 <= k <= ZERO_CUDA_SUM_MAX. */
+        /* As device_ops.sum.  src itself, k device addresses, is in host memory and not needed
+         * after the call.  1 <= k <= ZERO_CUDA_SUM_MAX. */
         int (*sum)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
                    size_t k, size_t n, void *stream);
         int (*reduce)(const struct zero_cuda_reduce *reduce, void *stream);
-        /* Bytes.  copy() takes memory of the GPU in use and of the host on either side. */
+        /* Bytes.  copy() takes memory of the selected GPU and of the host on either side. */
         int (*zero)(void *dst, size_t n, void *stream);
         int (*copy)(void *dst, const void *src, size_t n, void *stream);
-        /* From one GPU's memory to another's; the stream is of either.  It goes straight from one
-         * to the other where they can reach each other, else through the host. */
+        /* From one GPU's memory to another's; the stream belongs to either.  Goes straight if
+         * they can reach each other, otherwise through the host. */
         int (*copy_peer)(void *dst, int dst_device, const void *src, int src_device, size_t n,
                          void *stream);
 
@@ -171,7 +172,7 @@ struct zero_cuda_plugin {
          * it is too old.  *ret_version: 10000 * major + 100 * minor + patch.
          */
         int (*nccl_open)(int *ret_version);
-        /* Why the last of these functions failed that did so in this thread. */
+        /* Why the last of these functions to fail in this thread did. */
         const char *(*nccl_error)(void);
         /*
          * A communicator among GPUs of this process, each of them once; n may be 1.  After
@@ -179,9 +180,9 @@ struct zero_cuda_plugin {
          * stays.  After a failure there is only comm_abort().
          */
         int (*comm_new)(const int *devices, uint32_t n, void **ret_comm);
-        /* Nothing is under way. */
+        /* Nothing may be in flight. */
         void (*comm_free)(void *comm);
-        /* Ends what is under way, which may have written any part of what it was to write. */
+        /* Ends what is in flight; its destinations may be partly written. */
         void (*comm_abort)(void *comm);
         /* These two enqueue; streams: one of each member's GPU.  From member root, src, to all
          * members, dst[]; dst[root] may be src. */
@@ -190,7 +191,7 @@ struct zero_cuda_plugin {
         /* All at once: no move writes what another reads or writes.  Each n > 0. */
         int (*exchange)(void *comm, const struct zero_cuda_move *moves, uint32_t n_moves,
                         void *const *streams);
-        /* 1: all of it is done, 0: not yet, or -errno; does not wait. */
+        /* 1: all is done; 0: not yet; or -errno.  Does not wait. */
         int (*comm_done)(void *comm, void *const *streams);
 };
 

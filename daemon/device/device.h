@@ -18,28 +18,28 @@
 #include "proto/zero_types.h"
 
 /*
- * Where update() keeps the old values of what it changes, for one who may be killed at any
+ * Where update() saves the old values of what it changes, for a process that may be killed at any
  * instruction.  Before an element changes, its old values are in old[], and *kept covers it.
  */
 struct update_undo {
-        float *old[UPDATE_PLANES]; /* [plane of the rule]: of the elements of one call */
+        float *old[UPDATE_PLANES]; /* [plane of the rule]: elements of one call */
         uint64_t *kept;            /* undo_mark() */
-        uint32_t before;           /* elements that earlier calls have kept */
+        uint32_t before;           /* elements that earlier calls have saved */
 };
 
-/* That n elements are kept, so that a flipped bit is found. */
+/* The mark that n elements are saved; it reveals a flipped bit. */
 static inline uint64_t undo_mark(uint32_t n)
 {
         return (uint64_t)~n << 32 | n;
 }
 
-/* The number of a mark; UINT32_MAX if it is none. */
+/* The number in a mark; UINT32_MAX: not a mark. */
 static inline uint32_t undo_kept(uint64_t mark)
 {
         return undo_mark((uint32_t)mark) == mark ? (uint32_t)mark : UINT32_MAX;
 }
 
-/* For a call of the elements behind the first n. */
+/* For a call that continues after the first n elements. */
 static inline struct update_undo undo_behind(struct update_undo u, uint32_t n)
 {
         for (int k = 0; k < UPDATE_PLANES; k++)
@@ -48,13 +48,13 @@ static inline struct update_undo undo_behind(struct update_undo u, uint32_t n)
         return u;
 }
 
-/* A piece of an fp32 accumulator, and what is added to it. */
+/* A piece of an fp32 accumulator and what is added to it. */
 struct reduce_piece {
         float *acc;
         size_t n;               /* elements, of acc and of each source */
         size_t k;               /* sources; 0: acc stays as it is */
         const void *const *src; /* [k] */
-        bool first;             /* their sum takes the place of what acc holds; k > 0 */
+        bool first;             /* the sum replaces the values of acc; k > 0 */
 };
 
 struct device_ops {
@@ -62,7 +62,7 @@ struct device_ops {
 
         /*
          * Changes n elements of the planes of a rule, master first, by their gradient (rules.h).
-         * undo: for host memory alone; NULL: nothing is kept.
+         * undo: only for host memory; NULL: nothing is saved.
          */
         void (*update)(enum update_rule rule, const struct update_scalars *s, size_t n,
                        float *const *planes, const float *grad, const struct update_undo *undo);
@@ -76,7 +76,7 @@ struct device_ops {
          * this core will not read again soon.  Other threads see them in order after a
          * mutex or a system call of this thread, not after a mere release store. */
         void (*serve)(enum zero_dtype to, void *dst, const float *src, size_t n);
-        /* acc = src (first) or acc + src (else), src widened to fp32. */
+        /* acc = src (if first), otherwise acc + src; src widened to fp32. */
         void (*accumulate)(float *acc, enum zero_dtype from, const void *src, size_t n, bool first);
         /*
          * dst = the sum of k sources of one dtype, taken in order in fp32, rounded once to
@@ -101,11 +101,11 @@ struct device_ops {
          */
         void (*reduce)(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
                        enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
-        /* Zeroes / copies n bytes; for large n past the cache. */
+        /* Zeroes / copies n bytes; a large n bypasses the cache. */
         void (*zero)(void *dst, size_t n);
         void (*copy)(void *dst, const void *src, size_t n);
 };
 
-/* The host: "scalar", "avx2", "avx512", or NULL for the best this CPU has.
- * Returns NULL if this CPU cannot run the one asked for (or it is unknown). */
+/* The host: "scalar", "avx2", "avx512", or NULL for the best that this CPU has.  Returns NULL if
+ * this CPU cannot run it, or it is unknown. */
 const struct device_ops *device_host(const char *isa);

@@ -112,7 +112,7 @@ static double magnitude(const int64_t *bin)
         for (int i = top - 3; i >= 0; i--)
                 sticky |= bin[i] != 0;
 
-        /* bits of the window below 2^-1074 do not exist: a subnormal loses none */
+        /* there are no bits below 2^-1074: a subnormal loses none */
         lowest = top < 2 ? 32 * (2 - top) : 0;
         drop = highest_bit(window) - (MANTISSA_BITS - 1);
         drop = drop > lowest ? drop : lowest;

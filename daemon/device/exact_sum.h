@@ -18,7 +18,7 @@ struct exact_sum {
 void exact_sum_init(struct exact_sum *s);
 void exact_sum_add(struct exact_sum *s, double x);
 void exact_sum_merge(struct exact_sum *s, const struct exact_sum *other);
-/* Carries propagated: equal sums have equal bins from here on. */
+/* Propagates carries: equal sums then have equal bins. */
 void exact_sum_normalize(struct exact_sum *s);
-/* Rounded to nearest double; larger than any double: infinity. */
+/* Rounded to the nearest double; above the largest double: infinity. */
 double exact_sum_value(const struct exact_sum *s);

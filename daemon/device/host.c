@@ -1,4 +1,4 @@
-/* Which of the host's implementations runs: the one asked for, or the best this CPU has. */
+/* Chooses the host's implementation: the one asked for, or the best that this CPU has. */
 #include "daemon/device/host.h"
 
 #include <string.h>

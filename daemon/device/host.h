@@ -28,19 +28,21 @@ struct host_isa {
         bool (*supported)(void);
 };
 
-/* Best first; ends with ops NULL.  The scalar truth is not in it: it runs anywhere. */
+/* Best first; ends with ops NULL.  Without the scalar truth, which runs anywhere. */
 extern const struct host_isa host_isas[];
 
 extern const struct device_ops host_scalar_ops;
 extern const struct device_ops host_avx2_ops;
 extern const struct device_ops host_avx512_ops;
 
-/* reduce() of one piece by the other operations of an instruction set, in parts that stay in L1. */
+/* reduce() of one piece from the other operations of an instruction set, in parts that stay in
+ * L1. */
 void host_reduce(const struct device_ops *ops, const struct reduce_piece *p, enum zero_dtype wire,
                  enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
 
-/* The first n elements of a call are kept now.  No store moves over this one, in either direction:
- * a process that dies between two instructions has done all stores before them. */
+/* Marks the first n elements of a call as saved.  The compiler moves no store across this one, in
+ * either direction, so a process that dies between two instructions has done all stores before
+ * them. */
 static inline void undo_raise(const struct update_undo *undo, size_t n)
 {
         __atomic_signal_fence(__ATOMIC_SEQ_CST);

@@ -1,10 +1,11 @@
 /*
- * A gradient's reduction on the host, part by part: what one operation has written is still in
- * L1 when the next one reads it, so that memory sees sources and accumulator once.
+ * Reduces a gradient on the host, part by part: the next operation finds in L1 what the last one
+ * has written, so memory sees sources and accumulator once.
  */
 #include "daemon/device/host.h"
 
-/* Elements: a part's sum, its rounding and its accumulator take 20 KiB, beside the sources. */
+/* Elements: the sum, its rounding and the accumulator of a part take 20 KiB, without the sources.
+ */
 enum { PART = 16 * NORM_BLOCK };
 
 static const void *element(const void *array, enum zero_dtype dtype, size_t i)
@@ -12,7 +13,7 @@ static const void *element(const void *array, enum zero_dtype dtype, size_t i)
         return (const char *)array + i * dtype_size(dtype);
 }
 
-/* Elements first to first + n of acc and of the sources. */
+/* Adds n elements from `first` on, of acc and of the sources. */
 static void part_add(const struct device_ops *ops, const struct reduce_piece *p, size_t first,
                      size_t n, enum zero_dtype wire, enum zero_dtype from)
 {

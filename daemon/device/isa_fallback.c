@@ -1,4 +1,4 @@
-/* A CPU without kernels of its own: the scalar ones serve. */
+/* For CPUs without kernels of their own: the scalar ones. */
 #include "daemon/device/host.h"
 
 const struct host_isa host_isas[] = { { NULL, NULL } };

@@ -1,5 +1,6 @@
-/* The instruction sets of x86-64 that have kernels.  AVX bits count only if the kernel saves
- * the registers: __builtin_cpu_supports() looks, for F16C (which uses the same) cpuid is asked. */
+/* The instruction sets of x86-64 that have kernels.  AVX bits count only if the operating system
+ * saves the registers.  __builtin_cpu_supports() checks that; for F16C, which uses the same
+ * registers, this file asks cpuid. */
 #include "daemon/device/host.h"
 
 #include <cpuid.h>

@@ -14,16 +14,16 @@
 enum {
         LINE = 64,
         PAIR = 32,  /* elements: a line of 16-bit values */
-        AHEAD = 64, /* elements: four lines of each plane, what a core can have under way */
+        AHEAD = 64, /* elements: four lines of each plane, as many as a core has in flight */
 };
 
-/* The address may lie beyond the array: nothing is read, and nothing faults. */
+/* The address may lie beyond the array: a prefetch reads nothing and never faults. */
 ALWAYS_INLINE void fetch_ahead(const float *x, size_t i)
 {
         _mm_prefetch((const char *)((uintptr_t)(x + i) + AHEAD * sizeof(float)), _MM_HINT_T0);
 }
 
-/* Of the planes of a rule; those that it lacks are copies of p, and nobody looks at them. */
+/* The planes of a rule.  Those that it lacks are copies of p that nobody looks at. */
 struct lanes {
         v16 p, m, v;
 };
@@ -95,8 +95,8 @@ ALWAYS_INLINE struct lanes rule_lanes(enum update_rule rule, struct update_scala
         return x;
 }
 
-/* Constant rule: what it does not need folds away.  The scalars are passed by value, so that no
- * store may change them. */
+/* The rule is constant, so what it does not need folds away.  The scalars are passed by value, so
+ * no store can change them. */
 ALWAYS_INLINE void update_lanes(enum update_rule rule, struct update_scalars s, size_t n,
                                 float *const *planes, const float *grad,
                                 const struct update_undo *undo)
@@ -269,7 +269,7 @@ ALWAYS_INLINE void store_as(enum zero_dtype to, void *dst, size_t i, bool stream
         }
 }
 
-/* Constant dtypes and `stream`: the switches inside fold away. */
+/* Dtypes and `stream` are constant: the switches inside fold away. */
 ALWAYS_INLINE void cast_loop(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src,
                              size_t n, bool stream)
 {
@@ -310,7 +310,8 @@ static void vector_cast(enum zero_dtype to, void *dst, enum zero_dtype from, con
         }
 }
 
-/* No fence: it would wait for memory once a chunk, 80 ns where the chunk takes 250 to 800. */
+/* Has no fence, which would wait for memory in every chunk: 80 ns, where the chunk takes 250 to
+ * 800. */
 static void vector_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
 {
         cast_pair(to, dst, ZERO_FP32, src, n, true);
@@ -374,7 +375,7 @@ ALWAYS_INLINE void sum_to(enum zero_dtype to, void *dst, enum zero_dtype from,
                 sum_loop(to, dst, ZERO_FP32, src, k, n);
 }
 
-/* The elements behind the last full pair. */
+/* The elements after the last full pair. */
 static void sum_rest(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
                      size_t k, size_t n)
 {

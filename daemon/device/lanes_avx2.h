@@ -72,7 +72,7 @@ static inline __m256 m256_signed(__m256 x, __m256 c)
         return _mm256_blendv_ps(c, _mm256_or_ps(x, sign), has_sign);
 }
 
-/* x >= 0 with the sign of c; c where that is 0 or NaN. */
+/* x >= 0 with the sign of c; c if that is 0 or NaN. */
 static inline v16 v16_signed(v16 x, v16 c)
 {
         return (v16){ m256_signed(x.low, c.low), m256_signed(x.high, c.high) };

@@ -60,7 +60,7 @@ static inline v16 v16_sqrt(v16 x)
         return _mm512_sqrt_ps(x);
 }
 
-/* x >= 0 with the sign of c; c where that is 0 or NaN. */
+/* x >= 0 with the sign of c; c if that is 0 or NaN. */
 static inline v16 v16_signed(v16 x, v16 c)
 {
         __mmask16 has_sign = _mm512_cmp_ps_mask(c, _mm512_setzero_ps(), _CMP_NEQ_OQ);

@@ -1,14 +1,13 @@
 /*
  * rules.h - what an update computes for each element: the contract of the kernels.
  *
- * A rule changes the master weight and the moments of an element by its gradient.  Each device has a
- * kernel a rule (daemon/device, cuda); all agree to the bit with the scalar one.  g below is the
+ * A rule changes the master weight and the moments of an element by its gradient.  Each device has
+ * a kernel a rule (daemon/device, cuda); all agree to the bit with the scalar one.  g below is the
  * gradient times grad_scale.  In the order written:
  *
- *   ADAMW  p = p * decay                                    (torch.optim.AdamW's order of operations)
- *          m = m + (g - m) * one_minus_beta1
- *          v = v * beta2 + (g * g) * one_minus_beta2
- *          p = p - step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
+ *   ADAMW  p = p * decay                                    (torch.optim.AdamW's order of
+ * operations) m = m + (g - m) * one_minus_beta1 v = v * beta2 + (g * g) * one_minus_beta2 p = p -
+ * step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
  *
  *   ADAM   g = g + p * decay; then as ADAMW from m on
  *
@@ -23,8 +22,8 @@
  *          b = b * momentum + d * one_minus_dampening
  *          p = p - lr * (d * g_part + b * b_part)
  *
- * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to fp32,
- * so that a repeated update is the same to the bit.
+ * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to
+ * fp32, so that a repeated update is the same to the bit.
  */
 #pragma once
 
@@ -45,7 +44,7 @@ enum update_rule {
                 UPDATE_RULES,
 };
 
-enum { UPDATE_PLANES = 3 }; /* most of a rule: master, then the moments */
+enum { UPDATE_PLANES = 3 }; /* of any rule: master, then the moments */
 
 struct adam_scalars {
         float decay; /* ADAMW: 1 - lr * weight_decay; ADAM: weight_decay */

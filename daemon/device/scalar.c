@@ -1,6 +1,6 @@
 /*
- * The scalar truth: every other implementation, of the host or of a GPU, is held
- * against it to the bit.  Written to be read; speed is nobody's concern here.
+ * The scalar truth: every other implementation, on the host or a GPU, must agree with it to the
+ * bit.  Written to be read, not to be fast.
  */
 #include "daemon/device/host.h"
 
@@ -183,7 +183,7 @@ static void scalar_norm(const float *x, size_t n, double scale, struct exact_sum
         }
 }
 
-/* As x crosses the wire: rounded once. */
+/* x as it crosses the wire: rounded once. */
 static float rounded(enum zero_dtype wire, float x)
 {
         uint64_t crossing = 0;

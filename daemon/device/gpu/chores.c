@@ -1,7 +1,7 @@
 /*
- * What the driver may take its time for and nobody waits for: memory that is given back, host
- * memory that is pinned ahead of need.  One thread does it, in the order of asking; it is asked
- * from any, the loop's too.
+ * Work for which the driver may need time and nobody waits: memory is freed, host memory is pinned
+ * ahead of need.  One thread does it, in the order of the requests, which may come from any thread,
+ * even the loop's.
  *
  * Invariant: `asked` counts what was queued and `done` what is over; both under the mutex.
  */
@@ -27,7 +27,7 @@ static uint64_t asked, done;
 static bool open, stop;
 static pthread_t thread;
 
-/* With the mutex; NULL: the thread has to leave. */
+/* The caller holds the mutex.  NULL: the thread has to end. */
 static struct gpu_chore *next(void)
 {
         struct gpu_chore *chore;
@@ -59,7 +59,7 @@ static void *chores_main(void *arg)
         return NULL;
 }
 
-/* Signals are the loop thread's. */
+/* The thread blocks all signals: they belong to the loop thread. */
 int gpu_chores_open(void)
 {
         sigset_t all, old;
@@ -98,7 +98,7 @@ void gpu_chores_wait(void)
         pthread_mutex_unlock(&mutex);
 }
 
-/* A GPU whose work does not end keeps its memory; the driver has it when the process is gone. */
+/* A GPU whose work does not end keeps its memory until the process has ended. */
 static void give_up(void)
 {
         log_error("memory of GPUs was not given back within %d s, since work on them has not "
@@ -113,7 +113,7 @@ void gpu_chores_close(void)
 
         if (!open)
                 return;
-        clock_gettime(CLOCK_REALTIME, &deadline); /* the condition's clock */
+        clock_gettime(CLOCK_REALTIME, &deadline); /* the clock of the condition */
         deadline.tv_sec += CLOSE_S;
         pthread_mutex_lock(&mutex);
         stop = true;

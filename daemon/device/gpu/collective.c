@@ -1,14 +1,14 @@
 /*
- * Bytes between GPUs by NCCL.
+ * Moves bytes between GPUs by NCCL.
  *
- * There is one communicator, made when it is first needed, and made anew, larger, when bytes are to
- * go between GPUs that it does not have.  One thread at a time leads: it carries out, as one group
- * of NCCL's, what all threads have asked for by then, so that several owners' chunks go at once
- * and no two threads enqueue in another order on one GPU than on the other.  Those that ask
- * meanwhile wait for it; then one of them leads.
+ * There is one communicator, made when it is first needed.  It is replaced by a larger one when
+ * bytes go to or from a GPU that it lacks.  One thread at a time leads: it carries out everything
+ * that all threads have asked for by then, as one NCCL group.  So the chunks of several owners go
+ * at once, and all GPUs see the same order.  Threads that ask meanwhile wait; then one of them
+ * leads.
  *
- * Whatever fails, or is not done in time, is the end of NCCL until gpus_close(): it is logged, and
- * those who asked copy instead (false), to the same bytes.
+ * A failure or a missed deadline ends the use of NCCL until gpus_close().  It is logged, and the
+ * threads that asked copy instead (false), with the same result.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -26,7 +26,7 @@
 
 enum { SPIN_NS = 200000, PAUSE_NS = 20000, NS_PER_MS = 1000000 };
 
-/* On the stack of the thread that asks. */
+/* On the stack of the asking thread. */
 struct request {
         struct list link;
         const struct move *moves; /* NULL: a broadcast */
@@ -34,7 +34,7 @@ struct request {
         const struct place *places;
         uint32_t n_places;
         size_t n;
-        uint64_t gpus; /* a bit each */
+        uint64_t gpus; /* bits of GPUs */
         enum { NOT_DONE, DONE } state;
 };
 
@@ -45,14 +45,14 @@ static struct list requests = { &requests, &requests };
 static bool led;
 static struct gpu_collectives told;
 
-/* Written before other threads ask, and when NCCL has failed. */
+/* Written before other threads ask, and after NCCL has failed. */
 static _Atomic bool usable;
-static bool always; /* one move too, which NCCL does no better than a copy */
+static bool always; /* for a single move, too, which NCCL does no better than a copy */
 static uint32_t deadline_ms;
 
-/* Of the thread that leads. */
+/* Belongs to the thread that leads. */
 static struct {
-        void *nccl; /* NULL: there is none yet */
+        void *nccl; /* NULL: none yet */
         uint64_t gpus;
         uint32_t n, member[GPUS_MAX], gpu[GPUS_MAX]; /* gpu[member[i]] == i */
         void *streams[GPUS_MAX];                     /* [member] */
@@ -75,7 +75,7 @@ static void streams_free(void)
                         gpu_plugin->stream_free(comm.streams[i]);
 }
 
-/* Nothing is under way. */
+/* Call while nothing is in flight. */
 static void comm_end(void)
 {
         if (comm.nccl)
@@ -84,7 +84,7 @@ static void comm_end(void)
         memset(&comm, 0, sizeof comm);
 }
 
-/* Nothing of it writes to memory any more, so that copies may. */
+/* Afterwards NCCL writes to no memory, so copies may. */
 static void comm_break(void)
 {
         if (comm.nccl)
@@ -118,7 +118,7 @@ static int comm_make(uint64_t gpus)
         return gpu_plugin->comm_new(ordinals, comm.n, &comm.nccl);
 }
 
-/* It has these GPUs, or more. */
+/* Makes sure that the communicator has these GPUs. */
 static int comm_for(uint64_t gpus)
 {
         if (comm.nccl && (gpus & ~comm.gpus) == 0)
@@ -220,7 +220,7 @@ static int enqueue(struct list *batch, const char **ret_what)
         return r;
 }
 
-/* false: nothing of it counts. */
+/* false: the result does not count. */
 static bool batch_run(struct list *batch)
 {
         const char *what = "the communicator";
@@ -243,13 +243,13 @@ static bool batch_run(struct list *batch)
 
 /* ---- who leads ------------------------------------------------------------------- */
 
-/* With the mutex, which it gives back meanwhile. */
+/* The caller holds the mutex, which this releases meanwhile. */
 static void lead(void)
 {
         struct list batch = requests;
         bool done;
 
-        /* the list's head is another one from here on */
+        /* from here on the list has another head */
         batch.next->prev = batch.prev->next = &batch;
         list_init(&requests);
         led = true;
@@ -306,7 +306,7 @@ bool collective_broadcast(const struct place *places, uint32_t n_places, size_t 
 
 /* ---- opened and closed ----------------------------------------------------------------- */
 
-/* One that has all GPUs, so that what will not work is told before anybody counts on it. */
+/* Makes a communicator of all GPUs, so that a failure shows before anybody relies on it. */
 static int make_now(struct fault *fault)
 {
         uint64_t all = 0;

@@ -24,48 +24,48 @@
 
 enum {
         GPUS_MAX = 64,
-        GPU_NONE = -1,        /* for a GPU's number: host memory */
-        LANES = 2,            /* one is copied while the other is computed */
-        LANE_BYTES = 1 << 20, /* pinned, of each lane */
-        LANE_PEERS = 4 << 20, /* of each lane, on the GPU: a round among GPUs takes its time */
+        GPU_NONE = -1,        /* instead of a GPU's number: host memory */
+        LANES = 2,            /* copies one while the other computes */
+        LANE_BYTES = 1 << 20, /* of pinned memory, for each lane */
+        LANE_PEERS = 4 << 20, /* on the GPU, for each lane: a round among GPUs takes time */
         LANE_SCRATCH = 1024,  /* bytes on the GPU */
 };
 
 extern const struct zero_cuda_plugin *gpu_plugin; /* NULL before gpus_open() */
-extern const struct device_ops *gpu_host;         /* what computes on host memory */
-/* As gpus_open(): the plugin, the GPUs, gpu_plugin and gpu_host. */
+extern const struct device_ops *gpu_host;         /* the operations for host memory */
+/* As gpus_open(): loads the plugin, finds the GPUs, sets gpu_plugin and gpu_host. */
 int plugin_open(const char *path, const struct device_ops *host, struct fault *fault);
 void plugin_close(void);
-/* Once gpu_host is set. */
+/* Call once gpu_host is set. */
 void gpu_ops_open(void);
 
-/* As the plugin knows it. */
+/* The plugin's number of the GPU. */
 int gpu_ordinal(uint32_t gpu);
-/* Ends the process unless r is 0: the GPU cannot go on with `what`. */
+/* Ends the process unless r is 0: the GPU cannot go on. */
 void gpu_must(uint32_t gpu, const char *what, int r);
-/* Chooses the GPU, as gpu_use().  ZERO_ENOMEM, ZERO_EGPU: others leave this process no part of it,
- * which is no fault of the GPU. */
+/* Chooses the GPU, as gpu_use().  ZERO_ENOMEM, ZERO_EGPU: other processes leave no part of it to
+ * this one, which is not a fault of the GPU. */
 int gpu_usable(uint32_t gpu, struct fault *fault);
-/* All memory was given back. */
+/* Whether all memory was given back. */
 bool gpu_memory_empty(void);
 void gpu_memory_reset(void);
 
 /* ---- chores ---- */
 
-/* Run once, on the thread of chores; its memory is then the caller's again. */
+/* Runs once, on the chores thread; its memory then belongs to the caller again. */
 struct gpu_chore {
         struct gpu_chore *next; /* private */
         void (*run)(struct gpu_chore *chore);
 };
 
 int gpu_chores_open(void); /* -errno */
-/* Ends when all is done. */
+/* Returns when all chores are done. */
 void gpu_chores_close(void);
 void gpu_chore(struct gpu_chore *chore);
-/* Until all that was asked for is done; not for the loop thread. */
+/* Waits until all chores so far are done; not for the loop thread. */
 void gpu_chores_wait(void);
 
-/* Whether it lies in a buffer that is pinned. */
+/* Whether the address is in a pinned buffer. */
 bool gpu_is_pinned(const void *memory);
 void gpu_buffers_close(void);
 
@@ -73,20 +73,20 @@ void gpu_buffers_close(void);
 
 struct lane {
         void *stream;
-        uint8_t *pinned; /* NULL until it is needed */
-        void *scratch;   /* on the GPU; NULL until it is needed */
-        uint8_t *peers;  /* on the GPU, for what lies on another; NULL until it is needed */
-        bool busy;       /* something was enqueued and not waited for */
+        uint8_t *pinned; /* NULL until needed */
+        void *scratch;   /* on the GPU; NULL until needed */
+        uint8_t *peers;  /* on the GPU, for operands on other GPUs; NULL until needed */
+        bool busy;       /* something was enqueued and not yet waited for */
 };
 
 int lanes_open(void); /* -errno */
 void lanes_close(void);
-/* The LANES lanes of this thread for a GPU, which is in use from here on. */
+/* This thread's LANES lanes on a GPU, which this selects. */
 struct lane *lanes_of(uint32_t gpu);
 void lane_pin(uint32_t gpu, struct lane *lane);
 void lane_scratch(uint32_t gpu, struct lane *lane);
 void lane_peers(uint32_t gpu, struct lane *lane);
-/* Enqueues a copy on a lane of one of the two GPUs, the one in use. */
+/* Enqueues a copy on a lane of one of the two GPUs, the selected one. */
 void lane_copy_peer(struct lane *lane, const struct move *m);
 void lane_wait(uint32_t gpu, struct lane *lane);
 
@@ -94,7 +94,7 @@ void lane_wait(uint32_t gpu, struct lane *lane);
 
 enum { OPERANDS_MAX = 1 + ZERO_CUDA_SUM_MAX };
 
-/* One operation on n elements, at[i] being where operand i is to be found. */
+/* An operation on n elements; at[i] is where operand i is. */
 struct staged {
         struct operand operands[OPERANDS_MAX];
         uint32_t n_operands;
@@ -114,9 +114,9 @@ void staged_run(struct staged *s);
 /* ---- between GPUs ---- */
 
 /*
- * By NCCL, and waited for; another GPU may be in use afterwards.  Moves of several threads go
- * together.  No move writes what another reads or writes.  false: nothing of it counts, and it is
- * to be copied.
+ * Moves bytes by NCCL and waits; may leave another GPU selected.  Joins the moves of several
+ * threads.  No move may write what another reads or writes.  false: the result does not count, copy
+ * instead.
  */
 bool collective_exchange(const struct move *moves, uint32_t n_moves);
 /* From the first place to all others. */

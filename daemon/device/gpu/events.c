@@ -1,4 +1,4 @@
-/* Events of trainers: opened by their handles, looked at, given up. */
+/* Opens, polls and closes events of trainers. */
 #include "daemon/device/gpu/core.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@ int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uin
         }
         while (e->n < n && (r = gpu_plugin->event_open(handles[e->n], &e->event[e->n])) == 0)
                 e->n++;
-        if (r) { /* whatever CUDA calls it, but for want of memory */
+        if (r) { /* whatever CUDA calls it, except a lack of memory */
                 gpu_events_close(e);
                 e = NULL;
         }

@@ -1,7 +1,7 @@
 /*
- * Lanes: a thread has LANES of them for each GPU that it has used, made when it first does and
- * freed when it ends, or with the last use of GPUs: threads of libuv's pool live as long as the
- * process.  So a thread waits for its own work alone, and no lock is taken but for its first.
+ * A thread has LANES lanes for each GPU that it has used.  It makes them at the first use and frees
+ * them when it ends, or with the last use of GPUs, because threads of libuv's pool live as long as
+ * the process.  So a thread waits only for its own work, and takes a lock only for its first lane.
  */
 #include "daemon/device/gpu/core.h"
 

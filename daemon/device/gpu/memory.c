@@ -1,12 +1,12 @@
 /*
- * GPU memory of this process: given out, named, and found again by address.
+ * GPU memory of this process: allocated, named, and found again by address.
  *
- * What is given back is forgotten at once, and freed as a chore, for the driver waits for the GPU
- * then.  It counts as free: an allocation that finds no room waits for it.
+ * Memory that is given back is forgotten at once, and a chore frees it, because the driver waits
+ * for the GPU then.  It counts as free: an allocation that finds no memory waits for the chore.
  *
- * gpu_of() is asked for every operand of every operation, by all compute threads: it takes no lock.
- * The table of ranges is read as it is; `changes` is odd while one is made, and what was read
- * counts only if it was the same even number before and after.
+ * All compute threads call gpu_of() for every operand of every operation, so it takes no lock.  It
+ * reads the table of ranges as it is.  `changes` is odd during a change, and a result counts only
+ * if `changes` was the same even number before and after.
  */
 #include "daemon/device/gpu/core.h"
 
@@ -23,21 +23,22 @@
 enum { WHAT_MAX = 120, NOBODY = -1 };
 
 struct given {
-        struct gpu_chore chore; /* that frees it */
+        struct gpu_chore chore; /* frees it */
         bool shared;
         uint32_t gpu;
-        struct zero_cuda_share share; /* memory alone, unless shared */
+        struct zero_cuda_share share; /* only `memory`, unless shared */
         char what[WHAT_MAX + 1];
 };
 
 struct range {
         _Atomic uintptr_t begin, end;
         _Atomic int gpu;
-        struct given *given; /* this and the next: under the mutex */
-        int64_t user;        /* charged with it; or NOBODY */
+        struct given *given; /* this and the next one: under the mutex */
+        int64_t user;        /* who is charged; or NOBODY */
 };
 
-/* Sorted by address.  One that became too small stays until gpus_close(): somebody may read it. */
+/* Sorted by address.  A table that became too small stays until gpus_close(), because somebody
+ * may be reading it. */
 struct table {
         struct table *smaller;
         uint32_t capacity;
@@ -45,7 +46,7 @@ struct table {
         struct range ranges[];
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of changes */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* for changes */
 static _Atomic(struct table *) table;
 static _Atomic uint32_t changes;
 
@@ -85,7 +86,7 @@ int gpu_of(const void *memory)
                 struct table *t = atomic_load_explicit(&table, memory_order_acquire);
                 int gpu = t ? find(t, (uintptr_t)memory) : GPU_NONE;
 
-                /* every load above acquires: this one comes after them */
+                /* every load above acquires, so this one comes after them */
                 if (before % 2 == 0 &&
                     atomic_load_explicit(&changes, memory_order_relaxed) == before)
                         return gpu;
@@ -104,7 +105,7 @@ static void change_end(void)
         atomic_store_explicit(&changes, changes + 1, memory_order_release);
 }
 
-/* Stores that release: they come after change_begin()'s. */
+/* Release stores, so they come after change_begin()'s. */
 static void range_move(struct range *to, struct range *from)
 {
         atomic_store_explicit(&to->begin, from->begin, memory_order_release);
@@ -114,7 +115,7 @@ static void range_move(struct range *to, struct range *from)
         to->user = from->user;
 }
 
-/* Room for one more; -ENOMEM. */
+/* Makes room for one more; -ENOMEM. */
 static int table_grow(void)
 {
         struct table *old = table, *new;
@@ -251,7 +252,7 @@ static int refuse(const struct given *g, struct fault *fault)
                          (double)left / 0x1p20, (double)total / 0x1p20);
 }
 
-/* The GPU is in use. */
+/* The GPU must be selected. */
 static int driver_gives(struct given *g)
 {
         uint64_t bytes = g->share.bytes;
@@ -291,7 +292,7 @@ static struct given *given_alloc(uint32_t gpu, uint64_t bytes, const char *what,
         return g;
 }
 
-/* Of both kinds. */
+/* For both kinds of memory. */
 static int given_new(uint32_t gpu, uint64_t bytes, const char *what, bool shared,
                      const struct given **ret, struct fault *fault)
 {
@@ -301,7 +302,7 @@ static int given_new(uint32_t gpu, uint64_t bytes, const char *what, bool shared
         if (r)
                 return r;
         r = g ? driver_gives(g) : 0;
-        if (r == -ENOMEM) { /* what was given back will be there */
+        if (r == -ENOMEM) { /* waits until what was given back is free */
                 gpu_chores_wait();
                 r = driver_gives(g);
         }

@@ -1,4 +1,4 @@
-/* Which bytes go from which GPU to which. */
+/* Plans which bytes go from which GPU to which. */
 #include "daemon/device/gpu/moves.h"
 
 enum { ALIGN = 64, CHUNK_UNIT = 128 }; /* bytes; elements */

@@ -1,6 +1,6 @@
 /*
- * moves.h - which bytes go from which GPU to which, and when.  Pure: of memory nothing but
- * addresses is known here.
+ * moves.h - plans which bytes go from which GPU to which, and when.  Pure: knows memory only by its
+ * address.
  */
 #pragma once
 
@@ -20,13 +20,13 @@ struct move {
 
 struct place {
         void *memory;
-        uint32_t gpu; /* each another */
+        uint32_t gpu; /* all different */
 };
 
 /*
- * One round: the first `have` of the places have the bytes, and each passes them on to one that has
- * not, so that each round doubles those that do, and no GPU sends to two at once.  Their number, by
- * which `have` grows.
+ * One round: the first `have` places have the bytes, and each sends them to one that does not.  So
+ * each round doubles the places that have them, and no GPU sends to two at once.  Returns the
+ * number of moves, by which `have` grows.
  */
 uint32_t moves_spread(const struct place *places, uint32_t n_places, uint32_t have, size_t n,
                       struct move *ret);
@@ -34,21 +34,21 @@ uint32_t moves_spread(const struct place *places, uint32_t n_places, uint32_t ha
 /* ---- operands that are brought to one GPU, chunk by chunk ---- */
 
 struct operand {
-        uint8_t *memory; /* of inputs too: those are never written */
-        uint32_t width;  /* bytes of an element */
+        uint8_t *memory; /* inputs, too, are not const, but never written */
+        uint32_t width;  /* bytes per element */
         bool in, out;
-        int gpu;     /* where it lies; -1: host memory */
+        int gpu;     /* that has it; -1: host memory */
         bool pinned; /* host memory that GPUs read and write */
-        /* Where a chunk of it is while it is computed. */
+        /* Where a chunk of it is during the computation. */
         enum staged_in { STAGED_NOT, STAGED_PINNED, STAGED_PEERS } staged;
-        size_t at; /* in that memory of a lane */
+        size_t at; /* offset in that memory of a lane */
 };
 
-/* Elements of a chunk, so that those that are staged in one memory fit side by side into so many
- * bytes of it; SIZE_MAX: none is. */
+/* Elements per chunk, so that the operands staged in one memory fit side by side into n bytes of
+ * it; SIZE_MAX: none is staged. */
 size_t operands_fit(const struct operand *operands, uint32_t n, enum staged_in in, size_t bytes);
-/* Gives those their places; the bytes that they take. */
+/* Places these operands; returns the bytes that they take. */
 size_t operands_lay_out(struct operand *operands, uint32_t n, enum staged_in in, size_t chunk);
-/* What of elements first... of the inputs on other GPUs is to come into that GPU's buffer. */
+/* Lists the moves that bring elements of inputs on other GPUs into that GPU's buffer. */
 uint32_t operands_moves(const struct operand *operands, uint32_t n, uint8_t *buffer, uint32_t gpu,
                         size_t first, size_t elements, struct move *ret);

@@ -1,4 +1,4 @@
-/* GPUs in use, from gpus_open() to gpus_close(): the order in which the parts begin and end. */
+/* gpus_open() and gpus_close(): the order in which the parts begin and end. */
 #include "daemon/device/gpu/core.h"
 
 #include <assert.h>

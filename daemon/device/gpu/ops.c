@@ -1,6 +1,6 @@
 /*
- * gpu_ops(): struct device_ops over memory of either kind.  Each operation names its operands and
- * how it is done by the plugin and by the host; staging.c does the rest.
+ * gpu_ops(): struct device_ops over memory of either kind.  Each operation lists its operands, and
+ * how plugin and host do it; staging.c does the rest.
  */
 #include "daemon/device/gpu/core.h"
 
@@ -157,7 +157,7 @@ static bool all_on_host(const void *dst, const void *const *src, size_t k)
         return host;
 }
 
-/* More sources than the plugin takes at once: the same order, the same one rounding. */
+/* More sources than the plugin takes at once: the same order, and one rounding. */
 static void sum_of_many(enum zero_dtype to, uint8_t *dst, enum zero_dtype from,
                         const void *const *src, size_t k, size_t n)
 {

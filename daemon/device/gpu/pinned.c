@@ -1,12 +1,12 @@
 /*
- * Buffers of the host for bytes on their way from and to GPUs.
+ * Host buffers for bytes in transit to and from GPUs.
  *
- * Pinning takes long.  So it is done ahead of need, as a chore, whenever no pinned buffer is left;
- * until there is one, others are like any memory.  What was pinned is kept for the next buffer,
- * until gpus_close().
+ * Pinning takes long.  So a chore pins ahead of need, whenever no pinned buffer is left; until it
+ * is done, buffers are ordinary memory.  Pinned memory is kept for the next buffer, until
+ * gpus_close().
  *
- * gpu_ops() asks of every operand in host memory whether it is pinned, from any thread, and takes
- * no lock: a place of the table is written once.
+ * gpu_ops() asks for every operand in host memory whether it is pinned, from any thread, without a
+ * lock: a place of the table is written once.
  */
 #include "daemon/device/gpu/core.h"
 
@@ -17,12 +17,12 @@
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(uint8_t *) places[GPU_BUFFERS]; /* pinned; the first n */
-static uint32_t n, n_used;                     /* under the mutex, and so is what follows */
+static uint32_t n, n_used;                     /* under the mutex, as are those below */
 static bool used[GPU_BUFFERS];
-static bool pinning; /* the chore was asked for */
+static bool pinning; /* a chore is on its way */
 static bool refused; /* the driver pins no more */
 
-/* The place of a buffer; GPU_BUFFERS: it is none of them. */
+/* The place of a buffer; GPU_BUFFERS: it has none. */
 static uint32_t place_of(const void *memory)
 {
         uint32_t i = 0;
@@ -58,7 +58,7 @@ static void pin(struct gpu_chore *chore)
 
 static struct gpu_chore chore = { .run = pin };
 
-/* With the mutex: the next buffer is to find one. */
+/* The caller holds the mutex.  Pins for the next buffer. */
 static void pin_ahead(void)
 {
         if (n_used < n || n == GPU_BUFFERS || pinning || refused)
@@ -67,7 +67,7 @@ static void pin_ahead(void)
         gpu_chore(&chore);
 }
 
-/* With the mutex.  NULL: there is none. */
+/* The caller holds the mutex.  NULL: none. */
 static void *take(void)
 {
         for (uint32_t i = 0; i < n; i++)

@@ -1,6 +1,6 @@
 /*
- * The plugin, and the GPUs that it finds.  GPUs too old for it are passed over, so that numbers
- * here are not the plugin's.  It is never unloaded: threads of the driver may still be in it.
+ * Loads the plugin and finds the GPUs.  It skips GPUs that are too old, so numbers here differ from
+ * the plugin's.  The plugin is never unloaded, because threads of the driver may still be in it.
  */
 #include "daemon/device/gpu/core.h"
 
@@ -12,7 +12,7 @@
 
 #include "daemon/base/log.h"
 
-enum { OLDEST_MAJOR = 8 }; /* compute capability that the plugin has kernels for */
+enum { OLDEST_MAJOR = 8 }; /* the lowest compute capability that the plugin has kernels for */
 
 const struct zero_cuda_plugin *gpu_plugin;
 const struct device_ops *gpu_host;

@@ -1,9 +1,9 @@
 /*
- * Gradients: added up, and in the same pass over memory their norm is taken.
+ * Reduces gradients: adds them up and takes their norm in the same pass over memory.
  *
- * What of a reduction lies on one GPU is enqueued together, and waited for once.  A piece whose
- * operands lie in different places is added element by element first (staging.c); its norm
- * follows where its accumulator lies.
+ * All pieces on one GPU are enqueued together and waited for once.  A piece whose operands lie in
+ * different places is first added up element by element (staging.c); its norm is taken where its
+ * accumulator lies.
  */
 #include "daemon/device/gpu/core.h"
 
@@ -18,11 +18,11 @@ _Static_assert(sizeof(struct zero_cuda_norm) <= LANE_SCRATCH, "a lane has room f
 
 static const char refused[] = "a reduction was refused";
 
-/* What all pieces have in common, and the GPU on which some are enqueued, or are to be. */
+/* What all pieces share, and the GPU on which pieces are enqueued. */
 struct reduction {
         enum zero_dtype wire, from;
         double scale;
-        struct exact_sum *norm; /* NULL: it is not taken */
+        struct exact_sum *norm; /* NULL: not wanted */
         bool *finite;
         int gpu; /* GPU_NONE: nothing is enqueued */
         struct reduce_piece pieces[ZERO_CUDA_PIECES];
@@ -45,7 +45,7 @@ static void enqueue(struct reduction *r, struct lane *lane)
         gpu_must((uint32_t)r->gpu, refused, gpu_plugin->reduce(&reduce, lane->stream));
 }
 
-/* Waits for what is enqueued, and adds its norm to that of the others. */
+/* Waits for the enqueued pieces, and adds their norm to the total. */
 static void reduction_end(struct reduction *r)
 {
         uint32_t gpu = (uint32_t)r->gpu;
@@ -90,7 +90,7 @@ static void reduction_begin(struct reduction *r, int gpu)
 
 static void reduction_add(struct reduction *r, int gpu, const struct reduce_piece *p)
 {
-        /* what one GPU holds is less: half a terabyte */
+        /* a GPU holds less than that: half a terabyte */
         assert(p->n <= ZERO_CUDA_NORM_MAX);
         if (r->gpu != gpu)
                 reduction_begin(r, gpu);
@@ -142,7 +142,7 @@ void gpu_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n,
         add_staged(&(struct reduce_piece){ acc, n, 1, &src, first }, ZERO_FP32, from);
 }
 
-/* More sources than the plugin takes at once: the same order, the same one rounding. */
+/* More sources than the plugin takes at once: the same order, and one rounding. */
 static void add_many(const struct reduce_piece *p, enum zero_dtype wire, enum zero_dtype from)
 {
         float sum[SUM_PART];
@@ -163,7 +163,7 @@ static void add_many(const struct reduce_piece *p, enum zero_dtype wire, enum ze
 
 /* ---- pieces ------------------------------------------------------------------------ */
 
-/* Where all of it lies, and can be computed at once. */
+/* Whether one GPU has all of the piece and can compute it at once. */
 static bool together(const struct reduce_piece *p, int gpu)
 {
         if (gpu != GPU_NONE && p->k > ZERO_CUDA_SUM_MAX)

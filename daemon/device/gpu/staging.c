@@ -1,16 +1,17 @@
 /*
  * Operations whose operands lie in different places.
  *
- * All on one GPU, or in pinned memory: one launch.  Else the operation is done where less has to be
- * carried between host and GPU, in chunks: operands that lie elsewhere ("staged") pass through the
- * pinned memory of a lane, which both host and GPU read and write.  While one lane's chunk is on
- * its way or computed by the GPU, the host fills or empties the other's.
+ * If everything is on one GPU or in pinned memory, that takes one launch.  Otherwise the operation
+ * runs, in chunks, on the side that needs fewer bytes carried between host and GPU.  Operands of
+ * the other side ("staged") pass through the pinned memory of a lane, which host and GPU both read
+ * and write.  While one lane's chunk is in transit or being computed by the GPU, the host fills or
+ * empties the other's.
  *
- * Several GPUs: it is done on that of the first operand that lies on one.  What lies on the
- * others passes through memory of the lane on that GPU, into which a chunk of all of them comes at
- * once, from GPU to GPU.
+ * With several GPUs, the GPU of the first operand on one computes.  Operands on other GPUs pass
+ * through the lane's memory on that GPU, where a chunk of all of them arrives at once, from GPU to
+ * GPU.
  *
- * Elements are computed one by one, so that where a range is cut changes no bit.
+ * Elements are computed one by one, so the cuts change no bit.
  */
 #include "daemon/device/gpu/core.h"
 
@@ -24,8 +25,8 @@ struct chunk {
 struct plan {
         struct staged *s;
         uint32_t gpu;
-        bool on_gpu;        /* where it is computed */
-        bool pinned, peers; /* memory of the lanes that is used */
+        bool on_gpu;        /* it is computed there */
+        bool pinned, peers; /* which memory of the lanes it uses */
         size_t chunk;       /* elements */
         struct lane *lanes;
 };
@@ -41,7 +42,7 @@ void staged_add(struct staged *s, const void *memory, uint32_t width, bool in, b
                                                          .pinned = gpu_is_pinned(memory) };
 }
 
-/* Bytes an element that cross between host and GPU if the operands on that side are staged. */
+/* Bytes per element between host and GPU if that side's operands are staged. */
 static uint32_t carried(const struct staged *s, bool of_gpus)
 {
         uint32_t bytes = 0;
@@ -125,7 +126,7 @@ static void enqueue_copy(const struct plan *p, struct lane *lane, void *dst, con
         gpu_must(p->gpu, "a copy was refused", gpu_plugin->copy(dst, src, n, lane->stream));
 }
 
-/* The chunk before in this lane has been waited for: nothing uses that memory. */
+/* The lane's last chunk has been waited for: nothing uses that memory. */
 static void carry_in_peers(const struct plan *p, struct lane *lane, struct chunk c)
 {
         struct move moves[OPERANDS_MAX];
@@ -138,7 +139,7 @@ static void carry_in_peers(const struct plan *p, struct lane *lane, struct chunk
                 lane_copy_peer(lane, &moves[i]);
 }
 
-/* Between memory and lane: what lies on a GPU by its stream, what lies on the host at once. */
+/* Carries operands from memory to the lane: from a GPU on its stream, from the host at once. */
 static void carry_in(const struct plan *p, struct lane *lane, struct chunk c)
 {
         if (p->peers)
@@ -181,8 +182,8 @@ static void carry_out(const struct plan *p, struct lane *lane, struct chunk c, b
 }
 
 /*
- * All of a chunk that the GPU does by itself, or its first half.  The chunk before in this lane may
- * be on its way out to a GPU still: what follows on the stream comes after that.
+ * The GPU's whole part of a chunk, or its first half.  The lane's last chunk may still be on its
+ * way to a GPU: the stream keeps the order.
  */
 static void chunk_begin(const struct plan *p, struct lane *lane, struct chunk c)
 {
