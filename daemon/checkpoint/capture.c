@@ -95,7 +95,7 @@ static void prepare_run(struct blocking_work *job)
 
         t->status = snapshot_place_open(&place, true, &t->dir, fault);
         if (t->status == 0)
-                t->status = snapshot_room(t->dir, t->map.bytes, fault);
+                t->status = snapshot_check_space(t->dir, t->map.bytes, fault);
         if (t->status == 0)
                 t->status = capture_copy_prepare(t, fault);
         if (t->status == 0 && t->n_slots < t->n_blocks && t->unmeasured &&

@@ -35,7 +35,7 @@ int snapshot_place_open(const struct snapshot_place *place, bool make, int *ret_
 /* Bytes a second that the disk takes: writes and deletes a file of `bytes` bytes. */
 int snapshot_probe(int dir, const void *data, size_t bytes, double *ret_rate, struct fault *fault);
 /* ZERO_EIO if the file system has no room for so much. */
-int snapshot_room(int dir, uint64_t bytes, struct fault *fault);
+int snapshot_check_space(int dir, uint64_t bytes, struct fault *fault);
 
 /* Opens (makes) the directory of a checkpoint that is to be written, and deletes what was broken
  * off of other versions of the job. */

@@ -118,7 +118,7 @@ uint64_t operation_done_bytes(const struct operation *op)
 
 /* Frees the oldest operation that is over, so that those of dropped jobs do not pile up.  False:
  * none is over. */
-static bool make_room(struct engine *x)
+static bool oldest_free(struct engine *x)
 {
         uint32_t n = 0;
 
@@ -153,7 +153,7 @@ int operation_new(struct engine *x, const struct order *order, bool restore, str
                 op->superseded = true; /* a node still owes an answer */
         else if (op)
                 operation_free(op);
-        if (!make_room(x))
+        if (!oldest_free(x))
                 return fault_set(fault, ZERO_EBUSY,
                                  "%d checkpoints and restores are under way: try again",
                                  OPERATIONS_MAX);

@@ -157,7 +157,7 @@ int snapshot_place_open(const struct snapshot_place *place, bool make, int *ret_
         return 0;
 }
 
-int snapshot_room(int dir, uint64_t bytes, struct fault *fault)
+int snapshot_check_space(int dir, uint64_t bytes, struct fault *fault)
 {
         struct statvfs fs;
 

@@ -15,9 +15,9 @@ int coordinator_init(struct coordinator *c, const struct coordinator_job *job,
                 return -ENOMEM;
         c->step.loss_scale = job->loss_scale;
         c->standings = calloc(holders, sizeof *c->standings);
-        c->standing_room = calloc(holders, sizeof *c->standing_room);
+        c->standing_storage = calloc(holders, sizeof *c->standing_storage);
         c->sitters = calloc(job->world_size, sizeof *c->sitters);
-        if (c->standings && c->standing_room && c->sitters)
+        if (c->standings && c->standing_storage && c->sitters)
                 return 0;
         coordinator_deinit(c);
         return -ENOMEM;
@@ -28,10 +28,10 @@ void coordinator_deinit(struct coordinator *c)
         step_deinit(&c->step);
         old_placements_free(c->old_placements);
         free(c->standings);
-        free(c->standing_room);
+        free(c->standing_storage);
         free(c->sitters);
         c->standings = NULL;
-        c->standing_room = NULL;
+        c->standing_storage = NULL;
         c->sitters = NULL;
 }
 

@@ -56,15 +56,15 @@ struct coordinator {
         bool settled;    /* where the job stands is known: step.{version, decision, ...} */
         bool whole;      /* ... from the states in force: at least one copy of each owner's */
         enum node_state nodes[ZERO_NODE_MAX];
-        bool created[ZERO_NODE_MAX];    /* by this opening: dropping it loses nothing */
-        bool lacks[ZERO_NODE_MAX];      /* it knew nothing of the job when asked */
-        bool fresh[ZERO_NODE_MAX];      /* no rank has worked on its states */
-        struct standing **standings;    /* [holder]; NULL: unknown */
-        struct standing *standing_room; /* [holder] */
-        uint64_t puts[HOLDER_MAX];      /* [holder]: which client puts its state has, ... */
-        uint64_t rounds[ZERO_NODE_MAX]; /* [node]: ... as it said in that round */
-        uint64_t round;                 /* advances when one of two copies may miss a put */
-        bool filling[HOLDER_MAX];       /* [holder]: COORDINATOR_FILLED has not come yet */
+        bool created[ZERO_NODE_MAX];       /* by this opening: dropping it loses nothing */
+        bool lacks[ZERO_NODE_MAX];         /* it knew nothing of the job when asked */
+        bool fresh[ZERO_NODE_MAX];         /* no rank has worked on its states */
+        struct standing **standings;       /* [holder]; NULL: unknown */
+        struct standing *standing_storage; /* [holder] */
+        uint64_t puts[HOLDER_MAX];         /* [holder]: which client puts its state has, ... */
+        uint64_t rounds[ZERO_NODE_MAX];    /* [node]: ... as it said in that round */
+        uint64_t round;                    /* advances when one of two copies may miss a put */
+        bool filling[HOLDER_MAX];          /* [holder]: COORDINATOR_FILLED has not come yet */
         struct old_placement old_placements[OLD_PLACEMENT_MAX];
         struct old_placement *old_placement; /* source of the move, once known */
         uint64_t stale;                      /* bits of nodes with states of earlier placements */

@@ -112,5 +112,5 @@ struct coordinator_action {
 /* Grows during an event; the driver frees it. */
 struct coordinator_actions {
         struct coordinator_action *items;
-        uint32_t n, room;
+        uint32_t n, capacity;
 };

@@ -75,7 +75,7 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
                 return fault_set(fault, ZERO_EPROTO, "it knows of a later list of owners");
         if (holder == NO_HOLDER)
                 return fault_set(fault, ZERO_EPROTO, "it holds shards that are not its own");
-        c->standings[holder] = &c->standing_room[holder];
+        c->standings[holder] = &c->standing_storage[holder];
         *c->standings[holder] = *s->standing;
         c->fresh[node] = s->fresh;
         c->puts[holder] = s->puts;

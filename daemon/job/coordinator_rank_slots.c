@@ -27,9 +27,9 @@ void act(struct coordinator *c, struct coordinator_action action)
 {
         struct coordinator_actions *a = c->actions;
 
-        if (a->n == a->room) {
-                a->room = a->room ? 2 * a->room : 32;
-                a->items = realloc(a->items, a->room * sizeof *a->items);
+        if (a->n == a->capacity) {
+                a->capacity = a->capacity ? 2 * a->capacity : 32;
+                a->items = realloc(a->items, a->capacity * sizeof *a->items);
                 if (!a->items)
                         abort(); /* some bytes: nothing sensible is left to do */
         }

@@ -14,7 +14,7 @@ struct cutting {
         uint64_t most;
         uint64_t load[ZERO_NODE_MAX]; /* [node]: elements that it sends */
         struct pieces *pieces;
-        uint32_t room;
+        uint32_t capacity;
 };
 
 DEFINE_CLEANUP(struct pieces *, pieces_free)
@@ -57,23 +57,23 @@ static uint32_t choose(const struct cutting *c, uint32_t owner)
         return best;
 }
 
-static int make_room(struct cutting *c)
+static int pieces_grow(struct cutting *c)
 {
-        if (c->pieces->n < c->room)
+        if (c->pieces->n < c->capacity)
                 return 0;
-        uint32_t room = c->room ? 2 * c->room : 64;
-        struct piece *items = reallocarray(c->pieces->items, room, sizeof(*items));
+        uint32_t capacity = c->capacity ? 2 * c->capacity : 64;
+        struct piece *items = reallocarray(c->pieces->items, capacity, sizeof(*items));
         if (!items)
                 return -ENOMEM;
         c->pieces->items = items;
-        c->room = room;
+        c->capacity = capacity;
         return 0;
 }
 
 static int add(struct cutting *c, const struct piece *piece)
 {
         uint32_t node = holder_node(c->from->placement, piece->source);
-        int r = make_room(c);
+        int r = pieces_grow(c);
 
         if (r)
                 return r;

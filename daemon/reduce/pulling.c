@@ -176,7 +176,7 @@ static void offer_cut(struct offer *o)
 }
 
 /* Gets memory for all parts, unless the offer has some; false: not now. */
-static bool offer_make_room(struct offer *o, bool its_turn)
+static bool offer_reserve(struct offer *o, bool its_turn)
 {
         struct replica *h = o->replica;
         uint64_t most = h->job->x->part_bytes / dtype_size(accumulator_dtype(h));
@@ -196,7 +196,7 @@ static bool offer_make_room(struct offer *o, bool its_turn)
 void offer_pull(struct offer *o, bool its_turn)
 {
         if (o->phase != OFFER_WAITING || o->empty || o->node_gradient ||
-            !offer_make_room(o, its_turn))
+            !offer_reserve(o, its_turn))
                 return;
         o->phase = OFFER_PULLING;
         o->next_part = 0;

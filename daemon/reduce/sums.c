@@ -87,9 +87,9 @@ static uint64_t gpus_of_sources(const struct node_gradient *p)
 }
 
 /* Bytes of the largest piece that any group needs on that GPU; 0: out of memory. */
-static uint64_t piece_room(const struct job *job, const struct parts_rule *rule, uint32_t gpu)
+static uint64_t piece_bytes_most(const struct job *job, const struct parts_rule *rule, uint32_t gpu)
 {
-        uint64_t room = 0;
+        uint64_t most = 0;
 
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 uint32_t n = job->partition->slices[g];
@@ -100,9 +100,9 @@ static uint64_t piece_room(const struct job *job, const struct parts_rule *rule,
                         return 0;
                 parts_plan(rule, g, parts);
                 bytes = parts_bytes(parts, n, gpu, rule->size);
-                room = bytes > room ? bytes : room;
+                most = bytes > most ? bytes : most;
         }
-        return room;
+        return most;
 }
 
 static void piece_free(struct piece *piece)
@@ -206,7 +206,7 @@ static enum piece_found piece_take(struct node_gradient *p, const struct parts_r
                 piece_kept(p->job->reduce, gpu, parts_bytes(p->parts, n, gpu, rule->size));
 
         if (!piece)
-                return piece_ask(p->job, gpu, piece_room(p->job, rule, gpu));
+                return piece_ask(p->job, gpu, piece_bytes_most(p->job, rule, gpu));
         list_remove(&piece->link);
         list_insert(&p->pieces, &piece->link);
         return PIECE_TAKEN;

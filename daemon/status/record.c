@@ -77,7 +77,7 @@ void arena_deinit(struct arena *arena)
 }
 
 /* A list has room for a power of two of elements. */
-void *list_room(struct arena *arena, void *items, uint32_t n, size_t size)
+void *list_grow(struct arena *arena, void *items, uint32_t n, size_t size)
 {
         void *more;
 

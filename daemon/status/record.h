@@ -47,10 +47,10 @@ void arena_deinit(struct arena *arena);
 /* An element more, zeroed, at the end of a list; NULL: out of memory. */
 #define LIST_ADD(arena, list)                                                                     \
         ({                                                                                        \
-                void *items_ = list_room(arena, (list)->items, (list)->n, sizeof *(list)->items); \
+                void *items_ = list_grow(arena, (list)->items, (list)->n, sizeof *(list)->items); \
                 items_ ? ((list)->items = items_, &(list)->items[(list)->n++]) : NULL;            \
         })
-void *list_room(struct arena *arena, void *items, uint32_t n, size_t size);
+void *list_grow(struct arena *arena, void *items, uint32_t n, size_t size);
 
 /* ---- types ---- */
 

@@ -49,7 +49,7 @@ void machine_new(void)
                 abort();
         machine.step.params = plain;
         for (uint32_t h = 0; h < placement_holders(&view); h++)
-                machine.standing_room[h].params = plain;
+                machine.standing_storage[h].params = plain;
         for (uint32_t c = 0; c < COPIES; c++)
                 told[c].params = plain;
 }
@@ -241,7 +241,7 @@ static void load(const struct coordination *c)
                 const struct stand *s = &c->standings[h];
 
                 machine.filling[h] = c->filling >> h & 1;
-                machine.standings[h] = s->attempt ? &machine.standing_room[h] : NULL;
+                machine.standings[h] = s->attempt ? &machine.standing_storage[h] : NULL;
                 if (s->attempt)
                         standing_fill(machine.standings[h], s);
         }

@@ -259,7 +259,7 @@ static void load(const struct world *w, uint32_t self)
                         &c->stands[holder_node(view, h)][view->epoch][holder_copy(view, h)];
 
                 machine->filling[h] = c->filling >> h & 1;
-                machine->standings[h] = s->attempt ? &machine->standing_room[h] : NULL;
+                machine->standings[h] = s->attempt ? &machine->standing_storage[h] : NULL;
                 if (s->attempt)
                         standing_fill(machine->standings[h], s, holder_owner(view, h));
         }

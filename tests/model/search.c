@@ -21,7 +21,7 @@ void violate(const char *format, ...)
         va_end(args);
 }
 
-static void *room(void *p, size_t n)
+static void *allocate(void *p, size_t n)
 {
         void *q = realloc(p, n);
 
@@ -42,7 +42,7 @@ struct seen {
 enum { HUGE_PAGE = 2 << 20 };
 
 static struct seen *seen;
-static uint32_t n_seen, seen_room;
+static uint32_t n_seen, seen_capacity;
 static uint64_t *table; /* open addressing; 0: free */
 static uint64_t table_size;
 
@@ -124,9 +124,9 @@ static bool seen_new(uint64_t h, uint32_t parent, struct event event)
                 if (table[i] == h)
                         return false;
         table[i] = h;
-        if (n_seen == seen_room) {
-                seen_room = seen_room ? 2 * seen_room : 1 << 16;
-                seen = room(seen, seen_room * sizeof *seen);
+        if (n_seen == seen_capacity) {
+                seen_capacity = seen_capacity ? 2 * seen_capacity : 1 << 16;
+                seen = allocate(seen, seen_capacity * sizeof *seen);
         }
         seen[n_seen++] = (struct seen){ parent, event };
         if (2 * (uint64_t)n_seen >= table_size)
@@ -140,7 +140,7 @@ static void seen_forget(void)
         free(table);
         seen = NULL;
         table = NULL;
-        n_seen = seen_room = 0;
+        n_seen = seen_capacity = 0;
         table_size = 0;
 }
 
@@ -149,10 +149,10 @@ static void seen_forget(void)
 /* last: what happened in it then; NULL: it is the state that is wrong. */
 static void trace(const struct search *s, uint32_t state, const struct event *last)
 {
-        struct event *way = room(NULL, (n_seen + 1) * sizeof *way);
+        struct event *way = allocate(NULL, (n_seen + 1) * sizeof *way);
         uint32_t n = 0;
         char what[sizeof violation];
-        u8 *w = room(NULL, s->size);
+        u8 *w = allocate(NULL, s->size);
 
         memcpy(what, violation, sizeof what);
         if (last)
@@ -177,18 +177,18 @@ struct frontier {
         u8 *bytes;
         uint32_t *ids;
         size_t used, size;
-        uint32_t n, room;
+        uint32_t n, capacity;
 };
 
 static void frontier_add(struct frontier *f, const struct search *s, const void *w, uint16_t n)
 {
-        if (f->n == f->room) {
-                f->room = f->room ? 2 * f->room : 1 << 12;
-                f->ids = room(f->ids, f->room * sizeof *f->ids);
+        if (f->n == f->capacity) {
+                f->capacity = f->capacity ? 2 * f->capacity : 1 << 12;
+                f->ids = allocate(f->ids, f->capacity * sizeof *f->ids);
         }
         if (f->size < f->used + sizeof n + s->size) {
                 f->size = f->size ? f->size + f->size / 2 : 1 << 20;
-                f->bytes = room(f->bytes, f->size);
+                f->bytes = allocate(f->bytes, f->size);
         }
         memcpy(f->bytes + f->used, &n, sizeof n);
         memcpy(f->bytes + f->used + sizeof n, w, n);
@@ -212,7 +212,7 @@ static void place_copy(struct place *p, const u8 *world, uint16_t n)
 
 static struct place place_new(const struct search *s)
 {
-        return (struct place){ memset(room(NULL, s->size), 0, s->size), 0 };
+        return (struct place){ memset(allocate(NULL, s->size), 0, s->size), 0 };
 }
 
 /* The world at *at, which goes on to the next one. */

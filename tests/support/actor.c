@@ -117,7 +117,7 @@ static int do_layout(struct actor *actor, const json_t *command, json_t *ret)
         return r;
 }
 
-static int make_room(struct actor *actor)
+static int groups_alloc(struct actor *actor)
 {
         uint32_t n = zero_layout_groups(actor_known_layout(actor));
 
@@ -170,7 +170,7 @@ static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
 
         actor->grad_dtype = needs.grad_dtype;
         if (!r)
-                r = make_room(actor);
+                r = groups_alloc(actor);
         if (!r)
                 actor_gpu_open(actor, observer ? NULL : needs.device);
         return r || observer ? r : do_version(actor, command, ret);

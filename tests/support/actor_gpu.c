@@ -56,7 +56,7 @@ static void copy(const struct actor_gpu *gpu, void *dst, const void *src, size_t
         must(gpu->plugin->stream_wait(gpu->sync.stream), "waiting for a copy");
 }
 
-static void *room(uint8_t **at, size_t n)
+static void *carve(uint8_t **at, size_t n)
 {
         if (!*at)
                 *at = calloc(1, n + 1);
@@ -134,7 +134,7 @@ int actor_fetch(struct actor *actor, uint32_t group, const void **ret_view)
                 return r;
         if (gpu) {
                 size_t n = view_bytes(actor, group);
-                void *there = room(&gpu->views[group], n);
+                void *there = carve(&gpu->views[group], n);
 
                 copy(gpu, there, view, n);
                 view = there;
@@ -153,7 +153,7 @@ int actor_grad(struct actor *actor, uint32_t group, void **ret_grad)
                 return r;
         if (gpu) {
                 gpu->memory[group] = grad;
-                grad = room(&gpu->grads[group], group_bytes(actor, group, actor->grad_dtype));
+                grad = carve(&gpu->grads[group], group_bytes(actor, group, actor->grad_dtype));
         }
         *ret_grad = grad;
         return ZERO_OK;

@@ -22,16 +22,16 @@ static void cleanup_fclose(FILE **file)
 static int read_all(FILE *file, uint8_t **ret_bytes, size_t *ret_size)
 {
         CLEANUP(cleanup_free) uint8_t *bytes = NULL;
-        size_t size = 0, room = 0;
+        size_t size = 0, capacity = 0;
         while (!feof(file)) {
-                if (size == room) {
-                        room = room ? 2 * room : 1 << 20;
-                        uint8_t *more = realloc(bytes, room);
+                if (size == capacity) {
+                        capacity = capacity ? 2 * capacity : 1 << 20;
+                        uint8_t *more = realloc(bytes, capacity);
                         if (!more)
                                 return -ENOMEM;
                         bytes = more;
                 }
-                size += fread(bytes + size, 1, room - size, file);
+                size += fread(bytes + size, 1, capacity - size, file);
                 if (ferror(file))
                         return -errno;
         }

@@ -149,7 +149,7 @@ static uint32_t weight_of(const struct door *door, const struct connection *visi
         return visitor->of_peer ? n : n + DOOR_HALF_OPEN_MAX + 1;
 }
 
-static void door_make_room(struct door *door)
+static void door_evict(struct door *door)
 {
         struct connection *last = NULL;
         uint32_t most = 0;
@@ -183,7 +183,7 @@ static void on_connection(uv_stream_t *listener, int status)
         connection->of_peer = is_of_peer(door, connection->share);
         list_insert(&door->visitors, &connection->item);
         if (++door->n_visitors > DOOR_HALF_OPEN_MAX)
-                door_make_room(door);
+                door_evict(door);
 }
 
 /* ---- opening ---- */

@@ -126,7 +126,7 @@ static void fill(struct state *s, const struct state *twin)
         serve_all(s);
 }
 
-static uint64_t file_room(void)
+static uint64_t file_space(void)
 {
         struct stat st;
 
@@ -179,7 +179,7 @@ Test(planes, a_new_state_is_empty_and_leaves_a_hole_in_its_file)
                   gpu_of(s->in->serve) == 0);
         for (uint64_t i = 0; i < bytes / sizeof(float); i++)
                 cr_assert_eq(values[i], 0);
-        cr_assert_leq(file_room(), state_bytes(s) - s->plan->serve_bytes - plane_bytes(s));
+        cr_assert_leq(file_space(), state_bytes(s) - s->plan->serve_bytes - plane_bytes(s));
         free(values);
         state_close(s);
 }
@@ -289,7 +289,7 @@ Test(planes, an_orderly_end_writes_them_to_the_file)
 {
         struct state *twin = make_twin(), *s = make();
         layout *stored = NULL;
-        uint64_t hole = file_room();
+        uint64_t hole = file_space();
 
         fill(s, twin);
         cr_assert_eq(store_parked(store), 0);
@@ -301,11 +301,11 @@ Test(planes, an_orderly_end_writes_them_to_the_file)
         cr_assert(!state_on_gpu(s) && !state_lost(s));
         serve_all(s);
         assert_same_planes(s, twin);
-        cr_assert_geq(file_room(), hole + plane_bytes(s));
+        cr_assert_geq(file_space(), hole + plane_bytes(s));
 
         cr_assert_eq(state_to_gpu(s, 0, NULL), 0);
         cr_assert(state_on_gpu(s));
-        cr_assert_eq(file_room(), hole);
+        cr_assert_eq(file_space(), hole);
         serve_all(s);
         assert_same_planes(s, twin);
         state_close(s);
