@@ -31,7 +31,7 @@ struct loading {
                 uint32_t owner, copy;
                 struct state *state;
                 struct snapshot_loaded loaded;
-        } drafts[HOLDINGS_MAX];
+        } drafts[REPLICAS_MAX];
         struct snapshot_progress progress;
         uint64_t told; /* bytes, in the last progress message */
 };

@@ -103,7 +103,7 @@ struct checksums {
         struct checksum_part {
                 struct checksums *all;
                 uint32_t copy;
-        } parts[HOLDINGS_MAX];
+        } parts[REPLICAS_MAX];
 };
 
 static json_t *totals_json(uint64_t (*total)[2])

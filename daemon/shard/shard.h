@@ -16,7 +16,7 @@ struct capture;
 struct update;
 
 /* Of one job on one node. */
-enum { HOLDINGS_MAX = OWNER_REPLICAS, STATES_MAX = 4 * HOLDINGS_MAX };
+enum { REPLICAS_MAX = OWNER_REPLICAS, STATES_MAX = 4 * REPLICAS_MAX };
 enum { JOB_FILLED = 1 }; /* the first attempt of a state whose parameters have been set */
 
 /* One owner's shards on this node: the owner's own, or a mirror. */
@@ -128,7 +128,8 @@ void shard_settled(struct job *job);
 
 /* ---- states ---------------------------------------------------------------- */
 
-/* As state_drop(), but frees the memory on another thread; until then it references the job or NULL. */
+/* As state_drop(), but frees the memory on another thread; until then it references the job or
+ * NULL. */
 void state_drop_later(struct engine *x, struct job *job, struct state *state);
 /* Where this node puts states under the owner list in force (state_identity.place). */
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy);

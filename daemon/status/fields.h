@@ -182,7 +182,7 @@
         F(numbers, updates, "last version that changed each group; null: none since a restart")    \
         F(text, place, "host, or the GPU")
 
-#define STATUS_HOLDINGS(F, R)                                                                      \
+#define STATUS_REPLICAS(F, R)                                                                      \
         R(list, status_replica, replicas, "of one job")
 
 #define STATUS_SHARD(F, R)                                                                         \
@@ -348,7 +348,7 @@
         X(status_option, STATUS_OPTION)                                                            \
         X(status_config, STATUS_CONFIG)                                                            \
         X(status_replica, STATUS_REPLICA)                                                          \
-        X(status_replicas, STATUS_HOLDINGS)                                                        \
+        X(status_replicas, STATUS_REPLICAS)                                                        \
         X(status_shard, STATUS_SHARD)                                                              \
         X(status_group, STATUS_GROUP)                                                              \
         X(status_job_shards, STATUS_JOB_SHARDS)                                                    \
