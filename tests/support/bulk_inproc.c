@@ -1,6 +1,6 @@
 /*
  * The bulk path between two ends in one process: a send is an event in the sender's queue,
- * which copies the bytes into the other end's landing.  Both ends have the one token, so there
+ * which copies the bytes into the other end's receive.  Both ends have the one token, so there
  * is none to compare.
  *
  * Invariant: `other` is NULL as soon as either end is closing.

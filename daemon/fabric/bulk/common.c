@@ -80,25 +80,25 @@ void bulk_op_end(struct bulk_queue *queue, struct bulk_op *op, int status)
         bulk_queue_push(queue, &op->event);
 }
 
-/* ---- landings ---- */
+/* ---- receives ---- */
 
 #define ANY_LENGTH SIZE_MAX
 
-static struct landing **bucket_of(const struct landings *l, uint64_t transfer)
+static struct receive **bucket_of(const struct receives *l, uint64_t transfer)
 {
         return &l->buckets[(transfer * 0x9e3779b97f4a7c15u >> 32) & (l->n_buckets - 1)];
 }
 
-static int landings_grow(struct landings *l)
+static int receives_grow(struct receives *l)
 {
-        struct landings larger = { .n_buckets = l->n_buckets ? l->n_buckets * 2 : 64 };
+        struct receives larger = { .n_buckets = l->n_buckets ? l->n_buckets * 2 : 64 };
 
         larger.buckets = calloc(larger.n_buckets, sizeof *larger.buckets);
         if (!larger.buckets)
                 return -ENOMEM;
         for (size_t i = 0; i < l->n_buckets; i++) {
-                for (struct landing *at = l->buckets[i], *next; at; at = next) {
-                        struct landing **bucket = bucket_of(&larger, at->transfer);
+                for (struct receive *at = l->buckets[i], *next; at; at = next) {
+                        struct receive **bucket = bucket_of(&larger, at->transfer);
                         next = at->next;
                         at->next = *bucket;
                         *bucket = at;
@@ -110,19 +110,19 @@ static int landings_grow(struct landings *l)
         return 0;
 }
 
-static void landings_remove(struct landings *l, struct landing *landing)
+static void receives_remove(struct receives *l, struct receive *receive)
 {
-        struct landing **at = bucket_of(l, landing->transfer);
+        struct receive **at = bucket_of(l, receive->transfer);
 
-        while (*at != landing)
+        while (*at != receive)
                 at = &(*at)->next;
-        *at = landing->next;
+        *at = receive->next;
         l->n--;
 }
 
-static struct landing *find(const struct bulk_base *base, uint64_t transfer)
+static struct receive *find(const struct bulk_base *base, uint64_t transfer)
 {
-        struct landing *at = base->landings.n ? *bucket_of(&base->landings, transfer) : NULL;
+        struct receive *at = base->receives.n ? *bucket_of(&base->receives, transfer) : NULL;
 
         while (at && at->transfer != transfer)
                 at = at->next;
@@ -130,24 +130,24 @@ static struct landing *find(const struct bulk_base *base, uint64_t transfer)
 }
 
 /* -1: it is not remembered. */
-static int forgotten_find(const struct landings *l, uint64_t transfer)
+static int forgotten_find(const struct receives *l, uint64_t transfer)
 {
-        for (int i = 0; i < LANDINGS_FORGOTTEN; i++)
+        for (int i = 0; i < RECEIVES_FORGOTTEN; i++)
                 if (l->forgotten[i].used && l->forgotten[i].transfer == transfer)
                         return i;
         return -1;
 }
 
-static void forgotten_add(struct landings *l, uint64_t transfer, size_t n)
+static void forgotten_add(struct receives *l, uint64_t transfer, size_t n)
 {
         l->forgotten[l->next_forgotten].transfer = transfer;
         l->forgotten[l->next_forgotten].n = n;
         l->forgotten[l->next_forgotten].used = true;
-        l->next_forgotten = (l->next_forgotten + 1) % LANDINGS_FORGOTTEN;
+        l->next_forgotten = (l->next_forgotten + 1) % RECEIVES_FORGOTTEN;
 }
 
 /* True if the number was remembered with this length; with its last bytes it no longer is. */
-static bool forgotten_take(struct landings *l, uint64_t transfer, uint64_t n, bool last)
+static bool forgotten_take(struct receives *l, uint64_t transfer, uint64_t n, bool last)
 {
         int i = forgotten_find(l, transfer);
 
@@ -180,9 +180,9 @@ void bulk_base_init(struct bulk_base *base, const struct bulk_ops *ops, struct b
 
 void bulk_base_deinit(struct bulk_base *base)
 {
-        assert(base->landings.n == 0);
+        assert(base->receives.n == 0);
         list_remove(&base->breaking.link);
-        free(base->landings.buckets);
+        free(base->receives.buckets);
 }
 
 int bulk_base_usable(const struct bulk_base *base)
@@ -194,8 +194,8 @@ int bulk_base_expect(struct bulk_peer *peer, uint64_t transfer, void *p, size_t 
                      void *arg)
 {
         struct bulk_base *base = CONTAINER_OF(peer, struct bulk_base, peer);
-        struct landings *l = &base->landings;
-        struct landing *landing;
+        struct receives *l = &base->receives;
+        struct receive *receive;
         int r = bulk_base_usable(base);
 
         if (r)
@@ -203,44 +203,44 @@ int bulk_base_expect(struct bulk_peer *peer, uint64_t transfer, void *p, size_t 
         assert(peer->gpu || gpu_of(p) < 0);
         if (find(base, transfer))
                 return -EEXIST;
-        if (l->n >= l->n_buckets && (r = landings_grow(l)))
+        if (l->n >= l->n_buckets && (r = receives_grow(l)))
                 return r;
-        landing = calloc(1, sizeof *landing);
-        if (!landing)
+        receive = calloc(1, sizeof *receive);
+        if (!receive)
                 return -ENOMEM;
-        bulk_op_init(&landing->op, done, arg);
-        landing->transfer = transfer;
-        landing->p = p;
-        landing->n = n;
-        landing->next = *bucket_of(l, transfer);
-        *bucket_of(l, transfer) = landing;
+        bulk_op_init(&receive->op, done, arg);
+        receive->transfer = transfer;
+        receive->p = p;
+        receive->n = n;
+        receive->next = *bucket_of(l, transfer);
+        *bucket_of(l, transfer) = receive;
         l->n++;
         return 0;
 }
 
-void bulk_base_drop(struct bulk_base *base, struct landing *landing)
+void bulk_base_drop(struct bulk_base *base, struct receive *receive)
 {
-        landings_remove(&base->landings, landing);
-        bulk_op_end(base->queue, &landing->op, -ECANCELED);
+        receives_remove(&base->receives, receive);
+        bulk_op_end(base->queue, &receive->op, -ECANCELED);
 }
 
 void bulk_base_forget(struct bulk_peer *peer, uint64_t transfer)
 {
         struct bulk_base *base = CONTAINER_OF(peer, struct bulk_base, peer);
-        struct landing *landing = find(base, transfer);
+        struct receive *receive = find(base, transfer);
 
-        if (!landing) {
+        if (!receive) {
                 if (peer->announces && transfer & BULK_ANNOUNCED &&
-                    forgotten_find(&base->landings, transfer) < 0)
-                        forgotten_add(&base->landings, transfer, ANY_LENGTH);
+                    forgotten_find(&base->receives, transfer) < 0)
+                        forgotten_add(&base->receives, transfer, ANY_LENGTH);
                 return;
         }
-        if (landing->moving) {
-                landing->forgotten = true;
+        if (receive->moving) {
+                receive->forgotten = true;
                 return;
         }
-        forgotten_add(&base->landings, transfer, landing->n);
-        bulk_base_drop(base, landing);
+        forgotten_add(&base->receives, transfer, receive->n);
+        bulk_base_drop(base, receive);
 }
 
 void bulk_base_break(struct bulk_base *base, const char *why)
@@ -259,8 +259,8 @@ void bulk_base_begin_close(struct bulk_base *base, void (*closed)(void *arg), vo
         base->closed = closed;
         base->closed_arg = arg;
         list_remove(&base->breaking.link);
-        for (size_t i = 0; i < base->landings.n_buckets; i++) {
-                for (struct landing *at = base->landings.buckets[i], *next; at; at = next) {
+        for (size_t i = 0; i < base->receives.n_buckets; i++) {
+                for (struct receive *at = base->receives.buckets[i], *next; at; at = next) {
                         next = at->next;
                         if (!at->moving)
                                 bulk_base_drop(base, at);
@@ -270,71 +270,71 @@ void bulk_base_begin_close(struct bulk_base *base, void (*closed)(void *arg), vo
 
 /* Finds where n bytes, or the last of them, belong; returns what bulk_base_arrive() returns. */
 static int match(struct bulk_base *base, uint64_t transfer, uint64_t n, bool last,
-                 struct landing **ret)
+                 struct receive **ret)
 {
-        struct landing *landing;
+        struct receive *receive;
 
         if (base->broken || base->closing)
                 return -EPROTO;
-        landing = find(base, transfer);
-        if (!landing && forgotten_take(&base->landings, transfer, n, last))
+        receive = find(base, transfer);
+        if (!receive && forgotten_take(&base->receives, transfer, n, last))
                 return 1;
-        if (!landing && base->peer.announces && transfer & BULK_ANNOUNCED)
+        if (!receive && base->peer.announces && transfer & BULK_ANNOUNCED)
                 return 2;
-        if (!landing || landing->moving) {
+        if (!receive || receive->moving) {
                 bulk_base_break(base, "it sent a payload that nobody expects");
                 return -EPROTO;
         }
-        if (landing->n != n) {
+        if (receive->n != n) {
                 bulk_base_break(base, "it sent a payload of the wrong length");
                 return -EPROTO;
         }
-        *ret = landing;
+        *ret = receive;
         return 0;
 }
 
-int bulk_base_arrive(struct bulk_base *base, uint64_t transfer, uint64_t n, struct landing **ret)
+int bulk_base_arrive(struct bulk_base *base, uint64_t transfer, uint64_t n, struct receive **ret)
 {
-        struct landing *landing;
-        int r = match(base, transfer, n, true, &landing);
+        struct receive *receive;
+        int r = match(base, transfer, n, true, &receive);
 
         if (r)
                 return r;
-        if (landing->arrived) {
+        if (receive->arrived) {
                 bulk_base_break(base, "it sent a payload twice");
                 return -EPROTO;
         }
-        landing->moving = true;
-        *ret = landing;
+        receive->moving = true;
+        *ret = receive;
         return 0;
 }
 
-static void ended(struct bulk_base *base, struct landing *landing, int status)
+static void ended(struct bulk_base *base, struct receive *receive, int status)
 {
-        landings_remove(&base->landings, landing);
+        receives_remove(&base->receives, receive);
         if (status == 0)
-                base->peer.received_bytes += landing->n;
-        bulk_op_end(base->queue, &landing->op, landing->forgotten ? -ECANCELED : status);
+                base->peer.received_bytes += receive->n;
+        bulk_op_end(base->queue, &receive->op, receive->forgotten ? -ECANCELED : status);
 }
 
 void bulk_base_whole(struct bulk_base *base, uint64_t transfer, const void *p, uint64_t n)
 {
-        struct landing *landing;
+        struct receive *receive;
 
         assert(!base->peer.announces); /* a payload that nobody expects yet has no place to wait */
-        if (bulk_base_arrive(base, transfer, n, &landing))
+        if (bulk_base_arrive(base, transfer, n, &receive))
                 return;
         if (gpus_count())
-                gpu_ops()->copy(landing->p, p, n);
+                gpu_ops()->copy(receive->p, p, n);
         else if (n)
-                memcpy(landing->p, p, n);
-        bulk_base_landed(base, landing, 0);
+                memcpy(receive->p, p, n);
+        bulk_base_landed(base, receive, 0);
 }
 
 void bulk_base_piece(struct bulk_base *base, uint64_t transfer, uint64_t n, uint64_t offset,
                      const void *p, size_t size)
 {
-        struct landing *landing;
+        struct receive *receive;
 
         if (offset > n || size > n - offset || (size == 0 && n > 0)) {
                 bulk_base_break(base, "it sent a piece that lies outside its payload");
@@ -344,25 +344,25 @@ void bulk_base_piece(struct bulk_base *base, uint64_t transfer, uint64_t n, uint
                 bulk_base_break(base, "it sent a piece of an announced payload");
                 return;
         }
-        if (match(base, transfer, n, offset + size == n, &landing))
+        if (match(base, transfer, n, offset + size == n, &receive))
                 return;
-        if (size > n - landing->arrived) {
+        if (size > n - receive->arrived) {
                 bulk_base_break(base, "it sent a piece of a payload twice");
                 return;
         }
-        if (gpu_of(landing->p) >= 0) {
+        if (gpu_of(receive->p) >= 0) {
                 bulk_base_break(base, "it sent a payload for GPU memory in pieces");
                 return;
         }
         if (size)
-                memcpy(landing->p + offset, p, size);
-        landing->arrived += size;
-        if (landing->arrived == n)
-                ended(base, landing, 0);
+                memcpy(receive->p + offset, p, size);
+        receive->arrived += size;
+        if (receive->arrived == n)
+                ended(base, receive, 0);
 }
 
-void bulk_base_landed(struct bulk_base *base, struct landing *landing, int status)
+void bulk_base_landed(struct bulk_base *base, struct receive *receive, int status)
 {
-        assert(landing->moving);
-        ended(base, landing, status);
+        assert(receive->moving);
+        ended(base, receive, status);
 }

@@ -11,7 +11,7 @@
  *
  * The sender hands header and payload to the kernel in one call, without copying what it does not
  * encrypt.  The receiver reads a stage full while it waits for a header, and the rest of a payload
- * straight to where it lands; there the payload is verified, and decrypted, before the landing
+ * straight to where it lands; there the payload is verified, and decrypted, before the receive
  * ends.
  *
  * A header of transfer BEAT and no bytes is sent in every beat in which nothing else is on its way,
@@ -53,7 +53,7 @@ struct tcp_peer {
         struct bulk_event gone;
         size_t writes;
 
-        struct landing *current;
+        struct receive *current;
         uint64_t remaining, current_sequence;
         uint8_t current_tag[TAG];
         uint8_t header[HEADER];
@@ -144,18 +144,18 @@ static uint8_t *destination(const struct tcp_peer *tcp)
 /* The current payload is where it belongs.  False: these are not the bytes that were sent. */
 static bool payload_open(const struct tcp_peer *tcp)
 {
-        const struct landing *landing = tcp->current;
+        const struct receive *receive = tcp->current;
         const uint8_t *key = tcp->channel->receive_key;
         uint8_t nonce[NONCE];
 
         if (tcp->seal == BULK_PLAIN)
                 return true;
-        if (tcp->seal == BULK_AUTHENTICATED || landing->n == 0)
-                return is_signed(tcp->current_tag, landing->p, landing->n, tcp->current_sequence,
+        if (tcp->seal == BULK_AUTHENTICATED || receive->n == 0)
+                return is_signed(tcp->current_tag, receive->p, receive->n, tcp->current_sequence,
                                  PART_PAYLOAD, key);
         make_nonce(nonce, tcp->current_sequence, PART_PAYLOAD);
-        return crypto_aead_chacha20poly1305_ietf_decrypt_detached(landing->p, NULL, landing->p,
-                                                                  landing->n, tcp->current_tag,
+        return crypto_aead_chacha20poly1305_ietf_decrypt_detached(receive->p, NULL, receive->p,
+                                                                  receive->n, tcp->current_tag,
                                                                   NULL, 0, nonce, key) == 0;
 }
 

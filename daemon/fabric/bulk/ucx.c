@@ -262,7 +262,7 @@ int bulk_ucx_port_new(struct bulk_ucx *ucx, uv_loop_t *loop, struct bulk_ucx_por
                 gpu_use(0); /* UCX opens transports for the one that is chosen */
         list_init(&port->queued);
         list_init(&port->inside);
-        list_init(&port->landings);
+        list_init(&port->receives);
         list_init(&port->announced);
         list_init(&port->gone.link);
         port->gone.run = run_gone;

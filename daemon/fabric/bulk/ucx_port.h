@@ -2,7 +2,7 @@
  * ucx_port.h - what the two halves of the UCX path share: ucx.c has the worker and
  * its loop, ucx_transfer.c the payloads.
  *
- * Invariants: what UCX holds of a port is in `inside`, or in `landings` and not yet read, or is the
+ * Invariants: what UCX holds of a port is in `inside`, or in `receives` and not yet read, or is the
  * first of `queued` while `waiting`; UCX calls back for none of it when the worker has been
  * destroyed.
  */
@@ -34,7 +34,7 @@ struct bulk_ucx_port {
         struct list queued;    /* sends of which something is not yet given to UCX */
         bool waiting;          /* the first one's piece waits inside UCX */
         struct list inside;    /* sends by rendezvous */
-        struct list landings;  /* by rendezvous, until they are read and confirmed */
+        struct list receives;  /* by rendezvous, until they are read and confirmed */
         struct list announced; /* payloads that are not expected yet */
         unsigned n_announced;
         struct bulk_event gone;

@@ -34,10 +34,10 @@ struct ucx_send {
         struct ucx_header header; /* offset: what was given */
 };
 
-struct ucx_landing {
+struct ucx_receive {
         struct list link;
         struct bulk_ucx_port *port;
-        struct landing *landing;
+        struct receive *receive;
         bool read, confirmed; /* it ends when it is both */
 };
 
@@ -62,13 +62,13 @@ static ucs_memory_type_t memory_type(const void *p)
 
 /* ---- receiving ---- */
 
-static void end_landing(struct ucx_landing *in, bool whole)
+static void end_receive(struct ucx_receive *in, bool whole)
 {
         struct bulk_ucx_port *port = in->port;
 
         if (!whole)
                 bulk_base_break(&port->base, "a payload failed on its way");
-        bulk_base_landed(&port->base, in->landing,
+        bulk_base_landed(&port->base, in->receive,
                          whole ? 0 : (port->base.closing ? -ECANCELED : -EIO));
         list_remove(&in->link);
         free(in);
@@ -76,37 +76,37 @@ static void end_landing(struct ucx_landing *in, bool whole)
 
 static void on_landed(void *request, ucs_status_t status, size_t length, void *arg)
 {
-        struct ucx_landing *in = arg;
+        struct ucx_receive *in = arg;
 
-        in->read = status == UCS_OK && length == in->landing->n;
+        in->read = status == UCS_OK && length == in->receive->n;
         if (!in->read || in->confirmed)
-                end_landing(in, in->read);
+                end_receive(in, in->read);
         ucp_request_free(request);
 }
 
-static void land_rendezvous(struct bulk_ucx_port *port, struct landing *landing, void *descriptor)
+static void land_rendezvous(struct bulk_ucx_port *port, struct receive *receive, void *descriptor)
 {
-        struct ucx_landing *in = calloc(1, sizeof *in);
+        struct ucx_receive *in = calloc(1, sizeof *in);
         const ucp_request_param_t param = {
                 .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                                 UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
                 .cb.recv_am = on_landed,
                 .user_data = in,
-                .memory_type = memory_type(landing->p),
+                .memory_type = memory_type(receive->p),
         };
         ucs_status_ptr_t request;
 
         if (!in) {
                 bulk_base_break(&port->base, "out of memory");
-                bulk_base_landed(&port->base, landing, -EIO);
+                bulk_base_landed(&port->base, receive, -EIO);
                 return;
         }
         in->port = port;
-        in->landing = landing;
-        list_insert(&port->landings, &in->link);
-        request = ucp_am_recv_data_nbx(port->worker, descriptor, landing->p, landing->n, &param);
+        in->receive = receive;
+        list_insert(&port->receives, &in->link);
+        request = ucp_am_recv_data_nbx(port->worker, descriptor, receive->p, receive->n, &param);
         if (UCS_PTR_IS_ERR(request))
-                end_landing(in, false);
+                end_receive(in, false);
 }
 
 static struct ucx_announced *announced_find(const struct bulk_ucx_port *port, uint64_t transfer)
@@ -147,18 +147,18 @@ static ucs_status_t keep_announced(struct bulk_ucx_port *port, uint64_t transfer
 static ucs_status_t arrive_rendezvous(struct bulk_ucx_port *port, const struct ucx_header *header,
                                       size_t length, void *descriptor)
 {
-        struct landing *landing;
+        struct receive *receive;
         int r;
 
         if (header->length != length) {
                 bulk_base_break(&port->base, "it sent a payload of the wrong length");
                 return UCS_OK;
         }
-        r = bulk_base_arrive(&port->base, header->transfer, length, &landing);
+        r = bulk_base_arrive(&port->base, header->transfer, length, &receive);
         if (r == 2)
                 return keep_announced(port, header->transfer, length, descriptor);
         if (r == 0)
-                land_rendezvous(port, landing, descriptor);
+                land_rendezvous(port, receive, descriptor);
         return UCS_OK;
 }
 
@@ -201,14 +201,14 @@ ucs_status_t ucx_port_on_confirmation(void *arg, const void *header_bytes, size_
 
         if (!header_read(port, header_bytes, header_size, &header))
                 return UCS_OK;
-        list_for_each (&port->landings, item) {
-                struct ucx_landing *in = CONTAINER_OF(item, struct ucx_landing, link);
+        list_for_each (&port->receives, item) {
+                struct ucx_receive *in = CONTAINER_OF(item, struct ucx_receive, link);
 
-                if (in->landing->transfer != header.transfer)
+                if (in->receive->transfer != header.transfer)
                         continue;
                 in->confirmed = true;
                 if (in->read)
-                        end_landing(in, true);
+                        end_receive(in, true);
                 break;
         }
         return UCS_OK;
@@ -238,16 +238,16 @@ int ucx_port_expect(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n
         struct bulk_ucx_port *port = ucx_port_of(peer);
         int r = bulk_base_expect(peer, transfer, p, n, done, arg);
         struct ucx_announced *announced = r ? NULL : announced_take(port, transfer);
-        struct landing *landing;
+        struct receive *receive;
 
         if (!announced)
                 return r;
         ucx_port_wake(port);
-        if (bulk_base_arrive(&port->base, transfer, announced->n, &landing)) {
+        if (bulk_base_arrive(&port->base, transfer, announced->n, &receive)) {
                 announced_drop(port, announced);
                 return 0;
         }
-        land_rendezvous(port, landing, announced->descriptor);
+        land_rendezvous(port, receive, announced->descriptor);
         free(announced);
         return 0;
 }
@@ -410,8 +410,8 @@ int ucx_port_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size
 
 bool ucx_port_is_empty(const struct bulk_ucx_port *port)
 {
-        list_for_each (&port->landings, item) {
-                if (!CONTAINER_OF(item, struct ucx_landing, link)->read)
+        list_for_each (&port->receives, item) {
+                if (!CONTAINER_OF(item, struct ucx_receive, link)->read)
                         return false;
         }
         return !port->waiting && list_empty(&port->inside);
@@ -428,7 +428,7 @@ void ucx_port_cancel(struct bulk_ucx_port *port)
 {
         cancel_sends(&port->queued);
         cancel_sends(&port->inside);
-        list_for_each (&port->landings, item) {
-                end_landing(CONTAINER_OF(item, struct ucx_landing, link), false);
+        list_for_each (&port->receives, item) {
+                end_receive(CONTAINER_OF(item, struct ucx_receive, link), false);
         }
 }

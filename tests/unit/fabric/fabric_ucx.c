@@ -259,7 +259,7 @@ static void on_ended(void *arg, int status)
 
 static bool is_read(const struct bulk_ucx_port *port)
 {
-        return !list_empty(&port->landings) && ucx_port_is_empty(port);
+        return !list_empty(&port->receives) && ucx_port_is_empty(port);
 }
 
 Test(ucx, a_payload_that_was_read_lands_when_its_sender_confirms_it)
@@ -277,7 +277,7 @@ Test(ucx, a_payload_that_was_read_lands_when_its_sender_confirms_it)
         cr_assert_eq(pair.peer[0]->ops->send(pair.peer[0], 1, from, PAYLOAD, on_ended, &sent), 0);
         ucx_port_pump(sender);
         for (uint64_t end = uv_hrtime() + DEADLINE_NS; !is_read(receiver) && uv_hrtime() < end;) {
-                if (list_empty(&receiver->landings))
+                if (list_empty(&receiver->receives))
                         ucp_worker_progress(sender->worker);
                 ucp_worker_progress(receiver->worker);
         }

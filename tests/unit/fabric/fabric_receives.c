@@ -1,4 +1,4 @@
-/* The rules of landing, without a path: pieces, numbers and what is forgotten. */
+/* The rules of receiving, without a path: pieces, numbers and what is forgotten. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -65,7 +65,7 @@ static void piece(uint64_t transfer, uint64_t n, uint64_t offset, const char *te
         bulk_queue_drain(&at.queue);
 }
 
-Test(landings, pieces_land_in_any_order)
+Test(receives, pieces_land_in_any_order)
 {
         char in[9] = "";
 
@@ -96,12 +96,12 @@ static void a_piece_breaks(uint64_t transfer, uint64_t n, uint64_t offset, const
         cr_assert_eq(at.status[0], -ECANCELED);
 }
 
-Test(landings, a_piece_too_much_breaks)
+Test(receives, a_piece_too_much_breaks)
 {
         a_piece_breaks(1, 8, 0, "abcd");
 }
 
-Test(landings, a_piece_that_lies_outside_breaks)
+Test(receives, a_piece_that_lies_outside_breaks)
 {
         a_piece_breaks(1, 8, 6, "abc");
         a_piece_breaks(1, 8, 9, "");
@@ -109,18 +109,18 @@ Test(landings, a_piece_that_lies_outside_breaks)
         a_piece_breaks(1, 8, UINT64_MAX - 1, "abc");
 }
 
-Test(landings, an_empty_piece_breaks)
+Test(receives, an_empty_piece_breaks)
 {
         a_piece_breaks(1, 8, 5, "");
 }
 
-Test(landings, a_piece_of_another_total_breaks)
+Test(receives, a_piece_of_another_total_breaks)
 {
         a_piece_breaks(1, 9, 5, "678");
         a_piece_breaks(1, 7, 5, "67");
 }
 
-Test(landings, a_piece_nobody_expects_breaks)
+Test(receives, a_piece_nobody_expects_breaks)
 {
         a_piece_breaks(2, 8, 5, "678");
 }
@@ -141,26 +141,26 @@ static void an_announced_piece_breaks(bool expected)
         end();
 }
 
-Test(landings, a_piece_of_an_announced_payload_breaks)
+Test(receives, a_piece_of_an_announced_payload_breaks)
 {
         an_announced_piece_breaks(false);
         an_announced_piece_breaks(true);
 }
 
-Test(landings, an_announced_number_forgotten_twice_is_remembered_once)
+Test(receives, an_announced_number_forgotten_twice_is_remembered_once)
 {
-        struct landing *landing;
+        struct receive *receive;
 
         begin();
         at.base.peer.announces = true;
         bulk_base_forget(&at.base.peer, BULK_ANNOUNCED | 1);
         bulk_base_forget(&at.base.peer, BULK_ANNOUNCED | 1);
-        cr_assert_eq(bulk_base_arrive(&at.base, BULK_ANNOUNCED | 1, 3, &landing), 1);
-        cr_assert_eq(bulk_base_arrive(&at.base, BULK_ANNOUNCED | 1, 3, &landing), 2);
+        cr_assert_eq(bulk_base_arrive(&at.base, BULK_ANNOUNCED | 1, 3, &receive), 1);
+        cr_assert_eq(bulk_base_arrive(&at.base, BULK_ANNOUNCED | 1, 3, &receive), 2);
         end();
 }
 
-Test(landings, the_rest_of_what_was_forgotten_is_dropped)
+Test(receives, the_rest_of_what_was_forgotten_is_dropped)
 {
         char in[9] = "";
 
@@ -180,7 +180,7 @@ Test(landings, the_rest_of_what_was_forgotten_is_dropped)
 }
 
 /* Numbers come and go in any order; each ends once, and the table ends empty. */
-Test(landings, many_numbers_come_and_go)
+Test(receives, many_numbers_come_and_go)
 {
         enum { N = 4096 };
         static char in[N];
@@ -198,7 +198,7 @@ Test(landings, many_numbers_come_and_go)
         }
         bulk_queue_drain(&at.queue);
         cr_assert_eq(at.broken, 0);
-        cr_assert_eq(at.base.landings.n, 0);
+        cr_assert_eq(at.base.receives.n, 0);
         for (int k = 0; k < N; k++) {
                 int i = k * 1531 % N;
                 cr_assert_eq(at.ended[i], 1);
