@@ -126,7 +126,7 @@ static int write_blocks(struct capture *t, struct fault *fault)
 
         for (uint64_t b = t->written; r == 0 && b < t->write_end; b++) {
                 if (t->progress.cancelled)
-                        return fault_set(fault, ZERO_EABORTED, "it was broken off");
+                        return fault_set(fault, ZERO_EABORTED, "the checkpoint was cancelled");
                 r = snapshot_writer_block(t->writer, capture_block(t, b), fault);
                 if (r == 0)
                         t->progress.bytes += capture_block_bytes(t, b);
@@ -293,7 +293,7 @@ static int capture_new(struct replica *h, uint32_t node, const Zero__LinkMessage
 
         if (h->capture)
                 return fault_set(fault, ZERO_EBUSY,
-                                 "an earlier checkpoint of the job is being broken off: try again");
+                                 "an earlier checkpoint of the job is being cancelled: try again");
         t = calloc(1, sizeof *t);
         if (t)
                 t->directory = strdup(m->snapshot->directory);

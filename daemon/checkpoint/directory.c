@@ -34,7 +34,7 @@ static void partial_name(const char *job, uint64_t version, char ret[static DIR_
         snprintf(ret, DIR_NAME, ".%s-%llu%s", job, (unsigned long long)version, partial_suffix);
 }
 
-/* Whether name is JOB-DIGITS followed by `suffix`. */
+/* Whether the name is JOB-DIGITS followed by `suffix`. */
 static bool is_of_job(const char *name, const char *job, const char *suffix)
 {
         size_t n = strlen(job), digits;
@@ -60,7 +60,7 @@ static int read_directory(int dir, DIR **ret)
         return -ENOMEM;
 }
 
-/* Belongs to zerod's user, and nobody else can write it. */
+/* Whether it belongs to zerod's user and nobody else can write it. */
 static bool is_ours(int fd)
 {
         struct stat st;
@@ -142,7 +142,7 @@ void snapshot_partial_remove(int dir, const char *job, uint64_t version)
 
 /* ---- reading ---- */
 
-/* A file of at most `most` bytes, followed by a zero; no link, no pipe. */
+/* Reads a file of at most `most` bytes and appends a zero; follows no link, opens no pipe. */
 static int read_file(int dir, const char *name, uint64_t most, char **ret, size_t *ret_size,
                      struct fault *fault)
 {
@@ -267,7 +267,7 @@ static int look(int dir, const char *name, const struct manifest *m, struct faul
         return same_manifest(&there, m) ? 1 : 2;
 }
 
-/* Shards of an attempt with other owners that was broken off. */
+/* Deletes shards of a cancelled attempt with other owners. */
 static void remove_foreign(int fd, const struct manifest *m)
 {
         CLEANUP(cleanup_closedir) DIR *d = NULL;
@@ -309,7 +309,7 @@ int snapshot_publish(int dir, const struct manifest *m, const char *text, const 
         there = look(dir, whole, m, fault);
         if (there < 0)
                 return -there;
-        if (there == 1) /* a node that sees the same directory was first */
+        if (there == 1) /* another node with the same directory was first */
                 return fsync(dir) < 0 ? fault_errno(fault, errno, whole) : 0;
         r = fill_partial(dir, partial, m, text, packed, fault);
         if (r)
@@ -321,7 +321,7 @@ int snapshot_publish(int dir, const struct manifest *m, const char *text, const 
                 return fault_errno(fault, errno, whole);
         crash_point(CRASH_CHECKPOINT_NAMED);
         if (there == 2)
-                remove_ours(dir, partial); /* the one before */
+                remove_ours(dir, partial); /* of the other checkpoint */
         return 0;
 }
 
@@ -352,12 +352,13 @@ static bool is_whole_of(int dir, const char *name, const struct manifest *m, str
             there.uid != m->uid)
                 return false;
         snprintf(ret->name, sizeof(ret->name), "%s", name);
-        /* the checkpoint just written is the newest, whatever the clocks say */
+        /* the one just written is the newest, whatever the clocks say */
         ret->created_ms = same_manifest(&there, m) ? UINT64_MAX : there.created_ms;
         return true;
 }
 
-/* Renames it to a partial one first, so that nobody takes a half-deleted checkpoint for a whole. */
+/* Renames it to a partial one first, so that nobody takes a half-deleted checkpoint for a whole
+ * one. */
 static void remove_whole(int dir, const char *name)
 {
         char partial[DIR_NAME + sizeof(partial_suffix) + 1];

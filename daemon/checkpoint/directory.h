@@ -2,7 +2,7 @@
  * Directories of checkpoints.  Blocking: not for the loop thread.
  *
  *   DIR/JOB-VERSION/            a whole checkpoint: shards, layout, manifest
- *   DIR/.JOB-VERSION.partial/   one that is being written, or was broken off; never read
+ *   DIR/.JOB-VERSION.partial/   being written, or cancelled; never read
  *
  * The rename from the second name to the first is what makes a checkpoint: everything in it has
  * reached the disk by then.  Several nodes that see one directory do so one after the other, and
@@ -20,39 +20,39 @@
 /* `root` is checkpoint_dir, "" if there is none; `path` is absolute. */
 struct snapshot_place {
         const char *root, *path;
-        uint32_t uid; /* who asks */
+        uint32_t uid; /* the asking user */
 };
 
-/* Whether that user may name that directory at all: 0, ZERO_EPERM or ZERO_EINVAL.  Does not block.
+/* Whether the user may name that directory at all: 0, ZERO_EPERM or ZERO_EINVAL.  Does not block.
  */
 int snapshot_place_check(const struct snapshot_place *place, struct fault *fault);
 /*
- * Opens DIR, or a checkpoint in it; make: what is missing of the path is made, mode 0700.  Below
+ * Opens DIR, or a checkpoint in it.  make: makes missing parts of the path, with mode 0700.  Below
  * root, a directory of a third user is used as far as its mode allows everybody.
  */
 int snapshot_place_open(const struct snapshot_place *place, bool make, int *ret_fd,
                         struct fault *fault);
-/* Bytes a second that the disk takes: writes and deletes a file of `bytes` bytes. */
+/* Measures the disk's bytes per second: writes and deletes a file of `bytes` bytes. */
 int snapshot_probe(int dir, const void *data, size_t bytes, double *ret_rate, struct fault *fault);
-/* ZERO_EIO if the file system has no room for so much. */
+/* ZERO_EIO if the file system has too little space. */
 int snapshot_check_space(int dir, uint64_t bytes, struct fault *fault);
 
-/* Opens (makes) the directory of a checkpoint that is to be written, and deletes what was broken
- * off of other versions of the job. */
+/* Opens (makes) the directory of a checkpoint to write, and deletes cancelled ones of other
+ * versions of the job. */
 int snapshot_partial_open(int dir, const char *job, uint64_t version, int *ret_fd,
                           struct fault *fault);
-/* Deletes it with all that is in it. */
+/* Deletes it with everything in it. */
 void snapshot_partial_remove(int dir, const char *job, uint64_t version);
 /*
- * Makes the partial directory a whole checkpoint: layout, manifest, fsync, rename.  One of the same
- * job, user and version is replaced at once.  Done already by another node: 0.
+ * Makes the partial directory a whole checkpoint: layout, manifest, fsync, rename.  Replaces one of
+ * the same job, user and version at once.  0 if another node has done that.
  */
 int snapshot_publish(int dir, const struct manifest *m, const char *text, const void *packed,
                      struct fault *fault);
-/* Deletes all whole checkpoints of the manifest's job and user but the newest `keep`. */
+/* Deletes the whole checkpoints of the manifest's job and user, except the newest `keep`. */
 void snapshot_keep(int dir, const struct manifest *m, uint32_t keep);
 
-/* Reads and checks the manifest and the packed layout (freed by the caller) of an open checkpoint.
- */
+/* Reads and checks the manifest and the packed layout (the caller frees it) of an open
+ * checkpoint. */
 int snapshot_open_checkpoint(int dir, struct manifest *ret, uint8_t **ret_layout,
                              struct fault *fault);

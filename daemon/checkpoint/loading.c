@@ -128,7 +128,7 @@ static void load_done(struct blocking_work *job)
 
         ld->busy = false;
         if (ld->ended) {
-                loading_refuse(ld, ZERO_EABORTED, "the restore was broken off");
+                loading_refuse(ld, ZERO_EABORTED, "the restore was cancelled");
                 loading_free(ld);
         } else if (ld->status) {
                 loading_refuse(ld, ld->status, ld->fault.text);

@@ -146,7 +146,7 @@ int operation_new(struct engine *x, const struct order *order, bool restore, str
         struct operation *op = find(x, order->job);
 
         if (op && !is_over(op))
-                return fault_set(fault, ZERO_EBUSY, "a %s of job '%s' is under way (%s)",
+                return fault_set(fault, ZERO_EBUSY, "a %s of job '%s' is in progress (%s)",
                                  op->restore ? "restore" : "checkpoint", op->job,
                                  operation_phase_name(op->phase));
         if (op && op->pending)
@@ -155,7 +155,7 @@ int operation_new(struct engine *x, const struct order *order, bool restore, str
                 operation_free(op);
         if (!oldest_free(x))
                 return fault_set(fault, ZERO_EBUSY,
-                                 "%d checkpoints and restores are under way: try again",
+                                 "%d checkpoints and restores are in progress: try again",
                                  OPERATIONS_MAX);
         op = calloc(1, sizeof *op);
         if (!op)

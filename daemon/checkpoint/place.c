@@ -1,4 +1,4 @@
-/* Which directories may be written and read for whom; see directory.h. */
+/* Which directories zerod may write and read for which user; see directory.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -15,7 +15,7 @@
 
 enum { PATH_LONGEST = 3500 };
 
-/* The next component of a path, or NULL behind the last; *at moves on. */
+/* The next component of a path, or NULL after the last one; moves *at on. */
 static const char *component(const char **at, char name[static NAME_MAX + 1])
 {
         size_t n;
@@ -37,7 +37,7 @@ static bool has_dots(const char *path)
         while (component(&path, name))
                 if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
                         return true;
-        return *path != 0; /* a component that is too long */
+        return *path != 0; /* the component is too long */
 }
 
 /* The part of path below root, "" for root itself; NULL if path is not below root. */
@@ -91,8 +91,8 @@ static int open_step(int at, const char *name, int flags, bool make)
 }
 
 /*
- * zerod may run as root and could open what the user may not: in another user's directory it does
- * only what the directory's mode allows everybody.
+ * zerod may run as root and could open what the user may not.  So in another user's directory it
+ * does only what the directory's mode allows everybody.
  */
 static bool may(int dir, uint32_t uid, mode_t mode)
 {

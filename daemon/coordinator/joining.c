@@ -48,7 +48,7 @@ static int job_of_join(struct engine *x, const char *name, const Zero__Join *joi
         /* otherwise the restore would replace it, or the job that it creates */
         if (restore_runs(x, name))
                 return fault_set(fault, ZERO_EBUSY,
-                                 "a restore of job '%s' is under way: attach when it is done",
+                                 "a restore of job '%s' is in progress: attach when it is done",
                                  name);
         r = optimizer_layout(join->layout, &l, fault);
         if (r)

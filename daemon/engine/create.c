@@ -172,11 +172,11 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
                                  job->uid);
         if (job->reduce_dtype != open->reduce_dtype)
                 return fault_set(fault, ZERO_ECONFLICT,
-                                 "job '%s' has reduce_dtype %s (drop it to begin anew)", job->name,
+                                 "job '%s' has reduce_dtype %s (drop it to start again)", job->name,
                                  dtype_name(job->reduce_dtype));
         if (!layout_equal(l, job->layout, text, sizeof text))
                 return fault_set(fault, ZERO_ELAYOUT,
-                                 "job '%s' exists with another layout: %s (drop it to begin anew)",
+                                 "job '%s' exists with another layout: %s (drop it to start again)",
                                  job->name, text);
         return 0;
 }

@@ -110,7 +110,7 @@ static void start_run(struct job *job, const Zero__Start *start, const struct ow
                 rank_states_keep(job, start->kept, start->n_kept);
                 job_fail_requests(
                         job, ZERO_EABORTED,
-                        "the step was begun anew, as a rank or a node was lost: replay it");
+                        "the step begins again because a rank or a node was lost: replay it");
                 gather_up(job);
                 ranks_admit(job);
         }

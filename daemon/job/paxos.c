@@ -177,7 +177,7 @@ int paxos_propose(struct paxos *r, const struct placement *wanted, uint64_t dead
 {
         assert(placement_sane(wanted, r->n_nodes) && !(dead & bit(r->self)));
         if (r->phase != PAXOS_IDLE)
-                return fault_set(fault, ZERO_EBUSY, "another change of the owners is under way");
+                return fault_set(fault, ZERO_EBUSY, "another change of the owners is in progress");
         become_voter(r, dead);
         if (!r->record.voter)
                 return fault_set(fault, ZERO_EPEER,

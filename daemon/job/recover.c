@@ -134,7 +134,7 @@ static int twins_check(const struct standing *const *standings, const struct pla
                         continue;
                 *ret_odd = h;
                 return fault_set(fault, ZERO_ECONFLICT,
-                                 "it mirrors shards of which the owner has voted otherwise: the "
+                                 "its vote differs from that of the owner that it mirrors: the "
                                  "memory of one of the two nodes is damaged");
         }
         return 0;

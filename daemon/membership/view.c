@@ -369,7 +369,7 @@ int view_change(struct engine *x, struct view_change *change, struct fault *faul
         int r;
 
         if (v->change)
-                return fault_set(fault, ZERO_EBUSY, "another change of the owners is under way");
+                return fault_set(fault, ZERO_EBUSY, "another change of the owners is in progress");
         r = view_hindered(x, fault);
         if (r)
                 return r;

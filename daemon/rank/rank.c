@@ -44,7 +44,7 @@ static int rank_check(const struct rank *rank, struct fault *fault)
 {
         if (rank->job->ranks[rank->rank] == rank)
                 return 0;
-        return fault_set(fault, ZERO_ERANK, "rank %u has attached anew in another session",
+        return fault_set(fault, ZERO_ERANK, "rank %u has attached again in another session",
                          rank->rank);
 }
 
@@ -323,7 +323,7 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                 return fault_set(fault, ZERO_EORDER, "the step is being ended already");
         if (rank_state_of(rank)->refused)
                 return fault_set(fault, ZERO_EORDER,
-                                 "a gradient of rank %u was refused in this attempt: attach anew",
+                                 "a gradient of rank %u was refused in this attempt: attach again",
                                  rank->rank);
         for (uint32_t g = 0; params && g < job->layout->n_groups; g++)
                 if (rank->holds[g] == HOLD_ASKED)

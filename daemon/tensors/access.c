@@ -35,7 +35,7 @@ static int put_values_new(struct push_window *window, size_t bytes, struct put_v
         struct put_values *v;
 
         if (window->puts >= PUTS_MAX)
-                return fault_set(fault, ZERO_EBUSY, "%d puts of this client are under way",
+                return fault_set(fault, ZERO_EBUSY, "%d puts of this client are in progress",
                                  PUTS_MAX);
         v = malloc(sizeof *v + bytes);
         if (!v)
@@ -367,7 +367,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                         window, m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane),
                         &values, fault);
         if (!status && !put && window->gets >= GETS_MAX)
-                status = fault_set(fault, ZERO_EBUSY, "%d gets of this client are under way",
+                status = fault_set(fault, ZERO_EBUSY, "%d gets of this client are in progress",
                                    GETS_MAX);
         if (status)
                 return status;
