@@ -23,8 +23,7 @@ struct snapshot_place {
         uint32_t uid; /* the asking user */
 };
 
-/* Whether the user may name that directory at all: 0, ZERO_EPERM or ZERO_EINVAL.  Does not block.
- */
+/* Whether the user may name the directory at all: ZERO_EPERM or ZERO_EINVAL.  Does not block. */
 int snapshot_place_check(const struct snapshot_place *place, struct fault *fault);
 /*
  * Opens DIR, or a checkpoint in it.  make: makes missing parts of the path, with mode 0700.  Below

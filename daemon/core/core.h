@@ -73,15 +73,13 @@ struct engine {
         uint64_t linked;             /* bit n: the link to node n stands */
         uint64_t agreeing;           /* bit n: node n has the same owner list in force */
         uint64_t up;                 /* both */
-        uint64_t cut[ZERO_NODE_MAX]; /* [node]: bits of the nodes that this node last said it cannot
-                                        reach */
+        uint64_t cut[ZERO_NODE_MAX]; /* [node]: bits of nodes that it says it cannot reach */
         bool draining;               /* the engine waits for the steps in flight */
         bool stopping;
         /* Answers other nodes' questions about this one (rpc/query.c). */
         void (*query)(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
         bool leaving; /* the stop cuts ranks off: they do not count as lost */
-        /* Hears that a new owner list is chosen, which comes into force when the engine restarts.
-         */
+        /* A new owner list is chosen; it comes into force when the engine restarts. */
         void (*view_chosen)(void *arg);
         void *view_arg;
 };

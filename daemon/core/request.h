@@ -16,8 +16,7 @@ struct wait_line {
         char who[96], what[200];
         uint64_t since_ms; /* loop time of the last sign of progress */
         bool alive;        /* a rank that may still come: worth more than one deadline */
-        uint64_t until_ms; /* loop time up to which the wait may last; 0: no longer than its
-                              deadline */
+        uint64_t until_ms; /* loop time when the wait ends at the latest; 0: its deadline */
 };
 
 struct requests {

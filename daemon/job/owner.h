@@ -66,8 +66,7 @@ enum owner_action_kind {
         OWNER_CLASH,     /* the event does not fit a record here: nothing happens */
         OWNER_STAND,     /* version, attempt: where the node's part of the job stands */
         OWNER_ABORT,     /* replica, record: its attempt is void */
-        OWNER_BEGIN,     /* decided: an attempt begins.  What was asked, offered and summed is over;
-                            waiting calls of ranks end */
+        OWNER_BEGIN,     /* decided: an attempt begins, all of the last one is over; calls end */
         OWNER_REFUSE,    /* waiting calls are refused, votes have no effect */
         OWNER_TELL_NORM, /* waiting calls get the norm */
         OWNER_ASK,       /* replica: ask it to vote */

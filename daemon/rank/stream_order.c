@@ -93,8 +93,7 @@ bool ordered_describe_first(const struct rank *rank, struct wait_line *ret)
         list_for_each (&rank->ordered, item) {
                 const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
 
-                if (d->event) { /* the GPU has not reached the event, whether the message has an
-                                   effect or not */
+                if (d->event) { /* the GPU has not reached it */
                         first = d;
                         break;
                 }

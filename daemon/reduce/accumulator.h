@@ -39,8 +39,7 @@ struct offer {
         enum offer_way way;
         uint32_t node, group, micro_batch;
         uint64_t attempt;
-        uint64_t announced; /* transfer number of the announced payload until it is expected; 0:
-                               none */
+        uint64_t announced; /* number of the announced payload until it is expected; 0: none */
         bool last, empty;
         bool void_;          /* its attempt is over: the last of its parts frees it */
         uint64_t generation; /* of the accumulator, when the addition began */

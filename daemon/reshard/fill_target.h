@@ -30,8 +30,7 @@ struct fill_target_transfer {
         struct replica *source; /* a pinned replica on this node; NULL: remote */
         uint32_t group;
         struct mapping from, to;
-        void *received; /* receives from a remote source for a draft on a GPU; NULL: `to` receives
-                         */
+        void *received; /* buffer from a remote source to a GPU; NULL: none is needed */
         uint64_t bytes;
 };
 
@@ -53,9 +52,8 @@ struct fill_target {
         /* the work */
         struct offload_task task;
         struct fault fault; /* of the task */
-        bool crowded;  /* when the draft was ordered, memory of deleted states was still being freed
-                        */
-        uint32_t busy; /* tasks, transfers and calls in progress */
+        bool crowded;       /* memory of deleted states was still being freed at the start */
+        uint32_t busy;      /* tasks, transfers and calls in progress */
         struct state *state;
         struct pieces *pieces;
         uint32_t next_piece, next_plane, pulling, asking;

@@ -34,11 +34,11 @@
 struct bulk;
 struct bulk_peer;
 
-/* Smaller ones cost less by way of host memory. */
+/* Smaller payloads are cheaper by way of host memory. */
 enum { BULK_GPU_MIN = 64 << 10 };
 
 #define BULK_ANNOUNCED (UINT64_C(1) << 63)
-/* Payloads that one side has announced and the other one has not read. */
+/* Payloads that one side has announced and the other has not read. */
 enum { BULK_ANNOUNCED_MAX = 64 };
 
 /* status: 0; -ECANCELED if the peer was closed first; -EPROTO, -EIO. */
@@ -46,18 +46,18 @@ typedef void bulk_done(void *arg, int status);
 
 struct bulk_ops {
         const char *name;
-        /* Sends n bytes at p, which stay the caller's and unchanged until done. */
+        /* Sends n bytes at p, which stay the caller's and do not change until done. */
         int (*send)(struct bulk_peer *peer, uint64_t transfer, const void *p, size_t n,
                     bulk_done *done, void *arg);
         /* Expects n bytes at p; p may be written until done.  -EEXIST: number in use. */
         int (*expect)(struct bulk_peer *peer, uint64_t transfer, void *p, size_t n, bulk_done *done,
                       void *arg);
-        /* Forgets an expected transfer (the owner refused it): done gets -ECANCELED.
-         * Idempotent; unknown numbers are ignored, but announced ones are kept in mind until they
+        /* Forgets an expected transfer that its owner has refused: done gets -ECANCELED.
+         * Idempotent.  Unknown numbers are ignored, but announced ones are remembered until they
          * come. */
         void (*forget)(struct bulk_peer *peer, uint64_t transfer);
-        /* Ends the peer by force; every pending done gets -ECANCELED, then closed() is
-         * called and the peer is gone.  Never waits for the other side. */
+        /* Closes the peer by force: every pending done gets -ECANCELED, then closed() is called
+         * and the peer is gone.  Never waits for the other side. */
         void (*close)(struct bulk_peer *peer, void (*closed)(void *arg), void *arg);
 };
 
@@ -66,21 +66,21 @@ struct bulk_peer {
         /* called once if the path breaks by itself; then the owner closes the peer */
         void (*broken)(void *arg, const char *why);
         void *broken_arg;
-        bool gpu; /* it takes GPU memory; cleared by the owner if the other side's does not */
+        bool gpu; /* it takes GPU memory; the owner clears this if the other side's does not */
         /* The other side breaks the path if bytes change while they are sent. */
         bool checked;
         bool announces;
         uint64_t sent_bytes, received_bytes;
-        uint32_t silent_ms; /* since anything came, even a beat; of a path that has beats */
+        uint32_t silent_ms; /* since the last byte, even of a beat; only of a path with beats */
 };
 
 /* ---- tcp: an authenticated channel of its own (link.h), role bulk ---- */
 
-/* What keeps payloads from who can touch the network; both sides must have the same. */
+/* What protects payloads on the network; both sides must have the same. */
 enum bulk_seal { BULK_PLAIN, BULK_AUTHENTICATED, BULK_ENCRYPTED };
 
-/* A connection is silent if not even a beat comes; counted in beats, so that a stopped loop blames
- * nobody. */
+/* A connection without even a beat is silent.  Silence is counted in beats, so that a stopped
+ * loop blames nobody. */
 enum { BULK_BEAT_MS = 1000, BULK_SILENCE_MS = 10000 };
 
 /* Takes the channel over. */
@@ -93,36 +93,35 @@ int bulk_tcp_peer_new(struct channel *channel, uint64_t token, enum bulk_seal se
 
 struct bulk_ucx;
 /*
- * tls: UCX_TLS to use; tcp is refused unless named explicitly.  NULL: what the
- * environment says, else everything without tcp.  Without a usable transport: -ENODEV;
- * where tcp would be used without being named: a fault.
+ * tls: UCX_TLS to use; it must name tcp explicitly.  NULL: the environment's, or everything without
+ * tcp.  -ENODEV: no usable transport; a fault: tcp would be used without being named.
  */
 int bulk_ucx_new(const char *tls, struct bulk_ucx **ret, struct fault *fault);
-/* The transports it has, with commas. */
+/* Its transports, with commas. */
 const char *bulk_ucx_tls(const struct bulk_ucx *ucx);
 /* Whether it knows the memory of GPUs (CUDA). */
 bool bulk_ucx_knows_gpus(const struct bulk_ucx *ucx);
-/* All peers must be closed, all ports freed. */
+/* All peers must be closed and all ports freed. */
 void bulk_ucx_free(struct bulk_ucx *ucx);
 
 struct bulk_ucx_port;
 int bulk_ucx_port_new(struct bulk_ucx *ucx, uv_loop_t *loop, struct bulk_ucx_port **ret);
 /* The worker's address, for the other side; valid as long as the port. */
 const void *bulk_ucx_port_address(const struct bulk_ucx_port *port, size_t *ret_size);
-/* Of a port that became no peer. */
+/* For a port that became no peer. */
 void bulk_ucx_port_free(struct bulk_ucx_port *port);
 
-/* Takes the port over, if it succeeds.  -ENODEV: no transport reaches the address. */
+/* Takes the port over on success.  -ENODEV: no transport reaches the address. */
 int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t size, uint64_t token,
                       void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret);
 
 /* ---- tests ---- */
 
 /*
- * Builds for tests (-Dcrash_points=true) with BULK_GPU=copied in the environment: puts a path
- * before *peer that takes GPU memory, by copying; "spoilt": and does it wrong.  Else, and without
+ * In builds for tests (-Dcrash_points=true) with BULK_GPU=copied in the environment: puts a path
+ * before *peer that takes GPU memory by copying it; "spoilt": with errors.  Otherwise, and without
  * GPUs, *peer stays.  -ENOMEM.
  */
 int bulk_copied(struct bulk_peer **peer);
-/* It would. */
+/* Whether bulk_copied() would do that. */
 bool bulk_copied_wanted(void);

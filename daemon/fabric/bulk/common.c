@@ -41,7 +41,7 @@ bool bulk_queue_drain(struct bulk_queue *queue)
 
         if (list_empty(&queue->events))
                 return false;
-        /* what the events themselves queue waits for the next round */
+        /* events that these queue wait for the next round */
         list_insert(&queue->events, &now);
         list_remove(&queue->events);
         while (!list_empty(&now)) {
@@ -129,7 +129,7 @@ static struct receive *find(const struct bulk_base *base, uint64_t transfer)
         return at;
 }
 
-/* -1: it is not remembered. */
+/* -1: the number is not remembered. */
 static int forgotten_find(const struct receives *l, uint64_t transfer)
 {
         for (int i = 0; i < RECEIVES_FORGOTTEN; i++)
@@ -146,7 +146,7 @@ static void forgotten_add(struct receives *l, uint64_t transfer, size_t n)
         l->next_forgotten = (l->next_forgotten + 1) % RECEIVES_FORGOTTEN;
 }
 
-/* True if the number was remembered with this length; with its last bytes it no longer is. */
+/* True if the number was remembered with this length; the last bytes end that. */
 static bool forgotten_take(struct receives *l, uint64_t transfer, uint64_t n, bool last)
 {
         int i = forgotten_find(l, transfer);

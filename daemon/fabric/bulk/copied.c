@@ -1,10 +1,10 @@
 /*
- * A path that takes GPU memory over one that does not: bytes are copied to host memory before they
- * are sent, and from it when they have landed.  For tests alone: the copies are waited for on the
- * loop thread.  With the GPU of tests, whose memory the CPU cannot touch, it shows what the daemon
- * gives to a path and takes from it.
+ * A path that takes GPU memory over one that does not: it copies bytes to host memory before they
+ * are sent, and from host memory after they have come.  Only for tests: the loop thread waits for
+ * the copies.  With the test GPU, whose memory the CPU cannot touch, it shows what the daemon gives
+ * to a path and takes from it.
  *
- * Invariant: the path below ends every op before it says that it is closed.
+ * Invariant: the path below ends every op before it is closed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ struct copied_peer {
 };
 
 struct copied_op {
-        void *to; /* where it lands; NULL: it is sent */
+        void *to; /* destination of a receive; NULL: a send */
         size_t n;
         bulk_done *done;
         void *arg;

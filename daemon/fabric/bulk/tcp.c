@@ -49,7 +49,7 @@ struct tcp_peer {
         enum bulk_seal seal;
         uv_timer_t beat;
         uint64_t token, send_sequence, receive_sequence;
-        struct bulk_event begin; /* first what came early, then reading */
+        struct bulk_event begin; /* handles the early bytes, then starts to read */
         struct bulk_event gone;
         size_t writes;
 
@@ -85,7 +85,7 @@ static void make_nonce(uint8_t nonce[static NONCE], uint64_t sequence, enum part
         nonce[sizeof sequence] = (uint8_t)part;
 }
 
-/* The tag of n bytes that travel as they are. */
+/* The tag of n bytes that are sent in the clear. */
 static void sign(uint8_t tag[static TAG], const void *p, size_t n, uint64_t sequence,
                  enum part part, const uint8_t key[static CHANNEL_KEY])
 {
@@ -106,13 +106,13 @@ static bool is_signed(const uint8_t tag[static TAG], const void *p, size_t n, ui
                                                                   n, nonce, key) == 0;
 }
 
-/* Opens the header that is whole; -EPROTO: the peer is broken. */
+/* Opens a complete header; -EPROTO: the peer is broken. */
 static int header_open(struct tcp_peer *tcp)
 {
         uint64_t fields[3];
         int r;
 
-        /* one that is out of sequence fails here, too */
+        /* this also fails out of sequence */
         if (!is_signed(tcp->header + FIELDS + TAG, tcp->header, FIELDS + TAG, tcp->receive_sequence,
                        PART_HEADER, tcp->channel->receive_key)) {
                 bulk_base_break(&tcp->base,
@@ -141,7 +141,7 @@ static uint8_t *destination(const struct tcp_peer *tcp)
         return tcp->current->p + (tcp->current->n - tcp->remaining);
 }
 
-/* The current payload is where it belongs.  False: these are not the bytes that were sent. */
+/* The current payload is complete.  False: these are not the bytes that were sent. */
 static bool payload_open(const struct tcp_peer *tcp)
 {
         const struct receive *receive = tcp->current;
@@ -159,7 +159,7 @@ static bool payload_open(const struct tcp_peer *tcp)
                                                                   NULL, 0, nonce, key) == 0;
 }
 
-/* n more bytes of the current payload are where they belong. */
+/* n more bytes of the current payload have come. */
 static void advance(struct tcp_peer *tcp, uint64_t n)
 {
         tcp->remaining -= n;
@@ -243,7 +243,7 @@ static void run_begin(struct bulk_event *event)
                 bulk_base_break(&tcp->base, "the bulk connection failed");
 }
 
-/* The bytes still to come of a payload that is half landed are dropped. */
+/* Drops the rest of a payload that has begun to come. */
 static void tcp_forget(struct bulk_peer *peer, uint64_t transfer)
 {
         struct tcp_peer *tcp = tcp_of(peer);
@@ -296,7 +296,7 @@ static void tcp_close(struct bulk_peer *peer, void (*closed)(void *arg), void *a
                 bulk_base_drop(&tcp->base, STEAL(tcp->current));
         bulk_base_begin_close(&tcp->base, closed, arg);
         uv_read_stop((uv_stream_t *)&tcp->channel->tcp);
-        channel_close(STEAL(tcp->channel)); /* pending writes come back as cancelled */
+        channel_close(STEAL(tcp->channel)); /* cancels pending writes */
         finish_if_idle(tcp);
 }
 
@@ -319,7 +319,7 @@ static void on_written(uv_write_t *request, int status)
         bulk_queue_drain(&tcp->queue);
 }
 
-/* Writes the header of payload p, which is encrypted into send->encrypted where it has to be. */
+/* Writes the header of payload p; encrypts p into send->encrypted if the seal asks for that. */
 static int send_seal(struct tcp_send *send, uint64_t transfer, const void *p)
 {
         const struct tcp_peer *tcp = send->peer;
