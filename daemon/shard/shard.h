@@ -128,8 +128,7 @@ void shard_settled(struct job *job);
 
 /* ---- states ---------------------------------------------------------------- */
 
-/* As state_drop(), but frees the memory on another thread; until then it references the job or
- * NULL. */
+/* As state_drop(), but frees the memory on another thread; the job, if any, stays until then. */
 void state_drop_later(struct engine *x, struct job *job, struct state *state);
 /* Where this node puts states under the owner list in force (state_identity.place). */
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy);
