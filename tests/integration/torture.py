@@ -48,8 +48,9 @@ def arguments():
 
 
 def points_of_training():
-    """The crash points that training reaches; spoilt.py has those of restores, gpu_states.py those of states on GPUs."""
-    return [p for p in crash_points() if not p.startswith(("restore.", "planes."))]
+    """The crash points that training reaches; spoilt.py has those of restores, gpu_states.py those of states on GPUs,
+    jobs.py those of drops."""
+    return [p for p in crash_points() if not p.startswith(("restore.", "planes.", "drop."))]
 
 
 def possible_kinds(disturber):
