@@ -257,6 +257,8 @@ static void round_moved(struct session *s, struct times *t)
 {
         uint64_t before;
 
+        push(s, t); /* wakes the nodes, which have slept since the last round; the limits find them awake */
+        step(s);
         push(s, t);
         step(s);
         before = received(s);
