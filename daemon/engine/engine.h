@@ -22,8 +22,11 @@
 
 /* Starts the tick.  The caller has set engine->{loop..part_bytes}; this sets the rest. */
 int engine_start(struct engine *x);
-/* Ends all requests and jobs, whose state files stay. closed() is called when nothing is in
- * flight. */
+/*
+ * Ends all requests and jobs (state files stay); closed() comes when nothing is in flight.  The
+ * engine takes no call from then on: the caller closes the fabric, or starts the engine again, at
+ * once.
+ */
 void engine_stop(struct engine *x, void (*closed)(void *arg), void *arg);
 /* Calls drained() when no step is in flight, or after the timeout; perhaps before this returns. */
 void engine_drain(struct engine *x, uint64_t timeout_ms, void (*drained)(void *arg), void *arg);

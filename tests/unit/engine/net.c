@@ -33,7 +33,8 @@ static void node_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
 {
         struct net_node *node = arg;
 
-        engine_message(&node->x, peer, m);
+        if (node->x.lifetime) /* engines end one by one: a message may come too late */
+                engine_message(&node->x, peer, m);
 }
 
 static void node_describe(struct net_node *node, uint32_t self)
