@@ -9,8 +9,9 @@
 #include "daemon/store/state.h"
 
 /*
- * Memory of a plane, which has an address from state_map() to state_unmap() only: nothing else of a
- * plane's place is told.  Any thread.  Of a state on a GPU no CPU may touch it.
+ * Elements of a plane, at their address: they have one from state_map() to state_unmap(), and no
+ * other call tells where a plane lies.  Any thread.  The CPU must not touch those of a state on a
+ * GPU.
  */
 struct mapping {
         const struct state *state; /* NULL: nothing is mapped */
@@ -53,5 +54,5 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
                                const struct device_ops *ops, const struct update_scalars *scalars);
 /* As undo_update() for a chunk whose values stay as they are, or that a GPU has updated. */
 void undo_skip(struct state *state, uint32_t chunk, uint64_t version);
-/* What a chunk holds now; as undo_update(), which thread `slot` does not run meanwhile. */
+/* Copies what a chunk holds now to the slot of thread `slot`, which updates no chunk meanwhile. */
 struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk);

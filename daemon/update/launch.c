@@ -165,8 +165,8 @@ void launch_chunks(const struct replica *h, const struct update_scalars *scalars
                         chunk_add(&l, &plan->chunks[c]);
         run_end(&l);
         pieces_end(&l);
-        shard_unmap(&l);
         gpu_updated((uint32_t)state_gpu(h->state));
+        shard_unmap(&l);
         crash_point(CRASH_UPDATE_CHUNK);
         for (uint32_t c = first; c < end; c++)
                 if (state_chunk_version(h->state, c) != version)
