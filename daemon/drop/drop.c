@@ -2,7 +2,7 @@
  * Drops a job on all nodes.
  *
  * A node that holds shards under the owner list in force keeps the drop.  Before it deletes
- * anything, it writes down which nodes may have some of the job (store/drops.h).  It then tells
+ * anything, it writes down which nodes may have some of the job (drops_write()).  It then tells
  * each of them, and forgets the drop when all have answered.  A node that is away hears of the drop
  * when it comes up, from any node that keeps it, and before anybody asks that node for the job.
  *

@@ -1,6 +1,6 @@
 /*
  * membership.h - which nodes hold shards, and how that changes: drives job/paxos.h over the links,
- * with the record in store/ballots.h.
+ * with the record in ballots.h.
  *
  * Events are handled one after the other.  A blocking thread writes what an event has changed.
  * Until that is on the disk, this node says nothing about it and handles no other event.  The last
